@@ -1,0 +1,51 @@
+#pragma once
+/// The differentiable operations models are made of. Each takes Vars and Parameters, records itself if one of
+/// its Vars is on a tape, and otherwise just computes.
+
+#include "tessera/autograd/tape.hpp"
+#include "tessera/ops/activation.hpp"
+#include "tessera/ops/attention.hpp"
+#include "tessera/ops/norm.hpp"
+#include "tessera/ops/rope.hpp"
+
+namespace tessera {
+
+/// dropout(table[tokens] + position_table[positions]) in dtype `out`: [..., c]. position_table may be null.
+Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
+              Parameter* position_table, DType out, const DropoutSpec& dropout = {});
+
+/// y = x weight^T + bias; bias may be null. row_padding as in ops::linear.
+Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
+           std::int64_t row_padding = 1);
+
+struct ResidualNorm {
+  Var residual;  ///< residual + dropout(branch)
+  Var y;         ///< its norm
+};
+/// The step between two blocks: adds the branch (may be empty) to the residual stream and normalises the sum.
+ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch, Parameter& weight,
+                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout = {});
+
+Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
+Var swiglu(const ExecCtx& ctx, const Var& gate_up);
+
+/// How a packed qkv [seq, batch, (heads + 2 kv_heads) * head_dim] (all q heads, all k heads, all v heads) is
+/// read.
+struct SelfAttentionOptions {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  ops::AttentionOptions attention;
+  const ops::RopeTable* rope = nullptr;  ///< rotate q and k first; null = not
+  Tensor positions;                      ///< [seq * batch] int32, with rope
+};
+/// Attention of a sequence over itself: [seq, batch, heads * head_dim]. qkv is rotated in place if this call
+/// is its last owner (std::move it in).
+Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
+
+/// Per-token loss [rows] fp32 of logits [rows, vocab]; labels int32 [rows], -100 = ignored (loss 0). Backward
+/// writes the gradient over the logits if this call is their last owner (std::move them in).
+Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels);
+
+Var add(const ExecCtx& ctx, const Var& a, const Var& b);
+Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec);
+
+}  // namespace tessera

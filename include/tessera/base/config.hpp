@@ -1,0 +1,200 @@
+#pragma once
+/// The nine sections of a training configuration, one plain struct each: what a floor needs it takes as its
+/// own struct. The YAML keys are the member names. Reading, checking and printing them: config_file.hpp.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+enum class Family { gpt2, llama };
+enum class PositionKind { learned, rotary, alibi, none };
+enum class NormStyle { layernorm, rmsnorm };
+enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
+enum class Precision { fp32, bf16 };
+enum class Recompute { none };
+enum class PipelineSchedule { one_f_one_b };
+enum class OptimizerName { adamw, adam, sgd };
+enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
+enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
+enum class WeightDecayStyle { constant, linear, cosine };
+enum class DeviceChoice { automatic, cpu };
+
+/// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
+std::string_view name_of(Family value);
+std::string_view name_of(PositionKind value);
+std::string_view name_of(NormStyle value);
+std::string_view name_of(MlpActivation value);
+std::string_view name_of(Precision value);
+std::string_view name_of(Recompute value);
+std::string_view name_of(PipelineSchedule value);
+std::string_view name_of(OptimizerName value);
+std::string_view name_of(LrStyle value);
+std::string_view name_of(WsdStyle value);
+std::string_view name_of(WeightDecayStyle value);
+std::string_view name_of(DeviceChoice value);
+
+/// Llama-3 frequency scaling of rotary embeddings; factor 1 = none.
+struct RopeScaling {
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  std::int64_t original_max_positions = 8192;
+
+  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
+};
+
+/// model: the decoder. Values of 0 or nullopt are filled in by `resolve` from the family (gpt2: learned
+/// positions, LayerNorm, GELU (tanh), biases, tied head; llama: rotary, RMSNorm, SwiGLU, no biases, untied
+/// head).
+struct ModelConfig {
+  Family family = Family::gpt2;
+  std::int64_t num_layers = 12;
+  std::int64_t hidden_size = 768;
+  std::int64_t num_heads = 12;
+  std::int64_t num_kv_heads = 0;     ///< 0 = num_heads
+  std::int64_t head_dim = 0;         ///< 0 = hidden_size / num_heads
+  std::int64_t ffn_hidden_size = 0;  ///< 0 = 4 hidden_size (gpt2), Llama's 8/3 rule rounded up to 256 (llama)
+  std::int64_t vocab_size = 50257;
+  std::int64_t max_positions = 1024;
+  double dropout = 0.0;  ///< on embeddings and residual branches
+  double attention_dropout = 0.0;
+  std::optional<PositionKind> position_embedding = std::nullopt;
+  std::optional<NormStyle> norm = std::nullopt;
+  double norm_eps = 1e-5;
+  std::optional<MlpActivation> activation = std::nullopt;
+  std::optional<bool> tied_head = std::nullopt;
+  std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
+  std::optional<bool> qkv_bias = std::nullopt;
+  double rope_theta = 10000.0;
+  double rope_fraction = 1.0;     ///< share of each head's features that is rotated
+  bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
+  RopeScaling rope_scaling = {};
+  double init_std = 0.02;
+  std::optional<std::string> init_from =
+      std::nullopt;  ///< Hugging Face folder or converted folder to start from
+
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+};
+
+/// parallel: the layout. Degrees above 1 belong to the parallel floors and are refused by name until they are
+/// there.
+struct ParallelConfig {
+  std::int64_t tensor = 1;
+  bool sequence = false;
+  std::int64_t pipeline = 1;
+  std::int64_t virtual_stages = 1;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::optional<std::string> pipeline_layout = std::nullopt;
+  std::int64_t context = 1;
+  std::int64_t expert = 1;
+  std::optional<std::int64_t> data = std::nullopt;
+  std::int64_t zero_stage = 1;
+  double timeout_s = 600;
+
+  friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
+};
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 6e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.9;   ///< sgd only
+  bool nesterov = false;   ///< sgd only
+  double clip_grad = 1.0;  ///< 0 = off
+  /// Parameters whose name matches one of these globs get no weight decay, besides biases and norms (1-D
+  /// tensors).
+  std::vector<std::string> no_decay = {};
+
+  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
+};
+
+struct LrScheduleConfig {
+  LrStyle style = LrStyle::cosine;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;  ///< 0 = training.steps
+  double min_lr = 0.0;
+  double init_lr = 0.0;  ///< at step 0 of the warm-up
+  WsdStyle wsd_style = WsdStyle::exponential;
+  std::int64_t wsd_decay_steps = 0;
+  WeightDecayStyle weight_decay_style = WeightDecayStyle::constant;
+  std::optional<double> end_weight_decay = std::nullopt;  ///< null = optimizer.weight_decay throughout
+
+  friend bool operator==(const LrScheduleConfig&, const LrScheduleConfig&) = default;
+};
+
+struct TrainingConfig {
+  std::int64_t steps = 1000;
+  std::int64_t seq_length = 1024;
+  std::int64_t micro_batch_size = 4;
+  std::int64_t global_batch_size = 32;
+  Precision precision = Precision::fp32;
+  bool fp32_residual = true;  ///< bf16: keep the residual stream in fp32
+  Recompute recompute = Recompute::none;
+  std::int64_t seed = 1234;
+  std::int64_t eval_interval = 100;  ///< 0 = never
+  std::int64_t eval_iters = 10;
+  std::int64_t max_skipped_steps = 20;  ///< consecutive non-finite steps before training stops
+
+  friend bool operator==(const TrainingConfig&, const TrainingConfig&) = default;
+};
+
+struct DataConfig {
+  /// One prefix of .idx/.bin with weight 1, or several [weight, prefix].
+  std::vector<std::pair<double, std::string>> path = {};
+  std::string split = "98,1,1";
+  std::string tokenizer = "bytes";  ///< "bytes" or the path of a tokenizer.json
+  std::optional<std::string> cache_dir = std::nullopt;
+  bool reset_position_ids = false;
+  bool reset_attention_mask = false;
+  bool eod_mask_loss = false;
+
+  friend bool operator==(const DataConfig&, const DataConfig&) = default;
+};
+
+struct CheckpointConfig {
+  std::optional<std::string> dir = std::nullopt;  ///< null = <logging.dir>/checkpoints
+  std::int64_t every = 200;                       ///< 0 = only at the end
+  std::int64_t keep = 3;
+  std::string resume = "auto";  ///< auto | none | PATH
+  bool on_interrupt = false;    ///< save when SIGINT or SIGTERM arrives
+
+  friend bool operator==(const CheckpointConfig&, const CheckpointConfig&) = default;
+};
+
+struct LoggingConfig {
+  std::string dir = "runs/default";
+  std::int64_t every = 10;
+  std::vector<std::string> trackers = {};
+
+  friend bool operator==(const LoggingConfig&, const LoggingConfig&) = default;
+};
+
+struct DeviceConfig {
+  DeviceChoice type = DeviceChoice::automatic;
+  std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
+
+  friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;
+};
+
+struct Config {
+  ModelConfig model;
+  ParallelConfig parallel;
+  OptimizerConfig optimizer;
+  LrScheduleConfig lr_schedule;
+  TrainingConfig training;
+  DataConfig data;
+  CheckpointConfig checkpoint;
+  LoggingConfig logging;
+  DeviceConfig device;
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#pragma once
+/// Reading, checking, completing and printing a training configuration. See docs/configuration.md.
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/config.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+
+/// Reads a YAML file, applies overrides ("section.key=value", later ones win), checks and resolves it.
+/// Errors: ConfigError whose text is one line per fault, all at once: "file:line:column: message" or
+/// "override 'section.key=value': message".
+Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
+
+/// The same from text; `name` stands for the file in messages.
+Config parse_config(std::string_view text, const std::string& name,
+                    const std::vector<std::string>& overrides = {});
+
+/// Checks every range and every rule between keys.
+/// Errors: ConfigError, one line per fault: "model.num_heads ...".
+void validate(const Config& config);
+void validate(const ModelConfig& config);
+
+/// Fills in what is left open (0 or nullopt) from the family and from other keys. Nothing else changes; what
+/// is resolved stays as it is. `parallel.data` stays null: it depends on the processes there are.
+ModelConfig resolve(ModelConfig config);
+Config resolve(Config config);
+
+/// The whole configuration as YAML; `parse_config` of it gives an equal one.
+std::string to_yaml(const Config& config);
+
+/// One key and its value in YAML's spelling, such as {"model.num_layers", "12"}.
+struct ConfigItem {
+  std::string key;
+  std::string value;
+
+  friend bool operator==(const ConfigItem&, const ConfigItem&) = default;
+};
+
+/// Every key of the configuration, in the order of the documentation.
+std::vector<ConfigItem> list_items(const Config& config);
+
+/// Shares of training, validation and test from "98,1,1" (one to three numbers, missing ones are 0), summing
+/// to 1. Errors: ConfigError for anything else, for a negative or non-finite share, or no training share.
+std::array<double, 3> split_shares(const std::string& split);
+
+/// The tables of keys in docs/configuration.md, as Markdown.
+std::string config_markdown();
+
+}  // namespace tessera

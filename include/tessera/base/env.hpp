@@ -1,0 +1,48 @@
+#pragma once
+/// The process's environment, read once by the program and handed down. No other file reads it.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/log.hpp"
+
+namespace tessera {
+
+struct Environment {
+  /// Set by a launcher, under torchrun's names. Either none of rank and world_size is there, or both.
+  std::optional<std::int64_t> rank;              ///< RANK
+  std::optional<std::int64_t> world_size;        ///< WORLD_SIZE
+  std::optional<std::int64_t> local_rank;        ///< LOCAL_RANK
+  std::optional<std::int64_t> local_world_size;  ///< LOCAL_WORLD_SIZE
+  std::optional<std::string> master_addr;        ///< MASTER_ADDR
+  std::optional<std::int64_t> master_port;       ///< MASTER_PORT, 0 to 65535
+
+  bool no_color = false;                ///< NO_COLOR is set and not empty
+  std::optional<LogLevel> log_level;    ///< TESSERA_LOG_LEVEL
+  std::optional<std::int64_t> threads;  ///< TESSERA_THREADS: CPU threads where device.threads is 0
+  std::optional<std::string> python;    ///< TESSERA_PYTHON: the interpreter that runs `-m tessera`
+
+  /// Variables that begin with TESSERA_ but mean nothing to this version, with the nearest name that does.
+  std::vector<std::string> warnings;
+
+  /// Whether a launcher started this process.
+  bool launched() const { return rank.has_value(); }
+};
+
+/// Reads the environment of this process.
+/// Errors: ConfigError, with all faults at once, each naming its variable: malformed or contradicting values.
+Environment read_environment();
+/// The same from "NAME=value" strings.
+Environment read_environment(std::span<const std::string> variables);
+
+/// One variable that `read_environment` knows.
+struct EnvironmentVariable {
+  const char* name;
+  const char* meaning;
+};
+std::span<const EnvironmentVariable> environment_variables();
+
+}  // namespace tessera

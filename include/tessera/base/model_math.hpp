@@ -1,0 +1,24 @@
+#pragma once
+/// Sizes and costs of a model, from its configuration alone.
+
+#include <cstdint>
+
+#include "tessera/base/config.hpp"
+
+namespace tessera {
+
+/// Number of trainable values; a tied head counts once. `config` may be unresolved.
+std::int64_t parameter_count(const ModelConfig& config);
+
+/// Number of weights that multiply every token: attention and MLP matrices and the head (tied or not),
+/// without the token and position tables, biases and norms.
+std::int64_t matmul_weight_count(const ModelConfig& config);
+
+/// How the attention matrix is counted. causal: only the half that is needed, 6 N + 6 L C S per token (N
+/// matmul weights, L layers, C = heads * head_dim, S positions). palm: the full square, 6 N + 12 L C S.
+enum class FlopConvention { causal, palm };
+
+/// Floating-point operations of forward and backward per token at `seq_length`, nothing recomputed.
+double flops_per_token(const ModelConfig& config, std::int64_t seq_length, FlopConvention convention);
+
+}  // namespace tessera

@@ -1,0 +1,159 @@
+#pragma once
+/// Hugging Face model folders (config.json + safetensors) as Tessera parameters, and back, bit for bit.
+///
+/// GPT-2 and Llama, and of Llama's shape also Mistral (without sliding window) and Qwen2. A Tessera folder holds
+/// tessera.json, model.safetensors with Tessera's names, and what is needed to write the original folder again.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/tensor_view.hpp"
+
+namespace tessera {
+
+/// How rotary frequencies are stretched beyond the trained length.
+struct HfRopeScaling {
+  std::string type = "none";  ///< none | linear | llama3
+  double factor = 1.0;
+  double low_freq_factor = 1.0;  ///< llama3 only, like the next two
+  double high_freq_factor = 4.0;
+  std::int64_t original_max_positions = 0;
+
+  friend bool operator==(const HfRopeScaling&, const HfRopeScaling&) = default;
+};
+
+/// A decoder's architecture in Tessera's vocabulary.
+struct HfModelConfig {
+  std::string family;      ///< gpt2 | llama
+  std::string model_type;  ///< Hugging Face's: gpt2 | llama | mistral | qwen2
+  std::int64_t num_layers = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t ffn_hidden_size = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t max_positions = 0;
+  double norm_eps = 1e-5;
+  std::string activation;  ///< gelu_tanh | gelu | relu | swiglu
+  bool tied_head = true;
+  bool qkv_bias = false;
+  bool proj_bias = false;    ///< of self_attention.linear_proj
+  bool linear_bias = false;  ///< of mlp.linear_fc1 and mlp.linear_fc2
+  double rope_theta = 10000.0;
+  HfRopeScaling rope_scaling;
+  double dropout = 0.0;  ///< on embeddings and residual branches
+  double attention_dropout = 0.0;
+
+  friend bool operator==(const HfModelConfig&, const HfModelConfig&) = default;
+};
+
+/// Reads the text of a config.json. `notes` receives what is accepted although Tessera treats it otherwise.
+/// Errors: CheckpointError naming the option that is not supported, and what is.
+HfModelConfig parse_hf_config(const std::string& text, const std::string& origin,
+                              std::vector<std::string>* notes = nullptr);
+/// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys replaced.
+std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype);
+/// The same architecture as the `model` object of tessera.json (Tessera's YAML keys), and back.
+std::string to_model_json(const HfModelConfig& config);
+HfModelConfig parse_model_json(const std::string& text, const std::string& origin);
+
+/// Names and shapes of Tessera's parameters for an architecture, in the model's order; dtype is float32.
+std::vector<TensorSpec> parameter_specs(const HfModelConfig& config);
+
+/// What a Hugging Face folder was like beyond its values: enough to write the same set of names and files again.
+struct HfSource {
+  std::string prefix;                        ///< "transformer.", "model." or ""
+  std::vector<std::string> embedding_names;  ///< names that hold the embedding: with a tied head lm_head.weight may be one
+  std::vector<std::string> ignored;          ///< buffers that were there and are not kept
+  std::map<std::string, std::string> weight_map;  ///< tensor → file
+  std::map<std::string, std::map<std::string, std::string>> file_metadata;
+  bool has_index = false;
+  std::string index_metadata;
+  std::string config_json;  ///< the config.json, byte for byte
+};
+
+/// Named weights that can be read one by one.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  /// Tessera's names, shapes and the dtypes read() delivers.
+  virtual std::vector<TensorSpec> tensors() const = 0;
+  /// Reads one tensor, contiguous, in its dtype.
+  virtual void read(const std::string& name, std::span<std::byte> out) const = 0;
+};
+
+/// Weights that lie in host memory.
+class ViewSource : public WeightSource {
+ public:
+  explicit ViewSource(std::vector<TensorView> views) : views_(std::move(views)) {}
+  std::vector<TensorSpec> tensors() const override;
+  void read(const std::string& name, std::span<std::byte> out) const override;
+
+ private:
+  std::vector<TensorView> views_;
+};
+
+/// The weights of a model folder under Tessera's names and in Tessera's layout.
+class HfModel : public WeightSource {
+ public:
+  ~HfModel() override;
+  HfModel(HfModel&&) noexcept;
+
+  const HfModelConfig& config() const;
+  /// Where the weights come from; null for a Tessera folder that was not converted from Hugging Face.
+  const HfSource* source() const;
+  const std::filesystem::path& dir() const;
+  /// Things to tell the user: options accepted although they make no difference here.
+  const std::vector<std::string>& notes() const;
+
+  std::vector<TensorSpec> tensors() const override;
+  void read(const std::string& name, std::span<std::byte> out) const override;
+  /// Reads one tensor converted to float32.
+  void read_f32(const std::string& name, std::span<float> out) const;
+
+ private:
+  struct Impl;
+  explicit HfModel(std::unique_ptr<Impl> impl);
+  friend HfModel open_hf(const std::filesystem::path& dir);
+  friend HfModel open_tessera(const std::filesystem::path& dir);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Opens a Hugging Face folder. Errors: CheckpointError with everything that is unsupported, or with all tensors that
+/// are missing, unexpected or of another shape; IoError.
+HfModel open_hf(const std::filesystem::path& dir);
+/// Opens a Tessera folder.
+HfModel open_tessera(const std::filesystem::path& dir);
+/// Opens either, whichever it is.
+HfModel open_model(const std::filesystem::path& dir);
+
+struct ExportOptions {
+  std::optional<DType> dtype;        ///< float32, bfloat16 or float16; nothing = as the weights are
+  const HfSource* source = nullptr;  ///< write the names, files and config.json of this folder again
+  std::filesystem::path extra_files;  ///< folder whose tokenizer files are copied along; empty = none
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+};
+/// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only complete.
+/// Errors: InvalidArgument if the weights do not fit the config; CheckpointError if `out` is in use; IoError.
+void export_hf(const std::filesystem::path& out, const HfModelConfig& config, const WeightSource& weights,
+               const ExportOptions& options = {});
+/// Writes a Tessera folder, under the same conditions.
+void export_tessera(const std::filesystem::path& out, const HfModelConfig& config, const WeightSource& weights,
+                    const ExportOptions& options = {});
+
+/// Hugging Face folder → Tessera folder, values and dtypes as they are.
+void convert_from_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
+/// Tessera folder → Hugging Face folder: the same names, shapes, dtypes and files it once came from.
+void convert_to_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
+
+/// Converts between float32, bfloat16 and float16, rounding to nearest even. Errors: InvalidArgument for other dtypes.
+void convert_floats(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out);
+
+}  // namespace tessera

@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// Runs the command line `tessera ARGS...` and returns its exit code: 0 done, 1 failure, 2 unusable arguments
+/// or configuration, 3 the system refused (disk, memory), 4 unusable data or checkpoint, 130 interrupted.
+/// Prints; never throws.
+int cli_main(const std::vector<std::string>& args);
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+/// One step's samples on the host: the struct that goes through loader, engine, pipeline and Python.
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera {
+
+/// Label of a position that is not to be learned.
+inline constexpr std::int32_t kIgnoredLabel = -100;
+
+/// Arrays of [batch * seq_length] are sample-major: the positions of a sample lie together.
+struct Batch {
+  std::int64_t batch = 0;
+  std::int64_t seq_length = 0;
+  std::vector<std::int32_t> tokens{};  ///< [b*s]
+  std::vector<std::int32_t>
+      labels{};  ///< [b*s], already shifted: labels[i] is to follow tokens[i]; -100 = ignored
+  std::vector<std::int32_t> position_ids{};  ///< [b*s]; empty = 0..s-1
+  std::vector<std::int32_t>
+      key_begin{};                      ///< [b] keys [key_begin, key_end) may be attended to; empty = from 0
+  std::vector<std::int32_t> key_end{};  ///< [b]; empty = to s
+  std::vector<std::int32_t> document_ids{};  ///< [b*s] attention stays within equal ids; empty = one document
+  std::int64_t sample0 = 0;                  ///< number of sample 0 in the global batch
+  std::int64_t sample_block = 0;   ///< samples come in runs of so many, 0 = one run (all are consecutive) ...
+  std::int64_t sample_stride = 0;  ///< ... and run k begins at number sample0 + k * sample_stride
+};
+
+/// Number of local sample i in the global batch.
+inline std::int64_t global_sample(const Batch& batch, std::int64_t i) {
+  if (batch.sample_block <= 0) return batch.sample0 + i;
+  return batch.sample0 + i / batch.sample_block * batch.sample_stride + i % batch.sample_block;
+}
+
+/// Positions whose label counts.
+std::int64_t count_targets(const Batch& batch);
+
+/// Samples [first, first + count), as a batch of its own with the right sample numbers. Errors:
+/// InvalidArgument out of range, or when the piece covers parts of several runs of samples.
+Batch slice(const Batch& batch, std::int64_t first, std::int64_t count);
+
+/// Errors: InvalidArgument for array sizes that do not fit together, DataError for a token, label, position
+/// or key range out of bounds, naming sample and position. vocab_size 0 leaves ids unchecked above.
+void validate(const Batch& batch, std::int64_t vocab_size);
+
+}  // namespace tessera

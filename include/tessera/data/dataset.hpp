@@ -1,0 +1,119 @@
+#pragma once
+/// Datasets of training samples: GPT samples cut from an indexed dataset, and blends of several.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/data/blend.hpp"
+#include "tessera/data/gpt_indices.hpp"
+#include "tessera/data/indexed_dataset.hpp"
+#include "tessera/data/split.hpp"
+
+namespace tessera {
+
+/// Where a sample is written: [s] each; position_ids and document_ids are empty when the dataset has none.
+struct SampleView {
+  std::span<std::int32_t> tokens;
+  std::span<std::int32_t> labels;
+  std::span<std::int32_t> position_ids;
+  std::span<std::int32_t> document_ids;
+};
+
+/// Numbered samples of equal length. fetch() may be called from several threads.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t size() const = 0;
+  virtual std::int64_t seq_length() const = 0;
+  virtual bool has_position_ids() const { return false; }
+  virtual bool has_document_ids() const { return false; }
+  /// Writes sample `index` into `out`. Errors: InvalidArgument out of range, DataError for damaged data.
+  virtual void fetch(std::int64_t index, const SampleView& out) const = 0;
+};
+
+struct GptDatasetOptions {
+  std::int64_t seq_length = 0;
+  std::optional<std::int64_t>
+      num_samples{};  ///< at least so many, over several epochs if need be; none = one epoch
+  std::uint32_t seed = 1234;
+  Split split = Split::train;
+  std::int32_t end_of_document = -1;  ///< its token id; -1 = none, then the three options below are refused
+  bool reset_position_ids = false;    ///< positions begin at 0 after each end of document
+  bool reset_attention_mask = false;  ///< attention stays within a document (document_ids)
+  bool eod_mask_loss = false;         ///< what follows an end of document is not learned
+  bool drop_last_partial = true;      ///< false keeps a last short sample of the validation split, padded
+  bool use_cache = true;
+  std::string cache_folder{};  ///< "" = PREFIX/cache/GPTDataset_indices
+};
+
+/// Megatron's GPTDataset over sequences [range.begin, range.end) of an indexed dataset.
+class GptDataset final : public Dataset {
+ public:
+  /// Builds or loads the indices. Errors: InvalidArgument, DataError if the range holds no token but samples
+  /// are asked for.
+  GptDataset(std::shared_ptr<const IndexedDataset> data, ElementRange range,
+             const GptDatasetOptions& options);
+
+  std::int64_t size() const override { return cached_.indices.samples(); }
+  std::int64_t seq_length() const override { return options_.seq_length; }
+  bool has_position_ids() const override { return options_.reset_position_ids; }
+  bool has_document_ids() const override { return options_.reset_attention_mask; }
+  void fetch(std::int64_t index, const SampleView& out) const override;
+
+  const GptIndices& indices() const { return cached_.indices; }
+  CacheUse cache_use() const { return cached_.cache; }
+  /// Why the cache was not used or saved.
+  const std::string& cache_note() const { return cached_.note; }
+
+ private:
+  std::int64_t gather(std::int64_t row, std::span<std::int32_t> out) const;
+
+  std::shared_ptr<const IndexedDataset> data_;
+  GptDatasetOptions options_;
+  CachedGptIndices cached_;
+};
+
+/// Samples drawn from several datasets in given proportions.
+class BlendedDataset final : public Dataset {
+ public:
+  /// `size` samples by `weights`, or, without a size, every sample of every member once. Errors:
+  /// InvalidArgument when members differ in sequence length or fields, or one is too small for its share.
+  BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members, std::span<const double> weights,
+                 std::optional<std::int64_t> size);
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(indices_.dataset.size()); }
+  std::int64_t seq_length() const override { return members_.front()->seq_length(); }
+  bool has_position_ids() const override { return members_.front()->has_position_ids(); }
+  bool has_document_ids() const override { return members_.front()->has_document_ids(); }
+  void fetch(std::int64_t index, const SampleView& out) const override;
+  const BlendIndices& indices() const { return indices_; }
+
+ private:
+  std::vector<std::shared_ptr<const Dataset>> members_;
+  BlendIndices indices_;
+};
+
+struct GptDataOptions {
+  std::vector<BlendMember> members{};  ///< one prefix, or a blend; all with a weight or none
+  std::string split = "969,30,1";
+  std::array<std::optional<std::int64_t>, 3> num_samples{};  ///< training, validation, test; none = one epoch
+  GptDatasetOptions dataset;  ///< its num_samples and split are set for each split
+  IndexedDatasetOptions files;
+};
+
+/// Null where a split has no share, or holds no token and none were asked for.
+struct GptData {
+  std::shared_ptr<const Dataset> train;
+  std::shared_ptr<const Dataset> valid;
+  std::shared_ptr<const Dataset> test;
+};
+
+/// Opens the files and builds the datasets of all splits. Errors: ConfigError, DataError.
+GptData build_gpt_data(const GptDataOptions& options);
+
+}  // namespace tessera

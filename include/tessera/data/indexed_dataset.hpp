@@ -1,0 +1,129 @@
+#pragma once
+/// Megatron's indexed dataset, PREFIX.idx + PREFIX.bin: token sequences grouped into documents.
+///
+/// .idx (little-endian): "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 sequences S, u64 entries D of the
+/// document index, i32 length[S] in tokens, i64 pointer[S] in bytes, i64 document[D] (first sequence of each
+/// document, then S), and for multimodal data i8 mode[S]. .bin: the tokens back to back. Everything is
+/// checked when the files are opened.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+
+namespace tessera {
+
+namespace files {
+class InputFile;
+}
+
+/// Sequence lengths as they lie in a mapped .idx, where they are not aligned.
+class LengthsView {
+ public:
+  LengthsView() = default;
+  LengthsView(const void* data, std::int64_t size)
+      : data_(static_cast<const std::byte*>(data)), size_(size) {}
+  explicit LengthsView(std::span<const std::int32_t> lengths)
+      : LengthsView(lengths.data(), static_cast<std::int64_t>(lengths.size())) {}
+
+  std::int64_t size() const { return size_; }
+  /// Tokens of sequence i; not bounds-checked.
+  std::int32_t operator[](std::int64_t i) const {
+    std::int32_t length;
+    std::memcpy(&length, data_ + i * 4, 4);
+    return length;
+  }
+  std::span<const std::byte> bytes() const { return {data_, static_cast<std::size_t>(size_) * 4}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+
+struct IndexedDatasetOptions {
+  std::int64_t vocab_size = 0;  ///< ids at or above it are refused when read; 0 = any int32 id
+  bool map_tokens = true;       ///< map the .bin; false = read it piecewise (network file systems)
+};
+
+/// Read-only and safe to use from several threads.
+class IndexedDataset {
+ public:
+  /// Opens PREFIX.idx and PREFIX.bin (a name ending in .idx or .bin means its prefix) and checks the whole
+  /// index. Errors: DataError naming file, place, reason and remedy for missing, truncated, oversized or
+  /// inconsistent files.
+  explicit IndexedDataset(const std::string& prefix, IndexedDatasetOptions options = {});
+  ~IndexedDataset();
+  IndexedDataset(const IndexedDataset&) = delete;
+  IndexedDataset& operator=(const IndexedDataset&) = delete;
+
+  const std::string& prefix() const { return prefix_; }
+  /// Type the tokens are stored in.
+  DType dtype() const { return dtype_; }
+  std::int64_t vocab_size() const { return options_.vocab_size; }
+  std::int64_t sequences() const { return sequences_; }
+  std::int64_t documents() const { return document_entries_ - 1; }
+  /// Tokens in all sequences.
+  std::int64_t tokens() const { return tokens_; }
+  std::int64_t index_bytes() const;
+  std::int64_t token_bytes() const;
+  LengthsView lengths() const { return lengths_; }
+  /// Tokens of a sequence. Errors: InvalidArgument out of range.
+  std::int32_t length(std::int64_t sequence) const;
+  /// First sequence of a document; `document` = documents() gives sequences(). Errors: InvalidArgument.
+  std::int64_t document_begin(std::int64_t document) const;
+  /// Whether the index ends in a mode per sequence.
+  bool has_modes() const { return has_modes_; }
+  /// Mode of a sequence, 0 when there are none. Errors: InvalidArgument.
+  std::int8_t mode(std::int64_t sequence) const;
+
+  /// Copies tokens [offset, offset + out.size()) of a sequence. Errors: InvalidArgument out of range;
+  /// DataError for an id that is negative, not whole, beyond int32 or beyond the vocabulary, naming file,
+  /// document and position.
+  void read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const;
+  /// All tokens of a sequence.
+  std::vector<std::int32_t> sequence(std::int64_t sequence) const;
+  /// All tokens of a document, its sequences joined.
+  std::vector<std::int32_t> document(std::int64_t document) const;
+  /// Reads every token. Errors: DataError for the first id not in [0, vocab_size).
+  void check_vocabulary(std::int64_t vocab_size) const;
+  /// Errors: DataError if a file changed its size since it was opened.
+  void check_unchanged() const;
+  /// Raw little-endian bytes [offset, offset + out.size()) of the .bin. Errors: DataError beyond its end.
+  void read_bytes(std::int64_t offset, std::span<std::byte> out) const;
+  /// Hash of the sequence lengths: equal for data that gives equal sample indices.
+  std::uint64_t lengths_hash() const;
+
+ private:
+  void parse_header();
+  void check_lengths();
+  void check_documents() const;
+  std::int64_t pointer(std::int64_t sequence) const;
+  void convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
+               std::int64_t limit) const;
+  [[noreturn]] void refuse_token(std::int64_t sequence, std::int64_t position, double value,
+                                 std::int64_t limit) const;
+
+  std::string prefix_;
+  IndexedDatasetOptions options_;
+  std::unique_ptr<files::InputFile> index_;
+  std::unique_ptr<files::InputFile> tokens_file_;
+  DType dtype_ = DType::u16;
+  std::int64_t sequences_ = 0;
+  std::int64_t document_entries_ = 1;
+  std::int64_t tokens_ = 0;
+  std::int64_t pointers_at_ = 0;
+  std::int64_t documents_at_ = 0;
+  bool has_modes_ = false;
+  LengthsView lengths_;
+};
+
+/// Megatron's code for a token type: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16. Errors:
+/// InvalidArgument.
+int token_code(DType dtype);
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+/// numpy.random.RandomState(seed).shuffle, bit for bit: MT19937 (Matsumoto and Nishimura, 1998) and masked
+/// rejection.
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+namespace tessera {
+
+class NumpyRandom {
+ public:
+  explicit NumpyRandom(std::uint32_t seed);
+
+  /// The next 32-bit output.
+  std::uint32_t next() {
+    if (position_ == kWords) refill();
+    return output_[position_++];
+  }
+  /// Fisher-Yates from the end, as numpy's legacy shuffle of a one-dimensional array.
+  void shuffle(std::span<std::int32_t> values);
+  void shuffle(std::span<std::uint32_t> values);
+  void shuffle(std::span<std::int64_t> values);
+
+ private:
+  static constexpr std::size_t kWords = 624;
+
+  void refill();
+  void draw(std::span<std::uint32_t> picks, std::uint32_t limit, std::uint32_t mask);
+  std::uint64_t draw_wide(std::uint64_t limit);
+  template <typename T>
+  void shuffle_values(std::span<T> values);
+
+  std::array<std::uint32_t, kWords> state_;
+  std::array<std::uint32_t, kWords> output_;
+  std::size_t position_ = kWords;
+};
+
+}  // namespace tessera

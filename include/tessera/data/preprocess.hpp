@@ -1,0 +1,46 @@
+#pragma once
+/// Text files to indexed datasets: the library behind `tessera preprocess`.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/data/tokenizer.hpp"
+
+namespace tessera {
+
+struct PreprocessProgress {
+  std::int64_t bytes = 0;  ///< of input, done so far
+  std::int64_t total_bytes = 0;
+  std::int64_t documents = 0;
+  std::int64_t tokens = 0;
+};
+
+struct PreprocessOptions {
+  std::vector<std::string> input{};  ///< files, or folders read recursively in the order of names
+  std::string output_prefix{};       ///< writes PREFIX_KEY_document.{idx,bin} for each key
+  std::vector<std::string> json_keys = {"text"};
+  bool append_eod = false;  ///< an end-of-document token after each document
+  int workers = 1;          ///< tokenizers at work at once; the result does not depend on it
+  TokenizerOptions tokenizer;
+  std::function<void(const PreprocessProgress&)> progress{};  ///< called on the caller's thread, every few MB
+};
+
+struct PreprocessResult {
+  std::vector<std::string> prefixes{};  ///< the datasets written, one per key
+  std::int64_t documents = 0;
+  std::int64_t tokens = 0;  ///< over all keys
+  std::int64_t bytes = 0;   ///< of input
+  std::int64_t vocab_size = 0;
+  DType dtype = DType::u16;
+};
+
+/// Files ending in .jsonl, .json or .ndjson hold one JSON object a line; any other file is one document of
+/// plain text. Nothing appears under the final names unless all input was good. Errors: ConfigError for
+/// impossible options, DataError naming file:line for input that cannot be used, IoError for output that
+/// cannot be written.
+PreprocessResult preprocess(const PreprocessOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+/// A caching allocator: memory comes from the system in large segments and goes back to a free list, so that
+/// a step like the one before it asks the system for nothing.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace tessera {
+
+struct AllocatorStats {
+  std::uint64_t system_allocations = 0;  ///< segments asked from the system so far
+  std::size_t system_bytes = 0;          ///< bytes held from the system
+  std::size_t used_bytes = 0;            ///< bytes handed out at present (rounded)
+  std::size_t peak_used_bytes = 0;       ///< highest used_bytes since reset_peak()
+};
+
+/// Serves one stream: memory given back is handed out again at once, which is right because later work on the
+/// same stream runs after the work that used it. Safe to call from several threads.
+class CachingAllocator {
+ public:
+  CachingAllocator();
+  ~CachingAllocator();
+  CachingAllocator(const CachingAllocator&) = delete;
+  CachingAllocator& operator=(const CachingAllocator&) = delete;
+
+  /// Uninitialised memory, 64-byte aligned; never null, also for 0 bytes.
+  /// Errors: IoError, with the amounts, when the system has none.
+  void* allocate(std::size_t bytes);
+  /// Gives back what allocate returned.
+  void release(void* pointer);
+  AllocatorStats stats() const;
+  void reset_peak();
+  /// Returns wholly free segments to the system.
+  void trim();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

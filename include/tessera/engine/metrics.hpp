@@ -1,0 +1,40 @@
+#pragma once
+/// The run's record: metrics.jsonl, one line a step.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+namespace tessera {
+
+struct StepRecord {
+  std::int64_t step = 0;  ///< from 1
+  double loss = 0, grad_norm = 0, lr = 0;
+  std::int64_t tokens = 0;  ///< since the start of the run
+  double tokens_per_s = 0;
+  std::optional<double> mfu;  ///< model FLOPs/s over the machine's measured GEMM rate
+  double step_ms = 0, data_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;
+  std::int64_t peak_mem_bytes = 0;
+  std::int64_t skipped = 0;  ///< steps skipped so far because their gradient was not finite
+  std::optional<double> eval_loss;
+};
+
+class MetricsFile {
+ public:
+  /// Appends to `path`. Lines of steps after `last_step` (written by a process that died after its last
+  /// checkpoint) and a half-written last line are dropped first. Errors: IoError.
+  MetricsFile(std::filesystem::path path, std::int64_t last_step);
+  ~MetricsFile();
+  /// One line, flushed. Numbers that are not finite are written as null. Errors: IoError (disk full).
+  void write(const StepRecord& record);
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+};
+
+/// Most memory this process has held, in bytes.
+std::int64_t peak_memory_bytes();
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+#pragma once
+/// Weights of Hugging Face folders, or of folders `tessera convert` made, in and out of an engine.
+
+#include <filesystem>
+
+#include "tessera/checkpoint/hf.hpp"
+#include "tessera/engine/engine.hpp"
+
+namespace tessera {
+
+/// The model section that describes a folder's architecture. Errors: CheckpointError for one Tessera cannot
+/// build.
+ModelConfig model_config_of(const HfModelConfig& hf);
+/// The architecture of a resolved model section in the vocabulary of the folder formats.
+/// Errors: CheckpointError for one those formats cannot express.
+HfModelConfig hf_config_of(const ModelConfig& config);
+
+/// Puts a folder's weights into `engine`, whose decoder has the configuration `config`.
+/// Errors: CheckpointError listing in which keys the folder describes another model.
+void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
+
+/// The fp32 weights of an engine as a source for export_hf or export_tessera. `engine` must outlive it.
+ViewSource weights_of(Engine& engine);
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+#pragma once
+/// An engine's state in checkpoints, and weights from elsewhere.
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/engine/engine.hpp"
+
+namespace tessera {
+
+/// What a run remembers besides tensors.
+struct RunState {
+  std::int64_t step = 0, consumed_samples = 0, tokens = 0, skipped = 0;
+  Config config;
+};
+
+/// Saves weights (fp32), optimizer state and `run` as step-NNNNNNNN in `root`; returns the folder.
+/// Errors: IoError; what was saved before stays.
+std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
+                                  const SaveOptions& options);
+
+/// The run's numbers and configuration, without any tensor. Errors: CheckpointError.
+RunState read_run_state(const CheckpointReader& reader);
+
+/// Puts weights, and if the engine trains, the optimizer's state into `engine`.
+/// Errors: CheckpointError listing every tensor that is missing or has another shape.
+void load_engine(const CheckpointReader& reader, Engine& engine);
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#pragma once
+/// What a model's forward gets: the tokens of one micro-batch, where to compute, where to record.
+
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/tape.hpp"
+#include "tessera/base/philox.hpp"
+
+namespace tessera {
+
+/// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
+/// batch.
+struct MicroBatch {
+  std::int64_t batch = 0, seq_length = 0;
+  Tensor tokens;              ///< [seq_length, batch] int32
+  Tensor labels;              ///< [seq_length * batch] int32, -100 = ignored; undefined without targets
+  Tensor positions;           ///< [seq_length * batch] int32
+  Tensor key_begin, key_end;  ///< [batch] int32: each sample's real tokens; undefined = all
+  Tensor document;            ///< [batch, seq_length] int32 document numbers; undefined = one document
+  std::int64_t sample0 = 0;   ///< global number of sample 0
+};
+
+/// Keys and values of earlier positions, per layer: generation computes each position once.
+struct KvCache {
+  std::vector<Tensor> key, value;  ///< per layer [max_length, batch, kv_heads, head_dim]
+  std::int64_t length = 0;         ///< positions filled so far
+};
+
+struct Forward {
+  const ExecCtx& exec;
+  const MicroBatch& input;
+  Tape* tape = nullptr;      ///< null = nothing is recorded
+  bool training = false;     ///< dropout is active
+  std::uint32_t step = 0;    ///< keys dropout, with the context's seed
+  KvCache* cache = nullptr;  ///< inference only; input holds the positions after cache->length
+
+  /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
+  DropoutSpec dropout(std::string_view site, double probability) const {
+    if (!training || probability <= 0.0) return {};
+    return {.key = {exec.seed, site_of(site), step},
+            .probability = static_cast<float>(probability),
+            .batch = input.batch,
+            .sample0 = input.sample0,
+            .position0 = 0,
+            .seq_length = input.seq_length};
+  }
+  /// The tokens as the Var that starts the computation.
+  Var tokens() const { return tape ? tape->input(input.tokens, false) : Var(input.tokens); }
+};
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+#pragma once
+#include "tessera/nn/forward.hpp"
+#include "tessera/nn/module.hpp"
+
+namespace tessera {
+
+/// What the engine trains: a module that turns tokens into logits. A model of your own needs a constructor
+/// that declares its parts and this one function; backward follows from the functions it calls.
+class Model : public Module {
+ public:
+  Model() : Module("") {}
+  /// logits [seq_length * batch, vocab_size()], rows position-major as in MicroBatch.
+  virtual Var forward(const Forward& forward) = 0;
+  virtual std::int64_t vocab_size() const = 0;
+  /// Longest sequence the model takes.
+  virtual std::int64_t max_positions() const = 0;
+  /// Model FLOPs of one trained token at `seq_length`, forward and backward (6 per matmul weight plus
+  /// attention, causal attention counted once); 0 = unknown.
+  virtual double flops_per_token(std::int64_t seq_length) const {
+    (void)seq_length;
+    return 0.0;
+  }
+  /// An empty cache for generation. Errors: InvalidArgument if the model does not support one.
+  virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const;
+};
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#pragma once
+#include "tessera/base/philox.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::ops {
+
+/// Query i sees key j iff: not causal or j <= i + query_offset; key_begin[b] <= j < key_end[b]; both are of
+/// one document. A query that sees nothing gives zeros.
+struct AttentionOptions {
+  float scale = 0.0f;  ///< 0 = 1 / sqrt(head_dim)
+  bool causal = true;
+  std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache)
+  Tensor alibi_slopes;            ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
+  Tensor key_begin, key_end;      ///< [batch] int32 or undefined: each sample's range of real tokens
+  Tensor document;       ///< [batch, seq_k] int32 or undefined: non-decreasing document numbers (packing)
+  float dropout = 0.0f;  ///< on the probabilities
+  RngKey dropout_key;
+  std::int64_t sample0 = 0;     ///< global number of sample 0
+  std::int64_t seq_length = 0;  ///< positions of a whole sample; 0 = seq_k
+};
+
+struct AttentionResult {
+  Tensor o;    ///< [seq_q, batch, heads, head_dim], contiguous
+  Tensor lse;  ///< [batch, heads, seq_q] fp32
+};
+
+/// q [seq_q, batch, heads, d], k and v [seq_k, batch, kv_heads, d]: views with contiguous d. Never holds a
+/// matrix of scores (Dao, "FlashAttention-2"). Errors: InvalidArgument on shapes, dtypes, heads not a
+/// multiple of kv_heads.
+AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const AttentionOptions& options);
+
+/// Writes dq, dk, dv (views shaped like q, k, v; overwritten).
+struct AttentionGrads {
+  Tensor dq, dk, dv;
+};
+void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,
+                        const AttentionGrads& grads);
+
+}  // namespace tessera::ops

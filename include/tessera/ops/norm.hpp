@@ -1,0 +1,41 @@
+#pragma once
+#include "tessera/base/philox.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::ops {
+
+struct NormOptions {
+  bool rms = false;  ///< RMSNorm instead of LayerNorm
+  float eps = 1e-5f;
+};
+
+/// Result of add_norm, and what its backward needs of it.
+struct AddNorm {
+  Tensor residual;  ///< [..., c] residual + dropout(branch), in the residual's dtype
+  Tensor y;         ///< [..., c] normalised, in weight's dtype
+  Tensor mean;      ///< [rows] fp32; undefined for RMSNorm
+  Tensor rstd;      ///< [rows] fp32
+};
+
+/// residual' = residual + dropout(branch); y = norm(residual') * weight + bias (LayerNorm: Ba et al. 2016;
+/// RMSNorm: Zhang & Sennrich 2019). branch and bias may be undefined; without a branch residual' is
+/// `residual` itself.
+AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
+                 const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout = {});
+
+struct AddNormGrad {
+  Tensor residual;  ///< gradient of `residual`
+  Tensor branch;  ///< gradient of `branch`; undefined if there was none, the same tensor as `residual` where
+                  ///< equal
+};
+
+/// dy and dresidual are the gradients of y and residual'; dresidual may be undefined (zero).
+AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
+                              const Tensor& dy, const Tensor& dresidual, bool has_branch,
+                              const NormOptions& options, const DropoutSpec& dropout = {});
+
+/// dweight = beta dweight + sum of dy * xhat, dbias likewise of dy (dbias may be undefined). fp32.
+void norm_weight_grad(const ExecCtx& ctx, const AddNorm& saved, const Tensor& dy, const Tensor& dweight,
+                      const Tensor& dbias, float beta, const NormOptions& options);
+
+}  // namespace tessera::ops

@@ -1,0 +1,21 @@
+#pragma once
+/// What the two implementations of gemm share.
+
+#include "kernels/api/gemm.hpp"
+
+namespace tessera::kernels::cpu {
+
+/// The product with operands or result in bf16 on a machine that only multiplies fp32: blocks of A and B are
+/// widened, multiplied by gemm itself in fp32 and the sum is rounded once. Does not look at the epilogue.
+void gemm_through_f32(const Gemm& params, const Launch& launch);
+
+/// C = beta C + bias: what is left of the product when k is 0.
+void gemm_without_product(const Gemm& params, const Launch& launch);
+
+/// Where the product goes: `pre` if it is wanted (holding C then, if beta asks for it), else C.
+void* gemm_target(const Gemm& params, const Launch& launch);
+
+/// C = activation of what gemm_target holds.
+void gemm_apply_epilogue(const Gemm& params, const Launch& launch);
+
+}  // namespace tessera::kernels::cpu

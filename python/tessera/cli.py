@@ -1,0 +1,34 @@
+"""The command line: `tessera COMMAND ...` and `python3 -m tessera COMMAND ...`.
+
+Commands that need Python packages are Python modules with a `main(argv)`; every other one is C++ (`tessera._C`).
+"""
+
+import importlib
+import os
+import signal
+import sys
+from typing import List, Optional
+
+PYTHON_COMMANDS = {"plot": "tessera.plot"}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args and args[0] in PYTHON_COMMANDS:
+        return importlib.import_module(PYTHON_COMMANDS[args[0]]).main(args[1:])
+    return _cpp_main(args)
+
+
+def _cpp_main(args: List[str]) -> int:
+    try:
+        from tessera._C import cli_main
+    except ImportError as error:
+        print(f"error: the C++ part of Tessera cannot be loaded ({error}).", file=sys.stderr)
+        print("Install it with `pip install .` in Tessera's source folder.", file=sys.stderr)
+        return 1
+    # The C++ side runs Python helpers with this interpreter, where the package is known to be.
+    os.environ.setdefault("TESSERA_PYTHON", sys.executable)
+    # Python's own handler only sets a flag that nobody reads while C++ runs; C++ installs its own where it needs one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.flush()
+    return cli_main(args)

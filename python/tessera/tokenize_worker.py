@@ -1,0 +1,180 @@
+"""Tokenizes texts for the C++ side: framed requests on standard input, framed answers on standard output.
+
+A frame is u32 kind, u64 length, payload (little-endian).
+
+=======  ==========================================  ==================================================
+kind     request                                     answer
+=======  ==========================================  ==================================================
+hello 1  (sent unasked at the start)                 i64 vocabulary size, i32 end of document or -1
+encode 2 u32 count, u32 bytes of each text, texts    u32 count, u32 ids of each text, u32 ids
+decode 3 u32 ids                                     UTF-8 text
+refused 4                                            UTF-8 message: text or model file cannot be used
+missing 5                                            UTF-8 message: a package is missing
+=======  ==========================================  ==================================================
+"""
+
+import argparse
+import json
+import os
+import struct
+import sys
+from array import array
+
+HELLO, ENCODE, DECODE, REFUSED, MISSING = 1, 2, 3, 4, 5
+
+# Names under which well-known models mark the end of a document, when no file beside the model says.
+USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
+
+
+class Refused(Exception):
+    """The input cannot be used; the message says why and what to do."""
+
+
+def write_frame(stream, kind, payload):
+    stream.write(struct.pack("<IQ", kind, len(payload)))
+    stream.write(payload)
+    stream.flush()
+
+
+def read_exactly(stream, size):
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def read_frame(stream):
+    kind, length = struct.unpack("<IQ", read_exactly(stream, 12))
+    return kind, read_exactly(stream, length)
+
+
+def u32_bytes(values):
+    numbers = array("I", values)
+    if numbers.itemsize != 4:
+        return struct.pack(f"<{len(values)}I", *values)
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def load_tokenizer(options):
+    """The tokenizer, and the folder whose files may name the end of a document."""
+    from tokenizers import Tokenizer
+    from tokenizers.implementations import ByteLevelBPETokenizer
+
+    try:
+        if options.model:
+            path = options.model
+            if os.path.isdir(path):
+                path = os.path.join(path, "tokenizer.json")
+            if not os.path.isfile(path):
+                raise Refused(f"{path}: there is no such file; --tokenizer-model takes a tokenizer.json or its folder")
+            tokenizer, folder = Tokenizer.from_file(path), os.path.dirname(path)
+        else:
+            for path in (options.vocab_file, options.merge_file):
+                if not os.path.isfile(path):
+                    raise Refused(f"{path}: there is no such file")
+            tokenizer = ByteLevelBPETokenizer(options.vocab_file, options.merge_file)
+            folder = os.path.dirname(options.vocab_file)
+    except Refused:
+        raise
+    except Exception as error:  # the package raises plain Exception for damaged files
+        raise Refused(f"{options.model or options.vocab_file}: cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, folder
+
+
+def named_end(folder):
+    """The token that the configuration files beside the model call the end of sequence, or None."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                token = json.load(stream).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def end_of_document(tokenizer, folder, wanted):
+    if wanted:
+        number = tokenizer.token_to_id(wanted)
+        if number is None:
+            raise Refused(f"the end-of-document token {wanted!r} is not in the tokenizer's vocabulary")
+        return number
+    for token in (named_end(folder), *USUAL_ENDS):
+        number = tokenizer.token_to_id(token) if token else None
+        if number is not None:
+            return number
+    return -1
+
+
+def encode(tokenizer, payload):
+    (count,) = struct.unpack_from("<I", payload)
+    sizes = struct.unpack_from(f"<{count}I", payload, 4)
+    at, texts = 4 + 4 * count, []
+    for size in sizes:
+        try:
+            texts.append(payload[at : at + size].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise Refused(f"text is not UTF-8: {error}") from error
+        at += size
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    answer = [struct.pack("<I", count), u32_bytes([len(row) for row in rows])]
+    answer.extend(u32_bytes(row) for row in rows)
+    return b"".join(answer)
+
+
+def decode(tokenizer, payload):
+    ids = list(struct.unpack(f"<{len(payload) // 4}I", payload))
+    return tokenizer.decode(ids, skip_special_tokens=True).encode("utf-8", "replace")
+
+
+def serve(options, requests, answers):
+    tokenizer, folder = load_tokenizer(options)
+    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    end = end_of_document(tokenizer, folder, options.end_of_document)
+    write_frame(answers, HELLO, struct.pack("<qi", vocabulary, end))
+    work = {ENCODE: encode, DECODE: decode}
+    while True:
+        try:
+            kind, payload = read_frame(requests)
+        except EOFError:
+            return
+        try:
+            write_frame(answers, kind, work[kind](tokenizer, payload))
+        except Refused as error:
+            write_frame(answers, REFUSED, str(error).encode())
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="Tokenizes for `tessera preprocess` over standard input and output.")
+    parser.add_argument("--model", default="", help="tokenizer.json, or the folder that holds it")
+    parser.add_argument("--vocab-file", default="", help="vocab.json of a GPT-2 tokenizer")
+    parser.add_argument("--merge-file", default="", help="merges.txt of a GPT-2 tokenizer")
+    parser.add_argument("--end-of-document", default="", help="the token that ends a document")
+    options = parser.parse_args(arguments)
+    # One process per worker is the parallelism; threads inside each would only fight for the cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    answers = sys.stdout.buffer
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError as error:
+        message = f"The Python package 'tokenizers' is missing ({sys.executable}: {error}). Install it: " \
+                  f"{sys.executable} -m pip install tokenizers"
+        write_frame(answers, MISSING, message.encode())
+        return 1
+    try:
+        serve(options, sys.stdin.buffer, answers)
+    except Refused as error:
+        write_frame(answers, REFUSED, str(error).encode())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Installs the system packages Tessera is built from; only what is missing. --tests adds what the tests need.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/common.sh
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/install_deps.sh [--tests] [--dry-run]
+  --tests    also GoogleTest, clang-format and ccache
+  --dry-run  only say what would be installed
+TEXT
+}
+
+with_tests=false
+dry_run=false
+for argument in "$@"; do
+  case "$argument" in
+    --tests) with_tests=true ;;
+    --dry-run) dry_run=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+
+# The names are the same on Debian 12 and Ubuntu 24.04.
+libraries=(libdnnl-dev libyaml-cpp-dev libspdlog-dev libcli11-dev nlohmann-json3-dev zlib1g-dev)
+tools=(cmake:cmake ninja:ninja-build g++:g++) # program:package
+if $with_tests; then
+  libraries+=(libgtest-dev)
+  tools+=(clang-format-14:clang-format-14 ccache:ccache)
+fi
+
+# A Python is good enough when it can make virtual environments and has its C headers.
+python_is_complete() {
+  "$(python_command)" - <<'TEXT' >/dev/null 2>&1
+import ensurepip, os, sys, sysconfig, venv
+sys.exit(sys.version_info < (3, 9) or not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))
+TEXT
+}
+
+everything() {
+  local tool
+  printf '%s ' "${libraries[@]}"
+  for tool in "${tools[@]}"; do printf '%s ' "${tool#*:}"; done
+  printf 'python3 python3-venv python3-dev'
+}
+
+distribution="an unknown system"
+if [ -r /etc/os-release ]; then
+  distribution="$(. /etc/os-release && printf '%s' "${PRETTY_NAME:-$ID}")"
+fi
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  die "this script installs with apt (Debian 12, Ubuntu 24.04), which $distribution does not have.
+Install by hand what these Debian packages hold, then build with CMake: $(everything)"
+fi
+
+installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+missing=()
+for tool in "${tools[@]}"; do
+  command -v "${tool%%:*}" >/dev/null || missing+=("${tool#*:}")
+done
+for package in "${libraries[@]}"; do
+  installed "$package" || missing+=("$package")
+done
+if ! python_is_complete; then
+  if [ -n "${PYTHON:-}" ]; then
+    die "PYTHON=$PYTHON is not a Python >= 3.9 with venv, ensurepip and C headers; unset PYTHON to use Debian's"
+  fi
+  for package in python3 python3-venv python3-dev; do
+    installed "$package" || missing+=("$package")
+  done
+fi
+
+if [ ${#missing[@]} -eq 0 ]; then
+  note "system packages: nothing to install"
+  exit 0
+fi
+note "to be installed with apt: ${missing[*]}"
+if $dry_run; then exit 0; fi
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null ||
+    die "installing needs root, and there is no sudo. As root, run: apt-get install ${missing[*]}"
+  as_root=(sudo)
+fi
+as_root+=(env DEBIAN_FRONTEND=noninteractive)
+
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null ||
+  die "apt could not install: ${missing[*]} (on $distribution; Tessera is known to build on Debian 12 and Ubuntu 24.04)"
+if ! python_is_complete; then
+  die "$(command -v "$(python_command)") is still not a Python >= 3.9 with venv and C headers. Another python3 comes first on PATH; set PYTHON=/usr/bin/python3"
+fi
+note "installed"

@@ -1,0 +1,84 @@
+#include "tessera/ops/elementwise.hpp"
+
+#include "tessera/autograd/functions.hpp"
+
+namespace tessera {
+namespace {
+
+class ActivationFunction final : public Function {
+ public:
+  ActivationFunction(Tensor x, ops::ActivationKind kind) : x_(std::move(x)), kind_(kind) {}
+  const char* name() const override { return "activation"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    Tensor dy = std::move(grads[0]);
+    return {ops::activation_backward(ctx, x_, dy, kind_)};
+  }
+
+ private:
+  Tensor x_;
+  ops::ActivationKind kind_;
+};
+
+class SwigluFunction final : public Function {
+ public:
+  explicit SwigluFunction(Tensor gate_up) : gate_up_(std::move(gate_up)) {}
+  const char* name() const override { return "swiglu"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    return {ops::swiglu_backward(ctx, gate_up_, grads[0])};
+  }
+
+ private:
+  Tensor gate_up_;
+};
+
+class AddFunction final : public Function {
+ public:
+  AddFunction(DType a, DType b) : a_(a), b_(b) {}
+  const char* name() const override { return "add"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    auto as = [&](DType dtype) {
+      return grads[0].dtype() == dtype ? grads[0] : ops::cast(ctx, grads[0], dtype);
+    };
+    return {as(a_), as(b_)};
+  }
+
+ private:
+  DType a_, b_;
+};
+
+class DropoutFunction final : public Function {
+ public:
+  explicit DropoutFunction(const DropoutSpec& spec) : spec_(spec) {}
+  const char* name() const override { return "dropout"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    return {ops::dropout(ctx, grads[0], spec_)};
+  }
+
+ private:
+  DropoutSpec spec_;
+};
+
+}  // namespace
+
+Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind) {
+  return record({x}, ops::activation(ctx, x.value(), kind),
+                [&] { return std::make_unique<ActivationFunction>(x.value(), kind); });
+}
+
+Var swiglu(const ExecCtx& ctx, const Var& gate_up) {
+  return record({gate_up}, ops::swiglu(ctx, gate_up.value()),
+                [&] { return std::make_unique<SwigluFunction>(gate_up.value()); });
+}
+
+Var add(const ExecCtx& ctx, const Var& a, const Var& b) {
+  return record({a, b}, ops::add(ctx, a.value(), b.value(), a.value().dtype()),
+                [&] { return std::make_unique<AddFunction>(a.value().dtype(), b.value().dtype()); });
+}
+
+Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec) {
+  if (!spec.active()) return x;
+  return record({x}, ops::dropout(ctx, x.value(), spec),
+                [&] { return std::make_unique<DropoutFunction>(spec); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#include "tessera/autograd/functions.hpp"
+#include "tessera/ops/elementwise.hpp"
+
+namespace tessera {
+namespace {
+
+class AddNormFunction final : public Function {
+ public:
+  AddNormFunction(ops::AddNorm saved, bool has_branch, Parameter& weight, Parameter* bias,
+                  const ops::NormOptions& options, const DropoutSpec& dropout)
+      : saved_(std::move(saved)),
+        has_branch_(has_branch),
+        weight_(weight),
+        bias_(bias),
+        options_(options),
+        dropout_(dropout) {
+    saved_.y = Tensor();  // backward needs the sum and its statistics, not the result
+  }
+  const char* name() const override { return "add_norm"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    dy_ = std::move(grads[1]);
+    if (!dy_) return {grads[0], has_branch_ ? branch_of(ctx, grads[0]) : Tensor()};
+    Tensor dresidual = std::move(grads[0]);
+    ops::AddNormGrad grad =
+        ops::add_norm_backward(ctx, saved_, weight_.value(), dy_, dresidual, has_branch_, options_, dropout_);
+    return {std::move(grad.residual), std::move(grad.branch)};
+  }
+
+  void backward_weight(const ExecCtx& ctx) override {
+    if (!dy_ || !weight_.trained()) return;
+    const float beta = weight_.next_beta();
+    if (bias_) bias_->next_beta();  // written by the same pass, so always with the same beta
+    ops::norm_weight_grad(ctx, saved_, dy_, weight_.grad(), bias_ ? bias_->grad() : Tensor(), beta, options_);
+  }
+
+  std::vector<Parameter*> parameters() const override {
+    if (!weight_.trained()) return {};
+    std::vector<Parameter*> list{&weight_};
+    if (bias_) list.push_back(bias_);
+    return list;
+  }
+
+ private:
+  /// The gradient of the branch when the norm itself was not used further on.
+  Tensor branch_of(const ExecCtx& ctx, const Tensor& dresidual) const {
+    Tensor branch = dresidual.dtype() == weight_.value().dtype()
+                        ? dresidual
+                        : ops::cast(ctx, dresidual, weight_.value().dtype());
+    return ops::dropout(ctx, branch, dropout_);
+  }
+
+  ops::AddNorm saved_;
+  bool has_branch_;
+  Parameter& weight_;
+  Parameter* bias_;
+  ops::NormOptions options_;
+  DropoutSpec dropout_;
+  Tensor dy_;
+};
+
+}  // namespace
+
+ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch, Parameter& weight,
+                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout) {
+  TESSERA_CHECK(!bias || bias->trained() == weight.trained(),
+                "weight and bias of a norm are trained together or not at all");
+  ops::AddNorm out = ops::add_norm(ctx, residual.value(), branch.value(), weight.value(),
+                                   bias ? bias->value() : Tensor(), options, dropout);
+  std::vector<Var> vars = record({residual, branch}, Tensors{out.residual, out.y}, [&] {
+    return std::make_unique<AddNormFunction>(std::move(out), static_cast<bool>(branch), weight, bias, options,
+                                             dropout);
+  });
+  return {std::move(vars[0]), std::move(vars[1])};
+}
+
+}  // namespace tessera

@@ -1,0 +1,342 @@
+#include "base/config_check.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "base/config_schema.hpp"
+#include "base/config_values.hpp"
+#include "base/model_counts.hpp"
+
+namespace tessera {
+
+namespace {
+
+// Sizes in bytes stay far below what a signed 64-bit number holds.
+constexpr double kMostElements = 288230376151711744.0;  // 2^58
+
+std::string number_text(double value) {
+  if (!std::isfinite(value)) return detail::concat(value);
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e15;
+  return whole ? std::to_string(static_cast<std::int64_t>(value)) : yaml_text(value);
+}
+
+/// Visitor: every number against its limits, no text empty.
+class RangeCheck {
+ public:
+  RangeCheck(std::string prefix, const std::set<std::string>& unreadable, std::vector<Finding>& findings)
+      : prefix_(std::move(prefix)), unreadable_(unreadable), findings_(findings) {}
+
+  template <typename T>
+  void field(const char* name, const T& value, const char*, const Limits& limits = {}) {
+    const std::string key = prefix_ + name;
+    if (unreadable_.contains(key)) return;
+    const std::string fault = find_fault(value, limits);
+    if (!fault.empty()) findings_.push_back({{key}, key + " " + fault});
+  }
+  template <typename Section>
+  void group(const char* name, const Section& section, const char*) {
+    RangeCheck inner(prefix_ + name + ".", unreadable_, findings_);
+    describe(inner, section);
+  }
+  void later(const char*, const char*) {}
+
+ private:
+  static std::string find_fault(double value, const Limits& limits, const std::string& text) {
+    if (!std::isfinite(value)) return "must be a finite number, not " + text;
+    const bool low = limits.above ? value <= limits.min : value < limits.min;
+    const bool high = limits.below ? value >= limits.max : value > limits.max;
+    if (low)
+      return (limits.above ? "must be above " : "must be at least ") + number_text(limits.min) + ", not " +
+             text;
+    if (!high) return {};
+    if (limits.beyond != nullptr) return "is " + text + ": " + limits.beyond;
+    return (limits.below ? "must be below " : "must be at most ") + number_text(limits.max) + ", not " + text;
+  }
+  static std::string find_fault(std::int64_t value, const Limits& limits) {
+    return find_fault(static_cast<double>(value), limits, std::to_string(value));
+  }
+  static std::string find_fault(double value, const Limits& limits) {
+    return find_fault(value, limits, number_text(value));
+  }
+  static std::string find_fault(bool, const Limits&) { return {}; }
+  static std::string find_fault(const std::string& value, const Limits&) {
+    return value.empty() ? "must not be empty" : "";
+  }
+  template <typename E>
+  requires std::is_enum_v<E>
+  static std::string find_fault(E, const Limits&) { return {}; }
+  template <typename T>
+  static std::string find_fault(const std::optional<T>& value, const Limits& limits) {
+    return value ? find_fault(*value, limits) : std::string();
+  }
+  template <typename T>
+  static std::string find_fault(const std::vector<T>& values, const Limits& limits) {
+    for (const T& value : values) {
+      if (std::string fault = find_fault(value, limits); !fault.empty()) return "element " + fault;
+    }
+    return {};
+  }
+  static std::string find_fault(const std::pair<double, std::string>& value, const Limits&) {
+    const std::string fault = find_fault(value.first, positive());
+    if (!fault.empty()) return "weight " + fault;
+    return value.second.empty() ? "prefix must not be empty" : "";
+  }
+
+  std::string prefix_;
+  const std::set<std::string>& unreadable_;
+  std::vector<Finding>& findings_;
+};
+
+/// Rules between keys; one is looked at only when all its keys are sound by themselves.
+class Rules {
+ public:
+  Rules(std::set<std::string> unsound, std::vector<Finding>& findings)
+      : unsound_(std::move(unsound)), findings_(findings) {}
+
+  /// `find_fault` returns the message, or nothing if the rule holds.
+  template <typename F>
+  void rule(std::vector<std::string> keys, F&& find_fault) {
+    for (const std::string& key : keys) {
+      if (unsound_.contains(key)) return;
+    }
+    std::string message = find_fault();
+    if (!message.empty()) findings_.push_back({std::move(keys), std::move(message)});
+  }
+
+ private:
+  std::set<std::string> unsound_;
+  std::vector<Finding>& findings_;
+};
+
+template <typename... Parts>
+std::string unless(bool holds, const Parts&... parts) {
+  return holds ? std::string() : detail::concat(parts...);
+}
+
+void check_heads(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.num_heads", "model.hidden_size", "model.head_dim"}, [&] {
+    return unless(c.head_dim != 0 || c.hidden_size % c.num_heads == 0, "model.hidden_size (", c.hidden_size,
+                  ") is not a multiple of model.num_heads (", c.num_heads,
+                  "); change one or give model.head_dim");
+  });
+  rules.rule({"model.num_kv_heads", "model.num_heads"}, [&] {
+    return unless(c.num_kv_heads == 0 || c.num_heads % c.num_kv_heads == 0, "model.num_heads (", c.num_heads,
+                  ") is not a multiple of model.num_kv_heads (", c.num_kv_heads, ")");
+  });
+}
+
+void check_rotary(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.head_dim", "model.num_heads", "model.hidden_size", "model.rope_fraction",
+              "model.position_embedding", "model.family"},
+             [&] {
+               const ModelConfig m = resolve(c);
+               if (m.position_embedding != PositionKind::rotary) return std::string();
+               const double rotated = static_cast<double>(m.head_dim) * m.rope_fraction;
+               return unless(rotated >= 2 && std::fmod(rotated, 2.0) == 0.0,
+                             "rotary positions need an even number of features per head, not ", rotated,
+                             " (model.head_dim ", m.head_dim, ", model.rope_fraction ", m.rope_fraction, ")");
+             });
+  rules.rule({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"}, [&] {
+    const RopeScaling& s = c.rope_scaling;
+    return unless(s.low_freq_factor < s.high_freq_factor, "model.rope_scaling.high_freq_factor (",
+                  s.high_freq_factor, ") must be above low_freq_factor (", s.low_freq_factor, ")");
+  });
+}
+
+void check_size(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.hidden_size", "model.num_layers", "model.ffn_hidden_size", "model.vocab_size",
+              "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.max_positions"},
+             [&] {
+               const double count = count_parameters<double>(resolve(c));
+               return unless(count < kMostElements, "a model of ", count,
+                             " parameters is beyond any machine");
+             });
+}
+
+void check_model(Rules& rules, const ModelConfig& c) {
+  check_heads(rules, c);
+  check_rotary(rules, c);
+  check_size(rules, c);
+}
+
+void check_optimizer(Rules& rules, const OptimizerConfig& c) {
+  rules.rule({"optimizer.betas"}, [&] {
+    return unless(c.betas.size() == 2, "optimizer.betas must be two numbers, not ", c.betas.size());
+  });
+}
+
+void check_schedule(Rules& rules, const Config& c) {
+  const LrScheduleConfig& s = c.lr_schedule;
+  const std::int64_t end = s.decay_steps > 0 ? s.decay_steps : c.training.steps;
+  const char* end_name =
+      s.decay_steps > 0 ? "lr_schedule.decay_steps" : "training.steps, as decay_steps is 0,";
+  rules.rule({"lr_schedule.warmup_steps", "lr_schedule.decay_steps", "training.steps"}, [&] {
+    return unless(s.warmup_steps <= end, "lr_schedule.warmup_steps (", s.warmup_steps, ") is more than ",
+                  end_name, " (", end, ")");
+  });
+  rules.rule({"lr_schedule.min_lr", "optimizer.lr"}, [&] {
+    return unless(s.min_lr <= c.optimizer.lr, "lr_schedule.min_lr (", s.min_lr, ") is above optimizer.lr (",
+                  c.optimizer.lr, ")");
+  });
+  rules.rule({"lr_schedule.init_lr", "optimizer.lr"}, [&] {
+    return unless(s.init_lr <= c.optimizer.lr, "lr_schedule.init_lr (", s.init_lr,
+                  ") is above optimizer.lr (", c.optimizer.lr, ")");
+  });
+  rules.rule(
+      {"lr_schedule.end_weight_decay", "lr_schedule.weight_decay_style", "optimizer.weight_decay"}, [&] {
+        const double end_decay = s.end_weight_decay.value_or(c.optimizer.weight_decay);
+        return unless(
+            s.weight_decay_style != WeightDecayStyle::constant || end_decay == c.optimizer.weight_decay,
+            "lr_schedule.end_weight_decay (", end_decay, ") is not optimizer.weight_decay (",
+            c.optimizer.weight_decay,
+            "), but weight_decay_style is constant; choose linear or cosine, or null");
+      });
+  rules.rule({"lr_schedule.wsd_decay_steps", "lr_schedule.style", "lr_schedule.warmup_steps",
+              "lr_schedule.decay_steps", "training.steps"},
+             [&] {
+               if (s.style != LrStyle::wsd || s.warmup_steps > end) return std::string();
+               return unless(s.wsd_decay_steps >= 1 && s.wsd_decay_steps <= end - s.warmup_steps,
+                             "lr_schedule.wsd_decay_steps must be from 1 to ", end - s.warmup_steps, " (",
+                             end_name, " minus warmup_steps) for style wsd, not ", s.wsd_decay_steps);
+             });
+}
+
+void check_batches(Rules& rules, const Config& c) {
+  const TrainingConfig& t = c.training;
+  rules.rule({"training.global_batch_size", "training.micro_batch_size"}, [&] {
+    return unless(t.global_batch_size % t.micro_batch_size == 0, "training.global_batch_size (",
+                  t.global_batch_size, ") is not a multiple of training.micro_batch_size (",
+                  t.micro_batch_size, ")");
+  });
+  rules.rule({"training.seq_length", "model.max_positions", "model.position_embedding", "model.family"}, [&] {
+    ModelConfig choice;
+    choice.family = c.model.family;
+    choice.position_embedding = c.model.position_embedding;
+    const PositionKind kind = *resolve(choice).position_embedding;
+    if (kind == PositionKind::alibi || kind == PositionKind::none) return std::string();
+    return unless(t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
+                  ") is more than model.max_positions (", c.model.max_positions, ")");
+  });
+  rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
+              "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},
+             [&] {
+               const ModelConfig m = resolve(c.model);
+               const double widest = std::max(
+                   {static_cast<double>(m.hidden_size), 2.0 * static_cast<double>(m.ffn_hidden_size),
+                    static_cast<double>(m.vocab_size), 3.0 * static_cast<double>(m.num_heads * m.head_dim)});
+               const double elements =
+                   static_cast<double>(t.micro_batch_size) * static_cast<double>(t.seq_length) * widest;
+               return unless(elements < kMostElements, "a micro-batch of ", elements,
+                             " activations is beyond any machine; lower training.micro_batch_size");
+             });
+  rules.rule({"training.steps", "training.global_batch_size", "training.seq_length"}, [&] {
+    const double tokens = static_cast<double>(t.steps) * static_cast<double>(t.global_batch_size) *
+                          static_cast<double>(t.seq_length);
+    return unless(tokens < kMostElements, "training.steps * global_batch_size * seq_length = ", tokens,
+                  " tokens cannot be counted; lower training.steps");
+  });
+}
+
+void check_texts(Rules& rules, const Config& c) {
+  rules.rule({"data.split"}, [&] {
+    try {
+      split_shares(c.data.split);
+      return std::string();
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+  });
+  rules.rule({"parallel.pipeline_layout"}, [&] {
+    return unless(!c.parallel.pipeline_layout,
+                  "parallel.pipeline_layout is not in this build yet; leave it out");
+  });
+  static constexpr std::string_view kTrackers[] = {"jsonl",   "tensorboard", "wandb",   "mlflow",  "comet_ml",
+                                                   "trackio", "aim",         "clearml", "dvclive", "swanlab"};
+  for (const std::string& tracker : c.logging.trackers) {
+    rules.rule({"logging.trackers"}, [&]() -> std::string {
+      const Suggestion known = nearest_name(tracker, kTrackers);
+      if (tracker == "jsonl") return {};
+      if (known.distance == 0) {
+        return "logging.trackers: '" + tracker +
+               "' is not in this build yet; metrics.jsonl is always written, use []";
+      }
+      return "logging.trackers: '" + tracker + "' is no tracker" + suggest(tracker, kTrackers);
+    });
+  }
+}
+
+void add_keys(std::set<std::string>& keys, const std::vector<Finding>& findings) {
+  for (const Finding& finding : findings) keys.insert(finding.keys.begin(), finding.keys.end());
+}
+
+double parse_share(std::string_view text, const std::string& split) {
+  double share = -1.0;
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), share);
+  const bool whole = result.ec == std::errc() && result.ptr == text.data() + text.size();
+  if (!whole || !std::isfinite(share) || share < 0.0) {
+    throw ConfigError("data.split must be up to three shares such as \"98,1,1\", not '" + split + "'");
+  }
+  return share;
+}
+
+void throw_findings(const std::vector<Finding>& findings) {
+  if (findings.empty()) return;
+  std::string text;
+  for (const Finding& finding : findings) text += (text.empty() ? "" : "\n") + finding.message;
+  throw ConfigError(text);
+}
+
+}  // namespace
+
+std::vector<Finding> check(const Config& config, std::set<std::string> unreadable) {
+  std::vector<Finding> findings;
+  RangeCheck ranges("", unreadable, findings);
+  describe(ranges, config);
+  add_keys(unreadable, findings);
+  Rules rules(std::move(unreadable), findings);
+  check_model(rules, config.model);
+  check_optimizer(rules, config.optimizer);
+  check_schedule(rules, config);
+  check_batches(rules, config);
+  check_texts(rules, config);
+  return findings;
+}
+
+std::vector<Finding> check(const ModelConfig& config) {
+  std::vector<Finding> findings;
+  const std::set<std::string> unreadable;
+  RangeCheck ranges("model.", unreadable, findings);
+  describe(ranges, config);
+  std::set<std::string> unsound;
+  add_keys(unsound, findings);
+  Rules rules(std::move(unsound), findings);
+  check_model(rules, config);
+  return findings;
+}
+
+void validate(const Config& config) { throw_findings(check(config)); }
+void validate(const ModelConfig& config) { throw_findings(check(config)); }
+
+std::array<double, 3> split_shares(const std::string& split) {
+  std::array<double, 3> shares{};
+  std::size_t count = 0;
+  for (std::size_t begin = 0; begin <= split.size();) {
+    const std::size_t comma = std::min(split.find(',', begin), split.size());
+    const double share = parse_share(std::string_view(split).substr(begin, comma - begin), split);
+    if (count == shares.size()) throw ConfigError("data.split has more than three shares: '" + split + "'");
+    shares[count++] = share;
+    begin = comma + 1;
+  }
+  const double sum = shares[0] + shares[1] + shares[2];
+  if (!(shares[0] > 0.0) || !std::isfinite(sum)) {
+    throw ConfigError("data.split leaves nothing to training: '" + split + "'");
+  }
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+}  // namespace tessera

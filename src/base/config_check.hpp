@@ -1,0 +1,22 @@
+#pragma once
+/// Ranges of single keys and rules between keys, on the structs: the same for files and for programs.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/base/config.hpp"
+
+namespace tessera {
+
+/// One broken range or rule and the keys it is about, the likeliest culprit first.
+struct Finding {
+  std::vector<std::string> keys;
+  std::string message;
+};
+
+/// All findings. Rules that need a key in `unreadable` are left out: their verdict would mean nothing.
+std::vector<Finding> check(const Config& config, std::set<std::string> unreadable = {});
+std::vector<Finding> check(const ModelConfig& config);
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+#include "base/config_names.hpp"
+
+namespace tessera {
+
+namespace {
+
+constexpr EnumName<Family> kFamilies[] = {{Family::gpt2, "gpt2"}, {Family::llama, "llama"}};
+constexpr LaterName kLaterFamilies[] = {{"bert", "use gpt2 or llama"}, {"t5", "use gpt2 or llama"}};
+
+constexpr EnumName<PositionKind> kPositions[] = {{PositionKind::learned, "learned"},
+                                                 {PositionKind::rotary, "rotary"},
+                                                 {PositionKind::alibi, "alibi"},
+                                                 {PositionKind::none, "none"}};
+
+constexpr EnumName<NormStyle> kNorms[] = {{NormStyle::layernorm, "layernorm"},
+                                          {NormStyle::rmsnorm, "rmsnorm"}};
+
+constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "gelu_tanh"},
+                                                    {MlpActivation::gelu, "gelu"},
+                                                    {MlpActivation::relu, "relu"},
+                                                    {MlpActivation::swiglu, "swiglu"}};
+
+constexpr EnumName<Precision> kPrecisions[] = {{Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}};
+constexpr LaterName kLaterPrecisions[] = {{"fp16", "use bf16 or fp32"}, {"fp8", "use bf16 or fp32"}};
+
+constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"}};
+constexpr LaterName kLaterRecompute[] = {{"selective", "use none"}, {"full", "use none"}};
+
+constexpr EnumName<PipelineSchedule> kSchedules[] = {{PipelineSchedule::one_f_one_b, "1f1b"}};
+constexpr LaterName kLaterSchedules[] = {{"gpipe", "use 1f1b"},
+                                         {"interleaved", "use 1f1b with virtual_stages 1"},
+                                         {"zb-h1", "use 1f1b"},
+                                         {"zb-v", "use 1f1b"}};
+
+constexpr EnumName<OptimizerName> kOptimizers[] = {
+    {OptimizerName::adamw, "adamw"}, {OptimizerName::adam, "adam"}, {OptimizerName::sgd, "sgd"}};
+
+constexpr EnumName<LrStyle> kLrStyles[] = {{LrStyle::constant, "constant"},
+                                           {LrStyle::linear, "linear"},
+                                           {LrStyle::cosine, "cosine"},
+                                           {LrStyle::inverse_sqrt, "inverse-square-root"},
+                                           {LrStyle::wsd, "wsd"}};
+
+constexpr EnumName<WsdStyle> kWsdStyles[] = {{WsdStyle::linear, "linear"},
+                                             {WsdStyle::cosine, "cosine"},
+                                             {WsdStyle::exponential, "exponential"},
+                                             {WsdStyle::minus_sqrt, "minus_sqrt"}};
+
+constexpr EnumName<WeightDecayStyle> kWeightDecayStyles[] = {{WeightDecayStyle::constant, "constant"},
+                                                             {WeightDecayStyle::linear, "linear"},
+                                                             {WeightDecayStyle::cosine, "cosine"}};
+
+constexpr EnumName<DeviceChoice> kDevices[] = {{DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}};
+constexpr LaterName kLaterDevices[] = {{"cuda", "built without CUDA; use cpu or auto"}};
+
+template <typename E>
+std::string_view find_name(E value) {
+  for (const EnumName<E>& entry : names_of(value).values) {
+    if (entry.value == value) return entry.name;
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+EnumNames<Family> names_of(Family) { return {kFamilies, kLaterFamilies}; }
+EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
+EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }
+EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
+EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
+EnumNames<Recompute> names_of(Recompute) { return {kRecompute, kLaterRecompute}; }
+EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kSchedules, kLaterSchedules}; }
+EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
+EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
+EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
+EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecayStyles, {}}; }
+EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, kLaterDevices}; }
+
+std::string_view name_of(Family value) { return find_name(value); }
+std::string_view name_of(PositionKind value) { return find_name(value); }
+std::string_view name_of(NormStyle value) { return find_name(value); }
+std::string_view name_of(MlpActivation value) { return find_name(value); }
+std::string_view name_of(Precision value) { return find_name(value); }
+std::string_view name_of(Recompute value) { return find_name(value); }
+std::string_view name_of(PipelineSchedule value) { return find_name(value); }
+std::string_view name_of(OptimizerName value) { return find_name(value); }
+std::string_view name_of(LrStyle value) { return find_name(value); }
+std::string_view name_of(WsdStyle value) { return find_name(value); }
+std::string_view name_of(WeightDecayStyle value) { return find_name(value); }
+std::string_view name_of(DeviceChoice value) { return find_name(value); }
+
+}  // namespace tessera

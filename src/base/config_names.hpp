@@ -1,0 +1,42 @@
+#pragma once
+/// The YAML spelling of every enumeration, and the values that are known but not in this build yet.
+
+#include <span>
+#include <string_view>
+
+#include "tessera/base/config.hpp"
+
+namespace tessera {
+
+template <typename E>
+struct EnumName {
+  E value;
+  std::string_view name;
+};
+
+/// A value or key that a later version will have: refused by name, never ignored.
+struct LaterName {
+  std::string_view name;
+  std::string_view instead;  ///< what to do now
+};
+
+template <typename E>
+struct EnumNames {
+  std::span<const EnumName<E>> values;
+  std::span<const LaterName> later;
+};
+
+EnumNames<Family> names_of(Family);
+EnumNames<PositionKind> names_of(PositionKind);
+EnumNames<NormStyle> names_of(NormStyle);
+EnumNames<MlpActivation> names_of(MlpActivation);
+EnumNames<Precision> names_of(Precision);
+EnumNames<Recompute> names_of(Recompute);
+EnumNames<PipelineSchedule> names_of(PipelineSchedule);
+EnumNames<OptimizerName> names_of(OptimizerName);
+EnumNames<LrStyle> names_of(LrStyle);
+EnumNames<WsdStyle> names_of(WsdStyle);
+EnumNames<WeightDecayStyle> names_of(WeightDecayStyle);
+EnumNames<DeviceChoice> names_of(DeviceChoice);
+
+}  // namespace tessera

@@ -1,0 +1,163 @@
+#include <cmath>
+
+#include "base/config_schema.hpp"
+#include "base/config_values.hpp"
+#include "tessera/base/config_file.hpp"
+
+namespace tessera {
+
+namespace {
+
+class YamlPrinter {
+ public:
+  YamlPrinter(std::string& text, int indent) : text_(text), indent_(indent) {}
+
+  template <typename T>
+  void field(const char* name, const T& value, const char*, const Limits& = {}) {
+    text_ += std::string(indent_, ' ') + name + ": " + yaml_text(value) + "\n";
+  }
+  template <typename Section>
+  void group(const char* name, const Section& section, const char*) {
+    text_ += std::string(indent_, ' ') + name + ":\n";
+    YamlPrinter inner(text_, indent_ + 2);
+    describe(inner, section);
+  }
+  void later(const char*, const char*) {}
+
+ private:
+  std::string& text_;
+  int indent_;
+};
+
+class ItemLister {
+ public:
+  ItemLister(std::vector<ConfigItem>& items, std::string prefix)
+      : items_(items), prefix_(std::move(prefix)) {}
+
+  template <typename T>
+  void field(const char* name, const T& value, const char*, const Limits& = {}) {
+    items_.push_back({prefix_ + name, yaml_text(value)});
+  }
+  template <typename Section>
+  void group(const char* name, const Section& section, const char*) {
+    ItemLister inner(items_, prefix_ + name + ".");
+    describe(inner, section);
+  }
+  void later(const char*, const char*) {}
+
+ private:
+  std::vector<ConfigItem>& items_;
+  std::string prefix_;
+};
+
+std::string limit_text(double value) {
+  if (std::abs(value) >= 1e5 && std::fmod(value, 1e5) == 0.0) return detail::concat(value);
+  return std::to_string(static_cast<std::int64_t>(value));
+}
+
+std::string range_text(const Limits& limits) {
+  const bool low = std::isfinite(limits.min);
+  const bool high = std::isfinite(limits.max);
+  if (low && high && limits.min == limits.max) return ": " + limit_text(limits.min);
+  if (low && high && !limits.above && !limits.below) {
+    return ", " + limit_text(limits.min) + " to " + limit_text(limits.max);
+  }
+  std::string text;
+  if (low) text += (limits.above ? " > " : " ≥ ") + limit_text(limits.min);
+  if (high)
+    text += detail::concat(text.empty() ? "" : ",", limits.below ? " < " : " ≤ ", limit_text(limits.max));
+  return text;
+}
+
+std::string type_text(std::int64_t, const Limits& limits) { return "integer" + range_text(limits); }
+std::string type_text(double, const Limits& limits) { return "number" + range_text(limits); }
+std::string type_text(bool, const Limits&) { return "true or false"; }
+std::string type_text(const std::string&, const Limits&) { return "text"; }
+std::string type_text(const std::vector<double>&, const Limits&) { return "list of two numbers"; }
+std::string type_text(const std::vector<std::string>&, const Limits&) { return "list of texts"; }
+std::string type_text(const WeightedPaths&, const Limits&) { return "text, list or null"; }
+
+template <typename E>
+requires std::is_enum_v<E> std::string type_text(E, const Limits&) {
+  std::string text;
+  for (const EnumName<E>& entry : names_of(E{}).values) {
+    text += detail::concat(text.empty() ? "" : ", ", "`", entry.name, "`");
+  }
+  return text;
+}
+
+template <typename T>
+std::string type_text(const std::optional<T>&, const Limits& limits) {
+  return type_text(T{}, limits) + " or null";
+}
+
+template <typename T>
+std::string later_text(const T&) {
+  return {};
+}
+
+template <typename E>
+requires std::is_enum_v<E> std::string later_text(const E&) {
+  std::string text;
+  for (const LaterName& name : names_of(E{}).later) {
+    text += detail::concat(text.empty() ? " (later: " : ", ", name.name);
+  }
+  return text.empty() ? text : text + ")";
+}
+
+class MarkdownPrinter {
+ public:
+  MarkdownPrinter(std::string& text, std::string prefix, int depth)
+      : text_(text), prefix_(std::move(prefix)), depth_(depth) {}
+
+  template <typename T>
+  void field(const char* name, const T& value, const char* meaning, const Limits& limits = {}) {
+    text_ += detail::concat("| `", prefix_, name, "` | ", type_text(value, limits), " | `", yaml_text(value),
+                            "` | ", meaning, later_text(value), " |\n");
+  }
+  template <typename Section>
+  void group(const char* name, const Section& section, const char* meaning) {
+    if (depth_ == 0) {
+      text_ += detail::concat(text_.empty() ? "" : "\n", "### ", name, "\n\n", meaning,
+                              "\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n");
+    } else {
+      text_ += detail::concat("| `", prefix_, name, "` | mapping | | ", meaning, " |\n");
+    }
+    MarkdownPrinter inner(text_, depth_ == 0 ? "" : prefix_ + name + ".", depth_ + 1);
+    describe(inner, section);
+  }
+  void later(const char* name, const char*) {
+    text_ += detail::concat("| `", prefix_, name, "` | | | not in this build yet |\n");
+  }
+
+ private:
+  std::string& text_;
+  std::string prefix_;
+  int depth_;
+};
+
+}  // namespace
+
+std::string to_yaml(const Config& config) {
+  std::string text;
+  YamlPrinter printer(text, 0);
+  describe(printer, config);
+  return text;
+}
+
+std::vector<ConfigItem> list_items(const Config& config) {
+  std::vector<ConfigItem> items;
+  ItemLister lister(items, "");
+  describe(lister, config);
+  return items;
+}
+
+std::string config_markdown() {
+  std::string text;
+  const Config defaults;
+  MarkdownPrinter printer(text, "", 0);
+  describe(printer, defaults);
+  return text;
+}
+
+}  // namespace tessera

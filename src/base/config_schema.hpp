@@ -1,0 +1,224 @@
+#pragma once
+/// The one description of every section: key, member, meaning, limits. Reading, checking, printing and
+/// documenting are visitors that walk it; `Section` is a section's struct, const or not. A visitor has
+///   field(name, member, meaning, limits)   group(name, struct, meaning)   later(name, instead)
+
+#include <limits>
+
+#include "tessera/base/config.hpp"
+
+namespace tessera {
+
+/// What a number may be.
+struct Limits {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above = false;            ///< min itself is excluded
+  bool below = false;            ///< max itself is excluded
+  const char* beyond = nullptr;  ///< said in place of the bare limit to a value above max
+};
+
+constexpr Limits at_least(double min) { return {.min = min}; }
+constexpr Limits between(double min, double max) { return {.min = min, .max = max}; }
+constexpr Limits positive() { return {.min = 0.0, .above = true}; }
+/// In [0, 1).
+constexpr Limits fraction() { return {.min = 0.0, .max = 1.0, .below = true}; }
+/// A degree or stage of which this build has only the values up to `max`.
+constexpr Limits up_to(double min, double max, const char* beyond) {
+  return {.min = min, .max = max, .beyond = beyond};
+}
+
+constexpr double kMostTokens = 2147483647.0;  // positions and token ids are 32-bit numbers
+constexpr double kMostWidth = 1 << 24;
+
+template <typename T, typename Struct>
+concept IsSection = std::same_as<std::remove_const_t<T>, Struct>;
+
+template <typename Visitor, IsSection<RopeScaling> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("factor", c.factor, "how many times longer than in pre-training; 1 = no scaling", at_least(1));
+  visit.field("low_freq_factor", c.low_freq_factor,
+              "wavelengths above original_max_positions / this are scaled in full", positive());
+  visit.field("high_freq_factor", c.high_freq_factor,
+              "wavelengths below original_max_positions / this are not scaled", positive());
+  visit.field("original_max_positions", c.original_max_positions, "positions in pre-training",
+              between(1, kMostTokens));
+}
+
+template <typename Visitor, typename Section>
+void describe_attention(Visitor& visit, Section& c) {
+  visit.field("num_heads", c.num_heads,
+              "attention heads; `hidden_size` is a multiple unless `head_dim` is given", between(1, 65536));
+  visit.field("num_kv_heads", c.num_kv_heads,
+              "key and value heads, a divisor of `num_heads`; 0 = `num_heads`", between(0, 65536));
+  visit.field("head_dim", c.head_dim, "features per head; 0 = `hidden_size / num_heads`", between(0, 65536));
+}
+
+template <typename Visitor, typename Section>
+void describe_positions(Visitor& visit, Section& c) {
+  visit.field("rope_theta", c.rope_theta, "base of the rotary wavelengths", positive());
+  visit.field("rope_fraction", c.rope_fraction, "share of each head's features that is rotated",
+              Limits{.min = 0.0, .max = 1.0, .above = true});
+  visit.field("rope_interleaved", c.rope_interleaved, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)");
+  visit.group("rope_scaling", c.rope_scaling, "Llama-3 frequency scaling of rotary positions");
+}
+
+template <typename Visitor, IsSection<ModelConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("family", c.family, "supplies what is left open below");
+  visit.field("num_layers", c.num_layers, "transformer blocks", between(1, 100000));
+  visit.field("hidden_size", c.hidden_size, "width of the residual stream", between(1, kMostWidth));
+  describe_attention(visit, c);
+  visit.field(
+      "ffn_hidden_size", c.ffn_hidden_size,
+      "width inside the MLP; 0 = 4 `hidden_size` (gpt2) or 8/3 `hidden_size` rounded up to 256 (llama)",
+      between(0, 4 * kMostWidth));
+  visit.field("vocab_size", c.vocab_size, "tokens of the vocabulary; 257 for the byte tokenizer",
+              between(1, kMostTokens));
+  visit.field("max_positions", c.max_positions, "longest sequence, at least `training.seq_length`",
+              between(1, kMostTokens));
+  visit.field("dropout", c.dropout, "dropout on embeddings and residual branches", fraction());
+  visit.field("attention_dropout", c.attention_dropout, "dropout on attention probabilities", fraction());
+  visit.field("position_embedding", c.position_embedding, "null = learned (gpt2), rotary (llama)");
+  visit.field("norm", c.norm, "null = layernorm (gpt2), rmsnorm (llama)");
+  visit.field("norm_eps", c.norm_eps, "added to the variance in norms",
+              Limits{.min = 0, .max = 1, .above = true});
+  visit.field("activation", c.activation, "of the MLP; null = gelu_tanh (gpt2), swiglu (llama)");
+  visit.field("tied_head", c.tied_head, "output layer = token embedding; null = true (gpt2), false (llama)");
+  visit.field("linear_bias", c.linear_bias,
+              "biases of attention output and MLP; null = true (gpt2), false (llama)");
+  visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = true (gpt2), false (llama)");
+  describe_positions(visit, c);
+  visit.field("init_std", c.init_std,
+              "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`)",
+              positive());
+  visit.field("init_from", c.init_from,
+              "Hugging Face or converted folder whose weights training starts from");
+}
+
+template <typename Visitor, IsSection<ParallelConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("tensor", c.tensor, "tensor-parallel ranks",
+              up_to(1, 1, "tensor parallelism is not in this build yet; use 1"));
+  visit.field("sequence", c.sequence,
+              "sequence parallelism over the tensor ranks; over one rank it changes nothing");
+  visit.field("pipeline", c.pipeline, "pipeline stages",
+              up_to(1, 1, "pipeline parallelism is not in this build yet; use 1"));
+  visit.field("virtual_stages", c.virtual_stages, "model chunks per pipeline stage",
+              up_to(1, 1, "more than one needs schedule interleaved, which is not in this build yet; use 1"));
+  visit.field("schedule", c.schedule, "order of forward and backward passes in the pipeline");
+  visit.field("pipeline_layout", c.pipeline_layout, "which layers each stage holds; only null in this build");
+  visit.field("context", c.context, "context-parallel ranks",
+              up_to(1, 1, "context parallelism is not in this build yet; use 1"));
+  visit.field("expert", c.expert, "expert-parallel ranks",
+              up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
+  visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",
+              up_to(1, 1, "data parallelism is not in this build yet; use 1 or null"));
+  visit.field("zero_stage", c.zero_stage, "what data ranks share out: 0 nothing, 1 optimizer state",
+              up_to(0, 1, "stages 2 and 3 are not in this build yet; use 1"));
+  visit.field("timeout_s", c.timeout_s, "seconds after which a wait for other ranks is an error",
+              Limits{.min = 0, .max = 1e7, .above = true});
+}
+
+template <typename Visitor, IsSection<OptimizerConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("name", c.name,
+              "adamw: decoupled weight decay; adam: decay added to the gradient; sgd: with momentum");
+  visit.field("lr", c.lr, "highest learning rate", positive());
+  visit.field("betas", c.betas, "decay of the two moments (adam, adamw), each in [0, 1)", fraction());
+  visit.field("eps", c.eps, "added to the root of the second moment", positive());
+  visit.field("weight_decay", c.weight_decay, "not applied to biases and norms", at_least(0));
+  visit.field("momentum", c.momentum, "sgd only", fraction());
+  visit.field("nesterov", c.nesterov, "sgd only");
+  visit.field("clip_grad", c.clip_grad, "largest global gradient norm; 0 = no clipping", at_least(0));
+  visit.field("no_decay", c.no_decay, "globs of parameter names that get no weight decay either");
+}
+
+template <typename Visitor, IsSection<LrScheduleConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("style", c.style, "decay from `optimizer.lr` to `min_lr`");
+  visit.field("warmup_steps", c.warmup_steps, "steps of linear rise, at most `decay_steps`",
+              between(0, 1e12));
+  visit.field("decay_steps", c.decay_steps,
+              "step at which the decay ends, warm-up included; 0 = `training.steps`", between(0, 1e12));
+  visit.field("min_lr", c.min_lr, "learning rate after the decay, at most `optimizer.lr`", at_least(0));
+  visit.field("init_lr", c.init_lr, "learning rate where the warm-up begins, at most `optimizer.lr`",
+              at_least(0));
+  visit.field("wsd_style", c.wsd_style, "shape of the final decay of style wsd");
+  visit.field("wsd_decay_steps", c.wsd_decay_steps, "length of the final decay of style wsd, which needs it",
+              between(0, 1e12));
+  visit.field("weight_decay_style", c.weight_decay_style,
+              "way of the weight decay from `optimizer.weight_decay` to `end_weight_decay`");
+  visit.field("end_weight_decay", c.end_weight_decay, "null = `optimizer.weight_decay`", at_least(0));
+}
+
+template <typename Visitor, IsSection<TrainingConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("steps", c.steps, "optimizer steps", between(1, 1e12));
+  visit.field("seq_length", c.seq_length, "tokens per sample", between(1, kMostTokens));
+  visit.field("micro_batch_size", c.micro_batch_size, "samples per forward pass", between(1, kMostWidth));
+  visit.field("global_batch_size", c.global_batch_size,
+              "samples per optimizer step over all ranks, a multiple of `micro_batch_size`",
+              between(1, kMostTokens));
+  visit.field("precision", c.precision, "of activations and matrix products; main weights are fp32 always");
+  visit.field("fp32_residual", c.fp32_residual, "bf16: keep the residual stream in fp32");
+  visit.field("recompute", c.recompute, "what the backward pass computes again instead of keeping it");
+  visit.later("recompute_method", "leave it out");
+  visit.later("recompute_layers", "leave it out");
+  visit.field("seed", c.seed, "of initial weights, dropout and data order", at_least(0));
+  visit.field("eval_interval", c.eval_interval, "steps between evaluations; 0 = none", between(0, 1e12));
+  visit.field("eval_iters", c.eval_iters, "global batches per evaluation", between(1, 1e12));
+  visit.field("max_skipped_steps", c.max_skipped_steps,
+              "consecutive steps with a non-finite loss or gradient after which training stops",
+              between(1, 1e12));
+}
+
+template <typename Visitor, IsSection<DataConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("path", c.path,
+              "prefix of an .idx/.bin pair, or a list of [weight, prefix]; training needs it");
+  visit.field("split", c.split, "shares of training, validation and test");
+  visit.field("tokenizer", c.tokenizer, "`bytes` or the path of a tokenizer.json");
+  visit.field("cache_dir", c.cache_dir, "where sample indices are kept; null = beside the data");
+  visit.field("reset_position_ids", c.reset_position_ids, "count positions from 0 again in every document");
+  visit.field("reset_attention_mask", c.reset_attention_mask, "no attention across documents");
+  visit.field("eod_mask_loss", c.eod_mask_loss, "no loss on end-of-document tokens");
+}
+
+template <typename Visitor, IsSection<CheckpointConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("dir", c.dir, "null = `<logging.dir>/checkpoints`");
+  visit.field("every", c.every, "steps between checkpoints; 0 = only at the end", between(0, 1e12));
+  visit.field("keep", c.keep, "how many of the newest are kept", between(1, 1e12));
+  visit.field("resume", c.resume, "`auto` (go on from the newest, if there is one), `none`, or a path");
+  visit.field("on_interrupt", c.on_interrupt, "save when SIGINT or SIGTERM arrives");
+}
+
+template <typename Visitor, IsSection<LoggingConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("dir", c.dir, "the run's folder: metrics.jsonl, config.yaml, loss.png");
+  visit.field("every", c.every, "steps between lines on the terminal", between(1, 1e12));
+  visit.field("trackers", c.trackers, "further places for metrics; jsonl is always on");
+}
+
+template <typename Visitor, IsSection<DeviceConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("type", c.type, "auto = the best there is");
+  visit.field("threads", c.threads, "CPU threads per process; 0 = all cores", between(0, 4096));
+}
+
+template <typename Visitor, IsSection<Config> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.group("model", c.model, "The decoder.");
+  visit.group("parallel", c.parallel, "The layout: how the work is divided among processes.");
+  visit.group("optimizer", c.optimizer, "How weights are updated.");
+  visit.group("lr_schedule", c.lr_schedule,
+              "How the learning rate (and the weight decay) changes over the steps.");
+  visit.group("training", c.training, "Length, batch, precision, evaluation.");
+  visit.group("data", c.data, "What is read.");
+  visit.group("checkpoint", c.checkpoint, "When the state is saved and where training goes on from.");
+  visit.group("logging", c.logging, "The run's folder and what is reported.");
+  visit.group("device", c.device, "What it runs on.");
+}
+
+}  // namespace tessera

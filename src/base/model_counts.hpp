@@ -1,0 +1,40 @@
+#pragma once
+/// Weight counts in any number type: in double they cannot overflow, so sizes can be checked before they are
+/// used.
+
+#include "tessera/base/config_file.hpp"
+
+namespace tessera {
+
+/// `m` is resolved.
+template <typename N>
+N count_matmul_weights(const ModelConfig& m) {
+  const N width = static_cast<N>(m.hidden_size);
+  const N head_dim = static_cast<N>(m.head_dim);
+  const N qkv = static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * head_dim * width;
+  const N projection = width * static_cast<N>(m.num_heads) * head_dim;
+  const N matrices = m.activation == MlpActivation::swiglu ? 3 : 2;
+  const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
+  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + static_cast<N>(m.vocab_size) * width;
+}
+
+/// `m` is resolved.
+template <typename N>
+N count_parameters(const ModelConfig& m) {
+  const N width = static_cast<N>(m.hidden_size);
+  const N norm = m.norm == NormStyle::layernorm ? 2 * width : width;
+  N layer_biases = 0;
+  if (*m.qkv_bias)
+    layer_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
+  if (*m.linear_bias) {
+    const N fc1 =
+        static_cast<N>(m.ffn_hidden_size) * static_cast<N>(m.activation == MlpActivation::swiglu ? 2 : 1);
+    layer_biases += width + fc1 + width;
+  }
+  N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (2 * norm + layer_biases) + norm;
+  if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
+  if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
+  return total;
+}
+
+}  // namespace tessera

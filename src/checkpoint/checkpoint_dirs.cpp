@@ -1,0 +1,162 @@
+#include "checkpoint/checkpoint_dirs.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <iomanip>
+#include <sstream>
+
+#include "checkpoint/file_io.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
+
+namespace tessera {
+namespace fs = std::filesystem;
+using namespace checkpoint_detail;
+
+namespace checkpoint_detail {
+namespace {
+
+constexpr std::string_view kIncomplete = ".incomplete-";
+constexpr std::string_view kReplaced = "-replaced";
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);  // does not follow links
+  if (error) io_failed("remove", path, error.value());
+}
+
+/// Folders and files directly in `root`; a link is neither.
+std::vector<fs::directory_entry> entries_of(const fs::path& root) {
+  std::vector<fs::directory_entry> entries;
+  std::error_code error;
+  fs::directory_iterator it(root, error);
+  if (error == std::errc::no_such_file_or_directory) return entries;
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    if (!it->is_symlink()) entries.push_back(*it);
+  }
+  if (error) io_failed("list", root, error.value());
+  return entries;
+}
+
+bool is_sound(const fs::path& dir) {
+  try {
+    const CheckpointReader reader(dir);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool has_our_manifest(const fs::path& dir) {
+  try {
+    read_manifest(dir / kManifestName);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::optional<std::int64_t> step_of(std::string_view name) {
+  if (!name.starts_with("step-")) return std::nullopt;
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size() || step < 0 || checkpoint_name(step) != name)
+    return std::nullopt;
+  return step;
+}
+
+void remove_leftovers(const fs::path& root) {
+  for (const auto& entry : entries_of(root)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kIncomplete)) continue;
+    std::string target = name.substr(kIncomplete.size());
+    const bool replaced = target.ends_with(kReplaced);
+    if (replaced) target.resize(target.size() - kReplaced.size());
+    if (target == kLatestName && entry.is_regular_file()) remove_tree(entry.path());
+    if (!step_of(target) || !entry.is_directory()) continue;
+    if (replaced && !fs::exists(root / target))
+      rename_path(entry.path(), root / target);
+    else
+      remove_tree(entry.path());
+  }
+}
+
+}  // namespace checkpoint_detail
+
+std::string checkpoint_name(std::int64_t step) {
+  std::ostringstream name;
+  name << "step-" << std::setfill('0') << std::setw(8) << step;
+  return name.str();
+}
+
+std::vector<std::int64_t> list_checkpoints(const fs::path& root) {
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : entries_of(root)) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && entry.is_directory()) steps.push_back(*step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+FoundCheckpoint find_latest(const fs::path& root, const FindOptions& options) {
+  FoundCheckpoint found;
+  for (const std::int64_t step : list_checkpoints(root)) {
+    if (step >= options.before_step) continue;
+    const fs::path dir = root / checkpoint_name(step);
+    try {
+      const CheckpointReader reader(dir);
+      std::vector<std::string> problems;
+      if (options.check_contents) problems = reader.verify();
+      if (reader.state().step != step)
+        problems.push_back(detail::concat(dir.string(), ": its manifest says step ", reader.state().step));
+      if (problems.empty()) {
+        found.dir = dir;
+        found.step = step;
+        return found;
+      }
+      found.problems.insert(found.problems.end(), problems.begin(), problems.end());
+    } catch (const Error& error) {
+      found.problems.emplace_back(error.what());
+    }
+  }
+  return found;
+}
+
+fs::path resolve_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (fs::exists(path / kManifestName, error) || step_of(path.filename().string())) {
+    const CheckpointReader check(path);
+    return path;
+  }
+  if (!fs::is_directory(path, error)) bad_file(path, "", "there is no such folder", "Check the path.");
+  const FoundCheckpoint found = find_latest(path);
+  if (found.dir) return *found.dir;
+  std::string reason = "holds no usable checkpoint";
+  for (const auto& problem : found.problems) reason += "; " + problem;
+  bad_file(path, "", reason, "Name a folder step-NNNNNNNN, or the folder that holds them.");
+}
+
+std::vector<fs::path> prune_checkpoints(const fs::path& root, int keep, std::int64_t protect) {
+  TESSERA_CHECK(keep >= 1, "at least one checkpoint must be kept, not ", keep);
+  remove_leftovers(root);
+  std::vector<fs::path> removed;
+  int sound = protect >= 0 ? 1 : 0;
+  for (const std::int64_t step : list_checkpoints(root)) {
+    const fs::path dir = root / checkpoint_name(step);
+    if (step == protect) continue;
+    if (sound < keep) {
+      if (is_sound(dir)) ++sound;
+      continue;
+    }
+    if (!has_our_manifest(dir)) continue;
+    // Out of sight first, so that a crash half way leaves a leftover and not a damaged checkpoint.
+    rename_path(dir, incomplete_name(dir));
+    remove_tree(incomplete_name(dir));
+    removed.push_back(dir);
+  }
+  return removed;
+}
+
+}  // namespace tessera

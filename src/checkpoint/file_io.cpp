@@ -1,0 +1,239 @@
+#include "checkpoint/file_io.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <vector>
+
+namespace tessera::checkpoint_detail {
+namespace fs = std::filesystem;
+
+void bad_file(const fs::path& file, const std::string& where, const std::string& reason, const std::string& remedy) {
+  throw CheckpointError(detail::concat(file.string(), ": ", where, where.empty() ? "" : ": ", reason, ". ", remedy));
+}
+
+void io_failed(const char* operation, const fs::path& path, int error, std::uint64_t needed_bytes) {
+  std::string text = detail::concat("cannot ", operation, " ", path.string(), ": ",
+                                    std::generic_category().message(error));
+  if (needed_bytes > 0) {
+    text += detail::concat(" (", needed_bytes, " bytes needed");
+    if (const auto free = free_bytes(path.parent_path())) text += detail::concat(", ", *free, " free");
+    text += ")";
+  }
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: text += ". Free space on that file system, or choose another folder."; break;
+    case EFBIG: text += ". The file size limit (ulimit -f) or the file system does not allow a file this large."; break;
+    case EROFS:
+    case EACCES:
+    case EPERM: text += ". Choose a folder that you may write to, or change its permissions."; break;
+    case EIO: text += ". The device reports an error: check it before you go on."; break;
+    case EMFILE: text += ". Too many files are open: raise the limit (ulimit -n)."; break;
+    default: text += ".";
+  }
+  throw IoError(text);
+}
+
+File& File::operator=(File&& other) noexcept {
+  if (this != &other) {
+    close();
+    fd_ = other.fd_;
+    other.fd_ = -1;
+  }
+  return *this;
+}
+
+void File::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+File open_for_reading(const fs::path& path, SymbolicLinks links) {
+  // Non-blocking, so that a FIFO with a weight file's name cannot stop us before fstat sees what it is.
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == SymbolicLinks::refuse ? O_NOFOLLOW : 0);
+  File file(::open(path.c_str(), flags));
+  if (!file.is_open()) {
+    const int error = errno;
+    if (error == ENOENT || error == ENOTDIR) bad_file(path, "", "there is no such file", "Check the path.");
+    if (error == ELOOP)
+      bad_file(path, "", "is a symbolic link", "Put the file itself into the folder; links are not followed here.");
+    io_failed("open", path, error);
+  }
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) io_failed("inspect", path, errno);
+  if (!S_ISREG(info.st_mode)) bad_file(path, "", "is not a regular file", "Check the path.");
+  return file;
+}
+
+File create_file(const fs::path& path) {
+  File file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (!file.is_open()) io_failed("create", path, errno);
+  return file;
+}
+
+std::uint64_t size_of_file(const File& file, const fs::path& path) {
+  struct stat info {};
+  if (::fstat(file.fd(), &info) != 0) io_failed("inspect", path, errno);
+  return static_cast<std::uint64_t>(info.st_size);
+}
+
+void read_exactly(const File& file, const fs::path& path, std::uint64_t offset, std::span<std::byte> out) {
+  constexpr std::size_t kStep = std::size_t{1} << 30;  // Linux reads at most 2 GiB a call
+  while (!out.empty()) {
+    const ssize_t got =
+        ::pread(file.fd(), out.data(), std::min(out.size(), kStep), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) io_failed("read", path, errno);
+    if (got == 0)
+      bad_file(path, detail::concat("byte ", offset), "the file ends before the data it promised",
+               "It was cut short while in use; restore it.");
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+void write_exactly(const File& file, const fs::path& path, std::uint64_t offset, std::span<const std::byte> bytes,
+                   std::uint64_t needed_bytes) {
+  constexpr std::size_t kStep = std::size_t{1} << 26;
+  while (!bytes.empty()) {
+    const ssize_t put =
+        ::pwrite(file.fd(), bytes.data(), std::min(bytes.size(), kStep), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) io_failed("write", path, errno, needed_bytes);
+    if (put == 0) io_failed("write", path, ENOSPC, needed_bytes);
+    offset += static_cast<std::uint64_t>(put);
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+  }
+}
+
+void sync_file(const File& file, const fs::path& path) {
+  if (::fsync(file.fd()) != 0) io_failed("sync", path, errno);
+}
+
+void sync_directory(const fs::path& dir) {
+  const fs::path path = dir.empty() ? fs::path(".") : dir;
+  File file(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file.is_open()) io_failed("open", path, errno);
+  // Some network file systems cannot sync a directory and say EINVAL; there is nothing better to do there.
+  if (::fsync(file.fd()) != 0 && errno != EINVAL && errno != EROFS) io_failed("sync", path, errno);
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) io_failed("rename to", to, errno);
+}
+
+std::string read_text(const fs::path& path, std::uint64_t max_bytes, SymbolicLinks links) {
+  const File file = open_for_reading(path, links);
+  const std::uint64_t bytes = size_of_file(file, path);
+  if (bytes > max_bytes)
+    bad_file(path, "", detail::concat("has ", bytes, " bytes, more than the ", max_bytes, " such a file may have"),
+             "Check that it is the right file.");
+  std::string text(bytes, '\0');
+  read_exactly(file, path, 0, std::as_writable_bytes(std::span(text.data(), text.size())));
+  return text;
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  const fs::path staging = incomplete_name(path);
+  try {
+    const File file = create_file(staging);
+    write_exactly(file, path, 0, std::as_bytes(std::span(text.data(), text.size())), text.size());
+    sync_file(file, path);
+    rename_path(staging, path);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(staging, ignored);
+    throw;
+  }
+}
+
+void copy_file_synced(const fs::path& from, const fs::path& to) {
+  const File source = open_for_reading(from, SymbolicLinks::follow);
+  const std::uint64_t bytes = size_of_file(source, from);
+  const File target = create_file(to);
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(bytes, 1 << 20)));
+  for (std::uint64_t done = 0; done < bytes;) {
+    const auto part = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), bytes - done));
+    read_exactly(source, from, done, part);
+    write_exactly(target, to, done, part, bytes);
+    done += part.size();
+  }
+  sync_file(target, to);
+}
+
+std::optional<std::uint64_t> free_bytes(const fs::path& dir) {
+  struct statvfs info {};
+  const fs::path path = dir.empty() ? fs::path(".") : dir;
+  if (::statvfs(path.c_str(), &info) != 0 || info.f_blocks == 0) return std::nullopt;
+  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+void require_free_space(const fs::path& dir, std::uint64_t needed) {
+  const auto free = free_bytes(dir);
+  if (!free || *free >= needed) return;
+  throw IoError(detail::concat("not enough space in ", dir.string(), ": ", needed, " bytes needed, ", *free,
+                               " free. Free space on that file system, or choose another folder."));
+}
+
+bool is_plain_file_name(std::string_view name) {
+  if (name.empty() || name.size() > 255 || name.front() == '.') return false;
+  return std::none_of(name.begin(), name.end(),
+                      [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 32; });
+}
+
+fs::path incomplete_name(const fs::path& path) {
+  return path.parent_path() / (".incomplete-" + path.filename().string());
+}
+
+StagedDirectory::StagedDirectory(fs::path target) : target_(std::move(target)) {
+  if (!target_.has_filename()) target_ = target_.parent_path();
+  const fs::path staging = incomplete_name(target_);
+  std::error_code error;
+  if (!target_.parent_path().empty()) fs::create_directories(target_.parent_path(), error);
+  if (error) io_failed("create", target_.parent_path(), error.value());
+  fs::remove_all(staging, error);
+  if (error) io_failed("remove", staging, error.value());
+  if (::mkdir(staging.c_str(), 0755) != 0) io_failed("create", staging, errno);
+  staging_ = staging;
+}
+
+StagedDirectory::~StagedDirectory() {
+  std::error_code ignored;
+  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+}
+
+void StagedDirectory::publish_new() {
+  sync_directory(staging_);
+  rename_path(staging_, target_);  // succeeds on an empty folder only
+  staging_.clear();
+  sync_directory(target_.parent_path());
+}
+
+void StagedDirectory::publish() {
+  sync_directory(staging_);
+  if (::rename(staging_.c_str(), target_.c_str()) == 0) {
+    staging_.clear();
+  } else if (errno != EEXIST && errno != ENOTEMPTY) {
+    io_failed("rename to", target_, errno);
+  } else if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS) io_failed("rename to", target_, errno);
+    // No atomic exchange on this file system: step aside, come in, and step back if that fails.
+    const fs::path aside = incomplete_name(target_.parent_path() / (target_.filename().string() + "-replaced"));
+    rename_path(target_, aside);
+    if (::rename(staging_.c_str(), target_.c_str()) != 0) {
+      const int error = errno;
+      rename_path(aside, target_);
+      io_failed("rename to", target_, error);
+    }
+    staging_ = aside;
+  }
+  sync_directory(target_.parent_path());
+}
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,91 @@
+#pragma once
+/// Files and directories as a checkpoint needs them: exact reads and writes, durable renames, errors with numbers.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/checkpoint/safetensors.hpp"
+
+namespace tessera::checkpoint_detail {
+
+/// Throws CheckpointError: "FILE: WHERE: REASON. REMEDY".
+[[noreturn]] void bad_file(const std::filesystem::path& file, const std::string& where, const std::string& reason,
+                           const std::string& remedy);
+
+/// Throws IoError for a failed system call, with the bytes needed and free where space may be the cause.
+[[noreturn]] void io_failed(const char* operation, const std::filesystem::path& path, int error,
+                            std::uint64_t needed_bytes = 0);
+
+/// An open file descriptor.
+class File {
+ public:
+  File() = default;
+  explicit File(int fd) : fd_(fd) {}
+  ~File() { close(); }
+  File(File&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  File& operator=(File&& other) noexcept;
+  int fd() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+/// Opens a regular file for reading. A missing file or one of another kind is a CheckpointError.
+File open_for_reading(const std::filesystem::path& path, SymbolicLinks links);
+/// Creates or truncates a file, never through a link.
+File create_file(const std::filesystem::path& path);
+std::uint64_t size_of_file(const File& file, const std::filesystem::path& path);
+/// Reads exactly out.size() bytes. A file that ends earlier is a CheckpointError.
+void read_exactly(const File& file, const std::filesystem::path& path, std::uint64_t offset,
+                  std::span<std::byte> out);
+void write_exactly(const File& file, const std::filesystem::path& path, std::uint64_t offset,
+                   std::span<const std::byte> bytes, std::uint64_t needed_bytes);
+void sync_file(const File& file, const std::filesystem::path& path);
+void sync_directory(const std::filesystem::path& dir);
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Reads a text file of at most max_bytes.
+std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links);
+/// Writes a text file under a temporary name, syncs it and renames it into place.
+void write_text(const std::filesystem::path& path, std::string_view text);
+/// Copies a regular file, synced.
+void copy_file_synced(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Free bytes for us on the file system of `dir`, or nothing if it does not say.
+std::optional<std::uint64_t> free_bytes(const std::filesystem::path& dir);
+/// Throws IoError unless `needed` bytes fit on the file system of `dir`.
+void require_free_space(const std::filesystem::path& dir, std::uint64_t needed);
+
+/// True for a name that can only mean a file of the same folder.
+bool is_plain_file_name(std::string_view name);
+
+/// The temporary sibling a file or folder has until it is complete.
+std::filesystem::path incomplete_name(const std::filesystem::path& path);
+
+/// A folder under its incomplete name; publish() syncs it and renames it to `target`, otherwise it is removed.
+class StagedDirectory {
+ public:
+  /// Makes the folder empty. Errors: IoError.
+  explicit StagedDirectory(std::filesystem::path target);
+  ~StagedDirectory();
+  StagedDirectory(const StagedDirectory&) = delete;
+  StagedDirectory& operator=(const StagedDirectory&) = delete;
+  const std::filesystem::path& path() const { return staging_; }
+  /// Puts the folder in place; one that is there already is exchanged atomically and then removed.
+  void publish();
+  /// Puts the folder in place where there is none, or an empty one. Errors: IoError.
+  void publish_new();
+
+ private:
+  std::filesystem::path target_;
+  std::filesystem::path staging_;
+};
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,235 @@
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/hf_names.hpp"
+#include "checkpoint/json_strict.hpp"
+#include "checkpoint/tessera_folder.hpp"
+#include "checkpoint/transpose.hpp"
+#include "tessera/checkpoint/hf.hpp"
+#include "tessera/checkpoint/sharded.hpp"
+
+namespace tessera {
+namespace {
+
+using namespace checkpoint_detail;
+namespace fs = std::filesystem;
+
+bool is_weight_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+
+/// Everything that does not fit, gathered before anything is said.
+class Mismatches {
+ public:
+  std::vector<std::string> missing, unexpected, other_shape, other_dtype;
+
+  void throw_if_any(const fs::path& dir) const {
+    std::string text;
+    const auto list = [&](const char* what, const std::vector<std::string>& lines) {
+      if (lines.empty()) return;
+      text += detail::concat(text.empty() ? "" : "; ", lines.size(), " ", what, ": ");
+      for (std::size_t i = 0; i < lines.size(); ++i) text += (i ? ", " : "") + lines[i];
+    };
+    list("missing", missing);
+    list("unexpected", unexpected);
+    list("of another shape", other_shape);
+    list("of an unsupported or mixed dtype", other_dtype);
+    if (!text.empty())
+      bad_file(dir, "the weights do not fit the model's configuration", text,
+               "Check that configuration and weights belong together.");
+  }
+};
+
+}  // namespace
+
+struct HfModel::Impl {
+  fs::path dir;
+  HfModelConfig config;
+  std::optional<HfSource> source;
+  std::vector<std::string> notes;
+  ShardedReader files;
+  std::vector<HfMapping> mappings;
+  std::unordered_map<std::string, const HfMapping*> by_name;
+
+  Impl(fs::path folder, HfModelConfig c) : dir(std::move(folder)), config(std::move(c)), files(dir) {}
+
+  void take_mappings(std::vector<HfMapping> list) {
+    mappings = std::move(list);
+    for (const auto& mapping : mappings) by_name[mapping.name] = &mapping;
+  }
+
+  const HfMapping& mapping_of(const std::string& name) const {
+    const auto it = by_name.find(name);
+    if (it == by_name.end())
+      bad_file(dir, "parameter '" + name + "'", "is not one of this model's", "Check the model's configuration.");
+    return *it->second;
+  }
+
+  DType dtype_of(const HfMapping& mapping) const { return files.find(mapping.parts.front().name)->dtype; }
+
+  /// Compares what the files hold with what the mappings need; `allowed` may be there besides.
+  void check_files(const std::set<std::string>& allowed) const {
+    Mismatches bad;
+    std::set<std::string> wanted = allowed;
+    for (const auto& mapping : mappings) {
+      for (const auto& part : mapping.parts) {
+        wanted.insert(part.name);
+        const SafetensorsEntry* entry = files.find(part.name);
+        if (!entry) {
+          bad.missing.push_back(detail::concat(part.name, " ", part.shape));
+        } else if (!(entry->shape == part.shape)) {
+          bad.other_shape.push_back(
+              detail::concat(part.name, " is ", entry->shape, ", the configuration implies ", part.shape));
+        } else if (const SafetensorsEntry* first = files.find(mapping.parts.front().name);
+                   !is_weight_dtype(entry->dtype) || (first && first->dtype != entry->dtype)) {
+          bad.other_dtype.push_back(detail::concat(part.name, " ", entry->dtype));
+        }
+      }
+    }
+    for (const auto& entry : files.entries()) {
+      if (!wanted.contains(entry.name)) bad.unexpected.push_back(detail::concat(entry.name, " ", entry.shape));
+    }
+    bad.throw_if_any(dir);
+  }
+
+  void check_tied_copies() const;
+  void describe_source(const std::string& prefix, std::string config_json);
+};
+
+/// A tied head that is stored nevertheless must be the embedding: Hugging Face would silently prefer the embedding.
+void HfModel::Impl::check_tied_copies() const {
+  const auto& names = source->embedding_names;
+  if (names.size() < 2) return;
+  const SafetensorsEntry& a = *files.find(names[0]);
+  const SafetensorsEntry& b = *files.find(names[1]);
+  const auto refuse = [&] {
+    bad_file(dir, "tensor '" + names[1] + "'",
+             "differs from '" + names[0] + "' although tie_word_embeddings says they are one",
+             "Set \"tie_word_embeddings\": false in config.json if the head is its own.");
+  };
+  if (!(a.shape == b.shape) || a.dtype != b.dtype) refuse();
+  const std::int64_t rows = a.shape[0];
+  const std::size_t row_bytes = static_cast<std::size_t>(a.shape[1]) * size_of(a.dtype);
+  const std::int64_t step = std::max<std::int64_t>(1, static_cast<std::int64_t>((4u << 20) / row_bytes));
+  std::vector<std::byte> one, two;
+  for (std::int64_t row = 0; row < rows; row += step) {
+    const TensorSlice slice = TensorSlice::rows(a.shape, row, std::min(rows, row + step));
+    one.resize(static_cast<std::size_t>(slice.shape[0]) * row_bytes);
+    two.resize(one.size());
+    files.read_slice(names[0], slice, one);
+    files.read_slice(names[1], slice, two);
+    if (one != two) refuse();
+  }
+}
+
+void HfModel::Impl::describe_source(const std::string& prefix, std::string config_json) {
+  HfSource facts;
+  facts.prefix = prefix;
+  facts.config_json = std::move(config_json);
+  facts.has_index = files.has_index();
+  facts.index_metadata = files.index_metadata();
+  for (const auto& entry : files.entries()) {
+    if (is_stored_buffer(config, prefix, entry.name)) {
+      facts.ignored.push_back(entry.name);
+    } else {
+      facts.weight_map[entry.name] = files.file_of(entry.name);
+    }
+  }
+  for (const auto& file : files.files()) facts.file_metadata[file] = files.metadata_of(file);
+  const std::string embedding = mapping_of(kEmbedding).parts[0].name;
+  if (files.find(embedding)) facts.embedding_names.push_back(embedding);
+  if (config.tied_head && files.find(kHfHead)) facts.embedding_names.push_back(kHfHead);
+  if (facts.embedding_names.empty()) facts.embedding_names.push_back(embedding);
+  source = std::move(facts);
+}
+
+HfModel::HfModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HfModel::~HfModel() = default;
+HfModel::HfModel(HfModel&&) noexcept = default;
+
+const HfModelConfig& HfModel::config() const { return impl_->config; }
+const HfSource* HfModel::source() const { return impl_->source ? &*impl_->source : nullptr; }
+const fs::path& HfModel::dir() const { return impl_->dir; }
+const std::vector<std::string>& HfModel::notes() const { return impl_->notes; }
+
+std::vector<TensorSpec> HfModel::tensors() const {
+  std::vector<TensorSpec> specs;
+  for (const auto& mapping : impl_->mappings) specs.push_back({mapping.name, impl_->dtype_of(mapping), mapping.shape});
+  return specs;
+}
+
+void HfModel::read(const std::string& name, std::span<std::byte> out) const {
+  const HfMapping& mapping = impl_->mapping_of(name);
+  const std::size_t element = size_of(impl_->dtype_of(mapping));
+  const std::size_t bytes = static_cast<std::size_t>(mapping.shape.numel()) * element;
+  TESSERA_CHECK(out.size() == bytes, "parameter '", name, "': ", bytes, " bytes to read into a buffer of ", out.size());
+  for (const auto& part : mapping.parts) {
+    const std::size_t part_bytes = static_cast<std::size_t>(part.shape.numel()) * element;
+    const std::span<std::byte> target = out.first(part_bytes);
+    out = out.subspan(part_bytes);
+    if (!part.transposed) {
+      impl_->files.read(part.name, target);
+      continue;
+    }
+    for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t rows, std::span<std::byte> block) {
+      impl_->files.read_slice(part.name, TensorSlice::rows(part.shape, row, row + rows), block);
+      put_rows_as_columns(block, target, part.shape, row, rows, element);
+    });
+  }
+}
+
+void HfModel::read_f32(const std::string& name, std::span<float> out) const {
+  const HfMapping& mapping = impl_->mapping_of(name);
+  const DType dtype = impl_->dtype_of(mapping);
+  const auto bytes = std::as_writable_bytes(out);
+  if (dtype == DType::f32) return read(name, bytes);
+  TESSERA_CHECK(out.size() == static_cast<std::size_t>(mapping.shape.numel()), "parameter '", name, "' has ",
+                mapping.shape.numel(), " elements; the buffer ", out.size());
+  std::vector<std::byte> stored(out.size() * size_of(dtype));
+  read(name, stored);
+  convert_floats(dtype, stored, DType::f32, bytes);
+}
+
+HfModel open_hf(const fs::path& dir) {
+  const fs::path config_path = dir / "config.json";
+  std::string text = read_text(config_path, kMaxConfigBytes, SymbolicLinks::follow);
+  std::vector<std::string> notes;
+  HfModelConfig config = parse_hf_config(text, config_path.string(), &notes);
+  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(config));
+  impl->notes = std::move(notes);
+  const std::string usual = usual_prefix(impl->config);
+  const auto& entries = impl->files.entries();
+  const bool prefixed =
+      std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry.name.starts_with(usual); });
+  const std::string prefix = prefixed ? usual : "";
+  impl->take_mappings(map_names(impl->config, prefix));
+  impl->describe_source(prefix, std::move(text));
+  std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());
+  allowed.insert(impl->source->embedding_names.begin(), impl->source->embedding_names.end());
+  impl->mappings.front().parts.front().name = impl->source->embedding_names.front();
+  impl->check_files(allowed);
+  impl->check_tied_copies();
+  return HfModel(std::move(impl));
+}
+
+HfModel open_tessera(const fs::path& dir) {
+  TesseraFolder folder = read_tessera_json(dir);
+  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(folder.config));
+  impl->source = std::move(folder.source);
+  std::vector<HfMapping> identity;
+  for (const TensorSpec& spec : parameter_specs(impl->config))
+    identity.push_back({spec.name, spec.shape, {{spec.name, spec.shape, false}}});
+  impl->take_mappings(std::move(identity));
+  impl->check_files({});
+  return HfModel(std::move(impl));
+}
+
+HfModel open_model(const fs::path& dir) {
+  std::error_code error;
+  if (fs::exists(dir / kTesseraJson, error)) return open_tessera(dir);
+  if (!fs::exists(dir / "config.json", error))
+    bad_file(dir, "", "has neither tessera.json nor config.json", "Name a folder written by Tessera or Hugging Face.");
+  return open_hf(dir);
+}
+
+}  // namespace tessera

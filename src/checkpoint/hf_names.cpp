@@ -1,0 +1,112 @@
+#include "checkpoint/hf_names.hpp"
+
+#include <initializer_list>
+
+namespace tessera {
+namespace checkpoint_detail {
+namespace {
+
+/// Collects mappings; every method adds one parameter.
+class Mapper {
+ public:
+  explicit Mapper(std::vector<HfMapping>& out) : out_(out) {}
+
+  void tensor(const std::string& ours, const std::string& theirs, const Shape& shape) {
+    out_.push_back({ours, shape, {{theirs, shape, false}}});
+  }
+  /// A weight [out, in] that GPT-2 stores as [in, out].
+  void conv1d(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in, bool bias) {
+    out_.push_back({ours + ".weight", {out, in}, {{theirs + ".weight", {in, out}, true}}});
+    if (bias) out_.push_back({ours + ".bias", {out}, {{theirs + ".bias", {out}, false}}});
+  }
+  struct Rows {
+    std::string name;
+    std::int64_t count;
+  };
+  /// A linear whose rows are those of several Hugging Face linears.
+  void linear(const std::string& ours, std::initializer_list<Rows> theirs, std::int64_t in, bool bias) {
+    HfMapping weight{ours + ".weight", {0, in}, {}}, vector{ours + ".bias", {0}, {}};
+    for (const Rows& rows : theirs) {
+      weight.shape[0] += rows.count;
+      vector.shape[0] += rows.count;
+      weight.parts.push_back({rows.name + ".weight", {rows.count, in}, false});
+      vector.parts.push_back({rows.name + ".bias", {rows.count}, false});
+    }
+    out_.push_back(std::move(weight));
+    if (bias) out_.push_back(std::move(vector));
+  }
+
+ private:
+  std::vector<HfMapping>& out_;
+};
+
+void map_gpt2(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
+  Mapper map(out);
+  // Hugging Face's GPT-2 has neither grouped heads nor missing biases; Tessera's own folders may.
+  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const auto norm = [&](const std::string& ours, const std::string& theirs) {
+    map.tensor(ours + ".weight", theirs + ".weight", {width});
+    map.tensor(ours + ".bias", theirs + ".bias", {width});
+  };
+  map.tensor(kEmbedding, prefix + "wte.weight", {c.vocab_size, width});
+  map.tensor("embedding.position_embeddings.weight", prefix + "wpe.weight", {c.max_positions, width});
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string ours = "decoder.layers." + std::to_string(i) + ".";
+    const std::string theirs = prefix + "h." + std::to_string(i) + ".";
+    norm(ours + "input_layernorm", theirs + "ln_1");
+    map.conv1d(ours + "self_attention.linear_qkv", theirs + "attn.c_attn", heads + 2 * kv, width, c.qkv_bias);
+    map.conv1d(ours + "self_attention.linear_proj", theirs + "attn.c_proj", width, heads, c.proj_bias);
+    norm(ours + "pre_mlp_layernorm", theirs + "ln_2");
+    map.conv1d(ours + "mlp.linear_fc1", theirs + "mlp.c_fc", c.ffn_hidden_size, width, c.linear_bias);
+    map.conv1d(ours + "mlp.linear_fc2", theirs + "mlp.c_proj", width, c.ffn_hidden_size, c.linear_bias);
+  }
+  norm("decoder.final_layernorm", prefix + "ln_f");
+}
+
+void map_llama(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
+  Mapper map(out);
+  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  map.tensor(kEmbedding, prefix + "embed_tokens.weight", {c.vocab_size, width});
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string ours = "decoder.layers." + std::to_string(i) + ".";
+    const std::string theirs = prefix + "layers." + std::to_string(i) + ".";
+    const std::string attention = theirs + "self_attn.", mlp = theirs + "mlp.";
+    map.tensor(ours + "input_layernorm.weight", theirs + "input_layernorm.weight", {width});
+    map.linear(ours + "self_attention.linear_qkv",
+               {{attention + "q_proj", heads}, {attention + "k_proj", kv}, {attention + "v_proj", kv}}, width,
+               c.qkv_bias);
+    map.linear(ours + "self_attention.linear_proj", {{attention + "o_proj", width}}, heads, c.proj_bias);
+    map.tensor(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight", {width});
+    map.linear(ours + "mlp.linear_fc1", {{mlp + "gate_proj", c.ffn_hidden_size}, {mlp + "up_proj", c.ffn_hidden_size}},
+               width, c.linear_bias);
+    map.linear(ours + "mlp.linear_fc2", {{mlp + "down_proj", width}}, c.ffn_hidden_size, c.linear_bias);
+  }
+  map.tensor("decoder.final_layernorm.weight", prefix + "norm.weight", {width});
+}
+
+}  // namespace
+
+std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix) {
+  std::vector<HfMapping> out;
+  config.family == "gpt2" ? map_gpt2(config, prefix, out) : map_llama(config, prefix, out);
+  if (!config.tied_head) Mapper(out).tensor("output_layer.weight", kHfHead, {config.vocab_size, config.hidden_size});
+  return out;
+}
+
+std::string usual_prefix(const HfModelConfig& config) { return config.family == "gpt2" ? "transformer." : "model."; }
+
+bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, std::string_view name) {
+  if (config.family == "gpt2")
+    return name.starts_with(prefix + "h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+  return name.starts_with(prefix) && name.ends_with("rotary_emb.inv_freq");
+}
+
+}  // namespace checkpoint_detail
+
+std::vector<TensorSpec> parameter_specs(const HfModelConfig& config) {
+  std::vector<TensorSpec> specs;
+  for (const auto& mapping : checkpoint_detail::map_names(config, "")) specs.push_back({mapping.name, DType::f32, mapping.shape});
+  return specs;
+}
+
+}  // namespace tessera

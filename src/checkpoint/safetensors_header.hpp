@@ -1,0 +1,37 @@
+#pragma once
+/// The JSON header of a safetensors file: parsed without trust, written canonically.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint/safetensors.hpp"
+
+namespace tessera::checkpoint_detail {
+
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
+  std::map<std::string, std::string> metadata;
+};
+
+/// Parses the header text of a file whose data begin at data_begin and which has file_bytes in all.
+/// Errors: CheckpointError naming `path`, tensor and reason.
+SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text, std::uint64_t data_begin,
+                               std::uint64_t file_bytes);
+
+/// A file's layout: length word and header as bytes, and entries with their places in the file.
+struct SafetensorsLayout {
+  std::string prefix;
+  std::vector<SafetensorsEntry> entries;
+  std::uint64_t file_bytes = 0;
+};
+/// Errors: InvalidArgument for a name twice, empty or reserved, or a header that would be too long.
+SafetensorsLayout lay_out(std::span<const TensorSpec> tensors, const std::map<std::string, std::string>& metadata);
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,137 @@
+#include <deque>
+#include <filesystem>
+
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/json_strict.hpp"
+#include "tessera/checkpoint/sharded.hpp"
+
+namespace tessera {
+namespace {
+
+using namespace checkpoint_detail;
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+}  // namespace
+
+struct ShardedReader::Impl {
+  struct Place {
+    std::size_t file;
+    std::size_t entry;
+  };
+  fs::path dir;
+  std::vector<std::string> names;
+  std::vector<SafetensorsReader> files;
+  std::vector<SafetensorsEntry> entries;
+  std::unordered_map<std::string_view, Place> index;
+  std::string index_metadata;
+  bool has_index = false;
+
+  void open(const std::string& name) {
+    names.push_back(name);
+    files.emplace_back(dir / name);
+  }
+
+  void open_indexed() {
+    const fs::path path = dir / kIndex;
+    const Json document = read_json(path, kMaxIndexBytes);
+    const JsonView root(document, path.string());
+    const JsonView map = root["weight_map"];
+    if (const auto metadata = root.find("metadata")) index_metadata = to_text(metadata->object(), -1);
+    has_index = true;
+    std::map<std::string, std::size_t> wanted;  // file → number of tensors mapped to it
+    for (const auto& item : map.object().items()) {
+      const std::string& file = map[item.key()].text();
+      if (!is_plain_file_name(file))
+        map[item.key()].fail("\"" + file.substr(0, 200) + "\" is not the plain name of a file in this folder",
+                             "Names with '/', '\\' or a leading '.' are refused: they could read files elsewhere.");
+      ++wanted[file];
+    }
+    for (const auto& [file, count] : wanted) {
+      open(file);
+      check_against_map(map, count);
+    }
+  }
+
+  /// The file just opened holds exactly the tensors that the index places in it.
+  void check_against_map(const JsonView& map, std::size_t count) {
+    const SafetensorsReader& file = files.back();
+    for (const auto& entry : file.entries()) {
+      const auto mapped = map.find(entry.name);
+      if (!mapped || mapped->text() != names.back())
+        bad_file(file.path(), "tensor '" + entry.name + "'", "the index does not place it in this file",
+                 "Index and weight files do not belong together; save or download the folder again.");
+    }
+    if (file.entries().size() == count) return;
+    for (const auto& item : map.object().items()) {
+      if (item.value() == names.back()) file.at(item.key());
+    }
+  }
+};
+
+ShardedReader::ShardedReader(const fs::path& dir) : impl_(std::make_unique<Impl>()) {
+  Impl& self = *impl_;
+  self.dir = dir;
+  std::error_code error;
+  if (fs::exists(dir / kSingle, error)) {
+    self.open(kSingle);
+  } else if (fs::exists(dir / kIndex, error)) {
+    self.open_indexed();
+  } else {
+    bad_file(dir, "", detail::concat("has neither ", kSingle, " nor ", kIndex),
+             "Weights in other formats (pytorch_model.bin) are not read: save the model with "
+             "save_pretrained(safe_serialization=True) first.");
+  }
+  for (std::size_t i = 0; i < self.files.size(); ++i) {
+    const auto& entries = self.files[i].entries();
+    for (std::size_t j = 0; j < entries.size(); ++j) {
+      self.entries.push_back(entries[j]);
+      self.index[entries[j].name] = {i, j};
+    }
+  }
+}
+
+ShardedReader::~ShardedReader() = default;
+ShardedReader::ShardedReader(ShardedReader&&) noexcept = default;
+ShardedReader& ShardedReader::operator=(ShardedReader&&) noexcept = default;
+
+const fs::path& ShardedReader::dir() const { return impl_->dir; }
+const std::vector<SafetensorsEntry>& ShardedReader::entries() const { return impl_->entries; }
+const std::string& ShardedReader::index_metadata() const { return impl_->index_metadata; }
+bool ShardedReader::has_index() const { return impl_->has_index; }
+std::vector<std::string> ShardedReader::files() const { return impl_->names; }
+
+const SafetensorsEntry* ShardedReader::find(std::string_view name) const {
+  const auto it = impl_->index.find(name);
+  return it == impl_->index.end() ? nullptr : &impl_->files[it->second.file].entries()[it->second.entry];
+}
+
+const std::string& ShardedReader::file_of(std::string_view name) const {
+  const auto it = impl_->index.find(name);
+  if (it == impl_->index.end())
+    bad_file(impl_->dir, "tensor '" + std::string(name) + "'", "is in none of the weight files",
+             "Check that the folder belongs to this model.");
+  return impl_->names[it->second.file];
+}
+
+const std::map<std::string, std::string>& ShardedReader::metadata_of(const std::string& file) const {
+  for (std::size_t i = 0; i < impl_->names.size(); ++i) {
+    if (impl_->names[i] == file) return impl_->files[i].metadata();
+  }
+  TESSERA_CHECK(false, file, " is not one of the weight files of ", impl_->dir.string());
+}
+
+void ShardedReader::read(std::string_view name, std::span<std::byte> out) const {
+  file_of(name);
+  impl_->files[impl_->index.at(name).file].read(name, out);
+}
+
+void ShardedReader::read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const {
+  file_of(name);
+  impl_->files[impl_->index.at(name).file].read_slice(name, slice, out);
+}
+
+}  // namespace tessera

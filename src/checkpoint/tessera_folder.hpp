@@ -1,0 +1,26 @@
+#pragma once
+/// tessera.json: what a folder of weights with Tessera's names says about itself.
+
+#include <filesystem>
+#include <optional>
+
+#include "tessera/checkpoint/hf.hpp"
+
+namespace tessera::checkpoint_detail {
+
+constexpr const char* kTesseraJson = "tessera.json";
+constexpr const char* kHfConfigCopy = "hf_config.json";  ///< not config.json: from_pretrained must not take the folder for its own
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+
+struct TesseraFolder {
+  HfModelConfig config;
+  std::optional<HfSource> source;
+};
+
+void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config, const HfSource* source);
+TesseraFolder read_tessera_json(const std::filesystem::path& dir);
+
+/// Copies those tokenizer and generation files that `from` has.
+void copy_extra_files(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace tessera::checkpoint_detail

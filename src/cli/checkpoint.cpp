@@ -1,0 +1,52 @@
+#include "tessera/checkpoint/checkpoint.hpp"
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/run_path.hpp"
+
+namespace tessera::cli {
+namespace {
+
+void inspect(const std::string& path) {
+  const CheckpointSummary s = inspect_checkpoint(checkpoint_in(path));
+  std::cout << s.dir.string() << "\n  step " << s.manifest.state.step << ", "
+            << s.manifest.state.consumed_samples << " samples, tessera " << s.manifest.state.tessera_version
+            << "\n  " << s.manifest.files.size() << " file(s), " << s.bytes << " bytes\n";
+  for (const auto& group : s.groups) {
+    std::cout << "  " << group.prefix << ": " << group.tensors << " tensors, " << group.elements
+              << " values, " << group.bytes << " bytes\n";
+  }
+  for (const auto& tensor : s.manifest.tensors) {
+    std::cout << "    " << tensor.name << "  " << tensor.dtype << " " << tensor.shape << "  "
+              << tensor.placement << "\n";
+  }
+}
+
+void verify(const std::string& path, Program& program) {
+  const std::filesystem::path dir = checkpoint_in(path);
+  const auto problems = verify_checkpoint(dir);
+  for (const std::string& problem : problems) std::cout << problem << "\n";
+  std::cout << dir.string() << ": " << (problems.empty() ? "every byte is as it was saved" : "damaged")
+            << std::endl;
+  if (!problems.empty()) program.exit_code = 4;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand("checkpoint", "Look at and check saved checkpoints");
+  command->require_subcommand(1);
+  auto path = std::make_shared<std::string>();
+  const char* what = "a run's folder, a folder of checkpoints, or one checkpoint";
+  auto* show = command->add_subcommand("inspect", "List what a checkpoint holds");
+  show->add_option("path", *path, what)->required();
+  show->callback([path] { inspect(*path); });
+  auto* check = command->add_subcommand("verify", "Read every byte and compare with the checksums");
+  check->add_option("path", *path, what)->required();
+  check->callback([path, &program] { verify(*path, program); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,65 @@
+#include "tessera/cli/cli.hpp"
+
+#include <iostream>
+
+#include "cli/commands.hpp"
+#include "tessera/base/version.hpp"
+
+namespace tessera {
+namespace {
+
+int fail(int code, const std::string& message) {
+  std::cerr << "error: " << message << std::endl;
+  return code;
+}
+
+int run(std::vector<std::string> args) {
+  cli::Program program{read_environment(), Logger::silent(), 0};
+  LogOptions log;
+  log.level = program.environment.log_level.value_or(LogLevel::info);
+  log.no_color = program.environment.no_color;
+  program.log = Logger(log);
+  for (const std::string& warning : program.environment.warnings) program.log.warning(warning);
+
+  CLI::App app{"Tessera trains transformers.", "tessera"};
+  app.set_version_flag("--version", std::string("tessera ") + version());
+  app.require_subcommand(1);
+  cli::add_train(app, program);
+  cli::add_preprocess(app, program);
+  cli::add_generate(app, program);
+  cli::add_convert(app, program);
+  cli::add_checkpoint(app, program);
+  cli::add_python_commands(app, program);
+  cli::add_env(app, program);
+  std::reverse(args.begin(), args.end());  // CLI11 takes them from the back
+  try {
+    app.parse(args);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return program.exit_code;
+}
+
+}  // namespace
+
+int cli_main(const std::vector<std::string>& args) {
+  try {
+    return run(args);
+  } catch (const ConfigError& error) {
+    return fail(2, error.what());
+  } catch (const InvalidArgument& error) {
+    return fail(2, error.what());
+  } catch (const DataError& error) {
+    return fail(4, error.what());
+  } catch (const CheckpointError& error) {
+    return fail(4, error.what());
+  } catch (const IoError& error) {
+    return fail(3, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(3, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(1, error.what());
+  }
+}
+
+}  // namespace tessera

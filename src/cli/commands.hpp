@@ -1,0 +1,28 @@
+#pragma once
+/// One function per subcommand: declares its options on the CLI11 app and sets what runs it.
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "tessera/base/env.hpp"
+#include "tessera/base/log.hpp"
+
+namespace tessera::cli {
+
+/// What every command gets, and the exit code it leaves.
+struct Program {
+  Environment environment;
+  Logger log;
+  int exit_code = 0;
+};
+
+void add_train(CLI::App& app, Program& program);
+void add_preprocess(CLI::App& app, Program& program);
+void add_generate(CLI::App& app, Program& program);
+void add_convert(CLI::App& app, Program& program);
+void add_checkpoint(CLI::App& app, Program& program);
+void add_env(CLI::App& app, Program& program);
+/// Commands that are Python modules: run through `python3 -m tessera`.
+void add_python_commands(CLI::App& app, Program& program);
+
+}  // namespace tessera::cli

@@ -1,0 +1,82 @@
+#include <iostream>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/run_path.hpp"
+#include "tessera/engine/pretrained.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct ConvertArguments {
+  std::vector<std::string> from, to;
+  std::string dtype;
+};
+
+std::optional<DType> dtype_named(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  throw ConfigError("--dtype " + name + ": float32, bfloat16 and float16 are supported");
+}
+
+/// A run's or checkpoint's weights in one of the folder formats.
+void export_run(const std::string& source, const std::string& format, const std::string& target,
+                std::optional<DType> dtype) {
+  LoadedModel loaded = load_model(source, 0);
+  const HfModelConfig config = hf_config_of(loaded.config.model);
+  const ViewSource weights = weights_of(*loaded.engine);
+  ExportOptions options;
+  options.dtype = dtype;
+  format == "hf" ? export_hf(target, config, weights, options)
+                 : export_tessera(target, config, weights, options);
+}
+
+void run_convert(const ConvertArguments& a) {
+  const auto& [from, source] = std::tie(a.from[0], a.from[1]);
+  const auto& [to, target] = std::tie(a.to[0], a.to[1]);
+  const std::optional<DType> dtype = dtype_named(a.dtype);
+  if (from == "tessera" && !is_model_folder(source)) {
+    export_run(source, to, target, dtype);
+  } else if (from != to && !dtype) {
+    from == "hf" ? convert_from_hf(source, target) : convert_to_hf(source, target);
+  } else {
+    const HfModel model = from == "hf" ? open_hf(source) : open_tessera(source);
+    ExportOptions options;
+    options.dtype = dtype;
+    options.source = model.source();
+    options.extra_files = source;
+    to == "hf" ? export_hf(target, model.config(), model, options)
+               : export_tessera(target, model.config(), model, options);
+  }
+  std::cout << "wrote " << target << std::endl;
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Program&) {
+  auto* command = app.add_subcommand("convert", "Convert weights between Hugging Face folders and Tessera's");
+  auto arguments = std::make_shared<ConvertArguments>();
+  command
+      ->add_option("--from", arguments->from, "hf DIR, or tessera DIR (converted folder, run or checkpoint)")
+      ->required()
+      ->expected(2)
+      ->type_name("FORMAT DIR");
+  command->add_option("--to", arguments->to, "hf DIR or tessera DIR; DIR must not exist or be empty")
+      ->required()
+      ->expected(2)
+      ->type_name("FORMAT DIR");
+  command->add_option("--dtype", arguments->dtype,
+                      "store weights as float32, bfloat16 or float16 instead of as they are");
+  command->callback([arguments] {
+    for (const auto* side : {&arguments->from, &arguments->to}) {
+      const std::string& name = (*side)[0];
+      TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera", "unknown format \"", name,
+                     "\": hf and tessera are known");
+    }
+    run_convert(*arguments);
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,28 @@
+#include <thread>
+
+#include <iostream>
+
+#include "cli/commands.hpp"
+#include "tessera/base/version.hpp"
+#include "tessera/device/exec_ctx.hpp"
+#include "tessera/ops/backends.hpp"
+
+namespace tessera::cli {
+
+void add_env(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand("env", "Print versions, CPU and backends: paste this into bug reports");
+  command->callback([&program] {
+    std::cout << "tessera      " << version() << "\n";
+    std::cout << "compiler     " << __VERSION__ << "\n";
+    for (const auto& [name, value] : ops::describe_backends()) {
+      std::cout << name << std::string(name.size() < 13 ? 13 - name.size() : 1, ' ') << value << "\n";
+    }
+    std::cout << "threads      " << ExecCtx::cpu().stream->threads() << " of "
+              << std::thread::hardware_concurrency() << "\n";
+    const Environment& e = program.environment;
+    if (e.launched()) std::cout << "rank         " << *e.rank << " of " << *e.world_size << "\n";
+    std::cout << std::flush;
+  });
+}
+
+}  // namespace tessera::cli

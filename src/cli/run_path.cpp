@@ -1,0 +1,44 @@
+#include "cli/run_path.hpp"
+
+#include "tessera/base/config_file.hpp"
+#include "tessera/engine/build.hpp"
+#include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/state.hpp"
+#include "tessera/engine/trainer.hpp"
+
+namespace tessera::cli {
+
+std::filesystem::path checkpoint_in(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path / "config.yaml")) {
+    // A run may have been moved: its own checkpoints folder comes before the one its configuration names.
+    if (std::filesystem::exists(path / "checkpoints")) return resolve_checkpoint(path / "checkpoints");
+    return resolve_checkpoint(checkpoint_root(load_config(path / "config.yaml")));
+  }
+  return resolve_checkpoint(path);
+}
+
+bool is_model_folder(const std::filesystem::path& path) {
+  return std::filesystem::exists(path / "tessera.json") || std::filesystem::exists(path / "config.json");
+}
+
+LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) {
+  LoadedModel loaded;
+  if (is_model_folder(path)) {
+    const ModelConfig model = model_config_of(open_model(path).config());
+    loaded.config.model = model;
+    if (std::filesystem::exists(path / "tokenizer.json"))
+      loaded.config.data.tokenizer = (path / "tokenizer.json").string();
+    loaded.config.device.threads = threads;
+    loaded.engine = build_engine(loaded.config, false);
+    load_pretrained(path, model, *loaded.engine);
+    return loaded;
+  }
+  const CheckpointReader reader(checkpoint_in(path));
+  loaded.config = read_run_state(reader).config;
+  loaded.config.device.threads = threads;
+  loaded.engine = build_engine(loaded.config, false);
+  load_engine(reader, *loaded.engine);
+  return loaded;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,24 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+
+#include "tessera/engine/engine.hpp"
+
+namespace tessera::cli {
+
+/// The checkpoint that `path` means: itself, the newest of a folder of checkpoints, or the newest of a run's
+/// folder. Errors: CheckpointError if there is none.
+std::filesystem::path checkpoint_in(const std::filesystem::path& path);
+
+/// Whether `path` is a model folder (Hugging Face or converted) rather than a run or checkpoint.
+bool is_model_folder(const std::filesystem::path& path);
+
+/// A model for inference, and how its text is tokenized.
+struct LoadedModel {
+  Config config;
+  std::unique_ptr<Engine> engine;
+};
+/// From a run, a checkpoint, or a model folder. Errors: CheckpointError.
+LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads);
+
+}  // namespace tessera::cli

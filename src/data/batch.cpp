@@ -1,0 +1,94 @@
+#include "tessera/data/batch.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+std::vector<std::int32_t> piece(const std::vector<std::int32_t>& all, std::int64_t begin, std::int64_t end) {
+  if (all.empty()) return {};
+  return {all.begin() + begin, all.begin() + end};
+}
+
+void check_size(const std::vector<std::int32_t>& array, std::int64_t expected, const char* name,
+                bool optional) {
+  const auto size = static_cast<std::int64_t>(array.size());
+  TESSERA_CHECK((optional && size == 0) || size == expected, "batch.", name, " has ", size, " values, not ",
+                expected);
+}
+
+/// Every value in [0, limit), or equal to `also`.
+void check_range(const Batch& batch, const std::vector<std::int32_t>& array, std::int64_t limit,
+                 std::int64_t also, const char* name) {
+  for (std::size_t i = 0; i < array.size(); ++i) {
+    const std::int64_t value = array[i];
+    const auto at = static_cast<std::int64_t>(i);
+    TESSERA_ENSURE(DataError, (value >= 0 && value < limit) || value == also, "batch: sample ",
+                   global_sample(batch, at / batch.seq_length), ", position ", at % batch.seq_length, ": ",
+                   name, " ", value, " is not in [0, ", limit,
+                   "). Data and model must use the same vocabulary and length");
+  }
+}
+
+}  // namespace
+
+std::int64_t count_targets(const Batch& batch) {
+  return static_cast<std::int64_t>(batch.labels.size()) -
+         std::count(batch.labels.begin(), batch.labels.end(), kIgnoredLabel);
+}
+
+Batch slice(const Batch& batch, std::int64_t first, std::int64_t count) {
+  TESSERA_CHECK(first >= 0 && count >= 0 && count <= batch.batch && first <= batch.batch - count, "samples [",
+                first, ", ", first + count, ") of a batch of ", batch.batch);
+  const std::int64_t run =
+      batch.sample_block > 0 ? batch.sample_block : std::max<std::int64_t>(batch.batch, 1);
+  const bool one_run = count == 0 || first / run == (first + count - 1) / run;
+  TESSERA_CHECK(one_run || first % run == 0, "samples [", first, ", ", first + count,
+                ") begin inside a run of ", run, " consecutive samples and end in another");
+  const std::int64_t s = batch.seq_length;
+  Batch out;
+  out.batch = count;
+  out.seq_length = s;
+  out.tokens = piece(batch.tokens, first * s, (first + count) * s);
+  out.labels = piece(batch.labels, first * s, (first + count) * s);
+  out.position_ids = piece(batch.position_ids, first * s, (first + count) * s);
+  out.document_ids = piece(batch.document_ids, first * s, (first + count) * s);
+  out.key_begin = piece(batch.key_begin, first, first + count);
+  out.key_end = piece(batch.key_end, first, first + count);
+  out.sample0 = global_sample(batch, first);
+  if (!one_run) {
+    out.sample_block = batch.sample_block;
+    out.sample_stride = batch.sample_stride;
+  }
+  return out;
+}
+
+void validate(const Batch& batch, std::int64_t vocab_size) {
+  TESSERA_CHECK(batch.batch > 0 && batch.seq_length > 0, "batch of ", batch.batch, " x ", batch.seq_length);
+  TESSERA_CHECK(vocab_size >= 0, "vocab_size = ", vocab_size);
+  TESSERA_CHECK(batch.batch <= std::numeric_limits<std::int64_t>::max() / batch.seq_length, "batch of ",
+                batch.batch, " x ", batch.seq_length);
+  const std::int64_t n = batch.batch * batch.seq_length;
+  check_size(batch.tokens, n, "tokens", false);
+  check_size(batch.labels, n, "labels", false);
+  check_size(batch.position_ids, n, "position_ids", true);
+  check_size(batch.document_ids, n, "document_ids", true);
+  check_size(batch.key_begin, batch.batch, "key_begin", true);
+  check_size(batch.key_end, batch.batch, "key_end", true);
+  const std::int64_t limit = vocab_size > 0 ? vocab_size : std::numeric_limits<std::int64_t>::max();
+  check_range(batch, batch.tokens, limit, 0, "token");
+  check_range(batch, batch.labels, limit, kIgnoredLabel, "label");
+  check_range(batch, batch.position_ids, batch.seq_length, 0, "position");
+  for (std::int64_t i = 0; i < batch.batch; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::int64_t begin = batch.key_begin.empty() ? 0 : batch.key_begin[at];
+    const std::int64_t end = batch.key_end.empty() ? batch.seq_length : batch.key_end[at];
+    TESSERA_ENSURE(DataError, begin >= 0 && begin <= end && end <= batch.seq_length, "batch: sample ",
+                   global_sample(batch, i), ": keys [", begin, ", ", end, ") of ", batch.seq_length);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,162 @@
+#include "data/file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace tessera::files {
+
+static_assert(std::endian::native == std::endian::little, "the file formats are little-endian");
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+InputFile::InputFile(const std::string& path, bool map, const std::string& remedy) : path_(path) {
+  // Without O_NONBLOCK, opening a named pipe would wait for a writer for ever.
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int error = errno;
+  TESSERA_ENSURE(DataError, fd_ >= 0, path, ": cannot be opened: ", reason(error), ". ", remedy);
+  struct stat info {};
+  const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
+  void* mapped = nullptr;
+  if (regular && map && info.st_size > 0) {
+    mapped = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, fd_, 0);
+  }
+  if (!regular || mapped == MAP_FAILED) {
+    const int map_error = errno;
+    ::close(fd_);
+    TESSERA_ENSURE(DataError, regular, path, ": is not a regular file. ", remedy);
+    throw IoError(detail::concat(path, ": cannot be mapped into memory: ", reason(map_error)));
+  }
+  size_ = info.st_size;
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+InputFile::~InputFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void InputFile::read(std::int64_t offset, std::span<std::byte> out) const {
+  const auto count = static_cast<std::int64_t>(out.size());
+  TESSERA_ENSURE(DataError, offset >= 0 && count <= size_ && offset <= size_ - count, path_, ": bytes ",
+                 offset, " to ", offset + count, " lie beyond its end at ", size_);
+  if (count == 0) return;
+  if (data_ != nullptr) {
+    std::memcpy(out.data(), data_ + offset, out.size());
+    return;
+  }
+  for (std::size_t done = 0; done < out.size();) {
+    const auto got =
+        ::pread(fd_, out.data() + done, out.size() - done, offset + static_cast<std::int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    TESSERA_ENSURE(IoError, got >= 0, path_, ": reading at byte ", offset, " failed: ", reason(errno));
+    TESSERA_ENSURE(DataError, got > 0, path_, ": ended at byte ", offset + static_cast<std::int64_t>(done),
+                   " while it was in use; it had ", size_, " bytes when opened");
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+void InputFile::check_unchanged() const {
+  struct stat info {};
+  TESSERA_ENSURE(IoError, ::fstat(fd_, &info) == 0, path_, ": ", reason(errno));
+  TESSERA_ENSURE(DataError, info.st_size == size_, path_, ": changed from ", size_, " to ", info.st_size,
+                 " bytes while it was in use. Write data under a new name while a run reads the old one");
+}
+
+OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+  for (int attempt = 0; fd_ < 0; ++attempt) {
+    temporary_ = detail::concat(path_, ".tmp-", ::getpid(), "-", attempt);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    TESSERA_ENSURE(IoError, fd_ >= 0 || (errno == EEXIST && attempt < 1000), temporary_,
+                   ": cannot be created: ", reason(errno),
+                   ". Choose an output folder that exists and can be written");
+  }
+  buffer_.reserve(std::size_t{1} << 20);
+}
+
+OutputFile::~OutputFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  written_ += static_cast<std::int64_t>(bytes.size());
+  while (!bytes.empty()) {
+    const std::size_t room = buffer_.capacity() - buffer_.size();
+    const auto part = bytes.first(std::min(room, bytes.size()));
+    buffer_.insert(buffer_.end(), part.begin(), part.end());
+    bytes = bytes.subspan(part.size());
+    if (buffer_.size() == buffer_.capacity()) flush();
+  }
+}
+
+void OutputFile::flush() {
+  for (std::size_t done = 0; done < buffer_.size();) {
+    const auto put = ::write(fd_, buffer_.data() + done, buffer_.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    TESSERA_ENSURE(IoError, put > 0, temporary_, ": writing failed after ", written_,
+                   " bytes: ", reason(errno), ". ", path_, " is unchanged");
+    done += static_cast<std::size_t>(put);
+  }
+  buffer_.clear();
+}
+
+void OutputFile::sync() {
+  flush();
+  TESSERA_ENSURE(IoError, ::fsync(fd_) == 0, temporary_, ": cannot be synced to the disk: ", reason(errno));
+}
+
+void OutputFile::publish() {
+  sync();
+  TESSERA_ENSURE(IoError, ::rename(temporary_.c_str(), path_.c_str()) == 0, temporary_,
+                 ": cannot be renamed to ", path_, ": ", reason(errno));
+  ::close(fd_);
+  fd_ = -1;
+  const auto folder = std::filesystem::path(path_).parent_path();
+  const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_fd < 0)
+    return;  // a folder one may write but not read: the rename stands, only its sync is left out
+  ::fsync(folder_fd);
+  ::close(folder_fd);
+}
+
+std::uint64_t content_hash(std::span<const std::byte> bytes, std::uint64_t seed) {
+  constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15u;
+  // Every step is a bijection of the lane, so a single changed word cannot cancel out.
+  const auto mix = [](std::uint64_t lane, std::uint64_t word) {
+    lane = (lane ^ word) * kFactor;
+    return lane ^ (lane >> 29);
+  };
+  std::uint64_t lanes[4] = {seed, seed + 1, seed + 2, seed + 3};
+  std::size_t i = 0;
+  std::uint64_t words[4];
+  for (; i + 32 <= bytes.size(); i += 32) {
+    std::memcpy(words, bytes.data() + i, 32);
+    for (int k = 0; k < 4; ++k) lanes[k] = mix(lanes[k], words[k]);
+  }
+  for (; i < bytes.size(); i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min<std::size_t>(8, bytes.size() - i));
+    lanes[0] = mix(lanes[0], word);
+  }
+  std::uint64_t hash = mix(seed, bytes.size());
+  for (const std::uint64_t lane : lanes) hash = mix(mix(hash, lane), 0);
+  return hash;
+}
+
+std::string hex(std::uint64_t value) {
+  std::string text(16, '0');
+  for (int i = 15; i >= 0; --i, value >>= 4)
+    text[static_cast<std::size_t>(i)] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
+}  // namespace tessera::files

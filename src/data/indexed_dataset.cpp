@@ -1,0 +1,300 @@
+#include "tessera/data/indexed_dataset.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "data/file.hpp"
+#include "data/indexed_format.hpp"
+
+namespace tessera {
+namespace {
+
+template <typename T>
+T load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+std::string without_suffix(const std::string& prefix) {
+  for (const char* suffix : {".idx", ".bin"}) {
+    if (prefix.ends_with(suffix)) return prefix.substr(0, prefix.size() - 4);
+  }
+  return prefix;
+}
+
+constexpr const char* kRemake = "Make the pair again with `tessera preprocess`, or copy both files again";
+
+/// Converts `count` stored tokens to ids; returns the first position that is no id in [0, limit), or -1.
+template <typename T>
+std::int64_t to_ids(const std::byte* from, std::int32_t* to, std::int64_t count, std::int64_t limit) {
+  std::int64_t bad = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T value = load<T>(from + i * static_cast<std::int64_t>(sizeof(T)));
+    bool good;
+    if constexpr (std::is_floating_point_v<T>) {
+      good = value >= T{0} && static_cast<double>(value) < static_cast<double>(limit) &&
+             value == std::floor(value);
+    } else if constexpr (std::is_signed_v<T>) {
+      good = value >= 0 && static_cast<std::int64_t>(value) < limit;
+    } else {
+      good = static_cast<std::int64_t>(value) < limit;
+    }
+    to[i] = good ? static_cast<std::int32_t>(value) : -1;
+    bad |= !good;
+  }
+  return bad == 0 ? -1 : std::find(to, to + count, -1) - to;
+}
+
+using Convert = std::int64_t (*)(const std::byte*, std::int32_t*, std::int64_t, std::int64_t);
+
+Convert converter(DType dtype) {
+  switch (dtype) {
+    case DType::u8:
+      return to_ids<std::uint8_t>;
+    case DType::i8:
+      return to_ids<std::int8_t>;
+    case DType::i16:
+      return to_ids<std::int16_t>;
+    case DType::u16:
+      return to_ids<std::uint16_t>;
+    case DType::i32:
+      return to_ids<std::int32_t>;
+    case DType::i64:
+      return to_ids<std::int64_t>;
+    case DType::f32:
+      return to_ids<float>;
+    default:
+      return to_ids<double>;
+  }
+}
+
+double stored_value(const std::byte* at, DType dtype) {
+  switch (dtype) {
+    case DType::u8:
+      return load<std::uint8_t>(at);
+    case DType::i8:
+      return load<std::int8_t>(at);
+    case DType::i16:
+      return load<std::int16_t>(at);
+    case DType::u16:
+      return load<std::uint16_t>(at);
+    case DType::i32:
+      return load<std::int32_t>(at);
+    case DType::i64:
+      return static_cast<double>(load<std::int64_t>(at));
+    case DType::f32:
+      return load<float>(at);
+    default:
+      return load<double>(at);
+  }
+}
+
+}  // namespace
+
+int token_code(DType dtype) {
+  const auto at = std::find(indexed::kTokenTypes.begin(), indexed::kTokenTypes.end(), dtype);
+  TESSERA_CHECK(at != indexed::kTokenTypes.end(), "tokens cannot be stored as ", dtype);
+  return static_cast<int>(at - indexed::kTokenTypes.begin()) + 1;
+}
+
+IndexedDataset::IndexedDataset(const std::string& prefix, IndexedDatasetOptions options)
+    : prefix_(without_suffix(prefix)), options_(options) {
+  TESSERA_CHECK(options.vocab_size >= 0, "vocab_size = ", options.vocab_size);
+  const std::string remedy =
+      "A dataset is the pair PREFIX.idx and PREFIX.bin that `tessera preprocess` writes; give "
+      "its PREFIX";
+  index_ = std::make_unique<files::InputFile>(prefix_ + ".idx", true, remedy);
+  tokens_file_ = std::make_unique<files::InputFile>(prefix_ + ".bin", options.map_tokens, remedy);
+  parse_header();
+  check_lengths();
+  check_documents();
+}
+
+IndexedDataset::~IndexedDataset() = default;
+
+void IndexedDataset::parse_header() {
+  const std::string& path = index_->path();
+  const std::int64_t size = index_->size();
+  TESSERA_ENSURE(DataError, size >= indexed::kHeaderBytes, path, ": has ", size, " bytes, less than the ",
+                 indexed::kHeaderBytes, " of the header: it is cut off. ", kRemake);
+  const std::byte* at = index_->data();
+  TESSERA_ENSURE(DataError, std::memcmp(at, indexed::kMagic, 9) == 0, path,
+                 ": byte 0: does not begin with MMIDIDX: it is not an indexed dataset. ", kRemake);
+  const auto version = load<std::uint64_t>(at + 9);
+  TESSERA_ENSURE(DataError, version == indexed::kVersion, path, ": byte 9: version ", version,
+                 ", only version 1 is known. ", kRemake);
+  const int code = load<std::uint8_t>(at + 17);
+  TESSERA_ENSURE(DataError, code >= 1 && code <= 8, path, ": byte 17: token type code ", code,
+                 " is not one of 1 to 8. ", kRemake);
+  dtype_ = indexed::kTokenTypes[static_cast<std::size_t>(code) - 1];
+  const auto sequences = load<std::uint64_t>(at + 18);
+  const auto entries = load<std::uint64_t>(at + 26);
+  // Each count is first bounded by the file's own size, so that none of the products below can overflow.
+  const auto bytes = static_cast<std::uint64_t>(size);
+  TESSERA_ENSURE(DataError, sequences <= bytes / 12, path, ": byte 18: ", sequences,
+                 " sequences cannot be described in a file of ", size, " bytes: it is cut off or damaged. ",
+                 kRemake);
+  TESSERA_ENSURE(DataError, entries <= bytes / 8, path, ": byte 26: a document index of ", entries,
+                 " entries does not fit a file of ", size, " bytes: it is cut off or damaged. ", kRemake);
+  sequences_ = static_cast<std::int64_t>(sequences);
+  document_entries_ = static_cast<std::int64_t>(entries);
+  pointers_at_ = indexed::kHeaderBytes + 4 * sequences_;
+  documents_at_ = pointers_at_ + 8 * sequences_;
+  const std::int64_t expected = documents_at_ + 8 * document_entries_;
+  has_modes_ = sequences_ > 0 && size == expected + sequences_;
+  TESSERA_ENSURE(DataError, size == expected || has_modes_, path, ": has ", size, " bytes, but ", sequences_,
+                 " sequences and ", document_entries_, " document entries take ", expected, " (or ",
+                 expected + sequences_, " with modes): it is ", size < expected ? "cut off" : "too long",
+                 ". ", kRemake);
+  lengths_ = LengthsView(at + indexed::kHeaderBytes, sequences_);
+}
+
+void IndexedDataset::check_lengths() {
+  const std::string& path = index_->path();
+  const auto width = static_cast<std::int64_t>(size_of(dtype_));
+  std::int64_t expected = 0;  // cannot overflow: checked against the size of the .bin in every turn
+  for (std::int64_t i = 0; i < sequences_; ++i) {
+    const std::int64_t length = lengths_[i];
+    TESSERA_ENSURE(DataError, length >= 0, path, ": byte ", indexed::kHeaderBytes + 4 * i, ": sequence ", i,
+                   " has the negative length ", length, ". ", kRemake);
+    TESSERA_ENSURE(DataError, pointer(i) == expected, path, ": byte ", pointers_at_ + 8 * i, ": sequence ", i,
+                   " points to byte ", pointer(i), " of the .bin instead of ", expected,
+                   ", where the one before it ends. ", kRemake);
+    expected += length * width;
+    TESSERA_ENSURE(DataError, expected <= tokens_file_->size(), tokens_file_->path(), ": has ",
+                   tokens_file_->size(), " bytes, but sequence ", i, " of the .idx ends at byte ", expected,
+                   ": it is cut off or belongs to another .idx. ", kRemake);
+  }
+  TESSERA_ENSURE(DataError, expected == tokens_file_->size(), tokens_file_->path(), ": has ",
+                 tokens_file_->size(), " bytes, but the .idx describes ", expected,
+                 ": it is too long or belongs to another .idx. ", kRemake);
+  tokens_ = expected / width;
+}
+
+void IndexedDataset::check_documents() const {
+  const std::string& path = index_->path();
+  TESSERA_ENSURE(DataError, document_entries_ >= 1, path,
+                 ": byte 26: the document index is empty; it begins with 0. ", kRemake);
+  std::int64_t previous = 0;
+  for (std::int64_t i = 0; i < document_entries_; ++i) {
+    const auto entry = load<std::int64_t>(index_->data() + documents_at_ + 8 * i);
+    const bool good = i == 0 ? entry == 0 : entry >= previous && entry <= sequences_;
+    TESSERA_ENSURE(DataError, good, path, ": byte ", documents_at_ + 8 * i, ": document entry ", i, " is ",
+                   entry, "; entries rise from 0 to the ", sequences_, " sequences. ", kRemake);
+    previous = entry;
+  }
+  TESSERA_ENSURE(DataError, previous == sequences_, path, ": byte ",
+                 documents_at_ + 8 * (document_entries_ - 1), ": the last document ends at sequence ",
+                 previous, " of ", sequences_, ". ", kRemake);
+}
+
+std::int64_t IndexedDataset::index_bytes() const { return index_->size(); }
+std::int64_t IndexedDataset::token_bytes() const { return tokens_file_->size(); }
+
+std::int64_t IndexedDataset::pointer(std::int64_t sequence) const {
+  return load<std::int64_t>(index_->data() + pointers_at_ + 8 * sequence);
+}
+
+std::int32_t IndexedDataset::length(std::int64_t sequence) const {
+  TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
+  return lengths_[sequence];
+}
+
+std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
+  TESSERA_CHECK(document >= 0 && document < document_entries_, prefix_, ": document ", document, " of ",
+                documents());
+  return load<std::int64_t>(index_->data() + documents_at_ + 8 * document);
+}
+
+std::int8_t IndexedDataset::mode(std::int64_t sequence) const {
+  TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
+  return has_modes_ ? load<std::int8_t>(index_->data() + documents_at_ + 8 * document_entries_ + sequence)
+                    : 0;
+}
+
+void IndexedDataset::convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
+                             std::int64_t limit) const {
+  if (out.empty()) return;
+  const auto width = static_cast<std::int64_t>(size_of(dtype_));
+  const std::int64_t begin = pointer(sequence) + offset * width;
+  const auto count = static_cast<std::int64_t>(out.size());
+  std::vector<std::byte> copy;
+  const std::byte* from = tokens_file_->data() + begin;
+  if (tokens_file_->data() == nullptr) {
+    copy.resize(static_cast<std::size_t>(count * width));
+    tokens_file_->read(begin, copy);
+    from = copy.data();
+  }
+  const std::int64_t bad = converter(dtype_)(from, out.data(), count, limit);
+  if (bad >= 0) refuse_token(sequence, offset + bad, stored_value(from + bad * width, dtype_), limit);
+}
+
+void IndexedDataset::refuse_token(std::int64_t sequence, std::int64_t position, double value,
+                                  std::int64_t limit) const {
+  std::int64_t low = 0;
+  for (std::int64_t high = documents(); high - low > 1;) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (document_begin(middle) <= sequence ? low : high) = middle;
+  }
+  for (std::int64_t before = document_begin(low); before < sequence; ++before) position += lengths_[before];
+  detail::fail<DataError>(
+      __FILE__, __LINE__, "",
+      detail::concat(
+          tokens_file_->path(), ": document ", low, ", position ", position, ": token id ", value,
+          " is not in [0, ", limit,
+          "). The data was made with another tokenizer: make it again with this model's tokenizer, or set "
+          "the model's vocab_size to that of the data"));
+}
+
+void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const {
+  const std::int64_t have = length(sequence);
+  const auto count = static_cast<std::int64_t>(out.size());
+  TESSERA_CHECK(offset >= 0 && count <= have && offset <= have - count, prefix_, ": tokens ", offset, " to ",
+                offset + count, " of sequence ", sequence, ", which has ", have);
+  constexpr std::int64_t kAny = std::int64_t{std::numeric_limits<std::int32_t>::max()} + 1;
+  convert(sequence, offset, out, options_.vocab_size > 0 ? std::min(options_.vocab_size, kAny) : kAny);
+}
+
+std::vector<std::int32_t> IndexedDataset::sequence(std::int64_t sequence) const {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(length(sequence)));
+  read(sequence, 0, out);
+  return out;
+}
+
+std::vector<std::int32_t> IndexedDataset::document(std::int64_t document) const {
+  std::vector<std::int32_t> out;
+  const std::int64_t end = document_begin(document + 1);
+  for (std::int64_t i = document_begin(document); i < end; ++i) {
+    const std::size_t at = out.size();
+    out.resize(at + static_cast<std::size_t>(lengths_[i]));
+    read(i, 0, std::span(out).subspan(at));
+  }
+  return out;
+}
+
+void IndexedDataset::check_vocabulary(std::int64_t vocab_size) const {
+  TESSERA_CHECK(vocab_size > 0, "vocab_size = ", vocab_size);
+  constexpr std::int64_t kPiece = 1 << 16;
+  std::vector<std::int32_t> ids(kPiece);
+  for (std::int64_t i = 0; i < sequences_; ++i) {
+    for (std::int64_t done = 0; done < lengths_[i]; done += kPiece) {
+      const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kPiece, lengths_[i] - done));
+      convert(i, done, std::span(ids).first(count), vocab_size);
+    }
+  }
+}
+
+void IndexedDataset::check_unchanged() const {
+  index_->check_unchanged();
+  tokens_file_->check_unchanged();
+}
+
+void IndexedDataset::read_bytes(std::int64_t offset, std::span<std::byte> out) const {
+  tokens_file_->read(offset, out);
+}
+
+std::uint64_t IndexedDataset::lengths_hash() const { return files::content_hash(lengths_.bytes()); }
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+#include "tessera/data/indexed_writer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "data/file.hpp"
+#include "data/indexed_format.hpp"
+
+namespace tessera {
+namespace {
+
+/// Stores ids as T at the end of `out`; returns the first position whose id T cannot hold, or -1.
+template <typename T>
+std::int64_t pack(std::span<const std::int32_t> ids, std::vector<std::byte>& out) {
+  out.resize(ids.size() * sizeof(T));
+  std::int64_t bad = -1;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const T value = static_cast<T>(ids[i]);
+    if (bad < 0 && (ids[i] < 0 || static_cast<double>(value) != static_cast<double>(ids[i]))) {
+      bad = static_cast<std::int64_t>(i);
+    }
+    std::memcpy(out.data() + i * sizeof(T), &value, sizeof(T));
+  }
+  return bad;
+}
+
+std::int64_t pack_as(DType dtype, std::span<const std::int32_t> ids, std::vector<std::byte>& out) {
+  switch (dtype) {
+    case DType::u8:
+      return pack<std::uint8_t>(ids, out);
+    case DType::i8:
+      return pack<std::int8_t>(ids, out);
+    case DType::i16:
+      return pack<std::int16_t>(ids, out);
+    case DType::u16:
+      return pack<std::uint16_t>(ids, out);
+    case DType::i32:
+      return pack<std::int32_t>(ids, out);
+    case DType::i64:
+      return pack<std::int64_t>(ids, out);
+    case DType::f32:
+      return pack<float>(ids, out);
+    default:
+      return pack<double>(ids, out);
+  }
+}
+
+}  // namespace
+
+DType token_dtype(std::int64_t vocab_size) {
+  TESSERA_CHECK(vocab_size > 0, "vocab_size = ", vocab_size);
+  return vocab_size < 65500 ? DType::u16 : DType::i32;
+}
+
+IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtype)
+    : prefix_(prefix), dtype_(dtype) {
+  token_code(dtype);
+  tokens_file_ = std::make_unique<files::OutputFile>(prefix + ".bin");
+  index_file_ = std::make_unique<files::OutputFile>(prefix + ".idx");
+}
+
+IndexedDatasetWriter::~IndexedDatasetWriter() = default;
+
+void IndexedDatasetWriter::add_sequence(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished");
+  TESSERA_ENSURE(DataError, tokens.size() <= std::numeric_limits<std::int32_t>::max(), prefix_,
+                 ": a sequence of ", tokens.size(),
+                 " tokens; the format allows 2^31 - 1. Split the document");
+  const std::int64_t bad = pack_as(dtype_, tokens, packed_);
+  TESSERA_ENSURE(DataError, bad < 0, prefix_, ": document ", documents(), ": token id ",
+                 tokens[static_cast<std::size_t>(std::max<std::int64_t>(bad, 0))], " does not fit ", dtype_);
+  tokens_file_->write(packed_);
+  lengths_.push_back(static_cast<std::int32_t>(tokens.size()));
+  tokens_ += static_cast<std::int64_t>(tokens.size());
+}
+
+void IndexedDatasetWriter::end_document() { document_index_.push_back(sequences()); }
+
+void IndexedDatasetWriter::add_document(std::span<const std::int32_t> tokens) {
+  add_sequence(tokens);
+  end_document();
+}
+
+void IndexedDatasetWriter::append(const IndexedDataset& part) {
+  TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished");
+  TESSERA_ENSURE(DataError, part.dtype() == dtype_, part.prefix(), ".idx: holds tokens as ", part.dtype(),
+                 ", not ", dtype_, " like the files it is merged with. Make all parts with one tokenizer");
+  std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (std::int64_t done = 0; done < part.token_bytes();) {
+    const auto count =
+        std::min<std::int64_t>(static_cast<std::int64_t>(piece.size()), part.token_bytes() - done);
+    const auto bytes = std::span(piece).first(static_cast<std::size_t>(count));
+    part.read_bytes(done, bytes);
+    tokens_file_->write(bytes);
+    done += count;
+  }
+  const std::int64_t base = sequences();
+  for (std::int64_t i = 0; i < part.sequences(); ++i) lengths_.push_back(part.lengths()[i]);
+  for (std::int64_t i = 1; i <= part.documents(); ++i)
+    document_index_.push_back(base + part.document_begin(i));
+  tokens_ += part.tokens();
+}
+
+void IndexedDatasetWriter::finish() {
+  TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished already");
+  TESSERA_CHECK(document_index_.back() == sequences(), prefix_, ": the last document was not ended");
+  auto& out = *index_file_;
+  out.write(std::as_bytes(std::span(indexed::kMagic)));
+  out.write_value(indexed::kVersion);
+  out.write_value(static_cast<std::uint8_t>(token_code(dtype_)));
+  out.write_value(static_cast<std::uint64_t>(lengths_.size()));
+  out.write_value(static_cast<std::uint64_t>(document_index_.size()));
+  out.write(std::as_bytes(std::span(lengths_)));
+  std::int64_t pointer = 0;
+  for (const std::int32_t length : lengths_) {
+    out.write_value(pointer);
+    pointer += length * static_cast<std::int64_t>(size_of(dtype_));
+  }
+  out.write(std::as_bytes(std::span(document_index_)));
+  out.sync();
+  tokens_file_->publish();
+  index_file_->publish();
+  tokens_file_.reset();
+  index_file_.reset();
+}
+
+void merge_indexed_datasets(std::span<const std::string> parts, const std::string& prefix) {
+  TESSERA_CHECK(!parts.empty(), "no datasets to merge into ", prefix);
+  const DType dtype = IndexedDataset(parts.front()).dtype();
+  IndexedDatasetWriter writer(prefix, dtype);
+  for (const std::string& part : parts) writer.append(IndexedDataset(part));
+  writer.finish();
+}
+
+}  // namespace tessera

@@ -1,0 +1,226 @@
+#include "tessera/data/preprocess.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <future>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "data/documents.hpp"
+#include "tessera/data/indexed_writer.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kChunkDocuments = 512;
+constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
+
+/// Documents that one worker turns into ids in one go.
+struct Chunk {
+  std::vector<RawDocument> documents;
+  std::int64_t bytes_read = 0;  ///< of the whole input, up to the chunk's end
+};
+
+/// ids[key][document]
+struct Encoded {
+  std::vector<std::vector<std::vector<std::int32_t>>> ids;
+  std::int64_t documents = 0;
+  std::int64_t bytes_read = 0;
+};
+
+std::string place_of(const DocumentReader& reader, const RawDocument& document) {
+  const std::string& path = reader.path(document.file);
+  return document.line > 0 ? path + ":" + std::to_string(document.line) : path;
+}
+
+/// texts[key][document]
+std::vector<std::vector<std::string>> texts_of(const Chunk& chunk, const DocumentReader& reader,
+                                               const std::vector<std::string>& keys, bool any_bytes) {
+  std::vector<std::vector<std::string>> texts(keys.size());
+  for (const RawDocument& document : chunk.documents) {
+    if (document.line > 0) {
+      auto values = json_texts(document.text, keys, place_of(reader, document));
+      for (std::size_t k = 0; k < keys.size(); ++k) texts[k].push_back(std::move(values[k]));
+      continue;
+    }
+    const std::int64_t bad = any_bytes ? -1 : first_invalid_utf8(document.text);
+    TESSERA_ENSURE(
+        DataError, bad < 0, place_of(reader, document), ": byte ", bad,
+        " is not UTF-8, which this tokenizer needs. Convert the file, or use --tokenizer-type bytes");
+    texts.front().push_back(document.text);
+  }
+  return texts;
+}
+
+/// Threads that turn chunks into ids, each with a tokenizer of its own.
+class EncoderPool {
+ public:
+  EncoderPool(const PreprocessOptions& options, const DocumentReader& reader,
+              std::unique_ptr<Tokenizer> first)
+      : options_(options), reader_(reader), first_(std::move(first)) {
+    for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this, i] { work(i); });
+  }
+  ~EncoderPool() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      tasks_.clear();
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  EncoderPool(const EncoderPool&) = delete;
+  EncoderPool& operator=(const EncoderPool&) = delete;
+
+  std::future<Encoded> submit(Chunk chunk) {
+    Task task{std::move(chunk), {}};
+    auto result = task.result.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+    return result;
+  }
+
+ private:
+  struct Task {
+    Chunk chunk;
+    std::promise<Encoded> result;
+  };
+
+  Encoded encode(Tokenizer& tokenizer, const Chunk& chunk) const {
+    Encoded out;
+    out.documents = static_cast<std::int64_t>(chunk.documents.size());
+    out.bytes_read = chunk.bytes_read;
+    for (auto& texts : texts_of(chunk, reader_, options_.json_keys, tokenizer.takes_any_bytes())) {
+      auto ids = tokenizer.encode_batch(texts);
+      for (auto& document : ids) {
+        if (options_.append_eod && !document.empty()) document.push_back(tokenizer.end_of_document());
+      }
+      out.ids.push_back(std::move(ids));
+    }
+    return out;
+  }
+
+  void work(int worker) {
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (worker == 0) tokenizer = std::move(first_);
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
+      if (closed_) return;
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      try {
+        if (tokenizer == nullptr) tokenizer = make_tokenizer(options_.tokenizer);
+        task.result.set_value(encode(*tokenizer, task.chunk));
+      } catch (...) {
+        task.result.set_exception(std::current_exception());
+      }
+    }
+  }
+
+  const PreprocessOptions& options_;
+  const DocumentReader& reader_;
+  std::unique_ptr<Tokenizer> first_;
+  std::mutex mutex_;  ///< guards tasks_ and closed_
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+
+void check_options(const PreprocessOptions& options) {
+  TESSERA_ENSURE(ConfigError, !options.input.empty(), "--input names no file");
+  TESSERA_ENSURE(ConfigError, !options.output_prefix.empty(), "--output-prefix is not given");
+  TESSERA_ENSURE(ConfigError, options.workers >= 1 && options.workers <= 1024, "--workers ", options.workers,
+                 " is not in 1 to 1024");
+  TESSERA_ENSURE(ConfigError, !options.json_keys.empty(), "--json-keys names no key");
+  const std::set<std::string> keys(options.json_keys.begin(), options.json_keys.end());
+  TESSERA_ENSURE(ConfigError, keys.size() == options.json_keys.size(), "--json-keys names a key twice");
+  for (const std::string& key : keys) {
+    TESSERA_ENSURE(ConfigError, !key.empty() && key.find('/') == std::string::npos, "--json-keys: \"", key,
+                   "\" cannot be part of a file name");
+  }
+}
+
+bool read_chunk(DocumentReader& reader, Chunk& chunk) {
+  chunk = {};
+  RawDocument document;
+  for (std::size_t bytes = 0; chunk.documents.size() < kChunkDocuments && bytes < kChunkBytes;) {
+    if (!reader.next(document)) break;
+    bytes += document.text.size();
+    chunk.documents.push_back(std::move(document));
+    document = {};
+  }
+  chunk.bytes_read = reader.bytes_read();
+  return !chunk.documents.empty();
+}
+
+using Writers = std::vector<std::unique_ptr<IndexedDatasetWriter>>;
+
+void write_chunk(const Encoded& encoded, Writers& writers, PreprocessResult& result) {
+  for (std::size_t k = 0; k < writers.size(); ++k) {
+    for (const auto& document : encoded.ids[k]) {
+      // An empty text is a document of no sequences, as Megatron's tool writes it.
+      if (!document.empty()) writers[k]->add_sequence(document);
+      writers[k]->end_document();
+      result.tokens += static_cast<std::int64_t>(document.size());
+    }
+  }
+  result.documents += encoded.documents;
+  result.bytes = encoded.bytes_read;
+}
+
+Writers open_writers(const PreprocessOptions& options, PreprocessResult& result) {
+  const auto folder = std::filesystem::path(options.output_prefix).parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  TESSERA_ENSURE(IoError, !error, folder.string(), ": cannot be created: ", error.message());
+  Writers writers;
+  for (const std::string& key : options.json_keys) {
+    result.prefixes.push_back(options.output_prefix + "_" + key + "_document");
+    writers.push_back(std::make_unique<IndexedDatasetWriter>(result.prefixes.back(), result.dtype));
+  }
+  return writers;
+}
+
+}  // namespace
+
+PreprocessResult preprocess(const PreprocessOptions& options) {
+  check_options(options);
+  DocumentReader reader(list_inputs(options.input));
+  TESSERA_ENSURE(
+      ConfigError, !reader.any_plain_text() || options.json_keys.size() == 1,
+      "--json-keys names several keys, but some input is plain text (not .jsonl, .json or .ndjson)");
+  auto tokenizer = make_tokenizer(options.tokenizer);
+  TESSERA_ENSURE(ConfigError, !options.append_eod || tokenizer->end_of_document() >= 0,
+                 "--append-eod: the tokenizer has no end-of-document token; name one (--eod-token)");
+  PreprocessResult result;
+  result.vocab_size = tokenizer->vocab_size();
+  result.dtype = token_dtype(result.vocab_size);
+  Writers writers = open_writers(options, result);
+
+  std::deque<std::future<Encoded>> pending;
+  EncoderPool pool(options, reader, std::move(tokenizer));
+  const auto write_one = [&] {
+    write_chunk(pending.front().get(), writers, result);
+    pending.pop_front();
+    if (options.progress)
+      options.progress({result.bytes, reader.total_bytes(), result.documents, result.tokens});
+  };
+  for (Chunk chunk; read_chunk(reader, chunk);) {
+    pending.push_back(pool.submit(std::move(chunk)));
+    if (pending.size() > 2 * static_cast<std::size_t>(options.workers)) write_one();
+  }
+  while (!pending.empty()) write_one();
+  TESSERA_ENSURE(DataError, result.documents > 0, options.input.front(), ": the input holds no document");
+  for (auto& writer : writers) writer->finish();
+  return result;
+}
+
+}  // namespace tessera

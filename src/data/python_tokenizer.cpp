@@ -1,0 +1,119 @@
+#include "data/python_tokenizer.hpp"
+
+#include <cstring>
+#include <limits>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+// The worker's frames. hello: i64 vocabulary, i32 end of document. encode: u32 count, u32 bytes of each text,
+// texts; its answer: u32 count, u32 ids of each text, u32 ids. decode: u32 ids; its answer: UTF-8.
+constexpr std::uint32_t kHello = 1;
+constexpr std::uint32_t kEncode = 2;
+constexpr std::uint32_t kDecode = 3;
+constexpr std::uint32_t kRefused = 4;  ///< UTF-8 message: the text or the model file cannot be used
+constexpr std::uint32_t kMissing = 5;  ///< UTF-8 message: a Python package is missing
+
+constexpr const char* kRemedy =
+    "Tokenizing with tokenizer.json needs Python 3 with two packages: pip install tessera tokenizers";
+
+std::vector<std::string> command_of(const TokenizerOptions& options) {
+  std::vector<std::string> command = {options.python};
+  if (options.worker_script.empty()) {
+    command.insert(command.end(), {"-m", "tessera.tokenize_worker"});
+  } else {
+    command.push_back(options.worker_script);
+  }
+  const auto add = [&command](const char* flag, const std::string& value) {
+    if (!value.empty()) command.insert(command.end(), {flag, value});
+  };
+  add("--model", options.type == "HuggingFaceTokenizer" ? options.model : "");
+  add("--vocab-file", options.type == "GPT2BPETokenizer" ? options.vocab_file : "");
+  add("--merge-file", options.type == "GPT2BPETokenizer" ? options.merge_file : "");
+  add("--end-of-document", options.end_of_document);
+  return command;
+}
+
+template <typename T>
+T read_at(const std::vector<std::byte>& payload, std::size_t at) {
+  TESSERA_ENSURE(DataError, at + sizeof(T) <= payload.size(), "the tokenizer's answer is cut off");
+  T value;
+  std::memcpy(&value, payload.data() + at, sizeof value);
+  return value;
+}
+
+void append(std::vector<std::byte>& out, const void* data, std::size_t size) {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  out.insert(out.end(), bytes, bytes + size);
+}
+
+}  // namespace
+
+PythonTokenizer::PythonTokenizer(const TokenizerOptions& options)
+    : worker_(command_of(options), options.timeout_s, kRemedy) {
+  std::vector<std::byte> hello;
+  try {
+    hello = answer(kHello);
+  } catch (const IoError& error) {
+    throw ConfigError(error.what());
+  }
+  vocab_size_ = read_at<std::int64_t>(hello, 0);
+  end_of_document_ = read_at<std::int32_t>(hello, 8);
+  TESSERA_ENSURE(DataError, vocab_size_ > 0 && vocab_size_ <= std::numeric_limits<std::int32_t>::max(),
+                 "the tokenizer has a vocabulary of ", vocab_size_);
+}
+
+std::vector<std::byte> PythonTokenizer::answer(std::uint32_t expected) {
+  Frame frame = worker_.receive();
+  const std::string text(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
+  if (frame.kind == kMissing) throw ConfigError(text);
+  if (frame.kind == kRefused) throw DataError(text);
+  TESSERA_ENSURE(DataError, frame.kind == expected, "the tokenizer answered ", frame.kind, " to ", expected,
+                 ". ", kRemedy);
+  return std::move(frame.payload);
+}
+
+std::vector<std::vector<std::int32_t>> PythonTokenizer::encode_batch(std::span<const std::string> texts) {
+  std::vector<std::byte> request;
+  const auto count = static_cast<std::uint32_t>(texts.size());
+  append(request, &count, 4);
+  for (const std::string& text : texts) {
+    TESSERA_ENSURE(DataError, text.size() <= std::numeric_limits<std::uint32_t>::max(), "a text of ",
+                   text.size(), " bytes; split it");
+    const auto size = static_cast<std::uint32_t>(text.size());
+    append(request, &size, 4);
+  }
+  for (const std::string& text : texts) append(request, text.data(), text.size());
+  worker_.send(kEncode, request);
+  const std::vector<std::byte> reply = answer(kEncode);
+  TESSERA_ENSURE(DataError, read_at<std::uint32_t>(reply, 0) == count, "the tokenizer answered other texts");
+  std::vector<std::vector<std::int32_t>> out(texts.size());
+  std::size_t at = 4 + 4 * texts.size();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::size_t ids = read_at<std::uint32_t>(reply, 4 + 4 * i);
+    TESSERA_ENSURE(DataError, at <= reply.size() && ids <= (reply.size() - at) / 4,
+                   "the tokenizer's answer is cut off");
+    out[i].resize(ids);
+    if (ids > 0) std::memcpy(out[i].data(), reply.data() + at, ids * 4);
+    at += ids * 4;
+    for (const std::int32_t id : out[i]) {
+      TESSERA_ENSURE(DataError, id >= 0 && id < vocab_size_, "the tokenizer gave id ", id, " of ",
+                     vocab_size_);
+    }
+  }
+  return out;
+}
+
+std::string PythonTokenizer::decode(std::span<const std::int32_t> ids) {
+  for (const std::int32_t id : ids) {
+    TESSERA_ENSURE(DataError, id >= 0 && id < vocab_size_, "token id ", id,
+                   " is not in the tokenizer's vocabulary of ", vocab_size_);
+  }
+  worker_.send(kDecode, std::as_bytes(ids));
+  const std::vector<std::byte> reply = answer(kDecode);
+  return {reinterpret_cast<const char*>(reply.data()), reply.size()};
+}
+
+}  // namespace tessera

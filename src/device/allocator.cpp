@@ -1,0 +1,165 @@
+#include "tessera/device/allocator.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kSmallLimit = std::size_t{1} << 20;  // requests below share small segments
+constexpr std::size_t kSmallSegment = std::size_t{4} << 20;
+constexpr std::size_t kLargeSegment = std::size_t{32} << 20;
+
+std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// A stretch of a segment, linked to its neighbours in address order.
+struct Block {
+  char* address;
+  std::size_t size;
+  bool free;
+  bool small;
+  Block* previous = nullptr;
+  Block* next = nullptr;
+};
+
+struct BySize {
+  bool operator()(const Block* a, const Block* b) const {
+    return a->size != b->size ? a->size < b->size : a->address < b->address;
+  }
+};
+
+}  // namespace
+
+struct CachingAllocator::Impl {
+  mutable std::mutex mutex;
+  std::set<Block*, BySize> free_small, free_large;
+  std::unordered_map<void*, Block*> used;
+  AllocatorStats stats;
+
+  std::set<Block*, BySize>& free_list(bool small) { return small ? free_small : free_large; }
+
+  Block* find(std::size_t size, bool small) {
+    Block probe{nullptr, size, true, small};
+    auto& list = free_list(small);
+    const auto it = list.lower_bound(&probe);
+    if (it == list.end()) return nullptr;
+    Block* block = *it;
+    list.erase(it);
+    return block;
+  }
+
+  Block* new_segment(std::size_t size, bool small) {
+    const std::size_t bytes = small ? kSmallSegment : std::max(kLargeSegment, round_up(size, kHugePage));
+    // Over-map by one huge page and cut the ends off, so that the kernel can back the segment with huge
+    // pages.
+    void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TESSERA_ENSURE(IoError, raw != MAP_FAILED, "out of memory: the system refused ", bytes, " bytes while ",
+                   stats.system_bytes, " are held. Lower micro_batch_size or seq_length");
+    char* begin = reinterpret_cast<char*>(round_up(reinterpret_cast<std::size_t>(raw), kHugePage));
+    char* raw_begin = static_cast<char*>(raw);
+    if (begin > raw_begin) munmap(raw_begin, static_cast<std::size_t>(begin - raw_begin));
+    const std::size_t tail = kHugePage - static_cast<std::size_t>(begin - raw_begin);
+    if (tail > 0) munmap(begin + bytes, tail);
+    madvise(begin, bytes, MADV_HUGEPAGE);
+    ++stats.system_allocations;
+    stats.system_bytes += bytes;
+    return new Block{begin, bytes, true, small};
+  }
+
+  void split(Block* block, std::size_t size) {
+    const std::size_t rest = block->size - size;
+    const std::size_t least = block->small ? kAlignment : kSmallLimit;
+    if (rest < least) return;
+    auto* tail = new Block{block->address + size, rest, true, block->small, block, block->next};
+    if (tail->next) tail->next->previous = tail;
+    block->next = tail;
+    block->size = size;
+    free_list(block->small).insert(tail);
+  }
+
+  /// Joins `block` with the free block after it.
+  void absorb_next(Block* block) {
+    Block* next = block->next;
+    free_list(block->small).erase(next);
+    block->size += next->size;
+    block->next = next->next;
+    if (block->next) block->next->previous = block;
+    delete next;
+  }
+
+  void trim(bool small) {
+    auto& list = free_list(small);
+    for (auto it = list.begin(); it != list.end();) {
+      Block* block = *it;
+      if (block->previous || block->next) {
+        ++it;
+        continue;
+      }
+      munmap(block->address, block->size);
+      stats.system_bytes -= block->size;
+      it = list.erase(it);
+      delete block;
+    }
+  }
+};
+
+CachingAllocator::CachingAllocator() : impl_(std::make_unique<Impl>()) {}
+
+CachingAllocator::~CachingAllocator() { trim(); }
+
+void* CachingAllocator::allocate(std::size_t bytes) {
+  const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
+  const bool small = size < kSmallLimit;
+  const std::lock_guard lock(impl_->mutex);
+  Block* block = impl_->find(size, small);
+  if (block == nullptr) block = impl_->new_segment(size, small);
+  impl_->split(block, size);
+  block->free = false;
+  impl_->used.emplace(block->address, block);
+  impl_->stats.used_bytes += block->size;
+  impl_->stats.peak_used_bytes = std::max(impl_->stats.peak_used_bytes, impl_->stats.used_bytes);
+  return block->address;
+}
+
+void CachingAllocator::release(void* pointer) {
+  const std::lock_guard lock(impl_->mutex);
+  const auto it = impl_->used.find(pointer);
+  TESSERA_ENSURE(InternalError, it != impl_->used.end(), "released memory that was not allocated here");
+  Block* block = it->second;
+  impl_->used.erase(it);
+  impl_->stats.used_bytes -= block->size;
+  block->free = true;
+  if (block->next && block->next->free) impl_->absorb_next(block);
+  if (block->previous && block->previous->free) {
+    block = block->previous;
+    impl_->free_list(block->small).erase(block);
+    impl_->absorb_next(block);
+  }
+  impl_->free_list(block->small).insert(block);
+}
+
+AllocatorStats CachingAllocator::stats() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->stats;
+}
+
+void CachingAllocator::reset_peak() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->stats.peak_used_bytes = impl_->stats.used_bytes;
+}
+
+void CachingAllocator::trim() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->trim(true);
+  impl_->trim(false);
+}
+
+}  // namespace tessera

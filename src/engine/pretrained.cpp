@@ -1,0 +1,145 @@
+#include "tessera/engine/pretrained.hpp"
+
+#include "tessera/base/config_file.hpp"
+
+namespace tessera {
+namespace {
+
+MlpActivation activation_of(const std::string& name) {
+  if (name == "gelu_tanh") return MlpActivation::gelu_tanh;
+  if (name == "gelu") return MlpActivation::gelu;
+  if (name == "relu") return MlpActivation::relu;
+  if (name == "swiglu") return MlpActivation::swiglu;
+  throw CheckpointError("activation " + name + " is not supported: gelu_tanh, gelu, relu and swiglu are");
+}
+
+const char* activation_name(MlpActivation activation) {
+  switch (activation) {
+    case MlpActivation::gelu_tanh:
+      return "gelu_tanh";
+    case MlpActivation::gelu:
+      return "gelu";
+    case MlpActivation::relu:
+      return "relu";
+    case MlpActivation::swiglu:
+      return "swiglu";
+  }
+  throw InternalError("unknown activation");
+}
+
+RopeScaling scaling_of(const HfRopeScaling& hf) {
+  if (hf.type == "none") return {};
+  if (hf.type == "llama3")
+    return {hf.factor, hf.low_freq_factor, hf.high_freq_factor, hf.original_max_positions};
+  // Position interpolation is Llama-3's rule with every wavelength counted as long.
+  return {hf.factor, 1.0, 4.0, 1};
+}
+
+HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
+  if (scaling.factor == 1.0) return {};
+  return {scaling.original_max_positions == 1 ? "linear" : "llama3", scaling.factor, scaling.low_freq_factor,
+          scaling.high_freq_factor, scaling.original_max_positions};
+}
+
+}  // namespace
+
+ModelConfig model_config_of(const HfModelConfig& hf) {
+  TESSERA_ENSURE(CheckpointError, hf.proj_bias == hf.linear_bias,
+                 "a model with a bias on only one of attention projection (", hf.proj_bias, ") and MLP (",
+                 hf.linear_bias, ") is not supported");
+  const bool gpt2 = hf.family == "gpt2";
+  ModelConfig c;
+  c.family = gpt2 ? Family::gpt2 : Family::llama;
+  c.num_layers = hf.num_layers;
+  c.hidden_size = hf.hidden_size;
+  c.num_heads = hf.num_heads;
+  c.num_kv_heads = hf.num_kv_heads;
+  c.head_dim = hf.head_dim;
+  c.ffn_hidden_size = hf.ffn_hidden_size;
+  c.vocab_size = hf.vocab_size;
+  c.max_positions = hf.max_positions;
+  c.dropout = hf.dropout;
+  c.attention_dropout = hf.attention_dropout;
+  c.position_embedding = gpt2 ? PositionKind::learned : PositionKind::rotary;
+  c.norm = gpt2 ? NormStyle::layernorm : NormStyle::rmsnorm;
+  c.norm_eps = hf.norm_eps;
+  c.activation = activation_of(hf.activation);
+  c.tied_head = hf.tied_head;
+  c.qkv_bias = hf.qkv_bias;
+  c.linear_bias = hf.linear_bias;
+  c.rope_theta = hf.rope_theta;
+  c.rope_scaling = scaling_of(hf.rope_scaling);
+  return resolve(c);
+}
+
+HfModelConfig hf_config_of(const ModelConfig& config) {
+  const bool gpt2 = config.family == Family::gpt2;
+  const bool plain =
+      gpt2 ? config.position_embedding == PositionKind::learned && config.norm == NormStyle::layernorm
+           : config.position_embedding == PositionKind::rotary && config.norm == NormStyle::rmsnorm &&
+                 !config.rope_interleaved && config.rope_fraction == 1.0;
+  TESSERA_ENSURE(
+      CheckpointError, plain,
+      "only GPT-2 (learned positions, LayerNorm) and Llama (rotary pairs (i, i + d/2) over the whole head, "
+      "RMSNorm) have a Hugging Face form; this model changes model.position_embedding, model.norm or "
+      "model.rope_*");
+  HfModelConfig hf;
+  hf.family = hf.model_type = gpt2 ? "gpt2" : "llama";
+  hf.num_layers = config.num_layers;
+  hf.hidden_size = config.hidden_size;
+  hf.num_heads = config.num_heads;
+  hf.num_kv_heads = config.num_kv_heads;
+  hf.head_dim = config.head_dim;
+  hf.ffn_hidden_size = config.ffn_hidden_size;
+  hf.vocab_size = config.vocab_size;
+  hf.max_positions = config.max_positions;
+  hf.norm_eps = config.norm_eps;
+  hf.activation = activation_name(*config.activation);
+  hf.tied_head = *config.tied_head;
+  hf.qkv_bias = *config.qkv_bias;
+  hf.proj_bias = hf.linear_bias = *config.linear_bias;
+  hf.rope_theta = config.rope_theta;
+  hf.rope_scaling = hf_scaling_of(config.rope_scaling);
+  hf.dropout = config.dropout;
+  hf.attention_dropout = config.attention_dropout;
+  return hf;
+}
+
+void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
+  const HfModel model = open_model(folder);
+  // Dropout and the initialisation are the user's to choose; everything else is the model's own.
+  auto comparable = [](ModelConfig c) {
+    c.dropout = c.attention_dropout = 0.0;
+    c.init_from.reset();
+    c.init_std = 0.0;
+    return c;
+  };
+  Config stored, wanted;
+  stored.model = comparable(model_config_of(model.config()));
+  wanted.model = comparable(resolve(config));
+  const auto a = list_items(stored), b = list_items(wanted);
+  std::string differences;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].value != b[i].value)
+      differences += "\n  " + a[i].key + ": " + a[i].value + " there, " + b[i].value + " here";
+  }
+  TESSERA_ENSURE(CheckpointError, differences.empty(), folder.string(),
+                 " holds another model than the configuration:", differences);
+  for (const Parameter* parameter : engine.params().parameters()) {
+    const Tensor target = engine.params().main(*parameter);
+    model.read_f32(parameter->name(), {target.data<float>(), static_cast<std::size_t>(target.numel())});
+  }
+  engine.params().refresh_model_copy();
+}
+
+ViewSource weights_of(Engine& engine) {
+  std::vector<TensorView> views;
+  for (const Parameter* parameter : engine.params().parameters()) {
+    const Tensor main = engine.params().main(*parameter);
+    views.push_back(
+        {parameter->name(), main.dtype(), main.shape(), static_cast<const std::byte*>(main.raw())});
+  }
+  return ViewSource(std::move(views));
+}
+
+}  // namespace tessera

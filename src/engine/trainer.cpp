@@ -1,0 +1,203 @@
+#include "tessera/engine/trainer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+
+#include "engine/run_folder.hpp"
+#include "engine/throughput.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/base/model_math.hpp"
+#include "tessera/data/dataset.hpp"
+#include "tessera/data/loader.hpp"
+#include "tessera/engine/build.hpp"
+#include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/state.hpp"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+GptData open_data(const Config& config) {
+  const TrainingConfig& t = config.training;
+  GptDataOptions options;
+  for (const auto& [weight, prefix] : config.data.path) {
+    options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
+  }
+  const std::int64_t evaluations = t.eval_interval > 0 ? t.steps / t.eval_interval + 1 : 1;
+  options.split = config.data.split;
+  options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
+  options.dataset.seq_length = t.seq_length;
+  options.dataset.seed = static_cast<std::uint32_t>(t.seed);
+  options.dataset.end_of_document = config.data.tokenizer == "bytes" ? 256 : -1;
+  options.dataset.reset_position_ids = config.data.reset_position_ids;
+  options.dataset.reset_attention_mask = config.data.reset_attention_mask;
+  options.dataset.eod_mask_loss = config.data.eod_mask_loss;
+  options.dataset.cache_folder = config.data.cache_dir.value_or("");
+  options.files.vocab_size = config.model.vocab_size;
+  return build_gpt_data(options);
+}
+
+/// One training run, from the opened folder to the last checkpoint.
+class Run {
+ public:
+  Run(const Config& config, const TrainHooks& hooks, const Logger& log)
+      : config_(config), hooks_(hooks), log_(log), folder_(config, log), engine_(build_engine(config)) {
+    start_from_somewhere();
+    data_ = open_data(config);
+    TESSERA_ENSURE(DataError, data_.train, "data.split ", config.data.split,
+                   " leaves no tokens for training");
+    if (config.training.eval_interval > 0 && !data_.valid) {
+      log.warning("data.split ", config.data.split, " leaves no tokens for validation: nothing is evaluated");
+    }
+    metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
+  }
+
+  TrainResult train() {
+    announce();
+    DataLoader loader(data_.train, {.global_batch_size = config_.training.global_batch_size,
+                                    .micro_batch_size = config_.training.micro_batch_size,
+                                    .consumed_samples = state_.consumed_samples});
+    while (state_.step < config_.training.steps && !result_.interrupted) {
+      one_step(loader);
+      result_.interrupted = hooks_.should_stop && hooks_.should_stop();
+      const bool last = state_.step == config_.training.steps;
+      const bool due = config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0;
+      if (last || due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
+    }
+    result_.step = state_.step;
+    return result_;
+  }
+
+ private:
+  void start_from_somewhere() {
+    state_.config = config_;
+    if (const auto found = folder_.checkpoint_to_resume()) {
+      const CheckpointReader reader(*found);
+      RunState saved = read_run_state(reader);
+      folder_.check_same_run(saved.config, *found);
+      load_engine(reader, *engine_);
+      engine_->set_progress(saved.step, saved.skipped);
+      state_ = std::move(saved);
+      state_.config = config_;
+      result_.checkpoint = *found;
+      log_.info("resuming from ", found->string(), " at step ", state_.step);
+    } else if (config_.model.init_from) {
+      load_pretrained(*config_.model.init_from, config_.model, *engine_);
+      log_.info("starting from the weights in ", *config_.model.init_from);
+    }
+    folder_.write_config();
+  }
+
+  void announce() {
+    const TrainingConfig& t = config_.training;
+    RunInfo info{.parameters = parameter_count(config_.model),
+                 .steps = t.steps,
+                 .first_step = state_.step,
+                 .tokens_per_step = t.global_batch_size * t.seq_length,
+                 .threads = engine_->ctx().stream->threads(),
+                 .gemm_flops_per_s = std::nullopt};
+    peak_flops_ = measure_gemm_rate(engine_->ctx(), engine_->options().compute);
+    info.gemm_flops_per_s = peak_flops_;
+    if (hooks_.on_start) hooks_.on_start(info);
+  }
+
+  void one_step(DataLoader& loader) {
+    const auto start = Clock::now();
+    const auto batch = loader.next();
+    TESSERA_ENSURE(DataError, batch, "the training data ended at step ", state_.step, " of ",
+                   config_.training.steps);
+    const double data_s = seconds_since(start);
+    const StepReport step = engine_->step(*batch);
+    const double step_s = seconds_since(start);
+    state_.step = engine_->steps_done();
+    state_.skipped = engine_->steps_skipped();
+    state_.consumed_samples = loader.consumed_samples();
+    state_.tokens += step.tokens;
+    if (step.update.skipped) {
+      log_.warning("step ", state_.step, " was skipped: loss ", step.loss, ", gradient norm ",
+                   step.update.grad_norm);
+    }
+    StepRecord record{.step = state_.step,
+                      .loss = step.loss,
+                      .grad_norm = step.update.grad_norm,
+                      .lr = step.update.lr,
+                      .tokens = state_.tokens,
+                      .tokens_per_s = static_cast<double>(step.tokens) / step_s,
+                      .mfu = std::nullopt,
+                      .step_ms = step_s * 1e3,
+                      .data_ms = data_s * 1e3,
+                      .forward_ms = step.times.forward * 1e3,
+                      .backward_ms = step.times.backward * 1e3,
+                      .update_ms = step.times.update * 1e3,
+                      .peak_mem_bytes = peak_memory_bytes(),
+                      .skipped = state_.skipped,
+                      .eval_loss = std::nullopt};
+    const double flops = engine_->model().flops_per_token(config_.training.seq_length);
+    if (flops > 0.0 && peak_flops_ > 0.0) record.mfu = record.tokens_per_s * flops / peak_flops_;
+    const TrainingConfig& t = config_.training;
+    if (data_.valid && t.eval_interval > 0 &&
+        (state_.step % t.eval_interval == 0 || state_.step == t.steps)) {
+      record.eval_loss = evaluate();
+    }
+    result_.train_loss = step.loss;
+    metrics_->write(record);
+    if (hooks_.on_step) hooks_.on_step(record);
+    if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(state_.step, *record.eval_loss);
+  }
+
+  /// Mean loss over the same eval_iters batches every time, so that figures of one run compare.
+  double evaluate() {
+    DataLoader loader(data_.valid, {.global_batch_size = config_.training.global_batch_size,
+                                    .micro_batch_size = config_.training.micro_batch_size});
+    double loss = 0.0;
+    std::int64_t targets = 0;
+    for (std::int64_t i = 0; i < config_.training.eval_iters; ++i) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      const std::int64_t count = count_targets(*batch);
+      loss += engine_->evaluate(*batch) * static_cast<double>(count);
+      targets += count;
+    }
+    TESSERA_ENSURE(DataError, targets > 0, "the validation split holds less than one batch of ",
+                   config_.training.global_batch_size, " samples: widen its share in data.split");
+    result_.eval_loss = loss / static_cast<double>(targets);
+    return *result_.eval_loss;
+  }
+
+  void save() {
+    SaveOptions options;
+    options.keep = static_cast<int>(config_.checkpoint.keep);
+    result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
+    if (hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
+  }
+
+  const Config& config_;
+  const TrainHooks& hooks_;
+  const Logger& log_;
+  RunFolder folder_;
+  std::unique_ptr<Engine> engine_;
+  RunState state_;
+  TrainResult result_;
+  GptData data_;
+  std::optional<MetricsFile> metrics_;
+  double peak_flops_ = 0.0;
+};
+
+}  // namespace
+
+TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log) {
+  return Run(config, hooks, log).train();
+}
+
+std::filesystem::path checkpoint_root(const Config& config) {
+  if (config.checkpoint.dir) return *config.checkpoint.dir;
+  return std::filesystem::path(config.logging.dir) / "checkpoints";
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+#include "tessera/nn/module.hpp"
+
+namespace tessera {
+
+std::vector<Parameter*> Module::parameters() {
+  std::vector<Parameter*> list;
+  for (const Entry& entry : entries_) {
+    if (entry.parameter) {
+      list.push_back(entry.parameter.get());
+    } else {
+      const auto inner = entry.module->parameters();
+      list.insert(list.end(), inner.begin(), inner.end());
+    }
+  }
+  return list;
+}
+
+Parameter& Module::parameter(const std::string& local, Shape shape, Init init) {
+  entries_.push_back({std::make_unique<Parameter>(child_name(local), shape, init), nullptr});
+  return *entries_.back().parameter;
+}
+
+}  // namespace tessera

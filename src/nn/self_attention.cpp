@@ -1,0 +1,65 @@
+#include <cmath>
+
+#include "tessera/nn/layers.hpp"
+#include "tessera/ops/elementwise.hpp"
+
+namespace tessera::nn {
+
+SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer)
+    : Module(std::move(name)),
+      config_(config),
+      layer_(layer),
+      qkv_(submodule<Linear>(
+          "linear_qkv",
+          Linear::Options{config.hidden_size, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+                          *config.qkv_bias, config.init_std})),
+      proj_(submodule<Linear>(
+          "linear_proj",
+          Linear::Options{config.num_heads * config.head_dim, config.hidden_size, *config.linear_bias,
+                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers))})) {}
+
+Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::RopeTable* rope,
+                           const Tensor& alibi_slopes) {
+  const MicroBatch& input = forward.input;
+  SelfAttentionOptions options{config_.num_heads, config_.num_kv_heads, config_.head_dim, {}, rope,
+                               input.positions};
+  options.attention.alibi_slopes = alibi_slopes;
+  options.attention.key_begin = input.key_begin;
+  options.attention.key_end = input.key_end;
+  options.attention.document = input.document;
+  if (forward.training && config_.attention_dropout > 0.0) {
+    options.attention.dropout = static_cast<float>(config_.attention_dropout);
+    options.attention.dropout_key = {forward.exec.seed, site_of(name() + ".probabilities"), forward.step};
+    options.attention.sample0 = input.sample0;
+    options.attention.seq_length = input.seq_length;
+  }
+  Var qkv = qkv_.forward(forward, x);
+  Var o = forward.cache != nullptr ? attend_cached(forward, std::move(qkv), options)
+                                   : self_attention(forward.exec, std::move(qkv), options);
+  return proj_.forward(forward, o);
+}
+
+Var SelfAttention::attend_cached(const Forward& forward, Var qkv_var, const SelfAttentionOptions& options) {
+  const ExecCtx& ctx = forward.exec;
+  const KvCache& cache = *forward.cache;
+  const Tensor qkv = qkv_var.take();
+  const std::int64_t seq = qkv.size(0), batch = qkv.size(1), heads = options.heads, kv = options.kv_heads;
+  const Tensor& keys = cache.key[static_cast<std::size_t>(layer_)];
+  const Tensor& values = cache.value[static_cast<std::size_t>(layer_)];
+  TESSERA_CHECK(cache.length + seq <= keys.size(0), "the KV cache holds ", keys.size(0), " positions, ",
+                cache.length + seq, " are needed");
+  const Tensor packed = qkv.view({seq, batch, heads + 2 * kv, options.head_dim});
+  if (options.rope != nullptr) {
+    ops::rope_in_place(ctx, packed.narrow(2, 0, heads + kv), options.positions, *options.rope, false);
+  }
+  ops::copy(ctx, packed.narrow(2, heads, kv), keys.narrow(0, cache.length, seq));
+  ops::copy(ctx, packed.narrow(2, heads + kv, kv), values.narrow(0, cache.length, seq));
+  ops::AttentionOptions attention = options.attention;
+  attention.query_offset = cache.length;
+  const std::int64_t total = cache.length + seq;
+  const auto result = ops::attention(ctx, packed.narrow(2, 0, heads), keys.narrow(0, 0, total),
+                                     values.narrow(0, 0, total), attention);
+  return result.o.view({seq, batch, heads * options.head_dim});
+}
+
+}  // namespace tessera::nn

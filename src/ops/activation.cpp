@@ -1,0 +1,71 @@
+#include "tessera/ops/activation.hpp"
+
+#include "kernels/api/activation.hpp"
+#include "ops/dispatch.hpp"
+#include "ops/matrix.hpp"
+
+namespace tessera::ops {
+namespace {
+
+kernels::Activation kernel_kind(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::gelu_tanh:
+      return kernels::Activation::gelu_tanh;
+    case ActivationKind::gelu_erf:
+      return kernels::Activation::gelu_erf;
+    case ActivationKind::relu:
+      return kernels::Activation::relu;
+    case ActivationKind::silu:
+      return kernels::Activation::silu;
+  }
+  throw InternalError("unknown activation");
+}
+
+}  // namespace
+
+Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind) {
+  detail::check_contiguous(x, "x");
+  Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
+  const kernels::ActivationForward params{x.numel(), kernel_kind(kind), x.dtype(), x.raw(), y.raw()};
+  TESSERA_DISPATCH(ctx, activation_forward, params);
+  return y;
+}
+
+Tensor activation_backward(const ExecCtx& ctx, const Tensor& x, const Tensor& dy, ActivationKind kind) {
+  detail::check_contiguous(x, "x");
+  detail::check_contiguous(dy, "dy");
+  detail::check_same_shape(x, dy, "activation gradient");
+  Tensor dx = dy.is_unique() ? dy : Tensor::empty(ctx, x.shape(), x.dtype());
+  const kernels::ActivationBackward params{x.numel(), kernel_kind(kind), x.dtype(),
+                                           x.raw(),   dy.raw(),          dx.raw()};
+  TESSERA_DISPATCH(ctx, activation_backward, params);
+  return dx;
+}
+
+Tensor swiglu(const ExecCtx& ctx, const Tensor& gate_up) {
+  detail::check_contiguous(gate_up, "gate_up");
+  TESSERA_CHECK(gate_up.size(-1) % 2 == 0, "gate and up halves need an even width, not ", gate_up.size(-1));
+  Shape shape = gate_up.shape();
+  shape[-1] = gate_up.size(-1) / 2;
+  Tensor y = Tensor::empty(ctx, shape, gate_up.dtype());
+  const std::int64_t width = y.size(-1);
+  const kernels::SwigluForward params{width == 0 ? 0 : y.numel() / width, width, y.dtype(), gate_up.raw(),
+                                      y.raw()};
+  TESSERA_DISPATCH(ctx, swiglu_forward, params);
+  return y;
+}
+
+Tensor swiglu_backward(const ExecCtx& ctx, const Tensor& gate_up, const Tensor& dy) {
+  detail::check_contiguous(gate_up, "gate_up");
+  detail::check_contiguous(dy, "dy");
+  TESSERA_CHECK(dy.numel() * 2 == gate_up.numel(), "gradient ", dy.shape(), " for gate and up ",
+                gate_up.shape());
+  Tensor grad = Tensor::empty(ctx, gate_up.shape(), gate_up.dtype());
+  const std::int64_t width = dy.size(-1);
+  const kernels::SwigluBackward params{
+      width == 0 ? 0 : dy.numel() / width, width, dy.dtype(), gate_up.raw(), dy.raw(), grad.raw()};
+  TESSERA_DISPATCH(ctx, swiglu_backward, params);
+  return grad;
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,102 @@
+#include "tessera/ops/attention.hpp"
+
+#include <cmath>
+
+#include "kernels/api/attention.hpp"
+#include "ops/dispatch.hpp"
+#include "ops/matrix.hpp"
+
+namespace tessera::ops {
+namespace {
+
+kernels::HeadStrides strides_of(const Tensor& t, const char* what) {
+  TESSERA_CHECK(t.rank() == 4, what, " must be [seq, batch, heads, head_dim], not ", t.shape());
+  TESSERA_CHECK(t.size(3) == 1 || t.strides()[3] == 1, what, ": head_dim must be contiguous, strides are ",
+                t.strides());
+  return {t.strides()[0], t.strides()[1], t.strides()[2]};
+}
+
+const std::int32_t* ints(const Tensor& t, const Shape& shape, const char* what) {
+  if (!t) return nullptr;
+  TESSERA_CHECK(t.shape() == shape && t.is_contiguous(), what, " must have shape ", shape, ", not ",
+                t.shape());
+  return t.data<std::int32_t>();
+}
+
+kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const AttentionOptions& options) {
+  kernels::AttentionShape s;
+  s.q_stride = strides_of(q, "q");
+  s.k_stride = strides_of(k, "k");
+  s.v_stride = strides_of(v, "v");
+  s.seq_q = q.size(0);
+  s.batch = q.size(1);
+  s.heads = q.size(2);
+  s.head_dim = q.size(3);
+  s.seq_k = k.size(0);
+  s.kv_heads = k.size(2);
+  TESSERA_CHECK(k.shape() == v.shape() && k.size(1) == s.batch && k.size(3) == s.head_dim, "attention of q ",
+                q.shape(), " over k ", k.shape(), " and v ", v.shape());
+  TESSERA_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, s.heads, " query heads cannot share ",
+                s.kv_heads, " KV heads");
+  TESSERA_CHECK(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "q, k and v need one dtype");
+  s.dtype = q.dtype();
+  s.o_stride = {s.batch * s.heads * s.head_dim, s.heads * s.head_dim, s.head_dim};
+  s.scale = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  s.causal = options.causal;
+  s.query_offset = options.query_offset;
+  if (options.alibi_slopes) {
+    TESSERA_CHECK(options.alibi_slopes.shape() == Shape{s.heads}, "one ALiBi slope per head");
+    s.alibi_slopes = options.alibi_slopes.data<float>();
+  }
+  s.key_begin = ints(options.key_begin, {s.batch}, "key_begin");
+  s.key_end = ints(options.key_end, {s.batch}, "key_end");
+  s.document = ints(options.document, {s.batch, s.seq_k}, "document");
+  s.dropout = options.dropout;
+  s.dropout_key = options.dropout_key;
+  s.sample0 = options.sample0;
+  s.total_heads = s.heads;
+  s.seq_length = options.seq_length > 0 ? options.seq_length : s.seq_k;
+  return s;
+}
+
+}  // namespace
+
+AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const AttentionOptions& options) {
+  const kernels::AttentionShape shape = describe(q, k, v, options);
+  AttentionResult result{Tensor::empty(ctx, q.shape(), q.dtype()),
+                         Tensor::empty(ctx, {shape.batch, shape.heads, shape.seq_q}, DType::f32)};
+  const auto bytes = ctx.device().is_cpu()
+                         ? kernels::cpu::attention_forward_workspace(shape, ctx.stream->threads())
+                         : kernels::cuda::attention_forward_workspace(shape, 0);
+  const Tensor workspace = Tensor::empty(ctx, {static_cast<std::int64_t>(bytes)}, DType::u8);
+  const kernels::AttentionForward params{
+      shape, q.raw(), k.raw(), v.raw(), result.o.raw(), result.lse.data<float>(), workspace.raw()};
+  TESSERA_DISPATCH(ctx, attention_forward, params);
+  return result;
+}
+
+void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,
+                        const AttentionGrads& grads) {
+  const kernels::AttentionShape shape = describe(q, k, v, options);
+  detail::check_contiguous(d_o, "d_o");
+  TESSERA_CHECK(d_o.numel() == saved.o.numel() && d_o.dtype() == saved.o.dtype(), "d_o must be like o");
+  const Tensor* pairs[][2] = {{&grads.dq, &q}, {&grads.dk, &k}, {&grads.dv, &v}};
+  for (const auto& [grad, value] : pairs) {
+    TESSERA_CHECK(grad->shape() == value->shape() && grad->strides() == value->strides() &&
+                      grad->dtype() == value->dtype(),
+                  "gradients of q, k, v must be laid out like q, k, v");
+  }
+  const auto bytes = ctx.device().is_cpu()
+                         ? kernels::cpu::attention_backward_workspace(shape, ctx.stream->threads())
+                         : kernels::cuda::attention_backward_workspace(shape, 0);
+  const Tensor workspace = Tensor::empty(ctx, {static_cast<std::int64_t>(bytes)}, DType::u8);
+  const kernels::AttentionBackward params{
+      shape,     q.raw(),        k.raw(),        v.raw(),        saved.o.raw(),  saved.lse.data<float>(),
+      d_o.raw(), grads.dq.raw(), grads.dk.raw(), grads.dv.raw(), workspace.raw()};
+  TESSERA_DISPATCH(ctx, attention_backward, params);
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,14 @@
+#include "tessera/ops/backends.hpp"
+
+#include "kernels/api/backends.hpp"
+
+namespace tessera::ops {
+
+std::vector<std::pair<std::string, std::string>> describe_backends() {
+  auto list = kernels::cpu::describe();
+  const auto cuda = kernels::cuda::describe();
+  list.insert(list.end(), cuda.begin(), cuda.end());
+  return list;
+}
+
+}  // namespace tessera::ops

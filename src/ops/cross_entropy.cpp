@@ -1,0 +1,41 @@
+#include "tessera/ops/cross_entropy.hpp"
+
+#include "kernels/api/cross_entropy.hpp"
+#include "ops/dispatch.hpp"
+#include "ops/matrix.hpp"
+
+namespace tessera::ops {
+
+CrossEntropy cross_entropy(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels) {
+  const detail::Matrix m = detail::as_matrix(logits, "logits");
+  TESSERA_CHECK_EQ(labels.numel(), m.rows, "one label per row of logits");
+  CrossEntropy out{Tensor::empty(ctx, {m.rows}, DType::f32), Tensor::empty(ctx, {m.rows}, DType::f32)};
+  const kernels::CrossEntropyForward params{m.rows,
+                                            m.cols,
+                                            m.ld,
+                                            m.dtype,
+                                            m.data,
+                                            labels.data<std::int32_t>(),
+                                            out.loss.data<float>(),
+                                            out.lse.data<float>()};
+  TESSERA_DISPATCH(ctx, cross_entropy_forward, params);
+  return out;
+}
+
+void cross_entropy_backward_in_place(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels,
+                                     const Tensor& lse, const Tensor& upstream) {
+  const detail::Matrix m = detail::as_matrix(logits, "logits");
+  TESSERA_CHECK(labels.numel() == m.rows && lse.numel() == m.rows && upstream.numel() == m.rows,
+                "labels, log-sum-exp and upstream gradient need one value for each of ", m.rows, " rows");
+  const kernels::CrossEntropyBackward params{m.rows,
+                                             m.cols,
+                                             m.ld,
+                                             m.dtype,
+                                             m.data,
+                                             labels.data<std::int32_t>(),
+                                             lse.data<float>(),
+                                             upstream.data<float>()};
+  TESSERA_DISPATCH(ctx, cross_entropy_backward, params);
+}
+
+}  // namespace tessera::ops

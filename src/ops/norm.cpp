@@ -1,0 +1,115 @@
+#include "tessera/ops/norm.hpp"
+
+#include "kernels/api/norm.hpp"
+#include "ops/dispatch.hpp"
+#include "ops/matrix.hpp"
+
+namespace tessera::ops {
+namespace {
+
+using detail::check_contiguous;
+using detail::check_same_shape;
+
+kernels::NormKind kind_of(const NormOptions& options) {
+  return options.rms ? kernels::NormKind::rms : kernels::NormKind::layer;
+}
+
+float* floats(const Tensor& t) { return t ? t.data<float>() : nullptr; }
+
+}  // namespace
+
+AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
+                 const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout) {
+  check_contiguous(residual, "residual");
+  const std::int64_t cols = residual.size(-1);
+  const std::int64_t rows = cols == 0 ? 0 : residual.numel() / cols;
+  TESSERA_CHECK(weight && weight.shape() == Shape{cols}, "norm weight of shape ", weight.shape(), " for ",
+                cols, " features");
+  TESSERA_CHECK(!bias || (bias.shape() == weight.shape() && bias.dtype() == weight.dtype()),
+                "norm bias must be like its weight");
+  AddNorm out;
+  out.residual = residual;
+  if (branch) {
+    check_contiguous(branch, "branch");
+    check_same_shape(residual, branch, "residual and branch");
+    TESSERA_CHECK_EQ(branch.dtype(), weight.dtype(), "branch and norm weight");
+    out.residual = Tensor::empty(ctx, residual.shape(), residual.dtype());
+  }
+  out.y = Tensor::empty(ctx, residual.shape(), weight.dtype());
+  if (!options.rms) out.mean = Tensor::empty(ctx, {rows}, DType::f32);
+  out.rstd = Tensor::empty(ctx, {rows}, DType::f32);
+  const kernels::AddNormForward params{.rows = rows,
+                                       .cols = cols,
+                                       .kind = kind_of(options),
+                                       .eps = options.eps,
+                                       .residual_dtype = residual.dtype(),
+                                       .dtype = weight.dtype(),
+                                       .residual = residual.raw(),
+                                       .branch = branch.raw(),
+                                       .dropout = dropout,
+                                       .weight = weight.raw(),
+                                       .bias = bias.raw(),
+                                       .residual_out = branch ? out.residual.raw() : nullptr,
+                                       .y = out.y.raw(),
+                                       .mean = floats(out.mean),
+                                       .rstd = floats(out.rstd)};
+  TESSERA_DISPATCH(ctx, add_norm_forward, params);
+  return out;
+}
+
+AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
+                              const Tensor& dy, const Tensor& dresidual, bool has_branch,
+                              const NormOptions& options, const DropoutSpec& dropout) {
+  check_contiguous(dy, "dy");
+  check_same_shape(saved.residual, dy, "dy");
+  if (dresidual) {
+    check_contiguous(dresidual, "dresidual");
+    check_same_shape(dresidual, dy, "dresidual");
+    TESSERA_CHECK_EQ(dresidual.dtype(), saved.residual.dtype(), "gradient of the residual");
+  }
+  const std::int64_t cols = dy.size(-1);
+  AddNormGrad grad;
+  // The gradient from above is dead after this call if nobody else holds it: write over it.
+  grad.residual =
+      dresidual && dresidual.is_unique() ? dresidual : Tensor::empty(ctx, dy.shape(), saved.residual.dtype());
+  const bool same = !dropout.active() && weight.dtype() == saved.residual.dtype();
+  if (has_branch) grad.branch = same ? grad.residual : Tensor::empty(ctx, dy.shape(), weight.dtype());
+  const kernels::AddNormBackward params{.rows = saved.rstd.numel(),
+                                        .cols = cols,
+                                        .kind = kind_of(options),
+                                        .residual_dtype = saved.residual.dtype(),
+                                        .dtype = weight.dtype(),
+                                        .residual_out = saved.residual.raw(),
+                                        .mean = floats(saved.mean),
+                                        .rstd = floats(saved.rstd),
+                                        .weight = weight.raw(),
+                                        .dy = dy.raw(),
+                                        .dresidual = dresidual.raw(),
+                                        .dresidual_in = grad.residual.raw(),
+                                        .dbranch = has_branch && !same ? grad.branch.raw() : nullptr,
+                                        .dropout = dropout};
+  TESSERA_DISPATCH(ctx, add_norm_backward, params);
+  return grad;
+}
+
+void norm_weight_grad(const ExecCtx& ctx, const AddNorm& saved, const Tensor& dy, const Tensor& dweight,
+                      const Tensor& dbias, float beta, const NormOptions& options) {
+  const std::int64_t cols = dy.size(-1);
+  const Tensor scratch = Tensor::empty(ctx, {kernels::kNormGradParts, 2, cols}, DType::f32);
+  const kernels::NormWeightGrad params{.rows = saved.rstd.numel(),
+                                       .cols = cols,
+                                       .kind = kind_of(options),
+                                       .residual_dtype = saved.residual.dtype(),
+                                       .dtype = dy.dtype(),
+                                       .residual_out = saved.residual.raw(),
+                                       .mean = floats(saved.mean),
+                                       .rstd = floats(saved.rstd),
+                                       .dy = dy.raw(),
+                                       .dweight = floats(dweight),
+                                       .dbias = floats(dbias),
+                                       .beta = beta,
+                                       .scratch = floats(scratch)};
+  TESSERA_DISPATCH(ctx, norm_weight_grad, params);
+}
+
+}  // namespace tessera::ops

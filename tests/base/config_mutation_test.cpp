@@ -1,0 +1,269 @@
+/// One sound configuration and about a hundred ways to spoil one spot of it; each has to be refused at that
+/// spot.
+
+#include <algorithm>
+
+#include "config_test_support.hpp"
+
+namespace tessera {
+namespace {
+
+// Lines are counted by the test; columns are given in the table.
+const std::string kSound = R"(model:
+  family: llama
+  num_layers: 2
+  hidden_size: 64
+  num_heads: 8
+  num_kv_heads: 2
+  head_dim: 8
+  ffn_hidden_size: 96
+  vocab_size: 257
+  max_positions: 128
+  dropout: 0.1
+  attention_dropout: 0.0
+  position_embedding: rotary
+  norm: rmsnorm
+  norm_eps: 1e-5
+  activation: swiglu
+  tied_head: false
+  rope_fraction: 0.5
+  rope_scaling: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_positions: 64}
+  init_from: null
+parallel:
+  tensor: 1
+  sequence: false
+  pipeline: 1
+  virtual_stages: 1
+  schedule: 1f1b
+  context: 1
+  expert: 1
+  data: null
+  zero_stage: 1
+  timeout_s: 600
+optimizer:
+  name: adamw
+  lr: 6.0e-4
+  betas: [0.9, 0.95]
+  eps: 1.0e-8
+  weight_decay: 0.1
+  clip_grad: 1
+  no_decay: ["*.bias"]
+lr_schedule:
+  style: cosine
+  warmup_steps: 10
+  decay_steps: 100
+  min_lr: 6.0e-5
+  weight_decay_style: constant
+training:
+  steps: 100
+  seq_length: 128
+  micro_batch_size: 4
+  global_batch_size: 8
+  precision: bf16
+  recompute: none
+  seed: 1234
+  eval_interval: 100
+data:
+  path: data/corpus
+  split: "98,1,1"
+  tokenizer: bytes
+checkpoint:
+  every: 20
+  keep: 3
+  resume: auto
+  on_interrupt: false
+logging:
+  dir: runs/t
+  trackers: []
+device:
+  type: auto
+  threads: 0
+)";
+
+struct Mutation {
+  const char* before;  ///< occurs exactly once in the sound text
+  const char* after;
+  int column;
+  const char* message;  ///< part of the line at that place
+};
+
+void PrintTo(const Mutation& mutation, std::ostream* out) {
+  *out << mutation.before << " -> " << mutation.after;
+}
+
+class Mutated : public ::testing::TestWithParam<Mutation> {};
+
+TEST_P(Mutated, IsRefusedAtItsPlace) {
+  const Mutation& m = GetParam();
+  std::string text = kSound;
+  const auto at = text.find(m.before);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(text.find(m.before, at + 1), std::string::npos) << "ambiguous";
+  text.replace(at, std::string(m.before).size(), m.after);
+  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+  const std::string place = "t.yaml:" + std::to_string(line) + ":" + std::to_string(m.column) + ": ";
+  const std::string message = refusal(text);
+  EXPECT_EQ(message.find(place), 0u) << "expected at " << place << "\ngot " << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << "more than one fault: " << message;
+  expect_contains(message, m.message);
+}
+
+TEST(Mutated, SoundTextIsAccepted) { EXPECT_EQ(refusal(kSound), ""); }
+
+const Mutation kNames[] = {
+    {"model:", "modle:", 1, "unknown section 'modle'; did you mean 'model'?"},
+    {"parallel:", "paralell:", 1, "did you mean 'parallel'?"},
+    {"optimizer:", "optimiser:", 1, "did you mean 'optimizer'?"},
+    {"lr_schedule:", "lr_scheduler:", 1, "did you mean 'lr_schedule'?"},
+    {"lr_schedule:", "LR-schedule:", 1, "did you mean 'lr_schedule'?"},
+    {"training:", "train:", 1, "did you mean 'training'?"},
+    {"checkpoint:", "checkpoints:", 1, "did you mean 'checkpoint'?"},
+    {"logging:", "log:", 1, "did you mean 'logging'?"},
+    {"device:", "zzz:", 1, "known: model, parallel, optimizer"},
+    {"model:\n", "Model:\n", 1, "did you mean 'model'?"},
+    {"num_layers", "num_layer", 3, "unknown key 'num_layer' in 'model'; did you mean 'num_layers'?"},
+    {"num_layers", "n_layer", 3, "did you mean 'num_layers'?"},
+    {"num_layers", "num_hidden_layers", 3, "did you mean 'num_layers'?"},
+    {"hidden_size: 64", "hiden_size: 64", 3, "did you mean 'hidden_size'?"},
+    {"hidden_size: 64", "d_model: 64", 3, "did you mean 'hidden_size'?"},
+    {"num_heads: 8", "num_attention_heads: 8", 3, "did you mean 'num_heads'?"},
+    {"num_kv_heads: 2", "num_key_value_heads: 2", 3, "did you mean 'num_kv_heads'?"},
+    {"num_kv_heads: 2", "num_kv_head: 2", 3, "did you mean 'num_kv_heads'?"},
+    {"  ffn_hidden_size", "  intermediate_size", 3, "did you mean 'ffn_hidden_size'?"},
+    {"vocab_size", "vocabsize", 3, "did you mean 'vocab_size'?"},
+    {"tied_head", "tie_word_embeddings", 3, "did you mean 'tied_head'?"},
+    {"{factor: 8", "{facotr: 8", 18, "unknown key 'facotr' in 'model.rope_scaling'; did you mean 'factor'?"},
+    {"tensor: 1", "tensor_model_parallel_size: 1", 3, "did you mean 'tensor'?"},
+    {"lr: 6.0e-4", "learning_rate: 6.0e-4", 3, "did you mean 'lr'?"},
+    {"betas:", "beta:", 3, "did you mean 'betas'?"},
+    {"weight_decay: 0.1", "weigth_decay: 0.1", 3, "did you mean 'weight_decay'?"},
+    {"warmup_steps", "warmup_setps", 3, "did you mean 'warmup_steps'?"},
+    {"eval_interval", "lr", 3, "unknown key 'lr' in 'training'; did you mean optimizer.lr?"},
+    {"seq_length", "sequence_length", 3, "did you mean 'seq_length'?"},
+    {"precision", "mixed_precision", 3, "did you mean 'precision'?"},
+    {"global_batch_size: 8", "global_batch: 8\n  global_batch_size: 8", 3,
+     "did you mean 'global_batch_size'?"},
+    {"tokenizer", "tokeniser", 3, "did you mean 'tokenizer'?"},
+    {"resume", "resum", 3, "did you mean 'resume'?"},
+    {"threads: 0", "? [threads]\n  : 0", 5, "a key must be a word, not a list"},
+    {"threads: 0", "[threads]: 0", 3, "a key must be a word, not a list"},
+    {"recompute: none", "recompute_method: uniform", 3, "training.recompute_method is not in this build yet"},
+};
+INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
+
+const Mutation kValues[] = {
+    {"family: llama", "family: lama", 11, "must be gpt2 or llama, not 'lama'; did you mean 'llama'?"},
+    {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
+    {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
+    {"family: llama", "family: null", 3, "model.family must be gpt2 or llama, not null"},
+    {"family: llama", "family: [llama]", 11, "not a list"},
+    {"family: llama", "family:", 3, "not null"},
+    {"family: llama", "family: bert", 11, "'bert' is not in this build yet; use gpt2 or llama"},
+    {"family: llama", "family: t5", 11, "'t5' is not in this build yet"},
+    {"family: llama", "family: brt", 11, "did you mean 'bert'?"},
+    {"num_layers: 2", "num_layers: two", 15, "model.num_layers must be an integer, not 'two'"},
+    {"num_layers: 2", "num_layers: 2.0", 15, "must be an integer, not '2.0'; write 2"},
+    {"num_layers: 2", "num_layers: 2.5", 15, "must be an integer, not '2.5'"},
+    {"num_layers: 2", "num_layers: 1e3", 15, "must be an integer, not '1e3'; write 1000"},
+    {"num_layers: 2", "num_layers: \"2\"", 15, "leave the quotes out"},
+    {"num_layers: 2", "num_layers: 1_000", 15, "write 1000"},
+    {"num_layers: 2", "num_layers: 010", 15, "leading zero"},
+    {"num_layers: 2", "num_layers: 0x10", 15, "must be an integer"},
+    {"num_layers: 2", "num_layers: 99999999999999999999", 15, "does not fit 64 bits"},
+    {"num_layers: 2", "num_layers: true", 15, "must be an integer, not 'true'"},
+    {"num_layers: 2", "num_layers: {a: 1}", 15, "not a mapping"},
+    {"num_layers: 2", "num_layers: 0", 15, "model.num_layers must be at least 1, not 0"},
+    {"num_layers: 2", "num_layers: -2", 15, "must be at least 1, not -2"},
+    {"hidden_size: 64", "hidden_size: 9223372036854775807", 16, "must be at most 16777216"},
+    {"dropout: 0.1", "dropout: 1.0", 12, "model.dropout must be below 1, not 1"},
+    {"dropout: 0.1", "dropout: -0.1", 12, "must be at least 0"},
+    {"dropout: 0.1", "dropout: .nan", 12, "must be a finite number"},
+    {"dropout: 0.1", "dropout: ten", 12, "must be a number, not 'ten'"},
+    {"dropout: 0.1", "dropout: 0,1", 12, "must be a number"},
+    {"norm: rmsnorm", "norm: rms_norm", 9, "did you mean 'rmsnorm'?"},
+    {"position_embedding: rotary", "position_embedding: rope", 23,
+     "must be learned, rotary, alibi or none, not 'rope'"},
+    {"activation: swiglu", "activation: false", 15, "must be gelu_tanh, gelu, relu or swiglu, not 'false'"},
+    {"norm_eps: 1e-5", "norm_eps: 0", 13, "must be above 0"},
+    {"tied_head: false", "tied_head: no", 14, "must be true or false, not 'no'; write false"},
+    {"tied_head: false", "tied_head: Yes", 14, "write true"},
+    {"tied_head: false", "tied_head: 0", 14, "must be true or false, not '0'"},
+    {"tied_head: false", "tied_head: False", 14, "write it in small letters"},
+    {"tied_head: false", "tied_head: \"false\"", 14, "leave the quotes out"},
+    {"init_from: null", "init_from: \"\"", 14, "must not be empty"},
+    {"init_from: null", "init_from: true", 14, "must be text"},
+    {"tensor: 1", "tensor: 2", 11,
+     "parallel.tensor is 2: tensor parallelism is not in this build yet; use 1"},
+    {"tensor: 1", "tensor: 0", 11, "must be at least 1"},
+    {"pipeline: 1", "pipeline: 4", 13, "pipeline parallelism is not in this build yet; use 1"},
+    {"virtual_stages: 1", "virtual_stages: 2", 19, "interleaved"},
+    {"schedule: 1f1b", "schedule: interleaved", 13, "'interleaved' is not in this build yet"},
+    {"schedule: 1f1b", "schedule: zb-h1", 13, "'zb-h1' is not in this build yet; use 1f1b"},
+    {"schedule: 1f1b", "schedule: 1fb1", 13, "did you mean '1f1b'?"},
+    {"context: 1", "context: 2", 12, "context parallelism is not in this build yet"},
+    {"expert: 1", "expert: 8", 11, "expert parallelism is not in this build yet"},
+    {"data: null", "data: 2", 9, "data parallelism is not in this build yet"},
+    {"zero_stage: 1", "zero_stage: 3", 15, "stages 2 and 3 are not in this build yet"},
+    {"zero_stage: 1", "pipeline_layout: \"2,2\"", 20, "pipeline_layout is not in this build yet"},
+    {"timeout_s: 600", "timeout_s: .inf", 14, "must be a finite number, not '.inf'"},
+    {"timeout_s: 600", "timeout_s: 0", 14, "must be above 0"},
+    {"name: adamw", "name: adamx", 9, "did you mean 'adamw'?"},
+    {"lr: 6.0e-4", "lr: 0", 7, "optimizer.lr must be above 0"},
+    {"lr: 6.0e-4", "lr: 1e999", 7, "too large or too small"},
+    {"betas: [0.9, 0.95]", "betas: 0.9", 10, "must be a list of numbers"},
+    {"betas: [0.9, 0.95]", "betas: [0.9]", 10, "must be two numbers, not 1"},
+    {"betas: [0.9, 0.95]", "betas: [0.9, 1.0]", 10, "element must be below 1"},
+    {"betas: [0.9, 0.95]", "betas: [0.9, x]", 10, "element must be a number"},
+    {"no_decay: [\"*.bias\"]", "no_decay: bias", 13, "must be a list of texts"},
+    {"style: cosine", "style: inverse_sqrt", 10, "did you mean 'inverse-square-root'?"},
+    {"precision: bf16", "precision: fp16", 14, "'fp16' is not in this build yet; use bf16 or fp32"},
+    {"precision: bf16", "precision: bfloat16", 14, "must be fp32 or bf16"},
+    {"recompute: none", "recompute: full", 14, "'full' is not in this build yet"},
+    {"seed: 1234", "seed: -1", 9, "must be at least 0"},
+    {"path: data/corpus", "path: []", 9, "not an empty list"},
+    {"path: data/corpus", "path: [[0.5, a], b]", 9, "an element is 'b'"},
+    {"path: data/corpus", "path: [[-1, a]]", 9, "weight must be above 0"},
+    {"path: data/corpus", "path: [[a, 1]]", 9, "weight must be a number"},
+    {"split: \"98,1,1\"", "split: \"98,1,1,1\"", 10, "more than three shares"},
+    {"split: \"98,1,1\"", "split: 98;1;1", 10, "data.split must be up to three shares"},
+    {"split: \"98,1,1\"", "split: \"0,1,1\"", 10, "leaves nothing to training"},
+    {"resume: auto", "resume: false", 11, "must be text"},
+    {"trackers: []", "trackers: [wandb]", 13, "'wandb' is not in this build yet"},
+    {"trackers: []", "trackers: [tensorbord]", 13, "did you mean 'tensorboard'?"},
+    {"trackers: []", "trackers: jsonl", 13, "must be a list"},
+    {"type: auto", "type: cuda", 9, "'cuda' is not in this build yet; built without CUDA"},
+    {"type: auto", "type: gpu", 9, "must be auto or cpu"},
+    {"threads: 0", "threads: -1", 12, "must be at least 0"},
+};
+INSTANTIATE_TEST_SUITE_P(Values, Mutated, ::testing::ValuesIn(kValues));
+
+const Mutation kRules[] = {
+    {"num_kv_heads: 2", "num_kv_heads: 3", 17,
+     "model.num_heads (8) is not a multiple of model.num_kv_heads (3)"},
+    {"head_dim: 8\n", "head_dim: 9\n", 13, "even number of features per head, not 4.5"},
+    {"high_freq_factor: 4", "high_freq_factor: 0.5", 67, "must be above low_freq_factor (1)"},
+    {"seq_length: 128", "seq_length: 129", 15,
+     "training.seq_length (129) is more than model.max_positions (128)"},
+    {"global_batch_size: 8", "global_batch_size: 6", 22,
+     "is not a multiple of training.micro_batch_size (4)"},
+    {"warmup_steps: 10", "warmup_steps: 101", 17, "is more than lr_schedule.decay_steps (100)"},
+    {"min_lr: 6.0e-5", "min_lr: 6.0e-3", 11, "is above optimizer.lr"},
+    {"style: cosine", "style: wsd", 10, "wsd_decay_steps must be from 1 to 90"},
+    {"min_lr: 6.0e-5", "end_weight_decay: 0.2", 21, "weight_decay_style is constant"},
+};
+INSTANTIATE_TEST_SUITE_P(Rules, Mutated, ::testing::ValuesIn(kRules));
+
+const Mutation kYaml[] = {
+    {"num_layers: 2", "num_layers: &n 2", 15, "YAML anchors (&name) are refused"},
+    {"num_layers: 2", "num_layers: !!int 2", 15, "YAML tags (!name) are refused"},
+    {"num_layers: 2", "num_layers: !!python/object:os.system 2", 15, "YAML tags (!name) are refused"},
+    {"rope_scaling: {factor", "rope_scaling: !m {factor", 17, "YAML tags (!name) are refused"},
+    {"tensor: 1", "<<: {tensor: 1}", 3, "YAML merge keys (<<) are refused"},
+    {"threads: 0", "threads: @0", 12, "not valid YAML"},
+    {"threads: 0", "threads: 0\x01", 13, "control character number 1"},
+    {"threads: 0", "threads: 0\x04", 13, "control character number 4"},
+};
+INSTANTIATE_TEST_SUITE_P(Yaml, Mutated, ::testing::ValuesIn(kYaml));
+
+}  // namespace
+}  // namespace tessera

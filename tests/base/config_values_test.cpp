@@ -1,0 +1,243 @@
+#include "config_test_support.hpp"
+
+namespace tessera {
+namespace {
+
+Config parse(const std::string& text) { return parse_config(text, "t.yaml"); }
+
+TEST(Resolve, Gpt2Defaults) {
+  const ModelConfig m = resolve(ModelConfig{});
+  EXPECT_EQ(m.num_kv_heads, 12);
+  EXPECT_EQ(m.head_dim, 64);
+  EXPECT_EQ(m.ffn_hidden_size, 3072);
+  EXPECT_EQ(m.position_embedding, PositionKind::learned);
+  EXPECT_EQ(m.norm, NormStyle::layernorm);
+  EXPECT_EQ(m.activation, MlpActivation::gelu_tanh);
+  EXPECT_EQ(m.tied_head, true);
+  EXPECT_EQ(m.linear_bias, true);
+  EXPECT_EQ(m.qkv_bias, true);
+  EXPECT_EQ(resolve(m), m);
+}
+
+TEST(Resolve, LlamaDefaults) {
+  ModelConfig c;
+  c.family = Family::llama;
+  const std::pair<std::int64_t, std::int64_t> widths[] = {
+      {4096, 11008}, {5120, 13824}, {8192, 22016}, {256, 768}};
+  for (const auto& [hidden, ffn] : widths) {
+    c.hidden_size = hidden;
+    c.num_heads = 32;
+    EXPECT_EQ(resolve(c).ffn_hidden_size, ffn) << hidden;
+  }
+  const ModelConfig m = resolve(c);
+  EXPECT_EQ(m.position_embedding, PositionKind::rotary);
+  EXPECT_EQ(m.norm, NormStyle::rmsnorm);
+  EXPECT_EQ(m.activation, MlpActivation::swiglu);
+  EXPECT_EQ(m.tied_head, false);
+  EXPECT_EQ(m.linear_bias, false);
+  EXPECT_EQ(m.qkv_bias, false);
+}
+
+TEST(Resolve, KeepsWhatIsGiven) {
+  ModelConfig c;
+  c.family = Family::llama;
+  c.num_kv_heads = 4;
+  c.head_dim = 32;
+  c.ffn_hidden_size = 100;
+  c.position_embedding = PositionKind::alibi;
+  c.norm = NormStyle::layernorm;
+  c.activation = MlpActivation::relu;
+  c.tied_head = true;
+  c.linear_bias = true;
+  c.qkv_bias = true;
+  EXPECT_EQ(resolve(c), c);
+}
+
+TEST(Resolve, OtherSections) {
+  const Config c = parse("training: {steps: 70}\noptimizer: {weight_decay: 0.2}\nlogging: {dir: runs/a}\n");
+  EXPECT_EQ(c.lr_schedule.decay_steps, 70);
+  EXPECT_EQ(c.lr_schedule.end_weight_decay, 0.2);
+  EXPECT_EQ(c.checkpoint.dir, "runs/a/checkpoints");
+  EXPECT_EQ(c.parallel.data, std::nullopt);
+  EXPECT_EQ(resolve(c), c);
+}
+
+TEST(Values, Numbers) {
+  const std::pair<const char*, double> accepted[] = {
+      {"6.0e-4", 6e-4}, {"1e-4", 1e-4}, {"3", 3.0},     {"+0.5", 0.5}, {".5", 0.5},
+      {"5.", 5.0},      {"1E2", 100},   {"1.5e+1", 15}, {"0", 0.0},    {"0.1", 0.1}};
+  for (const auto& [text, value] : accepted) {
+    EXPECT_EQ(parse(std::string("optimizer: {weight_decay: ") + text + "}\n").optimizer.weight_decay, value)
+        << text;
+  }
+  for (const char* text : {"1e", "e5", ".", "+", "1.2.3", "1e5.", "--1", "0x1p3", "1 2", "inf", "-.inf",
+                           ".NaN", "nan", "1e-400", "1e400", "00.5", "'1'"}) {
+    EXPECT_NE(refusal(std::string("optimizer: {weight_decay: ") + text + "}\n"), "") << text;
+  }
+}
+
+TEST(Values, Integers) {
+  EXPECT_EQ(parse("training: {seed: +7}\n").training.seed, 7);
+  EXPECT_EQ(parse("training: {seed: 9223372036854775807}\n").training.seed, 9223372036854775807LL);
+  for (const char* text :
+       {"9223372036854775808", "1.0", "1e3", "1_0", "0o7", "0b1", "7L", "", "-", "+-1", "1 1"}) {
+    EXPECT_NE(refusal(std::string("training: {seed: ") + text + "}\n"), "") << text;
+  }
+}
+
+TEST(Values, NoFormOfBooleanButTrueAndFalse) {
+  EXPECT_TRUE(parse("parallel: {sequence: true}\n").parallel.sequence);
+  for (const char* text : {"y", "Y", "yes", "Yes", "on", "ON", "n", "no", "No", "off", "Off", "True", "TRUE",
+                           "False", "0", "1", "t", "null", "[true]"}) {
+    expect_contains(refusal(std::string("parallel: {sequence: ") + text + "}\n"), "must be true or false");
+  }
+}
+
+TEST(Values, Texts) {
+  EXPECT_EQ(parse("logging: {dir: 123}\n").logging.dir, "123");
+  EXPECT_EQ(parse("logging: {dir: 'a b: c # d'}\n").logging.dir, "a b: c # d");
+  EXPECT_EQ(parse("logging: {dir: 'null'}\n").logging.dir, "null");
+  EXPECT_EQ(parse("checkpoint: {resume: none}\n").checkpoint.resume, "none");
+  EXPECT_EQ(parse("logging: {trackers: [jsonl]}\n").logging.trackers, std::vector<std::string>{"jsonl"});
+  EXPECT_EQ(parse("data: {path: null}\n").data.path.size(), 0u);
+}
+
+TEST(Rules, LateRules) {
+  EXPECT_EQ(refusal("model: {hidden_size: 100, num_heads: 7, head_dim: 16}\n"), "");
+  EXPECT_EQ(refusal("model: {position_embedding: alibi, max_positions: 8}\n"), "");
+  expect_contains(refusal("model: {family: llama, hidden_size: 21, num_heads: 7}\n"),
+                  "even number of features");
+  expect_contains(refusal("model: {family: llama, max_positions: 8}\n"),
+                  "training.seq_length (1024) is more than");
+  expect_contains(refusal("lr_schedule: {warmup_steps: 1001}\n"),
+                  "training.steps, as decay_steps is 0, (1000)");
+  EXPECT_EQ(refusal("lr_schedule: {warmup_steps: 1000}\n"), "");
+  EXPECT_EQ(refusal("lr_schedule: {style: wsd, wsd_decay_steps: 1000}\n"), "");
+  expect_contains(refusal("lr_schedule: {style: wsd, warmup_steps: 1, wsd_decay_steps: 1000}\n"),
+                  "from 1 to 999");
+}
+
+TEST(Rules, NothingOverflows) {
+  expect_contains(refusal("model: {num_layers: 100000, hidden_size: 16777216, num_heads: 8}\n"),
+                  "parameters is beyond any machine");
+  expect_contains(
+      refusal(
+          "model: {max_positions: 2147483647}\n"
+          "training: {seq_length: 2147483647, micro_batch_size: 10000000, global_batch_size: 10000000}\n"),
+      "activations is beyond any machine");
+  expect_contains(refusal("training: {steps: 1000000000000, global_batch_size: 2147483644}\n"),
+                  "cannot be counted");
+}
+
+TEST(Rules, ValidateStructsWithoutAFile) {
+  Config config;
+  EXPECT_NO_THROW(validate(config));
+  config.model.num_heads = 0;
+  config.optimizer.lr = std::numeric_limits<double>::quiet_NaN();
+  config.training.micro_batch_size = 5;
+  try {
+    validate(config);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "model.num_heads must be at least 1, not 0\n"
+                 "optimizer.lr must be a finite number, not nan\n"
+                 "training.global_batch_size (32) is not a multiple of training.micro_batch_size (5)");
+  }
+  ModelConfig model;
+  EXPECT_NO_THROW(validate(model));
+  model.num_kv_heads = 5;
+  EXPECT_THROW(validate(model), ConfigError);
+  EXPECT_NO_THROW(validate(resolve(Config{})));
+}
+
+TEST(Split, SharesSumToOne) {
+  const std::array<double, 3> expected{0.98, 0.01, 0.01};
+  const auto shares = split_shares("98,1,1");
+  for (int i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(shares[i], expected[i]);
+  EXPECT_EQ(split_shares("7"), (std::array<double, 3>{1.0, 0.0, 0.0}));
+  EXPECT_EQ(split_shares(" 0.75 , 0.25"), (std::array<double, 3>{0.75, 0.25, 0.0}));
+  for (const char* text : {"", ",", "1,", "1,2,3,4", "1,-1,0", "a,b", "nan", "inf,1,1", "0,0,0",
+                           "1e308,1e308,1e308", "1 2", "0x1"}) {
+    EXPECT_THROW(split_shares(text), ConfigError) << text;
+  }
+}
+
+/// Every member away from its default, so that none can be lost on the way.
+Config unusual() {
+  return parse(R"(
+model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_heads: 3, head_dim: 12, ffn_hidden_size: 7,
+  vocab_size: 211, max_positions: 99, dropout: 0.1, attention_dropout: 0.3, position_embedding: alibi, norm: layernorm,
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, qkv_bias: true, rope_theta: 123456.789,
+  rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
+  rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
+parallel: {sequence: true, data: 1, zero_stage: 0, timeout_s: 12.5}
+optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
+  clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
+lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
+  wsd_decay_steps: 5, weight_decay_style: linear, end_weight_decay: 0.7}
+training: {steps: 44, seq_length: 88, micro_batch_size: 3, global_batch_size: 9, precision: bf16, fp32_residual: false,
+  seed: 5, eval_interval: 0, eval_iters: 2, max_skipped_steps: 7}
+data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "~", reset_position_ids: true,
+  reset_attention_mask: true, eod_mask_loss: true}
+checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
+logging: {dir: "a#b", every: 3, trackers: [jsonl]}
+device: {type: cpu, threads: 3}
+)");
+}
+
+TEST(ToYaml, RoundTripIsExact) {
+  const Config config = unusual();
+  EXPECT_EQ(parse_config(to_yaml(config), "printed"), config) << to_yaml(config);
+  const Config defaults = resolve(Config{});
+  EXPECT_EQ(parse_config(to_yaml(defaults), "printed"), defaults);
+  // An unresolved one is kept open.
+  EXPECT_EQ(resolve(parse_config(to_yaml(Config{}), "printed")), defaults);
+}
+
+TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
+  Config llama;
+  llama.model.family = Family::llama;
+  const auto defaults = list_items(resolve(llama));
+  const auto items = list_items(unusual());
+  ASSERT_EQ(items.size(), defaults.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    // Of these only one value exists in this build (the family is not the default one in both lists).
+    const std::string& key = items[i].key;
+    const bool single = key == "model.family" || key == "parallel.tensor" || key == "parallel.pipeline" ||
+                        key == "parallel.virtual_stages" || key == "parallel.schedule" ||
+                        key == "parallel.pipeline_layout" || key == "parallel.context" ||
+                        key == "parallel.expert" || key == "training.recompute";
+    EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
+  }
+}
+
+// YAML 1.1 readers, Python's among them, take 1e-05 for a text: a number needs a point and a signed exponent.
+TEST(ToYaml, NumbersSuitOtherReaders) {
+  Config config = resolve(Config{});
+  config.optimizer.lr = 1e-5;
+  config.optimizer.clip_grad = 1e30;
+  const std::string yaml = to_yaml(config);
+  expect_contains(yaml, "  lr: 1.0e-05\n");
+  expect_contains(yaml, "  clip_grad: 1.0e+30\n");
+  expect_contains(yaml, "  timeout_s: 600.0\n");
+  expect_contains(yaml, "  schedule: 1f1b\n");
+}
+
+TEST(Names, SpelledAsInYaml) {
+  EXPECT_EQ(name_of(Family::gpt2), "gpt2");
+  EXPECT_EQ(name_of(PositionKind::none), "none");
+  EXPECT_EQ(name_of(NormStyle::rmsnorm), "rmsnorm");
+  EXPECT_EQ(name_of(MlpActivation::gelu_tanh), "gelu_tanh");
+  EXPECT_EQ(name_of(Precision::bf16), "bf16");
+  EXPECT_EQ(name_of(Recompute::none), "none");
+  EXPECT_EQ(name_of(PipelineSchedule::one_f_one_b), "1f1b");
+  EXPECT_EQ(name_of(OptimizerName::sgd), "sgd");
+  EXPECT_EQ(name_of(LrStyle::inverse_sqrt), "inverse-square-root");
+  EXPECT_EQ(name_of(WsdStyle::minus_sqrt), "minus_sqrt");
+  EXPECT_EQ(name_of(WeightDecayStyle::cosine), "cosine");
+  EXPECT_EQ(name_of(DeviceChoice::automatic), "auto");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Holds the house together: every #include points down, to the same floor, or outside; no file includes itself round
+a corner. `check_floors.py [ROOT]` checks a tree; `--self-test` shows that each rule can fail. Prints one line a finding."""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+# Bottom to top; floors in one tuple are siblings and never include each other.
+ORDER = [("base",), ("device", "kernels"), ("tensor",), ("ops", "comm"), ("autograd",), ("parallel",), ("nn",),
+         ("pipeline", "optim", "data"), ("checkpoint",), ("engine",), ("launch",), ("cli",), ("python",)]
+LEVEL = {floor: level for level, floors in enumerate(ORDER) for floor in floors}
+# Kernels stand on plain types only: what they may include besides themselves.
+KERNELS_MAY_INCLUDE = {"base", "kernels"}
+# Written for those who link the library; nothing of ours includes it.
+UMBRELLA = "include/tessera/tessera.hpp"
+PUBLIC_ALLOWED = re.compile(r"tessera/|[a-z_0-9]+$")  # our headers, the standard library's
+FOLDERS = ("include", "src", "kernels", "python/bindings")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+class Include(NamedTuple):
+    file: str  # relative to the root
+    line: int
+    written: str
+    target: Optional[str]  # the file of ours it means, relative to the root; None when it is not ours
+
+
+def floor_of(path: str) -> Optional[str]:
+    parts = Path(path).parts
+    if parts[:2] == ("include", "tessera") and len(parts) > 3:
+        return parts[2]
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    return {"kernels": "kernels", "python": "python"}.get(parts[0])
+
+
+def cpp_files(root: Path) -> List[str]:
+    found = []
+    for folder in FOLDERS:
+        found += [path.relative_to(root).as_posix() for path in (root / folder).rglob("*")
+                  if path.suffix in {".hpp", ".cpp", ".h", ".cuh", ".cu", ".inc"} and path.is_file()]
+    return sorted(found)
+
+
+def resolve(root: Path, file: str, written: str) -> Optional[str]:
+    for base in (Path(file).parent, Path("include"), Path("."), Path("src")):
+        candidate = root / base / written
+        if candidate.is_file():
+            return candidate.resolve().relative_to(root.resolve()).as_posix()
+    return None
+
+
+def includes_of(root: Path, file: str) -> Iterator[Include]:
+    text = (root / file).read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = INCLUDE.match(line)
+        if match:
+            yield Include(file, number, match.group(2), resolve(root, file, match.group(2)))
+
+
+def check_include(include: Include) -> Optional[str]:
+    """What is wrong with one include, or None."""
+    own = floor_of(include.file)
+    if include.target is None:
+        if include.written.startswith(("tessera/", "kernels/")):
+            return "no such header"
+        if include.file.startswith("include/") and not PUBLIC_ALLOWED.match(include.written):
+            return "a public header may include only tessera/... and the standard library, so that users need nothing else"
+        return None
+    if include.target == UMBRELLA and own is not None:
+        return "the umbrella header is for users of the library; include what is needed"
+    if include.file.startswith("include/") and not include.target.startswith("include/"):
+        return "a public header includes a private one, which is not installed"
+    target = floor_of(include.target)
+    if own is None or target is None or own == target:
+        return None
+    for floor in (own, target):
+        if floor not in LEVEL:
+            return f"unknown floor '{floor}'; the floors are listed at the top of tests/check_floors.py"
+    if own == "kernels" and target not in KERNELS_MAY_INCLUDE:
+        return f"kernels may include only base, not {target}"
+    if LEVEL[target] > LEVEL[own]:
+        return f"{own} includes {target}, which is a higher floor"
+    if LEVEL[target] == LEVEL[own]:
+        return f"{own} includes {target}, its sibling"
+    return None
+
+
+def find_cycles(graph: Dict[str, List[str]]) -> List[List[str]]:
+    """One cycle for each back edge of a depth-first walk."""
+    cycles, state = [], {}
+    for start in graph:
+        if start in state:
+            continue
+        trail, pending = [start], [iter(graph[start])]
+        state[start] = "open"
+        while pending:
+            following = next(pending[-1], None)
+            if following is None:
+                state[trail.pop()] = "done"
+                pending.pop()
+            elif state.get(following) == "open":
+                cycles.append(trail[trail.index(following):] + [following])
+            elif following not in state:
+                state[following] = "open"
+                trail.append(following)
+                pending.append(iter(graph.get(following, [])))
+    return cycles
+
+
+def check(root: Path) -> Tuple[List[str], int]:
+    """(findings, number of files read)."""
+    findings, graph = [], {}
+    files = cpp_files(root)
+    for file in files:
+        includes = list(includes_of(root, file))
+        graph[file] = [include.target for include in includes if include.target]
+        for include in includes:
+            problem = check_include(include)
+            if problem:
+                findings.append(f'{file}:{include.line}: #include "{include.written}": {problem}')
+    findings += ["include cycle: " + " -> ".join(cycle) for cycle in find_cycles(graph)]
+    return findings, len(files)
+
+
+def self_test() -> List[str]:
+    """Each case is a small tree with one fault and words of the finding it must cause; '' means none."""
+    base = {"include/tessera/base/a.hpp": "#include <vector>\n"}
+    cases = [
+        ("a clean tree", {"src/ops/x.cpp": '#include "tessera/base/a.hpp"\n#include <dnnl.hpp>\n'}, ""),
+        ("upward", {"src/base/x.cpp": '#include "tessera/nn/n.hpp"\n', "include/tessera/nn/n.hpp": ""}, "higher floor"),
+        ("sibling", {"src/ops/x.cpp": '#include "comm/c.hpp"\n', "src/comm/c.hpp": ""}, "sibling"),
+        ("sibling of three", {"src/optim/x.cpp": '#include "pipeline/c.hpp"\n', "src/pipeline/c.hpp": ""}, "sibling"),
+        ("optim beside data", {"src/optim/x.cpp": '#include "data/c.hpp"\n', "src/data/c.hpp": ""}, "sibling"),
+        ("kernels above base", {"kernels/cpu/x.cpp": '#include "tessera/device/d.hpp"\n',
+                                "include/tessera/device/d.hpp": ""}, "kernels may include only base"),
+        ("missing header", {"src/base/x.cpp": '#include "tessera/base/gone.hpp"\n'}, "no such header"),
+        ("private in public", {"include/tessera/base/x.hpp": '#include "base/p.hpp"\n', "src/base/p.hpp": ""}, "not installed"),
+        ("third party in public", {"include/tessera/base/x.hpp": "#include <yaml-cpp/yaml.h>\n"}, "users need nothing else"),
+        ("umbrella", {"src/nn/x.cpp": '#include "tessera/tessera.hpp"\n', UMBRELLA: ""}, "umbrella"),
+        ("unknown floor", {"src/attic/x.cpp": '#include "tessera/base/a.hpp"\n'}, "unknown floor"),
+        ("cycle", {"src/base/x.hpp": '#include "y.hpp"\n', "src/base/y.hpp": '#include "base/x.hpp"\n'}, "include cycle"),
+    ]
+    failures = []
+    for name, files, expected in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            for file, text in {**base, **files}.items():
+                path = Path(folder, file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            findings, _ = check(Path(folder))
+        caught = len(findings) == 1 and expected in findings[0] if expected else not findings
+        if not caught:
+            failures.append(f"self-test '{name}': expected '{expected}', found {findings}")
+    return failures
+
+
+def main() -> int:
+    if "--self-test" in sys.argv:
+        failures = self_test()
+        print("\n".join(failures) or "check_floors: every rule fails when it should")
+        return bool(failures)
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    findings, count = check(root)
+    if count == 0:
+        findings.append(f"{root}: no C++ files found")
+    print("\n".join(findings) or f"check_floors: {count} files, every include points down, no cycle")
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+#pragma once
+/// What the checkpoint tests share: a folder of their own, reproducible bytes, files written and read by plain code.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/tensor_view.hpp"
+
+namespace tessera::test {
+
+namespace fs = std::filesystem;
+
+class ScratchTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = fs::temp_directory_path() / ("tessera-test-" + std::to_string(::getpid()) + "-" + info->name());
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  fs::path dir_;
+};
+
+inline std::string slurp(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void spill(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+inline std::vector<std::byte> random_bytes(std::size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::vector<std::byte> bytes(count);
+  for (auto& b : bytes) b = static_cast<std::byte>(generator());
+  return bytes;
+}
+
+/// A safetensors file from a header text and data, without the library's writer.
+inline std::string raw_file(const std::string& header, const std::string& data) {
+  std::string file;
+  for (int i = 0; i < 8; ++i) file += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
+  return file + header + data;
+}
+
+/// Runs `work`, which must throw an E whose message contains all the given texts.
+template <typename E, typename Work, typename... Texts>
+void expect_error(Work&& work, const Texts&... texts) {
+  try {
+    work();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const E& error) {
+    const std::string message = error.what();
+    for (const std::string& text : {std::string(texts)...})
+      EXPECT_NE(message.find(text), std::string::npos) << "'" << text << "' is not in: " << message;
+  }
+}
+
+}  // namespace tessera::test

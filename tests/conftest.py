@@ -1,0 +1,33 @@
+"""What the Python tests share."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--build", type=Path, default=ROOT / "build/tests", help="the CMake build folder to test")
+
+
+@pytest.fixture(scope="session")
+def source_dir() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def build_dir(request) -> Path:
+    """The CMake build folder that is being tested."""
+    folder = request.config.getoption("--build").resolve()
+    if not (folder / "CMakeCache.txt").is_file():
+        pytest.skip(f"no build in {folder}; run tests/run.sh, or name one with --build")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tessera_program(build_dir: Path) -> Path:
+    """The `tessera` program of that build."""
+    program = build_dir / "tessera"
+    assert program.is_file(), f"{program} was not built"
+    return program

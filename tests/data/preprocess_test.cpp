@@ -1,0 +1,203 @@
+#include "tessera/data/preprocess.hpp"
+
+#include <cmath>
+#include <map>
+
+#include "raw_files.hpp"
+#include "tessera/data/corpus_stats.hpp"
+#include "tessera/data/indexed_writer.hpp"
+
+namespace tessera {
+namespace {
+
+using namespace testing;
+
+using Ids = std::vector<std::int32_t>;
+
+PreprocessOptions options_for(const ScratchFolder& folder, std::vector<std::string> input) {
+  PreprocessOptions options;
+  options.input = std::move(input);
+  options.output_prefix = folder / "out";
+  return options;
+}
+
+/// Documents of a u16 dataset, taken from the raw bytes.
+std::vector<Ids> raw_documents(const std::string& prefix) {
+  const std::string index = slurp(prefix + ".idx");
+  const std::string tokens = slurp(prefix + ".bin");
+  const auto sequences = get<std::uint64_t>(index, 18);
+  const auto entries = get<std::uint64_t>(index, 26);
+  const std::size_t documents_at = 34 + 12 * sequences;
+  std::vector<Ids> out;
+  std::size_t at = 0;
+  for (std::uint64_t d = 0; d + 1 < entries; ++d) {
+    Ids ids;
+    const auto end = get<std::int64_t>(index, documents_at + 8 * (d + 1));
+    for (auto s = get<std::int64_t>(index, documents_at + 8 * d); s < end; ++s) {
+      for (int i = 0; i < get<std::int32_t>(index, 34 + 4 * s); ++i, at += 2) {
+        ids.push_back(get<std::uint16_t>(tokens, at));
+      }
+    }
+    out.push_back(std::move(ids));
+  }
+  EXPECT_EQ(at, tokens.size());
+  return out;
+}
+
+TEST(Preprocess, JsonLinesByHand) {
+  const ScratchFolder folder;
+  spill(folder / "in.jsonl",
+        "\xEF\xBB\xBF{\"text\": \"ab\", \"id\": 3}\r\n"
+        "\n"
+        "{\"meta\": {\"text\": 5, \"list\": [{\"text\": \"no\"}]}, \"text\": \"\\u00e9\\n\"}\n"
+        "{\"text\": \"\"}\n"
+        "{\"text\": \"first\", \"text\": \"z\"}");
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.append_eod = true;
+  const PreprocessResult result = preprocess(options);
+  EXPECT_EQ(result.prefixes, std::vector<std::string>{folder / "out_text_document"});
+  EXPECT_EQ(raw_documents(folder / "out_text_document"),
+            (std::vector<Ids>{{97, 98, 256}, {0xc3, 0xa9, 10, 256}, {}, {122, 256}}));
+  EXPECT_EQ(result.documents, 4);
+  EXPECT_EQ(result.tokens, 9);
+  EXPECT_EQ(result.vocab_size, 257);
+  EXPECT_EQ(result.bytes, static_cast<std::int64_t>(slurp(folder / "in.jsonl").size()));
+  EXPECT_EQ(IndexedDataset(folder / "out_text_document").documents(), 4);
+}
+
+TEST(Preprocess, SeveralKeys) {
+  const ScratchFolder folder;
+  spill(folder / "in.jsonl", "{\"a\": \"1\", \"b\": \"22\"}\n{\"b\": \"4\", \"a\": \"333\"}\n");
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.json_keys = {"a", "b"};
+  preprocess(options);
+  EXPECT_EQ(raw_documents(folder / "out_a_document"), (std::vector<Ids>{{49}, {51, 51, 51}}));
+  EXPECT_EQ(raw_documents(folder / "out_b_document"), (std::vector<Ids>{{50, 50}, {52}}));
+}
+
+TEST(Preprocess, FoldersOfPlainText) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder / "corpus/b");
+  spill(folder / "corpus/c.txt", std::string("\xff\0z", 3));  // any bytes are text to the byte tokenizer
+  spill(folder / "corpus/b/x.py", "py");
+  spill(folder / "corpus/a.jsonl", "{\"text\": \"j\"}\n");
+  spill(folder / "corpus/.hidden", "no");
+  spill(folder / "corpus/z.txt", "");
+  preprocess(options_for(folder, {folder / "corpus"}));
+  EXPECT_EQ(raw_documents(folder / "out_text_document"),
+            (std::vector<Ids>{{106}, {112, 121}, {255, 0, 122}, {}}));
+}
+
+TEST(Preprocess, WorkersDoNotChangeTheResult) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 3000; ++i) {
+    lines += "{\"text\": \"document " + std::to_string(i) +
+             std::string(static_cast<std::size_t>(i % 97), 'x') + "\"}\n";
+  }
+  spill(folder / "in.jsonl", lines);
+  std::map<int, std::pair<std::string, std::string>> bytes;
+  for (const int workers : {1, 4}) {
+    PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+    options.workers = workers;
+    options.append_eod = true;
+    std::vector<std::int64_t> seen;
+    options.progress = [&seen](const PreprocessProgress& p) {
+      EXPECT_LE(p.bytes, p.total_bytes);
+      seen.push_back(p.documents);
+    };
+    preprocess(options);
+    EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+    ASSERT_GT(seen.size(), 3u);
+    EXPECT_EQ(seen.back(), 3000);
+    bytes[workers] = {slurp(folder / "out_text_document.idx"), slurp(folder / "out_text_document.bin")};
+  }
+  EXPECT_EQ(bytes[1], bytes[4]);
+  EXPECT_EQ(raw_documents(folder / "out_text_document")[2][9], '2');
+}
+
+TEST(Preprocess, LinesLongerThanTheBuffer) {
+  const ScratchFolder folder;
+  const std::string longest(3'000'000, 'q');
+  spill(folder / "in.jsonl", "{\"text\": \"a\"}\n{\"text\": \"" + longest + "\"}\n{\"text\": \"b\"}");
+  preprocess(options_for(folder, {folder / "in.jsonl"}));
+  const auto documents = raw_documents(folder / "out_text_document");
+  ASSERT_EQ(documents.size(), 3u);
+  EXPECT_EQ(documents[1], Ids(3'000'000, 'q'));
+  EXPECT_EQ(documents[2], Ids{'b'});
+}
+
+TEST(Preprocess, BadLinesAreNamed) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
+      {"{\"text\": \"a\"", {"in.jsonl:2:", "not valid JSON"}},
+      {"[1]", {"in.jsonl:2", "an array"}},
+      {"7", {"in.jsonl:2", "a number"}},
+      {"{\"text\": 7}", {"in.jsonl:2", "\"text\" holds a number"}},
+      {"{\"text\": [\"a\"]}", {"in.jsonl:2", "holds an array"}},
+      {"{\"text\": null}", {"in.jsonl:2", "holds null"}},
+      {"{\"body\": \"a\", \"n\": 1}", {"in.jsonl:2", "no key \"text\"", "body, n", "--json-keys"}},
+      {"{\"text\": \"\xff\"}", {"in.jsonl:2:", "UTF-8"}},
+      {"{\"text\": \"\\ud800\"}", {"in.jsonl:2:", "not valid JSON"}},
+      {"{\"text\": \"a\"} {}", {"in.jsonl:2:", "not valid JSON"}},
+      {std::string(200000, '['), {"in.jsonl:2", "an array"}},
+      {"{\"x\": " + std::string(200000, '['), {"in.jsonl:2:", "not valid JSON"}},
+  };
+  for (const auto& [line, says] : bad) {
+    const ScratchFolder folder;
+    spill(folder / "in.jsonl", "{\"text\": \"good\"}\n" + line + "\n");
+    mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / "in.jsonl"})); }), says);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1)
+        << "something was left behind";
+  }
+}
+
+TEST(Preprocess, BadOptions) {
+  const ScratchFolder folder;
+  spill(folder / "in.jsonl", "\n");
+  spill(folder / "in.txt", "a");
+  const auto changed = [&](auto change) {
+    PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+    change(options);
+    return options;
+  };
+  using O = PreprocessOptions;
+  mentions(message_of<DataError>([&] { preprocess(changed([](O&) {})); }), {"no document"});
+  mentions(message_of<DataError>([&] { preprocess(changed([&](O& o) { o.input = {folder / "none"}; })); }),
+           {"none", "No such file"});
+  EXPECT_THROW(preprocess(changed([](O& o) { o.input.clear(); })), ConfigError);
+  EXPECT_THROW(preprocess(changed([](O& o) { o.output_prefix.clear(); })), ConfigError);
+  EXPECT_THROW(preprocess(changed([](O& o) { o.workers = 0; })), ConfigError);
+  EXPECT_THROW(preprocess(changed([](O& o) { o.json_keys = {"a", "a"}; })), ConfigError);
+  EXPECT_THROW(preprocess(changed([](O& o) { o.json_keys = {"../a"}; })), ConfigError);
+  mentions(
+      message_of<ConfigError>([&] { preprocess(changed([](O& o) { o.tokenizer.type = "wordpiece"; })); }),
+      {"wordpiece", "bytes", "HuggingFaceTokenizer"});
+  EXPECT_THROW(preprocess(changed([&](O& o) {
+                 o.input = {folder / "in.txt"};
+                 o.json_keys = {"a", "b"};
+               })),
+               ConfigError);
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_THROW(preprocess(changed([&](O& o) { o.input = {folder / "empty"}; })), DataError);
+}
+
+TEST(CorpusBaselines, ComparedWithHandCounts) {
+  const ScratchFolder folder;
+  IndexedDatasetWriter writer(folder / "d", DType::u16);
+  writer.add_document(Ids{0, 1, 0});
+  writer.add_document(Ids{1});
+  writer.add_document(Ids{0, 1, 2});
+  writer.finish();
+  // Training stream 0 1 0 1: counts 2, 2, 0 (+1 each, of 7); pairs 01 twice, 10 once; from 0: 2 + 3, from 1:
+  // 1 + 3.
+  const auto base = corpus_baselines(IndexedDataset(folder / "d"), {0, 2}, {2, 3}, 3);
+  EXPECT_NEAR(base.unigram, -(std::log(3.0 / 7) + std::log(3.0 / 7) + std::log(1.0 / 7)) / 3, 1e-12);
+  EXPECT_NEAR(base.bigram, -(std::log(3.0 / 5) + std::log(1.0 / 4)) / 2, 1e-12);
+  EXPECT_EQ(base.train_tokens, 4);
+  EXPECT_EQ(base.valid_tokens, 3);
+  EXPECT_THROW(corpus_baselines(IndexedDataset(folder / "d"), {0, 2}, {2, 3}, 2), DataError);
+  EXPECT_THROW(corpus_baselines(IndexedDataset(folder / "d"), {0, 2}, {3, 3}, 3), DataError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,221 @@
+#include "tessera/optim/param_store.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+#include "tessera/optim/optimizer.hpp"
+
+namespace tessera {
+namespace {
+
+/// Adds `values` to a gradient as a backward would: overwriting with the first contribution.
+void contribute(Parameter& p, const std::vector<float>& values) {
+  const float beta = p.next_beta();
+  float* grad = p.grad().data<float>();
+  for (std::size_t i = 0; i < values.size(); ++i) grad[i] = (beta == 0 ? 0 : beta * grad[i]) + values[i];
+}
+
+std::vector<float> gradient_of(const ParamStore& store, const Parameter& p) {
+  const FlatGradient gradient = store.gradients();
+  auto values = store.view(gradient.flat, p).to_vector<float>();
+  for (float& v : values) v = static_cast<float>(v * gradient.scale);
+  return values;
+}
+
+TEST(ParamStore, LaysOutInReverseWithAlignedStarts) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {100, 3}, Init::ones()), b("b", {1}, Init::ones()), c("c", {64}, Init::ones()),
+      d("d", {5, 13}, Init::ones());
+  const ParamStore store(ctx, {&a, &b, &c, &d});
+  ASSERT_EQ(store.slots().size(), 4u);
+  const std::vector<std::pair<const Parameter*, std::int64_t>> expected = {
+      {&d, 0}, {&c, 128}, {&b, 192}, {&a, 256}};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(store.slots()[i].parameter, expected[i].first);
+    EXPECT_EQ(store.slots()[i].offset, expected[i].second);
+  }
+  EXPECT_EQ(store.numel(), 256 + 320);
+  EXPECT_EQ(store.parameters(), (std::vector<Parameter*>{&a, &b, &c, &d}));
+  EXPECT_EQ(a.value().shape(), (Shape{100, 3}));
+  EXPECT_EQ(a.grad().shape(), (Shape{100, 3}));
+  EXPECT_EQ(a.value().raw(), store.main_buffer().data<float>() + 256);
+  EXPECT_EQ(a.grad().raw(), store.grad_buffer().data<float>() + 256);
+  EXPECT_EQ(store.main(a).raw(), a.value().raw());
+  const auto main = store.main_buffer().to_vector<float>();
+  EXPECT_EQ(std::accumulate(main.begin(), main.end(), 0.0), 300 + 1 + 64 + 65);  // the gaps are zero
+}
+
+TEST(ParamStore, InitialValuesDependOnNameAndSeedAlone) {
+  const auto values = [](std::vector<std::string> order, std::uint64_t seed, int threads) {
+    std::vector<std::unique_ptr<Parameter>> parameters;
+    std::vector<Parameter*> pointers;
+    for (const auto& name : order) {
+      const Shape shape = name == "bias" ? Shape{37} : name == "cube" ? Shape{3, 5, 7} : Shape{211, 29};
+      parameters.push_back(std::make_unique<Parameter>(name, shape, Init::normal(0.02f)));
+      pointers.push_back(parameters.back().get());
+    }
+    const ParamStore store(ExecCtx::cpu(threads, seed), pointers);
+    std::vector<std::vector<float>> found;
+    std::sort(pointers.begin(), pointers.end(), [](auto* x, auto* y) { return x->name() < y->name(); });
+    for (const Parameter* p : pointers) found.push_back(p->value().to_vector<float>());
+    return found;
+  };
+  const auto first = values({"first", "bias", "second", "cube"}, 7, 1);
+  EXPECT_EQ(first, values({"cube", "second", "first", "bias"}, 7, 2));
+  EXPECT_NE(first, values({"first", "bias", "second", "cube"}, 8, 1));
+  EXPECT_NE(first[2], first[3]);  // "first" and "second" have one shape but not one stream
+  double sum = 0, squares = 0;
+  for (const float v : first[2]) sum += v, squares += static_cast<double>(v) * v;
+  const double n = 211 * 29;
+  EXPECT_NEAR(sum / n, 0.0, 4 * 0.02 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 0.02 * 4 / std::sqrt(2 * n));
+}
+
+TEST(ParamStore, ConstantInitialValues) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter zero("zero", {7}, Init::zeros()), one("one", {7}, Init::ones());
+  const ParamStore store(ctx, {&zero, &one}, {.compute = DType::bf16});
+  EXPECT_EQ(zero.value().to_floats(), std::vector<float>(7, 0.0f));
+  EXPECT_EQ(one.value().to_floats(), std::vector<float>(7, 1.0f));
+}
+
+TEST(ParamStore, Bf16CopyFollowsTheMainWeights) {
+  const ExecCtx ctx = ExecCtx::cpu(2, 3);
+  Parameter w("w", {17, 19}, Init::normal(1.0f));
+  ParamStore store(ctx, {&w}, {.compute = DType::bf16});
+  const auto expect_rounded = [&] {
+    const auto main = store.main(w).to_vector<float>();
+    const auto copy = w.value().to_vector<bfloat16>();
+    for (std::size_t i = 0; i < main.size(); ++i) ASSERT_EQ(copy[i].bits, bfloat16(main[i]).bits) << i;
+  };
+  EXPECT_EQ(w.value().dtype(), DType::bf16);
+  expect_rounded();
+  for (int i = 0; i < 17 * 19; ++i) store.main(w).data<float>()[i] = 0.001f * static_cast<float>(i);
+  store.refresh_model_copy();
+  expect_rounded();
+}
+
+TEST(ParamStore, UnwrittenGradientsAreZeroedAtTheEndOfACall) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {3}, Init::ones()), b("b", {2}, Init::ones());
+  ParamStore store(ctx, {&a, &b});
+  contribute(a, {1, 2, 3});
+  contribute(a, {10, 20, 30});
+  contribute(b, {5, 6});
+  store.finish_call();
+  EXPECT_EQ(gradient_of(store, a), (std::vector<float>{11, 22, 33}));
+  store.discard_gradients();
+  contribute(a, {7, 8, 9});  // overwrites; b stays silent
+  store.finish_call();
+  EXPECT_EQ(gradient_of(store, a), (std::vector<float>{7, 8, 9}));
+  EXPECT_EQ(gradient_of(store, b), (std::vector<float>{0, 0}));
+}
+
+TEST(ParamStore, CallsAddUpWithTheirFactors) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {3}, Init::ones()), b("b", {2}, Init::ones());
+  ParamStore store(ctx, {&a, &b});
+  for (int round = 0; round < 2; ++round) {  // the second time with the second buffer already there
+    store.begin_call();
+    contribute(a, {1, 2, 3});
+    store.finish_call(0.5);
+    EXPECT_EQ(gradient_of(store, a), (std::vector<float>{0.5, 1, 1.5}));
+    store.begin_call();
+    contribute(a, {10, 20, 30});
+    contribute(b, {1, -1});
+    store.finish_call(2);
+    EXPECT_EQ(gradient_of(store, a), (std::vector<float>{20.5, 41, 61.5}));
+    store.begin_call();
+    contribute(b, {100, 200});
+    store.finish_call(-1);
+    EXPECT_EQ(store.finished_calls(), 3);
+    EXPECT_EQ(gradient_of(store, a), (std::vector<float>{20.5, 41, 61.5}));
+    EXPECT_EQ(gradient_of(store, b), (std::vector<float>{-98, -202}));
+    EXPECT_EQ(a.grad().to_vector<float>(),
+              (std::vector<float>{0, 0, 0}));  // the bucket holds the last call alone
+    store.discard_gradients();
+    EXPECT_EQ(store.finished_calls(), 0);
+  }
+}
+
+TEST(ParamStore, ACallLeftUnfinishedIsForgotten) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {2}, Init::ones());
+  ParamStore store(ctx, {&a});
+  contribute(a, {1, 1});
+  store.begin_call();
+  contribute(a, {2, 3});
+  store.finish_call();
+  store.begin_call();
+  contribute(a, {50, 50});
+  store.begin_call();
+  contribute(a, {4, 4});
+  store.finish_call();
+  EXPECT_EQ(gradient_of(store, a), (std::vector<float>{6, 7}));
+}
+
+TEST(ParamStore, MisuseOfCallsIsRefused) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {2}, Init::ones());
+  ParamStore store(ctx, {&a});
+  EXPECT_THROW(store.gradients(), InvalidArgument);
+  store.finish_call();
+  EXPECT_THROW(store.finish_call(), InvalidArgument);
+  Parameter b("b", {2}, Init::ones());
+  EXPECT_THROW(store.main(b), InvalidArgument);
+  EXPECT_THROW(store.view(Tensor::empty(ctx, {3}, DType::f32), a), InvalidArgument);
+}
+
+TEST(ParamStore, RefusesUnusableParameters) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter a("a", {2}, Init::ones()), again("a", {3}, Init::ones()), empty("e", {0, 4}, Init::zeros());
+  EXPECT_THROW(ParamStore(ctx, {&a, &a}), InvalidArgument);
+  EXPECT_THROW(ParamStore(ctx, {&a, &again}), InvalidArgument);
+  EXPECT_THROW(ParamStore(ctx, {&a, nullptr}), InvalidArgument);
+  EXPECT_THROW(ParamStore(ctx, {&empty}), InvalidArgument);
+  EXPECT_THROW(ParamStore(ctx, {&a}, {.compute = DType::f64}), InvalidArgument);
+}
+
+TEST(ParamStore, InferenceHoldsNoGradients) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter w("w", {500, 1000}, Init::normal(0.02f));
+  ParamStore store(ctx, {&w}, {.trainable = false});
+  EXPECT_FALSE(w.trained());
+  EXPECT_FALSE(store.grad_buffer());
+  EXPECT_LT(ctx.allocator->stats().used_bytes, 500'000 * 4.05);
+  EXPECT_THROW(store.begin_call(), InvalidArgument);
+  EXPECT_THROW(Optimizer(ctx, store, {}), InvalidArgument);
+}
+
+/// Bytes per parameter after a few updates, at their highest.
+double bytes_per_parameter(DType compute, int calls) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Parameter w("w", {997, 1009}, Init::normal(0.02f)), bias("bias", {1009}, Init::zeros());
+  ParamStore store(ctx, {&w, &bias}, {.compute = compute});
+  Optimizer optimizer(ctx, store, {});
+  for (int step = 0; step < 3; ++step) {
+    for (int call = 0; call < calls; ++call) {
+      store.begin_call();
+      store.finish_call();
+    }
+    optimizer.step(1e-3, 0.1);
+  }
+  return static_cast<double>(ctx.allocator->stats().peak_used_bytes) / (998.0 * 1009.0);
+}
+
+TEST(ParamStore, TakesSixteenBytesPerParameterInFp32AndEighteenInBf16) {
+  EXPECT_NEAR(bytes_per_parameter(DType::f32, 1), 16, 0.02);
+  EXPECT_NEAR(bytes_per_parameter(DType::bf16, 1), 18, 0.02);
+}
+
+TEST(ParamStore, TheSecondGradientBufferExistsOnlyFromTheSecondCallOn) {
+  EXPECT_NEAR(bytes_per_parameter(DType::f32, 2), 20, 0.02);
+  EXPECT_NEAR(bytes_per_parameter(DType::f32, 5), 20, 0.02);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,153 @@
+/// The optimizers against what torch.optim computes (make_trajectories.py), and against each other.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "tessera/optim/optimizer.hpp"
+
+namespace tessera {
+namespace {
+
+struct Trajectory {
+  const char* name;
+  OptimizerName optimizer;
+  double lr;
+  std::vector<double> betas;
+  double eps, weight_decay, momentum;
+  bool nesterov;
+  double clip;
+  std::vector<double> norms;                 // before each of the updates
+  std::vector<std::vector<double>> weights;  // after the last
+};
+
+const std::vector<Trajectory>& trajectories() {
+  static const std::vector<Trajectory> table = {
+#include "trajectories.inc"
+  };
+  return table;
+}
+
+float initial_weight(int k, int i) { return static_cast<float>((i * 53 + 7 * k) % 89 - 44) / 128; }
+float gradient(int k, int step, int i) {
+  return static_cast<float>((i * 37 + k * 59 + step * 101 + 11) % 97 - 48) / 64;
+}
+
+struct Run {
+  Run(const Trajectory& t, int threads, DType compute) : ctx(ExecCtx::cpu(threads)) {
+    store = std::make_unique<ParamStore>(ctx, std::vector<Parameter*>{&a, &b, &c},
+                                         ParamStoreOptions{.compute = compute});
+    for (int k = 0; k < 3; ++k) {
+      const Tensor main = store->main(*store->parameters()[k]);
+      for (int i = 0; i < main.numel(); ++i) main.data<float>()[i] = initial_weight(k, i);
+    }
+    store->refresh_model_copy();
+    optimizer = std::make_unique<Optimizer>(ctx, *store,
+                                            OptimizerConfig{.name = t.optimizer,
+                                                            .lr = t.lr,
+                                                            .betas = t.betas,
+                                                            .eps = t.eps,
+                                                            .weight_decay = t.weight_decay,
+                                                            .momentum = t.momentum,
+                                                            .nesterov = t.nesterov,
+                                                            .clip_grad = t.clip});
+  }
+  /// One update; the gradient arrives scaled by 1 / factor and leaves with that factor.
+  StepResult update(const Trajectory& t, int step, double factor = 1.0) {
+    for (int k = 0; k < 3; ++k) {
+      Parameter& p = *store->parameters()[k];
+      EXPECT_EQ(p.next_beta(), 0.0f);
+      for (int i = 0; i < p.grad().numel(); ++i) {
+        p.grad().data<float>()[i] = static_cast<float>(gradient(k, step, i) / factor);
+      }
+    }
+    store->finish_call(factor);
+    return optimizer->step(t.lr * (1 - step / 20.0), t.weight_decay);
+  }
+
+  ExecCtx ctx;
+  Parameter a{"layer.weight", {3, 7}, Init::normal(0.1f)};
+  Parameter b{"layer.bias", {5}, Init::zeros()};
+  Parameter c{"other.weight", {2, 2}, Init::ones()};
+  std::unique_ptr<ParamStore> store;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+void play(Run& setup, const Trajectory& t, double factor = 1.0) {
+  for (std::size_t step = 0; step < t.norms.size(); ++step) {
+    const StepResult result = setup.update(t, static_cast<int>(step), factor);
+    EXPECT_FALSE(result.skipped);
+    EXPECT_NEAR(result.grad_norm, t.norms[step], 1e-6);
+  }
+}
+
+void expect_weights(const Run& setup, const Trajectory& t) {
+  for (std::size_t k = 0; k < 3; ++k) {
+    const auto main = setup.store->main(*setup.store->parameters()[k]).to_vector<float>();
+    ASSERT_EQ(main.size(), t.weights[k].size());
+    for (std::size_t i = 0; i < main.size(); ++i)
+      EXPECT_NEAR(main[i], t.weights[k][i], 1e-6) << k << ", " << i;
+  }
+}
+
+class Trajectories : public testing::TestWithParam<int> {};
+
+TEST_P(Trajectories, AgreeWithPyTorch) {
+  ASSERT_EQ(trajectories().size(), 8u);
+  for (const Trajectory& t : trajectories()) {
+    SCOPED_TRACE(t.name);
+    Run setup(t, GetParam(), DType::f32);
+    play(setup, t);
+    expect_weights(setup, t);
+    EXPECT_EQ(setup.optimizer->updates(), 7);
+  }
+}
+
+TEST_P(Trajectories, ACallsFactorScalesItsGradient) {
+  for (const Trajectory& t : trajectories()) {
+    SCOPED_TRACE(t.name);
+    Run setup(t, GetParam(), DType::f32);
+    play(setup, t, 0.125);
+    expect_weights(setup, t);
+  }
+}
+
+TEST_P(Trajectories, Bf16CopyIsTheRoundedMainWeight) {
+  for (const Trajectory& t : trajectories()) {
+    SCOPED_TRACE(t.name);
+    Run setup(t, GetParam(), DType::bf16);
+    play(setup, t);
+    expect_weights(setup, t);  // main weights do not feel the copy
+    for (const Parameter* p : setup.store->parameters()) {
+      const auto main = setup.store->main(*p).to_vector<float>();
+      const auto copy = p->value().to_vector<bfloat16>();
+      for (std::size_t i = 0; i < main.size(); ++i) EXPECT_EQ(copy[i].bits, bfloat16(main[i]).bits);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, Trajectories, testing::Values(1, 2));
+
+TEST(Trajectory, ResumedFromStateIsBitwiseTheSame) {
+  for (const Trajectory& t : trajectories()) {
+    SCOPED_TRACE(t.name);
+    Run straight(t, 1, DType::f32), first(t, 1, DType::f32), second(t, 2, DType::f32);
+    for (int step = 0; step < 7; ++step) straight.update(t, step);
+    for (int step = 0; step < 4; ++step) first.update(t, step);
+
+    second.store->main_buffer().copy_from_host(first.store->main_buffer().raw());
+    const auto from = first.optimizer->state();
+    const auto to = second.optimizer->state();
+    ASSERT_EQ(from.size(), to.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      ASSERT_EQ(from[i].name, to[i].name);
+      to[i].tensor.copy_from_host(from[i].tensor.raw());
+    }
+    second.optimizer->set_updates(first.optimizer->updates());
+    for (int step = 4; step < 7; ++step) second.update(t, step);
+    EXPECT_EQ(straight.store->main_buffer().to_vector<float>(),
+              second.store->main_buffer().to_vector<float>());
+  }
+}
+
+}  // namespace
+}  // namespace tessera

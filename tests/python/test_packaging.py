@@ -1,0 +1,125 @@
+"""The two ways to install Tessera, each tried from nothing: `cmake --install` and `pip install .`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONSUMER_CMAKE = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES CXX)
+find_package(tessera {version} REQUIRED)
+add_executable(consumer main.cpp)
+target_link_libraries(consumer PRIVATE tessera::tessera)
+"""
+CONSUMER_MAIN = """
+#include <iostream>
+#include "tessera/tessera.hpp"
+int main() { std::cout << tessera::version() << std::endl; }
+"""
+
+
+def run(*command, cwd=None, env=None):
+    """Standard output; a failing command's whole output is in the assertion."""
+    result = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True,
+                            stdin=subprocess.DEVNULL)
+    assert result.returncode == 0, f"{command} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def clean_environment():
+    """Without what would let an installation lean on the source tree."""
+    return {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+
+
+@pytest.fixture(scope="module")
+def version(source_dir) -> str:
+    return re.search(r"project\(tessera VERSION ([0-9.]+)", (source_dir / "CMakeLists.txt").read_text()).group(1)
+
+
+@pytest.fixture(scope="module")
+def prefix(build_dir, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("prefix")
+    run("cmake", "--install", build_dir, "--prefix", folder)
+    return folder
+
+
+def build_consumer(source: Path, build: Path, prefix: Path) -> None:
+    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run("cmake", "--build", build)
+
+
+def test_find_package(prefix, version, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(CONSUMER_CMAKE.format(version=version))
+    (source / "main.cpp").write_text(CONSUMER_MAIN)
+    build_consumer(source, tmp_path / "build", prefix)
+    assert run(tmp_path / "build/consumer").strip() == version
+
+
+def test_every_installed_header_compiles_alone(prefix, tmp_path):
+    headers = sorted((prefix / "include/tessera").rglob("*.hpp"))
+    assert headers
+    for header in headers:
+        include = header.relative_to(prefix / "include")
+        source = tmp_path / "one.cpp"
+        source.write_text(f'#include "{include}"\n')
+        run("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I", prefix / "include", source)
+
+
+def test_another_version_is_refused(prefix, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER_CMAKE.format(version="99.0"))
+    (tmp_path / "main.cpp").write_text(CONSUMER_MAIN)
+    result = subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}"],
+                            capture_output=True, text=True)
+    assert result.returncode != 0 and "99.0" in result.stderr
+
+
+def test_example_against_the_installed_package(prefix, source_dir, tmp_path):
+    build_consumer(source_dir / "examples/01_own_model", tmp_path / "build", prefix)
+
+
+def test_installed_program(prefix, version):
+    assert version in run(prefix / "bin/tessera", "env")
+
+
+@pytest.fixture(scope="module")
+def wheel_bin(source_dir, tmp_path_factory) -> Path:
+    """bin/ of an empty virtual environment after `pip install .`."""
+    folder = tmp_path_factory.mktemp("venv")
+    environment = clean_environment()
+    run(sys.executable, "-m", "venv", folder, env=environment)
+    run(folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", ".", cwd=source_dir, env=environment)
+    return folder / "bin"
+
+
+def test_console_script(wheel_bin, version, tmp_path):
+    assert version in run(wheel_bin / "tessera", "env", cwd=tmp_path, env=clean_environment())
+
+
+def test_module(wheel_bin, version, tmp_path):
+    assert version in run(wheel_bin / "python", "-m", "tessera", "env", cwd=tmp_path, env=clean_environment())
+    printed = run(wheel_bin / "python", "-c", "import tessera; print(tessera.__version__)", cwd=tmp_path, env=clean_environment())
+    assert printed.strip() == version
+
+
+def test_plot_says_what_to_install(wheel_bin, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    result = subprocess.run([wheel_bin / "tessera", "plot", tmp_path], capture_output=True, text=True, env=clean_environment())
+    assert result.returncode == 1 and "pip install matplotlib" in result.stderr
+
+
+def test_an_unknown_command_fails(wheel_bin, tmp_path):
+    result = subprocess.run([wheel_bin / "tessera", "no-such-command"], capture_output=True, text=True, env=clean_environment())
+    assert result.returncode != 0 and result.stderr
+
+
+def test_the_wheel_holds_only_the_package(wheel_bin):
+    listing = run(wheel_bin / "python", "-m", "pip", "show", "-f", "tessera", env=clean_environment()).split("Files:")[1].split()
+    outside = [name for name in listing if not name.startswith(("tessera/", "tessera-", "../../../bin/tessera"))]
+    assert not outside
+    assert any(name.startswith("tessera/_C.") for name in listing)

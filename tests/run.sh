@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Builds Tessera and runs its tests; installs what they need first. The last line says how many passed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/common.sh
+source scripts/testing.sh
+
+usage() {
+  cat <<'TEXT'
+usage: tests/run.sh [--quick | --all]
+  --quick  without PyTorch and Transformers: leaves out tests/parity
+  --all    also the sanitizer builds and the comparison with PyTorch's speed
+Results and full logs: build/tests/results
+TEXT
+}
+
+quick=false
+all=false
+for argument in "$@"; do
+  case "$argument" in
+    --quick) quick=true ;;
+    --all) all=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+if $quick && $all; then die "--quick and --all exclude each other"; fi
+
+build=build/tests
+begin=$SECONDS
+
+say "Installing what the tests need"
+scripts/install_deps.sh --tests
+if $quick; then
+  environment="$(test_environment tests/requirements.txt quick)"
+else
+  environment="$(test_environment tests/requirements-oracles.txt oracles)"
+fi
+note "Python packages: $environment"
+
+say "Building ($build)"
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_TESTS=ON -DTESSERA_EXAMPLES=ON -DTESSERA_BENCH=ON \
+  -DTESSERA_PYTHON=OFF >/dev/null
+cmake --build "$build"
+start_results "$build/results"
+
+say "Source checks"
+check floors_self_test "$environment/bin/python" tests/check_floors.py --self-test
+check floors "$environment/bin/python" tests/check_floors.py
+check style_self_test "$environment/bin/python" tests/check_style.py --self-test
+check style "$environment/bin/python" tests/check_style.py
+check format "$environment/bin/python" tests/check_style.py --format
+
+say "C++ tests"
+run_gtests "$build" ""
+
+# run_pytest NAME FOLDER...: OpenBLAS is left to choose its kernels for itself.
+run_pytest() {
+  local name="$1" code=0
+  shift
+  env -u OPENBLAS_CORETYPE PYTHONPATH="$PWD/python" PYTHONDONTWRITEBYTECODE=1 \
+    "$environment/bin/python" -m pytest -q -p no:cacheprovider "--build=$build" --durations=5 "--junitxml=$results/$name.junit.xml" \
+    "$@" </dev/null || code=$?
+  # 5: the folder holds no test. Anything but 0, 1 and 5 left no trustworthy report.
+  case $code in 0 | 1 | 5) ;; *) echo failed >"$results/$name.status" ;; esac
+}
+
+say "Python tests"
+run_pytest python tests/python
+if $quick; then
+  note "skipped  tests/parity (--quick)"
+  echo skipped >"$results/parity.status"
+elif compgen -G 'tests/parity/test_*.py' >/dev/null; then
+  say "Comparison with PyTorch and Transformers"
+  run_pytest parity tests/parity
+fi
+
+if $all; then
+  run_sanitized asan
+  run_sanitized tsan
+  say "Speed beside PyTorch's"
+  check compare_torch env "PATH=$environment/bin:$PATH" "$environment/bin/python" tests/bench/compare_torch.py \
+    --build "$build" --output "$build/results/compare_torch.json"
+  cat "$results/compare_torch.log"
+fi
+
+say "All done in $(elapsed $begin); logs in $results"
+"$environment/bin/python" tests/count_results.py "$results"
