@@ -8,18 +8,21 @@ namespace tessera::kernels {
 
 enum class NormKind : std::uint8_t { layer, rms };
 
+/// Weights of norms are fp32 whatever the compute dtype: there are few, and rounding one rounds every
+/// activation.
+///
 /// residual_out = residual + dropout(branch);  y = norm(residual_out) * weight + bias, statistics in fp32.
 struct AddNormForward {
   std::int64_t rows = 0, cols = 0;
   NormKind kind = NormKind::layer;
   float eps = 1e-5f;
   DType residual_dtype = DType::f32;  ///< of residual, residual_out
-  DType dtype = DType::f32;           ///< of branch, weight, bias, y
+  DType dtype = DType::f32;           ///< of branch and y
   const void* residual = nullptr;     ///< [rows, cols]
   const void* branch = nullptr;       ///< [rows, cols] or null: nothing is added
   DropoutSpec dropout;                ///< on branch
-  const void* weight = nullptr;       ///< [cols]
-  const void* bias = nullptr;         ///< [cols] or null
+  const float* weight = nullptr;      ///< [cols]
+  const float* bias = nullptr;        ///< [cols] or null
   void* residual_out =
       nullptr;            ///< [rows, cols]; null iff branch is null; may be the same memory as residual
   void* y = nullptr;      ///< [rows, cols]
@@ -33,12 +36,12 @@ struct AddNormBackward {
   std::int64_t rows = 0, cols = 0;
   NormKind kind = NormKind::layer;
   DType residual_dtype = DType::f32;  ///< of residual_out, dresidual, dresidual_in
-  DType dtype = DType::f32;           ///< of weight, dy, dbranch
+  DType dtype = DType::f32;           ///< of dy, dbranch
   const void* residual_out =
       nullptr;                  ///< [rows, cols] as saved by forward (residual itself if there was no branch)
   const float* mean = nullptr;  ///< [rows]; null for rms
   const float* rstd = nullptr;  ///< [rows]
-  const void* weight = nullptr;     ///< [cols]
+  const float* weight = nullptr;    ///< [cols]
   const void* dy = nullptr;         ///< [rows, cols]
   const void* dresidual = nullptr;  ///< [rows, cols] gradient of residual_out from above, or null = 0
   void* dresidual_in = nullptr;     ///< [rows, cols]; may be the same memory as dresidual

@@ -12,7 +12,8 @@ namespace tessera::kernels {
 /// decoupled.
 struct Adam {
   std::int64_t n = 0;
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  ///< double: 1 - 0.999f is not 0.001f
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8,
+         weight_decay = 0;  ///< double: 1 - 0.999f is not 0.001f
   bool decoupled = true;
   double correction1 = 1, correction2 = 1;  ///< 1 - beta^t
   float grad_scale = 1;                     ///< clip factor, loss scale and averaging in one

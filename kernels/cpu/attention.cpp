@@ -13,6 +13,7 @@ constexpr std::int64_t kLine = 64;  ///< bytes arrays start at multiples of
 /// dK and dV are split into partial sums where there are fewer (batch, KV head) pairs than this. It must not
 /// depend on the number of threads: the sums would.
 constexpr std::int64_t kBackwardTasks = 8;
+constexpr std::int64_t kForwardTasks = 16;  ///< forward is cut into more tasks than this where it can be
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -50,7 +51,12 @@ struct Plan {
         tiles(shape.heads / std::max<std::int64_t>(shape.kv_heads, 1) * ceil_div(shape.seq_q, kQueryTile)),
         rows(shape.heads / std::max<std::int64_t>(shape.kv_heads, 1) * shape.seq_q) {}
 
-  std::int64_t forward_chunks() const { return ceil_div(tiles, kForwardTiles); }
+  /// Query tiles of a forward task: many share the packing of keys, but a few tasks must be left for every
+  /// thread.
+  int forward_tiles() const {
+    return static_cast<int>(std::clamp<std::int64_t>(groups * tiles / kForwardTasks, 2, kForwardTiles));
+  }
+  std::int64_t forward_chunks() const { return ceil_div(tiles, forward_tiles()); }
   std::int64_t backward_chunks() const { return ceil_div(tiles, kBackwardTiles); }
   /// Partial sums of dK and dV per group; each gets at least two chunks.
   std::int64_t parts() const {
@@ -68,10 +74,10 @@ TileRange range_of(const AttentionShape& shape, std::int64_t group, std::int64_t
 bool decodes(const AttentionShape& shape) { return shape.seq_q <= kDecodeQueries && shape.dropout == 0.0f; }
 
 ForwardScratch forward_scratch(Arena& arena, const AttentionShape& shape, const Plan& plan) {
-  const std::int64_t rows = kForwardTiles * kQueryTile;
+  const std::int64_t rows = plan.forward_tiles() * kQueryTile;
   ForwardScratch scratch;
   scratch.width = plan.width;
-  scratch.tiles = arena.take<QueryTile>(kForwardTiles);
+  scratch.tiles = arena.take<QueryTile>(plan.forward_tiles());
   scratch.q_t = arena.take(rows * shape.head_dim);
   scratch.o = arena.take(rows * plan.width);
   scratch.max = arena.take(rows);
@@ -190,7 +196,8 @@ void attention_forward(const AttentionForward& call, const Launch& launch) {
     // The last queries see the most keys: they go first, so that the threads end together.
     const std::int64_t chunk = chunks - 1 - task % chunks;
     Arena arena = arena_of(thread);
-    tiles(call, range_of(shape, task / chunks, chunk * kForwardTiles, plan.tiles, kForwardTiles),
+    tiles(call,
+          range_of(shape, task / chunks, chunk * plan.forward_tiles(), plan.tiles, plan.forward_tiles()),
           forward_scratch(arena, shape, plan));
   });
 }

@@ -5,8 +5,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <list>
 #include <memory>
 #include <mutex>

@@ -23,7 +23,7 @@ class AddNormFunction final : public Function {
     if (!dy_) return {grads[0], has_branch_ ? branch_of(ctx, grads[0]) : Tensor()};
     Tensor dresidual = std::move(grads[0]);
     ops::AddNormGrad grad =
-        ops::add_norm_backward(ctx, saved_, weight_.value(), dy_, dresidual, has_branch_, options_, dropout_);
+        ops::add_norm_backward(ctx, saved_, weight_.main(), dy_, dresidual, has_branch_, options_, dropout_);
     return {std::move(grad.residual), std::move(grad.branch)};
   }
 
@@ -44,9 +44,7 @@ class AddNormFunction final : public Function {
  private:
   /// The gradient of the branch when the norm itself was not used further on.
   Tensor branch_of(const ExecCtx& ctx, const Tensor& dresidual) const {
-    Tensor branch = dresidual.dtype() == weight_.value().dtype()
-                        ? dresidual
-                        : ops::cast(ctx, dresidual, weight_.value().dtype());
+    Tensor branch = dresidual.dtype() == options_.out ? dresidual : ops::cast(ctx, dresidual, options_.out);
     return ops::dropout(ctx, branch, dropout_);
   }
 
@@ -65,8 +63,8 @@ ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch
                       Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout) {
   TESSERA_CHECK(!bias || bias->trained() == weight.trained(),
                 "weight and bias of a norm are trained together or not at all");
-  ops::AddNorm out = ops::add_norm(ctx, residual.value(), branch.value(), weight.value(),
-                                   bias ? bias->value() : Tensor(), options, dropout);
+  ops::AddNorm out = ops::add_norm(ctx, residual.value(), branch.value(), weight.main(),
+                                   bias ? bias->main() : Tensor(), options, dropout);
   std::vector<Var> vars = record({residual, branch}, Tensors{out.residual, out.y}, [&] {
     return std::make_unique<AddNormFunction>(std::move(out), static_cast<bool>(branch), weight, bias, options,
                                              dropout);

@@ -58,17 +58,23 @@ std::vector<Var> Tape::add(std::unique_ptr<Function> function, const std::vector
 
 void Tape::accumulate(const ExecCtx& ctx, const Edge& edge, Tensor grad) {
   Tensor& slot = nodes_[static_cast<std::size_t>(edge.node)].grads[static_cast<std::size_t>(edge.slot)];
+  // Rows may be apart, as those of padded logits are.
+  const auto dense = [&](const Tensor& t) { return t.is_contiguous() ? t : ops::contiguous(ctx, t); };
   if (!slot) {
     slot = std::move(grad);
-  } else if (slot.is_unique()) {
-    ops::axpby(ctx, 1.0f, grad, 1.0f, slot);
+  } else if (slot.is_unique() && slot.is_contiguous()) {
+    ops::axpby(ctx, 1.0f, dense(grad), 1.0f, slot);
   } else {
-    slot = ops::add(ctx, slot, grad, slot.dtype());
+    slot = ops::add(ctx, dense(slot), dense(grad), slot.dtype());
   }
 }
 
 void Tape::finish_weights(const ExecCtx& ctx, Function& function) {
   function.backward_weight(ctx);
+  count_down(function);
+}
+
+void Tape::count_down(const Function& function) {
   for (Parameter* parameter : function.parameters()) {
     if (--uses_[parameter] == 0 && ready_) ready_(*parameter);
   }
@@ -80,13 +86,19 @@ void Tape::backward(const ExecCtx& ctx, const Var& root, Tensor grad, WeightGrad
   TESSERA_CHECK(grad.shape() == root.value().shape(), "gradient of shape ", grad.shape(),
                 " for a value of shape ", root.value().shape());
   walked_ = true;
-  if (!root.requires_grad()) return;
-  nodes_[static_cast<std::size_t>(root.node_)].grads[static_cast<std::size_t>(root.slot_)] = std::move(grad);
+  if (root.requires_grad()) {
+    nodes_[static_cast<std::size_t>(root.node_)].grads[static_cast<std::size_t>(root.slot_)] =
+        std::move(grad);
+  }
   for (std::size_t i = nodes_.size(); i-- > 0;) {
     Node node = nodes_[i].function ? std::move(nodes_[i]) : Node{};
     bool reached = false;
     for (const Tensor& g : node.grads) reached |= static_cast<bool>(g);
-    if (!node.function || !reached) continue;
+    if (!node.function) continue;
+    if (!reached) {  // no contribution will come from here, and none must be waited for
+      count_down(*node.function);
+      continue;
+    }
     Tensors input_grads = node.function->backward_input(ctx, std::move(node.grads));
     TESSERA_ENSURE(InternalError, input_grads.size() == node.inputs.size(), node.function->name(),
                    " returned ", input_grads.size(), " gradients for ", node.inputs.size(), " inputs");

@@ -262,7 +262,7 @@ void check_texts(Rules& rules, const Config& c) {
         return "logging.trackers: '" + tracker +
                "' is not in this build yet; metrics.jsonl is always written, use []";
       }
-      return "logging.trackers: '" + tracker + "' is no tracker" + suggest(tracker, kTrackers);
+      return "logging.trackers: " + in_quotes(tracker) + " is no tracker" + suggest(tracker, kTrackers);
     });
   }
 }
@@ -278,7 +278,7 @@ double parse_share(std::string_view text, const std::string& split) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), share);
   const bool whole = result.ec == std::errc() && result.ptr == text.data() + text.size();
   if (!whole || !std::isfinite(share) || share < 0.0) {
-    throw ConfigError("data.split must be up to three shares such as \"98,1,1\", not '" + split + "'");
+    throw ConfigError("data.split must be up to three shares such as \"98,1,1\", not " + in_quotes(split));
   }
   return share;
 }
@@ -327,13 +327,14 @@ std::array<double, 3> split_shares(const std::string& split) {
   for (std::size_t begin = 0; begin <= split.size();) {
     const std::size_t comma = std::min(split.find(',', begin), split.size());
     const double share = parse_share(std::string_view(split).substr(begin, comma - begin), split);
-    if (count == shares.size()) throw ConfigError("data.split has more than three shares: '" + split + "'");
+    if (count == shares.size())
+      throw ConfigError("data.split has more than three shares: " + in_quotes(split));
     shares[count++] = share;
     begin = comma + 1;
   }
   const double sum = shares[0] + shares[1] + shares[2];
   if (!(shares[0] > 0.0) || !std::isfinite(sum)) {
-    throw ConfigError("data.split leaves nothing to training: '" + split + "'");
+    throw ConfigError("data.split leaves nothing to training: " + in_quotes(split));
   }
   for (double& share : shares) share /= sum;
   return shares;

@@ -45,9 +45,16 @@ void apply_override(YamlNode& root, const std::string& text, int order, Issues& 
   }
   YamlNode* node = &root;
   for (const std::string& part : path) {
-    if (node->kind == YamlNode::Kind::null) node->kind = YamlNode::Kind::mapping;
-    // Whatever else stands there is wrong, and will be reported where it stands.
-    if (node->kind != YamlNode::Kind::mapping) return;
+    if (node->kind == YamlNode::Kind::null) {
+      node->kind = YamlNode::Kind::mapping;
+      node->place = place;
+    }
+    if (node->kind == YamlNode::Kind::invalid) return;
+    if (node->kind != YamlNode::Kind::mapping) {
+      issues.add(place, "there is no key ", in_quotes(part), " in ", node->describe(), " at ",
+                 node->place.text());
+      return;
+    }
     node = &child_of(*node, part, place);
   }
   YamlNode value = parse_yaml(std::string_view(text).substr(equals + 1), place, issues);

@@ -96,7 +96,7 @@ Refusal read_value(const YamlNode& node, std::int64_t& value) {
   if (node.kind != YamlNode::Kind::scalar || node.quoted || !is_number(node.text, whole) || !whole) {
     return "must be an integer, not " + node.describe() + hint_for_integer(node);
   }
-  if (has_leading_zero(node.text)) return "has a leading zero: '" + node.text + "'";
+  if (has_leading_zero(node.text)) return "has a leading zero: " + node.describe();
   const std::string_view text = without_plus(node.text);
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ec != std::errc()) return "does not fit 64 bits: " + node.describe();
@@ -111,7 +111,7 @@ Refusal read_value(const YamlNode& node, double& value) {
   if (node.kind != YamlNode::Kind::scalar || node.quoted || !is_number(node.text, whole)) {
     return "must be a number, not " + node.describe() + hint_for_number(node);
   }
-  if (has_leading_zero(node.text)) return "has a leading zero: '" + node.text + "'";
+  if (has_leading_zero(node.text)) return "has a leading zero: " + node.describe();
   const std::string_view text = without_plus(node.text);
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ec != std::errc()) return "is too large or too small for a 64-bit number: " + node.describe();

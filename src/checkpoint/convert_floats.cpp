@@ -58,18 +58,22 @@ void convert(std::span<const std::byte> in, std::span<std::byte> out) {
 template <typename Visit>
 void visit_storage(DType dtype, Visit&& visit) {
   switch (dtype) {
-    case DType::f32: return visit(float{});
-    case DType::bf16: return visit(bfloat16{});
-    case DType::f16: return visit(Half{});
-    default: TESSERA_CHECK(false, "weights are float32, bfloat16 or float16, not ", dtype);
+    case DType::f32:
+      return visit(float{});
+    case DType::bf16:
+      return visit(bfloat16{});
+    case DType::f16:
+      return visit(Half{});
+    default:
+      TESSERA_CHECK(false, "weights are float32, bfloat16 or float16, not ", dtype);
   }
 }
 
 }  // namespace
 
 void convert_floats(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out) {
-  TESSERA_CHECK(in.size() % size_of(from) == 0 && in.size() / size_of(from) * size_of(to) == out.size(), in.size(),
-                " bytes of ", from, " into ", out.size(), " bytes of ", to);
+  TESSERA_CHECK(in.size() % size_of(from) == 0 && in.size() / size_of(from) * size_of(to) == out.size(),
+                in.size(), " bytes of ", from, " into ", out.size(), " bytes of ", to);
   visit_storage(from, [&](auto source) {
     visit_storage(to, [&](auto target) { convert<decltype(source), decltype(target)>(in, out); });
   });

@@ -14,13 +14,20 @@
 namespace tessera::checkpoint_detail {
 namespace fs = std::filesystem;
 
-void bad_file(const fs::path& file, const std::string& where, const std::string& reason, const std::string& remedy) {
-  throw CheckpointError(detail::concat(file.string(), ": ", where, where.empty() ? "" : ": ", reason, ". ", remedy));
+void bad_file(const fs::path& file, const std::string& where, const std::string& reason,
+              const std::string& remedy) {
+  std::string text =
+      detail::concat(file.string(), ": ", where, where.empty() ? "" : ": ", reason, ". ", remedy);
+  // Names out of damaged or hostile files: no control characters to a terminal, no NUL that cuts the message
+  // short.
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }, '?');
+  throw CheckpointError(text);
 }
 
 void io_failed(const char* operation, const fs::path& path, int error, std::uint64_t needed_bytes) {
-  std::string text = detail::concat("cannot ", operation, " ", path.string(), ": ",
-                                    std::generic_category().message(error));
+  std::string text =
+      detail::concat("cannot ", operation, " ", path.string(), ": ", std::generic_category().message(error));
   if (needed_bytes > 0) {
     text += detail::concat(" (", needed_bytes, " bytes needed");
     if (const auto free = free_bytes(path.parent_path())) text += detail::concat(", ", *free, " free");
@@ -28,14 +35,25 @@ void io_failed(const char* operation, const fs::path& path, int error, std::uint
   }
   switch (error) {
     case ENOSPC:
-    case EDQUOT: text += ". Free space on that file system, or choose another folder."; break;
-    case EFBIG: text += ". The file size limit (ulimit -f) or the file system does not allow a file this large."; break;
+    case EDQUOT:
+      text += ". Free space on that file system, or choose another folder.";
+      break;
+    case EFBIG:
+      text += ". The file size limit (ulimit -f) or the file system does not allow a file this large.";
+      break;
     case EROFS:
     case EACCES:
-    case EPERM: text += ". Choose a folder that you may write to, or change its permissions."; break;
-    case EIO: text += ". The device reports an error: check it before you go on."; break;
-    case EMFILE: text += ". Too many files are open: raise the limit (ulimit -n)."; break;
-    default: text += ".";
+    case EPERM:
+      text += ". Choose a folder that you may write to, or change its permissions.";
+      break;
+    case EIO:
+      text += ". The device reports an error: check it before you go on.";
+      break;
+    case EMFILE:
+      text += ". Too many files are open: raise the limit (ulimit -n).";
+      break;
+    default:
+      text += ".";
   }
   throw IoError(text);
 }
@@ -62,7 +80,8 @@ File open_for_reading(const fs::path& path, SymbolicLinks links) {
     const int error = errno;
     if (error == ENOENT || error == ENOTDIR) bad_file(path, "", "there is no such file", "Check the path.");
     if (error == ELOOP)
-      bad_file(path, "", "is a symbolic link", "Put the file itself into the folder; links are not followed here.");
+      bad_file(path, "", "is a symbolic link",
+               "Put the file itself into the folder; links are not followed here.");
     io_failed("open", path, error);
   }
   struct stat info {};
@@ -98,8 +117,8 @@ void read_exactly(const File& file, const fs::path& path, std::uint64_t offset, 
   }
 }
 
-void write_exactly(const File& file, const fs::path& path, std::uint64_t offset, std::span<const std::byte> bytes,
-                   std::uint64_t needed_bytes) {
+void write_exactly(const File& file, const fs::path& path, std::uint64_t offset,
+                   std::span<const std::byte> bytes, std::uint64_t needed_bytes) {
   constexpr std::size_t kStep = std::size_t{1} << 26;
   while (!bytes.empty()) {
     const ssize_t put =
@@ -132,7 +151,8 @@ std::string read_text(const fs::path& path, std::uint64_t max_bytes, SymbolicLin
   const File file = open_for_reading(path, links);
   const std::uint64_t bytes = size_of_file(file, path);
   if (bytes > max_bytes)
-    bad_file(path, "", detail::concat("has ", bytes, " bytes, more than the ", max_bytes, " such a file may have"),
+    bad_file(path, "",
+             detail::concat("has ", bytes, " bytes, more than the ", max_bytes, " such a file may have"),
              "Check that it is the right file.");
   std::string text(bytes, '\0');
   read_exactly(file, path, 0, std::as_writable_bytes(std::span(text.data(), text.size())));
@@ -224,7 +244,8 @@ void StagedDirectory::publish() {
   } else if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
     if (errno != EINVAL && errno != ENOSYS) io_failed("rename to", target_, errno);
     // No atomic exchange on this file system: step aside, come in, and step back if that fails.
-    const fs::path aside = incomplete_name(target_.parent_path() / (target_.filename().string() + "-replaced"));
+    const fs::path aside =
+        incomplete_name(target_.parent_path() / (target_.filename().string() + "-replaced"));
     rename_path(target_, aside);
     if (::rename(staging_.c_str(), target_.c_str()) != 0) {
       const int error = errno;

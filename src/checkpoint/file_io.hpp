@@ -1,5 +1,6 @@
 #pragma once
-/// Files and directories as a checkpoint needs them: exact reads and writes, durable renames, errors with numbers.
+/// Files and directories as a checkpoint needs them: exact reads and writes, durable renames, errors with
+/// numbers.
 
 #include <cstdint>
 #include <filesystem>
@@ -14,8 +15,8 @@
 namespace tessera::checkpoint_detail {
 
 /// Throws CheckpointError: "FILE: WHERE: REASON. REMEDY".
-[[noreturn]] void bad_file(const std::filesystem::path& file, const std::string& where, const std::string& reason,
-                           const std::string& remedy);
+[[noreturn]] void bad_file(const std::filesystem::path& file, const std::string& where,
+                           const std::string& reason, const std::string& remedy);
 
 /// Throws IoError for a failed system call, with the bytes needed and free where space may be the cause.
 [[noreturn]] void io_failed(const char* operation, const std::filesystem::path& path, int error,
@@ -69,7 +70,8 @@ bool is_plain_file_name(std::string_view name);
 /// The temporary sibling a file or folder has until it is complete.
 std::filesystem::path incomplete_name(const std::filesystem::path& path);
 
-/// A folder under its incomplete name; publish() syncs it and renames it to `target`, otherwise it is removed.
+/// A folder under its incomplete name; publish() syncs it and renames it to `target`, otherwise it is
+/// removed.
 class StagedDirectory {
  public:
   /// Makes the folder empty. Errors: IoError.

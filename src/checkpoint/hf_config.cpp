@@ -11,7 +11,8 @@ using namespace checkpoint_detail;
 constexpr std::int64_t kMaxLayers = 10'000;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 28;
 
-/// One config.json being read: the first of several spellings of a key, with a default where Hugging Face has one.
+/// One config.json being read: the first of several spellings of a key, with a default where Hugging Face has
+/// one.
 struct Reader {
   JsonView root;
 
@@ -25,7 +26,8 @@ struct Reader {
                     std::int64_t max = kMaxSize) const {
     const auto found = any(keys);
     if (found) return found->integer(1, max);
-    if (!absent) root.fail(detail::concat("\"", *keys.begin(), "\" is missing"), "Use the model's own config.json.");
+    if (!absent)
+      root.fail(detail::concat("\"", *keys.begin(), "\" is missing"), "Use the model's own config.json.");
     return *absent;
   }
   double number(const char* key, double absent) const {
@@ -64,7 +66,8 @@ void read_rope(const Reader& in, HfModelConfig& config) {
   HfRopeScaling& rope = config.rope_scaling;
   rope.type = type->text();
   if (rope.type != "linear" && rope.type != "llama3")
-    type->fail("\"" + rope.type + "\" is not supported; default, linear and llama3 are", "Use another model.");
+    type->fail("\"" + rope.type + "\" is not supported; default, linear and llama3 are",
+               "Use another model.");
   rope.factor = (*scaling)["factor"].number();
   if (rope.factor <= 0) (*scaling)["factor"].fail("must be positive");
   if (rope.type == "linear") return;
@@ -98,14 +101,16 @@ HfModelConfig read_gpt2(const Reader& in, std::vector<std::string>& notes) {
   } else if (name == "gelu" || name == "relu") {
     config.activation = name;
   } else {
-    activation->fail("\"" + name + "\" is not supported; gelu_new, gelu_pytorch_tanh, gelu_fast, gelu and relu are",
-                     "Use a model with one of these.");
+    activation->fail(
+        "\"" + name + "\" is not supported; gelu_new, gelu_pytorch_tanh, gelu_fast, gelu and relu are",
+        "Use a model with one of these.");
   }
   in.require_flag("scale_attn_weights", true);
   in.require_flag("scale_attn_by_inverse_layer_idx", false);
   in.require_flag("add_cross_attention", false);
   if (config.hidden_size % config.num_heads != 0)
-    in.root.fail(detail::concat("n_embd ", config.hidden_size, " is not a multiple of n_head ", config.num_heads));
+    in.root.fail(
+        detail::concat("n_embd ", config.hidden_size, " is not a multiple of n_head ", config.num_heads));
   config.head_dim = config.hidden_size / config.num_heads;
   return config;
 }
@@ -113,7 +118,8 @@ HfModelConfig read_gpt2(const Reader& in, std::vector<std::string>& notes) {
 void refuse_sliding_window(const Reader& in, const std::string& model_type) {
   constexpr const char* kReason = "is not supported: attention must see all earlier positions";
   constexpr const char* kWay = "Use a model without a sliding window.";
-  if (model_type == "mistral" && in.root.find("sliding_window")) in.root["sliding_window"].fail(kReason, kWay);
+  if (model_type == "mistral" && in.root.find("sliding_window"))
+    in.root["sliding_window"].fail(kReason, kWay);
   if (in.flag("use_sliding_window", false)) in.root["use_sliding_window"].fail(kReason, kWay);
   const auto layers = in.root.find("layer_types");
   for (std::size_t i = 0; layers && i < layers->size(); ++i) {
@@ -148,13 +154,14 @@ HfModelConfig read_llama(const Reader& in, const std::string& model_type) {
   refuse_sliding_window(in, model_type);
   read_rope(in, config);
   if (config.num_heads % config.num_kv_heads != 0)
-    in.root.fail(detail::concat("num_attention_heads ", config.num_heads, " is not a multiple of num_key_value_heads ",
-                                config.num_kv_heads));
+    in.root.fail(detail::concat("num_attention_heads ", config.num_heads,
+                                " is not a multiple of num_key_value_heads ", config.num_kv_heads));
   if (!in.root.find("head_dim") && config.hidden_size % config.num_heads != 0)
-    in.root.fail(detail::concat("hidden_size ", config.hidden_size, " is not a multiple of num_attention_heads ",
-                                config.num_heads));
+    in.root.fail(detail::concat("hidden_size ", config.hidden_size,
+                                " is not a multiple of num_attention_heads ", config.num_heads));
   config.head_dim = in.size({"head_dim"}, config.hidden_size / config.num_heads);
-  if (config.head_dim % 2 != 0) in.root.fail(detail::concat("rotary heads must have even width, not ", config.head_dim));
+  if (config.head_dim % 2 != 0)
+    in.root.fail(detail::concat("rotary heads must have even width, not ", config.head_dim));
   return config;
 }
 
@@ -172,14 +179,16 @@ const std::vector<Known>& known_models() {
 
 void check_architecture(const JsonView& root, const std::string& model_type) {
   const auto& all = known_models();
-  const auto known = std::find_if(all.begin(), all.end(), [&](const Known& k) { return k.model_type == model_type; });
+  const auto known =
+      std::find_if(all.begin(), all.end(), [&](const Known& k) { return k.model_type == model_type; });
   if (known == all.end())
     root["model_type"].fail("\"" + model_type + "\" is not supported; gpt2, llama, mistral and qwen2 are",
                             "Use a model of one of these types.");
   const auto list = root.find("architectures");
   for (std::size_t i = 0; list && i < list->size(); ++i) {
     const std::string& name = (*list)[i].text();
-    if (std::find(known->architectures.begin(), known->architectures.end(), name) == known->architectures.end())
+    if (std::find(known->architectures.begin(), known->architectures.end(), name) ==
+        known->architectures.end())
       (*list)[i].fail("\"" + name + "\" is not supported; " + known->architectures[0] + " and " +
                           known->architectures[1] + " are",
                       "Use the language model itself, without other heads.");
@@ -188,15 +197,18 @@ void check_architecture(const JsonView& root, const std::string& model_type) {
 
 }  // namespace
 
-HfModelConfig parse_hf_config(const std::string& text, const std::string& origin, std::vector<std::string>* notes) {
+HfModelConfig parse_hf_config(const std::string& text, const std::string& origin,
+                              std::vector<std::string>* notes) {
   const Json document = parse_json(text, origin);
   const Reader in{JsonView(document, origin)};
   const std::string model_type = in.root["model_type"].text();
   check_architecture(in.root, model_type);
   if (const auto quantized = in.root.find("quantization_config"))
-    quantized->fail("quantized weights are not supported", "Use the float32, bfloat16 or float16 version of the model.");
+    quantized->fail("quantized weights are not supported",
+                    "Use the float32, bfloat16 or float16 version of the model.");
   std::vector<std::string> own_notes;
-  HfModelConfig config = model_type == "gpt2" ? read_gpt2(in, notes ? *notes : own_notes) : read_llama(in, model_type);
+  HfModelConfig config =
+      model_type == "gpt2" ? read_gpt2(in, notes ? *notes : own_notes) : read_llama(in, model_type);
   config.model_type = model_type;
   if (config.norm_eps < 0) in.root.fail("the norm's epsilon is negative");
   return config;
@@ -205,9 +217,10 @@ HfModelConfig parse_hf_config(const std::string& text, const std::string& origin
 namespace {
 
 void write_gpt2(const HfModelConfig& config, Json& out) {
-  TESSERA_CHECK(config.num_kv_heads == config.num_heads && config.head_dim * config.num_heads == config.hidden_size &&
-                    config.qkv_bias && config.proj_bias && config.linear_bias && config.activation != "swiglu",
-                "Hugging Face's GPT-2 has all heads full, all biases and no gated activation; this model differs");
+  TESSERA_CHECK(
+      config.num_kv_heads == config.num_heads && config.head_dim * config.num_heads == config.hidden_size &&
+          config.qkv_bias && config.proj_bias && config.linear_bias && config.activation != "swiglu",
+      "Hugging Face's GPT-2 has all heads full, all biases and no gated activation; this model differs");
   out["n_layer"] = config.num_layers;
   out["n_embd"] = config.hidden_size;
   out["n_head"] = config.num_heads;

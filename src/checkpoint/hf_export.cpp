@@ -19,7 +19,8 @@ void require_unused(const fs::path& out) {
   const auto status = fs::symlink_status(out, error);
   if (!fs::exists(status)) return;
   if (!fs::is_directory(status) || !fs::is_empty(out, error))
-    bad_file(out, "", "already exists", "Name a new folder, or remove this one first; nothing is overwritten.");
+    bad_file(out, "", "already exists",
+             "Name a new folder, or remove this one first; nothing is overwritten.");
 }
 
 /// The weights' specs in model order, checked against the configuration.
@@ -44,7 +45,8 @@ std::vector<TensorSpec> checked_specs(const HfModelConfig& config, const WeightS
   return specs;
 }
 
-/// Reads a tensor and hands it over in the dtype it is to be stored in; the buffers are used again for the next one.
+/// Reads a tensor and hands it over in the dtype it is to be stored in; the buffers are used again for the
+/// next one.
 class Stage {
  public:
   explicit Stage(const WeightSource& weights) : weights_(weights) {}
@@ -62,7 +64,8 @@ class Stage {
   std::vector<std::byte> raw_, converted_;
 };
 
-void append_part(ShardedWriter& writer, const HfPart& part, std::span<const std::byte> rows, std::size_t element) {
+void append_part(ShardedWriter& writer, const HfPart& part, std::span<const std::byte> rows,
+                 std::size_t element) {
   if (!part.transposed) return writer.append(part.name, rows);
   for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t count, std::span<std::byte> block) {
     take_rows_from_columns(rows, block, part.shape, row, count, element);
@@ -126,7 +129,8 @@ std::vector<TensorSpec> ViewSource::tensors() const {
 }
 
 void ViewSource::read(const std::string& name, std::span<std::byte> out) const {
-  const auto it = std::find_if(views_.begin(), views_.end(), [&](const TensorView& view) { return view.name == name; });
+  const auto it =
+      std::find_if(views_.begin(), views_.end(), [&](const TensorView& view) { return view.name == name; });
   TESSERA_CHECK(it != views_.end(), "there is no tensor '", name, "'");
   TESSERA_CHECK_EQ(it->bytes(), out.size(), "bytes of '", name, "'");
   std::copy_n(it->data, out.size(), out.data());

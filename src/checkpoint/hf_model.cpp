@@ -16,7 +16,9 @@ namespace {
 using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
-bool is_weight_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+bool is_weight_dtype(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
 
 /// Everything that does not fit, gathered before anything is said.
 class Mismatches {
@@ -61,7 +63,8 @@ struct HfModel::Impl {
   const HfMapping& mapping_of(const std::string& name) const {
     const auto it = by_name.find(name);
     if (it == by_name.end())
-      bad_file(dir, "parameter '" + name + "'", "is not one of this model's", "Check the model's configuration.");
+      bad_file(dir, "parameter '" + name + "'", "is not one of this model's",
+               "Check the model's configuration.");
     return *it->second;
   }
 
@@ -87,7 +90,8 @@ struct HfModel::Impl {
       }
     }
     for (const auto& entry : files.entries()) {
-      if (!wanted.contains(entry.name)) bad.unexpected.push_back(detail::concat(entry.name, " ", entry.shape));
+      if (!wanted.contains(entry.name))
+        bad.unexpected.push_back(detail::concat(entry.name, " ", entry.shape));
     }
     bad.throw_if_any(dir);
   }
@@ -96,7 +100,8 @@ struct HfModel::Impl {
   void describe_source(const std::string& prefix, std::string config_json);
 };
 
-/// A tied head that is stored nevertheless must be the embedding: Hugging Face would silently prefer the embedding.
+/// A tied head that is stored nevertheless must be the embedding: Hugging Face would silently prefer the
+/// embedding.
 void HfModel::Impl::check_tied_copies() const {
   const auto& names = source->embedding_names;
   if (names.size() < 2) return;
@@ -154,7 +159,8 @@ const std::vector<std::string>& HfModel::notes() const { return impl_->notes; }
 
 std::vector<TensorSpec> HfModel::tensors() const {
   std::vector<TensorSpec> specs;
-  for (const auto& mapping : impl_->mappings) specs.push_back({mapping.name, impl_->dtype_of(mapping), mapping.shape});
+  for (const auto& mapping : impl_->mappings)
+    specs.push_back({mapping.name, impl_->dtype_of(mapping), mapping.shape});
   return specs;
 }
 
@@ -162,7 +168,8 @@ void HfModel::read(const std::string& name, std::span<std::byte> out) const {
   const HfMapping& mapping = impl_->mapping_of(name);
   const std::size_t element = size_of(impl_->dtype_of(mapping));
   const std::size_t bytes = static_cast<std::size_t>(mapping.shape.numel()) * element;
-  TESSERA_CHECK(out.size() == bytes, "parameter '", name, "': ", bytes, " bytes to read into a buffer of ", out.size());
+  TESSERA_CHECK(out.size() == bytes, "parameter '", name, "': ", bytes, " bytes to read into a buffer of ",
+                out.size());
   for (const auto& part : mapping.parts) {
     const std::size_t part_bytes = static_cast<std::size_t>(part.shape.numel()) * element;
     const std::span<std::byte> target = out.first(part_bytes);
@@ -199,8 +206,8 @@ HfModel open_hf(const fs::path& dir) {
   impl->notes = std::move(notes);
   const std::string usual = usual_prefix(impl->config);
   const auto& entries = impl->files.entries();
-  const bool prefixed =
-      std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry.name.starts_with(usual); });
+  const bool prefixed = std::any_of(entries.begin(), entries.end(),
+                                    [&](const auto& entry) { return entry.name.starts_with(usual); });
   const std::string prefix = prefixed ? usual : "";
   impl->take_mappings(map_names(impl->config, prefix));
   impl->describe_source(prefix, std::move(text));
@@ -228,7 +235,8 @@ HfModel open_model(const fs::path& dir) {
   std::error_code error;
   if (fs::exists(dir / kTesseraJson, error)) return open_tessera(dir);
   if (!fs::exists(dir / "config.json", error))
-    bad_file(dir, "", "has neither tessera.json nor config.json", "Name a folder written by Tessera or Hugging Face.");
+    bad_file(dir, "", "has neither tessera.json nor config.json",
+             "Name a folder written by Tessera or Hugging Face.");
   return open_hf(dir);
 }
 

@@ -15,7 +15,8 @@ class Mapper {
     out_.push_back({ours, shape, {{theirs, shape, false}}});
   }
   /// A weight [out, in] that GPT-2 stores as [in, out].
-  void conv1d(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in, bool bias) {
+  void conv1d(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in,
+              bool bias) {
     out_.push_back({ours + ".weight", {out, in}, {{theirs + ".weight", {in, out}, true}}});
     if (bias) out_.push_back({ours + ".bias", {out}, {{theirs + ".bias", {out}, false}}});
   }
@@ -43,7 +44,8 @@ class Mapper {
 void map_gpt2(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
   Mapper map(out);
   // Hugging Face's GPT-2 has neither grouped heads nor missing biases; Tessera's own folders may.
-  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim,
+                     kv = c.num_kv_heads * c.head_dim;
   const auto norm = [&](const std::string& ours, const std::string& theirs) {
     map.tensor(ours + ".weight", theirs + ".weight", {width});
     map.tensor(ours + ".bias", theirs + ".bias", {width});
@@ -65,7 +67,8 @@ void map_gpt2(const HfModelConfig& c, const std::string& prefix, std::vector<HfM
 
 void map_llama(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
   Mapper map(out);
-  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim,
+                     kv = c.num_kv_heads * c.head_dim;
   map.tensor(kEmbedding, prefix + "embed_tokens.weight", {c.vocab_size, width});
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string ours = "decoder.layers." + std::to_string(i) + ".";
@@ -77,8 +80,9 @@ void map_llama(const HfModelConfig& c, const std::string& prefix, std::vector<Hf
                c.qkv_bias);
     map.linear(ours + "self_attention.linear_proj", {{attention + "o_proj", width}}, heads, c.proj_bias);
     map.tensor(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight", {width});
-    map.linear(ours + "mlp.linear_fc1", {{mlp + "gate_proj", c.ffn_hidden_size}, {mlp + "up_proj", c.ffn_hidden_size}},
-               width, c.linear_bias);
+    map.linear(ours + "mlp.linear_fc1",
+               {{mlp + "gate_proj", c.ffn_hidden_size}, {mlp + "up_proj", c.ffn_hidden_size}}, width,
+               c.linear_bias);
     map.linear(ours + "mlp.linear_fc2", {{mlp + "down_proj", width}}, c.ffn_hidden_size, c.linear_bias);
   }
   map.tensor("decoder.final_layernorm.weight", prefix + "norm.weight", {width});
@@ -89,15 +93,19 @@ void map_llama(const HfModelConfig& c, const std::string& prefix, std::vector<Hf
 std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix) {
   std::vector<HfMapping> out;
   config.family == "gpt2" ? map_gpt2(config, prefix, out) : map_llama(config, prefix, out);
-  if (!config.tied_head) Mapper(out).tensor("output_layer.weight", kHfHead, {config.vocab_size, config.hidden_size});
+  if (!config.tied_head)
+    Mapper(out).tensor("output_layer.weight", kHfHead, {config.vocab_size, config.hidden_size});
   return out;
 }
 
-std::string usual_prefix(const HfModelConfig& config) { return config.family == "gpt2" ? "transformer." : "model."; }
+std::string usual_prefix(const HfModelConfig& config) {
+  return config.family == "gpt2" ? "transformer." : "model.";
+}
 
 bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, std::string_view name) {
   if (config.family == "gpt2")
-    return name.starts_with(prefix + "h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+    return name.starts_with(prefix + "h.") &&
+           (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
   return name.starts_with(prefix) && name.ends_with("rotary_emb.inv_freq");
 }
 
@@ -105,7 +113,8 @@ bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, st
 
 std::vector<TensorSpec> parameter_specs(const HfModelConfig& config) {
   std::vector<TensorSpec> specs;
-  for (const auto& mapping : checkpoint_detail::map_names(config, "")) specs.push_back({mapping.name, DType::f32, mapping.shape});
+  for (const auto& mapping : checkpoint_detail::map_names(config, ""))
+    specs.push_back({mapping.name, DType::f32, mapping.shape});
   return specs;
 }
 

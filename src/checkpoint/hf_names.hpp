@@ -22,13 +22,15 @@ struct HfMapping {
   std::vector<HfPart> parts;
 };
 
-/// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except lm_head.weight.
+/// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except
+/// lm_head.weight.
 std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix);
 
 /// "transformer." for GPT-2, "model." for Llama: what the full language model's names begin with.
 std::string usual_prefix(const HfModelConfig& config);
 
-/// True for buffers that old versions stored and that hold nothing learned (causal masks, rotary frequencies).
+/// True for buffers that old versions stored and that hold nothing learned (causal masks, rotary
+/// frequencies).
 bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, std::string_view name);
 
 constexpr const char* kEmbedding = "embedding.word_embeddings.weight";

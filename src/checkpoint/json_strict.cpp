@@ -8,7 +8,8 @@ namespace tessera::checkpoint_detail {
 namespace {
 
 constexpr std::size_t kMaxDepth = 64;
-constexpr const char* kRemedy = "The file is damaged or was not written by Tessera; restore it or use another one.";
+constexpr const char* kRemedy =
+    "The file is damaged or was not written by Tessera; restore it or use another one.";
 
 /// Builds the document, refusing what a lenient parser would let pass.
 class StrictBuilder : public nlohmann::json_sax<Json> {
@@ -91,7 +92,8 @@ std::string to_text(const Json& json, int indent) {
   try {
     return json.dump(indent);
   } catch (const Json::exception& error) {
-    throw InvalidArgument(detail::concat("a name or text for a JSON file is not valid UTF-8: ", error.what()));
+    throw InvalidArgument(
+        detail::concat("a name or text for a JSON file is not valid UTF-8: ", error.what()));
   }
 }
 
@@ -159,7 +161,8 @@ const Json& JsonView::object() const {
 }
 
 Shape JsonView::shape() const {
-  if (size() > Shape::kMaxRank) fail(detail::concat("has ", size(), " dimensions, more than ", Shape::kMaxRank));
+  if (size() > Shape::kMaxRank)
+    fail(detail::concat("has ", size(), " dimensions, more than ", Shape::kMaxRank));
   std::vector<std::int64_t> dims;
   std::int64_t numel = 1;
   for (std::size_t i = 0; i < size(); ++i) {

@@ -1,6 +1,6 @@
 #pragma once
-/// JSON read as data from strangers: capped in size and depth, no duplicate keys, every type checked, errors that
-/// name the file and the place inside it.
+/// JSON read as data from strangers: capped in size and depth, no duplicate keys, every type checked, errors
+/// that name the file and the place inside it.
 
 #include <cstdint>
 #include <filesystem>

@@ -60,9 +60,10 @@ struct CheckpointReader::Impl {
       for (const auto& piece : tensor.pieces) {
         if (piece.file != file) continue;
         const SafetensorsEntry& entry = reader.at(piece.key);
-        if (entry.dtype != tensor.dtype || !(entry.shape == piece.slice.shape) || entry.begin != piece.begin ||
-            entry.end != piece.end)
-          bad_file(reader.path(), "tensor '" + piece.key + "'", "file and manifest disagree about it", kRemedy);
+        if (entry.dtype != tensor.dtype || !(entry.shape == piece.slice.shape) ||
+            entry.begin != piece.begin || entry.end != piece.end)
+          bad_file(reader.path(), "tensor '" + piece.key + "'", "file and manifest disagree about it",
+                   kRemedy);
       }
     }
   }
@@ -137,8 +138,9 @@ const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
 
 const Manifest::Tensor* CheckpointReader::find(std::string_view name) const {
   const auto& tensors = impl_->manifest.tensors;
-  const auto it = std::lower_bound(tensors.begin(), tensors.end(), name,
-                                   [](const Manifest::Tensor& tensor, std::string_view key) { return tensor.name < key; });
+  const auto it = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const Manifest::Tensor& tensor, std::string_view key) { return tensor.name < key; });
   return it != tensors.end() && it->name == name ? &*it : nullptr;
 }
 
@@ -154,7 +156,8 @@ void CheckpointReader::read(std::string_view name, const TensorSlice& slice, std
              "It was saved from another model or optimizer; use the configuration it was saved with.");
   check_slice(tensor->name, tensor->shape, slice);
   const std::size_t bytes = static_cast<std::size_t>(slice.shape.numel()) * size_of(tensor->dtype);
-  TESSERA_CHECK(out.size() == bytes, "tensor '", name, "': ", bytes, " bytes to read into a buffer of ", out.size());
+  TESSERA_CHECK(out.size() == bytes, "tensor '", name, "': ", bytes, " bytes to read into a buffer of ",
+                out.size());
   for (const auto& piece : tensor->pieces) {
     if (const auto box = intersect(piece.slice, slice)) impl_->read_piece(*tensor, piece, slice, *box, out);
   }

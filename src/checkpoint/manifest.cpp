@@ -35,14 +35,18 @@ std::uint32_t parse_hex(const JsonView& place) {
   return value;
 }
 
-/// Over everything but the checksum itself, in one canonical spelling, so that re-indenting a manifest does no harm.
+/// Over everything but the checksum itself, in one canonical spelling, so that re-indenting a manifest does
+/// no harm.
 std::string checksum_of(Json manifest) {
   manifest.erase("checksum");
   const std::string text = to_text(manifest, -1);
-  return hex(static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size())));
+  return hex(
+      static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size())));
 }
 
-Json to_json(const Shape& shape) { return std::vector<std::int64_t>(shape.dims().begin(), shape.dims().end()); }
+Json to_json(const Shape& shape) {
+  return std::vector<std::int64_t>(shape.dims().begin(), shape.dims().end());
+}
 
 Json to_json(const Manifest::Tensor& tensor, const std::vector<Manifest::File>& files) {
   Json pieces = Json::array();
@@ -138,7 +142,8 @@ Manifest::Tensor parse_tensor(const JsonView& place, const Manifest& manifest) {
   tensor.shape = place["shape"].shape();
   tensor.placement = place["placement"].text();
   const JsonView pieces = place["pieces"];
-  for (std::size_t i = 0; i < pieces.size(); ++i) tensor.pieces.push_back(parse_piece(pieces[i], manifest, tensor));
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    tensor.pieces.push_back(parse_piece(pieces[i], manifest, tensor));
   check_cover(place, tensor);
   return tensor;
 }
@@ -173,8 +178,8 @@ Manifest read_manifest(const std::filesystem::path& path) {
               "Another version of Tessera wrote this checkpoint; use that version.");
   if (root["checksum"].text() != checksum_of(document))
     root["checksum"].fail("does not match the manifest: it was altered or damaged");
-  root.only({"format", "format_version", "tessera_version", "checksum", "step", "consumed_samples", "chunk_bytes",
-             "files", "tensors", "config", "rng", "data", "user"});
+  root.only({"format", "format_version", "tessera_version", "checksum", "step", "consumed_samples",
+             "chunk_bytes", "files", "tensors", "config", "rng", "data", "user"});
   Manifest manifest;
   manifest.state = {.step = root["step"].integer(),
                     .consumed_samples = root["consumed_samples"].integer(),

@@ -6,24 +6,15 @@ namespace tessera {
 using namespace checkpoint_detail;
 
 std::string to_model_json(const HfModelConfig& config) {
-  Json out = {{"family", config.family},
-              {"hf_model_type", config.model_type},
-              {"num_layers", config.num_layers},
-              {"hidden_size", config.hidden_size},
-              {"num_heads", config.num_heads},
-              {"num_kv_heads", config.num_kv_heads},
-              {"head_dim", config.head_dim},
-              {"ffn_hidden_size", config.ffn_hidden_size},
-              {"vocab_size", config.vocab_size},
-              {"max_positions", config.max_positions},
-              {"norm_eps", config.norm_eps},
-              {"activation", config.activation},
-              {"tied_head", config.tied_head},
-              {"qkv_bias", config.qkv_bias},
-              {"proj_bias", config.proj_bias},
-              {"linear_bias", config.linear_bias},
-              {"dropout", config.dropout},
-              {"attention_dropout", config.attention_dropout}};
+  Json out = {{"family", config.family},         {"hf_model_type", config.model_type},
+              {"num_layers", config.num_layers}, {"hidden_size", config.hidden_size},
+              {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
+              {"head_dim", config.head_dim},     {"ffn_hidden_size", config.ffn_hidden_size},
+              {"vocab_size", config.vocab_size}, {"max_positions", config.max_positions},
+              {"norm_eps", config.norm_eps},     {"activation", config.activation},
+              {"tied_head", config.tied_head},   {"qkv_bias", config.qkv_bias},
+              {"proj_bias", config.proj_bias},   {"linear_bias", config.linear_bias},
+              {"dropout", config.dropout},       {"attention_dropout", config.attention_dropout}};
   if (config.family == "llama") {
     const HfRopeScaling& rope = config.rope_scaling;
     out["rope_theta"] = config.rope_theta;
@@ -41,10 +32,10 @@ std::string to_model_json(const HfModelConfig& config) {
 HfModelConfig parse_model_json(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView in(document, origin);
-  in.only({"family",       "hf_model_type", "num_layers",        "hidden_size",  "num_heads",  "num_kv_heads",
-           "head_dim",     "activation",    "ffn_hidden_size",   "vocab_size",   "tied_head",  "max_positions",
-           "norm_eps",     "qkv_bias",      "proj_bias",         "linear_bias",  "rope_theta", "rope_scaling",
-           "dropout",      "attention_dropout"});
+  in.only({"family",       "hf_model_type", "num_layers",   "hidden_size",     "num_heads",
+           "num_kv_heads", "head_dim",      "activation",   "ffn_hidden_size", "vocab_size",
+           "tied_head",    "max_positions", "norm_eps",     "qkv_bias",        "proj_bias",
+           "linear_bias",  "rope_theta",    "rope_scaling", "dropout",         "attention_dropout"});
   const auto size = [&](const char* key) { return in[key].integer(1, std::int64_t{1} << 28); };
   HfModelConfig config;
   config.family = in["family"].text();

@@ -17,17 +17,20 @@ struct NamedDType {
   DType dtype;
 };
 // In the order in which the format's reference implementation lays tensors out: widest first.
-constexpr NamedDType kDTypes[] = {{"I64", DType::i64}, {"F64", DType::f64},   {"F32", DType::f32}, {"U32", DType::u32},
-                                  {"I32", DType::i32}, {"BF16", DType::bf16}, {"F16", DType::f16}, {"U16", DType::u16},
-                                  {"I16", DType::i16}, {"I8", DType::i8},     {"U8", DType::u8},   {"BOOL", DType::u8}};
+constexpr NamedDType kDTypes[] = {{"I64", DType::i64}, {"F64", DType::f64}, {"F32", DType::f32},
+                                  {"U32", DType::u32}, {"I32", DType::i32}, {"BF16", DType::bf16},
+                                  {"F16", DType::f16}, {"U16", DType::u16}, {"I16", DType::i16},
+                                  {"I8", DType::i8},   {"U8", DType::u8},   {"BOOL", DType::u8}};
 
 std::size_t layout_rank(DType dtype) {
-  return static_cast<std::size_t>(std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                                               [&](const NamedDType& known) { return known.dtype == dtype; }) -
-                                  std::begin(kDTypes));
+  return static_cast<std::size_t>(
+      std::find_if(std::begin(kDTypes), std::end(kDTypes),
+                   [&](const NamedDType& known) { return known.dtype == dtype; }) -
+      std::begin(kDTypes));
 }
 
-/// Takes the header's events one by one: no document is built, so a hostile header costs no more than its own length.
+/// Takes the header's events one by one: no document is built, so a hostile header costs no more than its own
+/// length.
 class HeaderParser : public nlohmann::json_sax<Json> {
  public:
   struct Tensor {
@@ -73,7 +76,9 @@ class HeaderParser : public nlohmann::json_sax<Json> {
   }
   bool start_object(std::size_t) override {
     switch (place_) {
-      case Place::outside: place_ = Place::root; return true;
+      case Place::outside:
+        place_ = Place::root;
+        return true;
       case Place::root:
         if (key_ == "__metadata__") {
           place_ = Place::metadata;
@@ -83,7 +88,8 @@ class HeaderParser : public nlohmann::json_sax<Json> {
           tensors.emplace_back().entry.name = tensor = key_;
         }
         return true;
-      default: return wrong("an object");
+      default:
+        return wrong("an object");
     }
   }
   bool end_object() override {
@@ -133,8 +139,9 @@ class HeaderParser : public nlohmann::json_sax<Json> {
     const char* where = place_ == Place::metadata  ? "__metadata__ may hold text only"
                         : place_ == Place::shape   ? "shape must hold non-negative integers"
                         : place_ == Place::offsets ? "data_offsets must hold non-negative integers"
-                        : place_ == Place::tensor  ? "a tensor has a text dtype and the arrays shape and data_offsets"
-                                                   : "the header must be an object of tensors";
+                        : place_ == Place::tensor
+                            ? "a tensor has a text dtype and the arrays shape and data_offsets"
+                            : "the header must be an object of tensors";
     return refuse(detail::concat(where, ", found ", what, key_.empty() ? "" : " at \"", key_.substr(0, 80),
                                  key_.empty() ? "" : "\""));
   }
@@ -156,8 +163,8 @@ std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& dims, DTy
 
 }  // namespace
 
-SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text, std::uint64_t data_begin,
-                               std::uint64_t file_bytes) {
+SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
+                               std::uint64_t data_begin, std::uint64_t file_bytes) {
   const auto refuse = [&](const std::string& tensor, const std::string& reason) {
     bad_file(path, tensor.empty() ? "header" : "tensor '" + tensor + "'", reason, kRemedy);
   };
@@ -175,24 +182,24 @@ SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_vi
     const auto bytes = bytes_of(dims, entry.dtype);
     if (!bytes) refuse(entry.name, "its shape is too large for any file");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != *bytes)
-      refuse(entry.name, detail::concat("data_offsets [", offsets[0], ", ", offsets[1], "] do not match the ", *bytes,
-                                        " bytes of its shape ", Shape(dims)));
+      refuse(entry.name, detail::concat("data_offsets [", offsets[0], ", ", offsets[1], "] do not match the ",
+                                        *bytes, " bytes of its shape ", Shape(dims)));
     if (offsets[1] > data_bytes)
-      refuse(entry.name, detail::concat("data_offsets end at ", offsets[1], " but the file holds ", data_bytes,
-                                        " bytes of data"));
+      refuse(entry.name, detail::concat("data_offsets end at ", offsets[1], " but the file holds ",
+                                        data_bytes, " bytes of data"));
     entry.shape = Shape(dims);
     entry.begin = data_begin + offsets[0];
     entry.end = data_begin + offsets[1];
     header.entries.push_back(std::move(entry));
   }
-  std::sort(header.entries.begin(), header.entries.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
-  });
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const auto& a, const auto& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
   std::uint64_t expected = data_begin;
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.begin != expected)
-      refuse(entry.name, detail::concat("its data begin at ", entry.begin - data_begin, " but the previous ones end at ",
-                                        expected - data_begin, entry.begin < expected ? " (overlap)" : " (hole)"));
+      refuse(entry.name,
+             detail::concat("its data begin at ", entry.begin - data_begin, " but the previous ones end at ",
+                            expected - data_begin, entry.begin < expected ? " (overlap)" : " (hole)"));
     expected = entry.end;
   }
   if (expected != file_bytes)
@@ -200,7 +207,8 @@ SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_vi
   return header;
 }
 
-SafetensorsLayout lay_out(std::span<const TensorSpec> tensors, const std::map<std::string, std::string>& metadata) {
+SafetensorsLayout lay_out(std::span<const TensorSpec> tensors,
+                          const std::map<std::string, std::string>& metadata) {
   SafetensorsLayout layout;
   std::unordered_set<std::string_view> names;
   for (const TensorSpec& tensor : tensors) {
@@ -221,8 +229,8 @@ SafetensorsLayout lay_out(std::span<const TensorSpec> tensors, const std::map<st
     data_bytes += entry.end;
     entry.end = data_bytes;
     text += text.size() > 1 ? "," : "";
-    text += to_text(Json(entry.name), -1) + ":{\"dtype\":\"" + std::string(safetensors_dtype_name(entry.dtype)) +
-            "\",\"shape\":[";
+    text += to_text(Json(entry.name), -1) + ":{\"dtype\":\"" +
+            std::string(safetensors_dtype_name(entry.dtype)) + "\",\"shape\":[";
     for (int i = 0; i < entry.shape.rank(); ++i) text += detail::concat(i ? "," : "", entry.shape[i]);
     text += detail::concat("],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
   }

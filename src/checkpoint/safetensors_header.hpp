@@ -22,8 +22,8 @@ struct SafetensorsHeader {
 
 /// Parses the header text of a file whose data begin at data_begin and which has file_bytes in all.
 /// Errors: CheckpointError naming `path`, tensor and reason.
-SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text, std::uint64_t data_begin,
-                               std::uint64_t file_bytes);
+SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
+                               std::uint64_t data_begin, std::uint64_t file_bytes);
 
 /// A file's layout: length word and header as bytes, and entries with their places in the file.
 struct SafetensorsLayout {
@@ -32,6 +32,7 @@ struct SafetensorsLayout {
   std::uint64_t file_bytes = 0;
 };
 /// Errors: InvalidArgument for a name twice, empty or reserved, or a header that would be too long.
-SafetensorsLayout lay_out(std::span<const TensorSpec> tensors, const std::map<std::string, std::string>& metadata);
+SafetensorsLayout lay_out(std::span<const TensorSpec> tensors,
+                          const std::map<std::string, std::string>& metadata);
 
 }  // namespace tessera::checkpoint_detail

@@ -57,7 +57,9 @@ SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = 
 
 const std::filesystem::path& SafetensorsReader::path() const { return impl_->path; }
 const std::vector<SafetensorsEntry>& SafetensorsReader::entries() const { return impl_->header.entries; }
-const std::map<std::string, std::string>& SafetensorsReader::metadata() const { return impl_->header.metadata; }
+const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
+  return impl_->header.metadata;
+}
 std::uint64_t SafetensorsReader::data_begin() const { return impl_->data_begin; }
 std::uint64_t SafetensorsReader::file_bytes() const { return impl_->file_bytes; }
 
@@ -80,11 +82,12 @@ void SafetensorsReader::read(std::string_view name, std::span<std::byte> out) co
   read_file(entry.begin, out);
 }
 
-void SafetensorsReader::read_bytes(std::string_view name, std::uint64_t offset, std::span<std::byte> out) const {
+void SafetensorsReader::read_bytes(std::string_view name, std::uint64_t offset,
+                                   std::span<std::byte> out) const {
   const SafetensorsEntry& entry = at(name);
   const std::uint64_t bytes = entry.end - entry.begin;
-  TESSERA_CHECK(offset <= bytes && out.size() <= bytes - offset, "tensor '", name, "' has ", bytes, " bytes; ",
-                out.size(), " from byte ", offset, " on lie outside it");
+  TESSERA_CHECK(offset <= bytes && out.size() <= bytes - offset, "tensor '", name, "' has ", bytes,
+                " bytes; ", out.size(), " from byte ", offset, " on lie outside it");
   read_file(entry.begin + offset, out);
 }
 
@@ -93,7 +96,8 @@ void SafetensorsReader::read_rows(std::string_view name, std::int64_t begin, std
   read_slice(name, TensorSlice::rows(at(name).shape, begin, end), out);
 }
 
-void SafetensorsReader::read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const {
+void SafetensorsReader::read_slice(std::string_view name, const TensorSlice& slice,
+                                   std::span<std::byte> out) const {
   const SafetensorsEntry& entry = at(name);
   check_slice(entry.name, entry.shape, slice);
   const std::size_t element = size_of(entry.dtype);

@@ -41,7 +41,8 @@ struct SafetensorsWriter::Impl {
     while (!bytes.empty()) {
       const std::size_t chunk = at / options.chunk_bytes;
       if (chunk == crc[entry].size()) crc[entry].push_back(0);
-      const std::size_t part = std::min<std::uint64_t>(bytes.size(), options.chunk_bytes - at % options.chunk_bytes);
+      const std::size_t part =
+          std::min<std::uint64_t>(bytes.size(), options.chunk_bytes - at % options.chunk_bytes);
       crc[entry][chunk] = static_cast<std::uint32_t>(
           ::crc32_z(crc[entry][chunk], reinterpret_cast<const Bytef*>(bytes.data()), part));
       at += part;
@@ -69,7 +70,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::spa
   self.crc.resize(self.layout.entries.size());
   self.file = create_file(self.staging);
   self.reserve();
-  write_exactly(self.file, path, 0, std::as_bytes(std::span(self.layout.prefix.data(), self.layout.prefix.size())),
+  write_exactly(self.file, path, 0,
+                std::as_bytes(std::span(self.layout.prefix.data(), self.layout.prefix.size())),
                 self.layout.file_bytes);
 }
 
@@ -83,7 +85,8 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
   TESSERA_CHECK(it != self.index.end(), self.path.string(), " was not laid out with a tensor '", name, "'");
   const SafetensorsEntry& entry = self.layout.entries[it->second];
   const std::uint64_t left = entry.end - entry.begin - self.written[it->second];
-  TESSERA_CHECK(bytes.size() <= left, "tensor '", name, "' lacks ", left, " bytes; ", bytes.size(), " were given");
+  TESSERA_CHECK(bytes.size() <= left, "tensor '", name, "' lacks ", left, " bytes; ", bytes.size(),
+                " were given");
   if (bytes.empty()) return;
   write_exactly(self.file, self.path, entry.begin + self.written[it->second], bytes, self.layout.file_bytes);
   if (self.options.chunk_bytes > 0) self.add_to_crc(it->second, bytes);
@@ -98,8 +101,8 @@ SafetensorsSummary SafetensorsWriter::finish() {
   SafetensorsSummary summary;
   for (std::size_t i = 0; i < self.layout.entries.size(); ++i) {
     const SafetensorsEntry& entry = self.layout.entries[i];
-    TESSERA_CHECK(self.written[i] == entry.end - entry.begin, self.path.string(), ": tensor '", entry.name, "' got ",
-                  self.written[i], " of its ", entry.end - entry.begin, " bytes");
+    TESSERA_CHECK(self.written[i] == entry.end - entry.begin, self.path.string(), ": tensor '", entry.name,
+                  "' got ", self.written[i], " of its ", entry.end - entry.begin, " bytes");
     summary.tensors.push_back({entry.name, entry.begin, entry.end, self.crc[i]});
   }
   sync_file(self.file, self.path);
@@ -109,8 +112,8 @@ SafetensorsSummary SafetensorsWriter::finish() {
   const std::string& prefix = self.layout.prefix;
   summary.file_bytes = self.layout.file_bytes;
   summary.header_bytes = prefix.size();
-  summary.header_crc32 = static_cast<std::uint32_t>(
-      ::crc32_z(0, reinterpret_cast<const Bytef*>(prefix.data()), prefix.size()));
+  summary.header_crc32 =
+      static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(prefix.data()), prefix.size()));
   return summary;
 }
 

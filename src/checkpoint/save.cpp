@@ -69,7 +69,8 @@ std::string to_record(const std::string& file, std::span<const CheckpointTensor>
                  -1);
 }
 
-void add_record(const JsonView& record, Manifest& manifest, std::map<std::string, Manifest::Tensor>& tensors) {
+void add_record(const JsonView& record, Manifest& manifest,
+                std::map<std::string, Manifest::Tensor>& tensors) {
   const std::size_t file = manifest.files.size();
   manifest.files.push_back({record["file"].text(), static_cast<std::uint64_t>(record["bytes"].integer()),
                             static_cast<std::uint64_t>(record["header_bytes"].integer()),
@@ -87,7 +88,8 @@ void add_record(const JsonView& record, Manifest& manifest, std::map<std::string
     }
     const JsonView crc = place["crc32"];
     std::vector<std::uint32_t> values;
-    for (std::size_t j = 0; j < crc.size(); ++j) values.push_back(static_cast<std::uint32_t>(crc[j].integer()));
+    for (std::size_t j = 0; j < crc.size(); ++j)
+      values.push_back(static_cast<std::uint32_t>(crc[j].integer()));
     tensor.pieces.push_back({file,
                              place["key"].text(),
                              {place["offset"].shape(), place["extent"].shape()},

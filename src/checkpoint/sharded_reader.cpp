@@ -46,8 +46,9 @@ struct ShardedReader::Impl {
     for (const auto& item : map.object().items()) {
       const std::string& file = map[item.key()].text();
       if (!is_plain_file_name(file))
-        map[item.key()].fail("\"" + file.substr(0, 200) + "\" is not the plain name of a file in this folder",
-                             "Names with '/', '\\' or a leading '.' are refused: they could read files elsewhere.");
+        map[item.key()].fail(
+            detail::concat('"', file.substr(0, 200), "\" is not the plain name of a file in this folder"),
+            "Names with '/', '\\' or a leading '.' are refused: they could read files elsewhere.");
       ++wanted[file];
     }
     for (const auto& [file, count] : wanted) {
@@ -129,7 +130,8 @@ void ShardedReader::read(std::string_view name, std::span<std::byte> out) const 
   impl_->files[impl_->index.at(name).file].read(name, out);
 }
 
-void ShardedReader::read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const {
+void ShardedReader::read_slice(std::string_view name, const TensorSlice& slice,
+                               std::span<std::byte> out) const {
   file_of(name);
   impl_->files[impl_->index.at(name).file].read_slice(name, slice, out);
 }

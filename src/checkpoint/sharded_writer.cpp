@@ -19,7 +19,8 @@ std::string shard_name(std::size_t index, std::size_t count) {
   return name.str();
 }
 
-/// File name of every tensor: in the given order, a new file whenever the next tensor would make it too large.
+/// File name of every tensor: in the given order, a new file whenever the next tensor would make it too
+/// large.
 std::vector<std::string> split_by_size(std::span<const TensorSpec> tensors, std::uint64_t max_bytes) {
   std::vector<std::size_t> shard_of;
   std::size_t shard = 0;
@@ -33,7 +34,8 @@ std::vector<std::string> split_by_size(std::span<const TensorSpec> tensors, std:
     shard_of.push_back(shard);
   }
   std::vector<std::string> names;
-  for (const std::size_t i : shard_of) names.push_back(shard == 0 ? "model.safetensors" : shard_name(i, shard + 1));
+  for (const std::size_t i : shard_of)
+    names.push_back(shard == 0 ? "model.safetensors" : shard_name(i, shard + 1));
   return names;
 }
 
@@ -69,17 +71,19 @@ struct ShardedWriter::Impl {
 ShardedWriter::ShardedWriter(const std::filesystem::path& dir, std::span<const TensorSpec> tensors)
     : ShardedWriter(dir, tensors, Options{}) {}
 
-ShardedWriter::ShardedWriter(const std::filesystem::path& dir, std::span<const TensorSpec> tensors, Options options)
+ShardedWriter::ShardedWriter(const std::filesystem::path& dir, std::span<const TensorSpec> tensors,
+                             Options options)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
   self.dir = dir;
   self.options = std::move(options);
   const bool known = !self.options.layout.empty();
-  const std::vector<std::string> split = known ? std::vector<std::string>{}
-                                               : split_by_size(tensors, self.options.max_shard_bytes);
+  const std::vector<std::string> split =
+      known ? std::vector<std::string>{} : split_by_size(tensors, self.options.max_shard_bytes);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto it = self.options.layout.find(tensors[i].name);
-    TESSERA_CHECK(!known || it != self.options.layout.end(), "the layout names no file for '", tensors[i].name, "'");
+    TESSERA_CHECK(!known || it != self.options.layout.end(), "the layout names no file for '",
+                  tensors[i].name, "'");
     const std::string& file = known ? it->second : split[i];
     TESSERA_CHECK(is_plain_file_name(file), "\"", file, "\" is not a plain file name");
     self.shards[file].tensors.push_back(tensors[i]);
@@ -112,8 +116,9 @@ void ShardedWriter::finish() {
   }
   if (self.shards.size() > 1 || self.options.force_index) {
     Json index;
-    index["metadata"] =
-        self.options.index_metadata.empty() ? Json::object() : parse_json(self.options.index_metadata, "index metadata");
+    index["metadata"] = self.options.index_metadata.empty()
+                            ? Json::object()
+                            : parse_json(self.options.index_metadata, "index metadata");
     index["metadata"]["total_size"] = self.total_bytes;
     index["weight_map"] = Json::object();
     for (const auto& [name, file] : self.file_of) index["weight_map"][name] = file;

@@ -23,7 +23,8 @@ void for_each_run(const TensorSlice& source, const TensorSlice& target, const Te
   if (box.shape.numel() == 0) return;
   // Dimensions from `inner` on form one run: all but the first of them are whole in both boxes.
   int inner = std::max(rank - 1, 0);
-  while (inner > 0 && box.shape[inner] == source.shape[inner] && box.shape[inner] == target.shape[inner]) --inner;
+  while (inner > 0 && box.shape[inner] == source.shape[inner] && box.shape[inner] == target.shape[inner])
+    --inner;
   std::int64_t run_elements = 1;
   for (int i = inner; i < rank; ++i) run_elements *= box.shape[i];
 
@@ -47,10 +48,12 @@ void for_each_run(const TensorSlice& source, const TensorSlice& target, const Te
 
 void check_slice(const std::string& name, const Shape& shape, const TensorSlice& slice) {
   TESSERA_CHECK(slice.offset.rank() == shape.rank() && slice.shape.rank() == shape.rank(), "tensor '", name,
-                "' has shape ", shape, "; a slice ", slice.shape, " at ", slice.offset, " does not fit its rank");
+                "' has shape ", shape, "; a slice ", slice.shape, " at ", slice.offset,
+                " does not fit its rank");
   for (int i = 0; i < shape.rank(); ++i) {
-    TESSERA_CHECK(slice.offset[i] <= shape[i] && slice.shape[i] <= shape[i] - slice.offset[i], "tensor '", name,
-                  "' has shape ", shape, "; a slice ", slice.shape, " at ", slice.offset, " lies outside it");
+    TESSERA_CHECK(slice.offset[i] <= shape[i] && slice.shape[i] <= shape[i] - slice.offset[i], "tensor '",
+                  name, "' has shape ", shape, "; a slice ", slice.shape, " at ", slice.offset,
+                  " lies outside it");
   }
 }
 

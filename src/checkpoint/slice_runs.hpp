@@ -12,8 +12,8 @@ namespace tessera::checkpoint_detail {
 /// The box both have, or nothing if they do not touch.
 std::optional<TensorSlice> intersect(const TensorSlice& a, const TensorSlice& b);
 
-/// Calls run(source_byte, target_byte, bytes) for every contiguous run of `box`, in rising order; `source` and `target`
-/// are boxes of the same tensor, each stored contiguously, that contain `box`.
+/// Calls run(source_byte, target_byte, bytes) for every contiguous run of `box`, in rising order; `source`
+/// and `target` are boxes of the same tensor, each stored contiguously, that contain `box`.
 void for_each_run(const TensorSlice& source, const TensorSlice& target, const TensorSlice& box,
                   std::size_t element_bytes,
                   const std::function<void(std::uint64_t, std::uint64_t, std::uint64_t)>& run);

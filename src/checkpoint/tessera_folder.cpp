@@ -12,10 +12,17 @@ constexpr const char* kFormat = "tessera-model";
 constexpr std::int64_t kFormatVersion = 1;
 constexpr std::uint64_t kMaxTesseraJsonBytes = 100'000'000;
 
-constexpr const char* kExtraFiles[] = {"tokenizer.json",       "tokenizer_config.json", "special_tokens_map.json",
-                                       "added_tokens.json",    "vocab.json",            "merges.txt",
-                                       "tokenizer.model",      "spiece.model",          "chat_template.jinja",
-                                       "chat_template.json",   "generation_config.json"};
+constexpr const char* kExtraFiles[] = {"tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "tokenizer.model",
+                                       "spiece.model",
+                                       "chat_template.jinja",
+                                       "chat_template.json",
+                                       "generation_config.json"};
 
 std::vector<std::string> texts(const JsonView& array) {
   std::vector<std::string> out;
@@ -42,7 +49,8 @@ HfSource parse_source(const fs::path& dir, const JsonView& in) {
     if (!is_plain_file_name(file)) in["weight_map"][tensor].fail("is not the plain name of a file");
   }
   const JsonView metadata = in["file_metadata"];
-  for (const auto& item : metadata.object().items()) source.file_metadata[item.key()] = text_map(metadata[item.key()]);
+  for (const auto& item : metadata.object().items())
+    source.file_metadata[item.key()] = text_map(metadata[item.key()]);
   source.has_index = in["has_index"].boolean();
   if (const auto index = in.find("index_metadata")) source.index_metadata = to_text(index->object(), -1);
   source.config_json = read_text(dir / kHfConfigCopy, kMaxConfigBytes, SymbolicLinks::follow);
@@ -80,7 +88,8 @@ TesseraFolder read_tessera_json(const fs::path& dir) {
   root.only({"format", "format_version", "tessera_version", "model", "source"});
   if (root["format"].text() != kFormat) root["format"].fail("is not \"tessera-model\"");
   if (root["format_version"].integer() != kFormatVersion)
-    root["format_version"].fail("is not supported", "Another version of Tessera wrote this folder; use that version.");
+    root["format_version"].fail("is not supported",
+                                "Another version of Tessera wrote this folder; use that version.");
   TesseraFolder folder;
   folder.config = parse_model_json(to_text(root["model"].json(), -1), path.string() + ": $.model");
   if (const auto source = root.find("source")) folder.source = parse_source(dir, *source);

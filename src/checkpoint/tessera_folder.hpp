@@ -9,7 +9,8 @@
 namespace tessera::checkpoint_detail {
 
 constexpr const char* kTesseraJson = "tessera.json";
-constexpr const char* kHfConfigCopy = "hf_config.json";  ///< not config.json: from_pretrained must not take the folder for its own
+constexpr const char* kHfConfigCopy =
+    "hf_config.json";  ///< not config.json: from_pretrained must not take the folder for its own
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
 struct TesseraFolder {
@@ -17,7 +18,8 @@ struct TesseraFolder {
   std::optional<HfSource> source;
 };
 
-void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config, const HfSource* source);
+void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config,
+                        const HfSource* source);
 TesseraFolder read_tessera_json(const std::filesystem::path& dir);
 
 /// Copies those tokenizer and generation files that `from` has.

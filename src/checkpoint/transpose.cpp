@@ -38,7 +38,8 @@ void transpose_any(const std::byte* from, std::int64_t from_stride, std::byte* t
 
 void for_row_blocks(const Shape& shape, std::size_t element_bytes,
                     const std::function<void(std::int64_t, std::int64_t, std::span<std::byte>)>& work) {
-  const std::int64_t row_bytes = std::max<std::int64_t>(1, shape[1] * static_cast<std::int64_t>(element_bytes));
+  const std::int64_t row_bytes =
+      std::max<std::int64_t>(1, shape[1] * static_cast<std::int64_t>(element_bytes));
   const std::int64_t step = std::max<std::int64_t>(1, kBlockBytes / row_bytes);
   std::vector<std::byte> block(static_cast<std::size_t>(std::min(step, shape[0]) * row_bytes));
   for (std::int64_t row = 0; row < shape[0]; row += step) {
@@ -47,16 +48,17 @@ void for_row_blocks(const Shape& shape, std::size_t element_bytes,
   }
 }
 
-void put_rows_as_columns(std::span<const std::byte> block, std::span<std::byte> transposed, const Shape& shape,
-                         std::int64_t row, std::int64_t rows, std::size_t element_bytes) {
-  transpose_any(block.data(), shape[1], transposed.data() + static_cast<std::size_t>(row) * element_bytes, shape[0],
-                rows, shape[1], element_bytes);
+void put_rows_as_columns(std::span<const std::byte> block, std::span<std::byte> transposed,
+                         const Shape& shape, std::int64_t row, std::int64_t rows, std::size_t element_bytes) {
+  transpose_any(block.data(), shape[1], transposed.data() + static_cast<std::size_t>(row) * element_bytes,
+                shape[0], rows, shape[1], element_bytes);
 }
 
-void take_rows_from_columns(std::span<const std::byte> transposed, std::span<std::byte> block, const Shape& shape,
-                            std::int64_t row, std::int64_t rows, std::size_t element_bytes) {
-  transpose_any(transposed.data() + static_cast<std::size_t>(row) * element_bytes, shape[0], block.data(), shape[1],
-                shape[1], rows, element_bytes);
+void take_rows_from_columns(std::span<const std::byte> transposed, std::span<std::byte> block,
+                            const Shape& shape, std::int64_t row, std::int64_t rows,
+                            std::size_t element_bytes) {
+  transpose_any(transposed.data() + static_cast<std::size_t>(row) * element_bytes, shape[0], block.data(),
+                shape[1], shape[1], rows, element_bytes);
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -114,12 +114,14 @@ void OutputFile::sync() {
   TESSERA_ENSURE(IoError, ::fsync(fd_) == 0, temporary_, ": cannot be synced to the disk: ", reason(errno));
 }
 
-void OutputFile::publish() {
-  sync();
+void OutputFile::publish(bool durable) {
+  flush();
+  if (durable) sync();
   TESSERA_ENSURE(IoError, ::rename(temporary_.c_str(), path_.c_str()) == 0, temporary_,
                  ": cannot be renamed to ", path_, ": ", reason(errno));
   ::close(fd_);
   fd_ = -1;
+  if (!durable) return;
   const auto folder = std::filesystem::path(path_).parent_path();
   const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_fd < 0)

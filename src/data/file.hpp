@@ -63,8 +63,8 @@ class OutputFile {
   std::int64_t size() const { return written_; }
   /// Flushes and syncs the bytes to the disk, still under the temporary name. Errors: IoError.
   void sync();
-  /// sync(), then renames to the final name and syncs the folder. Errors: IoError.
-  void publish();
+  /// Renames to the final name; before and after, a durable file is synced with its folder. Errors: IoError.
+  void publish(bool durable = true);
 
  private:
   void flush();

@@ -32,6 +32,9 @@ Json describe(const IndexedDataset& dataset, const GptIndexRequest& request, con
   return d;
 }
 
+/// File names need not be UTF-8.
+std::string dump(const Json& json) { return json.dump(4, ' ', false, Json::error_handler_t::replace); }
+
 std::uint64_t checksum(const IntArray& array) { return files::content_hash(array.bytes()); }
 
 /// The shapes the plan predicts; a cache file of any other shape is not ours.
@@ -77,8 +80,8 @@ void save(const std::string& folder, const std::string& base, const Json& descri
     stored["checksums"][kNames[i]] = files::hex(checksum(*arrays[i]));
   }
   files::OutputFile file(base + "description.txt");
-  file.write(stored.dump(4));
-  file.publish();
+  file.write(dump(stored));
+  file.publish(false);  // checksums find what a power cut leaves half written
 }
 
 }  // namespace
@@ -93,7 +96,7 @@ CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptInde
     return result;
   }
   const Json description = describe(dataset, request, split);
-  const std::string text = description.dump(4);
+  const std::string text = dump(description);
   const auto bytes = std::as_bytes(std::span(text));
   const std::string hash =
       files::hex(files::content_hash(bytes, 1)) + files::hex(files::content_hash(bytes, 2));

@@ -41,7 +41,7 @@ void save(const std::string& path, const IntArray& array, const Layout& layout) 
   files::OutputFile file(path);
   file.write(header(layout));
   file.write(array.bytes());
-  file.publish();
+  file.publish(false);
 }
 
 IntArray load(const std::string& path, const Layout& layout) {

@@ -15,7 +15,8 @@ struct Layout {
   std::int64_t numel() const;
 };
 
-/// Writes under a temporary name, then renames. Errors: IoError.
+/// Writes under a temporary name, then renames; not synced, so the reader must be able to tell. Errors:
+/// IoError.
 void save(const std::string& path, const IntArray& array, const Layout& layout);
 /// Maps a file that must have exactly this layout and size. Errors: DataError.
 IntArray load(const std::string& path, const Layout& layout);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -116,6 +117,8 @@ CachingAllocator::CachingAllocator() : impl_(std::make_unique<Impl>()) {}
 CachingAllocator::~CachingAllocator() { trim(); }
 
 void* CachingAllocator::allocate(std::size_t bytes) {
+  TESSERA_ENSURE(IoError, bytes <= std::numeric_limits<std::size_t>::max() / 2, "out of memory: ", bytes,
+                 " bytes were asked for at once");  // more would wrap round when rounded up
   const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
   const bool small = size < kSmallLimit;
   const std::lock_guard lock(impl_->mutex);

@@ -114,8 +114,8 @@ Stream::~Stream() = default;
 void Stream::enqueue(std::function<void()> work) { queue_->push({std::move(work)}); }
 
 void Stream::record(Event& event) {
-  if (queue_ == nullptr) return;  // everything launched before has run
   event.state_ = std::make_shared<Event::State>();
+  if (queue_ == nullptr) return;  // everything launched before has run: the new point is done
   event.state_->done = false;
   queue_->push({[state = event.state_] { state->set(true); }, true});
 }

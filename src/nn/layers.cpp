@@ -11,11 +11,11 @@ Linear::Linear(std::string name, const Options& options)
 
 Var Linear::forward(const Forward& forward, const Var& x) { return linear(forward.exec, x, weight_, bias_); }
 
-Norm::Norm(std::string name, std::int64_t size, NormStyle style, double eps)
+Norm::Norm(std::string name, std::int64_t size, NormStyle style, double eps, DType out)
     : Module(std::move(name)),
       weight_(parameter("weight", {size}, Init::ones())),
       bias_(style == NormStyle::layernorm ? &parameter("bias", {size}, Init::zeros()) : nullptr),
-      options_{style == NormStyle::rmsnorm, static_cast<float>(eps)} {}
+      options_{style == NormStyle::rmsnorm, static_cast<float>(eps), out} {}
 
 ResidualNorm Norm::forward(const Forward& forward, const Var& residual, const Var& branch,
                            const DropoutSpec& dropout) {

@@ -23,8 +23,8 @@ AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branc
   check_contiguous(residual, "residual");
   const std::int64_t cols = residual.size(-1);
   const std::int64_t rows = cols == 0 ? 0 : residual.numel() / cols;
-  TESSERA_CHECK(weight && weight.shape() == Shape{cols}, "norm weight of shape ", weight.shape(), " for ",
-                cols, " features");
+  TESSERA_CHECK(weight && weight.shape() == Shape{cols} && weight.dtype() == DType::f32,
+                "norm weight of shape ", weight.shape(), " for ", cols, " features");
   TESSERA_CHECK(!bias || (bias.shape() == weight.shape() && bias.dtype() == weight.dtype()),
                 "norm bias must be like its weight");
   AddNorm out;
@@ -32,10 +32,10 @@ AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branc
   if (branch) {
     check_contiguous(branch, "branch");
     check_same_shape(residual, branch, "residual and branch");
-    TESSERA_CHECK_EQ(branch.dtype(), weight.dtype(), "branch and norm weight");
+    TESSERA_CHECK_EQ(branch.dtype(), options.out, "dtype of the branch");
     out.residual = Tensor::empty(ctx, residual.shape(), residual.dtype());
   }
-  out.y = Tensor::empty(ctx, residual.shape(), weight.dtype());
+  out.y = Tensor::empty(ctx, residual.shape(), options.out);
   if (!options.rms) out.mean = Tensor::empty(ctx, {rows}, DType::f32);
   out.rstd = Tensor::empty(ctx, {rows}, DType::f32);
   const kernels::AddNormForward params{.rows = rows,
@@ -43,12 +43,12 @@ AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branc
                                        .kind = kind_of(options),
                                        .eps = options.eps,
                                        .residual_dtype = residual.dtype(),
-                                       .dtype = weight.dtype(),
+                                       .dtype = options.out,
                                        .residual = residual.raw(),
                                        .branch = branch.raw(),
                                        .dropout = dropout,
-                                       .weight = weight.raw(),
-                                       .bias = bias.raw(),
+                                       .weight = floats(weight),
+                                       .bias = floats(bias),
                                        .residual_out = branch ? out.residual.raw() : nullptr,
                                        .y = out.y.raw(),
                                        .mean = floats(out.mean),
@@ -72,17 +72,17 @@ AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Te
   // The gradient from above is dead after this call if nobody else holds it: write over it.
   grad.residual =
       dresidual && dresidual.is_unique() ? dresidual : Tensor::empty(ctx, dy.shape(), saved.residual.dtype());
-  const bool same = !dropout.active() && weight.dtype() == saved.residual.dtype();
-  if (has_branch) grad.branch = same ? grad.residual : Tensor::empty(ctx, dy.shape(), weight.dtype());
+  const bool same = !dropout.active() && options.out == saved.residual.dtype();
+  if (has_branch) grad.branch = same ? grad.residual : Tensor::empty(ctx, dy.shape(), options.out);
   const kernels::AddNormBackward params{.rows = saved.rstd.numel(),
                                         .cols = cols,
                                         .kind = kind_of(options),
                                         .residual_dtype = saved.residual.dtype(),
-                                        .dtype = weight.dtype(),
+                                        .dtype = options.out,
                                         .residual_out = saved.residual.raw(),
                                         .mean = floats(saved.mean),
                                         .rstd = floats(saved.rstd),
-                                        .weight = weight.raw(),
+                                        .weight = floats(weight),
                                         .dy = dy.raw(),
                                         .dresidual = dresidual.raw(),
                                         .dresidual_in = grad.residual.raw(),

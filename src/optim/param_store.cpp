@@ -40,7 +40,8 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
   for (const ParamSlot& slot : slots_) initialise(slot);
   refresh_model_copy();
   for (const ParamSlot& slot : slots_) {
-    slot.parameter->bind(view(model_ ? model_ : main_, slot), grad_ ? view(grad_, slot) : Tensor());
+    slot.parameter->bind(view(model_ ? model_ : main_, slot), grad_ ? view(grad_, slot) : Tensor(),
+                         view(main_, slot));
   }
   clear_contributions();
 }

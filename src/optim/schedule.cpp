@@ -44,9 +44,9 @@ LrSchedule::LrSchedule(const LrScheduleConfig& config, double lr, std::int64_t t
   TESSERA_ENSURE(ConfigError, config_.warmup_steps >= 0, "lr_schedule.warmup_steps is ", config_.warmup_steps,
                  "; it must be >= 0");
   if (config_.style == LrStyle::constant) return;
-  TESSERA_ENSURE(ConfigError, config_.decay_steps > config_.warmup_steps, "lr_schedule.decay_steps (",
-                 config_.decay_steps,
-                 ", by default training.steps) must be greater than lr_schedule.warmup_steps (",
+  TESSERA_ENSURE(ConfigError, config_.decay_steps >= config_.warmup_steps && config_.decay_steps > 0,
+                 "lr_schedule.decay_steps (", config_.decay_steps,
+                 ", by default training.steps) must be > 0 and not below lr_schedule.warmup_steps (",
                  config_.warmup_steps, ")");
   if (config_.style == LrStyle::wsd) {
     TESSERA_ENSURE(ConfigError, config_.wsd_decay_steps > 0 && config_.wsd_decay_steps <= config_.decay_steps,

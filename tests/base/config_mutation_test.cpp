@@ -2,6 +2,7 @@
 /// spot.
 
 #include <algorithm>
+#include <random>
 
 #include "config_test_support.hpp"
 
@@ -264,6 +265,44 @@ const Mutation kYaml[] = {
     {"threads: 0", "threads: 0\x04", 13, "control character number 4"},
 };
 INSTANTIATE_TEST_SUITE_P(Yaml, Mutated, ::testing::ValuesIn(kYaml));
+
+// Whatever happens to the bytes: a ConfigError or a configuration that prints and reads back, nothing else.
+TEST(Mutated, RandomDamageIsRefusedOrSound) {
+  std::mt19937 random(20240607);
+  const std::string alphabet = ":-[]{},&*!|>'\"%@`#?\n \t~0.e<=xyz\r\x80\xff";
+  int accepted = 0;
+  for (int round = 0; round < 1000; ++round) {
+    std::string text = kSound;
+    const auto edits = 1 + random() % 4;
+    for (unsigned edit = 0; edit < edits; ++edit) {
+      const std::size_t at = random() % text.size();
+      const char c = alphabet[random() % alphabet.size()];
+      switch (random() % 4) {
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, 1, c);
+          break;
+        case 2:
+          text.erase(at, 1 + random() % 5);
+          break;
+        case 3:
+          text.insert(at, text.substr(random() % text.size(), random() % 30));
+          break;
+      }
+    }
+    try {
+      const Config config = parse_config(text, "t.yaml");
+      EXPECT_EQ(parse_config(to_yaml(config), "printed"), config) << text;
+      ++accepted;
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("t.yaml:", 0), 0u) << error.what();
+    }
+  }
+  EXPECT_GT(accepted, 10);
+  EXPECT_LT(accepted, 500);
+}
 
 }  // namespace
 }  // namespace tessera

@@ -42,6 +42,16 @@ class Case:
         names = ("layers", "hidden", "heads", "vocab", "batch", "seq", "precision", "warmup")
         return [text for name in names for text in (f"--{name}", str(getattr(self, name)))]
 
+    def overrides(self, threads: int) -> List[str]:
+        """The same model and optimizer as keys of a Tessera configuration."""
+        keys = {"model.family": "gpt2", "model.num_layers": self.layers, "model.hidden_size": self.hidden,
+                "model.num_heads": self.heads, "model.vocab_size": self.vocab, "model.max_positions": self.seq,
+                "model.dropout": 0.0, "optimizer.name": "adamw", "optimizer.lr": 3e-4, "optimizer.betas": "[0.9, 0.95]",
+                "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.1, "optimizer.clip_grad": 1.0,
+                "training.precision": self.precision, "training.seq_length": self.seq,
+                "training.micro_batch_size": self.batch, "training.global_batch_size": self.batch, "device.threads": threads}
+        return [f"{key}={value}" for key, value in keys.items()]
+
 
 CASES = [
     Case("gpt2_124m_fp32", 12, 768, 12, 50257, 1, 1024, "fp32", 7, 1, 2, 1.4, 1.25, 0.6),
@@ -62,6 +72,7 @@ class Contender:
         self.seconds: List[float] = []
         self.rss_bytes = 0
         self.loss = float("nan")
+        self.last_turn: Dict = {}  # whatever else it reports: allocations, page faults, parts of the step
         self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def read(self) -> str:
@@ -80,6 +91,7 @@ class Contender:
         answer = json.loads(self.read())
         self.seconds += answer["seconds"]
         self.loss = answer["loss"]
+        self.last_turn = {key: value for key, value in answer.items() if key not in {"seconds", "rss_bytes", "loss"}}
         self.rss_bytes = self.peak_rss_bytes() or answer["rss_bytes"]
 
     def peak_rss_bytes(self) -> Optional[int]:
@@ -118,7 +130,7 @@ def commands(case: Case, options: argparse.Namespace) -> Dict[str, List[str]]:
     found = {"tessera": None, "eager": torch, "compile": [*torch, "--compile"]}
     program = options.program or find_program(options.build, "train_bench")
     if program:
-        found["tessera"] = [str(program), *shared]
+        found["tessera"] = [str(program), str(case.batch), str(case.seq), str(case.warmup), *case.overrides(options.threads)]
     return {name: command for name, command in found.items() if name in options.contenders and command}
 
 
@@ -141,7 +153,8 @@ def run_case(case: Case, options: argparse.Namespace) -> Dict:
 def summary(case: Case, contender: Contender) -> Dict:
     median = statistics.median(contender.seconds)
     return {"step_s": median, "best_s": min(contender.seconds), "worst_s": max(contender.seconds), "steps": len(contender.seconds),
-            "tokens_per_s": case.batch * case.seq / median, "rss_bytes": contender.rss_bytes, "loss": contender.loss}
+            "tokens_per_s": case.batch * case.seq / median, "rss_bytes": contender.rss_bytes, "loss": contender.loss,
+            "last_turn": contender.last_turn}
 
 
 def gemm_ceiling(case: Case, options: argparse.Namespace) -> Optional[Dict]:

@@ -17,7 +17,8 @@ TEST_F(Safetensors, RoundTripOfEveryDtypeInPiecesAndAnyOrder) {
   for (const DType dtype : dtypes) specs.push_back({std::string(name_of(dtype)) + ".\"ä\n", dtype, {3, 7}});
   specs.push_back({"scalar", DType::f32, {}});
   specs.push_back({"empty", DType::f32, {5, 0, 2}});
-  SafetensorsWriter writer(dir_ / "a.safetensors", specs, {.metadata = {{"format", "pt"}}, .chunk_bytes = 16});
+  SafetensorsWriter writer(dir_ / "a.safetensors", specs,
+                           {.metadata = {{"format", "pt"}}, .chunk_bytes = 16});
   for (std::size_t i = specs.size(); i-- > 0;) {
     const auto bytes = random_bytes(specs[i].bytes(), static_cast<unsigned>(i));
     const std::size_t cut = bytes.size() / 3;
@@ -54,8 +55,10 @@ TEST_F(Safetensors, RoundTripOfEveryDtypeInPiecesAndAnyOrder) {
 }
 
 TEST_F(Safetensors, LayoutIsThatOfTheReferenceImplementation) {
-  // Bytes that the Python package 0.8.0 writes for {"b": f32 [2], "a": bf16 [1], "c": f32 []} with metadata format=pt.
-  const std::vector<TensorSpec> specs = {{"a", DType::bf16, {1}}, {"c", DType::f32, {}}, {"b", DType::f32, {2}}};
+  // Bytes that the Python package 0.8.0 writes for {"b": f32 [2], "a": bf16 [1], "c": f32 []} with metadata
+  // format=pt.
+  const std::vector<TensorSpec> specs = {
+      {"a", DType::bf16, {1}}, {"c", DType::f32, {}}, {"b", DType::f32, {2}}};
   SafetensorsWriter writer(dir_ / "x", specs, {.metadata = {{"format", "pt"}}, .chunk_bytes = 0});
   for (const auto& spec : specs) writer.append(spec.name, std::vector<std::byte>(spec.bytes(), std::byte{7}));
   writer.finish();
@@ -104,7 +107,8 @@ TEST_F(Safetensors, SlicesEqualANaiveCopy) {
               for (int i = a; i < a + x; ++i)
                 for (int j = b; j < b + y; ++j)
                   for (int k = c; k < c + z; ++k)
-                    want.insert(want.end(), {bytes[((i * 3 + j) * 4 + k) * 2], bytes[((i * 3 + j) * 4 + k) * 2 + 1]});
+                    want.insert(want.end(),
+                                {bytes[((i * 3 + j) * 4 + k) * 2], bytes[((i * 3 + j) * 4 + k) * 2 + 1]});
               std::vector<std::byte> got(want.size());
               reader.read_slice("t", {{a, b, c}, {x, y, z}}, got);
               ASSERT_EQ(got, want);
@@ -132,8 +136,8 @@ class LyingHeader : public ScratchTest, public ::testing::WithParamInterface<Lie
 
 TEST_P(LyingHeader, IsRefusedWithItsReason) {
   spill(dir_ / "lie.safetensors", raw_file(GetParam().header, std::string(GetParam().data_bytes, 'x')));
-  expect_error<CheckpointError>([&] { SafetensorsReader reader(dir_ / "lie.safetensors"); }, "lie.safetensors",
-                                GetParam().reason);
+  expect_error<CheckpointError>([&] { SafetensorsReader reader(dir_ / "lie.safetensors"); },
+                                "lie.safetensors", GetParam().reason);
 }
 
 #define T(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
@@ -144,19 +148,24 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"SizeTooLarge", "{\"a\":" T("\"F32\"", "[2]", "[0,16]") "}", 16, "do not match"},
         Lie{"BeyondEnd", "{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 7, "the file holds 7"},
         Lie{"Trailing", "{\"a\":" T("\"F32\"", "[2]", "[0,8]") "}", 9, "tensors end at"},
-        Lie{"Hole", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[3,5]") "}", 5, "hole"},
+        Lie{"Hole", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[3,5]") "}", 5,
+            "hole"},
         Lie{"HoleAtStart", "{\"a\":" T("\"U8\"", "[2]", "[1,3]") "}", 3, "hole"},
-        Lie{"Overlap", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[1,3]") "}", 3, "overlap"},
-        Lie{"SameBytes", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[0,2]") "}", 2, "overlap"},
+        Lie{"Overlap", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[1,3]") "}", 3,
+            "overlap"},
+        Lie{"SameBytes", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"b\":" T("\"U8\"", "[2]", "[0,2]") "}", 2,
+            "overlap"},
         Lie{"Reversed", "{\"a\":" T("\"U8\"", "[2]", "[2,0]") "}", 2, "do not match"},
         Lie{"NegativeOffset", "{\"a\":" T("\"U8\"", "[2]", "[-2,0]") "}", 2, "-2"},
         Lie{"NegativeDim", "{\"a\":" T("\"U8\"", "[-2]", "[0,2]") "}", 2, "-2"},
         Lie{"FractionalDim", "{\"a\":" T("\"U8\"", "[2.0]", "[0,2]") "}", 2, "2.0"},
-        Lie{"ProductOverflows", "{\"a\":" T("\"U8\"", "[4294967296,4294967296]", "[0,0]") "}", 0, "too large"},
+        Lie{"ProductOverflows", "{\"a\":" T("\"U8\"", "[4294967296,4294967296]", "[0,0]") "}", 0,
+            "too large"},
         Lie{"BytesOverflow", "{\"a\":" T("\"F64\"", "[2305843009213693952]", "[0,0]") "}", 0, "too large"},
         Lie{"ZeroTimesHuge", "{\"a\":" T("\"U8\"", "[4294967296,4294967296,0]", "[0,0]") "}", 0, "too large"},
         Lie{"DimBeyond63Bits", "{\"a\":" T("\"U8\"", "[18446744073709551615]", "[0,1]") "}", 1, "too large"},
-        Lie{"DimBeyond64Bits", "{\"a\":" T("\"U8\"", "[18446744073709551616]", "[0,1]") "}", 1, "1844674407370955161"},
+        Lie{"DimBeyond64Bits", "{\"a\":" T("\"U8\"", "[18446744073709551616]", "[0,1]") "}", 1,
+            "1844674407370955161"},
         Lie{"OffsetsWrap", "{\"a\":" T("\"U8\"", "[1]", "[18446744073709551615,0]") "}", 1, "do not match"},
         Lie{"UnknownDtype", "{\"a\":" T("\"F8_E4M3\"", "[2]", "[0,2]") "}", 2, "F8_E4M3"},
         Lie{"DtypeNumber", "{\"a\":" T("5", "[2]", "[0,2]") "}", 2, "found the number 5"},
@@ -167,9 +176,13 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"NestedShape", "{\"a\":" T("\"U8\"", "[[2]]", "[0,2]") "}", 2, "found an array"},
         Lie{"NestedTensor", "{\"a\":{\"b\":" T("\"U8\"", "[2]", "[0,2]") "}}", 2, "unknown key"},
         Lie{"Missing", "{\"a\":{\"dtype\":\"U8\",\"shape\":[2]}}", 2, "missing"},
-        Lie{"UnknownKey", "{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2],\"x\":1}}", 2, "unknown key"},
-        Lie{"KeyTwice", "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "twice"},
-        Lie{"NameTwice", "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"\\u0061\":" T("\"U8\"", "[2]", "[2,4]") "}", 4, "twice"},
+        Lie{"UnknownKey", "{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2],\"x\":1}}", 2,
+            "unknown key"},
+        Lie{"KeyTwice", "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2,
+            "twice"},
+        Lie{"NameTwice",
+            "{\"a\":" T("\"U8\"", "[2]", "[0,2]") ",\"\\u0061\":" T("\"U8\"", "[2]", "[2,4]") "}", 4,
+            "twice"},
         Lie{"NoName", "{\"\":" T("\"U8\"", "[2]", "[0,2]") "}", 2, "without a name"},
         Lie{"MetadataTwice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, "twice"},
         Lie{"MetadataNumber", "{\"__metadata__\":{\"a\":1}}", 0, "text only"},
@@ -221,9 +234,10 @@ TEST_F(Safetensors, AFileThatShrinksWhileOpenIsAnError) {
 
 /// Whatever happens to a file: it is refused, or what it then says is consistent and readable.
 TEST_F(Safetensors, MutatedFilesAreRefusedOrConsistent) {
-  const std::string valid = raw_file("{\"__metadata__\":{\"k\":\"v\"},\"a\":" T("\"F32\"", "[2,3]", "[0,24]") ",\"bb\":" T(
-                                         "\"BF16\"", "[4]", "[24,32]") ",\"c\":" T("\"U8\"", "[]", "[32,33]") "}",
-                                     std::string(33, 'd'));
+  const std::string valid =
+      raw_file("{\"__metadata__\":{\"k\":\"v\"},\"a\":" T("\"F32\"", "[2,3]", "[0,24]") ",\"bb\":" T(
+                   "\"BF16\"", "[4]", "[24,32]") ",\"c\":" T("\"U8\"", "[]", "[32,33]") "}",
+               std::string(33, 'd'));
   std::mt19937 random(20261121);
   int refused = 0;
   for (int round = 0; round < 1000; ++round) {
@@ -232,12 +246,24 @@ TEST_F(Safetensors, MutatedFilesAreRefusedOrConsistent) {
     for (int i = 0; i < edits && !file.empty(); ++i) {
       const std::size_t at = random() % (random() % 4 ? file.size() : std::min<std::size_t>(file.size(), 8));
       switch (random() % 6) {
-        case 0: file[at] = static_cast<char>(random()); break;
-        case 1: file.resize(at); break;
-        case 2: file.erase(at, 1 + random() % 8); break;
-        case 3: file.insert(at, 1, "{}[]\",:0123456789-"[random() % 18]); break;
-        case 4: file[at] = static_cast<char>(file[at] ^ (1 << random() % 8)); break;
-        case 5: file.insert(at, file.substr(at, random() % 40)); break;
+        case 0:
+          file[at] = static_cast<char>(random());
+          break;
+        case 1:
+          file.resize(at);
+          break;
+        case 2:
+          file.erase(at, 1 + random() % 8);
+          break;
+        case 3:
+          file.insert(at, 1, "{}[]\",:0123456789-"[random() % 18]);
+          break;
+        case 4:
+          file[at] = static_cast<char>(file[at] ^ (1 << random() % 8));
+          break;
+        case 5:
+          file.insert(at, file.substr(at, random() % 40));
+          break;
       }
     }
     spill(dir_ / "x", file);
@@ -246,7 +272,8 @@ TEST_F(Safetensors, MutatedFilesAreRefusedOrConsistent) {
       std::uint64_t at = reader.data_begin();
       for (const auto& entry : reader.entries()) {
         ASSERT_EQ(entry.begin, at);
-        ASSERT_EQ(entry.end - entry.begin, static_cast<std::uint64_t>(entry.shape.numel()) * size_of(entry.dtype));
+        ASSERT_EQ(entry.end - entry.begin,
+                  static_cast<std::uint64_t>(entry.shape.numel()) * size_of(entry.dtype));
         std::vector<std::byte> out(entry.end - entry.begin);
         reader.read(entry.name, out);
         at = entry.end;

@@ -10,7 +10,11 @@ namespace {
 using Sharded = ScratchTest;
 
 std::vector<TensorSpec> five() {
-  return {{"e", DType::f32, {10}}, {"b", DType::bf16, {30}}, {"a", DType::f32, {25}}, {"d", DType::f32, {1}}, {"c", DType::f32, {9}}};
+  return {{"e", DType::f32, {10}},
+          {"b", DType::bf16, {30}},
+          {"a", DType::f32, {25}},
+          {"d", DType::f32, {1}},
+          {"c", DType::f32, {9}}};
 }
 
 void write_all(ShardedWriter& writer) {
@@ -45,8 +49,10 @@ TEST_F(Sharded, SplitsInOrderUpToTheLimit) {
   const auto index = nlohmann::json::parse(slurp(dir_ / "model.safetensors.index.json"));
   EXPECT_EQ(index["metadata"]["total_size"], 240);
   // 40 + 60 | 100 | 4 + 36
-  const nlohmann::json map = {{"e", "model-00001-of-00003.safetensors"}, {"b", "model-00001-of-00003.safetensors"},
-                              {"a", "model-00002-of-00003.safetensors"}, {"d", "model-00003-of-00003.safetensors"},
+  const nlohmann::json map = {{"e", "model-00001-of-00003.safetensors"},
+                              {"b", "model-00001-of-00003.safetensors"},
+                              {"a", "model-00002-of-00003.safetensors"},
+                              {"d", "model-00003-of-00003.safetensors"},
                               {"c", "model-00003-of-00003.safetensors"}};
   EXPECT_EQ(index["weight_map"], map);
   EXPECT_EQ(std::distance(fs::directory_iterator(dir_), {}), 4);
@@ -75,13 +81,14 @@ TEST_F(Sharded, IndexNamesThatLeaveTheFolderAreRefused) {
   const auto index = [&](const std::string& file) {
     spill(dir_ / "model" / "model.safetensors.index.json", "{\"weight_map\":{\"a\":\"" + file + "\"}}");
   };
-  for (const std::string& name : {std::string("../secret.safetensors"), (dir_ / "secret.safetensors").string(),
-                                  std::string("./ok.safetensors"), std::string(".."), std::string("."), std::string(""),
-                                  std::string("..\\\\secret.safetensors"), std::string("x/../ok.safetensors"),
-                                  std::string(".hidden"), std::string("ok.safetensors\\u0000")}) {
+  for (const std::string& name :
+       {std::string("../secret.safetensors"), (dir_ / "secret.safetensors").string(),
+        std::string("./ok.safetensors"), std::string(".."), std::string("."), std::string(""),
+        std::string("..\\\\secret.safetensors"), std::string("x/../ok.safetensors"), std::string(".hidden"),
+        std::string("ok.safetensors\\u0000")}) {
     index(name);
-    expect_error<CheckpointError>([&] { ShardedReader reader(dir_ / "model"); }, "index.json", "$.weight_map.a",
-                                  "plain name");
+    expect_error<CheckpointError>([&] { ShardedReader reader(dir_ / "model"); }, "index.json",
+                                  "$.weight_map.a", "plain name");
   }
   index("ok.safetensors");
   EXPECT_EQ(ShardedReader(dir_ / "model").file_of("a"), "ok.safetensors");

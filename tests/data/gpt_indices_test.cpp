@@ -232,7 +232,7 @@ TEST_F(IndexCache, DamagedFilesAreBuiltAnew) {
                                           "shuffle_index.npy"};
   std::mt19937 random(3);
   for (const auto& name : names) {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 6; ++round) {
       const std::string path = file_ending(name);
       std::string bytes = slurp(path);
       if (round % 3 == 0) {

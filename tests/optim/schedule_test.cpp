@@ -107,6 +107,14 @@ TEST(LrSchedule, FirstUpdateOfAWarmUpFromZeroDoesNothing) {
   EXPECT_DOUBLE_EQ(schedule.at(1), 0.025);
 }
 
+TEST(LrSchedule, MayWarmUpToTheVeryEnd) {
+  const LrSchedule schedule({.style = LrStyle::cosine, .warmup_steps = 10, .decay_steps = 10, .min_lr = 0.01},
+                            0.1, 10);
+  EXPECT_DOUBLE_EQ(schedule.at(5), 0.05);
+  EXPECT_DOUBLE_EQ(schedule.at(10), 0.1);
+  EXPECT_DOUBLE_EQ(schedule.at(11), 0.01);
+}
+
 TEST(LrSchedule, DecaysOverTheTrainingUnlessToldOtherwise) {
   const LrSchedule schedule({.style = LrStyle::linear, .warmup_steps = 0}, 1.0, 40);
   EXPECT_DOUBLE_EQ(schedule.at(10), 0.75);
@@ -128,13 +136,13 @@ TEST(LrSchedule, RefusesWhatCannotBeFollowed) {
   const auto message = [](const LrScheduleConfig& config, double lr = 0.1) {
     return refusal([&] { LrSchedule(config, lr, 50); });
   };
-  EXPECT_NE(message({.style = LrStyle::linear, .warmup_steps = 50}).find("warmup_steps (50)"),
+  EXPECT_NE(message({.style = LrStyle::linear, .warmup_steps = 51}).find("warmup_steps (51)"),
             std::string::npos);
   EXPECT_NE(message({.min_lr = 0.2}).find("min_lr is 0.2"), std::string::npos);
   EXPECT_NE(message({.init_lr = 0.3}).find("init_lr is 0.3"), std::string::npos);
   EXPECT_NE(message({.style = LrStyle::wsd}).find("wsd_decay_steps is 0"), std::string::npos);
   EXPECT_NE(message({}, std::nan("")).find("optimizer.lr"), std::string::npos);
-  EXPECT_EQ(message({.style = LrStyle::constant, .warmup_steps = 50}), "accepted");
+  EXPECT_EQ(message({.style = LrStyle::constant, .warmup_steps = 51}), "accepted");
   EXPECT_THROW(LrSchedule({}, 0.1, 50).at(-1), InvalidArgument);
 }
 

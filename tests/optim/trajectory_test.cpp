@@ -32,8 +32,8 @@ float gradient(int k, int step, int i) {
   return static_cast<float>((i * 37 + k * 59 + step * 101 + 11) % 97 - 48) / 64;
 }
 
-struct Run {
-  Run(const Trajectory& t, int threads, DType compute) : ctx(ExecCtx::cpu(threads)) {
+struct Trainer {
+  Trainer(const Trajectory& t, int threads, DType compute) : ctx(ExecCtx::cpu(threads)) {
     store = std::make_unique<ParamStore>(ctx, std::vector<Parameter*>{&a, &b, &c},
                                          ParamStoreOptions{.compute = compute});
     for (int k = 0; k < 3; ++k) {
@@ -72,17 +72,17 @@ struct Run {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-void play(Run& setup, const Trajectory& t, double factor = 1.0) {
+void play(Trainer& trainer, const Trajectory& t, double factor = 1.0) {
   for (std::size_t step = 0; step < t.norms.size(); ++step) {
-    const StepResult result = setup.update(t, static_cast<int>(step), factor);
+    const StepResult result = trainer.update(t, static_cast<int>(step), factor);
     EXPECT_FALSE(result.skipped);
     EXPECT_NEAR(result.grad_norm, t.norms[step], 1e-6);
   }
 }
 
-void expect_weights(const Run& setup, const Trajectory& t) {
+void expect_weights(const Trainer& trainer, const Trajectory& t) {
   for (std::size_t k = 0; k < 3; ++k) {
-    const auto main = setup.store->main(*setup.store->parameters()[k]).to_vector<float>();
+    const auto main = trainer.store->main(*trainer.store->parameters()[k]).to_vector<float>();
     ASSERT_EQ(main.size(), t.weights[k].size());
     for (std::size_t i = 0; i < main.size(); ++i)
       EXPECT_NEAR(main[i], t.weights[k][i], 1e-6) << k << ", " << i;
@@ -95,30 +95,30 @@ TEST_P(Trajectories, AgreeWithPyTorch) {
   ASSERT_EQ(trajectories().size(), 8u);
   for (const Trajectory& t : trajectories()) {
     SCOPED_TRACE(t.name);
-    Run setup(t, GetParam(), DType::f32);
-    play(setup, t);
-    expect_weights(setup, t);
-    EXPECT_EQ(setup.optimizer->updates(), 7);
+    Trainer trainer(t, GetParam(), DType::f32);
+    play(trainer, t);
+    expect_weights(trainer, t);
+    EXPECT_EQ(trainer.optimizer->updates(), 7);
   }
 }
 
 TEST_P(Trajectories, ACallsFactorScalesItsGradient) {
   for (const Trajectory& t : trajectories()) {
     SCOPED_TRACE(t.name);
-    Run setup(t, GetParam(), DType::f32);
-    play(setup, t, 0.125);
-    expect_weights(setup, t);
+    Trainer trainer(t, GetParam(), DType::f32);
+    play(trainer, t, 0.125);
+    expect_weights(trainer, t);
   }
 }
 
 TEST_P(Trajectories, Bf16CopyIsTheRoundedMainWeight) {
   for (const Trajectory& t : trajectories()) {
     SCOPED_TRACE(t.name);
-    Run setup(t, GetParam(), DType::bf16);
-    play(setup, t);
-    expect_weights(setup, t);  // main weights do not feel the copy
-    for (const Parameter* p : setup.store->parameters()) {
-      const auto main = setup.store->main(*p).to_vector<float>();
+    Trainer trainer(t, GetParam(), DType::bf16);
+    play(trainer, t);
+    expect_weights(trainer, t);  // main weights do not feel the copy
+    for (const Parameter* p : trainer.store->parameters()) {
+      const auto main = trainer.store->main(*p).to_vector<float>();
       const auto copy = p->value().to_vector<bfloat16>();
       for (std::size_t i = 0; i < main.size(); ++i) EXPECT_EQ(copy[i].bits, bfloat16(main[i]).bits);
     }
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, Trajectories, testing::Values(1, 2));
 TEST(Trajectory, ResumedFromStateIsBitwiseTheSame) {
   for (const Trajectory& t : trajectories()) {
     SCOPED_TRACE(t.name);
-    Run straight(t, 1, DType::f32), first(t, 1, DType::f32), second(t, 2, DType::f32);
+    Trainer straight(t, 1, DType::f32), first(t, 1, DType::f32), second(t, 2, DType::f32);
     for (int step = 0; step < 7; ++step) straight.update(t, step);
     for (int step = 0; step < 4; ++step) first.update(t, step);
 

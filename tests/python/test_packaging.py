@@ -88,7 +88,7 @@ def test_installed_program(prefix, version):
 
 
 @pytest.fixture(scope="module")
-def wheel_bin(source_dir, tmp_path_factory) -> Path:
+def wheel_bin(build_dir, source_dir, tmp_path_factory) -> Path:
     """bin/ of an empty virtual environment after `pip install .`."""
     folder = tmp_path_factory.mktemp("venv")
     environment = clean_environment()

@@ -29,7 +29,7 @@ class Parameter {
   const Shape& shape() const { return shape_; }
   const Init& init() const { return init_; }
 
-  /// The weight as kernels read it, in the compute dtype. Errors: InvalidArgument before memory is bound.
+  /// The weight as kernels read it. Errors: InvalidArgument before memory is bound.
   const Tensor& value() const {
     TESSERA_CHECK(value_, "parameter ", name_, " has no memory yet: put its module into a ParamStore first");
     return value_;
@@ -38,7 +38,16 @@ class Parameter {
   const Tensor& grad() const { return grad_; }
   bool trained() const { return static_cast<bool>(grad_); }
 
-  void bind(Tensor value, Tensor grad) {
+  /// The weight in fp32: the same memory as value() unless that is a bf16 copy. Norms and embeddings read it:
+  /// rounding one of their few values would round a whole column or row of activations.
+  const Tensor& main() const {
+    TESSERA_CHECK(main_, "parameter ", name_, " has no fp32 weight in this process");
+    return main_;
+  }
+
+  /// `main` may be left out where `value` is fp32 itself.
+  void bind(Tensor value, Tensor grad, Tensor main = {}) {
+    main_ = main || value.dtype() != DType::f32 ? std::move(main) : value;
     value_ = std::move(value);
     grad_ = std::move(grad);
   }
@@ -54,7 +63,7 @@ class Parameter {
   std::string name_;
   Shape shape_;
   Init init_;
-  Tensor value_, grad_;
+  Tensor value_, grad_, main_;
   bool written_ = false;
 };
 

@@ -82,7 +82,8 @@ class Tape {
   /// Adds a node. Called through `record` by differentiable functions.
   std::vector<Var> add(std::unique_ptr<Function> function, const std::vector<Var>& inputs, Tensors outputs);
 
-  /// Called when a parameter has received its last contribution from this tape.
+  /// Called once for each trained parameter recorded here, when it has received its last contribution from
+  /// this tape (if no use of it leads to the root, when that is known).
   void on_gradient_ready(std::function<void(Parameter&)> callback) { ready_ = std::move(callback); }
 
   /// Walks the tape backwards from `root` with gradient `grad` (shape of root), freeing nodes as it goes.
@@ -108,6 +109,8 @@ class Tape {
   };
   void accumulate(const ExecCtx& ctx, const Edge& edge, Tensor grad);
   void finish_weights(const ExecCtx& ctx, Function& function);
+  /// One use less of each of its parameters; reports those whose last one it was.
+  void count_down(const Function& function);
 
   std::vector<Node> nodes_;
   std::vector<std::unique_ptr<Function>> deferred_;

@@ -47,7 +47,7 @@ template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
   out.precision(9);
-  (out << ... << parts);
+  static_cast<void>((out << ... << parts));
   return out.str();
 }
 

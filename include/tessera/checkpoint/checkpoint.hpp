@@ -1,9 +1,9 @@
 #pragma once
 /// Checkpoints of a run: folders `step-00000500` that are either whole or not there.
 ///
-/// A save writes `.incomplete-step-00000500` (one safetensors file per rank, then manifest.json with sizes and
-/// checksums), syncs it, renames it and then moves the `latest` pointer. Killed at any moment, the folder holds all
-/// checkpoints it held before.
+/// A save writes `.incomplete-step-00000500` (one safetensors file per rank, then manifest.json with sizes
+/// and checksums), syncs it, renames it and then moves the `latest` pointer. Killed at any moment, the folder
+/// holds all checkpoints it held before.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,26 +24,27 @@ namespace tessera {
 struct CheckpointTensor {
   std::string name;
   DType dtype = DType::f32;
-  Shape shape;                           ///< of the whole tensor
-  TensorSlice slice;                     ///< the box held here
+  Shape shape;                          ///< of the whole tensor
+  TensorSlice slice;                    ///< the box held here
   std::string placement = "replicate";  ///< for people and for inspect; reading goes by `slice`
   const std::byte* data = nullptr;
 
   /// A tensor that this rank holds whole.
   static CheckpointTensor whole(const TensorView& view, std::string placement = "replicate") {
-    return {view.name, view.dtype, view.shape, TensorSlice::whole(view.shape), std::move(placement), view.data};
+    return {view.name, view.dtype, view.shape, TensorSlice::whole(view.shape), std::move(placement),
+            view.data};
   }
 };
 
 /// Moments of a save, in order; what a hook sees and tests interrupt.
 enum class SavePhase {
-  started,            ///< the incomplete folder exists
-  tensor_written,     ///< after each tensor
-  shard_written,      ///< a rank's file is synced and has its name
-  manifest_written,   ///< everything is in the incomplete folder
-  published,          ///< the folder has its final name
-  pointer_written,    ///< `latest` names it
-  pruned              ///< older checkpoints beyond `keep` are gone
+  started,           ///< the incomplete folder exists
+  tensor_written,    ///< after each tensor
+  shard_written,     ///< a rank's file is synced and has its name
+  manifest_written,  ///< everything is in the incomplete folder
+  published,         ///< the folder has its final name
+  pointer_written,   ///< `latest` names it
+  pruned             ///< older checkpoints beyond `keep` are gone
 };
 
 struct SaveOptions {
@@ -53,32 +54,39 @@ struct SaveOptions {
 };
 
 /// Saves a whole checkpoint from one process; returns its folder.
-/// Errors: IoError (disk full, read-only, ...) with bytes needed and free; the folder then holds what it held before.
+/// Errors: IoError (disk full, read-only, ...) with bytes needed and free; the folder then holds what it held
+/// before.
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, const CheckpointState& state,
-                                      std::span<const CheckpointTensor> tensors, const SaveOptions& options = {});
+                                      std::span<const CheckpointTensor> tensors,
+                                      const SaveOptions& options = {});
 
-/// The same in steps, for several ranks: rank 0 makes a CheckpointSave; every rank writes its shard into staging();
-/// rank 0 gathers what they return and commits. Destroyed before commit, it removes the incomplete folder.
+/// The same in steps, for several ranks: rank 0 makes a CheckpointSave; every rank writes its shard into
+/// staging(); rank 0 gathers what they return and commits. Destroyed before commit, it removes the incomplete
+/// folder.
 class CheckpointSave {
  public:
   /// Removes what earlier crashes left, checks that `bytes` fit, makes the incomplete folder.
-  CheckpointSave(std::filesystem::path root, std::int64_t step, std::uint64_t bytes, SaveOptions options = {});
+  CheckpointSave(std::filesystem::path root, std::int64_t step, std::uint64_t bytes,
+                 SaveOptions options = {});
   ~CheckpointSave();
   const std::filesystem::path& staging() const;
-  /// Writes the manifest from the records of all shards, publishes the folder, moves `latest`, removes old ones.
+  /// Writes the manifest from the records of all shards, publishes the folder, moves `latest`, removes old
+  /// ones.
   std::filesystem::path commit(const CheckpointState& state, std::span<const std::string> records);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-/// Writes one rank's file; returns a record (JSON text) for commit(). A tensor held whole by several ranks is given by
-/// one of them only; a rank may give several boxes of one tensor.
+/// Writes one rank's file; returns a record (JSON text) for commit(). A tensor held whole by several ranks is
+/// given by one of them only; a rank may give several boxes of one tensor.
 std::string write_checkpoint_shard(const std::filesystem::path& staging, int rank, int world_size,
-                                   std::span<const CheckpointTensor> tensors, const SaveOptions& options = {});
+                                   std::span<const CheckpointTensor> tensors,
+                                   const SaveOptions& options = {});
 
-/// Reads tensors of a checkpoint by name and global index, from whichever shards hold them. Every chunk of bytes is
-/// checked against the manifest before it is handed out. Const members may be called from several threads.
+/// Reads tensors of a checkpoint by name and global index, from whichever shards hold them. Every chunk of
+/// bytes is checked against the manifest before it is handed out. Const members may be called from several
+/// threads.
 class CheckpointReader {
  public:
   /// Checks the manifest and the files' sizes. Errors: CheckpointError, IoError.
@@ -115,7 +123,8 @@ struct FoundCheckpoint {
 /// The newest checkpoint of a folder that is whole. A damaged one is reported and the one before it taken.
 FoundCheckpoint find_latest(const std::filesystem::path& root, const FindOptions& options = {});
 
-/// `path` itself if it is a checkpoint, else the newest of the folder. Errors: CheckpointError saying what was wrong.
+/// `path` itself if it is a checkpoint, else the newest of the folder. Errors: CheckpointError saying what
+/// was wrong.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 /// Steps of all folders named like checkpoints, whole or not, newest first.
@@ -123,8 +132,9 @@ std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& root);
 /// "step-00000500"
 std::string checkpoint_name(std::int64_t step);
 
-/// Removes all but the `keep` (>= 1) newest whole checkpoints and what crashes left behind; never `protect`, never a
-/// folder that is not ours. Damaged ones go only when they are older than everything kept. Returns what was removed.
+/// Removes all but the `keep` (>= 1) newest whole checkpoints and what crashes left behind; never `protect`,
+/// never a folder that is not ours. Damaged ones go only when they are older than everything kept. Returns
+/// what was removed.
 std::vector<std::filesystem::path> prune_checkpoints(const std::filesystem::path& root, int keep,
                                                      std::int64_t protect = -1);
 

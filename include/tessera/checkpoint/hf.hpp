@@ -1,8 +1,9 @@
 #pragma once
 /// Hugging Face model folders (config.json + safetensors) as Tessera parameters, and back, bit for bit.
 ///
-/// GPT-2 and Llama, and of Llama's shape also Mistral (without sliding window) and Qwen2. A Tessera folder holds
-/// tessera.json, model.safetensors with Tessera's names, and what is needed to write the original folder again.
+/// GPT-2 and Llama, and of Llama's shape also Mistral (without sliding window) and Qwen2. A Tessera folder
+/// holds tessera.json, model.safetensors with Tessera's names, and what is needed to write the original
+/// folder again.
 
 #include <cstdint>
 #include <filesystem>
@@ -58,7 +59,8 @@ struct HfModelConfig {
 /// Errors: CheckpointError naming the option that is not supported, and what is.
 HfModelConfig parse_hf_config(const std::string& text, const std::string& origin,
                               std::vector<std::string>* notes = nullptr);
-/// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys replaced.
+/// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys
+/// replaced.
 std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype);
 /// The same architecture as the `model` object of tessera.json (Tessera's YAML keys), and back.
 std::string to_model_json(const HfModelConfig& config);
@@ -67,11 +69,13 @@ HfModelConfig parse_model_json(const std::string& text, const std::string& origi
 /// Names and shapes of Tessera's parameters for an architecture, in the model's order; dtype is float32.
 std::vector<TensorSpec> parameter_specs(const HfModelConfig& config);
 
-/// What a Hugging Face folder was like beyond its values: enough to write the same set of names and files again.
+/// What a Hugging Face folder was like beyond its values: enough to write the same set of names and files
+/// again.
 struct HfSource {
-  std::string prefix;                        ///< "transformer.", "model." or ""
-  std::vector<std::string> embedding_names;  ///< names that hold the embedding: with a tied head lm_head.weight may be one
-  std::vector<std::string> ignored;          ///< buffers that were there and are not kept
+  std::string prefix;  ///< "transformer.", "model." or ""
+  std::vector<std::string>
+      embedding_names;  ///< names that hold the embedding: with a tied head lm_head.weight may be one
+  std::vector<std::string> ignored;               ///< buffers that were there and are not kept
   std::map<std::string, std::string> weight_map;  ///< tensor → file
   std::map<std::string, std::map<std::string, std::string>> file_metadata;
   bool has_index = false;
@@ -126,8 +130,8 @@ class HfModel : public WeightSource {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Opens a Hugging Face folder. Errors: CheckpointError with everything that is unsupported, or with all tensors that
-/// are missing, unexpected or of another shape; IoError.
+/// Opens a Hugging Face folder. Errors: CheckpointError with everything that is unsupported, or with all
+/// tensors that are missing, unexpected or of another shape; IoError.
 HfModel open_hf(const std::filesystem::path& dir);
 /// Opens a Tessera folder.
 HfModel open_tessera(const std::filesystem::path& dir);
@@ -135,25 +139,27 @@ HfModel open_tessera(const std::filesystem::path& dir);
 HfModel open_model(const std::filesystem::path& dir);
 
 struct ExportOptions {
-  std::optional<DType> dtype;        ///< float32, bfloat16 or float16; nothing = as the weights are
-  const HfSource* source = nullptr;  ///< write the names, files and config.json of this folder again
+  std::optional<DType> dtype;         ///< float32, bfloat16 or float16; nothing = as the weights are
+  const HfSource* source = nullptr;   ///< write the names, files and config.json of this folder again
   std::filesystem::path extra_files;  ///< folder whose tokenizer files are copied along; empty = none
   std::uint64_t max_shard_bytes = 5'000'000'000;
 };
-/// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only complete.
-/// Errors: InvalidArgument if the weights do not fit the config; CheckpointError if `out` is in use; IoError.
+/// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only
+/// complete. Errors: InvalidArgument if the weights do not fit the config; CheckpointError if `out` is in
+/// use; IoError.
 void export_hf(const std::filesystem::path& out, const HfModelConfig& config, const WeightSource& weights,
                const ExportOptions& options = {});
 /// Writes a Tessera folder, under the same conditions.
-void export_tessera(const std::filesystem::path& out, const HfModelConfig& config, const WeightSource& weights,
-                    const ExportOptions& options = {});
+void export_tessera(const std::filesystem::path& out, const HfModelConfig& config,
+                    const WeightSource& weights, const ExportOptions& options = {});
 
 /// Hugging Face folder → Tessera folder, values and dtypes as they are.
 void convert_from_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
 /// Tessera folder → Hugging Face folder: the same names, shapes, dtypes and files it once came from.
 void convert_to_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
 
-/// Converts between float32, bfloat16 and float16, rounding to nearest even. Errors: InvalidArgument for other dtypes.
+/// Converts between float32, bfloat16 and float16, rounding to nearest even. Errors: InvalidArgument for
+/// other dtypes.
 void convert_floats(DType from, std::span<const std::byte> in, DType to, std::span<std::byte> out);
 
 }  // namespace tessera

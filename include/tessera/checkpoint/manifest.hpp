@@ -52,10 +52,11 @@ struct Manifest {
   std::vector<Tensor> tensors;  ///< sorted by name
 };
 
-/// Reads and checks a manifest: every field, its own checksum, and that the pieces of every tensor cover it exactly once.
-/// Errors: CheckpointError naming file and JSON path; IoError.
+/// Reads and checks a manifest: every field, its own checksum, and that the pieces of every tensor cover it
+/// exactly once. Errors: CheckpointError naming file and JSON path; IoError.
 Manifest read_manifest(const std::filesystem::path& path);
-/// Writes it under a temporary name, synced and renamed. Errors: InvalidArgument for text that is not JSON or UTF-8; IoError.
+/// Writes it under a temporary name, synced and renamed. Errors: InvalidArgument for text that is not JSON or
+/// UTF-8; IoError.
 void write_manifest(const Manifest& manifest, const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -82,8 +82,8 @@ struct SafetensorsSummary {
   std::vector<Tensor> tensors;  ///< in the order of their bytes
 };
 
-/// Writes one file: the header first, then every tensor in as many appends as the caller likes, tensors in any order.
-/// The file has a temporary name until finish(); a writer destroyed before that removes it.
+/// Writes one file: the header first, then every tensor in as many appends as the caller likes, tensors in
+/// any order. The file has a temporary name until finish(); a writer destroyed before that removes it.
 class SafetensorsWriter {
  public:
   struct Options {
@@ -91,8 +91,9 @@ class SafetensorsWriter {
     std::uint64_t chunk_bytes = 0;  ///< compute a CRC-32 for every so many bytes of a tensor; 0 = none
   };
 
-  /// Lays out the file (wide element types first, then by name: the same bytes for the same tensors, whatever their order).
-  /// Errors: InvalidArgument for a name twice, empty or reserved; IoError when the file cannot be made that large.
+  /// Lays out the file (wide element types first, then by name: the same bytes for the same tensors, whatever
+  /// their order). Errors: InvalidArgument for a name twice, empty or reserved; IoError when the file cannot
+  /// be made that large.
   SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorSpec> tensors, Options options);
   SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorSpec> tensors);
   ~SafetensorsWriter();

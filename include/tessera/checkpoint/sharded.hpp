@@ -17,8 +17,8 @@ namespace tessera {
 /// Reads model.safetensors, or the files that model.safetensors.index.json names.
 class ShardedReader {
  public:
-  /// Opens every file of the folder's weights. File names in the index must be plain names of files in this folder.
-  /// Errors: CheckpointError naming file and entry; IoError.
+  /// Opens every file of the folder's weights. File names in the index must be plain names of files in this
+  /// folder. Errors: CheckpointError naming file and entry; IoError.
   explicit ShardedReader(const std::filesystem::path& dir);
   ~ShardedReader();
   ShardedReader(ShardedReader&&) noexcept;
@@ -46,7 +46,8 @@ class ShardedReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes weights into one or several files; tensors arrive in any order, in as many appends as the caller likes.
+/// Writes weights into one or several files; tensors arrive in any order, in as many appends as the caller
+/// likes.
 class ShardedWriter {
  public:
   struct Options {
@@ -69,7 +70,8 @@ class ShardedWriter {
 
   /// Appends the next bytes of a tensor. A file is synced and renamed into place as soon as it is complete.
   void append(std::string_view name, std::span<const std::byte> bytes);
-  /// Writes the index where there are several files. Errors: InvalidArgument if a tensor lacks bytes; IoError.
+  /// Writes the index where there are several files. Errors: InvalidArgument if a tensor lacks bytes;
+  /// IoError.
   void finish();
 
  private:

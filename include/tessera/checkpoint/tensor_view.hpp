@@ -44,8 +44,8 @@ struct TensorSlice {
   }
   /// Rows [begin, end) of the first dimension.
   static TensorSlice rows(const Shape& shape, std::int64_t begin, std::int64_t end) {
-    TESSERA_CHECK(shape.rank() >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows [", begin, ", ", end,
-                  ") of a tensor of shape ", shape);
+    TESSERA_CHECK(shape.rank() >= 1 && 0 <= begin && begin <= end && end <= shape[0], "rows [", begin, ", ",
+                  end, ") of a tensor of shape ", shape);
     TensorSlice slice = whole(shape);
     slice.offset[0] = begin;
     slice.shape[0] = end - begin;

@@ -27,7 +27,8 @@ class Linear : public Module {
 /// LayerNorm (weight and bias) or RMSNorm (weight only), fused with the residual addition before it.
 class Norm : public Module {
  public:
-  Norm(std::string name, std::int64_t size, NormStyle style, double eps);
+  /// `out` is the dtype of the normalised values: the model's compute dtype.
+  Norm(std::string name, std::int64_t size, NormStyle style, double eps, DType out = DType::f32);
   /// residual + dropout(branch), and its norm. branch may be empty.
   ResidualNorm forward(const Forward& forward, const Var& residual, const Var& branch,
                        const DropoutSpec& dropout = {});

@@ -7,12 +7,13 @@ namespace tessera::ops {
 struct NormOptions {
   bool rms = false;  ///< RMSNorm instead of LayerNorm
   float eps = 1e-5f;
+  DType out = DType::f32;  ///< of y, and of the branch
 };
 
 /// Result of add_norm, and what its backward needs of it.
 struct AddNorm {
   Tensor residual;  ///< [..., c] residual + dropout(branch), in the residual's dtype
-  Tensor y;         ///< [..., c] normalised, in weight's dtype
+  Tensor y;         ///< [..., c] normalised, in NormOptions::out
   Tensor mean;      ///< [rows] fp32; undefined for RMSNorm
   Tensor rstd;      ///< [rows] fp32
 };

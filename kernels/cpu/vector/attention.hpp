@@ -14,7 +14,7 @@ namespace tessera::kernels::cpu {
 
 inline constexpr int kQueryTile = 64;    ///< queries of one score block
 inline constexpr int kKeyBlock = 128;    ///< keys packed at a time
-inline constexpr int kForwardTiles = 4;  ///< query tiles that share a packed key block
+inline constexpr int kForwardTiles = 8;  ///< most query tiles that share a packed key block
 inline constexpr int kBackwardTiles = 4;
 inline constexpr int kDecodeQueries = 4;  ///< up to this many queries a head, keys are read where they lie
 inline constexpr int kDecodeRows = 4;     ///< query rows one decoding task takes

@@ -161,7 +161,7 @@ void attention_store_kv_gradients(const AttentionBackward& call, std::int64_t ba
   visit_dtype(shape.dtype, [&](auto type) {
     using T = decltype(type);
     for (std::int64_t key = key0; key < key1; ++key) {
-      // Scores were taken from unscaled K: the scale enters dK here, once.
+      // dK was summed from dS and unscaled q: the scale enters here, once.
       store_sum(partials.dk + key * partials.width, partials.stride, partials.parts, shape.head_dim,
                 shape.scale, head_rows<T>(call.dk, shape.k_stride, batch, kv_head, key));
       store_sum(partials.dv + key * partials.width, partials.stride, partials.parts, shape.head_dim, 1.0f,

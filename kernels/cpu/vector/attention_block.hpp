@@ -115,7 +115,8 @@ T* head_rows(void* base, const HeadStrides& stride, std::int64_t batch, std::int
   return static_cast<T*>(base) + row * stride.seq + batch * stride.batch + head * stride.head;
 }
 
-/// Rows this far ahead are fetched while one is packed: rows of a head lie pages apart, where no hardware prefetcher follows.
+/// Rows this far ahead are fetched while one is packed: rows of a head lie pages apart, where no hardware
+/// prefetcher follows.
 inline constexpr int kPrefetchRows = 16;
 
 template <typename T>
@@ -145,6 +146,7 @@ inline void pack_columns(const T* from, std::int64_t stride, int rows, std::int6
   const F factors = splat(factor);
   for (int r0 = 0; r0 < rows; r0 += kLanes) {
     const int n = smaller(rows - r0, kLanes);
+    for (int r = r0 + kLanes; r < smaller(rows, r0 + 2 * kLanes); ++r) prefetch_row(from + r * stride, d);
     for (std::int64_t c0 = 0; c0 < d; c0 += kLanes) {
       const int m = static_cast<int>(smaller<std::int64_t>(d - c0, kLanes));
       F square[kLanes];

@@ -40,8 +40,8 @@ static float add_row(const AddNormForward& p, std::int64_t r) {
 
 template <NormKind kind, typename R, typename T>
 static void forward_rows(const AddNormForward& p, std::int64_t begin, std::int64_t end) {
-  const T* weight = static_cast<const T*>(p.weight);
-  const T* bias = static_cast<const T*>(p.bias);
+  const float* weight = p.weight;
+  const float* bias = p.bias;
   const float over_cols = 1.0f / static_cast<float>(p.cols);
   for (std::int64_t r = begin; r < end; ++r) {
     const float total = add_row<kind, R, T>(p, r) * over_cols;
@@ -85,7 +85,7 @@ static void forward_rows(const AddNormForward& p, std::int64_t begin, std::int64
 
 template <NormKind kind, typename R, typename T>
 static void backward_rows(const AddNormBackward& p, std::int64_t begin, std::int64_t end) {
-  const T* weight = static_cast<const T*>(p.weight);
+  const float* weight = p.weight;
   const float over_cols = 1.0f / static_cast<float>(p.cols);
   for (std::int64_t r = begin; r < end; ++r) {
     const std::int64_t row = r * p.cols;

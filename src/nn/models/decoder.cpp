@@ -11,12 +11,14 @@ Numerics numerics_of(const TrainingConfig& training) {
 
 namespace nn {
 
-DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer)
+DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer, DType compute)
     : Module(std::move(name)),
       dropout_(config.dropout),
-      input_norm_(submodule<Norm>("input_layernorm", config.hidden_size, *config.norm, config.norm_eps)),
+      input_norm_(
+          submodule<Norm>("input_layernorm", config.hidden_size, *config.norm, config.norm_eps, compute)),
       attention_(submodule<SelfAttention>("self_attention", config, layer)),
-      mlp_norm_(submodule<Norm>("pre_mlp_layernorm", config.hidden_size, *config.norm, config.norm_eps)),
+      mlp_norm_(
+          submodule<Norm>("pre_mlp_layernorm", config.hidden_size, *config.norm, config.norm_eps, compute)),
       mlp_(submodule<Mlp>("mlp", config)) {}
 
 ResidualStream DecoderLayer::forward(const Forward& forward, const ResidualStream& stream,
@@ -39,10 +41,11 @@ Decoder::Decoder(const ModelConfig& config, const Numerics& numerics)
                            *config_.position_embedding == PositionKind::learned ? config_.max_positions : 0,
                            config_.init_std, config_.dropout, numerics.residual})) {
   for (std::int64_t i = 0; i < config_.num_layers; ++i) {
-    layers_.push_back(&submodule<nn::DecoderLayer>("decoder.layers." + std::to_string(i), config_, i));
+    layers_.push_back(
+        &submodule<nn::DecoderLayer>("decoder.layers." + std::to_string(i), config_, i, numerics.compute));
   }
-  final_norm_ =
-      &submodule<nn::Norm>("decoder.final_layernorm", config_.hidden_size, *config_.norm, config_.norm_eps);
+  final_norm_ = &submodule<nn::Norm>("decoder.final_layernorm", config_.hidden_size, *config_.norm,
+                                     config_.norm_eps, numerics.compute);
   head_ = *config_.tied_head ? &embedding_.table()
                              : &parameter("output_layer.weight", {config_.vocab_size, config_.hidden_size},
                                           Init::normal(static_cast<float>(config_.init_std)));

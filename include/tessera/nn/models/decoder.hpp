@@ -26,7 +26,7 @@ struct ResidualStream {
 
 class DecoderLayer : public Module {
  public:
-  DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer);
+  DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer, DType compute);
   ResidualStream forward(const Forward& forward, const ResidualStream& stream, const ops::RopeTable* rope,
                          const Tensor& alibi_slopes);
 

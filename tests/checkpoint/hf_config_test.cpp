@@ -1,0 +1,186 @@
+#include <cmath>
+
+#include "hf_folder.hpp"
+#include "tessera/checkpoint/hf.hpp"
+
+namespace tessera::test {
+namespace {
+
+HfModelConfig parse(const Json& config) { return parse_hf_config(config.dump(), "config.json"); }
+Json llama() { return HfFolder::llama(false, false, false).config; }
+Json gpt2() { return HfFolder::gpt2("", true, false).config; }
+
+void refuse(Json config, const char* key, const Json& value, const char* what) {
+  config[key] = value;
+  expect_error<CheckpointError>([&] { parse(config); }, "config.json", what);
+}
+
+TEST(HfConfig, Gpt2Fields) {
+  Json config = gpt2();
+  config.erase("n_inner");
+  config["resid_pdrop"] = 0.2;
+  config["attn_pdrop"] = 0.0;
+  config["embd_pdrop"] = 0.1;
+  std::vector<std::string> notes;
+  const HfModelConfig got = parse_hf_config(config.dump(), "c", &notes);
+  EXPECT_EQ(got.ffn_hidden_size, 24);
+  EXPECT_EQ(got.max_positions, 5);
+  EXPECT_EQ(got.dropout, 0.2);
+  EXPECT_EQ(got.attention_dropout, 0.0);
+  EXPECT_TRUE(got.tied_head && got.qkv_bias && got.proj_bias && got.linear_bias);
+  EXPECT_EQ(notes.size(), 1u);
+  for (const auto& [theirs, ours] : std::map<std::string, std::string>{{"gelu_new", "gelu_tanh"},
+                                                                       {"gelu_pytorch_tanh", "gelu_tanh"},
+                                                                       {"gelu", "gelu"},
+                                                                       {"relu", "relu"}}) {
+    config["activation_function"] = theirs;
+    EXPECT_EQ(parse(config).activation, ours);
+  }
+}
+
+TEST(HfConfig, LlamaFieldsAndDefaults) {
+  Json config = llama();
+  for (const char* key : {"num_key_value_heads", "head_dim", "rms_norm_eps", "attention_bias", "mlp_bias",
+                          "tie_word_embeddings", "max_position_embeddings"})
+    config.erase(key);
+  config["hidden_size"] = 24;
+  const HfModelConfig got = parse(config);
+  EXPECT_EQ(got.num_kv_heads, 6);
+  EXPECT_EQ(got.head_dim, 4);
+  EXPECT_EQ(got.norm_eps, 1e-6);
+  EXPECT_EQ(got.max_positions, 2048);
+  EXPECT_EQ(got.rope_theta, 10000.0);
+  EXPECT_EQ(got.rope_scaling, HfRopeScaling{});
+  EXPECT_FALSE(got.tied_head || got.qkv_bias || got.proj_bias || got.linear_bias);
+}
+
+TEST(HfConfig, RopeInBothSpellings) {
+  const HfRopeScaling llama3{"llama3", 8.0, 1.0, 4.0, 8192};
+  Json config = llama();
+  config["rope_theta"] = 5e5;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 8192}};
+  EXPECT_EQ(parse(config).rope_scaling, llama3);
+  EXPECT_EQ(parse(config).rope_theta, 5e5);
+  Json dict = config["rope_scaling"];
+  dict["rope_theta"] = 5e5;
+  config.erase("rope_theta");
+  config.erase("rope_scaling");
+  config["rope_parameters"] = dict;
+  EXPECT_EQ(parse(config).rope_scaling, llama3);
+  EXPECT_EQ(parse(config).rope_theta, 5e5);
+  config["rope_parameters"] = {{"type", "linear"}, {"factor", 2}};
+  EXPECT_EQ(parse(config).rope_scaling.type, "linear");
+  EXPECT_EQ(parse(config).rope_scaling.factor, 2.0);
+  config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 7.0}};
+  EXPECT_EQ(parse(config).rope_scaling.type, "none");
+  EXPECT_EQ(parse(config).rope_theta, 7.0);
+  refuse(llama(), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}, "\"yarn\" is not supported");
+  refuse(llama(), "rope_scaling", {{"rope_type", "linear"}}, "$.rope_scaling: \"factor\" is missing");
+  refuse(llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 1}}, "beta_fast");
+  refuse(llama(), "rope_parameters", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
+}
+
+TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
+  refuse(gpt2(), "model_type", "opt", "\"opt\" is not supported; gpt2, llama, mistral and qwen2 are");
+  refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
+  refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
+  refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");
+  refuse(gpt2(), "scale_attn_weights", false, "$.scale_attn_weights");
+  refuse(gpt2(), "add_cross_attention", true, "$.add_cross_attention");
+  refuse(gpt2(), "quantization_config", {{"bits", 4}}, "quantized");
+  refuse(gpt2(), "n_head", 4, "not a multiple");
+  refuse(gpt2(), "n_embd", 0, "$.n_embd: 0 is outside");
+  refuse(gpt2(), "n_embd", -6, "$.n_embd");
+  refuse(gpt2(), "n_layer", "2", "expected an integer, found string");
+  refuse(gpt2(), "n_layer", 1000000000, "$.n_layer");
+  refuse(gpt2(), "vocab_size", 18446744073709551615u, "$.vocab_size");
+  refuse(gpt2(), "resid_pdrop", 1.0, "$.resid_pdrop");
+  refuse(gpt2(), "tie_word_embeddings", "true", "expected true or false");
+  refuse(llama(), "hidden_act", "gelu", "\"gelu\" is not supported; silu is");
+  refuse(llama(), "num_key_value_heads", 4, "not a multiple");
+  refuse(llama(), "head_dim", 5, "even");
+  Json config = llama();
+  config["model_type"] = "mistral";
+  config["architectures"] = {"MistralForCausalLM"};
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(config).model_type, "mistral");
+  refuse(config, "sliding_window", 4096, "sliding window");
+  config = llama();
+  config["model_type"] = "qwen2";
+  config.erase("architectures");
+  config["sliding_window"] = 4096;
+  config["use_sliding_window"] = false;
+  EXPECT_TRUE(parse(config).qkv_bias);
+  EXPECT_FALSE(parse(config).proj_bias);
+  refuse(config, "use_sliding_window", true, "use_sliding_window");
+  refuse(config, "layer_types", {"full_attention", "sliding_attention"}, "$.layer_types[1]");
+  config.erase("vocab_size");
+  expect_error<CheckpointError>([&] { parse(config); }, "\"vocab_size\" is missing");
+  expect_error<CheckpointError>([] { parse_hf_config(R"({"model_type":"gpt2","model_type":"llama"})", "f"); },
+                                "twice");
+}
+
+TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
+  std::vector<Json> configs = {gpt2(), llama(), HfFolder::llama(true, true, true).config,
+                               HfFolder::llama(true, true, false).config};
+  configs.push_back(llama());
+  configs.back()["rope_scaling"] = {{"rope_type", "llama3"},
+                                    {"factor", 8.0},
+                                    {"low_freq_factor", 1.0},
+                                    {"high_freq_factor", 4.0},
+                                    {"original_max_position_embeddings", 8192}};
+  configs.push_back(llama());
+  configs.back()["model_type"] = "qwen2";
+  configs.back().erase("architectures");
+  configs.back().erase("head_dim");
+  configs.back()["hidden_size"] = 24;
+  for (const Json& json : configs) {
+    const HfModelConfig config = parse(json);
+    EXPECT_EQ(parse_model_json(to_model_json(config), "x"), config) << json;
+    EXPECT_EQ(parse_hf_config(make_hf_config(config, "", DType::f32), "x"), config) << json;
+    EXPECT_EQ(parse_hf_config(make_hf_config(config, json.dump(), DType::f32), "x"), config) << json;
+  }
+}
+
+TEST(ConvertFloats, AllHalvesSurviveAFloatAndRoundingIsToNearestEven) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    std::vector<std::uint16_t> all(65536), back(65536);
+    std::vector<float> floats(65536);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+    convert_floats(dtype, std::as_bytes(std::span(all)), DType::f32,
+                   std::as_writable_bytes(std::span(floats)));
+    convert_floats(DType::f32, std::as_bytes(std::span(floats)), dtype,
+                   std::as_writable_bytes(std::span(back)));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (!std::isnan(floats[i])) {
+        ASSERT_EQ(all[i], back[i]);
+      }
+    if (dtype == DType::f16) {
+      EXPECT_EQ(floats[0x4248], 3.140625f);
+    }
+  }
+  const std::vector<std::pair<float, std::uint16_t>> table = {{1.0f + 0x1p-11f, 0x3c00},
+                                                              {1.0f + 0x1.8p-10f, 0x3c02},
+                                                              {65519.0f, 0x7bff},
+                                                              {65520.0f, 0x7c00},
+                                                              {1e9f, 0x7c00},
+                                                              {-0x1p-25f, 0x8000},
+                                                              {0x1.8p-25f, 0x0001},
+                                                              {0x1.ff8p-15f, 0x03ff},
+                                                              {0x1.ffcp-15f, 0x0400},
+                                                              {INFINITY, 0x7c00}};
+  for (const auto& [value, bits] : table) {
+    std::uint16_t got = 0;
+    convert_floats(DType::f32, std::as_bytes(std::span(&value, 1)), DType::f16,
+                   std::as_writable_bytes(std::span(&got, 1)));
+    EXPECT_EQ(got, bits) << value;
+  }
+  EXPECT_THROW(convert_floats(DType::i32, {}, DType::f32, {}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test

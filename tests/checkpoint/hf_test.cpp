@@ -1,0 +1,273 @@
+#include "tessera/checkpoint/hf.hpp"
+
+#include <functional>
+
+#include "hf_folder.hpp"
+
+namespace tessera::test {
+namespace {
+
+using Hf = ScratchTest;
+
+struct Variant {
+  std::string label;
+  std::function<HfFolder()> make;
+  friend std::ostream& operator<<(std::ostream& out, const Variant& variant) { return out << variant.label; }
+};
+class HfRoundTrip : public ScratchTest, public ::testing::WithParamInterface<Variant> {};
+
+/// HF → Tessera → HF: the same tensors bit for bit, the same files, for every dtype, single and sharded.
+TEST_P(HfRoundTrip, IsBitwise) {
+  int round = 0;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const std::uint64_t shard : {UINT64_MAX, std::uint64_t{700}}) {
+      const fs::path base = dir_ / std::to_string(round++);
+      HfFolder folder = GetParam().make();
+      for (auto& [name, tensor] : folder.tensors()) {
+        tensor.dtype = dtype;
+        tensor.bytes = random_bytes(tensor.bytes.size() / 4 * size_of(dtype),
+                                    static_cast<unsigned>(name.size()) + 31 * round);
+      }
+      if (folder.tensors().contains("lm_head.weight") && folder.config["tie_word_embeddings"] == true)
+        folder.tensors()["lm_head.weight"] = folder.tensors().begin()->first.ends_with("wte.weight")
+                                                 ? folder.tensors().begin()->second
+                                                 : folder.tensors().at("transformer.wte.weight");
+      folder.max_shard_bytes = shard;
+      folder.write(base / "hf");
+      convert_from_hf(base / "hf", base / "tessera");
+      convert_to_hf(base / "tessera", base / "back");
+      Tensors expected = folder.tensors();
+      std::erase_if(expected, [](const auto& item) {
+        return item.first.ends_with(".attn.bias") || item.first.ends_with("masked_bias") ||
+               item.first.ends_with("inv_freq");
+      });
+      EXPECT_EQ(read_folder(base / "back"), expected);
+      EXPECT_EQ(slurp(base / "back" / "config.json"), slurp(base / "hf" / "config.json"));
+      if (expected.size() == folder.tensors().size()) {
+        ASSERT_EQ(files_of(base / "back"), files_of(base / "hf"));
+        for (const auto& name : files_of(base / "hf"))
+          EXPECT_EQ(slurp(base / "back" / name), slurp(base / "hf" / name)) << name;
+      }
+      for (const auto& [name, tensor] : read_folder(base / "tessera")) EXPECT_EQ(tensor.dtype, dtype) << name;
+    }
+  }
+}
+
+HfFolder tied_and_stored() {
+  HfFolder folder = HfFolder::gpt2("transformer.", true, false);
+  folder.add("lm_head.weight", {11, 6});
+  return folder;
+}
+/// What saving with shared tensors merged makes of a tied model: only the head's name survives.
+HfFolder tied_head_only() {
+  HfFolder folder = tied_and_stored();
+  folder.tensors().erase("transformer.wte.weight");
+  return folder;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Variants, HfRoundTrip,
+    ::testing::Values(Variant{"Gpt2", [] { return HfFolder::gpt2("transformer.", true, false); }},
+                      Variant{"Gpt2Unprefixed", [] { return HfFolder::gpt2("", true, false); }},
+                      Variant{"Gpt2Masks", [] { return HfFolder::gpt2("transformer.", true, true); }},
+                      Variant{"Gpt2UnprefixedMasksUntied", [] { return HfFolder::gpt2("", false, true); }},
+                      Variant{"Gpt2TiedAndStored", tied_and_stored},
+                      Variant{"Llama", [] { return HfFolder::llama(false, false, false); }},
+                      Variant{"LlamaTiedUnprefixed", [] { return HfFolder::llama(true, false, false, ""); }},
+                      Variant{"LlamaAttentionBias", [] { return HfFolder::llama(false, true, false); }},
+                      Variant{"LlamaAllBiases", [] { return HfFolder::llama(true, true, true); }},
+                      Variant{"LlamaInvFreq",
+                              [] {
+                                HfFolder folder = HfFolder::llama(false, false, false);
+                                folder.add("model.layers.0.self_attn.rotary_emb.inv_freq", {2});
+                                return folder;
+                              }}),
+    [](const auto& info) { return info.param.label; });
+
+template <typename T>
+std::vector<T> as(const std::vector<std::byte>& bytes) {
+  std::vector<T> out(bytes.size() / sizeof(T));
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
+TEST_F(Hf, Gpt2LayoutIsTransposed) {
+  HfFolder folder = HfFolder::gpt2("transformer.", true, true);
+  folder.write(dir_ / "hf");
+  const HfModel model = open_hf(dir_ / "hf");
+  const auto hf = as<std::uint32_t>(folder.tensors().at("transformer.h.1.mlp.c_fc.weight").bytes);
+  std::vector<std::byte> bytes(6 * 7 * 4);
+  model.read("decoder.layers.1.mlp.linear_fc1.weight", bytes);
+  const auto ours = as<std::uint32_t>(bytes);
+  for (std::size_t out = 0; out < 7; ++out)
+    for (std::size_t in = 0; in < 6; ++in) EXPECT_EQ(ours[out * 6 + in], hf[in * 7 + out]);
+  ASSERT_EQ(model.tensors().size(), 2u + 2 * 12 + 2);
+  EXPECT_EQ(model.tensors()[0].name, "embedding.word_embeddings.weight");
+  EXPECT_EQ(model.tensors()[4].name, "decoder.layers.0.self_attention.linear_qkv.weight");
+  EXPECT_EQ(model.tensors()[4].shape, (Shape{18, 6}));
+  EXPECT_EQ(model.source()->ignored.size(), 4u);
+  EXPECT_EQ(model.config().activation, "gelu_tanh");
+  EXPECT_EQ(model.config().head_dim, 2);
+}
+
+TEST_F(Hf, LlamaPartsAreStackedByRows) {
+  HfFolder folder = HfFolder::llama(false, true, false);
+  folder.write(dir_ / "hf");
+  convert_from_hf(dir_ / "hf", dir_ / "t");
+  const HfModel model = open_model(dir_ / "t");
+  const auto stacked = [&](std::initializer_list<const char*> names, const char* kind) {
+    std::vector<std::byte> out;
+    for (const char* name : names) {
+      const auto& part = folder.tensors().at(std::string("model.layers.1.") + name + kind).bytes;
+      out.insert(out.end(), part.begin(), part.end());
+    }
+    return out;
+  };
+  const auto expect = [&](const char* ours, const std::vector<std::byte>& want) {
+    std::vector<std::byte> got(want.size());
+    model.read(std::string("decoder.layers.1.") + ours, got);
+    EXPECT_EQ(got, want) << ours;
+  };
+  expect("self_attention.linear_qkv.weight",
+         stacked({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, ".weight"));
+  expect("self_attention.linear_qkv.bias",
+         stacked({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, ".bias"));
+  expect("mlp.linear_fc1.weight", stacked({"mlp.gate_proj", "mlp.up_proj"}, ".weight"));
+  expect("self_attention.linear_proj.bias", stacked({"self_attn.o_proj"}, ".bias"));
+  EXPECT_EQ(read_folder(dir_ / "t").at("decoder.layers.0.self_attention.linear_qkv.weight").shape,
+            (std::vector<std::int64_t>{40, 10}));
+  EXPECT_TRUE(fs::exists(dir_ / "t" / "tokenizer.json"));
+  EXPECT_FALSE(fs::exists(dir_ / "t" / "config.json"));
+}
+
+TEST_F(Hf, TiedHeadStoredUnderItsOwnNameOnly) {
+  HfFolder folder = tied_head_only();
+  folder.write(dir_ / "hf");
+  convert_from_hf(dir_ / "hf", dir_ / "t");
+  convert_to_hf(dir_ / "t", dir_ / "back");
+  EXPECT_EQ(read_folder(dir_ / "back"), folder.tensors());
+}
+
+TEST_F(Hf, TiedHeadThatDiffersIsRefused) {
+  tied_and_stored().write(dir_ / "hf");
+  expect_error<CheckpointError>([&] { open_hf(dir_ / "hf"); }, "lm_head.weight", "tie_word_embeddings");
+}
+
+TEST_F(Hf, MissingUnexpectedAndMisshapenTensorsAreListedTogether) {
+  HfFolder folder = HfFolder::gpt2("transformer.", false, false);
+  folder.tensors().erase("transformer.h.0.ln_1.bias");
+  folder.tensors().erase("lm_head.weight");
+  folder.add("transformer.h.2.ln_1.bias", {6});
+  folder.add("score.weight", {2, 6});
+  folder.tensors().erase("transformer.ln_f.weight");
+  folder.add("transformer.ln_f.weight", {7});
+  folder.dtype = DType::bf16;
+  folder.tensors().erase("transformer.ln_f.bias");
+  folder.dtype = DType::i32;
+  folder.add("transformer.ln_f.bias", {6});
+  folder.write(dir_ / "hf");
+  expect_error<CheckpointError>(
+      [&] { open_hf(dir_ / "hf"); }, "2 missing: transformer.h.0.ln_1.bias [6], lm_head.weight [11, 6]",
+      "2 unexpected: score.weight [2, 6], transformer.h.2.ln_1.bias [6]",
+      "transformer.ln_f.weight is [7], the configuration implies [6]", "transformer.ln_f.bias int32");
+  HfFolder mixed = HfFolder::llama(false, false, false);
+  mixed.dtype = DType::bf16;
+  mixed.tensors().erase("model.layers.0.self_attn.k_proj.weight");
+  mixed.add("model.layers.0.self_attn.k_proj.weight", {8, 10});
+  mixed.write(dir_ / "mixed");
+  expect_error<CheckpointError>([&] { open_hf(dir_ / "mixed"); },
+                                "mixed dtype: model.layers.0.self_attn.k_proj.weight bfloat16");
+}
+
+TEST_F(Hf, ConvertedValuesAreReadAsFloat) {
+  HfFolder folder = HfFolder::gpt2("", true, false);
+  folder.tensors()["ln_f.bias"].dtype = DType::f16;
+  const std::uint16_t halves[6] = {0x3c00, 0xc000, 0x0001, 0x7bff, 0x8000, 0x3555};
+  folder.tensors()["ln_f.bias"].bytes.assign(reinterpret_cast<const std::byte*>(halves),
+                                             reinterpret_cast<const std::byte*>(halves + 6));
+  folder.write(dir_ / "hf");
+  std::vector<float> values(6);
+  open_hf(dir_ / "hf").read_f32("decoder.final_layernorm.bias", values);
+  EXPECT_EQ(values, (std::vector<float>{1.0f, -2.0f, 0x1p-24f, 65504.0f, -0.0f, 0.333251953125f}));
+}
+
+TEST_F(Hf, ExportOfTrainedWeightsIsAFolderOfItsOwn) {
+  HfFolder::llama(false, false, false).write(dir_ / "hf");
+  const HfModel model = open_hf(dir_ / "hf");
+  std::vector<std::vector<std::byte>> data;
+  std::vector<TensorView> views;
+  for (const auto& spec : parameter_specs(model.config())) {
+    data.push_back(random_bytes(spec.bytes(), 77));
+    views.push_back({spec.name, spec.dtype, spec.shape, data.back().data()});
+  }
+  ExportOptions options;
+  options.dtype = DType::bf16;
+  options.max_shard_bytes = 500;
+  export_hf(dir_ / "out", model.config(), ViewSource(views), options);
+  const HfModel read = open_hf(dir_ / "out");
+  EXPECT_EQ(read.config(), model.config());
+  for (const auto& spec : read.tensors()) {
+    EXPECT_EQ(spec.dtype, DType::bf16);
+    std::vector<std::byte> got(spec.bytes()), want(spec.bytes());
+    read.read(spec.name, got);
+    for (const auto& view : views)
+      if (view.name == spec.name) convert_floats(DType::f32, view.span(), DType::bf16, want);
+    EXPECT_EQ(got, want) << spec.name;
+  }
+  // Trained on with other dropout: the original config.json is kept but for what changed.
+  HfModelConfig changed = model.config();
+  changed.attention_dropout = 0.25;
+  options = {};
+  options.source = model.source();
+  export_hf(dir_ / "again", changed, model, options);
+  const Json config = Json::parse(slurp(dir_ / "again" / "config.json"));
+  EXPECT_EQ(config["attention_dropout"], 0.25);
+  EXPECT_EQ(open_hf(dir_ / "again").config(), changed);
+  views.pop_back();
+  expect_error<InvalidArgument>([&] { export_hf(dir_ / "no", model.config(), ViewSource(views), {}); },
+                                "output_layer.weight [11, 10]");
+  EXPECT_FALSE(fs::exists(dir_ / "no"));
+}
+
+TEST_F(Hf, NothingIsOverwrittenAndNothingHalfWrittenStays) {
+  HfFolder::gpt2("", true, false).write(dir_ / "hf");
+  expect_error<CheckpointError>([&] { convert_from_hf(dir_ / "hf", dir_ / "hf"); }, "already exists");
+  fs::create_directories(dir_ / "empty");
+  convert_from_hf(dir_ / "hf", dir_ / "empty");
+  EXPECT_EQ(files_of(dir_), (std::vector<std::string>{"empty", "hf"}));
+  const HfModel model = open_hf(dir_ / "hf");
+  fs::resize_file(dir_ / "hf" / "model.safetensors", fs::file_size(dir_ / "hf" / "model.safetensors") - 8);
+  EXPECT_THROW(export_tessera(dir_ / "out", model.config(), model), CheckpointError);
+  EXPECT_EQ(files_of(dir_), (std::vector<std::string>{"empty", "hf"}));
+  expect_error<CheckpointError>([&] { open_model(dir_); }, "neither tessera.json nor config.json");
+}
+
+TEST_F(Hf, DamagedTesseraFoldersAreRefused) {
+  HfFolder::gpt2("", true, false).write(dir_ / "hf");
+  convert_from_hf(dir_ / "hf", dir_ / "t");
+  const Json valid = Json::parse(slurp(dir_ / "t" / "tessera.json"));
+  const auto refuse = [&](const Json& json, const char* what) {
+    spill(dir_ / "t" / "tessera.json", json.dump());
+    expect_error<CheckpointError>([&] { open_tessera(dir_ / "t"); }, what);
+  };
+  Json json = valid;
+  json["model"]["num_layers"] = 3;
+  refuse(json, "missing: decoder.layers.2.input_layernorm.weight [6]");
+  json = valid;
+  json["model"]["num_heads"] = "3";
+  refuse(json, "$.num_heads: expected an integer");
+  json = valid;
+  json["model"]["speed"] = 3;
+  refuse(json, "\"speed\" is not a known key");
+  json = valid;
+  json["source"]["weight_map"]["wte.weight"] = "../../x.safetensors";
+  refuse(json, "$.source.weight_map.wte.weight");
+  json = valid;
+  json["source"]["embedding_names"] = Json::array();
+  refuse(json, "embedding_names");
+  spill(dir_ / "t" / "tessera.json", valid.dump());
+  EXPECT_NO_THROW(open_tessera(dir_ / "t"));
+}
+
+}  // namespace
+}  // namespace tessera::test

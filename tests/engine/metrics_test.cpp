@@ -1,0 +1,125 @@
+/// metrics.jsonl: what a line holds, and what happens to old lines.
+
+#include "tessera/engine/metrics.hpp"
+
+#include <csignal>
+#include <limits>
+#include <sys/resource.h>
+
+#include "tests/engine/engine_support.hpp"
+
+namespace tessera {
+namespace {
+
+using test::slurp;
+using test::spill;
+
+struct Metrics : test::FolderTest {
+  std::filesystem::path file() const { return dir_ / "metrics.jsonl"; }
+};
+
+StepRecord record(std::int64_t step, double loss = 2.5) {
+  return {.step = step, .loss = loss, .grad_norm = 1.0, .lr = 1e-3, .tokens = 64 * step, .mfu = 0.25};
+}
+
+TEST_F(Metrics, ALineIsWholeAndHasEveryKeyInOrder) {
+  MetricsFile metrics(file(), 0);
+  metrics.write({.step = 3,
+                 .loss = 5.54321001,
+                 .grad_norm = 0.1,
+                 .lr = 6e-4,
+                 .tokens = 123456789012,
+                 .tokens_per_s = 1234.5,
+                 .mfu = 0.5,
+                 .step_ms = 10,
+                 .data_ms = 1,
+                 .forward_ms = 2,
+                 .backward_ms = 3,
+                 .update_ms = 4,
+                 .peak_mem_bytes = 5000000000,
+                 .skipped = 1,
+                 .eval_loss = 4.5});
+  EXPECT_EQ(slurp(file()),
+            "{\"step\":3,\"loss\":5.54321001,\"grad_norm\":0.1,\"lr\":0.0006,\"tokens\":123456789012,"
+            "\"tokens_per_s\":1234.5,\"mfu\":0.5,\"step_ms\":10,\"data_ms\":1,\"forward_ms\":2,\"backward_ms\":3,"
+            "\"update_ms\":4,\"peak_mem_bytes\":5000000000,\"skipped\":1,\"eval_loss\":4.5}\n");
+}
+
+TEST_F(Metrics, NineDigitsGiveEveryFloatBack) {
+  MetricsFile metrics(file(), 0);
+  const std::vector<float> values = {1.0f / 3.0f, 5.54321003f, 1.00000012f, 3.4e38f, 1.17549435e-38f, 16777215.0f};
+  for (std::size_t i = 0; i < values.size(); ++i) metrics.write(record(static_cast<std::int64_t>(i) + 1, values[i]));
+  std::ifstream in(file());
+  std::string line;
+  for (const float value : values) {
+    ASSERT_TRUE(std::getline(in, line));
+    EXPECT_EQ(std::stof(line.substr(line.find("\"loss\":") + 7)), value);
+  }
+}
+
+TEST_F(Metrics, WhatIsNotFiniteIsNull) {
+  MetricsFile metrics(file(), 0);
+  StepRecord r = record(1, std::nan(""));
+  r.grad_norm = std::numeric_limits<double>::infinity();
+  r.mfu = std::nullopt;
+  metrics.write(r);
+  const std::string line = slurp(file());
+  for (const char* part : {"\"loss\":null", "\"grad_norm\":null", "\"mfu\":null"}) {
+    EXPECT_NE(line.find(part), std::string::npos) << line;
+  }
+  EXPECT_EQ(line.find("nan"), std::string::npos);
+}
+
+TEST_F(Metrics, GoesOnAfterTheLastStepThatCounts) {
+  const std::string one = "{\"step\":1,\"loss\":3}\n", two = "{\"step\":2,\"loss\":2}\n", three = "{\"step\":3,\"loss\":1}\n";
+  spill(file(), one + two + three + "{\"step\":4,\"lo");
+  { const MetricsFile metrics(file(), 3); }
+  EXPECT_EQ(slurp(file()), one + two + three);  // the half-written line is gone
+  spill(file(), one + two + three + "{\"step\":4,\"loss\":0}\n");
+  {
+    MetricsFile metrics(file(), 2);
+    EXPECT_EQ(slurp(file()), one + two);  // later steps will be made again
+    metrics.write(record(3));
+  }
+  EXPECT_NE(slurp(file()).find(one + two + "{\"step\":3,\"loss\":2.5,"), std::string::npos);
+  spill(file(), one + "rubbish\n" + two + "{\"loss\":1}\n[]\n" + three.substr(0, three.size() - 1));
+  { const MetricsFile metrics(file(), 9); }
+  EXPECT_EQ(slurp(file()), one + two);
+  { const MetricsFile metrics(file(), 0); }
+  EXPECT_EQ(slurp(file()), "");
+}
+
+TEST_F(Metrics, LinesAreThereAsSoonAsTheyAreWritten) {
+  MetricsFile metrics(file(), 0);
+  for (int step = 1; step <= 3; ++step) {
+    metrics.write(record(step));
+    const std::string text = slurp(file());
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), step);
+  }
+}
+
+TEST_F(Metrics, AFullDiskIsAnError) {
+  MetricsFile metrics(file(), 0);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = before;
+  small.rlim_cur = 2000;
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    for (int step = 1; step < 100; ++step) metrics.write(record(step));
+  } catch (const IoError& error) {
+    message = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(message.find("metrics.jsonl"), std::string::npos) << message;
+}
+
+TEST_F(Metrics, AFolderThatIsNotThereIsAnError) {
+  test::expect_error<IoError>([&] { MetricsFile(dir_ / "nowhere" / "metrics.jsonl", 0); }, "nowhere");
+}
+
+}  // namespace
+}  // namespace tessera

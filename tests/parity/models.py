@@ -1,0 +1,149 @@
+"""Small models and batches for the parity tests, made with numpy alone: the same numbers on every machine."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 211, "n_embd": 60, "n_head": 5,
+    "n_layer": 3, "n_positions": 64, "n_ctx": 64, "n_inner": None, "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True,
+    "bos_token_id": 0, "eos_token_id": 0,
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 211, "hidden_size": 96,
+    "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 8, "num_hidden_layers": 3,
+    "intermediate_size": 131, "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
+}
+MODELS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "llama3_tied": LLAMA | {
+        "tie_word_embeddings": True, "num_key_value_heads": 1, "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 32},
+    },
+}
+
+
+def weight_shapes(config: dict) -> dict:
+    """Names and shapes of a model's tensors as Transformers saves them."""
+    shapes = {}
+    if config["model_type"] == "gpt2":
+        c, f = config["n_embd"], config["n_inner"] or 4 * config["n_embd"]
+        shapes["transformer.wte.weight"] = (config["vocab_size"], c)
+        shapes["transformer.wpe.weight"] = (config["n_positions"], c)
+        for i in range(config["n_layer"]):
+            h = f"transformer.h.{i}."
+            for norm in ("ln_1", "ln_2"):
+                shapes |= {f"{h}{norm}.weight": (c,), f"{h}{norm}.bias": (c,)}
+            for name, (rows, columns) in {"attn.c_attn": (c, 3 * c), "attn.c_proj": (c, c), "mlp.c_fc": (c, f),
+                                          "mlp.c_proj": (f, c)}.items():
+                shapes |= {f"{h}{name}.weight": (rows, columns), f"{h}{name}.bias": (columns,)}
+        return shapes | {"transformer.ln_f.weight": (c,), "transformer.ln_f.bias": (c,)}
+    c, d, f = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
+    shapes["model.embed_tokens.weight"] = (config["vocab_size"], c)
+    for i in range(config["num_hidden_layers"]):
+        h = f"model.layers.{i}."
+        shapes |= {f"{h}input_layernorm.weight": (c,), f"{h}post_attention_layernorm.weight": (c,),
+                   f"{h}self_attn.q_proj.weight": (q, c), f"{h}self_attn.k_proj.weight": (kv, c),
+                   f"{h}self_attn.v_proj.weight": (kv, c), f"{h}self_attn.o_proj.weight": (c, q),
+                   f"{h}mlp.gate_proj.weight": (f, c), f"{h}mlp.up_proj.weight": (f, c), f"{h}mlp.down_proj.weight": (c, f)}
+    shapes["model.norm.weight"] = (c,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], c)
+    return shapes
+
+
+def write_model(folder: Path, name: str) -> None:
+    """A Hugging Face folder with random weights: norms near 1, the rest wide enough to make every path matter."""
+    config = MODELS[name]
+    random = np.random.RandomState(7)
+    weights = {}
+    for key, shape in sorted(weight_shapes(config).items()):
+        values = random.standard_normal(shape) * 0.08
+        is_norm_scale = len(shape) == 1 and key.endswith("weight")
+        weights[key] = (values + (1.0 if is_norm_scale else 0.0)).astype(np.float32)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: int = 37) -> dict:
+    """tokens, labels and what `kind` adds: plain, padded (left and right), packed (several documents a sample)."""
+    random = np.random.RandomState(100 + index)
+    tokens = random.randint(0, vocab, (batch, length)).astype(np.int32)
+    labels = random.randint(0, vocab, (batch, length)).astype(np.int32)
+    labels[0, 5:8] = -100
+    result = {"tokens": tokens, "labels": labels}
+    if kind == "padded":
+        begin, end = np.array([0, 9, 0], np.int32), np.array([length, length, 20], np.int32)
+        positions = np.arange(length)[None, :] - begin[:, None]
+        real = (positions >= 0) & (np.arange(length)[None, :] < end[:, None])
+        labels[~real] = -100
+        result |= {"key_begin": begin, "key_end": end,
+                   "position_ids": np.where(real, positions, 0).astype(np.int32)}
+    if kind == "packed":
+        starts = [[0, 11, 12], [0], [0, 30]]
+        documents, positions = np.zeros_like(tokens), np.zeros_like(tokens)
+        for row, begins in enumerate(starts):
+            for number, begin in enumerate(begins):
+                documents[row, begin:] = number
+                positions[row, begin:] = np.arange(length - begin)
+                if begin > 0:
+                    labels[row, begin - 1] = -100
+        result |= {"document_ids": documents, "position_ids": positions}
+    return result
+
+
+def write_batches(path: Path, batches: list) -> None:
+    save_file({f"{key}_{i}": np.ascontiguousarray(value) for i, batch in enumerate(batches) for key, value in batch.items()},
+              path)
+
+
+def valid_rows(batch: dict) -> np.ndarray:
+    """Positions that hold real tokens: what the others compute is nobody's business."""
+    length = batch["tokens"].shape[1]
+    if "key_begin" not in batch:
+        return np.ones(batch["tokens"].shape, bool)
+    position = np.arange(length)[None, :]
+    return (position >= batch["key_begin"][:, None]) & (position < batch["key_end"][:, None])
+
+
+def to_tessera_names(config: dict, tensors: dict) -> dict:
+    """Tensors by Transformers' names to Tessera's: Conv1D turned, q, k, v and gate, up stacked."""
+    result = {}
+    if config["model_type"] == "gpt2":
+        plain = {"transformer.wte.weight": "embedding.word_embeddings.weight",
+                 "transformer.wpe.weight": "embedding.position_embeddings.weight",
+                 "transformer.ln_f.weight": "decoder.final_layernorm.weight",
+                 "transformer.ln_f.bias": "decoder.final_layernorm.bias"}
+        inner = {"ln_1": "input_layernorm", "ln_2": "pre_mlp_layernorm", "attn.c_attn": "self_attention.linear_qkv",
+                 "attn.c_proj": "self_attention.linear_proj", "mlp.c_fc": "mlp.linear_fc1", "mlp.c_proj": "mlp.linear_fc2"}
+        for i in range(config["n_layer"]):
+            for theirs, ours in inner.items():
+                for kind in ("weight", "bias"):
+                    plain[f"transformer.h.{i}.{theirs}.{kind}"] = f"decoder.layers.{i}.{ours}.{kind}"
+        for theirs, ours in plain.items():
+            result[ours] = tensors[theirs].T if ".c_" in theirs and theirs.endswith("weight") else tensors[theirs]
+        return result
+    result["embedding.word_embeddings.weight"] = tensors["model.embed_tokens.weight"]
+    for i in range(config["num_hidden_layers"]):
+        theirs, ours = f"model.layers.{i}.", f"decoder.layers.{i}."
+        result[f"{ours}input_layernorm.weight"] = tensors[f"{theirs}input_layernorm.weight"]
+        result[f"{ours}pre_mlp_layernorm.weight"] = tensors[f"{theirs}post_attention_layernorm.weight"]
+        result[f"{ours}self_attention.linear_qkv.weight"] = np.concatenate(
+            [tensors[f"{theirs}self_attn.{x}_proj.weight"] for x in "qkv"])
+        result[f"{ours}self_attention.linear_proj.weight"] = tensors[f"{theirs}self_attn.o_proj.weight"]
+        result[f"{ours}mlp.linear_fc1.weight"] = np.concatenate(
+            [tensors[f"{theirs}mlp.{x}_proj.weight"] for x in ("gate", "up")])
+        result[f"{ours}mlp.linear_fc2.weight"] = tensors[f"{theirs}mlp.down_proj.weight"]
+    result["decoder.final_layernorm.weight"] = tensors["model.norm.weight"]
+    if not config["tie_word_embeddings"]:
+        result["output_layer.weight"] = tensors["lm_head.weight"]
+    return result

@@ -1,0 +1,82 @@
+"""PyTorch's and Transformers' side of a parity test."""
+
+import math
+from pathlib import Path
+
+import models
+import numpy as np
+import torch
+from driver import TRAINING
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(2)
+
+
+def load(folder: Path):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return model.train()  # every dropout probability is 0
+
+
+def forward(model, batch: dict):
+    """Mean loss over the labels that count, and logits."""
+    tokens = torch.from_numpy(batch["tokens"]).long()
+    labels = torch.from_numpy(batch["labels"]).long()
+    length = tokens.shape[1]
+    seen = torch.ones(length, length, dtype=torch.bool).tril()[None]
+    if "key_begin" in batch:
+        seen = seen & torch.from_numpy(models.valid_rows(batch))[:, None, :]
+    if "document_ids" in batch:
+        documents = torch.from_numpy(batch["document_ids"])
+        seen = seen & (documents[:, :, None] == documents[:, None, :])
+    # A row that sees nothing would be NaN here: let it see itself, its output reaches no loss.
+    seen = seen | torch.eye(length, dtype=torch.bool)[None]
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None].expand(tokens.shape[0], 1, -1, -1)
+    positions = torch.from_numpy(batch["position_ids"]).long() if "position_ids" in batch else None
+    logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return loss, logits
+
+
+def arrays(tensors) -> dict:
+    return {name: tensor.detach().float().numpy() for name, tensor in tensors}
+
+
+def first_step(folder: Path, config: dict, batch: dict, autocast: bool = False) -> dict:
+    """loss, logits and `grad.NAME` under Tessera's names."""
+    model = load(folder)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss, logits = forward(model, batch)
+    loss.backward()
+    gradients = models.to_tessera_names(config, arrays((n, p.grad) for n, p in model.named_parameters()))
+    return {"loss": float(loss), "logits": logits.detach().float().numpy()} | {f"grad.{n}": g for n, g in gradients.items()}
+
+
+def learning_rate(step: int) -> float:
+    """Megatron's rule: the rate of an update is that of the number of updates before it."""
+    t = TRAINING
+    if step <= t["warmup_steps"]:
+        return t["lr"] * step / t["warmup_steps"]
+    x = (step - t["warmup_steps"]) / (t["steps"] - t["warmup_steps"])
+    return t["min_lr"] + 0.5 * (1 + math.cos(math.pi * x)) * (t["lr"] - t["min_lr"])
+
+
+def train(folder: Path, config: dict, batches: list) -> dict:
+    """losses, grad_norms and `weight.NAME` after the updates TRAINING describes."""
+    model = load(folder)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": TRAINING["weight_decay"]},
+                                   {"params": others, "weight_decay": 0.0}],
+                                  lr=1.0, betas=TRAINING["betas"], eps=TRAINING["eps"])
+    losses, norms = [], []
+    for step in range(TRAINING["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        loss, _ = forward(model, batches[step % len(batches)])
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), TRAINING["clip_grad"])))
+        optimizer.step()
+        losses.append(float(loss))
+    weights = models.to_tessera_names(config, arrays(model.named_parameters()))
+    return {"losses": np.array(losses), "grad_norms": np.array(norms)} | {f"weight.{n}": w for n, w in weights.items()}
