@@ -73,7 +73,7 @@ void validate(const Batch& batch, std::int64_t vocab_size) {
                 batch.batch, " x ", batch.seq_length);
   const std::int64_t n = batch.batch * batch.seq_length;
   check_size(batch.tokens, n, "tokens", false);
-  check_size(batch.labels, n, "labels", false);
+  check_size(batch.labels, n, "labels", true);
   check_size(batch.position_ids, n, "position_ids", true);
   check_size(batch.document_ids, n, "document_ids", true);
   check_size(batch.key_begin, batch.batch, "key_begin", true);

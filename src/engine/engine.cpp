@@ -74,15 +74,16 @@ double Engine::forward_backward(const Batch& batch, double factor) {
   params_->begin_call();
   double loss = 0.0;
   for_each_micro_batch(batch, [&](std::int64_t, const MicroBatch& input) {
+    const Tensor upstream = constant(ctx_, input.labels.numel(), 1.0f / static_cast<float>(targets));
     Tape tape;
     Var losses;
     {
       const Timer timer(times_.forward);
-      losses = cross_entropy(ctx_, model_->forward(context(input, &tape, true)), input.labels);
+      losses = model_->loss(context(input, &tape, true), upstream);
       loss += read(ctx_, ops::sum(ctx_, losses.value()));
     }
     const Timer timer(times_.backward);
-    tape.backward(ctx_, losses, constant(ctx_, losses.value().numel(), 1.0f / static_cast<float>(targets)));
+    tape.backward(ctx_, losses, upstream);
   });
   params_->finish_call(factor);
   samples_this_step_ += batch.batch;
@@ -163,7 +164,7 @@ double Engine::evaluate(const Batch& batch) {
   check_batch(batch, true);
   double loss = 0.0;
   for_each_micro_batch(batch, [&](std::int64_t, const MicroBatch& input) {
-    const Var losses = cross_entropy(ctx_, model_->forward(context(input, nullptr, false)), input.labels);
+    const Var losses = model_->loss(context(input, nullptr, false), Tensor());
     loss += read(ctx_, ops::sum(ctx_, losses.value()));
   });
   return loss / static_cast<double>(std::max<std::int64_t>(1, count_targets(batch)));

@@ -46,6 +46,10 @@ void check(const SamplingOptions& o) {
 }
 
 std::int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
+  TESSERA_CHECK(
+      !logits.empty() && std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); }),
+      "the logits of ", logits.size(),
+      " tokens are not finite: the weights are damaged or training diverged");
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](std::int32_t a, std::int32_t b) {
@@ -89,7 +93,7 @@ std::vector<std::int32_t> generate(const ExecCtx& ctx, Model& model, std::span<c
     TESSERA_CHECK(token >= 0 && token < model.vocab_size(), "token ", token,
                   " of the prompt is outside the vocabulary of ", model.vocab_size());
   }
-  const std::int64_t last = std::min(model.max_positions(), length + options.max_new_tokens);
+  const std::int64_t last = length + std::min(model.max_positions() - length, options.max_new_tokens);
   KvCache cache = model.make_cache(ctx, 1, last);
   std::vector<std::int32_t> generated;
   std::vector<std::int32_t> pending(prompt.begin(), prompt.end());

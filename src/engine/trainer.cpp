@@ -55,6 +55,7 @@ class Run {
     if (config.training.eval_interval > 0 && !data_.valid) {
       log.warning("data.split ", config.data.split, " leaves no tokens for validation: nothing is evaluated");
     }
+    folder_.write_config();  // from here on the folder is this run's: whatever could be refused was not
     metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
   }
 
@@ -91,7 +92,6 @@ class Run {
       load_pretrained(*config_.model.init_from, config_.model, *engine_);
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
-    folder_.write_config();
   }
 
   void announce() {

@@ -3,6 +3,24 @@
 #include <cmath>
 
 namespace tessera::nn {
+namespace {
+
+/// None stands for SwiGLU.
+std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
+  switch (activation) {
+    case MlpActivation::gelu_tanh:
+      return ops::ActivationKind::gelu_tanh;
+    case MlpActivation::gelu:
+      return ops::ActivationKind::gelu_erf;
+    case MlpActivation::relu:
+      return ops::ActivationKind::relu;
+    case MlpActivation::swiglu:
+      break;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 Linear::Linear(std::string name, const Options& options)
     : Module(std::move(name)),
@@ -10,6 +28,10 @@ Linear::Linear(std::string name, const Options& options)
       bias_(options.bias ? &parameter("bias", {options.out}, Init::zeros()) : nullptr) {}
 
 Var Linear::forward(const Forward& forward, const Var& x) { return linear(forward.exec, x, weight_, bias_); }
+
+Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind) {
+  return activated_linear(forward.exec, x, kind, weight_, bias_);
+}
 
 Norm::Norm(std::string name, std::int64_t size, NormStyle style, double eps, DType out)
     : Module(std::move(name)),
@@ -51,21 +73,7 @@ Mlp::Mlp(std::string name, const ModelConfig& config)
                           config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers))})) {}
 
 Var Mlp::forward(const Forward& forward, const Var& x) {
-  const Var inner = fc1_.forward(forward, x);
-  auto activated = [&] {
-    switch (activation_) {
-      case MlpActivation::gelu_tanh:
-        return activation(forward.exec, inner, ops::ActivationKind::gelu_tanh);
-      case MlpActivation::gelu:
-        return activation(forward.exec, inner, ops::ActivationKind::gelu_erf);
-      case MlpActivation::relu:
-        return activation(forward.exec, inner, ops::ActivationKind::relu);
-      case MlpActivation::swiglu:
-        return swiglu(forward.exec, inner);
-    }
-    throw InternalError("unknown activation");
-  };
-  return fc2_.forward(forward, activated());
+  return fc2_.forward_activated(forward, fc1_.forward(forward, x), activation_kind(activation_));
 }
 
 std::vector<float> alibi_slopes(std::int64_t heads) {

@@ -7,19 +7,22 @@
 namespace tessera::ops {
 
 CrossEntropy cross_entropy(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels) {
+  Tensor loss = Tensor::empty(ctx, {labels.numel()}, DType::f32);
+  Tensor lse = cross_entropy_into(ctx, logits, labels, loss);
+  return {std::move(loss), std::move(lse)};
+}
+
+Tensor cross_entropy_into(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels,
+                          const Tensor& loss) {
   const detail::Matrix m = detail::as_matrix(logits, "logits");
   TESSERA_CHECK_EQ(labels.numel(), m.rows, "one label per row of logits");
-  CrossEntropy out{Tensor::empty(ctx, {m.rows}, DType::f32), Tensor::empty(ctx, {m.rows}, DType::f32)};
-  const kernels::CrossEntropyForward params{m.rows,
-                                            m.cols,
-                                            m.ld,
-                                            m.dtype,
-                                            m.data,
-                                            labels.data<std::int32_t>(),
-                                            out.loss.data<float>(),
-                                            out.lse.data<float>()};
+  TESSERA_CHECK(loss.numel() == m.rows && loss.is_contiguous(), "one loss per row of logits: ", loss.shape());
+  Tensor lse = Tensor::empty(ctx, {m.rows}, DType::f32);
+  const kernels::CrossEntropyForward params{
+      m.rows,           m.cols, m.ld, m.dtype, m.data, labels.data<std::int32_t>(), loss.data<float>(),
+      lse.data<float>()};
   TESSERA_DISPATCH(ctx, cross_entropy_forward, params);
-  return out;
+  return lse;
 }
 
 void cross_entropy_backward_in_place(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels,

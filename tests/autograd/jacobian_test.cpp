@@ -51,9 +51,9 @@ Var three_times(const ExecCtx& ctx, const Var& x, float claimed) {
 TEST_P(Jacobian, TheCheckNoticesAWrongGradient) {
   const Tensor x = random_tensor(ctx, {3, 5}, 1);
   const auto errors = [&](float claimed) {
-    return test::gradient_errors(
-        ctx,
-        {{x}, {}, [=](const ExecCtx& c, std::vector<Var> in) { return three_times(c, in[0], claimed); }});
+    return test::gradient_errors(ctx, {{x}, {}, [=](const ExecCtx& c, std::vector<Var> in) {
+                                         return three_times(c, in[0], claimed);
+                                       }});
   };
   EXPECT_LE(errors(3.0f)[0].relative, 1e-4);
   EXPECT_GT(errors(3.02f)[0].relative, 5e-3);
@@ -73,9 +73,10 @@ TEST_P(Jacobian, Linear) {
     const auto bias = make_parameter(ctx, "bias", {s.out}, 13);
     std::vector<Parameter*> parameters{weight.get()};
     if (s.bias) parameters.push_back(bias.get());
-    expect_gradients(ctx, {{random_tensor(ctx, s.x, 5)}, parameters, [&](const ExecCtx& c, std::vector<Var> in) {
-                             return linear(c, in[0], *weight, s.bias ? bias.get() : nullptr, s.padding);
-                           }});
+    expect_gradients(ctx,
+                     {{random_tensor(ctx, s.x, 5)}, parameters, [&](const ExecCtx& c, std::vector<Var> in) {
+                        return linear(c, in[0], *weight, s.bias ? bias.get() : nullptr, s.padding);
+                      }});
   }
 }
 
@@ -97,9 +98,9 @@ TEST_P(Jacobian, Activations) {
 
 TEST_P(Jacobian, Swiglu) {
   for (const Shape& shape : {Shape{1, 2}, Shape{3, 2, 22}, Shape{1, 74}}) {
-    expect_gradients(ctx, {{random_tensor(ctx, shape, 31, 2.0f)}, {}, [](const ExecCtx& c, std::vector<Var> in) {
-                             return swiglu(c, in[0]);
-                           }});
+    expect_gradients(ctx, {{random_tensor(ctx, shape, 31, 2.0f)},
+                           {},
+                           [](const ExecCtx& c, std::vector<Var> in) { return swiglu(c, in[0]); }});
   }
 }
 
@@ -170,15 +171,13 @@ TEST_P(Jacobian, Embedding) {
     for (const float probability : {0.0f, 0.4f}) {
       std::vector<Parameter*> parameters{table.get()};
       if (learned) parameters.push_back(places.get());
-      expect_gradients(ctx, {{random_tensor(ctx, {3, 2, 5}, 65)},
-                             parameters,
-                             [&](const ExecCtx& c, std::vector<Var> in) {
-                               const Var e = embedding(c, on_tape_of(in[0], tokens), *table,
-                                                       learned ? positions : Tensor(),
-                                                       learned ? places.get() : nullptr, DType::f32,
-                                                       drop(probability, 2, 3));
-                               return add(c, in[0], e);
-                             }});
+      expect_gradients(
+          ctx, {{random_tensor(ctx, {3, 2, 5}, 65)}, parameters, [&](const ExecCtx& c, std::vector<Var> in) {
+                  const Var e =
+                      embedding(c, on_tape_of(in[0], tokens), *table, learned ? positions : Tensor(),
+                                learned ? places.get() : nullptr, DType::f32, drop(probability, 2, 3));
+                  return add(c, in[0], e);
+                }});
     }
   }
 }
@@ -192,20 +191,20 @@ TEST_P(Jacobian, CrossEntropy) {
                         Case{{2, 211}, {210, 0}}}) {
     const Tensor labels = Tensor::from(ctx, s.labels, {s.logits[0]});
     // The check's random upstream differs from row to row: a gradient per token.
-    expect_gradients(ctx, {{random_tensor(ctx, s.logits, 71, 2.0f)}, {}, [&](const ExecCtx& c, std::vector<Var> in) {
-                             return cross_entropy(c, in[0], labels);
-                           }});
+    expect_gradients(
+        ctx, {{random_tensor(ctx, s.logits, 71, 2.0f)}, {}, [&](const ExecCtx& c, std::vector<Var> in) {
+                return cross_entropy(c, in[0], labels);
+              }});
   }
 }
 
 TEST_P(Jacobian, CrossEntropyOfLinearWithPaddedRows) {
   const Tensor labels = Tensor::from(ctx, std::vector<std::int32_t>{2, -100, 10}, {3});
   const auto weight = make_parameter(ctx, "weight", {11, 5}, 73);
-  expect_gradients(ctx, {{random_tensor(ctx, {3, 5}, 75)},
-                         {weight.get()},
-                         [&](const ExecCtx& c, std::vector<Var> in) {
-                           return cross_entropy(c, linear(c, in[0], *weight, nullptr, 32), labels);
-                         }});
+  expect_gradients(
+      ctx, {{random_tensor(ctx, {3, 5}, 75)}, {weight.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
+              return cross_entropy(c, linear(c, in[0], *weight, nullptr, 32), labels);
+            }});
 }
 
 }  // namespace

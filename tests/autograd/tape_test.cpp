@@ -64,7 +64,8 @@ TEST_F(TapeTest, InPlaceBackwardNeverCorruptsASharedTensor) {
                          }});
   expect_gradients(ctx, {{x}, {scale.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
                            const ResidualNorm n = add_norm(c, in[0], in[0], *scale, nullptr, {.rms = true});
-                           const ResidualNorm m = add_norm(c, n.residual, n.y, *scale, nullptr, {.rms = true});
+                           const ResidualNorm m =
+                               add_norm(c, n.residual, n.y, *scale, nullptr, {.rms = true});
                            return add(c, add(c, m.residual, n.residual), add(c, m.y, n.y));
                          }});
   expect_gradients(ctx, {{x}, {}, [&](const ExecCtx& c, std::vector<Var> in) {
@@ -101,20 +102,22 @@ TEST_F(TapeTest, PaddedLogitsUsedTwiceAddTheirGradients) {
   const auto weight = make_parameter(ctx, "weight", {7, 5}, 5);
   const Tensor a = Tensor::from(ctx, std::vector<std::int32_t>{1, 4, 0}, {3});
   const Tensor b = Tensor::from(ctx, std::vector<std::int32_t>{6, -100, 0}, {3});
-  expect_gradients(ctx, {{random_tensor(ctx, {3, 5}, 1)}, {weight.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
-                           const Var logits = linear(c, in[0], *weight, nullptr, 32);
-                           return add(c, cross_entropy(c, logits, a), cross_entropy(c, logits, b));
-                         }});
+  expect_gradients(
+      ctx, {{random_tensor(ctx, {3, 5}, 1)}, {weight.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
+              const Var logits = linear(c, in[0], *weight, nullptr, 32);
+              return add(c, cross_entropy(c, logits, a), cross_entropy(c, logits, b));
+            }});
 }
 
 TEST_F(TapeTest, ATiedWeightCollectsAllItsUses) {
   const auto table = make_parameter(ctx, "table", {5, 5}, 9);
   const Tensor tokens = Tensor::from(ctx, std::vector<std::int32_t>{4, 0, 4}, {3});
-  expect_gradients(ctx, {{random_tensor(ctx, {3, 5}, 1)}, {table.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
-                           const Var t = in[0].tape() ? in[0].tape()->input(tokens, false) : Var(tokens);
-                           const Var e = add(c, in[0], embedding(c, t, *table, {}, nullptr, DType::f32));
-                           return linear(c, linear(c, e, *table, nullptr), *table, nullptr);
-                         }});
+  expect_gradients(
+      ctx, {{random_tensor(ctx, {3, 5}, 1)}, {table.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
+              const Var t = in[0].tape() ? in[0].tape()->input(tokens, false) : Var(tokens);
+              const Var e = add(c, in[0], embedding(c, t, *table, {}, nullptr, DType::f32));
+              return linear(c, linear(c, e, *table, nullptr), *table, nullptr);
+            }});
 }
 
 TEST_F(TapeTest, InputsThatWantNoGradientGetNone) {
@@ -131,7 +134,8 @@ TEST_F(TapeTest, InputsThatWantNoGradientGetNone) {
 }
 
 TEST_F(TapeTest, NothingIsRecordedWithoutNeed) {
-  const auto weight = make_parameter(ctx, "weight", {4, 5}, 5), frozen = make_parameter(ctx, "w", {4, 5}, 5, false);
+  const auto weight = make_parameter(ctx, "weight", {4, 5}, 5),
+             frozen = make_parameter(ctx, "w", {4, 5}, 5, false);
   const Var plain = linear(ctx, random_tensor(ctx, {3, 5}, 1), *weight, nullptr);
   EXPECT_EQ(plain.tape(), nullptr);
   EXPECT_FALSE(plain.requires_grad());
@@ -188,13 +192,13 @@ struct Net {
       if (finish) tape.run_weight_gradients(ctx);
     }
   }
-  std::vector<Parameter*> all() const {
-    return {a.get(), a_bias.get(), b.get(), scale.get(), shift.get()};
-  }
+  std::vector<Parameter*> all() const { return {a.get(), a_bias.get(), b.get(), scale.get(), shift.get()}; }
 
   ExecCtx ctx;
-  std::unique_ptr<Parameter> a = make_parameter(ctx, "a", {5, 5}, 5), a_bias = make_parameter(ctx, "a_bias", {5}, 6),
-                             b = make_parameter(ctx, "b", {7, 5}, 7), scale = make_parameter(ctx, "scale", {5}, 8),
+  std::unique_ptr<Parameter> a = make_parameter(ctx, "a", {5, 5}, 5),
+                             a_bias = make_parameter(ctx, "a_bias", {5}, 6),
+                             b = make_parameter(ctx, "b", {7, 5}, 7),
+                             scale = make_parameter(ctx, "scale", {5}, 8),
                              shift = make_parameter(ctx, "shift", {5}, 9);
   std::vector<std::string> ready;
   std::map<std::string, std::vector<float>> at_ready;
@@ -220,7 +224,8 @@ TEST_F(TapeTest, EachParameterIsReportedReadyOnceWithItsFinalGradient) {
 
 TEST_F(TapeTest, AUseThatLeadsNowhereDoesNotHoldAParameterBack) {
   for (const auto weights : {Tape::WeightGradients::immediate, Tape::WeightGradients::deferred}) {
-    const auto weight = make_parameter(ctx, "weight", {4, 5}, 5), unused = make_parameter(ctx, "unused", {4, 5}, 6);
+    const auto weight = make_parameter(ctx, "weight", {4, 5}, 5),
+               unused = make_parameter(ctx, "unused", {4, 5}, 6);
     std::vector<std::string> ready;
     Tape tape;
     tape.on_gradient_ready([&](Parameter& p) { ready.push_back(p.name()); });

@@ -57,6 +57,8 @@ void run(const std::vector<std::string>& args) {
     for (std::int64_t i = 0; i < n; ++i) std::cout << (i ? ", " : "") << step();
     std::cout << "], \"rss_bytes\": " << peak_memory_bytes() << ", \"loss\": " << loss
               << ", \"system_allocations\": " << engine->ctx().allocator->stats().system_allocations - asked
+              << ", \"allocator_bytes\": " << engine->ctx().allocator->stats().system_bytes
+              << ", \"allocator_peak_used\": " << engine->ctx().allocator->stats().peak_used_bytes
               << ", \"minor_faults\": " << minor_faults() - faults << ", \"forward_s\": " << times.forward
               << ", \"backward_s\": " << times.backward << ", \"update_s\": " << times.update << "}"
               << std::endl;

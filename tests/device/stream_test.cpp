@@ -208,10 +208,11 @@ TEST(ExecCtx, TakesThreadsAndSeed) {
 
 TEST(ExecCtx, ContextsShareNothing) {
   const ExecCtx a = ExecCtx::cpu(1), b = ExecCtx::cpu(1);
-  a.allocator->allocate(100);
+  void* memory = a.allocator->allocate(100);
   EXPECT_GT(a.allocator->stats().used_bytes, 0u);
   EXPECT_EQ(b.allocator->stats().used_bytes, 0u);
   EXPECT_NE(a.stream, b.stream);
+  a.allocator->release(memory);
 }
 
 }  // namespace

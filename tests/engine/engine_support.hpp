@@ -40,7 +40,7 @@ inline Config tiny_config(double dropout = 0.0) {
   c.training.micro_batch_size = 2;
   c.training.global_batch_size = 4;
   c.training.eval_interval = 0;
-  c.device.threads = 2;
+  c.device.threads = 1;
   return resolve(c);
 }
 
@@ -62,15 +62,16 @@ inline Config tiny_llama(double dropout = 0.0) {
 }
 
 /// Random tokens; every seventh label is ignored.
-inline Batch random_batch(std::int64_t samples, std::int64_t length, unsigned seed, std::int32_t vocab = 257) {
+inline Batch random_batch(std::int64_t samples, std::int64_t length, unsigned seed,
+                          std::int32_t vocab = 257) {
   std::mt19937 generator(seed);
   Batch batch;
   batch.batch = samples;
   batch.seq_length = length;
   for (std::int64_t i = 0; i < samples * length; ++i) {
     batch.tokens.push_back(static_cast<std::int32_t>(generator() % static_cast<unsigned>(vocab)));
-    batch.labels.push_back(i % 7 == 6 ? -100
-                                      : static_cast<std::int32_t>(generator() % static_cast<unsigned>(vocab)));
+    batch.labels.push_back(
+        i % 7 == 6 ? -100 : static_cast<std::int32_t>(generator() % static_cast<unsigned>(vocab)));
   }
   return batch;
 }
@@ -95,8 +96,10 @@ inline std::vector<float> weights_in(Engine& engine) { return engine.params().ma
 inline void expect_same_gradients(Engine& a, const std::vector<float>& expected, double tolerance) {
   const std::vector<float> got = gradient_of(a);
   for (const ParamSlot& slot : a.params().slots()) {
-    const auto from = static_cast<std::ptrdiff_t>(slot.offset), to = from + static_cast<std::ptrdiff_t>(slot.numel);
-    const std::vector<float> x(got.begin() + from, got.begin() + to), y(expected.begin() + from, expected.begin() + to);
+    const auto from = static_cast<std::ptrdiff_t>(slot.offset),
+               to = from + static_cast<std::ptrdiff_t>(slot.numel);
+    const std::vector<float> x(got.begin() + from, got.begin() + to),
+        y(expected.begin() + from, expected.begin() + to);
     EXPECT_LE(distance(x, y, 1e-4), tolerance) << slot.parameter->name();
   }
 }
@@ -109,7 +112,8 @@ void expect_error(Fn&& fn, const Parts&... parts) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const E& error) {
     for (const std::string& text : {std::string(parts)...})
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << "'" << text << "' is not in: " << error.what();
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+          << "'" << text << "' is not in: " << error.what();
   }
 }
 
@@ -145,6 +149,7 @@ class FolderTest : public ::testing::Test {
     c.data.cache_dir = (dir_ / "cache").string();
     c.logging.dir = (dir_ / name).string();
     c.checkpoint.every = 25;
+    c.checkpoint.dir.reset();  // below logging.dir, wherever a test puts that
     return c;
   }
 

@@ -26,8 +26,10 @@ std::vector<double> probabilities(double temperature, const std::vector<std::siz
 void expect_distribution(const SamplingOptions& options, const std::vector<double>& expected) {
   constexpr int n = 10000;
   std::vector<int> counts(kLogits.size(), 0);
-  for (int i = 0; i < n; ++i) ++counts[static_cast<std::size_t>(sample_token(kLogits, options, (i + 0.5) / n))];
-  for (std::size_t t = 0; t < counts.size(); ++t) EXPECT_NEAR(counts[t], n * expected[t], 1.01) << "token " << t;
+  for (int i = 0; i < n; ++i)
+    ++counts[static_cast<std::size_t>(sample_token(kLogits, options, (i + 0.5) / n))];
+  for (std::size_t t = 0; t < counts.size(); ++t)
+    EXPECT_NEAR(counts[t], n * expected[t], 1.01) << "token " << t;
 }
 
 TEST(SampleToken, FollowsTheDistribution) {
@@ -67,7 +69,8 @@ TEST(SampleToken, RefusesOptionsThatMakeNoSense) {
   expect_error<InvalidArgument>([] { check({.top_p = -0.1}); }, "-0.1");
   expect_error<InvalidArgument>([] { check({.top_k = -2}); }, "-2");
   expect_error<InvalidArgument>([] { check({.temperature = -1.0}); }, "-1");
-  expect_error<InvalidArgument>([] { check({.temperature = std::numeric_limits<double>::quiet_NaN()}); }, "temperature");
+  expect_error<InvalidArgument>([] { check({.temperature = std::numeric_limits<double>::quiet_NaN()}); },
+                                "temperature");
   expect_error<InvalidArgument>([] { check({.top_p = std::numeric_limits<double>::quiet_NaN()}); }, "top_p");
   expect_error<InvalidArgument>([] { check({.max_new_tokens = -1}); }, "max_new_tokens");
 }
@@ -77,7 +80,8 @@ class Constant final : public Model {
  public:
   Var forward(const Forward& forward) override {
     std::vector<float> rows;
-    for (std::int64_t i = 0; i < forward.input.seq_length; ++i) rows.insert(rows.end(), kLogits.begin(), kLogits.end());
+    for (std::int64_t i = 0; i < forward.input.seq_length; ++i)
+      rows.insert(rows.end(), kLogits.begin(), kLogits.end());
     return Tensor::from(forward.exec, rows, {forward.input.seq_length, vocab_size()});
   }
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(kLogits.size()); }
@@ -136,14 +140,15 @@ TEST(Generate, EndsAtTheStopTokenOrWhenTold) {
     seen.push_back(token);
     return seen.size() < 4;
   };
-  const auto tokens =
-      generate(ExecCtx::cpu(1), model, std::vector<std::int32_t>{0}, {.max_new_tokens = 200, .seed = 5}, on_token);
+  const auto tokens = generate(ExecCtx::cpu(1), model, std::vector<std::int32_t>{0},
+                               {.max_new_tokens = 200, .seed = 5}, on_token);
   EXPECT_EQ(tokens, seen);
   EXPECT_EQ(tokens, (std::vector<std::int32_t>(all.begin(), all.begin() + 4)));
 }
 
 /// What generation without a cache gives: the whole text again for every token.
-std::vector<std::int32_t> greedy_by_full_forwards(Engine& engine, std::vector<std::int32_t> text, std::size_t count) {
+std::vector<std::int32_t> greedy_by_full_forwards(Engine& engine, std::vector<std::int32_t> text,
+                                                  std::size_t count) {
   const std::size_t prompt = text.size();
   while (text.size() < prompt + count) {
     Batch batch;
@@ -164,14 +169,17 @@ TEST(Generate, GreedyIsTheSameWithAndWithoutCache) {
     const auto engine = build_engine(config);
     for (unsigned i = 0; i < 5; ++i) engine->step(test::random_batch(4, 11, i));
     const SamplingOptions greedy{.max_new_tokens = 9, .temperature = 0.0};
-    EXPECT_EQ(generate(engine->ctx(), engine->model(), prompt, greedy), greedy_by_full_forwards(*engine, prompt, 9));
+    EXPECT_EQ(generate(engine->ctx(), engine->model(), prompt, greedy),
+              greedy_by_full_forwards(*engine, prompt, 9));
   }
 }
 
 TEST(Generate, EndsAtTheLastPosition) {
   const auto engine = build_engine(test::tiny_config(), false);  // 16 positions
   const auto count = [&](std::size_t prompt, std::int64_t wanted) {
-    return generate(engine->ctx(), engine->model(), std::vector<std::int32_t>(prompt, 7), {.max_new_tokens = wanted}).size();
+    return generate(engine->ctx(), engine->model(), std::vector<std::int32_t>(prompt, 7),
+                    {.max_new_tokens = wanted})
+        .size();
   };
   EXPECT_EQ(count(10, 100), 6u);
   EXPECT_EQ(count(10, std::numeric_limits<std::int64_t>::max()), 6u);

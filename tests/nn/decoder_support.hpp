@@ -35,8 +35,8 @@ class BoundDecoder {
   /// Logits [position][sample] as rows of the vocabulary.
   std::vector<std::vector<float>> logits(const MicroBatch& input, bool training = false,
                                          std::uint32_t step = 0, KvCache* cache = nullptr) {
-    const Var out = model.forward(
-        {.exec = ctx, .input = input, .training = training, .step = step, .cache = cache});
+    const Var out =
+        model.forward({.exec = ctx, .input = input, .training = training, .step = step, .cache = cache});
     const std::vector<float> flat = ops::contiguous(ctx, out.value()).to_floats();
     const auto width = static_cast<std::size_t>(model.vocab_size());
     std::vector<std::vector<float>> rows;

@@ -73,8 +73,12 @@ TEST(DecoderNames, Llama) {
 
 TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
   // Megatron's rule: what is added to the residual stream has std / sqrt(2 layers); norms are 1, biases 0.
-  Decoder model(resolve(ModelConfig{.num_layers = 8, .hidden_size = 6, .num_heads = 3, .vocab_size = 7,
-                                    .max_positions = 5, .init_std = 0.04}),
+  Decoder model(resolve(ModelConfig{.num_layers = 8,
+                                    .hidden_size = 6,
+                                    .num_heads = 3,
+                                    .vocab_size = 7,
+                                    .max_positions = 5,
+                                    .init_std = 0.04}),
                 {});
   for (const Parameter* p : model.parameters()) {
     SCOPED_TRACE(p->name());
@@ -84,7 +88,8 @@ TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
     } else if (name.find("layernorm") != std::string::npos) {
       EXPECT_EQ(p->init().kind, Init::Kind::ones);
     } else {
-      const bool output = name.find("linear_proj") != std::string::npos || name.find("linear_fc2") != std::string::npos;
+      const bool output =
+          name.find("linear_proj") != std::string::npos || name.find("linear_fc2") != std::string::npos;
       EXPECT_EQ(p->init().kind, Init::Kind::normal);
       EXPECT_FLOAT_EQ(p->init().std, output ? 0.01f : 0.04f);
     }
@@ -92,7 +97,8 @@ TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
 }
 
 TEST(AlibiSlopes, AreTheOnesOfThePaper) {
-  const std::vector<float> eight = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f};
+  const std::vector<float> eight = {0.5f,     0.25f,     0.125f,     0.0625f,
+                                    0.03125f, 0.015625f, 0.0078125f, 0.00390625f};
   EXPECT_EQ(nn::alibi_slopes(8), eight);
   EXPECT_EQ(nn::alibi_slopes(1), std::vector<float>{0.00390625f});
   std::vector<float> twelve = eight;  // then every other one of sixteen: 2^-0.5, 2^-1.5, 2^-2.5, 2^-3.5
@@ -121,7 +127,8 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
   const std::vector<std::vector<std::int32_t>> tokens = {some_tokens(13, 1), some_tokens(13, 2)};
   const auto full = decoder.logits(Samples{.tokens = tokens}.on(ctx));
   KvCache cache = decoder.model.make_cache(ctx, 2, 13);
-  for (std::size_t begin = 0, piece = 5; begin < 13; begin += piece, piece = 1) {  // 5 at once, then one by one
+  for (std::size_t begin = 0, piece = 5; begin < 13;
+       begin += piece, piece = 1) {  // 5 at once, then one by one
     Samples part;
     for (const auto& sample : tokens) {
       const auto from = sample.begin() + static_cast<std::ptrdiff_t>(begin);
@@ -162,7 +169,8 @@ TEST_P(DecoderVariant, PaddingOnEitherSideChangesNothing) {
 
 TEST_P(DecoderVariant, PackedDocumentsAreSeparate) {
   BoundDecoder decoder(ctx, config);
-  const std::vector<std::vector<std::int32_t>> documents = {some_tokens(6, 6), some_tokens(1, 7), some_tokens(8, 8)};
+  const std::vector<std::vector<std::int32_t>> documents = {some_tokens(6, 6), some_tokens(1, 7),
+                                                            some_tokens(8, 8)};
   Samples packed{.tokens = {{}}, .positions = {{}}, .documents = {{}}};
   for (std::size_t d = 0; d < documents.size(); ++d) {
     for (std::size_t i = 0; i < documents[d].size(); ++i) {
@@ -185,7 +193,8 @@ TEST_P(DecoderVariant, LaterTokensDoNotReachEarlierLogits) {
   const auto before = decoder.logits(Samples{.tokens = {tokens}}.on(ctx));
   tokens[7] = (tokens[7] + 1) % 31;
   const auto after = decoder.logits(Samples{.tokens = {tokens}}.on(ctx));
-  for (std::size_t i = 0; i < 7; ++i) expect_rows_equal(after[i], before[i], 1e-6, "row " + std::to_string(i));
+  for (std::size_t i = 0; i < 7; ++i)
+    expect_rows_equal(after[i], before[i], 1e-6, "row " + std::to_string(i));
   for (std::size_t i = 7; i < 11; ++i) EXPECT_GT(test::distance(after[i], before[i]), 1e-4) << "row " << i;
 }
 
@@ -220,7 +229,8 @@ TEST(Decoder, TheCacheRefusesToOverflow) {
     decoder.logits(Samples{.tokens = {some_tokens(4, 1)}}.on(ctx), false, 0, &cache);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("holds 3 positions, 4 are needed"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("holds 3 positions, 4 are needed"), std::string::npos)
+        << error.what();
   }
 }
 

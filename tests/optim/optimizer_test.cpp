@@ -36,7 +36,7 @@ struct Model {
   ExecCtx ctx = ExecCtx::cpu(1, 5);
   Parameter embedding{"embedding.word_embeddings.weight", {11, 3}, Init::normal(0.5f)};
   Parameter norm{"decoder.final_layernorm.weight", {3}, Init::ones()};
-  Parameter weight{"decoder.layers.0.mlp.linear_fc1.weight", {5, 3}, Init::normal(0.5f)};
+  Parameter weight{"decoder.layers.0.mlp.linear_fc1.weight", {16, 4}, Init::normal(0.5f)};
   Parameter bias{"decoder.layers.0.mlp.linear_fc1.bias", {5}, Init::ones()};
   ParamStore store;
   Optimizer optimizer;
@@ -92,7 +92,7 @@ TEST(Optimizer, ClipsByTheGlobalNorm) {
   Model model({.name = OptimizerName::sgd, .momentum = 0.0, .clip_grad = 2.0});
   const auto before = model.bias.value().to_vector<float>();
   const StepResult result = model.update(3.0f, 0.1, 0.0);
-  const double norm = 3.0 * std::sqrt(33.0 + 3 + 15 + 5);
+  const double norm = 3.0 * std::sqrt(33.0 + 3 + 64 + 5);
   EXPECT_NEAR(result.grad_norm, norm, 1e-9);
   EXPECT_DOUBLE_EQ(result.clip_factor, 2.0 / (norm + 1e-6));
   EXPECT_NEAR(model.bias.value().to_vector<float>()[0], before[0] - 0.1 * 3.0 * 2.0 / norm, 1e-6);
@@ -105,14 +105,14 @@ TEST(Optimizer, ZeroClipMeansNoClippingButANorm) {
   Model model({.clip_grad = 0.0});
   const StepResult result = model.update(100.0f);
   EXPECT_EQ(result.clip_factor, 1.0);
-  EXPECT_NEAR(result.grad_norm, 100 * std::sqrt(56.0), 1e-9);
+  EXPECT_NEAR(result.grad_norm, 100 * std::sqrt(105.0), 1e-9);
 }
 
 TEST(Optimizer, TheNormDoesNotOverflowInFp32) {
   Model model({.name = OptimizerName::sgd, .momentum = 0.0, .clip_grad = 1.0});
   const StepResult result = model.update(1e30f, 0.1, 0.0);
   EXPECT_FALSE(result.skipped);
-  EXPECT_NEAR(result.grad_norm / (1e30 * std::sqrt(56.0)), 1.0, 1e-6);
+  EXPECT_NEAR(result.grad_norm / (1e30 * std::sqrt(105.0)), 1.0, 1e-6);
 }
 
 class Skipping : public testing::TestWithParam<std::tuple<OptimizerName, DType, float>> {};

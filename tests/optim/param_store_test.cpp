@@ -93,6 +93,7 @@ TEST(ParamStore, Bf16CopyFollowsTheMainWeights) {
     for (std::size_t i = 0; i < main.size(); ++i) ASSERT_EQ(copy[i].bits, bfloat16(main[i]).bits) << i;
   };
   EXPECT_EQ(w.value().dtype(), DType::bf16);
+  EXPECT_EQ(w.main().raw(), store.main(w).raw());
   expect_rounded();
   for (int i = 0; i < 17 * 19; ++i) store.main(w).data<float>()[i] = 0.001f * static_cast<float>(i);
   store.refresh_model_copy();

@@ -110,9 +110,8 @@ inline std::vector<GradError> gradient_errors(const ExecCtx& ctx, const GradCase
 
   std::vector<GradError> errors;
   const auto compare = [&](const std::string& name, const Tensor& at, const Tensor& gradient) {
-    const std::vector<float> analytic = gradient
-                                            ? gradient.to_floats()
-                                            : std::vector<float>(static_cast<std::size_t>(at.numel()), 0.0f);
+    const std::vector<float> analytic =
+        gradient ? gradient.to_floats() : std::vector<float>(static_cast<std::size_t>(at.numel()), 0.0f);
     errors.push_back(
         {name, distance(analytic, detail::central_differences(ctx, c, at, upstream, eps), 1e-2)});
   };

@@ -2,6 +2,8 @@
 /// The differentiable operations models are made of. Each takes Vars and Parameters, records itself if one of
 /// its Vars is on a tape, and otherwise just computes.
 
+#include <optional>
+
 #include "tessera/autograd/tape.hpp"
 #include "tessera/ops/activation.hpp"
 #include "tessera/ops/attention.hpp"
@@ -29,6 +31,12 @@ ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
 Var swiglu(const ExecCtx& ctx, const Var& gate_up);
 
+/// linear(activation(x)), and linear(swiglu(x)) if kind is none. The activated values are computed again for
+/// the weight gradient instead of kept: they are as large as x, and one pass over them is little beside the
+/// product.
+Var activated_linear(const ExecCtx& ctx, const Var& x, std::optional<ops::ActivationKind> kind,
+                     Parameter& weight, Parameter* bias);
+
 /// How a packed qkv [seq, batch, (heads + 2 kv_heads) * head_dim] (all q heads, all k heads, all v heads) is
 /// read.
 struct SelfAttentionOptions {
@@ -40,6 +48,12 @@ struct SelfAttentionOptions {
 /// Attention of a sequence over itself: [seq, batch, heads * head_dim]. qkv is rotated in place if this call
 /// is its last owner (std::move it in).
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
+
+/// Per-token loss [rows] fp32 of logits x weight^T, a part of the rows at a time: logits never exist as a
+/// whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at once, chunk by chunk, for
+/// `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor).
+Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
+                         const Tensor& upstream);
 
 /// Per-token loss [rows] fp32 of logits [rows, vocab]; labels int32 [rows], -100 = ignored (loss 0). Backward
 /// writes the gradient over the logits if this call is their last owner (std::move them in).

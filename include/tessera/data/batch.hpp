@@ -14,8 +14,8 @@ struct Batch {
   std::int64_t batch = 0;
   std::int64_t seq_length = 0;
   std::vector<std::int32_t> tokens{};  ///< [b*s]
-  std::vector<std::int32_t>
-      labels{};  ///< [b*s], already shifted: labels[i] is to follow tokens[i]; -100 = ignored
+  std::vector<std::int32_t> labels{};  ///< [b*s], already shifted: labels[i] is to follow tokens[i]; -100 =
+                                       ///< ignored; empty = no targets
   std::vector<std::int32_t> position_ids{};  ///< [b*s]; empty = 0..s-1
   std::vector<std::int32_t>
       key_begin{};                      ///< [b] keys [key_begin, key_end) may be attended to; empty = from 0

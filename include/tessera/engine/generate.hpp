@@ -23,7 +23,8 @@ struct SamplingOptions {
 void check(const SamplingOptions& options);
 
 /// The token drawn from `logits` with random number `uniform` in [0, 1): divides by the temperature, cuts to
-/// top-k or top-p (the token that crosses p stays), draws by cumulative probability.
+/// top-k or top-p (the token that crosses p stays), draws by cumulative probability. Errors: InvalidArgument
+/// if a logit is not finite.
 std::int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
 /// New tokens after `prompt` (not empty), without the stop token; ends at max_new_tokens, the stop token or

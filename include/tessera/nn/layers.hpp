@@ -18,6 +18,8 @@ class Linear : public Module {
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
+  /// forward(activation(x)), or forward(swiglu(x)) if kind is none, without keeping the activated values.
+  Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind);
 
  private:
   Parameter& weight_;

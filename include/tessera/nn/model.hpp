@@ -11,6 +11,10 @@ class Model : public Module {
   Model() : Module("") {}
   /// logits [seq_length * batch, vocab_size()], rows position-major as in MicroBatch.
   virtual Var forward(const Forward& forward) = 0;
+  /// Per-token losses [seq_length * batch] of forward.input.labels. `upstream`, the gradient these losses
+  /// will get, is known beforehand when the engine's own mean loss is trained: a model may use it to fuse
+  /// head and loss.
+  virtual Var loss(const Forward& forward, const Tensor& upstream);
   virtual std::int64_t vocab_size() const = 0;
   /// Longest sequence the model takes.
   virtual std::int64_t max_positions() const = 0;

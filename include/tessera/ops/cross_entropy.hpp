@@ -13,6 +13,9 @@ struct CrossEntropy {
 /// logits: [rows, vocab] whose rows may be apart; labels: int32 [rows], kIgnoredLabel or below vocab.
 CrossEntropy cross_entropy(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels);
 
+/// The same into `loss` (contiguous, one fp32 a row); returns lse.
+Tensor cross_entropy_into(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels, const Tensor& loss);
+
 /// Writes upstream[row] * (softmax - onehot) over `logits`.
 void cross_entropy_backward_in_place(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels,
                                      const Tensor& lse, const Tensor& upstream);

@@ -51,18 +51,25 @@ Decoder::Decoder(const ModelConfig& config, const Numerics& numerics)
                                           Init::normal(static_cast<float>(config_.init_std)));
 }
 
-Var Decoder::forward(const Forward& forward) {
+Var Decoder::hidden(const Forward& forward) {
   const ops::RopeTable* table = rope(forward.exec);
   if (*config_.position_embedding == PositionKind::alibi && !alibi_slopes_) {
     alibi_slopes_ = Tensor::from(forward.exec, nn::alibi_slopes(config_.num_heads), {config_.num_heads});
   }
   nn::ResidualStream stream{embedding_.forward(forward), {}, {}};
   for (nn::DecoderLayer* layer : layers_) stream = layer->forward(forward, stream, table, alibi_slopes_);
-  const ResidualNorm out = final_norm_->forward(forward, stream.residual, stream.branch, stream.dropout);
+  return final_norm_->forward(forward, stream.residual, stream.branch, stream.dropout).y;
+}
+
+Var Decoder::forward(const Forward& forward) {
   // Rows of logits start on cache-line boundaries whatever the vocabulary: the head is the largest product of
   // all.
   constexpr std::int64_t kRowPadding = 32;
-  return linear(forward.exec, out.y, *head_, nullptr, kRowPadding);
+  return linear(forward.exec, hidden(forward), *head_, nullptr, kRowPadding);
+}
+
+Var Decoder::loss(const Forward& forward, const Tensor& upstream) {
+  return linear_cross_entropy(forward.exec, hidden(forward), *head_, forward.input.labels, upstream);
 }
 
 double Decoder::flops_per_token(std::int64_t seq_length) const {

@@ -46,6 +46,7 @@ class Decoder : public Model {
   Decoder(const ModelConfig& config, const Numerics& numerics);
 
   Var forward(const Forward& forward) override;
+  Var loss(const Forward& forward, const Tensor& upstream) override;
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t max_positions() const override { return config_.max_positions; }
   double flops_per_token(std::int64_t seq_length) const override;
@@ -53,6 +54,8 @@ class Decoder : public Model {
   const ModelConfig& config() const { return config_; }
 
  private:
+  /// The normalised output of the last layer, [seq, batch, hidden].
+  Var hidden(const Forward& forward);
   /// The rotary table, or null; made on first use, when the context is known.
   const ops::RopeTable* rope(const ExecCtx& ctx);
 

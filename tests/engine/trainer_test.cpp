@@ -1,0 +1,267 @@
+/// Whole runs: interrupted and resumed ones are bitwise the uninterrupted one; damage and full disks lose
+/// nothing.
+
+#include "tessera/engine/trainer.hpp"
+
+#include <sys/resource.h>
+
+#include <csignal>
+#include <map>
+
+#include "tessera/engine/state.hpp"
+#include "tests/engine/engine_support.hpp"
+
+namespace tessera {
+namespace {
+
+using test::expect_error;
+using test::slurp;
+using test::spill;
+
+struct Followed {
+  std::map<std::int64_t, double> losses;
+  std::vector<std::int64_t> steps;
+  std::vector<std::filesystem::path> saved;
+  std::string warnings;
+  TrainResult result;
+};
+
+/// Trains, leaving after step `stop_after` (0 = to the end) as a process does that was told to stop.
+Followed run(const Config& config, std::int64_t stop_after = 0) {
+  Followed f;
+  TrainHooks hooks;
+  hooks.on_step = [&](const StepRecord& r) {
+    f.losses[r.step] = r.loss;
+    f.steps.push_back(r.step);
+  };
+  hooks.on_checkpoint = [&](const std::filesystem::path& path) { f.saved.push_back(path); };
+  hooks.should_stop = [&] { return stop_after > 0 && f.steps.back() >= stop_after; };
+  LogOptions log;
+  log.console = false;
+  log.callback = [&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::warning) f.warnings += std::string(line) + "\n";
+  };
+  f.result = train(config, hooks, Logger(log));
+  return f;
+}
+
+/// Everything a checkpoint holds, as bytes.
+std::map<std::string, std::vector<std::byte>> contents(const std::filesystem::path& checkpoint) {
+  const CheckpointReader reader(checkpoint);
+  std::map<std::string, std::vector<std::byte>> all;
+  for (const auto& tensor : reader.manifest().tensors) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.shape.numel()) * size_of(tensor.dtype));
+    reader.read(tensor.name, bytes);
+    all[tensor.name] = bytes;
+  }
+  return all;
+}
+
+std::vector<std::int64_t> steps_in(const std::filesystem::path& metrics) {
+  std::ifstream in(metrics);
+  std::string line;
+  std::vector<std::int64_t> steps;
+  while (std::getline(in, line)) steps.push_back(std::stoll(line.substr(line.find(':') + 1)));
+  return steps;
+}
+
+std::vector<std::int64_t> range(std::int64_t first, std::int64_t last) {
+  std::vector<std::int64_t> steps;
+  for (std::int64_t i = first; i <= last; ++i) steps.push_back(i);
+  return steps;
+}
+
+struct Resume : test::FolderTest, ::testing::WithParamInterface<Precision> {};
+INSTANTIATE_TEST_SUITE_P(Precisions, Resume, ::testing::Values(Precision::fp32, Precision::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(Resume, FortyStepsStraightAreTwentyFiveAndFifteen) {
+  Config straight = run_config("straight", 0.1), broken = run_config("broken", 0.1);
+  for (Config* c : {&straight, &broken}) {
+    c->training.precision = GetParam();
+    c->lr_schedule.style = LrStyle::cosine;
+    c->lr_schedule.warmup_steps = 5;
+  }
+  const Followed whole = run(straight);
+  EXPECT_EQ(whole.steps, range(1, 40));
+
+  const Followed first = run(broken, 31);  // six steps after the checkpoint are lost
+  EXPECT_TRUE(first.result.interrupted);
+  ASSERT_EQ(first.saved.size(), 1u);
+  const Followed second = run(broken);
+  EXPECT_EQ(second.steps, range(26, 40));
+  EXPECT_EQ(second.warnings, "");
+  for (const auto& [step, loss] : whole.losses) {
+    if (step <= 31) {
+      EXPECT_EQ(first.losses.at(step), loss) << step;
+    }
+    if (step > 25) {
+      EXPECT_EQ(second.losses.at(step), loss) << step;
+    }
+  }
+  EXPECT_EQ(contents(*second.result.checkpoint), contents(*whole.result.checkpoint));
+  EXPECT_EQ(steps_in(dir_ / "broken/metrics.jsonl"), range(1, 40));
+}
+
+struct Trainer : test::FolderTest {
+  /// Ten steps, a checkpoint every five, all kept.
+  Config short_run(const std::string& name) {
+    Config c = run_config(name);
+    c.training.steps = 10;
+    c.checkpoint.every = 5;
+    c.checkpoint.keep = 9;
+    return c;
+  }
+  static std::filesystem::path shard_of(const std::filesystem::path& checkpoint) {
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+      if (entry.path().extension() == ".safetensors") return entry.path();
+    }
+    throw std::runtime_error("no shard in " + checkpoint.string());
+  }
+  static void flip_last_byte(const std::filesystem::path& file) {
+    std::string bytes = slurp(file);
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    spill(file, bytes);
+  }
+};
+
+TEST_F(Trainer, ADamagedCheckpointIsReportedAndTheOneBeforeItUsed) {
+  const Config config = short_run("run");
+  const Followed whole = run(config);
+  ASSERT_EQ(whole.saved.size(), 2u);
+  const auto good = contents(whole.saved[1]);
+  flip_last_byte(shard_of(whole.saved[1]));
+  const Followed again = run(config);
+  EXPECT_NE(again.warnings.find("step-00000010"), std::string::npos) << again.warnings;
+  EXPECT_EQ(again.steps, range(6, 10));
+  EXPECT_EQ(again.losses.at(10), whole.losses.at(10));
+  EXPECT_EQ(contents(whole.saved[1]), good);
+  EXPECT_EQ(steps_in(dir_ / "run/metrics.jsonl"), range(1, 10));
+}
+
+TEST_F(Trainer, WhenNoCheckpointIsWholeItStopsInsteadOfBeginningAnew) {
+  const Config config = short_run("run");
+  for (const auto& saved : run(config).saved) flip_last_byte(shard_of(saved));
+  expect_error<CheckpointError>([&] { run(config); }, "no checkpoint in", "can be used");
+  EXPECT_EQ(steps_in(dir_ / "run/metrics.jsonl"), range(1, 10));
+}
+
+TEST_F(Trainer, AFinishedRunHasNothingToDoAndALongerOneGoesOn) {
+  Config config = short_run("run");
+  config.lr_schedule.decay_steps = 20;
+  config.optimizer.lr = 1e-3;
+  run(config);
+  const Followed again = run(config);
+  EXPECT_TRUE(again.steps.empty());
+  EXPECT_EQ(again.result.step, 10);
+  config.training.steps = 13;
+  EXPECT_EQ(run(config).steps, range(11, 13));
+}
+
+TEST_F(Trainer, AMovedRunGoesOn) {
+  Config config = short_run("run");
+  run(config, 7);
+  std::filesystem::rename(dir_ / "run", dir_ / "moved");
+  config.logging.dir = (dir_ / "moved").string();
+  EXPECT_EQ(run(config).steps, range(6, 10));
+}
+
+TEST_F(Trainer, AGivenCheckpointStartsANewFolder) {
+  Config config = short_run("run");
+  const Followed first = run(config);
+  config.logging.dir = (dir_ / "other").string();
+  config.checkpoint.resume = first.saved[0].string();
+  const Followed second = run(config);
+  EXPECT_EQ(second.steps, range(6, 10));
+  EXPECT_EQ(second.losses.at(10), first.losses.at(10));
+  config.checkpoint.resume = (dir_ / "nowhere").string();
+  config.logging.dir = (dir_ / "third").string();
+  expect_error<CheckpointError>([&] { run(config); }, "nowhere");
+}
+
+TEST_F(Trainer, InterruptionSavesWhenAsked) {
+  Config config = short_run("run");
+  config.checkpoint.on_interrupt = true;
+  const Followed first = run(config, 7);
+  EXPECT_TRUE(first.result.interrupted);
+  EXPECT_EQ(first.saved.back().filename(), "step-00000007");
+  EXPECT_EQ(run(config).steps, range(8, 10));
+}
+
+TEST_F(Trainer, OldCheckpointsGo) {
+  Config config = short_run("run");
+  config.checkpoint.every = 2;
+  config.checkpoint.keep = 2;
+  run(config);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint_root(config))) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"step-00000008", "step-00000010"}));
+}
+
+TEST_F(Trainer, EvaluationDisturbsNothing) {
+  Config quiet = short_run("quiet"), talkative = short_run("talkative");
+  talkative.training.eval_interval = 3;
+  talkative.training.eval_iters = 1;
+  const Followed a = run(quiet), b = run(talkative);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_FALSE(a.result.eval_loss);
+  ASSERT_TRUE(b.result.eval_loss);
+  const std::string text = slurp(dir_ / "talkative/metrics.jsonl");
+  std::size_t found = 0;
+  for (std::size_t at = 0; (at = text.find("eval_loss", at)) != std::string::npos; ++at) ++found;
+  EXPECT_EQ(found, 4u);  // steps 3, 6, 9 and the last
+}
+
+TEST_F(Trainer, AFullDiskDuringASaveLosesNothing) {
+  Config config = short_run("run");
+  run(config, 5);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = before;
+  small.rlim_cur = 40000;  // enough for a few lines of metrics, not for a checkpoint
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    run(config);
+  } catch (const IoError& error) {
+    message = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(message.find("checkpoints"), std::string::npos) << message;
+  const Followed again = run(config);
+  EXPECT_EQ(again.warnings, "");
+  EXPECT_EQ(again.steps, range(6, 10));
+}
+
+TEST_F(Trainer, BadDataLeavesNoTraceThatHindersTheNextTry) {
+  Config config = short_run("run");
+  const Config good = config;
+  config.data.path = {{1.0, (dir_ / "nowhere").string()}};
+  config.training.seq_length = 7;
+  expect_error<Error>([&] { run(config); }, "nowhere");
+  EXPECT_EQ(run(good).steps, range(1, 10));  // another length: nothing was trained that it could contradict
+}
+
+TEST_F(Trainer, TokensBeyondTheVocabularyAreRefused) {
+  Config config = short_run("run");
+  config.model.vocab_size = 100;
+  config.data.tokenizer = "tokenizer.json";  // the end of a document is not known
+  expect_error<DataError>([&] { run(config); }, "corpus", "100");
+}
+
+TEST_F(Trainer, ADivergedRunStopsWithAReason) {
+  Config config = short_run("run");
+  config.optimizer.lr = 1e30;
+  config.optimizer.clip_grad = 0.0;
+  config.training.max_skipped_steps = 3;
+  expect_error<TrainingError>([&] { run(config); }, "not finite 3 steps in a row");
+  EXPECT_NE(slurp(dir_ / "run/metrics.jsonl").find("\"loss\":null"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,204 @@
+/// Ops refuse what does not fit, and the message holds the values; views with gaps are read rightly.
+
+#include "tests/support/gradcheck.hpp"
+
+#include "tessera/ops/activation.hpp"
+#include "tessera/ops/attention.hpp"
+#include "tessera/ops/cross_entropy.hpp"
+#include "tessera/ops/elementwise.hpp"
+#include "tessera/ops/embedding.hpp"
+#include "tessera/ops/gemm.hpp"
+#include "tessera/ops/norm.hpp"
+#include "tessera/ops/optimizer.hpp"
+#include "tessera/ops/reduce.hpp"
+#include "tessera/ops/rope.hpp"
+
+namespace tessera {
+namespace {
+
+using test::distance;
+using test::random_tensor;
+
+struct Ops : ::testing::Test {
+  Tensor f32(const Shape& shape, unsigned seed = 1) const { return random_tensor(ctx, shape, seed); }
+  Tensor bf16(const Shape& shape, unsigned seed = 1) const {
+    return ops::cast(ctx, f32(shape, seed), DType::bf16);
+  }
+  Tensor ints(std::vector<std::int32_t> values) const {
+    const auto count = static_cast<std::int64_t>(values.size());
+    return Tensor::from(ctx, values, {count});
+  }
+
+  template <typename Fn, typename... Parts>
+  void refused(Fn&& fn, const Parts&... parts) const {
+    try {
+      fn();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      for (const std::string& part : {std::string(parts)...})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+            << "'" << part << "' is not in: " << error.what();
+    }
+  }
+  ExecCtx ctx = ExecCtx::cpu(2, 3);
+};
+
+TEST_F(Ops, GemmRefuses) {
+  refused([&] { ops::matmul(ctx, f32({3, 5}), f32({4, 7})); }, "4", "5");
+  refused([&] { ops::matmul(ctx, f32({3, 5}), bf16({5, 7})); }, "float32", "bfloat16");
+  refused(
+      [&] {
+        ops::matmul_into(ctx, f32({3, 5}), f32({5, 7}), f32({3, 6}), 0.0f, false, false);
+      },
+      "[3, 7]", "[3, 6]");
+  refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 4}), {}); }, "4", "5");
+  refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), f32({6})); }, "[6]", "7 outputs");
+  refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), bf16({7})); }, "bfloat16");
+  refused(
+      [&] {
+        ops::linear_backward_weight(ctx, bf16({3, 7}), bf16({3, 5}), bf16({7, 5}), 0.0f);
+      },
+      "float32", "bfloat16");
+  refused([&] { ops::matmul(ctx, f32({3, 5}).transpose(0, 1), f32({3, 7})); }, "contiguous");
+  refused([&] { ops::matmul(ctx, ints({1, 2}).view({1, 2}), ints({1, 2}).view({2, 1})); }, "int32");
+}
+
+TEST_F(Ops, ElementwiseRefuses) {
+  refused([&] { ops::add(ctx, f32({3, 5}), f32({5, 3}), DType::f32); }, "[3, 5]", "[5, 3]");
+  refused([&] { ops::add(ctx, f32({3, 5}).transpose(0, 1), f32({5, 3}), DType::f32); }, "contiguous");
+  refused([&] { ops::axpby(ctx, 1.0f, f32({3}), 0.0f, f32({4})); }, "3", "4");
+  refused([&] { ops::copy(ctx, f32({3}), bf16({3})); }, "float32", "bfloat16");
+  refused([&] { ops::copy(ctx, f32({3}), f32({4})); }, "[3]", "[4]");
+  refused([&] { ops::contiguous(ctx, f32({1, 1, 1, 1, 2})); }, "rank");
+  refused([&] { ops::cast(ctx, ints({1}), DType::f32); }, "int32");
+  refused([&] { ops::fill_constant(ctx, bf16({3}), 1.0f); }, "bfloat16");
+  refused(
+      [&] {
+        ops::activation_backward(ctx, f32({3, 4}), f32({4, 3}), ops::ActivationKind::relu);
+      },
+      "[3, 4]", "[4, 3]");
+  refused([&] { ops::swiglu(ctx, f32({3, 5})); }, "5");
+  refused([&] { ops::swiglu_backward(ctx, f32({3, 6}), f32({3, 4})); }, "[3, 6]", "[3, 4]");
+  refused([&] { ops::column_sum(ctx, f32({3, 5}), f32({4}), 0.0f); }, "4", "5");
+}
+
+TEST_F(Ops, EmbeddingNormAndLossRefuse) {
+  refused([&] { ops::embedding(ctx, ints({0}), f32({7}), {}, {}, DType::f32); }, "[7]");
+  refused([&] { ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), {}, DType::f32); }, "position");
+  refused(
+      [&] {
+        ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), f32({3, 4}), DType::f32);
+      },
+      "[3, 4]", "[7, 5]");
+  refused(
+      [&] {
+        ops::embedding_backward(ctx, ints({0, 1}), f32({1, 5}), f32({7, 5}), 0.0f);
+      },
+      "[1, 5]", "[7, 5]");
+  refused([&] { ops::add_norm(ctx, f32({3, 5}), {}, f32({4}), {}, {}); }, "[4]", "5");
+  refused([&] { ops::add_norm(ctx, f32({3, 5}), f32({3, 4}), f32({5}), {}, {}); }, "[3, 5]", "[3, 4]");
+  refused([&] { ops::add_norm(ctx, f32({3, 5}), bf16({3, 5}), f32({5}), {}, {}); }, "float32", "bfloat16");
+  refused([&] { ops::cross_entropy(ctx, f32({3, 5}), ints({1, 2})); }, "2", "3");
+  refused([&] { ops::cross_entropy(ctx, f32({3, 5}), f32({3})); }, "float32", "int32");
+}
+
+TEST_F(Ops, AttentionAndRopeRefuse) {
+  const Tensor q = f32({4, 2, 6, 3});
+  const auto attend = [&](const Tensor& k, const Tensor& v, const ops::AttentionOptions& o = {}) {
+    return [&, k, v, o] { ops::attention(ctx, q, k, v, o); };
+  };
+  refused(attend(f32({4, 2, 4, 3}), f32({4, 2, 4, 3})), "6 query heads", "4 KV heads");
+  refused(attend(f32({4, 2, 6, 3}), f32({5, 2, 6, 3})), "[4, 2, 6, 3]", "[5, 2, 6, 3]");
+  refused(attend(f32({4, 3, 6, 3}), f32({4, 3, 6, 3})), "[4, 3, 6, 3]");
+  refused(attend(bf16({4, 2, 6, 3}), bf16({4, 2, 6, 3})), "dtype");
+  refused(attend(f32({4, 2, 6}), f32({4, 2, 6})), "[4, 2, 6]");
+  ops::AttentionOptions o;
+  o.alibi_slopes = f32({5});
+  refused(attend(q, q, o), "slope");
+  o = {};
+  o.key_begin = ints({0, 0, 0});
+  refused(attend(q, q, o), "key_begin", "[2]", "[3]");
+  o = {};
+  o.document = ints({0, 0});
+  refused(attend(q, q, o), "document", "[2, 4]");
+  refused([&] { ops::make_rope_table(ctx, 8, 5, 100.0, {}, false); }, "5");
+  refused([&] { ops::make_rope_table(ctx, 8, 0, 100.0, {}, false); }, "0");
+  const ops::RopeTable table = ops::make_rope_table(ctx, 8, 4, 100.0, {}, false);
+  refused([&] { ops::rope_in_place(ctx, q, ints({0, 0, 0, 0, 0, 0, 0, 0}), table, false); }, "4", "3");
+  refused([&] { ops::rope_in_place(ctx, f32({4, 2, 6, 4}), ints({0, 0}), table, false); }, "2", "8");
+}
+
+TEST_F(Ops, OptimizersRefuse) {
+  refused([&] { ops::adam(ctx, f32({3}), f32({4}), f32({4}), f32({4}), {}, {}); }, "3", "4");
+  refused([&] { ops::sgd(ctx, f32({4}), f32({4}), {}, {}, {.momentum = 0.9}); }, "momentum");
+}
+
+TEST_F(Ops, RowsMayBeApart) {
+  const Tensor wide = f32({5, 13});
+  const Tensor view = wide.narrow(1, 3, 7), dense = ops::contiguous(ctx, view);
+  const Tensor weight = f32({11, 7}, 2);
+  EXPECT_EQ(ops::linear(ctx, view, weight, {}).to_floats(), ops::linear(ctx, dense, weight, {}).to_floats());
+  const Tensor a = f32({7}), b = f32({7});
+  ops::column_sum(ctx, view, a, 0.0f);
+  ops::column_sum(ctx, dense, b, 0.0f);
+  EXPECT_EQ(a.to_floats(), b.to_floats());
+  const Tensor labels = ints({0, 6, -100, 3, 2});
+  EXPECT_EQ(ops::cross_entropy(ctx, view, labels).loss.to_floats(),
+            ops::cross_entropy(ctx, dense, labels).loss.to_floats());
+
+  // What lies between the rows is left alone.
+  const auto before = wide.to_floats();
+  const ops::CrossEntropy loss = ops::cross_entropy(ctx, view, labels);
+  ops::cross_entropy_backward_in_place(ctx, view, labels, loss.lse, f32({5}));
+  const auto after = wide.to_floats();
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    if (i % 13 < 3 || i % 13 >= 10) {
+      EXPECT_EQ(after[i], before[i]);
+    }
+  }
+}
+
+TEST_F(Ops, StridedCopies) {
+  const Tensor x = f32({3, 4, 5});
+  const std::vector<float> values = x.to_floats();
+  const std::vector<float> turned = ops::contiguous(ctx, x.transpose(0, 2)).to_floats();
+  for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t j = 0; j < 4; ++j) {
+      for (std::size_t k = 0; k < 5; ++k) EXPECT_EQ(turned[(k * 4 + j) * 3 + i], values[(i * 4 + j) * 5 + k]);
+    }
+  }
+  EXPECT_NE(ops::contiguous(ctx, x).raw(), x.raw());  // a copy even where none is needed: callers write to it
+}
+
+TEST_F(Ops, PaddedRowsBeginOnMultiples) {
+  const Tensor y = ops::linear(ctx, f32({3, 2, 5}), f32({7, 5}, 2), f32({7}, 3), 32);
+  EXPECT_EQ(y.shape(), (Shape{6, 7}));
+  EXPECT_EQ(y.strides(), (Shape{32, 1}));
+  EXPECT_LE(distance(ops::contiguous(ctx, y).to_floats(),
+                     ops::linear(ctx, f32({3, 2, 5}), f32({7, 5}, 2), f32({7}, 3)).to_floats()),
+            1e-6);
+}
+
+TEST_F(Ops, EmptyTensorsAreNoTrouble) {
+  EXPECT_EQ(ops::linear(ctx, f32({0, 5}), f32({7, 5}), {}).shape(), (Shape{0, 7}));
+  EXPECT_EQ(ops::activation(ctx, f32({0, 5}), ops::ActivationKind::silu).numel(), 0);
+  EXPECT_EQ(ops::swiglu(ctx, f32({0, 6})).shape(), (Shape{0, 3}));
+  EXPECT_EQ(ops::add(ctx, f32({0}), f32({0}), DType::f32).numel(), 0);
+  EXPECT_EQ(ops::sum(ctx, f32({0})).to_vector<double>()[0], 0.0);
+}
+
+TEST_F(Ops, OnlyWhatNobodyElseHoldsIsWrittenOver) {
+  const Tensor x = f32({3, 4});
+  Tensor dy = f32({3, 4}, 2);
+  const Tensor held = dy;
+  const auto before = held.to_floats();
+  const Tensor dx = ops::activation_backward(ctx, x, dy, ops::ActivationKind::silu);
+  EXPECT_NE(dx.raw(), held.raw());
+  EXPECT_EQ(held.to_floats(), before);
+  Tensor alone = f32({3, 4}, 2);
+  const void* memory = alone.raw();
+  EXPECT_EQ(ops::activation_backward(ctx, x, alone, ops::ActivationKind::silu).raw(), memory);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,180 @@
+"""tessera generate, convert, checkpoint, env, plot."""
+
+import importlib.util
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from cli_support import run, text_documents, write_config, write_corpus
+
+
+@pytest.fixture(scope="module")
+def trained(tessera_program, tmp_path_factory):
+    """A run of a few steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    corpus = write_corpus(folder / "corpus", text_documents())
+    run(tessera_program, "train", write_config(folder, corpus))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def models(source_dir):
+    """The module that writes Hugging Face folders for the parity tests."""
+    spec = importlib.util.spec_from_file_location("parity_models", source_dir / "tests/parity/models.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def newest(run_folder):
+    return sorted((run_folder / "checkpoints").glob("step-*"))[-1]
+
+
+def generate(program, model, *options, **more):
+    # A model this young writes bytes that are no text.
+    return run(program, "generate", model, "--prompt", "def f", *options, errors="replace", **more)
+
+
+def test_generate(tessera_program, trained):
+    greedy = generate(tessera_program, trained, "--temperature", 0).stdout
+    assert greedy.startswith("def f") and len(greedy) > 8
+    assert greedy == generate(tessera_program, trained, "--top-k", 1, "--seed", 9).stdout
+    assert greedy == generate(tessera_program, newest(trained), "--temperature", 0).stdout
+    first = generate(tessera_program, trained, "--seed", 1, "--top-p", 0.9).stdout
+    assert first == generate(tessera_program, trained, "--seed", 1, "--top-p", 0.9).stdout
+    assert first != generate(tessera_program, trained, "--seed", 2, "--top-p", 0.9).stdout
+    two = generate(tessera_program, trained, "--seed", 1, "--num-samples", 2, "--top-p", 0.9).stdout
+    assert two.startswith(first + "----\n")
+    moved = trained.with_name("moved")
+    shutil.copytree(trained, moved)
+    assert greedy == generate(tessera_program, moved, "--temperature", 0).stdout
+
+
+@pytest.mark.parametrize("options,part", [(["--top-k", 3, "--top-p", 0.5], "top_k and top_p"), (["--top-p", 2], "top_p"),
+                                          (["--temperature", -1], "temperature"), (["--top-k", "many"], "--top-k"),
+                                          (["--max-new-tokens", -1], "max_new_tokens")])
+def test_generate_refuses(tessera_program, trained, options, part):
+    done = generate(tessera_program, trained, *options, code=2)
+    assert part in done.stderr and done.stdout == ""
+
+
+def test_generate_needs_a_model_and_a_prompt(tessera_program, trained, tmp_path):
+    assert "nowhere" in generate(tessera_program, tmp_path / "nowhere", code=4).stderr
+    (tmp_path / "empty").mkdir()
+    assert "empty" in generate(tessera_program, tmp_path / "empty", code=4).stderr
+    assert "--prompt" in run(tessera_program, "generate", trained, "--prompt", "", code=2).stderr
+    long = run(tessera_program, "generate", trained, "--prompt", "x" * 49, code=2).stderr
+    assert "49" in long and "48" in long
+
+
+def tensors(folder):
+    from safetensors.numpy import load_file
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama3_tied"])
+def test_convert_there_and_back(tessera_program, tmp_path, models, name):
+    models.write_model(tmp_path / "hf", name)
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "tessera", tmp_path / "ours")
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "ours", "--to", "hf", tmp_path / "back")
+    before, after = tensors(tmp_path / "hf"), tensors(tmp_path / "back")
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert value.dtype == after[key].dtype and np.array_equal(value, after[key]), key
+    assert (tmp_path / "hf/config.json").read_bytes() == (tmp_path / "back/config.json").read_bytes()
+    assert tensors(tmp_path / "ours").keys() == models.to_tessera_names(models.MODELS[name], before).keys()
+
+
+def test_convert_a_run_and_train_on_from_a_model(tessera_program, tmp_path, models):
+    models.write_model(tmp_path / "hf", "gpt2")
+    corpus = write_corpus(tmp_path / "corpus", text_documents(end=False))
+    config = write_config(tmp_path, corpus, model__init_from=str(tmp_path / "hf"), model__vocab_size=211, model__num_layers=3,
+                          model__hidden_size=60, model__num_heads=5, model__max_positions=64, model__dropout=0.0,
+                          model__attention_dropout=0.0, data__tokenizer="none.json", training__steps=2, optimizer__lr=1e-30,
+                          optimizer__weight_decay=0.0, lr_schedule__warmup_steps=0)
+    run(tessera_program, "train", config)
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "hf", tmp_path / "exported")
+    before, after = tensors(tmp_path / "hf"), tensors(tmp_path / "exported")
+    for key, value in before.items():  # a learning rate of nothing: the weights it started from
+        assert np.array_equal(value, after[key]), key
+    half = run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "hf", tmp_path / "half", "--dtype",
+               "float16")
+    assert "half" in half.stdout
+    assert all(value.dtype == np.float16 for value in tensors(tmp_path / "half").values())
+    run(tessera_program, "train", config, "model.num_layers=2", f"logging.dir={tmp_path}/other", code=4)
+    error = generate(tessera_program, tmp_path / "exported", code=2).stderr
+    assert "tokenizer" in error and "211" in error
+
+
+def test_convert_refuses(tessera_program, tmp_path, models):
+    models.write_model(tmp_path / "hf", "llama")
+
+    def convert(source, target, *more, code):
+        return run(tessera_program, "convert", "--from", *source, "--to", *target, *more, code=code).stderr
+
+    ours = ("tessera", tmp_path / "ours")
+    assert '"keras"' in convert(("keras", tmp_path / "hf"), ours, code=2)
+    assert "--dtype" in convert(("hf", tmp_path / "hf"), ours, "--dtype", "int3", code=2)
+    assert "nowhere" in convert(("hf", tmp_path / "nowhere"), ours, code=4)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/file").write_text("words")
+    assert "used" in convert(("hf", tmp_path / "hf"), ("tessera", tmp_path / "used"), code=4)
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    assert "layers.3" in convert(("hf", tmp_path / "hf"), ours, code=4)
+    file = tmp_path / "hf/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    assert "model.safetensors" in convert(("hf", tmp_path / "hf"), ours, code=4)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_checkpoint_inspect_and_verify(tessera_program, trained, tmp_path):
+    shown = run(tessera_program, "checkpoint", "inspect", trained).stdout
+    for part in ("step 6", "param.embedding.word_embeddings.weight", "[257, 48]", "adam_m", "24 samples"):
+        assert part in shown, shown
+    for path in (trained, trained / "checkpoints", newest(trained)):
+        assert "every byte" in run(tessera_program, "checkpoint", "verify", path).stdout
+
+    copy = tmp_path / "copy"
+    shutil.copytree(newest(trained), copy)
+    shard = next(copy.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 0x40
+    shard.write_bytes(data)
+    damaged = run(tessera_program, "checkpoint", "verify", copy, code=4).stdout
+    assert shard.name in damaged and "damaged" in damaged
+    (copy / "manifest.json").write_text("{")
+    for command in ("inspect", "verify"):
+        done = run(tessera_program, "checkpoint", command, copy, code=4)
+        assert "copy" in done.stdout + done.stderr
+    assert "nowhere" in run(tessera_program, "checkpoint", "inspect", tmp_path / "nowhere", code=4).stderr
+
+
+def test_env(tessera_program):
+    text = run(tessera_program, "env").stdout
+    for word in ("tessera", "compiler", "threads"):
+        assert word in text
+
+
+def test_usage(tessera_program):
+    assert run(tessera_program, "--version").stdout.startswith("tessera 0.")
+    assert "train" in run(tessera_program, "--help").stdout
+    assert "overrides" in run(tessera_program, "train", "--help").stdout
+    run(tessera_program, code=2)
+    run(tessera_program, "tarin", code=2)
+    run(tessera_program, "train", code=2)
+    run(tessera_program, "generate", "x", "--colour", code=2)
+
+
+def test_plot(tessera_program, trained, source_dir, tmp_path):
+    pytest.importorskip("matplotlib")
+    python = {"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(source_dir / "python")}
+    run(tessera_program, "plot", trained, env=python)
+    assert (trained / "loss.png").read_bytes().startswith(b"\x89PNG")
+    failed = run(tessera_program, "plot", tmp_path / "nowhere", env=python, code=1)
+    assert "nowhere" in failed.stderr
+    absent = run(tessera_program, "plot", trained, env={"TESSERA_PYTHON": "/nowhere/python"}, code=2)
+    assert "/nowhere/python" in absent.stderr
