@@ -194,6 +194,9 @@ struct Blocks {
 Blocks blocks_of(const Gemm& g) {
   const bool reordered_a = g.trans_a && g.ab_dtype == DType::bf16;
   const bool long_sums = !g.trans_b && g.k > 4096;
+  // For a bf16 result oneDNN accumulates whole rows in fp32 for every thread: four times the result itself.
+  constexpr std::int64_t kWidestRow = 8192;
+  if (g.c_dtype == DType::bf16 && g.n > kWidestRow && !reordered_a && !long_sums) return {g.m, kWidestRow};
   if (!reordered_a && !long_sums) return {g.m, g.n};
   std::int64_t cols = g.n;
   if (g.n > 512) {

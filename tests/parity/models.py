@@ -29,6 +29,8 @@ MODELS = {
     },
 }
 
+KINDS = ("plain", "padded", "packed")
+
 
 def weight_shapes(config: dict) -> dict:
     """Names and shapes of a model's tensors as Transformers saves them."""

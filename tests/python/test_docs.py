@@ -218,8 +218,8 @@ def test_checks_can_fail(tessera_program: Path, tmp_path: Path):
     assert faults("train a.yaml training.stepz=3") == 1
     page = tmp_path / "page.md"
     page.write_text("# One heading\n[a](#one-heading) [b](#another) [c](gone.md) [d](https://example.org)\n"
-                    "src/base/env.cpp src/base/gone.cpp tessera/base/gone.hpp kernels/gone*.hpp `Engine::walks_away` `Engine::step`\n")
-    assert len(list(broken_links(page))) == 2 and len(list(missing_files(page))) == 3 and len(list(unknown_names(page))) == 1
+                    "src/base/env.cpp src/base/gone.cpp tessera/base/gone.hpp kernels/gone*.hpp\n`Engine::walks_away` `Engine::step`\n")
+    assert [len(list(check(page))) for check in (broken_links, missing_files, unknown_names)] == [2, 3, 1]
 
 
 def test_the_guides_that_must_run_do():
@@ -232,7 +232,7 @@ def test_guides_run(guide: Path, tessera_program: Path, tmp_path: Path):
     """The marked blocks of a guide, one after the other in one folder, as a reader would type them."""
     blocks = [block for block in split_document(guide)[1] if block.run]
     marks = guide.read_text(encoding="utf-8").splitlines().count(RUN_MARK)
-    assert len(blocks) == marks and all(block.language == "bash" for block in blocks), "a mark stands just above a bash block"
+    assert len(blocks) == marks and all(block.language == "bash" for block in blocks), "marks stand just above bash blocks"
     folder, programs = tmp_path / "clone", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
