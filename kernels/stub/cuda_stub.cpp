@@ -63,7 +63,6 @@ std::size_t attention_backward_workspace(const AttentionShape&, int) {
   no_cuda("attention_backward_workspace");
 }
 
-
 Description describe() { return {{"cuda", "not in this build"}}; }
 
 }  // namespace tessera::kernels::cuda
