@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tessera/autograd/functions.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/gemm.hpp"

@@ -25,13 +25,20 @@ void inspect(const std::string& path) {
   }
 }
 
+/// A single checkpoint, or all of a run: a damaged newest one must not hide behind the one before it.
 void verify(const std::string& path, Program& program) {
-  const std::filesystem::path dir = checkpoint_in(path);
-  const auto problems = verify_checkpoint(dir);
-  for (const std::string& problem : problems) std::cout << problem << "\n";
-  std::cout << dir.string() << ": " << (problems.empty() ? "every byte is as it was saved" : "damaged")
-            << std::endl;
-  if (!problems.empty()) program.exit_code = 4;
+  const std::filesystem::path folder = checkpoint_folder(path);
+  std::vector<std::filesystem::path> checkpoints;
+  for (const std::int64_t step : list_checkpoints(folder))
+    checkpoints.push_back(folder / checkpoint_name(step));
+  if (checkpoints.empty()) checkpoints.push_back(folder);
+  for (const std::filesystem::path& dir : checkpoints) {
+    const auto problems = verify_checkpoint(dir);
+    for (const std::string& problem : problems) std::cout << problem << "\n";
+    std::cout << dir.string() << ": " << (problems.empty() ? "every byte is as it was saved" : "damaged")
+              << std::endl;
+    if (!problems.empty()) program.exit_code = 4;
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tessera/cli/cli.hpp"
 
+#include <algorithm>
 #include <iostream>
 
 #include "cli/commands.hpp"

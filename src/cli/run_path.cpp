@@ -9,12 +9,14 @@
 namespace tessera::cli {
 
 std::filesystem::path checkpoint_in(const std::filesystem::path& path) {
-  if (std::filesystem::exists(path / "config.yaml")) {
-    // A run may have been moved: its own checkpoints folder comes before the one its configuration names.
-    if (std::filesystem::exists(path / "checkpoints")) return resolve_checkpoint(path / "checkpoints");
-    return resolve_checkpoint(checkpoint_root(load_config(path / "config.yaml")));
-  }
-  return resolve_checkpoint(path);
+  return resolve_checkpoint(checkpoint_folder(path));
+}
+
+std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path / "config.yaml")) return path;
+  // A run may have been moved: its own checkpoints folder comes before the one its configuration names.
+  if (std::filesystem::exists(path / "checkpoints")) return path / "checkpoints";
+  return checkpoint_root(load_config(path / "config.yaml"));
 }
 
 bool is_model_folder(const std::filesystem::path& path) {
@@ -26,6 +28,11 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) 
   if (is_model_folder(path)) {
     const ModelConfig model = model_config_of(open_model(path).config());
     loaded.config.model = model;
+    constexpr std::int64_t kByteVocabulary = 257;
+    TESSERA_ENSURE(CheckpointError,
+                   std::filesystem::exists(path / "tokenizer.json") || model.vocab_size == kByteVocabulary,
+                   path.string(), " has no tokenizer.json, and a vocabulary of ", model.vocab_size,
+                   " is not that of bytes: put the model's tokenizer.json into the folder");
     if (std::filesystem::exists(path / "tokenizer.json"))
       loaded.config.data.tokenizer = (path / "tokenizer.json").string();
     loaded.config.device.threads = threads;

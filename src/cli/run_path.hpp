@@ -10,6 +10,9 @@ namespace tessera::cli {
 /// folder. Errors: CheckpointError if there is none.
 std::filesystem::path checkpoint_in(const std::filesystem::path& path);
 
+/// The folder of checkpoints of a run's folder; `path` itself if it is none.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
+
 /// Whether `path` is a model folder (Hugging Face or converted) rather than a run or checkpoint.
 bool is_model_folder(const std::filesystem::path& path);
 

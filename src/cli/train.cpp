@@ -20,21 +20,35 @@ void request_stop(int signal_number) {
   stop_requested = signal_number;
 }
 
+/// The handler gets a stack of its own: while oneDNN's sgemm runs, the stack pointer may point into the heap
+/// (seen with 2.6.3), and a handler's frame there would overwrite other people's memory.
 class StopSignals {
  public:
-  StopSignals() {
+  StopSignals() : stack_(std::size_t{1} << 16) {
     stop_requested = 0;
-    old_int_ = std::signal(SIGINT, request_stop);
-    old_term_ = std::signal(SIGTERM, request_stop);
+    stack_t own{};
+    own.ss_sp = stack_.data();
+    own.ss_size = stack_.size();
+    sigaltstack(&own, &old_stack_);
+    struct sigaction action {};
+    action.sa_handler = request_stop;
+    action.sa_flags = SA_ONSTACK | SA_RESTART;
+    sigaction(SIGINT, &action, &old_int_);
+    sigaction(SIGTERM, &action, &old_term_);
   }
   ~StopSignals() {
-    std::signal(SIGINT, old_int_);
-    std::signal(SIGTERM, old_term_);
+    sigaction(SIGINT, &old_int_, nullptr);
+    sigaction(SIGTERM, &old_term_, nullptr);
+    sigaltstack(&old_stack_, nullptr);
   }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  void (*old_int_)(int);
-  void (*old_term_)(int);
+  std::vector<char> stack_;
+  stack_t old_stack_{};
+  struct sigaction old_int_ {
+  }, old_term_{};
 };
 
 struct TrainArguments {

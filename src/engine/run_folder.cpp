@@ -22,6 +22,14 @@ bool is_empty_folder(const std::filesystem::path& folder) {
   return !std::filesystem::exists(folder) || std::filesystem::is_empty(folder);
 }
 
+/// Whether a run got as far as its first step or checkpoint: before that there is nothing to mix up.
+bool holds_work(const Config& config) {
+  const std::filesystem::path metrics = std::filesystem::path(config.logging.dir) / "metrics.jsonl";
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(metrics, error);
+  return (!error && bytes > 0) || !list_checkpoints(checkpoint_root(config)).empty();
+}
+
 }  // namespace
 
 RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config), log_(log) {
@@ -32,7 +40,7 @@ RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config),
                  " is not empty and holds no run of Tessera: choose another folder");
   std::filesystem::create_directories(dir, error);
   TESSERA_ENSURE(IoError, !error, "cannot make the folder ", dir.string(), ": ", error.message());
-  if (std::filesystem::exists(dir / "config.yaml")) {
+  if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
     check_same_run(load_config(dir / "config.yaml"), dir / "config.yaml");
   }
   TESSERA_ENSURE(
@@ -45,8 +53,19 @@ RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config),
 std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() const {
   const std::string& resume = config_.checkpoint.resume;
   if (resume == "none") return std::nullopt;
-  if (resume != "auto") return resolve_checkpoint(resume);
   const std::filesystem::path root = checkpoint_root(config_);
+  if (resume != "auto") {
+    const std::filesystem::path chosen = resolve_checkpoint(resume);
+    const auto steps = list_checkpoints(root);
+    const bool rewinds = std::filesystem::exists(root) &&
+                         std::filesystem::equivalent(chosen.parent_path(), root) && !steps.empty() &&
+                         chosen.filename() != checkpoint_name(steps.front());
+    TESSERA_ENSURE(ConfigError, !rewinds, root.string(), " holds checkpoints newer than ",
+                   chosen.filename().string(),
+                   ", which a later resume would take for this run's: move them away, or give the branch a "
+                   "logging.dir and checkpoint.dir of its own");
+    return chosen;
+  }
   const FoundCheckpoint found = find_latest(root, {.check_contents = true});
   for (const std::string& problem : found.problems) log_.warning("damaged checkpoint passed over: ", problem);
   TESSERA_ENSURE(CheckpointError, found.dir || found.problems.empty(), "no checkpoint in ", root.string(),

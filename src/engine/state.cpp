@@ -40,10 +40,11 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   state.config_json = nlohmann::json{{"yaml", to_yaml(run.config)}}.dump();
   state.rng_json = nlohmann::json{{"seed", engine.ctx().seed}, {"step", run.step}}.dump();
   state.data_json = nlohmann::json{{"consumed_samples", run.consumed_samples}}.dump();
-  state.user_json = nlohmann::json{{"tokens", run.tokens},
-                                   {"skipped", run.skipped},
-                                   {"optimizer_updates", engine.optimizer().updates()}}
-                        .dump();
+  state.user_json =
+      nlohmann::json{{"tokens", run.tokens},
+                     {"skipped", run.skipped},
+                     {"optimizer_updates", engine.options().trainable ? engine.optimizer().updates() : 0}}
+          .dump();
   return save_checkpoint(root, state, tensors, options);
 }
 

@@ -29,7 +29,7 @@ GptData open_data(const Config& config) {
   for (const auto& [weight, prefix] : config.data.path) {
     options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
   }
-  const std::int64_t evaluations = t.eval_interval > 0 ? t.steps / t.eval_interval + 1 : 1;
+  const std::int64_t evaluations = t.eval_interval > 0 ? 1 : 0;
   options.split = config.data.split;
   options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
   options.dataset.seq_length = t.seq_length;
@@ -55,11 +55,12 @@ class Run {
     if (config.training.eval_interval > 0 && !data_.valid) {
       log.warning("data.split ", config.data.split, " leaves no tokens for validation: nothing is evaluated");
     }
-    folder_.write_config();  // from here on the folder is this run's: whatever could be refused was not
     metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
   }
 
   TrainResult train() {
+    result_.step = state_.step;
+    if (state_.step >= config_.training.steps) return result_;
     announce();
     DataLoader loader(data_.train, {.global_batch_size = config_.training.global_batch_size,
                                     .micro_batch_size = config_.training.micro_batch_size,
@@ -92,6 +93,7 @@ class Run {
       load_pretrained(*config_.model.init_from, config_.model, *engine_);
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
+    folder_.write_config();
   }
 
   void announce() {

@@ -24,7 +24,7 @@ kernels::Activation kernel_kind(ActivationKind kind) {
 }  // namespace
 
 Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind) {
-  detail::check_contiguous(x, "x");
+  detail::check_contiguous_floats(x, "x");
   Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
   const kernels::ActivationForward params{x.numel(), kernel_kind(kind), x.dtype(), x.raw(), y.raw()};
   TESSERA_DISPATCH(ctx, activation_forward, params);
@@ -32,9 +32,10 @@ Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind) {
 }
 
 Tensor activation_backward(const ExecCtx& ctx, const Tensor& x, const Tensor& dy, ActivationKind kind) {
-  detail::check_contiguous(x, "x");
-  detail::check_contiguous(dy, "dy");
+  detail::check_contiguous_floats(x, "x");
+  detail::check_contiguous_floats(dy, "dy");
   detail::check_same_shape(x, dy, "activation gradient");
+  TESSERA_CHECK_EQ(dy.dtype(), x.dtype(), "dtype of the gradient of an activation");
   Tensor dx = dy.is_unique() ? dy : Tensor::empty(ctx, x.shape(), x.dtype());
   const kernels::ActivationBackward params{x.numel(), kernel_kind(kind), x.dtype(),
                                            x.raw(),   dy.raw(),          dx.raw()};
@@ -43,7 +44,7 @@ Tensor activation_backward(const ExecCtx& ctx, const Tensor& x, const Tensor& dy
 }
 
 Tensor swiglu(const ExecCtx& ctx, const Tensor& gate_up) {
-  detail::check_contiguous(gate_up, "gate_up");
+  detail::check_contiguous_floats(gate_up, "gate_up");
   TESSERA_CHECK(gate_up.size(-1) % 2 == 0, "gate and up halves need an even width, not ", gate_up.size(-1));
   Shape shape = gate_up.shape();
   shape[-1] = gate_up.size(-1) / 2;
@@ -56,10 +57,11 @@ Tensor swiglu(const ExecCtx& ctx, const Tensor& gate_up) {
 }
 
 Tensor swiglu_backward(const ExecCtx& ctx, const Tensor& gate_up, const Tensor& dy) {
-  detail::check_contiguous(gate_up, "gate_up");
-  detail::check_contiguous(dy, "dy");
+  detail::check_contiguous_floats(gate_up, "gate_up");
+  detail::check_contiguous_floats(dy, "dy");
   TESSERA_CHECK(dy.numel() * 2 == gate_up.numel(), "gradient ", dy.shape(), " for gate and up ",
                 gate_up.shape());
+  TESSERA_CHECK_EQ(dy.dtype(), gate_up.dtype(), "dtype of the gradient of SwiGLU");
   Tensor grad = Tensor::empty(ctx, gate_up.shape(), gate_up.dtype());
   const std::int64_t width = dy.size(-1);
   const kernels::SwigluBackward params{

@@ -40,6 +40,7 @@ kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor&
   TESSERA_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, s.heads, " query heads cannot share ",
                 s.kv_heads, " KV heads");
   TESSERA_CHECK(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "q, k and v need one dtype");
+  detail::check_float(q.dtype(), "q, k and v");
   s.dtype = q.dtype();
   s.o_stride = {s.batch * s.heads * s.head_dim, s.heads * s.head_dim, s.head_dim};
   s.scale = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(s.head_dim));

@@ -7,11 +7,13 @@
 namespace tessera::ops {
 
 using detail::check_contiguous;
+using detail::check_contiguous_floats;
 using detail::check_same_shape;
 
 Tensor add(const ExecCtx& ctx, const Tensor& a, const Tensor& b, DType out) {
-  check_contiguous(a, "a");
-  check_contiguous(b, "b");
+  check_contiguous_floats(a, "a");
+  check_contiguous_floats(b, "b");
+  detail::check_float(out, "the sum");
   check_same_shape(a, b, "add");
   Tensor y = Tensor::empty(ctx, a.shape(), out);
   const kernels::Add params{a.numel(), a.dtype(), b.dtype(), out, a.raw(), b.raw(), y.raw()};
@@ -20,8 +22,8 @@ Tensor add(const ExecCtx& ctx, const Tensor& a, const Tensor& b, DType out) {
 }
 
 void axpby(const ExecCtx& ctx, float alpha, const Tensor& x, float beta, const Tensor& y) {
-  check_contiguous(x, "x");
-  check_contiguous(y, "y");
+  check_contiguous_floats(x, "x");
+  check_contiguous_floats(y, "y");
   TESSERA_CHECK_EQ(x.numel(), y.numel(), "axpby");
   const kernels::Axpby params{x.numel(), alpha, beta, x.dtype(), y.dtype(), x.raw(), y.raw()};
   TESSERA_DISPATCH(ctx, axpby, params);
@@ -58,7 +60,7 @@ void copy(const ExecCtx& ctx, const Tensor& source, const Tensor& target) {
 }
 
 Tensor dropout(const ExecCtx& ctx, const Tensor& x, const DropoutSpec& spec) {
-  check_contiguous(x, "x");
+  check_contiguous_floats(x, "x");
   if (!spec.active()) return x;
   Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
   const std::int64_t cols = x.size(-1);

@@ -11,6 +11,8 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
   detail::check_contiguous(tokens, "tokens");
   TESSERA_CHECK(table.rank() == 2 && table.is_contiguous(), "an embedding table is [rows, features], not ",
                 table.shape());
+  detail::check_float(table.dtype(), "an embedding table");
+  detail::check_float(out, "an embedding");
   TESSERA_CHECK(static_cast<bool>(positions) == static_cast<bool>(position_table),
                 "positions come with a position table");
   if (position_table) {
@@ -40,7 +42,7 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
 
 void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& dy, const Tensor& dtable,
                         float beta, const DropoutSpec& dropout) {
-  detail::check_contiguous(dy, "dy");
+  detail::check_contiguous_floats(dy, "dy");
   TESSERA_CHECK(
       dtable.rank() == 2 && dtable.size(1) == dy.size(-1) && dy.numel() == index.numel() * dy.size(-1),
       "gradient ", dy.shape(), " of ", index.numel(), " rows into a table ", dtable.shape());

@@ -12,9 +12,16 @@ struct Matrix {
   DType dtype;
 };
 
-/// Errors: InvalidArgument unless rows are evenly spaced and columns contiguous.
+/// Kernels know these two and would take any other for the second.
+inline void check_float(DType dtype, const char* what) {
+  TESSERA_CHECK(dtype == DType::f32 || dtype == DType::bf16, what, " must be float32 or bfloat16, not ",
+                dtype);
+}
+
+/// Errors: InvalidArgument unless rows are evenly spaced, columns contiguous and elements floats.
 inline Matrix as_matrix(const Tensor& t, const char* what) {
   TESSERA_CHECK(t && t.rank() >= 1, what, " is not a matrix");
+  check_float(t.dtype(), what);
   const std::int64_t cols = t.size(-1);
   const std::int64_t rows = cols == 0 ? 0 : t.numel() / cols;
   TESSERA_CHECK(cols <= 1 || t.strides()[t.rank() - 1] == 1, what,
@@ -30,6 +37,10 @@ inline void check_same_shape(const Tensor& a, const Tensor& b, const char* what)
 }
 inline void check_contiguous(const Tensor& t, const char* what) {
   TESSERA_CHECK(t && t.is_contiguous(), what, " must be a contiguous tensor");
+}
+inline void check_contiguous_floats(const Tensor& t, const char* what) {
+  check_contiguous(t, what);
+  check_float(t.dtype(), what);
 }
 
 }  // namespace tessera::ops::detail

@@ -8,6 +8,7 @@ namespace tessera::ops {
 namespace {
 
 using detail::check_contiguous;
+using detail::check_contiguous_floats;
 using detail::check_same_shape;
 
 kernels::NormKind kind_of(const NormOptions& options) {
@@ -20,7 +21,8 @@ float* floats(const Tensor& t) { return t ? t.data<float>() : nullptr; }
 
 AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
                  const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout) {
-  check_contiguous(residual, "residual");
+  check_contiguous_floats(residual, "residual");
+  detail::check_float(options.out, "what a norm gives");
   const std::int64_t cols = residual.size(-1);
   const std::int64_t rows = cols == 0 ? 0 : residual.numel() / cols;
   TESSERA_CHECK(weight && weight.shape() == Shape{cols} && weight.dtype() == DType::f32,
@@ -62,6 +64,7 @@ AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Te
                               const NormOptions& options, const DropoutSpec& dropout) {
   check_contiguous(dy, "dy");
   check_same_shape(saved.residual, dy, "dy");
+  TESSERA_CHECK_EQ(dy.dtype(), options.out, "dtype of the gradient of a norm");
   if (dresidual) {
     check_contiguous(dresidual, "dresidual");
     check_same_shape(dresidual, dy, "dresidual");

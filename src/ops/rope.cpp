@@ -5,6 +5,7 @@
 
 #include "kernels/api/rope.hpp"
 #include "ops/dispatch.hpp"
+#include "ops/matrix.hpp"
 
 namespace tessera::ops {
 namespace {
@@ -45,6 +46,7 @@ RopeTable make_rope_table(const ExecCtx& ctx, std::int64_t max_positions, std::i
 void rope_in_place(const ExecCtx& ctx, const Tensor& x, const Tensor& positions, const RopeTable& table,
                    bool inverse) {
   TESSERA_CHECK(x.rank() == 4, "rotary embeddings take [seq, batch, heads, head_dim], not ", x.shape());
+  detail::check_float(x.dtype(), "what rotary embeddings turn");
   const std::int64_t rows = x.size(0) * x.size(1);
   const std::int64_t rotary_dim = 2 * table.cos.size(1);
   TESSERA_CHECK(rotary_dim <= x.size(3), "rotary_dim ", rotary_dim, " exceeds head_dim ", x.size(3));

@@ -41,6 +41,7 @@ TEST_F(RunFolders, AFileInTheWayIsAnError) {
 TEST_F(RunFolders, AnotherRunsFolderIsRefusedWithTheKeysThatDiffer) {
   const Config config = run_config("run");
   RunFolder(config, log).write_config();
+  spill(dir_ / "run/metrics.jsonl", "{\"step\":1}\n");
   Config other = config;
   other.model.num_layers = 3;
   other.training.seed = 9;
@@ -63,6 +64,7 @@ TEST_F(RunFolders, AnotherRunsFolderIsRefusedWithTheKeysThatDiffer) {
 TEST_F(RunFolders, WhatDoesNotChangeTheModelOrTheDataMayChange) {
   const Config config = run_config("run");
   RunFolder(config, log).write_config();
+  spill(dir_ / "run/metrics.jsonl", "{\"step\":1}\n");
   Config other = config;
   other.training.steps = 100;
   other.training.micro_batch_size = 1;
@@ -77,6 +79,16 @@ TEST_F(RunFolders, WhatDoesNotChangeTheModelOrTheDataMayChange) {
   const RunFolder folder(other, Logger(options));
   EXPECT_NE(told.find("optimizer.lr changes from"), std::string::npos) << told;
   EXPECT_EQ(told.find("checkpoint.keep"), std::string::npos) << told;
+}
+
+TEST_F(RunFolders, ARunThatNeverBeganIsInNobodysWay) {
+  Config config = run_config("run");
+  RunFolder(config, log).write_config();
+  spill(dir_ / "run/metrics.jsonl", "");
+  config.model.num_layers = 3;
+  EXPECT_NO_THROW(RunFolder(config, log));
+  std::filesystem::create_directories(dir_ / "run/checkpoints/step-00000005");
+  expect_error<ConfigError>([&] { RunFolder(config, log); }, "model.num_layers: 2 there, 3 here");
 }
 
 TEST_F(RunFolders, TheWrittenConfigurationIsTheConfiguration) {

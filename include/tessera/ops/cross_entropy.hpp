@@ -16,7 +16,8 @@ CrossEntropy cross_entropy(const ExecCtx& ctx, const Tensor& logits, const Tenso
 /// The same into `loss` (contiguous, one fp32 a row); returns lse.
 Tensor cross_entropy_into(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels, const Tensor& loss);
 
-/// Writes upstream[row] * (softmax - onehot) over `logits`.
+/// Writes upstream[row] * (softmax - onehot) over `logits`, and zeros over what lies between its rows:
+/// padding as ops::linear makes it.
 void cross_entropy_backward_in_place(const ExecCtx& ctx, const Tensor& logits, const Tensor& labels,
                                      const Tensor& lse, const Tensor& upstream);
 
