@@ -1,6 +1,5 @@
+#include "autograd/linear_weights.hpp"
 #include "tessera/autograd/functions.hpp"
-#include "tessera/ops/gemm.hpp"
-#include "tessera/ops/reduce.hpp"
 
 namespace tessera {
 namespace {
@@ -14,34 +13,24 @@ Tensor activate(const ExecCtx& ctx, const Tensor& x, const Kind& kind) {
 class ActivatedLinear final : public Function {
  public:
   ActivatedLinear(Tensor x, const Kind& kind, Parameter& weight, Parameter* bias)
-      : x_(std::move(x)), kind_(kind), weight_(weight), bias_(bias) {}
+      : x_(std::move(x)), kind_(kind), weights_{weight, bias} {}
   const char* name() const override { return "activated_linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     dy_ = std::move(grads[0]);
-    const Tensor da = ops::linear_backward_input(ctx, dy_, weight_.value());
+    const Tensor da = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
     return {kind_ ? ops::activation_backward(ctx, x_, da, *kind_) : ops::swiglu_backward(ctx, x_, da)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    if (weight_.trained()) {
-      ops::linear_backward_weight(ctx, dy_, activate(ctx, x_, kind_), weight_.grad(), weight_.next_beta());
-    }
-    if (bias_ && bias_->trained()) ops::column_sum(ctx, dy_, bias_->grad(), bias_->next_beta());
+    weights_.add_gradients(ctx, dy_, [&] { return activate(ctx, x_, kind_); });
   }
-
-  std::vector<Parameter*> parameters() const override {
-    std::vector<Parameter*> list;
-    if (weight_.trained()) list.push_back(&weight_);
-    if (bias_ && bias_->trained()) list.push_back(bias_);
-    return list;
-  }
+  std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
   Tensor x_, dy_;
   Kind kind_;
-  Parameter& weight_;
-  Parameter* bias_;
+  detail::LinearWeights weights_;
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
+#include "autograd/linear_weights.hpp"
 #include "tessera/autograd/functions.hpp"
-#include "tessera/ops/gemm.hpp"
-#include "tessera/ops/reduce.hpp"
 
 namespace tessera {
 namespace {
@@ -8,36 +7,28 @@ namespace {
 class Linear final : public Function {
  public:
   Linear(Tensor x, bool x_grad, Parameter& weight, Parameter* bias)
-      : x_(std::move(x)), x_grad_(x_grad), weight_(weight), bias_(bias) {}
+      : x_(std::move(x)), x_grad_(x_grad), weights_{weight, bias} {}
   const char* name() const override { return "linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     dy_ = std::move(grads[0]);
     Tensor dx;
     if (x_grad_) {
-      dx = ops::linear_backward_input(ctx, dy_, weight_.value());
+      dx = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
       if (dx.shape() != x_.shape()) dx = dx.view(x_.shape());
     }
     return {std::move(dx)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    if (weight_.trained()) ops::linear_backward_weight(ctx, dy_, x_, weight_.grad(), weight_.next_beta());
-    if (bias_ && bias_->trained()) ops::column_sum(ctx, dy_, bias_->grad(), bias_->next_beta());
+    weights_.add_gradients(ctx, dy_, [&] { return x_; });
   }
-
-  std::vector<Parameter*> parameters() const override {
-    std::vector<Parameter*> list;
-    if (weight_.trained()) list.push_back(&weight_);
-    if (bias_ && bias_->trained()) list.push_back(bias_);
-    return list;
-  }
+  std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
   Tensor x_, dy_;
   bool x_grad_;
-  Parameter& weight_;
-  Parameter* bias_;
+  detail::LinearWeights weights_;
 };
 
 }  // namespace

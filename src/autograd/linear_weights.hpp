@@ -1,0 +1,27 @@
+#pragma once
+#include "tessera/autograd/tape.hpp"
+#include "tessera/ops/gemm.hpp"
+#include "tessera/ops/reduce.hpp"
+
+namespace tessera::detail {
+
+/// Weight and optional bias of y = x weight^T + bias, as a Function's second phase sees them.
+struct LinearWeights {
+  Parameter& weight;
+  Parameter* bias;
+
+  /// Adds dy^T x to the weight's gradient; `x()` is called only if that is wanted.
+  template <typename Input>
+  void add_gradients(const ExecCtx& ctx, const Tensor& dy, Input&& x) const {
+    if (weight.trained()) ops::linear_backward_weight(ctx, dy, x(), weight.grad(), weight.next_beta());
+    if (bias && bias->trained()) ops::column_sum(ctx, dy, bias->grad(), bias->next_beta());
+  }
+  std::vector<Parameter*> trained() const {
+    std::vector<Parameter*> list;
+    if (weight.trained()) list.push_back(&weight);
+    if (bias && bias->trained()) list.push_back(bias);
+    return list;
+  }
+};
+
+}  // namespace tessera::detail
