@@ -14,7 +14,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tesseraConfig.cmake.in
   ${PROJECT_BINARY_DIR}/tesseraConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
-  DESTINATION ${package_dir} COMPONENT development)
+  ${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake DESTINATION ${package_dir} COMPONENT development)
 
 if(TARGET tessera_program)
   install(TARGETS tessera_program COMPONENT development RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
