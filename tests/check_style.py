@@ -28,7 +28,8 @@ LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 BACKEND_SWITCH = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*(TESSERA_\w+|__CUDA_\w+|_OPENMP|DNNL_\w+|__AVX\w+|__SSE\w+)")
 ENVIRONMENT = re.compile(r"\b(secure_getenv|getenv|setenv|unsetenv|putenv)\s*\(|\bextern\s+char\s*\*\*\s*environ\b")
 PRINTS = re.compile(r"\bstd::(cout|cerr|clog)\b|(?<![\w.>])(std::)?(printf|puts|putchar)\s*\(|\bfprintf\s*\(\s*std(out|err)")
-ENDS = re.compile(r"(?<![\w.>:])(std::)?(abort|exit|_exit|quick_exit|terminate)\s*\(")
+# abort and terminate of the C library take no arguments; Communicator::abort does.
+ENDS = re.compile(r"(?<![\w.>:])(std::)?((exit|_exit|quick_exit)\s*\(|(abort|terminate)\s*\(\s*\))")
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 

@@ -9,11 +9,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_addoption(parser):
     parser.addoption("--build", type=Path, default=ROOT / "build/tests", help="the CMake build folder to test")
+    parser.addoption("--long", action="store_true", help="tests that have one run their longer variant")
 
 
 @pytest.fixture(scope="session")
 def source_dir() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def long_run(request) -> bool:
+    """Whether there is time for the longer variants (tests/run.sh --all)."""
+    return request.config.getoption("--long")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ usage() {
   cat <<'TEXT'
 usage: tests/run.sh [--quick | --all]
   --quick  without PyTorch and Transformers: their stored results stand in for them
-  --all    also the sanitizer builds and the comparison with PyTorch's speed
+  --all    also the long variants of tests, the sanitizer builds and the comparison with PyTorch's speed
 Results and full logs: build/tests/results
 TEXT
 }
@@ -58,9 +58,10 @@ run_gtests "$build" ""
 run_pytest() {
   local name="$1" code=0
   shift
+  local options=(-q -p no:cacheprovider "--build=$build" --durations=5 "--junitxml=$results/$name.junit.xml")
+  if $all; then options+=(--long); fi
   env -u OPENBLAS_CORETYPE PYTHONPATH="$PWD/python" PYTHONDONTWRITEBYTECODE=1 \
-    "$environment/bin/python" -m pytest -q -p no:cacheprovider "--build=$build" --durations=5 "--junitxml=$results/$name.junit.xml" \
-    "$@" </dev/null || code=$?
+    "$environment/bin/python" -m pytest "${options[@]}" "$@" </dev/null || code=$?
   # 5: the folder holds no test. Anything but 0, 1 and 5 left no trustworthy report.
   case $code in 0 | 1 | 5) ;; *) echo failed >"$results/$name.status" ;; esac
 }

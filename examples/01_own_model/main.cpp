@@ -13,7 +13,7 @@ struct Reciter : Model {
         embedding_(submodule<nn::Embedding>(
             "embedding",
             nn::Embedding::Options{.vocab_size = vocab, .size = width, .max_positions = length})),
-        norm_(submodule<nn::Norm>("norm", width, NormStyle::layernorm, 1e-5)),
+        norm_(submodule<nn::Norm>("norm", nn::Norm::Options{.size = width})),
         hidden_(submodule<nn::Linear>("hidden", nn::Linear::Options{.in = width, .out = 4 * width})),
         head_(submodule<nn::Linear>("head", nn::Linear::Options{.in = 4 * width, .out = vocab})) {}
 

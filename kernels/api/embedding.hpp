@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// y[r] = dropout(table[tokens[r] - vocab_begin] + position_table[positions[r]]). A token outside the table's
-/// range contributes zeros (another rank owns it).
+/// y[r] = dropout(table[tokens[r] - vocab_begin] + position_table[positions[r]]); zeros where the token is
+/// outside the table's range: another rank owns it, and the sum over ranks is the whole.
 struct EmbeddingForward {
   std::int64_t rows = 0, cols = 0;
   DType table_dtype = DType::f32;  ///< of table and position_table

@@ -28,6 +28,8 @@ struct AddNormForward {
   void* y = nullptr;      ///< [rows, cols]
   float* mean = nullptr;  ///< [rows]; null for rms
   float* rstd = nullptr;  ///< [rows]
+  /// mean and rstd are those of `residual` already: only y is written, bit for bit as it was then. No branch.
+  bool known_statistics = false;
 };
 
 /// Backward of AddNormForward. With g = dresidual + d norm(residual_out)/d residual_out . dy:

@@ -12,23 +12,25 @@ Tensor activate(const ExecCtx& ctx, const Tensor& x, const Kind& kind) {
 
 class ActivatedLinear final : public Function {
  public:
-  ActivatedLinear(Tensor x, const Kind& kind, Parameter& weight, Parameter* bias)
-      : x_(std::move(x)), kind_(kind), weights_{weight, bias} {}
+  ActivatedLinear(const Var& x, const Kind& kind, Parameter& weight, Parameter* bias)
+      : x_(x), kind_(kind), weights_{weight, bias} {}
   const char* name() const override { return "activated_linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     dy_ = std::move(grads[0]);
     const Tensor da = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
-    return {kind_ ? ops::activation_backward(ctx, x_, da, *kind_) : ops::swiglu_backward(ctx, x_, da)};
+    const Tensor x = x_.get(ctx);
+    return {kind_ ? ops::activation_backward(ctx, x, da, *kind_) : ops::swiglu_backward(ctx, x, da)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    weights_.add_gradients(ctx, dy_, [&] { return activate(ctx, x_, kind_); });
+    weights_.add_gradients(ctx, dy_, [&] { return activate(ctx, x_.get(ctx), kind_); });
   }
   std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
-  Tensor x_, dy_;
+  SavedInput x_;
+  Tensor dy_;
   Kind kind_;
   detail::LinearWeights weights_;
 };
@@ -38,8 +40,7 @@ class ActivatedLinear final : public Function {
 Var activated_linear(const ExecCtx& ctx, const Var& x, Kind kind, Parameter& weight, Parameter* bias) {
   Tensor y =
       ops::linear(ctx, activate(ctx, x.value(), kind), weight.value(), bias ? bias->value() : Tensor());
-  return record({x}, std::move(y),
-                [&] { return std::make_unique<ActivatedLinear>(x.value(), kind, weight, bias); });
+  return record({x}, std::move(y), [&] { return std::make_unique<ActivatedLinear>(x, kind, weight, bias); });
 }
 
 }  // namespace tessera

@@ -6,8 +6,10 @@ namespace {
 
 class Linear final : public Function {
  public:
-  Linear(Tensor x, bool x_grad, Parameter& weight, Parameter* bias)
-      : x_(std::move(x)), x_grad_(x_grad), weights_{weight, bias} {}
+  Linear(const Var& x, Parameter& weight, Parameter* bias)
+      : x_shape_(x.value().shape()), x_grad_(x.requires_grad()), weights_{weight, bias} {
+    if (weight.trained()) x_ = SavedInput(x);
+  }
   const char* name() const override { return "linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
@@ -15,18 +17,20 @@ class Linear final : public Function {
     Tensor dx;
     if (x_grad_) {
       dx = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
-      if (dx.shape() != x_.shape()) dx = dx.view(x_.shape());
+      if (dx.shape() != x_shape_) dx = dx.view(x_shape_);
     }
     return {std::move(dx)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    weights_.add_gradients(ctx, dy_, [&] { return x_; });
+    weights_.add_gradients(ctx, dy_, [&] { return x_.get(ctx); });
   }
   std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
-  Tensor x_, dy_;
+  SavedInput x_;
+  Tensor dy_;
+  Shape x_shape_;
   bool x_grad_;
   detail::LinearWeights weights_;
 };
@@ -35,8 +39,7 @@ class Linear final : public Function {
 
 Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias, std::int64_t row_padding) {
   Tensor y = ops::linear(ctx, x.value(), weight.value(), bias ? bias->value() : Tensor(), row_padding);
-  return record({x}, std::move(y),
-                [&] { return std::make_unique<Linear>(x.value(), x.requires_grad(), weight, bias); });
+  return record({x}, std::move(y), [&] { return std::make_unique<Linear>(x, weight, bias); });
 }
 
 }  // namespace tessera

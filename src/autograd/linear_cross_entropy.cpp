@@ -10,9 +10,6 @@ namespace {
 /// Rows of logits that exist at a time. Fewer save memory, but every chunk reads and writes the weight
 /// gradient once.
 constexpr std::int64_t kChunkRows = 512;
-/// Rows of logits start on cache-line boundaries whatever the vocabulary: these are the largest products of
-/// all.
-constexpr std::int64_t kRowPadding = 32;
 
 class LinearCrossEntropy final : public Function {
  public:
@@ -48,7 +45,7 @@ Var linear_cross_entropy(const ExecCtx& ctx, const Var& x_var, Parameter& weight
   for (std::int64_t first = 0; first < rows; first += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, rows - first);
     const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
-    const Tensor logits = ops::linear(ctx, chunk, weight.value(), Tensor(), kRowPadding);
+    const Tensor logits = ops::linear(ctx, chunk, weight.value(), Tensor(), kHeadRowPadding);
     const Tensor lse = ops::cross_entropy_into(ctx, logits, chunk_labels, loss.narrow(0, first, count));
     if (!recorded) continue;
     ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count));

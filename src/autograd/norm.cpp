@@ -60,16 +60,24 @@ class AddNormFunction final : public Function {
 }  // namespace
 
 ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch, Parameter& weight,
-                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout) {
+                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout,
+                      bool forget) {
   TESSERA_CHECK(!bias || bias->trained() == weight.trained(),
                 "weight and bias of a norm are trained together or not at all");
   ops::AddNorm out = ops::add_norm(ctx, residual.value(), branch.value(), weight.main(),
                                    bias ? bias->main() : Tensor(), options, dropout);
   std::vector<Var> vars = record({residual, branch}, Tensors{out.residual, out.y}, [&] {
-    return std::make_unique<AddNormFunction>(std::move(out), static_cast<bool>(branch), weight, bias, options,
-                                             dropout);
+    return std::make_unique<AddNormFunction>(out, static_cast<bool>(branch), weight, bias, options, dropout);
   });
-  return {std::move(vars[0]), std::move(vars[1])};
+  ResidualNorm result{std::move(vars[0]), std::move(vars[1])};
+  // Only what is recorded keeps the residual; without that a recipe would hold more than y.
+  if (forget && result.y.requires_grad()) {
+    out.y = Tensor();
+    result.y.set_recipe([out, &weight, bias, options](const ExecCtx& c) {
+      return ops::norm_again(c, out, weight.main(), bias ? bias->main() : Tensor(), options);
+    });
+  }
+  return result;
 }
 
 }  // namespace tessera

@@ -69,11 +69,6 @@ void Tape::accumulate(const ExecCtx& ctx, const Edge& edge, Tensor grad) {
   }
 }
 
-void Tape::finish_weights(const ExecCtx& ctx, Function& function) {
-  function.backward_weight(ctx);
-  count_down(function);
-}
-
 void Tape::count_down(const Function& function) {
   for (Parameter* parameter : function.parameters()) {
     if (--uses_[parameter] == 0 && ready_) ready_(*parameter);
@@ -81,53 +76,80 @@ void Tape::count_down(const Function& function) {
 }
 
 void Tape::backward(const ExecCtx& ctx, const Var& root, Tensor grad, WeightGradients weights) {
-  TESSERA_CHECK(root.tape() == this, "the value to differentiate is not on this tape");
+  TESSERA_CHECK(grad, "the value to differentiate was given no gradient");
+  Tensors grads;
+  grads.push_back(std::move(grad));
+  backward(ctx, std::vector<Var>{root}, std::move(grads), weights);
+}
+
+void Tape::backward(const ExecCtx& ctx, const std::vector<Var>& roots, Tensors grads,
+                    WeightGradients weights) {
   TESSERA_CHECK(!walked_, "this tape was walked backwards already");
-  TESSERA_CHECK(grad.shape() == root.value().shape(), "gradient of shape ", grad.shape(),
-                " for a value of shape ", root.value().shape());
-  walked_ = true;
-  if (root.requires_grad()) {
-    nodes_[static_cast<std::size_t>(root.node_)].grads[static_cast<std::size_t>(root.slot_)] =
-        std::move(grad);
+  TESSERA_CHECK_EQ(roots.size(), grads.size(), "gradients for the values to differentiate");
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    TESSERA_CHECK(roots[i].tape() == this, "the value to differentiate is not on this tape");
+    TESSERA_CHECK(!grads[i] || !roots[i] || grads[i].shape() == roots[i].value().shape(),
+                  "gradient of shape ", grads[i].shape(), " for a value of shape ", roots[i].value().shape());
   }
+  walked_ = true;
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    if (roots[i].requires_grad() && grads[i])
+      accumulate(ctx, {roots[i].node_, roots[i].slot_}, std::move(grads[i]));
+  }
+  grads.clear();
   for (std::size_t i = nodes_.size(); i-- > 0;) {
-    Node node = nodes_[i].function ? std::move(nodes_[i]) : Node{};
-    bool reached = false;
-    for (const Tensor& g : node.grads) reached |= static_cast<bool>(g);
-    if (!node.function) continue;
-    if (!reached) {  // no contribution will come from here, and none must be waited for
-      count_down(*node.function);
-      continue;
-    }
-    Tensors input_grads = node.function->backward_input(ctx, std::move(node.grads));
-    TESSERA_ENSURE(InternalError, input_grads.size() == node.inputs.size(), node.function->name(),
-                   " returned ", input_grads.size(), " gradients for ", node.inputs.size(), " inputs");
-    for (std::size_t j = 0; j < input_grads.size(); ++j) {
-      if (node.inputs[j].node >= 0 && input_grads[j])
-        accumulate(ctx, node.inputs[j], std::move(input_grads[j]));
-    }
-    if (weights == WeightGradients::immediate) {
-      finish_weights(ctx, *node.function);
-    } else if (!node.function->parameters().empty()) {
-      deferred_.push_back(std::move(node.function));
-    }
+    if (nodes_[i].function) walk(ctx, std::move(nodes_[i]), weights);
+  }
+}
+
+void Tape::walk(const ExecCtx& ctx, Node node, WeightGradients weights) {
+  bool reached = false;
+  for (const Tensor& g : node.grads) reached |= static_cast<bool>(g);
+  if (!reached) {  // no contribution will come from here, and none must be waited for
+    count_down(*node.function);
+    return;
+  }
+  const bool immediate = weights == WeightGradients::immediate;
+  Tensors grads = immediate ? node.function->backward(ctx, std::move(node.grads))
+                            : node.function->backward_input(ctx, std::move(node.grads));
+  TESSERA_ENSURE(InternalError, grads.size() == node.inputs.size(), node.function->name(), " returned ",
+                 grads.size(), " gradients for ", node.inputs.size(), " inputs");
+  for (std::size_t j = 0; j < grads.size(); ++j) {
+    if (node.inputs[j].node >= 0 && grads[j]) accumulate(ctx, node.inputs[j], std::move(grads[j]));
+  }
+  if (immediate) {
+    count_down(*node.function);
+  } else if (!node.function->parameters().empty()) {
+    deferred_.push_back(std::move(node.function));
   }
 }
 
 void Tape::run_weight_gradients(const ExecCtx& ctx) {
-  for (auto& function : deferred_) {
-    finish_weights(ctx, *function);
+  std::vector<std::unique_ptr<Function>> deferred = std::exchange(deferred_, {});
+  for (auto& function : deferred) {
+    function->backward_weight(ctx);
+    count_down(*function);
     function.reset();
   }
-  deferred_.clear();
 }
 
-const Tensor& Tape::grad(const Var& input) const {
+const Tensor& Tape::grad(const Var& input) const { return nodes_[index_of(input)].grads[0]; }
+
+Tensor Tape::take_grad(const Var& input) { return std::exchange(nodes_[index_of(input)].grads[0], Tensor()); }
+
+std::size_t Tape::index_of(const Var& input) const {
   TESSERA_CHECK(input.tape() == this && input.requires_grad(),
                 "only inputs that require a gradient have one");
-  const Node& node = nodes_[static_cast<std::size_t>(input.node_)];
-  TESSERA_CHECK(!node.function && node.grads.size() == 1, "gradients are kept for inputs of the tape only");
-  return node.grads[0];
+  const auto index = static_cast<std::size_t>(input.node_);
+  TESSERA_CHECK(!nodes_[index].function && nodes_[index].grads.size() == 1,
+                "gradients are kept for inputs of the tape only");
+  return index;
+}
+
+std::vector<Parameter*> Tape::parameters() const {
+  std::vector<Parameter*> list;
+  for (const auto& [parameter, uses] : uses_) list.push_back(parameter);
+  return list;
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/config_rules.hpp"
 #include "base/config_schema.hpp"
 #include "base/config_values.hpp"
 #include "base/model_counts.hpp"
@@ -88,32 +89,6 @@ class RangeCheck {
   const std::set<std::string>& unreadable_;
   std::vector<Finding>& findings_;
 };
-
-/// Rules between keys; one is looked at only when all its keys are sound by themselves.
-class Rules {
- public:
-  Rules(std::set<std::string> unsound, std::vector<Finding>& findings)
-      : unsound_(std::move(unsound)), findings_(findings) {}
-
-  /// `find_fault` returns the message, or nothing if the rule holds.
-  template <typename F>
-  void rule(std::vector<std::string> keys, F&& find_fault) {
-    for (const std::string& key : keys) {
-      if (unsound_.contains(key)) return;
-    }
-    std::string message = find_fault();
-    if (!message.empty()) findings_.push_back({std::move(keys), std::move(message)});
-  }
-
- private:
-  std::set<std::string> unsound_;
-  std::vector<Finding>& findings_;
-};
-
-template <typename... Parts>
-std::string unless(bool holds, const Parts&... parts) {
-  return holds ? std::string() : detail::concat(parts...);
-}
 
 void check_heads(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.num_heads", "model.hidden_size", "model.head_dim"}, [&] {
@@ -248,10 +223,6 @@ void check_texts(Rules& rules, const Config& c) {
       return std::string(error.what());
     }
   });
-  rules.rule({"parallel.pipeline_layout"}, [&] {
-    return unless(!c.parallel.pipeline_layout,
-                  "parallel.pipeline_layout is not in this build yet; leave it out");
-  });
   static constexpr std::string_view kTrackers[] = {"jsonl",   "tensorboard", "wandb",   "mlflow",  "comet_ml",
                                                    "trackio", "aim",         "clearml", "dvclive", "swanlab"};
   for (const std::string& tracker : c.logging.trackers) {
@@ -283,14 +254,14 @@ double parse_share(std::string_view text, const std::string& split) {
   return share;
 }
 
+}  // namespace
+
 void throw_findings(const std::vector<Finding>& findings) {
   if (findings.empty()) return;
   std::string text;
   for (const Finding& finding : findings) text += (text.empty() ? "" : "\n") + finding.message;
   throw ConfigError(text);
 }
-
-}  // namespace
 
 std::vector<Finding> check(const Config& config, std::set<std::string> unreadable) {
   std::vector<Finding> findings;
@@ -302,6 +273,7 @@ std::vector<Finding> check(const Config& config, std::set<std::string> unreadabl
   check_optimizer(rules, config.optimizer);
   check_schedule(rules, config);
   check_batches(rules, config);
+  check_layout(rules, config);
   check_texts(rules, config);
   return findings;
 }

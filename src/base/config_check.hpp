@@ -19,4 +19,7 @@ struct Finding {
 std::vector<Finding> check(const Config& config, std::set<std::string> unreadable = {});
 std::vector<Finding> check(const ModelConfig& config);
 
+/// Errors: ConfigError, one line per finding, if there is one.
+void throw_findings(const std::vector<Finding>& findings);
+
 }  // namespace tessera

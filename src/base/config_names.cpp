@@ -23,14 +23,16 @@ constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "
 constexpr EnumName<Precision> kPrecisions[] = {{Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}};
 constexpr LaterName kLaterPrecisions[] = {{"fp16", "use bf16 or fp32"}, {"fp8", "use bf16 or fp32"}};
 
-constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"}};
-constexpr LaterName kLaterRecompute[] = {{"selective", "use none"}, {"full", "use none"}};
+constexpr EnumName<Recompute> kRecompute[] = {
+    {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
+constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
+                                                           {RecomputeMethod::block, "block"}};
 
-constexpr EnumName<PipelineSchedule> kSchedules[] = {{PipelineSchedule::one_f_one_b, "1f1b"}};
-constexpr LaterName kLaterSchedules[] = {{"gpipe", "use 1f1b"},
-                                         {"interleaved", "use 1f1b with virtual_stages 1"},
-                                         {"zb-h1", "use 1f1b"},
-                                         {"zb-v", "use 1f1b"}};
+constexpr EnumName<PipelineSchedule> kSchedules[] = {{PipelineSchedule::gpipe, "gpipe"},
+                                                     {PipelineSchedule::one_f_one_b, "1f1b"},
+                                                     {PipelineSchedule::interleaved, "interleaved"},
+                                                     {PipelineSchedule::zb_h1, "zb-h1"},
+                                                     {PipelineSchedule::zb_v, "zb-v"}};
 
 constexpr EnumName<OptimizerName> kOptimizers[] = {
     {OptimizerName::adamw, "adamw"}, {OptimizerName::adam, "adam"}, {OptimizerName::sgd, "sgd"}};
@@ -68,8 +70,9 @@ EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
 EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }
 EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
 EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
-EnumNames<Recompute> names_of(Recompute) { return {kRecompute, kLaterRecompute}; }
-EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kSchedules, kLaterSchedules}; }
+EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
+EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
+EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kSchedules, {}}; }
 EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
 EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
@@ -82,6 +85,7 @@ std::string_view name_of(NormStyle value) { return find_name(value); }
 std::string_view name_of(MlpActivation value) { return find_name(value); }
 std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
+std::string_view name_of(RecomputeMethod value) { return find_name(value); }
 std::string_view name_of(PipelineSchedule value) { return find_name(value); }
 std::string_view name_of(OptimizerName value) { return find_name(value); }
 std::string_view name_of(LrStyle value) { return find_name(value); }

@@ -32,6 +32,7 @@ EnumNames<NormStyle> names_of(NormStyle);
 EnumNames<MlpActivation> names_of(MlpActivation);
 EnumNames<Precision> names_of(Precision);
 EnumNames<Recompute> names_of(Recompute);
+EnumNames<RecomputeMethod> names_of(RecomputeMethod);
 EnumNames<PipelineSchedule> names_of(PipelineSchedule);
 EnumNames<OptimizerName> names_of(OptimizerName);
 EnumNames<LrStyle> names_of(LrStyle);

@@ -98,22 +98,24 @@ void describe(Visitor& visit, Section& c) {
 
 template <typename Visitor, IsSection<ParallelConfig> Section>
 void describe(Visitor& visit, Section& c) {
-  visit.field("tensor", c.tensor, "tensor-parallel ranks",
-              up_to(1, 1, "tensor parallelism is not in this build yet; use 1"));
+  visit.field("tensor", c.tensor, "tensor-parallel ranks", between(1, 4096));
   visit.field("sequence", c.sequence,
               "sequence parallelism over the tensor ranks; over one rank it changes nothing");
-  visit.field("pipeline", c.pipeline, "pipeline stages",
-              up_to(1, 1, "pipeline parallelism is not in this build yet; use 1"));
-  visit.field("virtual_stages", c.virtual_stages, "model chunks per pipeline stage",
-              up_to(1, 1, "more than one needs schedule interleaved, which is not in this build yet; use 1"));
+  visit.field("pipeline", c.pipeline, "pipeline stages", between(1, 4096));
+  visit.field("virtual_stages", c.virtual_stages,
+              "model chunks per pipeline stage; interleaved needs more than 1, zb-v has 2 (1 is read as 2)",
+              between(1, 4096));
   visit.field("schedule", c.schedule, "order of forward and backward passes in the pipeline");
-  visit.field("pipeline_layout", c.pipeline_layout, "which layers each stage holds; only null in this build");
+  visit.field(
+      "pipeline_layout", c.pipeline_layout,
+      "layers of each piece (stage x chunk) in the order the model runs, such as \"3,4,4,1\"; null = even "
+      "by cost, embedding and head counted");
   visit.field("context", c.context, "context-parallel ranks",
               up_to(1, 1, "context parallelism is not in this build yet; use 1"));
   visit.field("expert", c.expert, "expert-parallel ranks",
               up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",
-              up_to(1, 1, "data parallelism is not in this build yet; use 1 or null"));
+              between(1, 1e6));
   visit.field("zero_stage", c.zero_stage, "what data ranks share out: 0 nothing, 1 optimizer state",
               up_to(0, 1, "stages 2 and 3 are not in this build yet; use 1"));
   visit.field("timeout_s", c.timeout_s, "seconds after which a wait for other ranks is an error",
@@ -158,13 +160,18 @@ void describe(Visitor& visit, Section& c) {
   visit.field("seq_length", c.seq_length, "tokens per sample", between(1, kMostTokens));
   visit.field("micro_batch_size", c.micro_batch_size, "samples per forward pass", between(1, kMostWidth));
   visit.field("global_batch_size", c.global_batch_size,
-              "samples per optimizer step over all ranks, a multiple of `micro_batch_size`",
+              "samples per optimizer step over all ranks, a multiple of `micro_batch_size` x data ranks",
               between(1, kMostTokens));
   visit.field("precision", c.precision, "of activations and matrix products; main weights are fp32 always");
   visit.field("fp32_residual", c.fp32_residual, "bf16: keep the residual stream in fp32");
   visit.field("recompute", c.recompute, "what the backward pass computes again instead of keeping it");
-  visit.later("recompute_method", "leave it out");
-  visit.later("recompute_layers", "leave it out");
+  visit.field("recompute_method", c.recompute_method,
+              "recompute full: every `recompute_layers` layers are one segment (uniform), or only the first "
+              "`recompute_layers` of each piece are computed again (block)");
+  visit.field("recompute_layers", c.recompute_layers, "see `recompute_method`", between(1, 100000));
+  visit.field("recompute_partition", c.recompute_partition,
+              "recompute full: each tensor rank keeps its share of a segment's input; not with "
+              "`parallel.sequence`, which does so anyway");
   visit.field("seed", c.seed, "of initial weights, dropout and data order", at_least(0));
   visit.field("eval_interval", c.eval_interval, "steps between evaluations; 0 = none", between(0, 1e12));
   visit.field("eval_iters", c.eval_iters, "global batches per evaluation", between(1, 1e12));

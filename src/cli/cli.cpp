@@ -5,6 +5,7 @@
 
 #include "cli/commands.hpp"
 #include "tessera/base/version.hpp"
+#include "tessera/launch/launch.hpp"
 
 namespace tessera {
 namespace {
@@ -26,6 +27,8 @@ int run(std::vector<std::string> args) {
   app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
   cli::add_train(app, program);
+  cli::add_plan(app, program);
+  cli::add_launch(app, program);
   cli::add_preprocess(app, program);
   cli::add_generate(app, program);
   cli::add_convert(app, program);
@@ -56,6 +59,8 @@ int cli_main(const std::vector<std::string>& args) {
     return fail(4, error.what());
   } catch (const IoError& error) {
     return fail(3, error.what());
+  } catch (const CommunicationError& error) {
+    return fail(kLostPeerExitCode, error.what());
   } catch (const std::bad_alloc&) {
     return fail(3, "out of memory");
   } catch (const std::exception& error) {

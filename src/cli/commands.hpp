@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "tessera/base/env.hpp"
 #include "tessera/base/log.hpp"
@@ -16,7 +18,12 @@ struct Program {
   int exit_code = 0;
 };
 
+/// This process's environment as "NAME=value", to be handed on to workers unread.
+std::vector<std::string> inherited_environment();
+
 void add_train(CLI::App& app, Program& program);
+void add_plan(CLI::App& app, Program& program);
+void add_launch(CLI::App& app, Program& program);
 void add_preprocess(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
 void add_convert(CLI::App& app, Program& program);

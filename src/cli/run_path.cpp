@@ -42,6 +42,7 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) 
   }
   const CheckpointReader reader(checkpoint_in(path));
   loaded.config = read_run_state(reader).config;
+  loaded.config.parallel = {};  // whatever layout trained it, one process generates
   loaded.config.device.threads = threads;
   loaded.engine = build_engine(loaded.config, false);
   load_engine(reader, *loaded.engine);

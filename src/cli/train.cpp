@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <iostream>
 #include <memory>
@@ -8,6 +9,9 @@
 #include "cli/progress.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/trainer.hpp"
+#include "tessera/launch/launch.hpp"
+#include "tessera/launch/settings.hpp"
+#include "tessera/launch/world.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -54,30 +58,31 @@ class StopSignals {
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
+  int max_restarts = 0;
 };
 
-void run_train(const TrainArguments& arguments, Program& program) {
-  Config config = load_config(arguments.config, arguments.overrides);
-  if (config.device.threads == 0) config.device.threads = program.environment.threads.value_or(0);
-  TESSERA_ENSURE(ConfigError, program.environment.world_size.value_or(1) == 1, "WORLD_SIZE is ",
-                 program.environment.world_size.value_or(1),
-                 ": this version trains in one process. Start it without a launcher");
-  const StopSignals signals;
-  Progress progress(config.logging.every, isatty(STDERR_FILENO) != 0);
-  TrainHooks hooks;
-  hooks.on_start = [&](const RunInfo& info) { progress.start(info); };
-  hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
-  hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
-  hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
-  hooks.should_stop = [] { return stop_requested != 0; };
-  const TrainResult result = train(config, hooks, program.log);
-  progress.finish();
+/// Starts the processes a layout needs on this machine; each of them runs this command again.
+void start_processes(const TrainArguments& arguments, const Config& config, std::int64_t processes,
+                     Program& program) {
+  LaunchProgram self;
+  self.command = {"tessera", "train", arguments.config};
+  self.command.insert(self.command.end(), arguments.overrides.begin(), arguments.overrides.end());
+  self.environment = inherited_environment();
+  self.python = program.environment.python.value_or("");
+  LaunchOptions options = local_launch(static_cast<int>(processes), self,
+                                       (std::filesystem::path(config.logging.dir) / "ranks").string());
+  options.max_restarts = arguments.max_restarts;
+  const LaunchResult result = launch(options, program.log);
+  program.exit_code = result.exit_code;
+  if (!result.report.empty()) std::cerr << "error: " << result.report << std::endl;
+}
+
+void report(const TrainResult& result, const Config& config, Program& program) {
   if (result.interrupted) {
     std::cerr << "interrupted after step " << result.step
               << (result.checkpoint ? "; the last checkpoint is " + result.checkpoint->string()
                                     : "; nothing was saved")
               << std::endl;
-    program.exit_code = 128 + stop_requested;
   } else if (result.train_loss || result.eval_loss) {
     std::cout << "done: step " << result.step;
     if (result.train_loss) std::cout << ", loss " << *result.train_loss;
@@ -89,6 +94,46 @@ void run_train(const TrainArguments& arguments, Program& program) {
   }
 }
 
+/// CPU threads of this process: what is asked for, or this machine's cores shared out among its processes.
+std::int64_t threads_of(const Config& config, const Environment& environment) {
+  if (config.device.threads > 0) return config.device.threads;
+  if (environment.threads) return *environment.threads;
+  const std::int64_t local = environment.local_world_size.value_or(environment.world_size.value_or(1));
+  if (local <= 1) return 0;
+  return std::max<std::int64_t>(1, ExecCtx::cpu().stream->threads() / local);
+}
+
+void run_train(const TrainArguments& arguments, Program& program) {
+  Config config = load_config(arguments.config, arguments.overrides);
+  const Environment& environment = program.environment;
+  if (!environment.launched()) {
+    const std::int64_t processes = processes_needed(config);
+    if (processes > 1) {
+      resolve_layout(config, processes);
+      check_run_folder(config);
+      return start_processes(arguments, config, processes, program);
+    }
+  }
+  config.parallel = resolve_layout(config, environment.world_size.value_or(1));
+  config.device.threads = threads_of(config, environment);
+  const auto world = connect_world(environment, config.parallel.timeout_s);
+  // Not before: who waits for a rank that a signal has ended already would wait for long.
+  const StopSignals signals;
+  const bool first = world->rank() == 0;
+  Progress progress(config.logging.every, isatty(STDERR_FILENO) != 0);
+  TrainHooks hooks;
+  hooks.on_start = [&](const RunInfo& info) { progress.start(info); };
+  hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
+  hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
+  hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
+  hooks.should_stop = [] { return stop_requested != 0; };
+  const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world);
+  if (result.interrupted) program.exit_code = 128 + (stop_requested != 0 ? stop_requested : SIGINT);
+  if (!first) return;
+  progress.finish();
+  report(result, config, program);
+}
+
 }  // namespace
 
 void add_train(CLI::App& app, Program& program) {
@@ -97,6 +142,9 @@ void add_train(CLI::App& app, Program& program) {
   auto arguments = std::make_shared<TrainArguments>();
   command->add_option("config", arguments->config, "configuration file (docs/configuration.md)")->required();
   command->add_option("overrides", arguments->overrides, "section.key=value, e.g. training.steps=100");
+  command->add_option(
+      "--max_restarts,--max-restarts", arguments->max_restarts,
+      "where the layout has several processes: start all again after a failure, so many times");
   command->callback([arguments, &program] { run_train(*arguments, program); });
 }
 

@@ -5,11 +5,53 @@
 
 namespace tessera {
 
-std::unique_ptr<Engine> build_engine(const Config& config, bool trainable) {
+int pieces_per_stage(const ParallelConfig& parallel) {
+  return parallel.schedule == PipelineSchedule::zb_v ? 2 : static_cast<int>(parallel.virtual_stages);
+}
+
+MeshShape mesh_shape(const ParallelConfig& parallel, int ranks) {
+  const std::int64_t model = parallel.tensor * parallel.pipeline * parallel.context;
+  const std::int64_t data = parallel.data.value_or(ranks / model);
+  TESSERA_ENSURE(ConfigError, data >= 1 && model * data == ranks, "parallel.tensor ", parallel.tensor,
+                 " x pipeline ", parallel.pipeline, " x context ", parallel.context, " x data ",
+                 parallel.data ? std::to_string(*parallel.data) : "null", " does not make ", ranks,
+                 " processes");
+  return {.tp = static_cast<int>(parallel.tensor),
+          .cp = static_cast<int>(parallel.context),
+          .ep = static_cast<int>(parallel.expert),
+          .dp = static_cast<int>(data),
+          .pp = static_cast<int>(parallel.pipeline)};
+}
+
+std::vector<ModelPiece> pieces_of(const Config& config, int stage) {
+  const ParallelConfig& parallel = config.parallel;
+  Schedule schedule;
+  schedule.kind = parallel.schedule;
+  schedule.stages = static_cast<int>(parallel.pipeline);
+  schedule.chunks = pieces_per_stage(parallel);
+  const auto layers =
+      cut_layers(resolve(config.model), schedule, parallel.pipeline_layout, config.training.seq_length);
+  std::vector<ModelPiece> pieces;
+  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    const PieceLayers& piece = layers[static_cast<std::size_t>(schedule.piece_of(stage, chunk))];
+    pieces.push_back({piece.first, piece.count, piece.embedding, piece.head});
+  }
+  return pieces;
+}
+
+std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
+                                     std::shared_ptr<Communicator> world) {
   EngineOptions options = EngineOptions::from(config);
   options.trainable = trainable;
+  const int ranks = world ? world->size() : 1;
+  const MeshShape shape = mesh_shape(config.parallel, ranks);
+  options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
+  ProcessMesh& mesh = *options.layout.mesh;
+  const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp], .sequence = config.parallel.sequence},
+                          .pieces = pieces_of(config, mesh.coordinates().pp),
+                          .recompute = RecomputeOptions::from(config.training)};
   return std::make_unique<Engine>(
-      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training)), options,
+      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options,
       ExecCtx::cpu(static_cast<int>(config.device.threads),
                    static_cast<std::uint64_t>(config.training.seed)));
 }

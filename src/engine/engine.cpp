@@ -1,149 +1,160 @@
 #include "tessera/engine/engine.hpp"
 
-#include <chrono>
+#include <algorithm>
 
+#include "engine/stage.hpp"
+#include "engine/timer.hpp"
+#include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/ops/reduce.hpp"
 
 namespace tessera {
-namespace {
 
-class Timer {
- public:
-  explicit Timer(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Timer() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-
- private:
-  double& total_;
-  std::chrono::steady_clock::time_point start_;
+/// A batch whose tapes wait for a gradient.
+struct Engine::Forwarded {
+  Batch batch;
+  Model::Output output = Model::Output::logits;
+  std::unique_ptr<Stage> stage;
 };
 
-Tensor constant(const ExecCtx& ctx, std::int64_t n, float value) {
-  Tensor t = Tensor::empty(ctx, {n}, DType::f32);
-  ops::fill_constant(ctx, t, value);
-  return t;
-}
-
-double read(const ExecCtx& ctx, const Tensor& one_double) {
-  ctx.stream->synchronize();
-  double value = 0.0;
-  one_double.copy_to_host(&value);
-  return value;
-}
-
-}  // namespace
-
 EngineOptions EngineOptions::from(const Config& config) {
-  return {.optimizer = config.optimizer,
-          .lr_schedule = config.lr_schedule,
-          .steps = config.training.steps,
-          .micro_batch_size = config.training.micro_batch_size,
-          .compute = numerics_of(config.training).compute,
-          .max_skipped_steps = config.training.max_skipped_steps};
+  EngineOptions options{.optimizer = config.optimizer,
+                        .lr_schedule = config.lr_schedule,
+                        .steps = config.training.steps,
+                        .micro_batch_size = config.training.micro_batch_size,
+                        .compute = numerics_of(config.training).compute,
+                        .max_skipped_steps = config.training.max_skipped_steps};
+  options.layout.schedule = config.parallel.schedule;
+  options.layout.chunks = pieces_per_stage(config.parallel);
+  options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
+  return options;
 }
 
 Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecCtx ctx)
     : ctx_(std::move(ctx)),
       options_(options),
+      mesh_(options.layout.mesh ? options.layout.mesh : ProcessMesh::self()),
       model_(std::move(model)),
-      params_(std::make_unique<ParamStore>(ctx_, model_->parameters(),
-                                           ParamStoreOptions{options.compute, options.trainable})),
+      params_(std::make_unique<ParamStore>(
+          ctx_, model_->parameters(),
+          ParamStoreOptions{.compute = options.compute,
+                            .trainable = options.trainable,
+                            .groups = {.data = &(*mesh_)[Axis::dp],
+                                       .tensor = &(*mesh_)[Axis::tp],
+                                       .embedding = &mesh_->embedding(),
+                                       .world = &mesh_->world(),
+                                       .tensor_block = [mesh = mesh_.get()](int copies) -> Communicator& {
+                                         return mesh->tp_block(copies);
+                                       }},
+                            .zero_stage = options.layout.zero_stage,
+                            .bucket_elements = options.layout.bucket_elements})),
       optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer)
                                    : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
-      weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps) {}
+      weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
+      executor_(ctx_, (*mesh_)[Axis::pp]) {
+  TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
+                   "pieces of the model on this rank, chunks of the layout");
+}
 
 Engine::~Engine() = default;
 
 StepReport Engine::step(const Batch& batch) {
   times_ = {};
+  const std::vector<AxisTraffic> before = traffic();
   StepReport result;
   result.loss = forward_backward(batch);
   result.update = update();
-  result.tokens = batch.batch * batch.seq_length;
+  result.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
   result.times = times_;
+  result.traffic = traffic();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    result.traffic[i].bytes_sent -= before[i].bytes_sent;
+    result.traffic[i].wait_s -= before[i].wait_s;
+  }
   return result;
 }
 
 double Engine::forward_backward(const Batch& batch, double factor) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, true);
-  const std::int64_t targets = count_targets(batch);
+  const double targets = sum_over_data(static_cast<double>(count_targets(batch)));
   TESSERA_CHECK(targets > 0, "no label of this batch counts: all ", batch.labels.size(), " are -100");
-  params_->begin_call();
-  double loss = 0.0;
-  for_each_micro_batch(batch, [&](std::int64_t, const MicroBatch& input) {
-    const Tensor upstream = constant(ctx_, input.labels.numel(), 1.0f / static_cast<float>(targets));
-    Tape tape;
-    Var losses;
-    {
-      const Timer timer(times_.forward);
-      losses = model_->loss(context(input, &tape, true), upstream);
-      loss += read(ctx_, ops::sum(ctx_, losses.value()));
-    }
-    const Timer timer(times_.backward);
-    tape.backward(ctx_, losses, upstream);
-  });
+  const auto stage = make_stage(batch, Model::Output::losses, true, true);
+  stage->set_loss_gradient(1.0 / targets);
+  open_call(stage->micro_batches());
+  executor_.run(schedule(stage->micro_batches(), false), *stage);
   params_->finish_call(factor);
-  samples_this_step_ += batch.batch;
-  return loss / static_cast<double>(targets);
+  for (const ExecutedAction& action : executor_.executed()) times_.bubble += action.waited_s;
+  times_.forward += stage->forward_s();
+  times_.backward += stage->backward_s();
+  samples_this_step_ += batch.batch * mesh_->shape().dp;
+  return sum_over_data(stage->loss_sum()) / targets;
 }
 
 Tensor Engine::forward(const Batch& batch, Output output) {
-  TESSERA_CHECK(kept_.empty(), "forward() was called again before backward() or discard()");
+  TESSERA_CHECK(!forwarded_, "forward() was called again before backward() or discard()");
   check_batch(batch, output == Output::token_losses);
+  auto next = std::make_unique<Forwarded>();
+  next->batch = batch;
+  next->output = output == Output::logits ? Model::Output::logits : Model::Output::losses;
+  next->stage = make_stage(next->batch, next->output, true, true);
+  Stage& stage = *next->stage;
+  executor_.run(schedule(stage.micro_batches(), true), stage);
+  forwarded_ = std::move(next);
+  samples_this_step_ += batch.batch * mesh_->shape().dp;
+  if (!holds_head()) return {};
   const std::int64_t width = output == Output::logits ? model_->vocab_size() : 1;
   Tensor result = Tensor::empty(ctx_, {batch.batch, batch.seq_length, width}, DType::f32);
-  for_each_micro_batch(batch, [&](std::int64_t first, MicroBatch input) {
-    Kept kept{first, std::move(input), std::make_unique<Tape>(), {}};
-    kept.output = model_->forward(context(kept.input, kept.tape.get(), true));
-    if (output == Output::token_losses)
-      kept.output = cross_entropy(ctx_, std::move(kept.output), kept.input.labels);
-    Tensor value = ops::contiguous(ctx_, kept.output.value());
+  for (int i = 0; i < stage.micro_batches(); ++i) {
+    const Part samples = stage.samples(i);
+    Tensor value = ops::contiguous(ctx_, stage.outputs()[static_cast<std::size_t>(i)]);
     if (value.dtype() != DType::f32) value = ops::cast(ctx_, value, DType::f32);
-    ops::copy(ctx_, value.view({batch.seq_length, kept.input.batch, width}).transpose(0, 1),
-              result.narrow(0, first, kept.input.batch));
-    kept_.push_back(std::move(kept));
-  });
-  samples_this_step_ += batch.batch;
+    ops::copy(ctx_, value.view({batch.seq_length, samples.count, width}).transpose(0, 1),
+              result.narrow(0, samples.begin, samples.count));
+  }
   return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
 }
 
 void Engine::backward(const Tensor& upstream) {
-  TESSERA_CHECK(!kept_.empty(), "backward() needs a forward() before it");
+  TESSERA_CHECK(forwarded_ != nullptr, "backward() needs a forward() before it");
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  const MicroBatch& last = kept_.back().input;
-  const std::int64_t samples = kept_.back().first + last.batch, rows = samples * last.seq_length;
-  TESSERA_CHECK(
-      upstream.dtype() == DType::f32 && upstream.size(0) == samples && upstream.size(1) == last.seq_length,
-      "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(), " for an output of ",
-      samples, " samples of ", last.seq_length, " positions");
-  const std::int64_t width = upstream.numel() / rows;
-  const Tensor whole = upstream.view({samples, last.seq_length, width});
-  params_->begin_call();
-  for (Kept& kept : kept_) {
-    const Tensor& value = kept.output.value();
-    TESSERA_CHECK_EQ(value.numel(), kept.input.batch * last.seq_length * width, "upstream gradient");
-    Tensor grad = ops::contiguous(ctx_, whole.narrow(0, kept.first, kept.input.batch).transpose(0, 1))
-                      .view(value.shape());
-    if (value.dtype() != DType::f32) grad = ops::cast(ctx_, grad, value.dtype());
-    kept.tape->backward(ctx_, kept.output, std::move(grad));
-    kept = Kept{};
+  Stage& stage = *forwarded_->stage;
+  const Batch& batch = forwarded_->batch;
+  if (holds_head()) {
+    TESSERA_CHECK(upstream && upstream.dtype() == DType::f32 && upstream.rank() >= 2 &&
+                      upstream.size(0) == batch.batch && upstream.size(1) == batch.seq_length,
+                  "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
+                  " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
+    const std::int64_t width = upstream.numel() / (batch.batch * batch.seq_length);
+    const Tensor whole = upstream.view({batch.batch, batch.seq_length, width});
+    for (int i = 0; i < stage.micro_batches(); ++i) {
+      const Part samples = stage.samples(i);
+      const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
+      TESSERA_CHECK_EQ(value.numel(), samples.count * batch.seq_length * width, "upstream gradient");
+      Tensor grad = ops::contiguous(ctx_, whole.narrow(0, samples.begin, samples.count).transpose(0, 1))
+                        .view(value.shape());
+      stage.set_upstream(i, value.dtype() == DType::f32 ? grad : ops::cast(ctx_, grad, value.dtype()));
+    }
   }
-  kept_.clear();
-  params_->finish_call(1.0);
+  open_call(stage.micro_batches());
+  Schedule backwards = schedule(stage.micro_batches(), false);
+  for (auto& column : backwards.actions)
+    std::erase_if(column, [](const Action& a) { return a.kind == Action::Kind::forward; });
+  executor_.run(backwards, stage);
+  forwarded_.reset();
+  params_->finish_call(1.0 / mesh_->shape().dp);
 }
 
 void Engine::discard() {
-  kept_.clear();
+  forwarded_.reset();
   params_->discard_gradients();
   samples_this_step_ = 0;
 }
 
 UpdateResult Engine::update() {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  TESSERA_CHECK(kept_.empty(), "update() was called between forward() and backward()");
+  TESSERA_CHECK(!forwarded_, "update() was called between forward() and backward()");
   const Timer timer(times_.update);
   const std::int64_t updates = optimizer_->updates();
   const double lr = lr_schedule_.at(updates);
@@ -161,13 +172,15 @@ UpdateResult Engine::update() {
 }
 
 double Engine::evaluate(const Batch& batch) {
+  const LossSum loss = evaluate_sum(batch);
+  return loss.sum / std::max(1.0, loss.targets);
+}
+
+Engine::LossSum Engine::evaluate_sum(const Batch& batch) {
   check_batch(batch, true);
-  double loss = 0.0;
-  for_each_micro_batch(batch, [&](std::int64_t, const MicroBatch& input) {
-    const Var losses = model_->loss(context(input, nullptr, false), Tensor());
-    loss += read(ctx_, ops::sum(ctx_, losses.value()));
-  });
-  return loss / static_cast<double>(std::max<std::int64_t>(1, count_targets(batch)));
+  const auto stage = make_stage(batch, Model::Output::losses, false, false);
+  executor_.run(schedule(stage->micro_batches(), true), *stage);
+  return {sum_over_data(stage->loss_sum()), sum_over_data(static_cast<double>(count_targets(batch)))};
 }
 
 void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
@@ -175,22 +188,28 @@ void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
   steps_skipped_ = steps_skipped;
 }
 
-Forward Engine::context(const MicroBatch& input, Tape* tape, bool training) const {
-  return {.exec = ctx_,
-          .input = input,
-          .tape = tape,
-          .training = training,
-          .step = static_cast<std::uint32_t>(steps_done_)};
+std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, Model::Output output, bool training,
+                                          bool record) {
+  Stage::Options options{
+      .output = output,
+      .training = training,
+      .record = record,
+      .step = static_cast<std::uint32_t>(steps_done_),
+      .samples_before = samples_this_step_,
+      .micro_batch_size = options_.micro_batch_size > 0 ? options_.micro_batch_size : batch.batch};
+  if (record)
+    options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient_ready(parameter); };
+  return std::make_unique<Stage>(ctx_, *model_, batch, std::move(options));
 }
 
-template <typename Fn>
-void Engine::for_each_micro_batch(const Batch& batch, Fn&& fn) {
-  const std::int64_t size = options_.micro_batch_size > 0 ? options_.micro_batch_size : batch.batch;
-  for (std::int64_t first = 0; first < batch.batch; first += size) {
-    Batch piece = slice(batch, first, std::min(size, batch.batch - first));
-    piece.sample0 += samples_this_step_;
-    fn(first, to_micro_batch(ctx_, piece));
-  }
+Schedule Engine::schedule(int micro_batches, bool forward_only) const {
+  return make_schedule(options_.layout.schedule, mesh_->shape().pp, options_.layout.chunks, micro_batches,
+                       forward_only);
+}
+
+void Engine::open_call(int micro_batches) {
+  params_->begin_call(
+      [&](const Parameter& parameter) { return model_->pieces_using(parameter) * micro_batches; });
 }
 
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
@@ -200,6 +219,35 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   TESSERA_CHECK(batch.seq_length <= model_->max_positions(), "a sequence of ", batch.seq_length,
                 " tokens is longer than the model's max_positions ", model_->max_positions());
   TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");
+}
+
+bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }
+
+double Engine::sum_over_data(double value) const {
+  if (mesh_->world().size() == 1) return value;
+  const bool gives = holds_head() && mesh_->coordinates().tp == 0;
+  const Tensor sum = Tensor::from(ctx_, std::vector<double>{gives ? value : 0.0}, {1});
+  mesh_->world().all_reduce(ctx_, sum).wait(ctx_);
+  ctx_.stream->synchronize();
+  return sum.to_vector<double>()[0];
+}
+
+std::vector<AxisTraffic> Engine::traffic() const {
+  if (mesh_->world().size() == 1) return {};
+  std::vector<AxisTraffic> list;
+  const auto add = [&](const char* axis, const Communicator& group) {
+    const CommStats stats = group.stats();
+    list.push_back({axis, stats.bytes_sent, stats.wait_s});
+  };
+  add("tp", (*mesh_)[Axis::tp]);
+  add("dp", (*mesh_)[Axis::dp]);
+  add("pp", (*mesh_)[Axis::pp]);
+  add("embedding", mesh_->embedding());
+  add("world", mesh_->world());
+  for (const auto& block : mesh_->tp_blocks()) {
+    if (block) add("tp_block", *block);
+  }
+  return list;
 }
 
 }  // namespace tessera

@@ -93,6 +93,11 @@ void MetricsFile::write(const StepRecord& r) {
   append(line, "peak_mem_bytes", r.peak_mem_bytes);
   append(line, "skipped", r.skipped);
   if (r.eval_loss) append(line, "eval_loss", *r.eval_loss);
+  if (r.bubble_ms) append(line, "bubble_ms", *r.bubble_ms);
+  for (const StepRecord::Traffic& t : r.traffic) {
+    append(line, (t.axis + "_bytes").c_str(), t.bytes);
+    append(line, (t.axis + "_wait_ms").c_str(), t.wait_ms);
+  }
   write_all(file_, line + "}\n", path_);
 }
 

@@ -1,5 +1,7 @@
 #include "tessera/engine/pretrained.hpp"
 
+#include <algorithm>
+
 #include "tessera/base/config_file.hpp"
 
 namespace tessera {
@@ -39,6 +41,34 @@ HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
   if (scaling.factor == 1.0) return {};
   return {scaling.original_max_positions == 1 ? "linear" : "llama3", scaling.factor, scaling.low_freq_factor,
           scaling.high_freq_factor, scaling.original_max_positions};
+}
+
+std::int64_t flat_index(const Shape& corner, const Shape& strides) {
+  std::int64_t index = 0;
+  for (int i = 0; i < strides.rank(); ++i) index += corner[i] * strides[i];
+  return index;
+}
+
+/// Copies a box of the whole tensor to its place in a piece, row by row.
+void copy_box(const float* whole, const Shape& global, const Placed& box, const Shape& local,
+              const StatePiece& piece) {
+  const Shape from = global.contiguous_strides(), to = local.contiguous_strides();
+  const std::int64_t row = box.shape.rank() > 0 ? box.shape[-1] : 1;
+  float* target = piece.tensor.data<float>() - piece.begin;
+  Shape at = box.shape;  // first element of the row, inside the box
+  for (std::int64_t r = 0; r < box.shape.numel() / std::max<std::int64_t>(row, 1); ++r) {
+    std::int64_t rest = r;
+    for (int i = box.shape.rank() - 1; i >= 0; --i) {
+      at[i] = i == box.shape.rank() - 1 ? 0 : rest % box.shape[i];
+      if (i != box.shape.rank() - 1) rest /= box.shape[i];
+    }
+    Shape source = at, place = at;
+    for (int i = 0; i < at.rank(); ++i) {
+      source[i] += box.global[i];
+      place[i] += box.local[i];
+    }
+    std::copy_n(whole + flat_index(source, from), row, target + flat_index(place, to));
+  }
 }
 
 }  // namespace
@@ -125,11 +155,20 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
   }
   TESSERA_ENSURE(CheckpointError, differences.empty(), folder.string(),
                  " holds another model than the configuration:", differences);
-  for (const Parameter* parameter : engine.params().parameters()) {
-    const Tensor target = engine.params().main(*parameter);
-    model.read_f32(parameter->name(), {target.data<float>(), static_cast<std::size_t>(target.numel())});
+  std::vector<float> whole;  // of the parameter `loaded`
+  const Parameter* loaded = nullptr;
+  for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
+    const Parameter& parameter = *piece.parameter;
+    const Shape& shape = parameter.placement().global();
+    if (loaded != &parameter) {
+      whole.resize(static_cast<std::size_t>(shape.numel()));
+      model.read_f32(parameter.name(), whole);
+      loaded = &parameter;
+    }
+    for (const Placed& box : parameter.placement().boxes(piece.begin, piece.end))
+      copy_box(whole.data(), shape, box, parameter.shape(), piece);
   }
-  engine.params().refresh_model_copy();
+  engine.params().gather_weights();
 }
 
 ViewSource weights_of(Engine& engine) {

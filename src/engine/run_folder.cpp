@@ -1,5 +1,6 @@
 #include "engine/run_folder.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 
@@ -18,8 +19,13 @@ bool identifies_run(const std::string& key) {
          key == "data.tokenizer";
 }
 
+/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting do not
+/// count.
 bool is_empty_folder(const std::filesystem::path& folder) {
-  return !std::filesystem::exists(folder) || std::filesystem::is_empty(folder);
+  if (!std::filesystem::is_directory(folder)) return !std::filesystem::exists(folder);
+  const std::filesystem::directory_iterator entries(folder);
+  return std::all_of(begin(entries), end(entries),
+                     [](const auto& entry) { return entry.path().filename() == "ranks"; });
 }
 
 /// Whether a run got as far as its first step or checkpoint: before that there is nothing to mix up.
@@ -32,22 +38,27 @@ bool holds_work(const Config& config) {
 
 }  // namespace
 
-RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config), log_(log) {
+void check_run_folder(const Config& config) {
   const std::filesystem::path dir = config.logging.dir;
-  std::error_code error;
   const bool foreign = !is_empty_folder(dir) && !std::filesystem::exists(dir / "config.yaml");
   TESSERA_ENSURE(ConfigError, !foreign, "logging.dir ", dir.string(),
                  " is not empty and holds no run of Tessera: choose another folder");
-  std::filesystem::create_directories(dir, error);
-  TESSERA_ENSURE(IoError, !error, "cannot make the folder ", dir.string(), ": ", error.message());
-  if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
-    check_same_run(load_config(dir / "config.yaml"), dir / "config.yaml");
-  }
   TESSERA_ENSURE(
       ConfigError, config.checkpoint.resume != "none" || list_checkpoints(checkpoint_root(config)).empty(),
       checkpoint_root(config).string(),
       " holds checkpoints, which checkpoint.resume=none would mix with new ones: remove them or choose "
       "another logging.dir");
+}
+
+RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config), log_(log) {
+  check_run_folder(config);
+  const std::filesystem::path dir = config.logging.dir;
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  TESSERA_ENSURE(IoError, !error, "cannot make the folder ", dir.string(), ": ", error.message());
+  if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
+    check_same_run(load_config(dir / "config.yaml"), dir / "config.yaml");
+  }
 }
 
 std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() const {

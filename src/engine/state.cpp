@@ -1,39 +1,58 @@
 #include "tessera/engine/state.hpp"
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
 
 namespace tessera {
 namespace {
 
-struct NamedState {
-  std::string name;
-  Tensor tensor;
-};
-
-/// Everything of an engine that a checkpoint holds: main weights, and the optimizer's tensors if it trains.
-std::vector<NamedState> state_of(Engine& engine) {
-  std::vector<NamedState> list;
-  for (const Parameter* parameter : engine.params().parameters()) {
-    list.push_back({"param." + parameter->name(), engine.params().main(*parameter)});
-  }
+/// What this rank saves, or must be given: main weights, and the optimizer's tensors if it trains.
+std::vector<StatePiece> pieces_of(Engine& engine, PieceSet set) {
+  std::vector<StatePiece> pieces = engine.params().pieces(set);
   if (engine.options().trainable) {
-    for (NamedTensor& named : engine.optimizer().state()) list.push_back({named.name, named.tensor});
+    const std::vector<StatePiece> more = engine.optimizer().pieces(set);
+    pieces.insert(pieces.end(), more.begin(), more.end());
   }
-  return list;
+  return pieces;
 }
 
-}  // namespace
-
-std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
-                                  const SaveOptions& options) {
-  engine.ctx().stream->synchronize();
-  std::vector<CheckpointTensor> tensors;
-  for (const NamedState& s : state_of(engine)) {
-    tensors.push_back(CheckpointTensor::whole(
-        {s.name, s.tensor.dtype(), s.tensor.shape(), static_cast<const std::byte*>(s.tensor.raw())}));
+/// fn(box of the whole tensor, its bytes in this process) for each box a piece consists of.
+template <typename Fn>
+void for_each_box(const StatePiece& piece, Fn&& fn) {
+  const Shape strides = piece.parameter->shape().contiguous_strides();
+  for (const Placed& box : piece.parameter->placement().boxes(piece.begin, piece.end)) {
+    std::int64_t first = 0;
+    for (int i = 0; i < strides.rank(); ++i) first += box.local[i] * strides[i];
+    const std::int64_t count = box.shape.numel();
+    TESSERA_ENSURE(InternalError, first >= piece.begin && first + count <= piece.end, "a box of ",
+                   piece.name(), " is not contiguous");
+    fn(TensorSlice{box.global, box.shape}, piece.tensor.narrow(0, first - piece.begin, count));
   }
+}
+
+std::string describe(const Placement& placement) {
+  return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
+}
+
+std::vector<CheckpointTensor> tensors_to_save(Engine& engine) {
+  std::vector<CheckpointTensor> tensors;
+  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned)) {
+    for_each_box(piece, [&](const TensorSlice& slice, const Tensor& data) {
+      tensors.push_back({.name = piece.name(),
+                         .dtype = data.dtype(),
+                         .shape = piece.parameter->placement().global(),
+                         .slice = slice,
+                         .placement = describe(piece.parameter->placement()),
+                         .data = static_cast<const std::byte*>(data.raw())});
+    });
+  }
+  return tensors;
+}
+
+CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
   CheckpointState state;
   state.step = run.step;
   state.consumed_samples = run.consumed_samples;
@@ -45,7 +64,34 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
                      {"skipped", run.skipped},
                      {"optimizer_updates", engine.options().trainable ? engine.optimizer().updates() : 0}}
           .dump();
-  return save_checkpoint(root, state, tensors, options);
+  return state;
+}
+
+}  // namespace
+
+std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
+                                  const SaveOptions& options) {
+  engine.ctx().stream->synchronize();
+  engine.params().wait_for_weights();
+  Communicator& world = engine.mesh().world();
+  const std::vector<CheckpointTensor> tensors = tensors_to_save(engine);
+  std::uint64_t own_bytes = 0, bytes = 0;
+  for (const CheckpointTensor& t : tensors)
+    own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
+  for (const std::string& each : gather_texts(engine.ctx(), world, std::to_string(own_bytes)))
+    bytes += std::stoull(each);
+  std::optional<CheckpointSave> save;  // on rank 0
+  const std::string staging = on_first_rank(engine.ctx(), world, [&] {
+    save.emplace(root, run.step, bytes, options);
+    return save->staging().string();
+  });
+  std::string record;
+  on_every_rank(engine.ctx(), world, [&] {
+    record = write_checkpoint_shard(staging, world.rank(), world.size(), tensors, options);
+  });
+  const std::vector<std::string> records = gather_texts(engine.ctx(), world, record);
+  return on_first_rank(engine.ctx(), world,
+                       [&] { return save->commit(checkpoint_state(engine, run), records).string(); });
 }
 
 RunState read_run_state(const CheckpointReader& reader) {
@@ -66,23 +112,31 @@ RunState read_run_state(const CheckpointReader& reader) {
 }
 
 void load_engine(const CheckpointReader& reader, Engine& engine) {
-  const std::vector<NamedState> wanted = state_of(engine);
+  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held);
   std::string problems;
-  for (const NamedState& s : wanted) {
-    const Manifest::Tensor* stored = reader.find(s.name);
+  std::string_view last;  // pieces of one tensor follow each other
+  for (const StatePiece& piece : wanted) {
+    const std::string name = piece.name();
+    const Manifest::Tensor* stored = reader.find(name);
+    if (name == last) continue;
+    const Shape& shape = piece.parameter->placement().global();
     if (stored == nullptr) {
-      problems += "\n  " + s.name + " is missing";
-    } else if (stored->shape != s.tensor.shape() || stored->dtype != s.tensor.dtype()) {
-      problems += detail::concat("\n  ", s.name, " is ", stored->dtype, " ", stored->shape,
-                                 ", the model needs ", s.tensor.dtype(), " ", s.tensor.shape());
+      problems += "\n  " + name + " is missing";
+    } else {
+      last = stored->name;
+      if (stored->shape != shape || stored->dtype != piece.tensor.dtype()) {
+        problems += detail::concat("\n  ", name, " is ", stored->dtype, " ", stored->shape,
+                                   ", the model needs ", piece.tensor.dtype(), " ", shape);
+      }
     }
   }
   TESSERA_ENSURE(CheckpointError, problems.empty(), reader.dir().string(),
                  " does not fit this model:", problems);
-  for (const NamedState& s : wanted) {
-    reader.read(s.name, {static_cast<std::byte*>(s.tensor.raw()), s.tensor.nbytes()});
+  for (const StatePiece& piece : wanted) {
+    for_each_box(piece, [&](const TensorSlice& slice, const Tensor& data) {
+      reader.read(piece.name(), slice, {static_cast<std::byte*>(data.raw()), data.nbytes()});
+    });
   }
-  engine.params().refresh_model_copy();
   if (engine.options().trainable) {
     const auto user = nlohmann::json::parse(reader.state().user_json);
     engine.optimizer().set_updates(user.at("optimizer_updates").get<std::int64_t>());

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <fstream>
 
+#include "engine/ranks.hpp"
 #include "engine/run_folder.hpp"
 #include "engine/throughput.hpp"
 #include "tessera/base/config_file.hpp"
@@ -43,31 +44,34 @@ GptData open_data(const Config& config) {
   return build_gpt_data(options);
 }
 
-/// One training run, from the opened folder to the last checkpoint.
-class Run {
+/// One training run on one rank, from the opened folder to the last checkpoint.
+class TrainingRun {
  public:
-  Run(const Config& config, const TrainHooks& hooks, const Logger& log)
-      : config_(config), hooks_(hooks), log_(log), folder_(config, log), engine_(build_engine(config)) {
-    start_from_somewhere();
-    data_ = open_data(config);
-    TESSERA_ENSURE(DataError, data_.train, "data.split ", config.data.split,
-                   " leaves no tokens for training");
-    if (config.training.eval_interval > 0 && !data_.valid) {
-      log.warning("data.split ", config.data.split, " leaves no tokens for validation: nothing is evaluated");
-    }
-    metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
+  TrainingRun(const Config& config, const TrainHooks& hooks, const Logger& log,
+              std::shared_ptr<Communicator> world)
+      : config_(config),
+        hooks_(hooks),
+        log_(log),
+        world_(world ? std::move(world) : make_self_communicator()),
+        first_(world_->rank() == 0) {
+    const std::string found = on_first_rank(host_, *world_, [&] { return open_folder(); });
+    on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
+    start_from(found);
+    // One rank builds what indices are missing, the others read them.
+    on_first_rank(host_, *world_, [&] { return open_data(); });
+    on_every_rank(host_, *world_, [&] {
+      if (!first_) open_data();
+    });
+    if (first_) metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
   }
 
   TrainResult train() {
     result_.step = state_.step;
     if (state_.step >= config_.training.steps) return result_;
     announce();
-    DataLoader loader(data_.train, {.global_batch_size = config_.training.global_batch_size,
-                                    .micro_batch_size = config_.training.micro_batch_size,
-                                    .consumed_samples = state_.consumed_samples});
+    DataLoader loader(data_.train, loader_options(state_.consumed_samples));
     while (state_.step < config_.training.steps && !result_.interrupted) {
-      one_step(loader);
-      result_.interrupted = hooks_.should_stop && hooks_.should_stop();
+      result_.interrupted = one_step(loader);
       const bool last = state_.step == config_.training.steps;
       const bool due = config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0;
       if (last || due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
@@ -77,23 +81,55 @@ class Run {
   }
 
  private:
-  void start_from_somewhere() {
+  /// Returns the checkpoint to go on from, or nothing.
+  std::string open_folder() {
+    folder_.emplace(config_, log_);
+    const auto found = folder_->checkpoint_to_resume();
+    if (found) folder_->check_same_run(read_run_state(CheckpointReader(*found)).config, *found);
+    return found ? found->string() : "";
+  }
+
+  void start_from(const std::string& checkpoint) {
     state_.config = config_;
-    if (const auto found = folder_.checkpoint_to_resume()) {
-      const CheckpointReader reader(*found);
-      RunState saved = read_run_state(reader);
-      folder_.check_same_run(saved.config, *found);
-      load_engine(reader, *engine_);
-      engine_->set_progress(saved.step, saved.skipped);
-      state_ = std::move(saved);
+    if (!checkpoint.empty()) {
+      on_every_rank(host_, *world_, [&] {
+        const CheckpointReader reader(checkpoint);
+        state_ = read_run_state(reader);
+        load_engine(reader, *engine_);
+      });
+      engine_->set_progress(state_.step, state_.skipped);
       state_.config = config_;
-      result_.checkpoint = *found;
-      log_.info("resuming from ", found->string(), " at step ", state_.step);
+      result_.checkpoint = checkpoint;
+      log_.info("resuming from ", checkpoint, " at step ", state_.step);
     } else if (config_.model.init_from) {
-      load_pretrained(*config_.model.init_from, config_.model, *engine_);
+      on_every_rank(host_, *world_,
+                    [&] { load_pretrained(*config_.model.init_from, config_.model, *engine_); });
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
-    folder_.write_config();
+    engine_->params().gather_weights();
+    on_first_rank(host_, *world_, [&] {
+      folder_->write_config();
+      return std::string();
+    });
+  }
+
+  std::string open_data() {
+    data_ = tessera::open_data(config_);
+    TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
+                   " leaves no tokens for training");
+    if (config_.training.eval_interval > 0 && !data_.valid) {
+      log_.warning("data.split ", config_.data.split,
+                   " leaves no tokens for validation: nothing is evaluated");
+    }
+    return "";
+  }
+
+  DataLoaderOptions loader_options(std::int64_t consumed_samples) const {
+    return {.global_batch_size = config_.training.global_batch_size,
+            .micro_batch_size = config_.training.micro_batch_size,
+            .data_parallel_rank = engine_->mesh().coordinates().dp,
+            .data_parallel_size = engine_->mesh().shape().dp,
+            .consumed_samples = consumed_samples};
   }
 
   void announce() {
@@ -103,13 +139,17 @@ class Run {
                  .first_step = state_.step,
                  .tokens_per_step = t.global_batch_size * t.seq_length,
                  .threads = engine_->ctx().stream->threads(),
+                 .ranks = world_->size(),
                  .gemm_flops_per_s = std::nullopt};
-    peak_flops_ = measure_gemm_rate(engine_->ctx(), engine_->options().compute);
+    const double rate = measure_gemm_rate(engine_->ctx(), engine_->options().compute);
+    for (const std::string& each : gather_texts(host_, *world_, std::to_string(rate)))
+      peak_flops_ += std::stod(each);
     info.gemm_flops_per_s = peak_flops_;
-    if (hooks_.on_start) hooks_.on_start(info);
+    if (first_ && hooks_.on_start) hooks_.on_start(info);
   }
 
-  void one_step(DataLoader& loader) {
+  /// Returns whether a rank asked to stop.
+  bool one_step(DataLoader& loader) {
     const auto start = Clock::now();
     const auto batch = loader.next();
     TESSERA_ENSURE(DataError, batch, "the training data ended at step ", state_.step, " of ",
@@ -121,7 +161,7 @@ class Run {
     state_.skipped = engine_->steps_skipped();
     state_.consumed_samples = loader.consumed_samples();
     state_.tokens += step.tokens;
-    if (step.update.skipped) {
+    if (step.update.skipped && first_) {
       log_.warning("step ", state_.step, " was skipped: loss ", step.loss, ", gradient norm ",
                    step.update.grad_norm);
     }
@@ -137,9 +177,15 @@ class Run {
                       .forward_ms = step.times.forward * 1e3,
                       .backward_ms = step.times.backward * 1e3,
                       .update_ms = step.times.update * 1e3,
-                      .peak_mem_bytes = peak_memory_bytes(),
+                      .peak_mem_bytes = most_over_ranks(peak_memory_bytes()),
                       .skipped = state_.skipped,
-                      .eval_loss = std::nullopt};
+                      .eval_loss = std::nullopt,
+                      .bubble_ms = std::nullopt};
+    if (world_->size() > 1) {
+      record.bubble_ms = step.times.bubble * 1e3;
+      for (const AxisTraffic& t : step.traffic)
+        record.traffic.push_back({t.axis, static_cast<std::int64_t>(t.bytes_sent), t.wait_s * 1e3});
+    }
     const double flops = engine_->model().flops_per_token(config_.training.seq_length);
     if (flops > 0.0 && peak_flops_ > 0.0) record.mfu = record.tokens_per_s * flops / peak_flops_;
     const TrainingConfig& t = config_.training;
@@ -148,27 +194,37 @@ class Run {
       record.eval_loss = evaluate();
     }
     result_.train_loss = step.loss;
+    if (first_) report(record);
+    return most_over_ranks(hooks_.should_stop && hooks_.should_stop() ? 1 : 0) != 0;
+  }
+
+  void report(const StepRecord& record) {
     metrics_->write(record);
     if (hooks_.on_step) hooks_.on_step(record);
     if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(state_.step, *record.eval_loss);
   }
 
+  std::int64_t most_over_ranks(std::int64_t value) const {
+    if (world_->size() == 1) return value;
+    const Tensor most = Tensor::from(host_, std::vector<std::int64_t>{value}, {1});
+    world_->all_reduce(host_, most, ReduceOp::max).wait(host_);
+    return most.to_vector<std::int64_t>()[0];
+  }
+
   /// Mean loss over the same eval_iters batches every time, so that figures of one run compare.
   double evaluate() {
-    DataLoader loader(data_.valid, {.global_batch_size = config_.training.global_batch_size,
-                                    .micro_batch_size = config_.training.micro_batch_size});
-    double loss = 0.0;
-    std::int64_t targets = 0;
+    DataLoader loader(data_.valid, loader_options(0));
+    double loss = 0.0, targets = 0.0;
     for (std::int64_t i = 0; i < config_.training.eval_iters; ++i) {
       const auto batch = loader.next();
       if (!batch) break;
-      const std::int64_t count = count_targets(*batch);
-      loss += engine_->evaluate(*batch) * static_cast<double>(count);
-      targets += count;
+      const Engine::LossSum part = engine_->evaluate_sum(*batch);
+      loss += part.sum;
+      targets += part.targets;
     }
     TESSERA_ENSURE(DataError, targets > 0, "the validation split holds less than one batch of ",
                    config_.training.global_batch_size, " samples: widen its share in data.split");
-    result_.eval_loss = loss / static_cast<double>(targets);
+    result_.eval_loss = loss / targets;
     return *result_.eval_loss;
   }
 
@@ -176,13 +232,16 @@ class Run {
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
     result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
-    if (hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
+    if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }
 
   const Config& config_;
   const TrainHooks& hooks_;
   const Logger& log_;
-  RunFolder folder_;
+  const ExecCtx host_ = ExecCtx::cpu(1);
+  std::shared_ptr<Communicator> world_;
+  bool first_;
+  std::optional<RunFolder> folder_;  // on rank 0
   std::unique_ptr<Engine> engine_;
   RunState state_;
   TrainResult result_;
@@ -193,8 +252,16 @@ class Run {
 
 }  // namespace
 
-TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log) {
-  return Run(config, hooks, log).train();
+TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
+                  std::shared_ptr<Communicator> world) {
+  try {
+    return TrainingRun(config, hooks, log, world).train();
+  } catch (const CommunicationError&) {
+    throw;  // the others know, or are the reason
+  } catch (const std::exception& error) {
+    if (world) world->abort(error.what());
+    throw;
+  }
 }
 
 std::filesystem::path checkpoint_root(const Config& config) {

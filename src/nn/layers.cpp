@@ -20,57 +20,103 @@ std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
   return std::nullopt;
 }
 
+/// The part of a tensor of shape `global` that this rank holds of a linear's weight (rank 2) or bias (rank
+/// 1).
+Placement placement(const Linear::Options& options, const Shape& global) {
+  const TensorParallel& tp = options.tensor;
+  if (options.split == Linear::Split::none || !tp.active()) return Placement::replicated(global);
+  if (options.split == Linear::Split::column) {
+    return options.rows.empty() ? Placement::split(global, 0, tp.rank(), tp.size())
+                                : Placement::segmented(global, 0, options.rows);
+  }
+  return global.rank() == 2 ? Placement::split(global, 1, tp.rank(), tp.size())
+                            : Placement::replicated(global);
+}
+
+ParameterTraits traits(const Norm::Options& options) {
+  return {.reads_main = true, .partial_over_tensor = options.sequence_parallel};
+}
+
 }  // namespace
 
 Linear::Linear(std::string name, const Options& options)
     : Module(std::move(name)),
-      weight_(parameter("weight", {options.out, options.in}, Init::normal(static_cast<float>(options.std)))),
-      bias_(options.bias ? &parameter("bias", {options.out}, Init::zeros()) : nullptr) {}
+      tensor_(options.tensor),
+      split_(options.split),
+      weight_(parameter("weight", placement(options, {options.out, options.in}),
+                        Init::normal(static_cast<float>(options.std)))),
+      bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros()) : nullptr) {}
 
-Var Linear::forward(const Forward& forward, const Var& x) { return linear(forward.exec, x, weight_, bias_); }
-
-Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind) {
-  return activated_linear(forward.exec, x, kind, weight_, bias_);
+Var Linear::forward(const Forward& forward, const Var& x) {
+  switch (split_) {
+    case Split::column:
+      return column_linear(forward.exec, tensor_, x, weight_, bias_);
+    case Split::row:
+      return row_linear(forward.exec, tensor_, x, weight_, bias_);
+    case Split::none:
+      break;
+  }
+  return linear(forward.exec, x, weight_, bias_);
 }
 
-Norm::Norm(std::string name, std::int64_t size, NormStyle style, double eps, DType out)
+Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind) {
+  TESSERA_CHECK(split_ != Split::column, "a linear split by columns does not take an activation in front");
+  return split_ == Split::row ? activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_)
+                              : activated_linear(forward.exec, x, kind, weight_, bias_);
+}
+
+Norm::Norm(std::string name, const Options& options)
     : Module(std::move(name)),
-      weight_(parameter("weight", {size}, Init::ones())),
-      bias_(style == NormStyle::layernorm ? &parameter("bias", {size}, Init::zeros()) : nullptr),
-      options_{style == NormStyle::rmsnorm, static_cast<float>(eps), out} {}
+      weight_(parameter("weight", Shape{options.size}, Init::ones(), traits(options))),
+      bias_(options.style == NormStyle::layernorm
+                ? &parameter("bias", Shape{options.size}, Init::zeros(), traits(options))
+                : nullptr),
+      options_{options.style == NormStyle::rmsnorm, static_cast<float>(options.eps), options.out},
+      forget_(options.forget) {}
 
 ResidualNorm Norm::forward(const Forward& forward, const Var& residual, const Var& branch,
                            const DropoutSpec& dropout) {
-  return add_norm(forward.exec, residual, branch, weight_, bias_, options_, dropout);
+  return add_norm(forward.exec, residual, branch, weight_, bias_, options_, dropout, forget_);
 }
 
 Embedding::Embedding(std::string name, const Options& options)
     : Module(std::move(name)),
       options_(options),
-      table_(parameter("word_embeddings.weight", {options.vocab_size, options.size},
-                       Init::normal(static_cast<float>(options.std)))),
-      positions_(options.max_positions > 0
-                     ? &parameter("position_embeddings.weight", {options.max_positions, options.size},
-                                  Init::normal(static_cast<float>(options.std)))
-                     : nullptr) {}
+      table_(parameter("word_embeddings.weight",
+                       Placement::split({options.vocab_size, options.size}, 0, options.tensor.rank(),
+                                        options.tensor.size()),
+                       Init::normal(static_cast<float>(options.std)),
+                       {.reads_main = true, .tied = options.tied})),
+      positions_(
+          options.max_positions > 0
+              ? &parameter("position_embeddings.weight", Shape{options.max_positions, options.size},
+                           Init::normal(static_cast<float>(options.std)),
+                           {.reads_main = true, .partial_over_tensor = options.tensor.sharded_sequence()})
+              : nullptr) {}
 
 Var Embedding::forward(const Forward& forward) {
-  return embedding(forward.exec, forward.tokens(), table_, forward.input.positions, positions_, options_.out,
-                   forward.dropout(name(), options_.dropout));
+  return vocab_embedding(forward.exec, options_.tensor, forward.tokens(), table_, forward.input.positions,
+                         positions_, options_.out, forward.dropout(name(), options_.dropout));
 }
 
-Mlp::Mlp(std::string name, const ModelConfig& config)
+Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor)
     : Module(std::move(name)),
       activation_(*config.activation),
       fc1_(submodule<Linear>(
           "linear_fc1",
           Linear::Options{config.hidden_size,
                           config.ffn_hidden_size * (*config.activation == MlpActivation::swiglu ? 2 : 1),
-                          *config.linear_bias, config.init_std})),
+                          *config.linear_bias, config.init_std, tensor, Linear::Split::column,
+                          fc1_rows(config, tensor)})),
       fc2_(submodule<Linear>(
           "linear_fc2",
-          Linear::Options{config.ffn_hidden_size, config.hidden_size, *config.linear_bias,
-                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers))})) {}
+          Linear::Options{config.ffn_hidden_size,
+                          config.hidden_size,
+                          *config.linear_bias,
+                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
+                          tensor,
+                          Linear::Split::row,
+                          {}})) {}
 
 Var Mlp::forward(const Forward& forward, const Var& x) {
   return fc2_.forward_activated(forward, fc1_.forward(forward, x), activation_kind(activation_));

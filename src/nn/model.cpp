@@ -8,6 +8,17 @@ Var Model::loss(const Forward& forward, const Tensor&) {
   return cross_entropy(forward.exec, this->forward(forward), forward.input.labels);
 }
 
+Var Model::run_piece(const Forward& forward, int piece, const Var& input, Output output,
+                     const Tensor& upstream) {
+  TESSERA_CHECK(piece == 0 && !input,
+                "this model is one piece: override Model::run_piece to train it in a pipeline");
+  return output == Output::losses ? loss(forward, upstream) : this->forward(forward);
+}
+
+std::pair<Shape, DType> Model::boundary(std::int64_t, std::int64_t) const {
+  throw InvalidArgument("this model is one piece: override Model::boundary to train it in a pipeline");
+}
+
 KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t) const {
   throw InvalidArgument("this model has no KV cache: override Model::make_cache to generate text with it");
 }

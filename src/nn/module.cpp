@@ -15,8 +15,10 @@ std::vector<Parameter*> Module::parameters() {
   return list;
 }
 
-Parameter& Module::parameter(const std::string& local, Shape shape, Init init) {
-  entries_.push_back({std::make_unique<Parameter>(child_name(local), shape, init), nullptr});
+Parameter& Module::parameter(const std::string& local, Placement placement, Init init,
+                             ParameterTraits traits) {
+  entries_.push_back(
+      {std::make_unique<Parameter>(child_name(local), std::move(placement), init, traits), nullptr});
   return *entries_.back().parameter;
 }
 

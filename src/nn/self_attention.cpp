@@ -5,25 +5,32 @@
 
 namespace tessera::nn {
 
-SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer)
+SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
+                             const TensorParallel& tensor)
     : Module(std::move(name)),
       config_(config),
       layer_(layer),
+      heads_(head_share(config, tensor)),
       qkv_(submodule<Linear>(
           "linear_qkv",
           Linear::Options{config.hidden_size, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-                          *config.qkv_bias, config.init_std})),
+                          *config.qkv_bias, config.init_std, tensor, Linear::Split::column,
+                          qkv_rows(config, heads_)})),
       proj_(submodule<Linear>(
           "linear_proj",
-          Linear::Options{config.num_heads * config.head_dim, config.hidden_size, *config.linear_bias,
-                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers))})) {}
+          Linear::Options{config.num_heads * config.head_dim,
+                          config.hidden_size,
+                          *config.linear_bias,
+                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
+                          tensor,
+                          Linear::Split::row,
+                          {}})) {}
 
 Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::RopeTable* rope,
                            const Tensor& alibi_slopes) {
   const MicroBatch& input = forward.input;
-  SelfAttentionOptions options{config_.num_heads, config_.num_kv_heads, config_.head_dim, {}, rope,
-                               input.positions};
-  options.attention.alibi_slopes = alibi_slopes;
+  SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, rope, input.positions};
+  if (alibi_slopes) options.attention.alibi_slopes = alibi_slopes.narrow(0, heads_.first, heads_.heads);
   options.attention.key_begin = input.key_begin;
   options.attention.key_end = input.key_end;
   options.attention.document = input.document;
@@ -31,6 +38,8 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
     options.attention.dropout = static_cast<float>(config_.attention_dropout);
     options.attention.dropout_key = {forward.exec.seed, site_of(name() + ".probabilities"), forward.step};
     options.attention.sample0 = input.sample0;
+    options.attention.head0 = heads_.first;
+    options.attention.total_heads = config_.num_heads;
     options.attention.seq_length = input.seq_length;
   }
   Var qkv = qkv_.forward(forward, x);

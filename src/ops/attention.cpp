@@ -56,7 +56,10 @@ kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor&
   s.dropout = options.dropout;
   s.dropout_key = options.dropout_key;
   s.sample0 = options.sample0;
-  s.total_heads = s.heads;
+  s.head0 = options.head0;
+  s.total_heads = options.total_heads > 0 ? options.total_heads : s.heads;
+  TESSERA_CHECK(s.head0 >= 0 && s.head0 + s.heads <= s.total_heads, "heads ", s.head0, " to ",
+                s.head0 + s.heads, " of ", s.total_heads);
   s.seq_length = options.seq_length > 0 ? options.seq_length : s.seq_k;
   return s;
 }

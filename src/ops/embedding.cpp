@@ -7,12 +7,12 @@
 namespace tessera::ops {
 
 Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, const Tensor& positions,
-                 const Tensor& position_table, DType out, const DropoutSpec& dropout) {
+                 const Tensor& position_table, const EmbeddingOptions& options) {
   detail::check_contiguous(tokens, "tokens");
   TESSERA_CHECK(table.rank() == 2 && table.is_contiguous(), "an embedding table is [rows, features], not ",
                 table.shape());
   detail::check_float(table.dtype(), "an embedding table");
-  detail::check_float(out, "an embedding");
+  detail::check_float(options.out, "an embedding");
   TESSERA_CHECK(static_cast<bool>(positions) == static_cast<bool>(position_table),
                 "positions come with a position table");
   if (position_table) {
@@ -24,24 +24,25 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
   TESSERA_CHECK(tokens.rank() < Shape::kMaxRank, "tokens have too many dimensions");
   std::vector<std::int64_t> dims(tokens.shape().dims().begin(), tokens.shape().dims().end());
   dims.push_back(cols);
-  Tensor y = Tensor::empty(ctx, Shape(std::span<const std::int64_t>(dims)), out);
+  Tensor y = Tensor::empty(ctx, Shape(std::span<const std::int64_t>(dims)), options.out);
   const kernels::EmbeddingForward params{.rows = rows,
                                          .cols = cols,
                                          .table_dtype = table.dtype(),
-                                         .y_dtype = out,
+                                         .y_dtype = options.out,
                                          .tokens = tokens.data<std::int32_t>(),
                                          .table = table.raw(),
+                                         .vocab_begin = options.first_token,
                                          .vocab_size = table.size(0),
                                          .positions = positions ? positions.data<std::int32_t>() : nullptr,
                                          .position_table = position_table.raw(),
                                          .y = y.raw(),
-                                         .dropout = dropout};
+                                         .dropout = options.dropout};
   TESSERA_DISPATCH(ctx, embedding_forward, params);
   return y;
 }
 
 void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& dy, const Tensor& dtable,
-                        float beta, const DropoutSpec& dropout) {
+                        float beta, const DropoutSpec& dropout, std::int64_t first) {
   detail::check_contiguous_floats(dy, "dy");
   TESSERA_CHECK(
       dtable.rank() == 2 && dtable.size(1) == dy.size(-1) && dy.numel() == index.numel() * dy.size(-1),
@@ -51,7 +52,7 @@ void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& d
                                           .dy_dtype = dy.dtype(),
                                           .dy = dy.raw(),
                                           .index = index.data<std::int32_t>(),
-                                          .begin = 0,
+                                          .begin = first,
                                           .count = dtable.size(0),
                                           .dtable = dtable.data<float>(),
                                           .beta = beta,

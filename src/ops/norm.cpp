@@ -17,46 +17,67 @@ kernels::NormKind kind_of(const NormOptions& options) {
 
 float* floats(const Tensor& t) { return t ? t.data<float>() : nullptr; }
 
-}  // namespace
-
-AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
-                 const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout) {
+/// The norm of `residual`, with results still to be filled in.
+kernels::AddNormForward describe(const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                                 const NormOptions& options) {
   check_contiguous_floats(residual, "residual");
   detail::check_float(options.out, "what a norm gives");
   const std::int64_t cols = residual.size(-1);
-  const std::int64_t rows = cols == 0 ? 0 : residual.numel() / cols;
   TESSERA_CHECK(weight && weight.shape() == Shape{cols} && weight.dtype() == DType::f32,
                 "norm weight of shape ", weight.shape(), " for ", cols, " features");
   TESSERA_CHECK(!bias || (bias.shape() == weight.shape() && bias.dtype() == weight.dtype()),
                 "norm bias must be like its weight");
+  return {.rows = cols == 0 ? 0 : residual.numel() / cols,
+          .cols = cols,
+          .kind = kind_of(options),
+          .eps = options.eps,
+          .residual_dtype = residual.dtype(),
+          .dtype = options.out,
+          .residual = residual.raw(),
+          .weight = floats(weight),
+          .bias = floats(bias)};
+}
+
+}  // namespace
+
+AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
+                 const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout) {
   AddNorm out;
   out.residual = residual;
+  kernels::AddNormForward params = describe(residual, weight, bias, options);
   if (branch) {
     check_contiguous(branch, "branch");
     check_same_shape(residual, branch, "residual and branch");
     TESSERA_CHECK_EQ(branch.dtype(), options.out, "dtype of the branch");
     out.residual = Tensor::empty(ctx, residual.shape(), residual.dtype());
+    params.branch = branch.raw();
+    params.dropout = dropout;
+    params.residual_out = out.residual.raw();
   }
   out.y = Tensor::empty(ctx, residual.shape(), options.out);
-  if (!options.rms) out.mean = Tensor::empty(ctx, {rows}, DType::f32);
-  out.rstd = Tensor::empty(ctx, {rows}, DType::f32);
-  const kernels::AddNormForward params{.rows = rows,
-                                       .cols = cols,
-                                       .kind = kind_of(options),
-                                       .eps = options.eps,
-                                       .residual_dtype = residual.dtype(),
-                                       .dtype = options.out,
-                                       .residual = residual.raw(),
-                                       .branch = branch.raw(),
-                                       .dropout = dropout,
-                                       .weight = floats(weight),
-                                       .bias = floats(bias),
-                                       .residual_out = branch ? out.residual.raw() : nullptr,
-                                       .y = out.y.raw(),
-                                       .mean = floats(out.mean),
-                                       .rstd = floats(out.rstd)};
+  if (!options.rms) out.mean = Tensor::empty(ctx, {params.rows}, DType::f32);
+  out.rstd = Tensor::empty(ctx, {params.rows}, DType::f32);
+  params.y = out.y.raw();
+  params.mean = floats(out.mean);
+  params.rstd = floats(out.rstd);
   TESSERA_DISPATCH(ctx, add_norm_forward, params);
   return out;
+}
+
+Tensor norm_again(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight, const Tensor& bias,
+                  const NormOptions& options) {
+  kernels::AddNormForward params = describe(saved.residual, weight, bias, options);
+  TESSERA_CHECK(saved.rstd && saved.rstd.numel() == params.rows, "statistics of shape ", saved.rstd.shape(),
+                " for ", params.rows, " rows");
+  TESSERA_CHECK(options.rms || (saved.mean && saved.mean.numel() == params.rows), "means of shape ",
+                saved.mean.shape(), " for ", params.rows, " rows");
+  Tensor y = Tensor::empty(ctx, saved.residual.shape(), options.out);
+  params.y = y.raw();
+  params.mean = options.rms ? nullptr : floats(saved.mean);
+  params.rstd = floats(saved.rstd);
+  params.known_statistics = true;
+  TESSERA_DISPATCH(ctx, add_norm_forward, params);
+  return y;
 }
 
 AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,

@@ -38,7 +38,7 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
   TESSERA_CHECK(store_.trainable(),
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
   check_config(config_);
-  find_ranges();
+  find_work();
   if (config_.name != OptimizerName::sgd) {
     m_ = store_.zeros();
     v_ = store_.zeros();
@@ -55,37 +55,59 @@ bool Optimizer::decay_rule(const Parameter& parameter) const {
 }
 
 bool Optimizer::decays(const Parameter& parameter) const {
-  store_.main(parameter);  // refuses a stranger
+  store_.layout().index_of(parameter);  // refuses a stranger
   return decay_rule(parameter);
 }
 
-void Optimizer::find_ranges() {
-  for (const ParamSlot& slot : store_.slots()) {
-    const bool decay = decay_rule(*slot.parameter);
-    if (ranges_.empty() || ranges_.back().decay != decay) {
-      if (!ranges_.empty()) ranges_.back().count = slot.offset - ranges_.back().begin;
-      ranges_.push_back({slot.offset, 0, decay});
+void Optimizer::find_work() {
+  const FlatLayout& layout = store_.layout();
+  for (std::size_t i = 0; i < layout.buckets().size(); ++i) {
+    const Bucket& bucket = layout.buckets()[i];
+    const auto slots = layout.slots_of(bucket);
+    BucketWork work;
+    std::vector<FlatRun> counted;
+    for (std::size_t j = 0; j < slots.size(); ++j) {
+      // With the gap after it: what is updated alike becomes one run.
+      const std::int64_t end = j + 1 < slots.size() ? slots[j + 1].offset : bucket.run().end();
+      const FlatRun with_gap = {slots[j].offset, end - slots[j].offset};
+      const bool decay = decay_rule(*slots[j].parameter);
+      if (const FlatRun run = overlap(with_gap, store_.updated(i)); run.count > 0) {
+        if (work.updates.empty() || work.updates.back().decay != decay) {
+          work.updates.push_back({run, decay});
+        } else {
+          work.updates.back().run.count += run.count;
+        }
+      }
+      for (FlatRun run : store_.counted(*slots[j].parameter)) {
+        if (run.end() == slots[j].numel) run.count = with_gap.count - run.begin;
+        append(counted, {slots[j].offset + run.begin, run.count});
+      }
     }
+    for (const FlatRun& run : counted) append(work.counted, overlap(run, store_.share(i)));
+    work_.push_back(std::move(work));
   }
-  if (!ranges_.empty()) ranges_.back().count = store_.numel() - ranges_.back().begin;
 }
 
-double Optimizer::global_norm(const FlatGradient& gradient) const {
+double Optimizer::global_norm(double scale) const {
   const Tensor squares = Tensor::empty(ctx_, {1}, DType::f64);
   ops::fill_zero(ctx_, squares);
-  ops::add_sum_squares(ctx_, gradient.flat, squares);
+  for (std::size_t i = 0; i < work_.size(); ++i) {
+    for (const FlatRun& run : work_[i].counted) {
+      ops::add_sum_squares(ctx_, store_.slice(i, run).gradient, squares);
+    }
+  }
+  if (Communicator* world = store_.groups().world; world && world->size() > 1)
+    world->all_reduce(ctx_, squares).wait(ctx_);
   ctx_.stream->synchronize();
-  return std::abs(gradient.scale) * std::sqrt(*squares.data<double>());
+  return std::abs(scale) * std::sqrt(*squares.data<double>());
 }
 
-void Optimizer::update(const Range& range, const FlatGradient& gradient, double grad_scale, double lr,
+void Optimizer::update(std::size_t bucket, const Range& range, double grad_scale, double lr,
                        double weight_decay) const {
-  const auto part = [&](const Tensor& buffer) {
-    return buffer ? buffer.narrow(0, range.begin, range.count) : Tensor();
+  const auto [grad, main, model, place] = store_.slice(bucket, range.run);
+  const auto part = [run = place](const Tensor& state) {
+    return state ? state.narrow(0, run.begin, run.count) : Tensor();
   };
-  const Tensor grad = part(gradient.flat);
-  const Tensor main = part(store_.main_buffer());
-  const Tensor model = part(store_.model_buffer());
   const double decay = range.decay ? weight_decay : 0.0;
   if (config_.name == OptimizerName::sgd) {
     ops::sgd(ctx_, grad, main, part(momentum_), model,
@@ -110,16 +132,22 @@ void Optimizer::update(const Range& range, const FlatGradient& gradient, double 
 StepResult Optimizer::step(double lr, double weight_decay) {
   TESSERA_CHECK(std::isfinite(lr) && std::isfinite(weight_decay), "step with learning rate ", lr,
                 " and weight decay ", weight_decay);
-  const FlatGradient gradient = store_.gradients();
+  const double scale = store_.gradient_scale();
+  store_.wait_for_weights();
   StepResult result;
-  result.grad_norm = global_norm(gradient);
+  result.grad_norm = global_norm(scale);
   result.skipped = !std::isfinite(result.grad_norm);
   if (!result.skipped) {
     if (config_.clip_grad > 0)
       result.clip_factor = std::min(1.0, config_.clip_grad / (result.grad_norm + 1e-6));
     ++updates_;
-    for (const Range& range : ranges_) {
-      update(range, gradient, gradient.scale * result.clip_factor, lr, weight_decay);
+    // The last bucket holds what the next forward pass reads first: it is under way while the others are
+    // updated.
+    for (std::size_t i = work_.size(); i-- > 0;) {
+      for (const Range& range : work_[i].updates) {
+        update(i, range, scale * result.clip_factor, lr, weight_decay);
+      }
+      store_.spread_weights(i);
     }
   }
   store_.discard_gradients();
@@ -132,17 +160,35 @@ void Optimizer::set_updates(std::int64_t updates) {
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
-  std::vector<NamedTensor> pieces;
-  const auto add = [&](const std::string& kind, const Tensor& buffer) {
-    if (!buffer) return;
+  TESSERA_CHECK(!store_.sharded(), "this rank holds a share of the optimizer state: pieces gives it");
+  std::vector<NamedTensor> list;
+  for (const auto& [kind, buffer] : buffers()) {
     for (const Parameter* p : store_.parameters()) {
-      pieces.push_back({kind + "." + p->name(), store_.view(buffer, *p), p});
+      list.push_back({kind + "." + p->name(), store_.view(buffer, *p), p});
     }
-  };
-  add("adam_m", m_);
-  add("adam_v", v_);
-  add("momentum", momentum_);
-  return pieces;
+  }
+  return list;
+}
+
+std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
+  std::vector<StatePiece> list;
+  for (const auto& [kind, buffer] : buffers()) {
+    for (StatePiece& piece : store_.pieces(set, kind, buffer)) list.push_back(std::move(piece));
+  }
+  return list;
+}
+
+std::size_t Optimizer::persistent_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& [kind, buffer] : buffers()) bytes += buffer.nbytes();
+  return bytes;
+}
+
+std::vector<std::pair<std::string, Tensor>> Optimizer::buffers() const {
+  std::vector<std::pair<std::string, Tensor>> list;
+  if (m_) list = {{"adam_m", m_}, {"adam_v", v_}};
+  if (momentum_) list = {{"momentum", momentum_}};
+  return list;
 }
 
 }  // namespace tessera

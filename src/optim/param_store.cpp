@@ -1,28 +1,25 @@
 #include "tessera/optim/param_store.hpp"
 
-#include <string_view>
-#include <unordered_set>
-
+#include "optim/reduction.hpp"
+#include "optim/runs.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 namespace {
 
-void check_parameters(const std::vector<Parameter*>& parameters) {
-  std::unordered_set<std::string_view> names;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter* p = parameters[i];
-    TESSERA_CHECK(p != nullptr, "parameter ", i, " of a ParamStore is null");
-    TESSERA_CHECK(names.insert(p->name()).second, "two parameters are named ", p->name(),
-                  ": names key initial values and checkpoints; a shared weight is registered once");
-    TESSERA_CHECK(p->shape().numel() > 0, "parameter ", p->name(), " has no elements: shape ", p->shape());
-  }
-}
+int size_of_group(const Communicator* group) { return group ? group->size() : 1; }
 
-/// As the generator wants it: rows times columns.
-Tensor as_matrix(const Tensor& weight) {
-  if (weight.rank() == 0) return weight.view({1});
-  return weight.rank() <= 2 ? weight : weight.view({weight.size(0), -1});
+void check_options(const ParamStoreOptions& options) {
+  TESSERA_CHECK(options.compute == DType::f32 || options.compute == DType::bf16,
+                "parameters are computed with in float32 or bfloat16, not ", options.compute);
+  TESSERA_CHECK(options.zero_stage == 0 || options.zero_stage == 1, "zero_stage is ", options.zero_stage,
+                "; 0 and 1 are there");
+  const StoreGroups& groups = options.groups;
+  for (const Communicator* group : {groups.data, groups.tensor, groups.embedding}) {
+    TESSERA_CHECK(size_of_group(group) <= size_of_group(groups.world), "group ", group ? group->name() : "",
+                  " has ", size_of_group(group), " ranks, the world ", size_of_group(groups.world),
+                  ": the global norm is taken over StoreGroups::world");
+  }
 }
 
 }  // namespace
@@ -30,52 +27,137 @@ Tensor as_matrix(const Tensor& weight) {
 ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
                        const ParamStoreOptions& options)
     : ctx_(ctx), options_(options), parameters_(std::move(parameters)) {
-  TESSERA_CHECK(options_.compute == DType::f32 || options_.compute == DType::bf16,
-                "parameters are computed with in float32 or bfloat16, not ", options_.compute);
-  check_parameters(parameters_);
-  lay_out();
-  main_ = zeros();
-  if (options_.compute == DType::bf16) model_ = Tensor::empty(ctx_, {numel_}, DType::bf16);
-  if (options_.trainable) grad_ = zeros();
-  for (const ParamSlot& slot : slots_) initialise(slot);
-  refresh_model_copy();
-  for (const ParamSlot& slot : slots_) {
-    slot.parameter->bind(view(model_ ? model_ : main_, slot), grad_ ? view(grad_, slot) : Tensor(),
-                         view(main_, slot));
+  check_options(options_);
+  data_ranks_ = size_of_group(options_.groups.data);
+  data_rank_ = options_.groups.data ? options_.groups.data->rank() : 0;
+  sharded_ = options_.trainable && options_.zero_stage == 1 && data_ranks_ > 1;
+  const LayoutOptions plain{.data_ranks = data_ranks_, .bucket_elements = options_.bucket_elements};
+  layout_ = FlatLayout(parameters_, plain);
+  if (size_of_group(options_.groups.tensor) > 1) {
+    const std::vector<std::int64_t> largest = capacities();
+    layout_ = FlatLayout(
+        parameters_,
+        {.data_ranks = data_ranks_, .bucket_elements = options_.bucket_elements, .capacities = largest});
+  }
+  divide();
+  allocate();
+  initialise_all();
+  bind_all();
+  if (options_.trainable) {
+    std::vector<FlatRun> runs;
+    for (const Owned& owned : owned_) runs.push_back(owned.run);
+    reduction_ = std::make_unique<GradientReduction>(ctx_, layout_, options_, sharded_, grad_, runs);
   }
   clear_contributions();
 }
 
-void ParamStore::lay_out() {
-  slots_.reserve(parameters_.size());
-  for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
-    const std::int64_t count = (*it)->shape().numel();
-    index_.emplace(*it, slots_.size());
-    slots_.push_back({*it, numel_, count});
-    numel_ += (count + kAlignment - 1) / kAlignment * kAlignment;
-  }
+ParamStore::~ParamStore() {
+  if (!sharded_) return;
+  for (Parameter* p : parameters_) p->set_gate(nullptr);
 }
 
-void ParamStore::initialise(const ParamSlot& slot) {
+/// Elements of the largest part of each parameter on any tensor rank.
+std::vector<std::int64_t> ParamStore::capacities() const {
+  std::vector<std::int64_t> sizes;
+  for (const Parameter* p : parameters_) sizes.push_back(p->shape().numel());
+  if (sizes.empty()) return sizes;
+  const Tensor exchanged = Tensor::from(ctx_, sizes, {static_cast<std::int64_t>(sizes.size())});
+  options_.groups.tensor->all_reduce(ctx_, exchanged, ReduceOp::max).wait(ctx_);
+  ctx_.stream->synchronize();
+  return exchanged.to_vector<std::int64_t>();
+}
+
+bool ParamStore::main_is_whole(const Bucket& bucket) const {
+  return !sharded_ || options_.compute == DType::f32 || bucket.reads_main;
+}
+
+void ParamStore::divide() {
+  for (const Bucket& bucket : layout_.buckets()) {
+    Owned owned{bucket.run(), state_numel_, main_numel_};
+    if (sharded_) owned.run = bucket.share(data_rank_, data_ranks_);
+    if (main_is_whole(bucket)) owned.main += owned.run.begin - bucket.begin;
+    state_numel_ += owned.run.count;
+    main_numel_ += main_is_whole(bucket) ? bucket.count : owned.run.count;
+    owned_.push_back(owned);
+  }
+  gathers_.resize(owned_.size());
+}
+
+void ParamStore::allocate() {
+  const auto zeroed = [&](std::int64_t n) {
+    Tensor buffer = Tensor::empty(ctx_, {n}, DType::f32);
+    ops::fill_zero(ctx_, buffer);
+    return buffer;
+  };
+  main_ = zeroed(main_numel_);
+  if (options_.trainable) grad_ = zeroed(numel());
+  if (options_.compute != DType::bf16) return;
+  model_ = Tensor::empty(ctx_, {numel()}, DType::bf16);
+  ops::fill_zero(ctx_, model_);
+}
+
+void ParamStore::initialise(const ParamSlot& slot, const Tensor& weight) const {
   const Parameter& p = *slot.parameter;
-  const Tensor weight = view(main_, slot);
-  switch (p.init().kind) {
-    case Init::Kind::zeros:
-      break;  // the buffer is
-    case Init::Kind::ones:
-      ops::fill_constant(ctx_, weight, 1.0f);
-      break;
-    case Init::Kind::normal:
-      ops::fill_normal(ctx_, as_matrix(weight), p.init().std,
-                       {.seed = ctx_.seed, .site = site_of(p.name()), .step = 0}, {});
-      break;
+  const Placement& placement = p.placement();
+  if (p.init().kind == Init::Kind::zeros) return;  // the buffers are
+  if (p.init().kind == Init::Kind::ones) return ops::fill_constant(ctx_, weight, 1.0f);
+  // A matrix whose columns are the split dimension and all after it; whole parameters are one row.
+  const RngKey key{.seed = ctx_.seed, .site = site_of(p.name()), .step = 0};
+  if (placement.is_replicated()) return ops::fill_normal(ctx_, weight.view({1, -1}), p.init().std, key, {});
+  std::int64_t rows = 1, inner = 1;
+  for (int i = 0; i < placement.dim(); ++i) rows *= p.shape()[i];
+  for (int i = placement.dim() + 1; i < p.shape().rank(); ++i) inner *= p.shape()[i];
+  const Tensor matrix = weight.view({rows, -1});
+  for (const Segment& s : placement.segments()) {
+    if (s.count == 0) continue;
+    const Tensor part = matrix.narrow(1, s.local * inner, s.count * inner);
+    const ops::Region region{0, s.global * inner, placement.global()[placement.dim()] * inner};
+    const Tensor target = part.is_contiguous() ? part : Tensor::empty(ctx_, part.shape(), DType::f32);
+    ops::fill_normal(ctx_, target, p.init().std, key, region);
+    if (!part.is_contiguous()) ops::copy(ctx_, target, part);
   }
 }
 
-const ParamSlot& ParamStore::slot_of(const Parameter& parameter) const {
-  const auto it = index_.find(&parameter);
-  TESSERA_CHECK(it != index_.end(), "parameter ", parameter.name(), " is not in this ParamStore");
-  return slots_[it->second];
+void ParamStore::initialise_all() {
+  bool borrowed = false;
+  for (const ParamSlot& slot : slots()) {
+    const Bucket& bucket = layout_.buckets()[slot.bucket];
+    if (main_is_whole(bucket)) {
+      initialise(slot, main_of(slot.bucket, slot.run()).view(slot.parameter->shape()));
+      continue;
+    }
+    // This rank keeps a share in fp32 and the whole in bf16: the gradient buffer lends the space between.
+    const Tensor scratch = view(grad_, slot);
+    initialise(slot, scratch);
+    ops::axpby(ctx_, 1.0f, scratch, 0.0f, view(model_, slot));
+    const FlatRun own = overlap(slot.run(), updated(slot.bucket));
+    if (own.count > 0) ops::copy(ctx_, grad_.narrow(0, own.begin, own.count), main_of(slot.bucket, own));
+    borrowed = true;
+  }
+  if (borrowed) ops::fill_zero(ctx_, grad_);
+  refresh_model_copy();
+}
+
+void ParamStore::bind_all() {
+  for (const ParamSlot& slot : slots()) {
+    Tensor main;
+    if (main_is_whole(layout_.buckets()[slot.bucket]))
+      main = main_of(slot.bucket, slot.run()).view(slot.parameter->shape());
+    slot.parameter->bind(model_ ? view(model_, slot) : main, grad_ ? view(grad_, slot) : Tensor(), main);
+  }
+}
+
+std::size_t ParamStore::persistent_bytes() const {
+  std::size_t bytes = 0;
+  for (const Tensor* buffer : {&main_, &model_, &grad_, &sum_}) {
+    if (*buffer) bytes += buffer->nbytes();
+  }
+  return bytes;
+}
+
+Tensor ParamStore::main_of(std::size_t bucket, const FlatRun& run) const {
+  const Owned& owned = owned_[bucket];
+  return main_.narrow(0, owned.main + run.begin - owned.run.begin, run.count);
 }
 
 Tensor ParamStore::view(const Tensor& buffer, const ParamSlot& slot) const {
@@ -83,64 +165,35 @@ Tensor ParamStore::view(const Tensor& buffer, const ParamSlot& slot) const {
 }
 
 Tensor ParamStore::view(const Tensor& buffer, const Parameter& parameter) const {
-  TESSERA_CHECK(buffer && buffer.rank() == 1 && buffer.numel() == numel_, "a buffer of this ParamStore has ",
-                numel_, " elements, not shape ", buffer.shape());
-  return view(buffer, slot_of(parameter));
+  TESSERA_CHECK(buffer && buffer.rank() == 1 && buffer.numel() == numel(), "a buffer of this ParamStore has ",
+                numel(), " elements, not shape ", buffer.shape());
+  wait_for_weights();
+  return view(buffer, slots()[layout_.index_of(parameter)]);
 }
 
-Tensor ParamStore::main(const Parameter& parameter) const { return view(main_, slot_of(parameter)); }
+Tensor ParamStore::main_buffer() const {
+  wait_for_weights();
+  return main_numel_ == numel() ? main_ : Tensor();
+}
+
+const Tensor& ParamStore::model_buffer() const {
+  wait_for_weights();
+  return model_;
+}
+
+Tensor ParamStore::main(const Parameter& parameter) const {
+  const ParamSlot& slot = slots()[layout_.index_of(parameter)];
+  TESSERA_CHECK(main_is_whole(layout_.buckets()[slot.bucket]),
+                "this rank holds a share of the main weights of ", parameter.name(),
+                ": whole_main gathers them, pieces gives what is here");
+  wait_for_weights();
+  return main_of(slot.bucket, slot.run()).view(parameter.shape());
+}
 
 Tensor ParamStore::zeros() const {
-  Tensor buffer = Tensor::empty(ctx_, {numel_}, DType::f32);
+  Tensor buffer = Tensor::empty(ctx_, {state_numel_}, DType::f32);
   ops::fill_zero(ctx_, buffer);
   return buffer;
-}
-
-void ParamStore::refresh_model_copy() {
-  if (model_) ops::axpby(ctx_, 1.0f, main_, 0.0f, model_);
-}
-
-void ParamStore::clear_contributions() {
-  for (Parameter* p : parameters_) p->clear_grad();
-}
-
-void ParamStore::begin_call() {
-  TESSERA_CHECK(options_.trainable, "this ParamStore holds no gradients: it was made with trainable = false");
-  if (finished_calls_ > 0 && !summed_) {
-    if (!sum_) sum_ = Tensor::empty(ctx_, {numel_}, DType::f32);
-    ops::axpby(ctx_, static_cast<float>(bucket_factor_), grad_, 0.0f, sum_);
-    summed_ = true;
-  }
-  clear_contributions();
-  open_ = true;
-}
-
-void ParamStore::finish_call(double factor) {
-  TESSERA_CHECK(options_.trainable, "this ParamStore holds no gradients: it was made with trainable = false");
-  TESSERA_CHECK(open_, "finish_call without begin_call after ", finished_calls_,
-                " finished calls: the gradients of this call were added to those of the one before");
-  for (Parameter* p : parameters_) {
-    if (!p->has_grad()) ops::fill_zero(ctx_, p->grad());
-  }
-  if (summed_) {
-    ops::axpby(ctx_, static_cast<float>(factor), grad_, 1.0f, sum_);
-  } else {
-    bucket_factor_ = factor;
-  }
-  open_ = false;
-  ++finished_calls_;
-}
-
-FlatGradient ParamStore::gradients() const {
-  TESSERA_CHECK(finished_calls_ > 0, "no gradients: no call was finished since the last update");
-  return summed_ ? FlatGradient{sum_, 1.0} : FlatGradient{grad_, bucket_factor_};
-}
-
-void ParamStore::discard_gradients() {
-  clear_contributions();
-  finished_calls_ = 0;
-  summed_ = false;
-  open_ = true;
 }
 
 }  // namespace tessera

@@ -86,8 +86,14 @@ class Contender:
             pass
 
     def run(self, steps: int) -> None:
+        self.start(steps)
+        self.finish()
+
+    def start(self, steps: int) -> None:
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
+
+    def finish(self) -> None:
         answer = json.loads(self.read())
         self.seconds += answer["seconds"]
         self.loss = answer["loss"]

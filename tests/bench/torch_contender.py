@@ -2,12 +2,14 @@
 
 Speaks the contenders' protocol: says `ready` after its warm-up steps; then, for each line `N` on standard input, trains
 N steps and answers with one line of JSON {"seconds": [of each step], "rss_bytes": peak so far, "loss": of the last}.
-With --copy-bandwidth it prints {"bytes_per_s": ...} (read plus written) instead and ends.
+Under a launcher's environment (RANK and the rest) it is one rank of a DistributedDataParallel job over Gloo; --batch is
+then that rank's part. With --copy-bandwidth it prints {"bytes_per_s": ...} (read plus written) instead and ends.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -47,6 +49,9 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
         self.forward = torch.compile(self.model) if options.compile else self.model
+        if "RANK" in os.environ:
+            torch.distributed.init_process_group("gloo")
+            self.forward = torch.nn.parallel.DistributedDataParallel(self.model)
         self.bf16 = options.precision == "bf16"
         self.shape = (options.batch, options.seq)
         self.vocab = options.vocab

@@ -1,7 +1,8 @@
-// Tessera's side of tests/bench/compare_torch.py: trains a GPT-2 on random tokens, a number of steps at a
-// time. Usage: train_bench BATCH SEQ WARMUP [section.key=value ...]. Prints "ready" after WARMUP steps; then
-// for every line "N" on stdin runs N steps and prints {"seconds": [...], "rss_bytes": ..., "loss": ..., ...}
-// on one line.
+// Tessera's side of tests/bench/compare_torch.py and compare_layouts.py: trains a GPT-2 on random tokens, a
+// number of steps at a time. Usage: train_bench BATCH SEQ WARMUP [section.key=value ...]. Prints "ready"
+// after WARMUP steps; then for every line "N" on stdin runs N steps and prints {"seconds": [...],
+// "rss_bytes": ..., "loss": ..., ...} on one line. Under a launcher's environment it is one rank of the job;
+// BATCH counts the samples of all.
 
 #include <sys/resource.h>
 
@@ -9,6 +10,7 @@
 #include <iostream>
 #include <random>
 
+#include "tessera/base/env.hpp"
 #include "tessera/engine/metrics.hpp"
 #include "tessera/tessera.hpp"
 
@@ -35,12 +37,14 @@ long minor_faults() {
 void run(const std::vector<std::string>& args) {
   const std::int64_t batch = std::stoll(args[0]), seq = std::stoll(args[1]), warmup = std::stoll(args[2]);
   const Config config = parse_config("data: {path: none}", "defaults", {args.begin() + 3, args.end()});
-  const auto engine = build_engine(config);
-  std::mt19937_64 random(1);
+  const auto world = connect_world(read_environment(), 600);
+  const auto engine = build_engine(config, true, world);
+  const ProcessMesh& mesh = engine->mesh();
+  std::mt19937_64 random(static_cast<std::uint64_t>(1 + mesh.coordinates().dp));
   double loss = 0.0;
   StepTimes times;
   auto step = [&] {
-    const Batch b = random_batch(batch, seq, config.model.vocab_size, random);
+    const Batch b = random_batch(batch / mesh.shape().dp, seq, config.model.vocab_size, random);
     const auto start = std::chrono::steady_clock::now();
     const StepReport report = engine->step(b);
     loss = report.loss;

@@ -103,6 +103,74 @@ TEST(CrossEntropy, LossAndGradient) {
   }
 }
 
+/// The same by parts of the vocabulary, as ranks hold them: each with a copy of its columns.
+Result run_parts(const Problem& p, const std::vector<std::int64_t>& ends, int threads) {
+  const auto parts = static_cast<std::int64_t>(ends.size());
+  Result out{Buffer(DType::f32, p.rows), Buffer(DType::f32, p.rows), p.logits,
+             Buffer::random(DType::f32, p.rows, 6)};
+  std::vector<float> partial(static_cast<std::size_t>(2 * parts * p.rows));
+  std::int64_t begin = 0;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    float* const own = partial.data() + 2 * i * p.rows;
+    const std::size_t unit = size_of(p.logits.dtype());
+    cpu::cross_entropy_forward({.rows = p.rows,
+                                .cols = ends[static_cast<std::size_t>(i)] - begin,
+                                .ld = p.ld,
+                                .dtype = p.logits.dtype(),
+                                .logits = static_cast<const std::byte*>(p.logits.data()) + unit * begin,
+                                .labels = p.labels.data(),
+                                .loss = own,
+                                .lse = own + p.rows,
+                                .vocab_begin = begin},
+                               {.threads = threads});
+    begin = ends[static_cast<std::size_t>(i)];
+  }
+  cpu::cross_entropy_combine(
+      {p.rows, parts, partial.data(), p.labels.data(), out.loss.floats(), out.lse.floats()},
+      {.threads = threads});
+  begin = 0;
+  for (const std::int64_t end : ends) {
+    Buffer columns(p.logits.dtype(), p.rows * (end - begin));
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      for (std::int64_t j = begin; j < end; ++j)
+        columns.set(r * (end - begin) + j - begin, p.logits[r * p.ld + j]);
+    }
+    cpu::cross_entropy_backward({.rows = p.rows,
+                                 .cols = end - begin,
+                                 .ld = end - begin,
+                                 .dtype = p.logits.dtype(),
+                                 .logits = columns.data(),
+                                 .labels = p.labels.data(),
+                                 .lse = out.lse.floats(),
+                                 .upstream = out.upstream.floats(),
+                                 .vocab_begin = begin},
+                                {.threads = threads});
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      for (std::int64_t j = begin; j < end; ++j)
+        out.gradient.set(r * p.ld + j, columns[r * (end - begin) + j - begin]);
+    }
+    begin = end;
+  }
+  return out;
+}
+
+TEST(CrossEntropy, PartsOfTheVocabularyMakeTheWhole) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t cols : {3, 16, 65, 211, 2049}) {
+      for (const double spread : {1.0, 8.0}) {
+        SCOPED_TRACE(::testing::Message() << cols << " columns of " << dtype << ", spread " << spread);
+        const Problem p(7, cols, cols, dtype, spread);
+        check(p, run_parts(p, {cols / 3, cols / 3 + 1, cols}, 1));
+        if (HasFatalFailure()) return;
+        const Result one = run_parts(p, {cols / 2, cols}, 1), two = run_parts(p, {cols / 2, cols}, 2);
+        check(p, one);
+        expect_same(one.loss, two.loss);
+        expect_same(one.gradient, two.gradient);
+      }
+    }
+  }
+}
+
 TEST(CrossEntropy, EveryCopy) {
   const Problem p(4, 2100, 2103, DType::f32, 8.0);
   for (auto [isa, forward] : TESSERA_COPIES(cross_entropy_forward_rows)) {

@@ -69,8 +69,9 @@ TEST(Embedding, Forward) {
               const auto i = static_cast<std::size_t>(r);
               const std::int64_t token = tokens[i] - kVocabBegin;
               for (std::int64_t f = 0; f < cols; ++f) {
-                double v = token >= 0 && token < kVocab ? table[token * cols + f] : 0.0;
-                if (with_positions) v += position_table[positions[i] * cols + f];
+                const bool owned = token >= 0 && token < kVocab;
+                double v = owned ? table[token * cols + f] : 0.0;
+                if (owned && with_positions) v += position_table[positions[i] * cols + f];
                 want.push_back(v * mask(params.dropout, r, f, cols));
               }
             }

@@ -118,7 +118,8 @@ TEST_P(Fused, EmbeddingIsRowsAddedAndDropped) {
   const Tensor positions = Tensor::from(ctx, std::vector<std::int32_t>{0, 0, 0, 1, 1, 1}, {6});
   const Tensor table = values({7, 13}, 1), places = values({2, 13}, 2);
   for (const float probability : {0.0f, 0.4f}) {
-    const Tensor fused = ops::embedding(ctx, tokens, table, positions, places, DType::f32, drop(probability));
+    const Tensor fused =
+        ops::embedding(ctx, tokens, table, positions, places, {DType::f32, drop(probability)});
     const auto t = tokens.to_vector<std::int32_t>(), p = positions.to_vector<std::int32_t>();
     const auto tv = table.to_floats(), pv = places.to_floats();
     std::vector<float> rows;
@@ -154,6 +155,59 @@ TEST_P(Fused, CrossEntropyIsLogSumExpMinusTheLabel) {
   EXPECT_LE(distance(got.loss.to_floats(), loss), 2e-6);
   ops::cross_entropy_backward_in_place(ctx, logits, label_tensor, got.lse, upstream);
   EXPECT_LE(distance(logits.to_floats(), gradient), tolerance);
+}
+
+TEST_P(Fused, EmbeddingFromPartsOfTheTable) {
+  const Tensor tokens = Tensor::from(ctx, std::vector<std::int32_t>{4, 0, 4, 2, 6, 4}, {2, 3});
+  const Tensor positions = Tensor::from(ctx, std::vector<std::int32_t>{0, 0, 0, 1, 1, 1}, {6});
+  const Tensor table = values({7, 13}, 1), places = values({2, 13}, 2);
+  const Tensor whole = ops::embedding(ctx, tokens, table, positions, places, {DType::f32, drop(0.4f)});
+  const Tensor sum = Tensor::empty(ctx, whole.shape(), DType::f32);
+  const Tensor dtable = Tensor::empty(ctx, {7, 13}, DType::f32),
+               dparts = Tensor::empty(ctx, {7, 13}, DType::f32);
+  ops::embedding_backward(ctx, tokens, whole, dtable, 0.0f, drop(0.4f));
+  for (const auto& [first, count] : {std::pair{0, 4}, std::pair{4, 3}}) {
+    const Tensor part = ops::embedding(ctx, tokens, table.narrow(0, first, count), positions, places,
+                                       {DType::f32, drop(0.4f), first});
+    ops::axpby(ctx, 1.0f, part, first == 0 ? 0.0f : 1.0f, sum);
+    ops::embedding_backward(ctx, tokens, whole, dparts.narrow(0, first, count), 0.0f, drop(0.4f), first);
+  }
+  EXPECT_EQ(sum.to_floats(), whole.to_floats());
+  EXPECT_EQ(dparts.to_floats(), dtable.to_floats());
+}
+
+TEST_P(Fused, CrossEntropyOfPartsIsThatOfTheWhole) {
+  const Tensor logits = values({5, 37}, 1, 5.0f), loss = random_tensor(ctx, {5}, 3);
+  const Tensor labels = Tensor::from(ctx, std::vector<std::int32_t>{0, 36, -100, 17, 5}, {5});
+  const Tensor upstream = random_tensor(ctx, {5}, 2), parts = random_tensor(ctx, {2, 2, 5}, 4);
+  for (const auto& [rank, first, count] : {std::tuple{0, 0, 18}, std::tuple{1, 18, 19}}) {
+    const Tensor part = ops::cross_entropy_part(ctx, logits.narrow(1, first, count), labels, first);
+    ops::copy(ctx, part.view({1, 2, 5}), parts.narrow(0, rank, 1));
+  }
+  const Tensor lse = ops::combine_cross_entropy_into(ctx, parts, labels, loss);
+  const ops::CrossEntropy expected = ops::cross_entropy(ctx, logits, labels);
+  EXPECT_LE(distance(loss.to_floats(), expected.loss.to_floats()), 1e-6);
+  EXPECT_LE(distance(lse.to_floats(), expected.lse.to_floats()), 1e-6);
+}
+
+// Half of the heads, told where they stand, drop what the whole drops there.
+TEST_P(Fused, AttentionDropoutIsKeyedByTheGlobalHead) {
+  const std::int64_t seq = 9, heads = 4, kv = 2, d = 5;
+  const Tensor q = values({seq, 2, heads, d}, 1), k = values({seq, 2, kv, d}, 2),
+               v = values({seq, 2, kv, d}, 3);
+  ops::AttentionOptions options;
+  options.dropout = 0.3f;
+  options.dropout_key = {7, 1, 2};
+  const Tensor whole = ops::attention(ctx, q, k, v, options).o;
+  options.total_heads = heads;
+  for (const std::int64_t half : {0, 1}) {
+    options.head0 = 2 * half;
+    const Tensor part =
+        ops::attention(ctx, q.narrow(2, 2 * half, 2), k.narrow(2, half, 1), v.narrow(2, half, 1), options).o;
+    EXPECT_EQ(part.to_floats(), ops::contiguous(ctx, whole.narrow(2, 2 * half, 2)).to_floats());
+  }
+  options.head0 = 3;
+  EXPECT_THROW(ops::attention(ctx, q.narrow(2, 0, 2), k, v, options), InvalidArgument);
 }
 
 TEST_P(Fused, AttentionIsProductSoftmaxProduct) {

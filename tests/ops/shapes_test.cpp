@@ -84,11 +84,11 @@ TEST_F(Ops, ElementwiseRefuses) {
 }
 
 TEST_F(Ops, EmbeddingNormAndLossRefuse) {
-  refused([&] { ops::embedding(ctx, ints({0}), f32({7}), {}, {}, DType::f32); }, "[7]");
-  refused([&] { ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), {}, DType::f32); }, "position");
+  refused([&] { ops::embedding(ctx, ints({0}), f32({7}), {}, {}, {}); }, "[7]");
+  refused([&] { ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), {}, {}); }, "position");
   refused(
       [&] {
-        ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), f32({3, 4}), DType::f32);
+        ops::embedding(ctx, ints({0}), f32({7, 5}), ints({0}), f32({3, 4}), {});
       },
       "[3, 4]", "[7, 5]");
   refused(
@@ -101,6 +101,9 @@ TEST_F(Ops, EmbeddingNormAndLossRefuse) {
   refused([&] { ops::add_norm(ctx, f32({3, 5}), bf16({3, 5}), f32({5}), {}, {}); }, "float32", "bfloat16");
   refused([&] { ops::cross_entropy(ctx, f32({3, 5}), ints({1, 2})); }, "2", "3");
   refused([&] { ops::cross_entropy(ctx, f32({3, 5}), f32({3})); }, "float32", "int32");
+  refused([&] { ops::cross_entropy_part(ctx, f32({3, 5}), ints({1, 2}), 5); }, "2", "3");
+  refused([&] { ops::combine_cross_entropy_into(ctx, f32({2, 2, 3}), ints({1, 2}), f32({2})); }, "[2, 2, 3]");
+  refused([&] { ops::combine_cross_entropy_into(ctx, f32({2, 2, 2}), ints({1, 2}), f32({3})); }, "[3]");
 }
 
 TEST_F(Ops, AttentionAndRopeRefuse) {
@@ -162,7 +165,7 @@ TEST_F(Ops, KernelsKnowTwoDtypes) {
     refused([&] { ops::dropout(ctx, t, {.probability = 0.5f}); }, name);
     refused([&] { ops::cross_entropy(ctx, t, ints({0, 0, 0, 0}).narrow(0, 0, t.size(0))); }, name);
     refused([&] { ops::add_norm(ctx, t, {}, f32({t.size(1)}), {}, {}); }, name);
-    refused([&] { ops::embedding(ctx, ints({0}), t, {}, {}, DType::f32); }, name);
+    refused([&] { ops::embedding(ctx, ints({0}), t, {}, {}, {}); }, name);
     refused([&] { ops::column_sum(ctx, t, f32({t.size(1)}), 0.0f); }, name);
     refused([&] { ops::linear(ctx, t, t, {}); }, name);
   }

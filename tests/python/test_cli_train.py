@@ -104,8 +104,10 @@ def test_configurations_it_cannot_use(tessera_program, tmp_path, corpus):
     refused(tessera_program, 2, config, "model.num_heads=5", parts=["model.num_heads", 5, 48])
     refused(tessera_program, 2, config, "training.steps=many", parts=["training.steps", "many"])
     refused(tessera_program, 2, config, "training.stepz=3", parts=["training.stepz=3", "did you mean 'steps'"])
-    refused(tessera_program, 2, config, "parallel.tensor=2", parts=["parallel.tensor"])
-    refused(tessera_program, 2, config, parts=["WORLD_SIZE"], env={"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    refused(tessera_program, 2, config, "parallel.tensor=5", parts=["parallel.tensor", "model.num_heads"])
+    refused(tessera_program, 2, config, "parallel.context=2", parts=["parallel.context"])
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    refused(tessera_program, 2, config, "parallel.data=3", parts=["parallel.data", 3, 2], env=launched)
     refused(tessera_program, 2, tmp_path / "absent.yaml", parts=["absent.yaml"])
     assert not (tmp_path / "run").exists()
 

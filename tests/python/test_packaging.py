@@ -79,8 +79,9 @@ def test_another_version_is_refused(prefix, tmp_path):
     assert result.returncode != 0 and "99.0" in result.stderr
 
 
-def test_example_against_the_installed_package(prefix, source_dir, tmp_path):
-    build_consumer(source_dir / "examples/01_own_model", tmp_path / "build", prefix)
+@pytest.mark.parametrize("example", ["01_own_model", "02_parallel_gpt"])
+def test_example_against_the_installed_package(prefix, source_dir, tmp_path, example):
+    build_consumer(source_dir / "examples" / example, tmp_path / "build", prefix)
 
 
 def test_installed_program(prefix, version):

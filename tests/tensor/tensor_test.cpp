@@ -204,5 +204,16 @@ TEST_F(TensorTest, WrapHoldsTheOwner) {
   EXPECT_EQ(Tensor::wrap(local, {2}, DType::f32).raw(), local);
 }
 
+TEST_F(TensorTest, WrappedMemoryIsNeverOursToOverwrite) {
+  float local[2] = {1, 2};
+  EXPECT_FALSE(Tensor::wrap(local, {2}, DType::f32).is_unique());
+  auto owner = std::make_shared<std::vector<float>>(counting(6));
+  const Tensor kept = Tensor::wrap(owner->data(), {6}, DType::f32, owner);
+  EXPECT_FALSE(kept.is_unique());
+  owner.reset();  // it may live on elsewhere: the tensor cannot know
+  EXPECT_FALSE(kept.is_unique());
+  EXPECT_FALSE(Tensor().is_unique());
+}
+
 }  // namespace
 }  // namespace tessera

@@ -16,6 +16,10 @@ namespace tessera {
 Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
               Parameter* position_table, DType out, const DropoutSpec& dropout = {});
 
+/// The row_padding of a head: rows of logits start on cache-line boundaries whatever the vocabulary, because
+/// the head is the largest product of all.
+inline constexpr std::int64_t kHeadRowPadding = 32;
+
 /// y = x weight^T + bias; bias may be null. row_padding as in ops::linear.
 Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
            std::int64_t row_padding = 1);
@@ -25,8 +29,11 @@ struct ResidualNorm {
   Var y;         ///< its norm
 };
 /// The step between two blocks: adds the branch (may be empty) to the residual stream and normalises the sum.
+/// forget: y has a recipe, so that linears keep none of it; they compute it again from the residual and its
+/// statistics, which this Function keeps anyway (selective recomputation).
 ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch, Parameter& weight,
-                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout = {});
+                      Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout = {},
+                      bool forget = false);
 
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
 Var swiglu(const ExecCtx& ctx, const Var& gate_up);

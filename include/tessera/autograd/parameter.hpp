@@ -1,7 +1,9 @@
 #pragma once
+#include <functional>
 #include <string>
 #include <utility>
 
+#include "tessera/comm/placement.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
@@ -18,20 +20,41 @@ struct Init {
   static Init normal(float std) { return {Kind::normal, std}; }
 };
 
-/// A named weight. Modules declare it (name, shape, init); a ParamStore gives it memory.
+/// What else a ParamStore must know of a parameter.
+struct ParameterTraits {
+  /// Kernels read the fp32 weight (Parameter::main): norms and embeddings.
+  bool reads_main = false;
+  /// Whole on every tensor rank, but each computes a part of its gradient: the parts are summed (what lies in
+  /// the sequence-parallel region).
+  bool partial_over_tensor = false;
+  /// Another pipeline stage holds a copy: their gradients are summed.
+  bool tied = false;
+  /// False for the copy of a tied weight that another stage counts in norms, sizes and checkpoints.
+  bool counted = true;
+};
+
+/// A named weight. Modules declare it (name, placement, init); a ParamStore gives it memory. Its tensors are
+/// this rank's part of it.
 class Parameter {
  public:
-  Parameter(std::string name, Shape shape, Init init) : name_(std::move(name)), shape_(shape), init_(init) {}
+  Parameter(std::string name, Placement placement, Init init, ParameterTraits traits = {})
+      : name_(std::move(name)), placement_(std::move(placement)), init_(init), traits_(traits) {}
+  Parameter(std::string name, Shape shape, Init init, ParameterTraits traits = {})
+      : Parameter(std::move(name), Placement::replicated(shape), init, traits) {}
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
 
   const std::string& name() const { return name_; }
-  const Shape& shape() const { return shape_; }
+  /// Of this rank's part.
+  const Shape& shape() const { return placement_.local(); }
+  const Placement& placement() const { return placement_; }
+  const ParameterTraits& traits() const { return traits_; }
   const Init& init() const { return init_; }
 
-  /// The weight as kernels read it. Errors: InvalidArgument before memory is bound.
+  /// The weight as kernels read it; waits for its gate. Errors: InvalidArgument before memory is bound.
   const Tensor& value() const {
     TESSERA_CHECK(value_, "parameter ", name_, " has no memory yet: put its module into a ParamStore first");
+    pass_gate();
     return value_;
   }
   /// fp32 gradient, or undefined if the parameter is not trained.
@@ -42,6 +65,7 @@ class Parameter {
   /// rounding one of their few values would round a whole column or row of activations.
   const Tensor& main() const {
     TESSERA_CHECK(main_, "parameter ", name_, " has no fp32 weight in this process");
+    pass_gate();
     return main_;
   }
 
@@ -52,6 +76,11 @@ class Parameter {
     grad_ = std::move(grad);
   }
 
+  /// Something to wait for before the weight is read next: the all-gather that brings its new values. Called
+  /// once; again at the next read if it throws, so that old values are never read for new ones. A weight with
+  /// a gate is read by one thread at a time.
+  void set_gate(std::function<void()> gate) { gate_ = std::move(gate); }
+
   /// The beta with which the next contribution must be written into grad(): 0 for the first since
   /// clear_grad(), then 1. So nothing is ever set to zero first.
   float next_beta() { return std::exchange(written_, true) ? 1.0f : 0.0f; }
@@ -60,10 +89,23 @@ class Parameter {
   void clear_grad() { written_ = false; }
 
  private:
+  void pass_gate() const {
+    if (!gate_) return;
+    std::function<void()> gate = std::exchange(gate_, nullptr);
+    try {
+      gate();
+    } catch (...) {
+      gate_ = std::move(gate);
+      throw;
+    }
+  }
+
   std::string name_;
-  Shape shape_;
+  Placement placement_;
   Init init_;
+  ParameterTraits traits_;
   Tensor value_, grad_, main_;
+  mutable std::function<void()> gate_;
   bool written_ = false;
 };
 

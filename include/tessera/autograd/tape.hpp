@@ -41,6 +41,10 @@ class Var {
   /// Whether a gradient flows back through this value.
   bool requires_grad() const { return requires_grad_; }
   explicit operator bool() const { return static_cast<bool>(value_); }
+  /// How the value can be computed again from what is kept anyway; empty = it cannot. A Function that needs
+  /// this value later may keep this instead (selective recomputation).
+  const std::function<Tensor(const ExecCtx&)>& recipe() const { return recipe_; }
+  void set_recipe(std::function<Tensor(const ExecCtx&)> recipe) { recipe_ = std::move(recipe); }
   /// Gives the value up, so that its memory may be overwritten by the new owner; this Var keeps its place on
   /// the tape.
   Tensor take() { return std::exchange(value_, Tensor()); }
@@ -48,10 +52,24 @@ class Var {
  private:
   friend class Tape;
   Tensor value_;
+  std::function<Tensor(const ExecCtx&)> recipe_;
   Tape* tape_ = nullptr;
   int node_ = -1;
   int slot_ = 0;
   bool requires_grad_ = false;
+};
+
+/// An input that a Function needs in its backward: kept, or how to compute it again.
+class SavedInput {
+ public:
+  SavedInput() = default;
+  explicit SavedInput(const Var& x) : value_(x.recipe() ? Tensor() : x.value()), recipe_(x.recipe()) {}
+  /// Computed anew at each call, if there is a recipe.
+  Tensor get(const ExecCtx& ctx) const { return recipe_ ? recipe_(ctx) : value_; }
+
+ private:
+  Tensor value_;
+  std::function<Tensor(const ExecCtx&)> recipe_;
 };
 
 /// One differentiable operation as recorded: it keeps what its backward needs, and nothing else.
@@ -65,6 +83,13 @@ class Function {
   virtual Tensors backward_input(const ExecCtx& ctx, Tensors grads) = 0;
   /// Phase 2, called once after phase 1, at once or later: adds to the gradients of parameters().
   virtual void backward_weight(const ExecCtx& ctx) { (void)ctx; }
+  /// Both phases, where nothing is deferred. Overridden where communication of the input gradient can run
+  /// during the weight gradient.
+  virtual Tensors backward(const ExecCtx& ctx, Tensors grads) {
+    Tensors result = backward_input(ctx, std::move(grads));
+    backward_weight(ctx);
+    return result;
+  }
   /// The trained parameters phase 2 contributes to.
   virtual std::vector<Parameter*> parameters() const { return {}; }
 };
@@ -91,11 +116,20 @@ class Tape {
   /// this tape, or the tape was walked already.
   void backward(const ExecCtx& ctx, const Var& root, Tensor grad,
                 WeightGradients weights = WeightGradients::immediate);
+  /// From several values at once. An undefined gradient is zero; a root may have given its value up
+  /// (Var::take).
+  void backward(const ExecCtx& ctx, const std::vector<Var>& roots, Tensors grads,
+                WeightGradients weights = WeightGradients::immediate);
   void run_weight_gradients(const ExecCtx& ctx);
   /// Gradient of a Var made by input(); undefined if none reached it.
   const Tensor& grad(const Var& input) const;
+  /// The same, given up by the tape: its memory lives no longer than the caller wants, and may be
+  /// overwritten.
+  Tensor take_grad(const Var& input);
   /// Nodes recorded so far.
   std::size_t size() const { return nodes_.size(); }
+  /// The trained parameters recorded so far, in no particular order.
+  std::vector<Parameter*> parameters() const;
 
  private:
   struct Edge {
@@ -108,7 +142,10 @@ class Tape {
     Tensors grads;                       ///< of the outputs, as they arrive
   };
   void accumulate(const ExecCtx& ctx, const Edge& edge, Tensor grad);
-  void finish_weights(const ExecCtx& ctx, Function& function);
+  /// Runs the backward of one node and passes its gradients on.
+  void walk(const ExecCtx& ctx, Node node, WeightGradients weights);
+  /// Where in nodes_ a Var made by input() is.
+  std::size_t index_of(const Var& input) const;
   /// One use less of each of its parameters; reports those whose last one it was.
   void count_down(const Function& function);
 

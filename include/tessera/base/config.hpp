@@ -16,8 +16,9 @@ enum class PositionKind { learned, rotary, alibi, none };
 enum class NormStyle { layernorm, rmsnorm };
 enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
 enum class Precision { fp32, bf16 };
-enum class Recompute { none };
-enum class PipelineSchedule { one_f_one_b };
+enum class Recompute { none, selective, full };
+enum class RecomputeMethod { uniform, block };
+enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
 enum class OptimizerName { adamw, adam, sgd };
 enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
@@ -31,6 +32,7 @@ std::string_view name_of(NormStyle value);
 std::string_view name_of(MlpActivation value);
 std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
+std::string_view name_of(RecomputeMethod value);
 std::string_view name_of(PipelineSchedule value);
 std::string_view name_of(OptimizerName value);
 std::string_view name_of(LrStyle value);
@@ -81,8 +83,7 @@ struct ModelConfig {
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
 
-/// parallel: the layout. Degrees above 1 belong to the parallel floors and are refused by name until they are
-/// there.
+/// parallel: the layout, how the work is divided among processes.
 struct ParallelConfig {
   std::int64_t tensor = 1;
   bool sequence = false;
@@ -137,6 +138,10 @@ struct TrainingConfig {
   Precision precision = Precision::fp32;
   bool fp32_residual = true;  ///< bf16: keep the residual stream in fp32
   Recompute recompute = Recompute::none;
+  RecomputeMethod recompute_method =
+      RecomputeMethod::uniform;       ///< full: every N layers one segment, or the first N
+  std::int64_t recompute_layers = 1;  ///< full: that N
+  bool recompute_partition = false;   ///< full: each tensor rank keeps its share of a segment's input
   std::int64_t seed = 1234;
   std::int64_t eval_interval = 100;  ///< 0 = never
   std::int64_t eval_iters = 10;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,9 +28,21 @@ void validate(const Config& config);
 void validate(const ModelConfig& config);
 
 /// Fills in what is left open (0 or nullopt) from the family and from other keys. Nothing else changes; what
-/// is resolved stays as it is. `parallel.data` stays null: it depends on the processes there are.
+/// is resolved stays as it is. `parallel.data` stays null: it depends on the processes there are
+/// (resolve_layout).
 ModelConfig resolve(ModelConfig config);
 Config resolve(Config config);
+
+/// `parallel` with `data` settled: what `world_size` processes leave (null: 1 where it is not given), and
+/// every rule that needs it checked. Errors: ConfigError with one line per fault, all at once; product of the
+/// degrees and processes that differ are one of them.
+ParallelConfig resolve_layout(const Config& config, std::optional<std::int64_t> world_size);
+
+/// Processes a run needs when no launcher says how many there are: tensor * pipeline * context * (data or 1).
+std::int64_t processes_needed(const Config& config);
+
+/// Layers of each piece from a `parallel.pipeline_layout` such as "3,4,4,1". Errors: ConfigError.
+std::vector<std::int64_t> layers_per_piece(const std::string& layout);
 
 /// The whole configuration as YAML; `parse_config` of it gives an equal one.
 std::string to_yaml(const Config& config);

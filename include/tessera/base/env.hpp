@@ -12,13 +12,30 @@
 namespace tessera {
 
 struct Environment {
-  /// Set by a launcher, under torchrun's names. Either none of rank and world_size is there, or both.
+  /// Set by a launcher, under torchrun's names; where those are absent, what mpirun (Open MPI:
+  /// OMPI_COMM_WORLD_*, MPICH and Intel MPI: PMI_*, MPI_LOCAL*) or srun (SLURM_* of a job step) say. Either
+  /// none of rank and world_size is there, or both.
   std::optional<std::int64_t> rank;              ///< RANK
   std::optional<std::int64_t> world_size;        ///< WORLD_SIZE
   std::optional<std::int64_t> local_rank;        ///< LOCAL_RANK
   std::optional<std::int64_t> local_world_size;  ///< LOCAL_WORLD_SIZE
-  std::optional<std::string> master_addr;        ///< MASTER_ADDR
-  std::optional<std::int64_t> master_port;       ///< MASTER_PORT, 0 to 65535
+  /// MASTER_ADDR; where it is absent, 127.0.0.1 if all processes are on this machine, else the first machine
+  /// of SLURM's job step. Absent when none of these says it.
+  std::optional<std::string> master_addr;
+  std::optional<std::int64_t> master_port;  ///< MASTER_PORT, 0 to 65535
+  /// torchrun started this process: what listens at master_port is its own store.
+  bool torchrun = false;
+  /// What the launcher calls the job: the same in all its processes, another one in other jobs.
+  std::optional<std::string> job_id;
+
+  /// TESSERA_STORE, "host:port": a store that the launcher serves.
+  std::optional<std::string> store_host;
+  std::int64_t store_port = 0;
+  std::optional<std::string> job_secret;  ///< TESSERA_JOB_SECRET: whoever has it may join the job
+  std::optional<std::string>
+      comm_address;                ///< TESSERA_COMM_ADDRESS: under which other ranks reach this process
+  bool check_collectives = false;  ///< TESSERA_CHECK_COLLECTIVES
+  std::int64_t restart = 0;        ///< TESSERA_RESTART: how often the job was started again before
 
   bool no_color = false;                ///< NO_COLOR is set and not empty
   std::optional<LogLevel> log_level;    ///< TESSERA_LOG_LEVEL

@@ -33,6 +33,11 @@ class CheckpointError : public Error {
 class IoError : public Error {
   using Error::Error;
 };
+/// Other ranks: one was lost, did not come in time, or called something else. Names operation, group and
+/// ranks.
+class CommunicationError : public Error {
+  using Error::Error;
+};
 /// Training cannot go on: too many non-finite steps in a row.
 class TrainingError : public Error {
   using Error::Error;

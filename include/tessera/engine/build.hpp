@@ -4,10 +4,21 @@
 #include <memory>
 
 #include "tessera/engine/engine.hpp"
+#include "tessera/nn/sharding.hpp"
 
 namespace tessera {
 
-/// Context, decoder and engine for `config`. trainable = false leaves gradients and optimizer state out.
-std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true);
+/// Context, this rank's part of the decoder, and engine for `config`. trainable = false leaves gradients and
+/// optimizer state out. `world`: all ranks of the job, null = this one alone; then the call is collective
+/// over it. Errors: ConfigError for a layout that does not fit the model or the number of ranks.
+std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
+                                     std::shared_ptr<Communicator> world = nullptr);
+
+/// The mesh a layout needs over `ranks` ranks; parallel.data null takes what is left. Errors: ConfigError.
+MeshShape mesh_shape(const ParallelConfig& parallel, int ranks);
+/// Pieces of the model per pipeline stage: parallel.virtual_stages, and 2 for zb-v.
+int pieces_per_stage(const ParallelConfig& parallel);
+/// The pieces of the model that pipeline stage `stage` holds.
+std::vector<ModelPiece> pieces_of(const Config& config, int stage);
 
 }  // namespace tessera

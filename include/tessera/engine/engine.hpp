@@ -6,13 +6,26 @@
 #include <vector>
 
 #include "tessera/base/config.hpp"
+#include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/param_store.hpp"
 #include "tessera/optim/schedule.hpp"
+#include "tessera/pipeline/executor.hpp"
 
 namespace tessera {
+
+class Stage;
+
+/// How an engine takes part in a job of several ranks.
+struct EngineLayout {
+  std::shared_ptr<ProcessMesh> mesh;  ///< null = alone
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  int chunks = 1;  ///< pieces of the model per pipeline stage
+  int zero_stage = 1;
+  std::int64_t bucket_elements = 0;  ///< see ParamStoreOptions
+};
 
 struct EngineOptions {
   OptimizerConfig optimizer;
@@ -22,6 +35,7 @@ struct EngineOptions {
   DType compute = DType::f32;           ///< dtype of weights and activations
   std::int64_t max_skipped_steps = 20;  ///< non-finite steps in a row before update() gives up
   bool trainable = true;  ///< false: no gradients, no optimizer state; forward and evaluate only
+  EngineLayout layout = {};
 
   /// The options a configuration asks for.
   static EngineOptions from(const Config& config);
@@ -30,6 +44,15 @@ struct EngineOptions {
 /// Wall-clock seconds of the parts of the last step.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
+  double bubble = 0;  ///< waiting for other stages of the pipeline
+};
+
+/// What one step sent and waited for along one axis ("tp", "tp_block" where key-value heads have copies,
+/// "dp", "pp", "embedding", "world").
+struct AxisTraffic {
+  std::string axis;
+  std::uint64_t bytes_sent = 0;
+  double wait_s = 0;  ///< communication that nothing hid
 };
 
 struct UpdateResult {
@@ -41,13 +64,18 @@ struct UpdateResult {
 struct StepReport {
   double loss = 0;  ///< mean over target tokens
   UpdateResult update;
-  std::int64_t tokens = 0;  ///< positions computed
+  std::int64_t tokens = 0;  ///< positions computed, over all data ranks
   StepTimes times;
+  std::vector<AxisTraffic> traffic;  ///< of this rank; empty for one rank
 };
 
+/// One rank's part of training. With several ranks every one calls the same members in the same order, each
+/// with the batch of its data rank: ranks that differ in other axes give the same batch. Losses are those of
+/// the whole batch over all data ranks, and every rank gets them.
 class Engine {
  public:
-  /// Gives the model's parameters memory and first values (keyed by ctx.seed).
+  /// Gives the model's parameters memory and first values (keyed by ctx.seed). `model` holds this rank's
+  /// pieces.
   Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecCtx ctx);
   ~Engine();
 
@@ -61,10 +89,11 @@ class Engine {
 
   enum class Output { logits, token_losses };
   /// Computes the batch in training mode and keeps its tapes for one backward() or discard(). Returns fp32
-  /// logits [batch, seq, vocab] or losses [batch, seq] (0 where the label is ignored).
+  /// logits [batch, seq, vocab] or losses [batch, seq] (0 where the label is ignored) of this data rank;
+  /// undefined on ranks without the head.
   Tensor forward(const Batch& batch, Output output);
   /// Adds the gradient for `upstream`, the gradient of the caller's loss by what forward() returned (same
-  /// shape).
+  /// shape; undefined on ranks without the head). It is averaged over data ranks.
   void backward(const Tensor& upstream);
   /// Drops the tapes of forward() and every gradient since the last update.
   void discard();
@@ -74,11 +103,19 @@ class Engine {
 
   /// Mean loss over the batch's target tokens, dropout off, nothing recorded.
   double evaluate(const Batch& batch);
+  /// The same as a sum and the number of target tokens it is over, both over all data ranks.
+  struct LossSum {
+    double sum = 0, targets = 0;
+  };
+  LossSum evaluate_sum(const Batch& batch);
 
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
   Optimizer& optimizer() { return *optimizer_; }
   const ExecCtx& ctx() const { return ctx_; }
+  ProcessMesh& mesh() const { return *mesh_; }
+  /// The order in which this rank's last forward_backward ran.
+  const std::vector<ExecutedAction>& executed() const { return executor_.executed(); }
   const EngineOptions& options() const { return options_; }
   /// Updates tried so far, skipped ones included.
   std::int64_t steps_done() const { return steps_done_; }
@@ -87,29 +124,30 @@ class Engine {
   void set_progress(std::int64_t steps_done, std::int64_t steps_skipped);
 
  private:
-  struct Kept {  ///< one micro-batch between forward() and backward()
-    std::int64_t first = 0;
-    MicroBatch input;
-    std::unique_ptr<Tape> tape;
-    Var output;
-  };
-  Forward context(const MicroBatch& input, Tape* tape, bool training) const;
-  /// fn(first sample, micro-batch) for each micro-batch of `batch`.
-  template <typename Fn>
-  void for_each_micro_batch(const Batch& batch, Fn&& fn);
+  std::unique_ptr<Stage> make_stage(const Batch& batch, Model::Output output, bool training, bool record);
+  Schedule schedule(int micro_batches, bool forward_only) const;
+  void open_call(int micro_batches);
   void check_batch(const Batch& batch, bool needs_labels) const;
+  bool holds_head() const;
+  /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the
+  /// sum.
+  double sum_over_data(double value) const;
+  std::vector<AxisTraffic> traffic() const;
 
   ExecCtx ctx_;
   EngineOptions options_;
+  std::shared_ptr<ProcessMesh> mesh_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<ParamStore> params_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule lr_schedule_;
   WeightDecaySchedule weight_decay_schedule_;
-  std::vector<Kept> kept_;
+  PipelineExecutor executor_;
+  struct Forwarded;
+  std::unique_ptr<Forwarded> forwarded_;  ///< between forward() and backward()
   StepTimes times_;
   std::int64_t steps_done_ = 0, steps_skipped_ = 0, skipped_in_a_row_ = 0;
-  std::int64_t samples_this_step_ = 0;  ///< of earlier calls: keys dropout of later ones
+  std::int64_t samples_this_step_ = 0;  ///< of earlier calls, over all data ranks: keys dropout of later ones
 };
 
 /// The batch as device tensors, rows position-major.

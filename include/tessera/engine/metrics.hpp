@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -15,9 +17,18 @@ struct StepRecord {
   double tokens_per_s = 0;
   std::optional<double> mfu;  ///< model FLOPs/s over the machine's measured GEMM rate
   double step_ms = 0, data_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;
-  std::int64_t peak_mem_bytes = 0;
-  std::int64_t skipped = 0;  ///< steps skipped so far because their gradient was not finite
+  std::int64_t peak_mem_bytes = 0;  ///< of the rank that held most
+  std::int64_t skipped = 0;         ///< steps skipped so far because their gradient was not finite
   std::optional<double> eval_loss;
+  /// Several ranks only: rank 0's waits for its pipeline neighbours, and what it sent and waited for on each
+  /// axis.
+  std::optional<double> bubble_ms;
+  struct Traffic {
+    std::string axis;
+    std::int64_t bytes = 0;
+    double wait_ms = 0;
+  };
+  std::vector<Traffic> traffic = {};
 };
 
 class MetricsFile {

@@ -8,13 +8,14 @@
 
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/comm/communicator.hpp"
 #include "tessera/engine/metrics.hpp"
 
 namespace tessera {
 
 struct RunInfo {
-  std::int64_t parameters = 0, steps = 0, first_step = 0, tokens_per_step = 0, threads = 0;
-  std::optional<double> gemm_flops_per_s;  ///< the machine's measured rate: what MFU is relative to
+  std::int64_t parameters = 0, steps = 0, first_step = 0, tokens_per_step = 0, threads = 0, ranks = 1;
+  std::optional<double> gemm_flops_per_s;  ///< measured rate of all ranks together: what MFU is relative to
 };
 
 /// What the trainer tells its caller; every function may be empty.
@@ -35,8 +36,17 @@ struct TrainResult {
 };
 
 /// Trains as `config` (resolved) says, going on from the last whole checkpoint if there is one and
-/// checkpoint.resume allows it. Errors: ConfigError, DataError, CheckpointError, IoError, TrainingError.
-TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log);
+/// checkpoint.resume allows it. `world`: all ranks of the job, null = this one alone; every rank calls train
+/// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
+/// (should_stop is asked on every rank: one that says yes stops all). Errors: ConfigError, DataError,
+/// CheckpointError, IoError, TrainingError, CommunicationError; a rank that fails ends the others' waits.
+TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
+                  std::shared_ptr<Communicator> world = nullptr);
+
+/// What `train` refuses about the run's folder before it makes anything: for who starts the processes.
+/// Errors: ConfigError if the folder holds something that is no run, or checkpoints that
+/// checkpoint.resume=none excludes.
+void check_run_folder(const Config& config);
 
 /// Where a run keeps its checkpoints.
 std::filesystem::path checkpoint_root(const Config& config);

@@ -30,10 +30,11 @@ struct KvCache {
 struct Forward {
   const ExecCtx& exec;
   const MicroBatch& input;
-  Tape* tape = nullptr;      ///< null = nothing is recorded
-  bool training = false;     ///< dropout is active
-  std::uint32_t step = 0;    ///< keys dropout, with the context's seed
-  KvCache* cache = nullptr;  ///< inference only; input holds the positions after cache->length
+  Tape* tape = nullptr;        ///< null = nothing is recorded
+  bool training = false;       ///< dropout is active
+  std::uint32_t step = 0;      ///< keys dropout, with the context's seed
+  std::int64_t position0 = 0;  ///< global position of the residual stream's first row (sequence parallelism)
+  KvCache* cache = nullptr;    ///< inference only; input holds the positions after cache->length
 
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
   DropoutSpec dropout(std::string_view site, double probability) const {
@@ -42,7 +43,7 @@ struct Forward {
             .probability = static_cast<float>(probability),
             .batch = input.batch,
             .sample0 = input.sample0,
-            .position0 = 0,
+            .position0 = position0,
             .seq_length = input.seq_length};
   }
   /// The tokens as the Var that starts the computation.

@@ -1,20 +1,27 @@
 #pragma once
 /// The layers models are built from.
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/nn/forward.hpp"
 #include "tessera/nn/module.hpp"
+#include "tessera/nn/sharding.hpp"
+#include "tessera/parallel/functions.hpp"
 
 namespace tessera::nn {
 
 /// y = x W^T + b, W [out, in] normal(0, std), b zeros.
 class Linear : public Module {
  public:
+  /// What the tensor ranks share out: nothing, the outputs (rows of W), or the inputs (columns of W).
+  enum class Split { none, column, row };
   struct Options {
     std::int64_t in = 0, out = 0;
     bool bias = true;
     double std = 0.02;
+    TensorParallel tensor = {};
+    Split split = Split::none;
+    /// column: the runs of rows this rank holds; empty = its part of all rows.
+    std::vector<Segment> rows = {};
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
@@ -22,6 +29,8 @@ class Linear : public Module {
   Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind);
 
  private:
+  TensorParallel tensor_;
+  Split split_;
   Parameter& weight_;
   Parameter* bias_;
 };
@@ -29,8 +38,15 @@ class Linear : public Module {
 /// LayerNorm (weight and bias) or RMSNorm (weight only), fused with the residual addition before it.
 class Norm : public Module {
  public:
-  /// `out` is the dtype of the normalised values: the model's compute dtype.
-  Norm(std::string name, std::int64_t size, NormStyle style, double eps, DType out = DType::f32);
+  struct Options {
+    std::int64_t size = 0;
+    NormStyle style = NormStyle::layernorm;
+    double eps = 1e-5;
+    DType out = DType::f32;          ///< of the normalised values: the model's compute dtype
+    bool sequence_parallel = false;  ///< sees a part of the positions, so its gradient is a part of the sum
+    bool forget = false;             ///< the normalised values are computed again in backward
+  };
+  Norm(std::string name, const Options& options);
   /// residual + dropout(branch), and its norm. branch may be empty.
   ResidualNorm forward(const Forward& forward, const Var& residual, const Var& branch,
                        const DropoutSpec& dropout = {});
@@ -39,6 +55,7 @@ class Norm : public Module {
   Parameter& weight_;
   Parameter* bias_;
   ops::NormOptions options_;
+  bool forget_;
 };
 
 /// Token table, with a table of learned positions added if max_positions > 0, then dropout.
@@ -49,9 +66,11 @@ class Embedding : public Module {
     std::int64_t max_positions = 0;  ///< 0 = no position table
     double std = 0.02, dropout = 0.0;
     DType out = DType::f32;  ///< dtype of the residual stream
+    TensorParallel tensor = {};
+    bool tied = false;  ///< another pipeline stage has a copy of the token table as its head
   };
   Embedding(std::string name, const Options& options);
-  /// [seq, batch, size]
+  /// [seq, batch, size], or this rank's positions under sequence parallelism
   Var forward(const Forward& forward);
   Parameter& table() { return table_; }
 
@@ -64,7 +83,8 @@ class Embedding : public Module {
 /// Causal self-attention with as many KV heads as the config says, rotary or ALiBi positions, and a KV cache.
 class SelfAttention : public Module {
  public:
-  SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer);
+  SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
+                const TensorParallel& tensor = {});
   /// x: [seq, batch, hidden]; rope: the model's table, or null.
   Var forward(const Forward& forward, const Var& x, const ops::RopeTable* rope, const Tensor& alibi_slopes);
 
@@ -73,6 +93,7 @@ class SelfAttention : public Module {
 
   const ModelConfig& config_;
   std::int64_t layer_;
+  HeadShare heads_;
   Linear& qkv_;
   Linear& proj_;
 };
@@ -80,7 +101,7 @@ class SelfAttention : public Module {
 /// Two linear layers around GELU, ReLU or SwiGLU.
 class Mlp : public Module {
  public:
-  Mlp(std::string name, const ModelConfig& config);
+  Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
   Var forward(const Forward& forward, const Var& x);
 
  private:

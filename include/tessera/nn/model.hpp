@@ -8,6 +8,9 @@ namespace tessera {
 /// that declares its parts and this one function; backward follows from the functions it calls.
 class Model : public Module {
  public:
+  /// What the last piece of a model returns.
+  enum class Output { logits, losses };
+
   Model() : Module("") {}
   /// logits [seq_length * batch, vocab_size()], rows position-major as in MicroBatch.
   virtual Var forward(const Forward& forward) = 0;
@@ -15,6 +18,27 @@ class Model : public Module {
   /// will get, is known beforehand when the engine's own mean loss is trained: a model may use it to fuse
   /// head and loss.
   virtual Var loss(const Forward& forward, const Tensor& upstream);
+
+  /// Pieces of the model that this rank holds; more than one, or not all there are, in a pipeline.
+  virtual int num_pieces() const { return 1; }
+  /// Runs one of them. `input`: what the piece before returned, undefined for the first piece of the model.
+  /// Returns what the next piece gets; the last piece returns `output`. The default is one piece that is the
+  /// whole model.
+  virtual Var run_piece(const Forward& forward, int piece, const Var& input, Output output,
+                        const Tensor& upstream);
+  /// Whether this rank's piece `piece` is the last of the model: it returns losses or logits.
+  virtual bool is_last(int piece) const {
+    (void)piece;
+    return true;
+  }
+  /// Pieces of this rank that use a parameter: a tied table may be used by two.
+  virtual int pieces_using(const Parameter& parameter) const {
+    (void)parameter;
+    return 1;
+  }
+  /// Shape and dtype of what passes between pieces. Errors: InvalidArgument if the model cannot be cut.
+  virtual std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const;
+
   virtual std::int64_t vocab_size() const = 0;
   /// Longest sequence the model takes.
   virtual std::int64_t max_positions() const = 0;

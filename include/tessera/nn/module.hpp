@@ -24,7 +24,10 @@ class Module {
 
  protected:
   /// Declares a parameter called name().`local`.
-  Parameter& parameter(const std::string& local, Shape shape, Init init);
+  Parameter& parameter(const std::string& local, Placement placement, Init init, ParameterTraits traits = {});
+  Parameter& parameter(const std::string& local, Shape shape, Init init, ParameterTraits traits = {}) {
+    return parameter(local, Placement::replicated(shape), init, traits);
+  }
   /// Constructs a sub-module M(name().`local`, args...).
   template <typename M, typename... Args>
   M& submodule(const std::string& local, Args&&... args) {

@@ -17,6 +17,9 @@ struct AttentionOptions {
   RngKey dropout_key;
   std::int64_t sample0 = 0;     ///< global number of sample 0
   std::int64_t seq_length = 0;  ///< positions of a whole sample; 0 = seq_k
+  /// Dropout is keyed by the global head: number of query head 0 and how many there are in all. 0 heads in
+  /// all = these are all.
+  std::int64_t head0 = 0, total_heads = 0;
 };
 
 struct AttentionResult {

@@ -24,6 +24,10 @@ struct AddNorm {
 AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
                  const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout = {});
 
+/// AddNorm::y once more, bit for bit, from the residual and the statistics that add_norm gave.
+Tensor norm_again(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight, const Tensor& bias,
+                  const NormOptions& options);
+
 struct AddNormGrad {
   Tensor residual;  ///< gradient of `residual`
   Tensor branch;  ///< gradient of `branch`; undefined if there was none, the same tensor as `residual` where

@@ -24,6 +24,8 @@ class Storage {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  /// Whether the memory is an allocator's, and so nobody else's.
+  bool owned() const { return allocator_ != nullptr; }
 
  private:
   std::byte* data_;
@@ -65,8 +67,8 @@ class Tensor {
   Device device() const { return device_; }
   bool is_contiguous() const;
   /// True if no other tensor or view refers to this storage: its memory may be overwritten by whoever holds
-  /// it.
-  bool is_unique() const { return storage_.use_count() == 1; }
+  /// it. Never true of wrapped memory, which somebody else may still read.
+  bool is_unique() const { return storage_.use_count() == 1 && storage_->owned(); }
 
   void* raw() const { return storage_ ? storage_->data() + offset_ * size_of(dtype_) : nullptr; }
   /// Errors: InvalidArgument if T is not the element type.

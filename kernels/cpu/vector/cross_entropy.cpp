@@ -54,9 +54,14 @@ static void forward_rows(const CrossEntropyForward& p, std::int64_t begin, std::
     const auto [top, log_sum] = log_sum_exp(x, p.cols);
     const std::int32_t label = p.labels[r];
     p.lse[r] = static_cast<float>(top + log_sum);
-    p.loss[r] = label == kIgnored
-                    ? 0.0f
-                    : static_cast<float>(top - static_cast<double>(static_cast<float>(x[label])) + log_sum);
+    const std::int64_t column = label - p.vocab_begin;
+    if (label == kIgnored) {
+      p.loss[r] = 0.0f;
+    } else if (column < 0 || column >= p.cols) {
+      p.loss[r] = __builtin_inff();
+    } else {
+      p.loss[r] = static_cast<float>(top - static_cast<double>(static_cast<float>(x[column])) + log_sum);
+    }
   }
 }
 
@@ -70,13 +75,15 @@ static void backward_rows(const CrossEntropyBackward& p, std::int64_t begin, std
       continue;
     }
     const float lse = p.lse[r], upstream = p.upstream[r];
+    const std::int64_t column = label - p.vocab_begin;
+    const bool here = column >= 0 && column < p.cols;
     // expm1, because e^(x - lse) - 1 cancels where the model is right.
-    const float at_label = upstream * __builtin_expm1f(static_cast<float>(x[label]) - lse);
+    const float at_label = here ? upstream * __builtin_expm1f(static_cast<float>(x[column]) - lse) : 0.0f;
     const F shift = splat(lse), factor = splat(upstream);
     for_lanes(0, p.cols, [&](std::int64_t i, auto lanes) VEC_LAMBDA {
       store(x + i, factor * exp(load(x + i, lanes) - shift), lanes);
     });
-    x[label] = static_cast<T>(at_label);
+    if (here) x[column] = static_cast<T>(at_label);
     for_lanes(p.cols, p.ld, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(x + i, F{}, lanes); });
   }
 }

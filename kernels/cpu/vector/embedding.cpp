@@ -10,12 +10,15 @@ static void forward_rows(const EmbeddingForward& p, std::int64_t begin, std::int
   const T* position_table = static_cast<const T*>(p.position_table);
   for (std::int64_t r = begin; r < end; ++r) {
     const std::int64_t token = p.tokens[r] - p.vocab_begin;
-    const T* word = token >= 0 && token < p.vocab_size ? table + token * p.cols : nullptr;
-    const T* position = position_table != nullptr ? position_table + p.positions[r] * p.cols : nullptr;
     Y* y = static_cast<Y*>(p.y) + r * p.cols;
+    if (token < 0 || token >= p.vocab_size) {
+      for_lanes(0, p.cols, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(y + i, F{}, lanes); });
+      continue;
+    }
+    const T* word = table + token * p.cols;
+    const T* position = position_table != nullptr ? position_table + p.positions[r] * p.cols : nullptr;
     auto value = [&](std::int64_t i, auto lanes) VEC_LAMBDA {
-      F v = {};
-      if (word != nullptr) v = load(word + i, lanes);
+      F v = load(word + i, lanes);
       if (position != nullptr) v += load(position + i, lanes);
       return v;
     };

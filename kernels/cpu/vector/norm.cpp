@@ -38,35 +38,41 @@ static float add_row(const AddNormForward& p, std::int64_t r) {
   return sum(total);
 }
 
+/// Adds up row r and writes its mean and rstd.
+template <NormKind kind, typename R, typename T>
+static void measure_row(const AddNormForward& p, std::int64_t r, const R* x, const R* next_residual) {
+  const float over_cols = 1.0f / static_cast<float>(p.cols);
+  const float total = add_row<kind, R, T>(p, r) * over_cols;
+  float variance = total;
+  if constexpr (kind == NormKind::layer) {
+    // A second pass over the row, which is in cache: E[x^2] - E[x]^2 would cancel when the mean is large. So
+    // the memory is free to bring the next row.
+    F squares[4] = {};
+    for_lanes_in_fours(0, p.cols, [&](std::int64_t i, auto lanes, int slot) VEC_LAMBDA {
+      const F centred = keep(load(x + i, lanes) - total, lanes);
+      squares[slot] += centred * centred;
+      prefetch(next_residual + i);
+    });
+    variance = sum(squares) * over_cols;
+    p.mean[r] = total;
+  }
+  p.rstd[r] = 1.0f / __builtin_sqrtf(variance + p.eps);
+}
+
 template <NormKind kind, typename R, typename T>
 static void forward_rows(const AddNormForward& p, std::int64_t begin, std::int64_t end) {
   const float* weight = p.weight;
   const float* bias = p.bias;
-  const float over_cols = 1.0f / static_cast<float>(p.cols);
   for (std::int64_t r = begin; r < end; ++r) {
-    const float total = add_row<kind, R, T>(p, r) * over_cols;
     const R* x = static_cast<const R*>(p.branch != nullptr ? p.residual_out : p.residual) + r * p.cols;
     T* y = static_cast<T*>(p.y) + r * p.cols;
-    const float mean = kind == NormKind::layer ? total : 0.0f;
-    float variance = total;
-    // The passes from here on find their row in cache, so the memory is free to bring the next one.
     const std::int64_t next = r + 1 < end ? p.cols : 0;
     const R* next_residual = static_cast<const R*>(p.residual) + r * p.cols + next;
     const T* next_branch =
         p.branch != nullptr ? static_cast<const T*>(p.branch) + r * p.cols + next : nullptr;
-    if constexpr (kind == NormKind::layer) {
-      // A second pass over the row, which is in cache: E[x^2] - E[x]^2 would cancel when the mean is large.
-      F squares[4] = {};
-      for_lanes_in_fours(0, p.cols, [&](std::int64_t i, auto lanes, int slot) VEC_LAMBDA {
-        const F centred = keep(load(x + i, lanes) - mean, lanes);
-        squares[slot] += centred * centred;
-        prefetch(next_residual + i);
-      });
-      variance = sum(squares) * over_cols;
-      p.mean[r] = mean;
-    }
-    const float rstd = 1.0f / __builtin_sqrtf(variance + p.eps);
-    p.rstd[r] = rstd;
+    if (!p.known_statistics) measure_row<kind, R, T>(p, r, x, next_residual);
+    const float mean = kind == NormKind::layer ? p.mean[r] : 0.0f;
+    const float rstd = p.rstd[r];
     auto normalised = [&](std::int64_t i, auto lanes) VEC_LAMBDA {
       if (kind == NormKind::rms) prefetch(next_residual + i);
       prefetch(next_branch + i);

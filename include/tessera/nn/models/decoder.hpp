@@ -26,7 +26,12 @@ struct ResidualStream {
 
 class DecoderLayer : public Module {
  public:
-  DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer, DType compute);
+  struct Options {
+    DType compute = DType::f32;
+    TensorParallel tensor = {};
+    bool forget_norms = false;  ///< selective recomputation
+  };
+  DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer, const Options& options);
   ResidualStream forward(const Forward& forward, const ResidualStream& stream, const ops::RopeTable* rope,
                          const Tensor& alibi_slopes);
 
@@ -42,11 +47,19 @@ class DecoderLayer : public Module {
 
 class Decoder : public Model {
  public:
-  /// config must be resolved (base/config_file.hpp: resolve).
-  Decoder(const ModelConfig& config, const Numerics& numerics);
+  /// config must be resolved (base/config_file.hpp: resolve). Errors: ConfigError for a sharding that does
+  /// not fit.
+  Decoder(const ModelConfig& config, const Numerics& numerics, const Sharding& sharding = {});
 
+  /// All pieces, one after the other; for ranks that hold the whole model.
   Var forward(const Forward& forward) override;
   Var loss(const Forward& forward, const Tensor& upstream) override;
+  int num_pieces() const override { return static_cast<int>(pieces_.size()); }
+  Var run_piece(const Forward& forward, int piece, const Var& input, Output output,
+                const Tensor& upstream) override;
+  bool is_last(int piece) const override { return pieces_[static_cast<std::size_t>(piece)].head; }
+  int pieces_using(const Parameter& parameter) const override;
+  std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const override;
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t max_positions() const override { return config_.max_positions; }
   double flops_per_token(std::int64_t seq_length) const override;
@@ -54,17 +67,31 @@ class Decoder : public Model {
   const ModelConfig& config() const { return config_; }
 
  private:
-  /// The normalised output of the last layer, [seq, batch, hidden].
-  Var hidden(const Forward& forward);
-  /// The rotary table, or null; made on first use, when the context is known.
-  const ops::RopeTable* rope(const ExecCtx& ctx);
+  using Stream = nn::ResidualStream;
+  struct Piece {
+    std::vector<nn::DecoderLayer*> layers;
+    bool embedding = false, head = false;
+  };
+
+  void add_piece(const ModelPiece& piece);
+  void add_head();
+  Var run_all(const Forward& forward, Output output, const Tensor& upstream);
+  Stream run_layers(const Forward& forward, const Piece& piece, Stream stream);
+  /// Layers [first, first + count) of a piece, computed again in backward.
+  Stream run_recomputed(const Forward& forward, const Piece& piece, std::size_t first, std::size_t count,
+                        const Stream& stream);
+  Var run_head(const Forward& forward, const Stream& stream, Output output, const Tensor& upstream);
+  /// What depends on positions and not on weights: made on first use, when the context is known.
+  void make_tables(const ExecCtx& ctx);
+  const ops::RopeTable* rope() const { return rope_table_.cos ? &rope_table_ : nullptr; }
 
   ModelConfig config_;
   Numerics numerics_;
-  nn::Embedding& embedding_;
-  std::vector<nn::DecoderLayer*> layers_;
-  nn::Norm* final_norm_;
-  Parameter* head_;
+  Sharding sharding_;
+  std::vector<Piece> pieces_;
+  nn::Embedding* embedding_ = nullptr;
+  nn::Norm* final_norm_ = nullptr;
+  Parameter* head_ = nullptr;
   ops::RopeTable rope_table_;
   Tensor alibi_slopes_;
 };

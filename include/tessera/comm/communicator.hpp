@@ -1,0 +1,205 @@
+#pragma once
+/// Communicator: a fixed group of ranks that exchange tensors. One interface for one rank (self), threads of
+/// a process (local) and processes (gloo); what differs is behind it.
+///
+/// Every rank of a group calls the same collectives in the same order. An operation starts when it is called,
+/// after the work launched on ctx.stream so far; its result is there after Pending::wait. Until then nobody
+/// writes to its inputs or touches its outputs. Tensors are contiguous and are kept alive by the operation.
+/// Sums of bf16 and fp16 are made in fp32 and rounded once; sums are made in rank order, so results repeat
+/// bit for bit and are the same on every rank, on every kind of communicator. reduce_scatter and all_reduce
+/// add in the same order.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+enum class ReduceOp { sum, max };
+
+/// An operation under way; copies share it. Default constructed: done.
+class Pending {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    /// Blocks until done or until the deadline passes. Errors: CommunicationError.
+    virtual void wait() = 0;
+    virtual bool done() const = 0;
+  };
+  Pending() = default;
+  explicit Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  /// Orders ctx.stream after the operation; on the CPU that blocks the calling thread. May be called again.
+  /// Errors: CommunicationError when a rank was lost, did not come in time, or called something else.
+  void wait(const ExecCtx& ctx) const;
+  bool done() const { return !state_ || state_->done(); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// One message of a batch. Messages between two ranks are matched by tag; equal tags in the order they were
+/// posted.
+struct Transfer {
+  enum class Kind { send, recv };
+  Kind kind = Kind::send;
+  Tensor tensor;
+  int peer = 0;
+  std::uint32_t tag = 0;
+};
+
+/// What one rank did on one communicator. Bytes are what leaves this rank for others, of n ranks:
+/// reduce_scatter: `in` without its own block, (n-1)/n of it when blocks are alike; all_gather: n-1 times
+/// `in`; all_reduce: both, over blocks part_of(count, rank, n); broadcast: the root n-1 times the tensor,
+/// others nothing; all_to_all: `in` without its own block; exchange: the tensors sent.
+struct CommStats {
+  std::uint64_t operations = 0;  ///< calls, barriers and splits included; a batch of messages is one
+  std::uint64_t bytes_sent = 0;
+  double wait_s = 0;  ///< seconds Pending::wait blocked: communication that nothing hid
+};
+
+/// One finished operation, for timelines. Groups of one rank have none.
+struct CommEvent {
+  std::string group, operation;
+  std::uint64_t sequence = 0;     ///< collectives of a group are counted together, exchanges on their own
+  double begin_s = 0, end_s = 0;  ///< std::chrono::steady_clock, seconds since its epoch
+};
+
+struct CommOptions {
+  double timeout_s = 600;
+  /// Ranks compare operation, shape and order before each operation; a mismatch is an error that names both
+  /// callers.
+  bool check = false;
+  /// Every operation takes at least so long from its start (tests of overlap; local only).
+  double delay_s = 0;
+  /// Called after each operation and before its wait returns, from any thread; does not throw.
+  std::function<void(const CommEvent&)> on_event = {};
+};
+
+struct CallSignature;  // src/comm/check.hpp
+
+class Communicator {
+ public:
+  using Where = std::source_location;
+
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// What the group is for, as messages name it: "world", "tp", "dp", ...
+  const std::string& name() const { return name_; }
+  const CommOptions& options() const { return options_; }
+
+  /// In place. f32, f64, bf16, f16, i32, i64.
+  Pending all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op = ReduceOp::sum,
+                     const Where& where = Where::current());
+  /// `in` is size() blocks one after the other; this rank gets the sum over ranks of block rank() in `out`.
+  /// `counts`: elements of each block, empty = all alike. `out` may be the own block of `in`.
+  Pending reduce_scatter(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                         std::span<const std::int64_t> counts = {}, ReduceOp op = ReduceOp::sum,
+                         const Where& where = Where::current());
+  /// `out` becomes every rank's `in`, one after the other. `in` may be the own block of `out`.
+  Pending all_gather(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                     std::span<const std::int64_t> counts = {}, const Where& where = Where::current());
+  Pending broadcast(const ExecCtx& ctx, const Tensor& x, int root, const Where& where = Where::current());
+  /// Block r of `in` (send_counts[r] elements) goes to rank r; block r of `out` (recv_counts[r]) came from
+  /// it.
+  Pending all_to_all(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                     std::span<const std::int64_t> send_counts, std::span<const std::int64_t> recv_counts,
+                     const Where& where = Where::current());
+  /// Messages to and from single other ranks; only their two ends take part. All are started at once, so
+  /// that two ranks may send to each other first.
+  Pending exchange(const ExecCtx& ctx, std::vector<Transfer> transfers,
+                   const Where& where = Where::current());
+  Pending send(const ExecCtx& ctx, const Tensor& x, int peer, std::uint32_t tag = 0,
+               const Where& where = Where::current());
+  Pending recv(const ExecCtx& ctx, const Tensor& x, int peer, std::uint32_t tag = 0,
+               const Where& where = Where::current());
+  /// Blocks until every rank is here.
+  void barrier(const ExecCtx& ctx, const Where& where = Where::current());
+
+  /// Collective, blocks. Ranks that give one color form a new communicator with the options of this one, in
+  /// the order of (key, rank); null for color < 0.
+  std::shared_ptr<Communicator> split(int color, int key, const std::string& name,
+                                      const Where& where = Where::current());
+
+  /// Ends every wait of this rank and of its peers, here and in groups made from this one by split, with a
+  /// CommunicationError that begins with `reason`; later calls fail at once. The first reason stays. Never
+  /// waits.
+  virtual void abort(const std::string& reason) = 0;
+  CommStats stats() const;
+  void reset_stats();
+
+ protected:
+  enum class Operation {
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    all_to_all,
+    exchange,
+    barrier,
+    split
+  };
+  static const char* name_of(Operation operation);
+  /// A checked call, as implementations get it.
+  struct Request {
+    Operation operation = Operation::barrier;
+    std::uint64_t sequence = 0;  ///< of this operation in the group; the same on every rank for collectives
+    Tensor in, out;              ///< all_reduce and broadcast: both the tensor itself; barrier: undefined
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    /// Elements per rank, always filled for all_to_all; for reduce_scatter and all_gather both are `counts`.
+    std::vector<std::int64_t> send_counts, recv_counts;
+    std::vector<Transfer> transfers;
+    Where where;
+    /// If set, called once when the operation has finished (not when it failed) and before its wait returns.
+    /// The time is std::chrono::steady_clock's, seconds since its epoch. Outlives the communicator.
+    std::function<void(double end_s)> finished;
+  };
+  /// What other ranks' calls are compared with.
+  static CallSignature signature_of(const Request& request);
+
+  /// Errors: InvalidArgument unless 0 <= rank < size.
+  Communicator(int rank, int size, std::string name, CommOptions options);
+  /// Starts the operation. The base class has checked arguments, counted bytes, and handled size() 1. The
+  /// base class also measures how long the wait of what this returns blocks.
+  virtual Pending start(const ExecCtx& ctx, Request request) = 0;
+  /// Never called for size() 1. `sequence`: its place among the collectives of this group.
+  virtual std::shared_ptr<Communicator> do_split(int color, int key, const std::string& name,
+                                                 std::uint64_t sequence, const Where& where) = 0;
+
+ private:
+  struct Counters;
+  class Waiting;
+  Request prepare(Operation operation, const Tensor& in, const Tensor& out, const Where& where) const;
+  std::uint64_t next_sequence(Operation operation);
+  Pending begin(const ExecCtx& ctx, Request request, std::uint64_t bytes);
+  std::string call_text(const Request& request) const;
+  void check_tensor(const Request& request, const Tensor& tensor, const char* what) const;
+  void check_blocks(const Request& request, const Tensor& tensor, const char* what,
+                    const std::vector<std::int64_t>& counts) const;
+  int rank_, size_;
+  std::string name_;
+  CommOptions options_;
+  std::shared_ptr<Counters> counters_;
+};
+
+/// The group of one.
+std::shared_ptr<Communicator> make_self_communicator(const std::string& name = "self",
+                                                     const CommOptions& options = {});
+
+/// `size` ranks for threads of this process: element r is for thread r.
+std::vector<std::shared_ptr<Communicator>> make_local_communicators(int size,
+                                                                    const std::string& name = "world",
+                                                                    const CommOptions& options = {});
+
+}  // namespace tessera

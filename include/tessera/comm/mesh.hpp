@@ -1,0 +1,71 @@
+#pragma once
+/// ProcessMesh: the ranks of a job as a grid with named axes, in Megatron's order (tp fastest, then cp, dp,
+/// pp).
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+enum class Axis { tp, cp, ep, dp, pp };
+std::string_view name_of(Axis axis);
+
+/// Ranks along each axis. Expert-parallel groups are cut out of cp x dp: ep divides cp * dp.
+struct MeshShape {
+  int tp = 1, cp = 1, ep = 1, dp = 1, pp = 1;
+  int world() const { return tp * cp * dp * pp; }
+  int along(Axis axis) const;
+  friend bool operator==(const MeshShape&, const MeshShape&) = default;
+};
+
+/// Where a rank is on the dense axes (ep: its place in its expert group).
+struct MeshCoordinates {
+  int tp = 0, cp = 0, ep = 0, dp = 0, pp = 0;
+  int along(Axis axis) const;
+};
+/// Errors: InvalidArgument if rank is not in [0, shape.world()).
+MeshCoordinates coordinates_of(const MeshShape& shape, int rank);
+int rank_of(const MeshShape& shape, const MeshCoordinates& coordinates);
+
+/// All groups of ranks that differ only along `axes` (Megatron's "tp-dp" and so on): members with the chosen
+/// axes in order, the first fastest; groups with the other axes in order. Errors: InvalidArgument for ep
+/// together with cp or dp.
+std::vector<std::vector<int>> rank_groups(const MeshShape& shape, std::span<const Axis> axes);
+
+class ProcessMesh {
+ public:
+  /// Collective over `world`, whose size must be shape.world(). Errors: InvalidArgument otherwise.
+  ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& shape);
+  /// One rank.
+  static std::shared_ptr<ProcessMesh> self();
+
+  const MeshShape& shape() const { return shape_; }
+  const MeshCoordinates& coordinates() const { return coordinates_; }
+  Communicator& world() const { return *world_; }
+  /// Always a valid communicator; of one rank where the axis has size 1.
+  Communicator& operator[](Axis axis) const;
+  /// First and last stage of this rank's pipeline: those that share a tied embedding. Of one rank for stages
+  /// between them and where pp is 1.
+  Communicator& embedding() const { return *embedding_; }
+  /// Neighbours along tp, in blocks of `copies` ranks that hold the same key-value heads. copies divides tp.
+  /// The first call with a value is collective over tp.
+  Communicator& tp_block(int copies);
+  /// Those asked for so far that are neither this rank alone nor all of tp; by copies, null where there is
+  /// none.
+  const std::vector<std::shared_ptr<Communicator>>& tp_blocks() const { return tp_blocks_; }
+  int rank() const { return world_->rank(); }
+
+ private:
+  MeshShape shape_;
+  MeshCoordinates coordinates_;
+  std::shared_ptr<Communicator> world_, embedding_;
+  std::array<std::shared_ptr<Communicator>, 5> axes_;
+  std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
+};
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+#pragma once
+/// What a person says about a launch, by flags and in a file, and what becomes of it.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/launch/launch.hpp"
+
+namespace tessera {
+
+/// What is not said is left open. The keys of the native file are the member names, under `launch:`.
+struct LaunchSettings {
+  std::optional<std::int64_t> num_processes, num_machines, machine_rank;
+  std::optional<std::string> main_process_ip;
+  std::optional<std::int64_t> main_process_port;
+  std::optional<std::int64_t> max_restarts, threads_per_process;
+  std::optional<std::string> log_dir, secret_file;
+  std::optional<double> grace_s, join_timeout_s;
+  std::optional<bool> cpu, quiet;
+  /// "NAME=value" for the workers: what an `accelerate config` file says to them.
+  std::vector<std::string> environment;
+
+  friend bool operator==(const LaunchSettings&, const LaunchSettings&) = default;
+};
+
+/// Reads a native file (`launch:` and below it the keys above) or one that `accelerate config` wrote.
+/// Errors: ConfigError, one line per fault: "file:line:column: message".
+LaunchSettings read_launch_file(const std::filesystem::path& path);
+/// The same from text; `name` stands for the file in messages.
+LaunchSettings parse_launch_file(std::string_view text, const std::string& name);
+
+/// What `over` says, else what `under` says.
+LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over);
+
+/// The program and its surroundings.
+struct LaunchProgram {
+  std::vector<std::string> command;      ///< PROGRAM or SCRIPT.py, and its arguments
+  bool module = false;                   ///< the command is a Python module, run with -m
+  std::vector<std::string> environment;  ///< "NAME=value", of this process
+  std::string python;  ///< interpreter for scripts; empty = this process if it is one, or python3
+};
+
+/// Fills in defaults, finds the program, reads the secret.
+/// Errors: ConfigError, one line per fault, all at once.
+LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program);
+
+/// How to start `argv` on this machine as `processes` workers, quietly: for a program that starts copies of
+/// itself. The first word may be "tessera": this program.
+/// Errors: ConfigError if it cannot be found.
+LaunchOptions local_launch(int processes, const LaunchProgram& program, const std::string& log_dir = "");
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#pragma once
+/// Tensor and sequence parallelism: the differentiable collectives in conjugate pairs, and the Functions that
+/// order them against their matrix products by hand (Shoeybi et al., "Megatron-LM"; Korthikanti et al.,
+/// "Reducing activation recomputation in large transformer models"). With one tensor rank each of them is its
+/// plain counterpart in tessera/autograd/functions.hpp.
+///
+/// Activations are [seq, batch, features], rows position-major. With sequence parallelism the parts between
+/// the parallel linears hold seq / size() positions, those of rank r beginning at r * seq / size().
+
+#include "tessera/autograd/functions.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+struct TensorParallel {
+  Communicator* comm = nullptr;  ///< null = one rank
+  bool sequence = false;         ///< shard norms, dropout and residual stream along the sequence
+
+  int size() const { return comm ? comm->size() : 1; }
+  int rank() const { return comm ? comm->rank() : 0; }
+  bool active() const { return size() > 1; }
+  bool sharded_sequence() const { return sequence && active(); }
+};
+
+// Forward | backward.
+/// identity | all-reduce
+Var copy_to_tensor_ranks(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+/// all-reduce | identity
+Var reduce_from_tensor_ranks(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+/// own positions | all-gather
+Var scatter_sequence(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+/// all-gather of positions | reduce-scatter
+Var gather_sequence(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+/// reduce-scatter of positions | all-gather
+Var reduce_scatter_sequence(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+/// all-gather of the last dimension, in parts of `counts` features | own part
+Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
+                    std::span<const std::int64_t> counts);
+
+/// y = x weight^T + bias with this rank's rows of weight: [seq, batch, in] (or [seq / size, batch, in]) to
+/// [seq, batch, out of this rank]. Backward: the all-reduce (or reduce-scatter) of the input gradient runs
+/// during the product that makes the weight gradient; with sequence parallelism the input is gathered again
+/// meanwhile instead of kept.
+Var column_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                  Parameter* bias, std::int64_t row_padding = 1);
+
+/// y = sum over ranks of x weight^T, + bias: [seq, batch, in of this rank] to [seq (or seq / size), batch,
+/// out]. weight holds this rank's columns, bias is whole on every rank. The gradient of bias is the whole one
+/// on every rank.
+Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+               Parameter* bias);
+/// row_linear(activation(x)), and of swiglu(x) if kind is none; see activated_linear.
+Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
+                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias);
+
+/// dropout(table[tokens] + position_table[positions]), table split by rows (table.placement());
+/// position_table, which may be null, is whole on every rank. tokens [seq, batch] and positions [seq * batch]
+/// are whole; the result is [seq (or seq / size), batch, c]. With sequence parallelism position_table's
+/// gradient is a part of the sum over ranks.
+Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tokens, Parameter& table,
+                    const Tensor& positions, Parameter* position_table, DType out,
+                    const DropoutSpec& dropout = {});
+
+/// Per-token loss [seq * batch] fp32, whole on every rank, of logits split by columns: [seq * batch, this
+/// rank's part of the vocabulary], part `placement` of the table that made them. labels whole.
+Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
+                        const Tensor& labels);
+
+/// vocab_cross_entropy(column_linear(x, weight)) a part of the rows at a time, gradients computed at once:
+/// see linear_cross_entropy. x [seq (or seq / size), batch, c].
+Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                               const Tensor& labels, const Tensor& upstream);
+
+}  // namespace tessera

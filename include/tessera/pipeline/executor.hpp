@@ -1,0 +1,56 @@
+#pragma once
+/// PipelineExecutor: walks one stage's column of a schedule, moving activations and gradients between stages.
+
+#include <functional>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/pipeline/schedule.hpp"
+
+namespace tessera {
+
+/// What a stage computes. The executor decides when; nothing here communicates between stages.
+class StageProgram {
+ public:
+  virtual ~StageProgram() = default;
+  /// `input`: what the piece before gave, undefined for the first piece. Returns what the next piece gets,
+  /// undefined for the last.
+  virtual Tensor forward(int chunk, int micro_batch, Tensor input) = 0;
+  /// `grad`: of what forward returned, undefined for the last piece. Returns the gradient of `input`,
+  /// undefined for the first piece. weights = false: weight gradients wait for weight_gradient().
+  virtual Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) = 0;
+  virtual void weight_gradient(int chunk, int micro_batch) = 0;
+  /// Shape and dtype of what passes between pieces for this micro-batch (activation and gradient alike).
+  struct Boundary {
+    Shape shape;
+    DType dtype = DType::f32;
+  };
+  virtual Boundary boundary(int micro_batch) const = 0;
+};
+
+/// An action as it ran: std::chrono::steady_clock, seconds since its epoch.
+struct ExecutedAction {
+  Action action;
+  double begin_s = 0, end_s = 0;
+  double waited_s = 0;  ///< before it, for its input: the bubble
+};
+
+class PipelineExecutor {
+ public:
+  /// `pipeline`: the pp communicator; its size is schedule.stages. Both are kept by reference or value as
+  /// given.
+  PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline);
+  /// Runs the column of this stage. Receives are posted ahead of need, sends do not block the stage; a piece
+  /// whose successor is on the same stage hands its tensor over. Errors: what the program throws;
+  /// CommunicationError.
+  void run(const Schedule& schedule, StageProgram& program);
+  /// What the last run did on this stage.
+  const std::vector<ExecutedAction>& executed() const { return executed_; }
+
+ private:
+  ExecCtx ctx_;
+  Communicator& pipeline_;
+  std::vector<ExecutedAction> executed_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "tessera/engine/plan.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// The layout is possible, but a rank needs more memory than it has.
+constexpr int kDoesNotFit = 5;
+
+struct PlanArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::optional<std::int64_t> processes;
+  std::optional<double> memory_gb;
+  std::string svg;
+  bool json = false;
+};
+
+void write_svg(const Plan& plan, const std::string& path) {
+  std::ofstream file(path);
+  file << to_svg(plan.schedule, plan.times);
+  file.close();
+  TESSERA_ENSURE(IoError, !file.fail(), path, ": the picture of the schedule cannot be written");
+}
+
+void run_plan(const PlanArguments& a, Program& program) {
+  TESSERA_ENSURE(ConfigError, !a.processes || *a.processes >= 1, "--processes is ", a.processes.value_or(0),
+                 "; at least 1 is needed");
+  TESSERA_ENSURE(ConfigError, !a.memory_gb || (*a.memory_gb > 0 && *a.memory_gb < 1e9), "--memory_gb is ",
+                 a.memory_gb.value_or(0), "; give the memory of one rank in GB");
+  const Plan plan = make_plan(load_config(a.config, a.overrides), a.processes);
+  std::optional<std::int64_t> memory_bytes;
+  if (a.memory_gb) memory_bytes = std::llround(*a.memory_gb * 1e9);
+  if (!a.svg.empty()) write_svg(plan, a.svg);
+  std::cout << (a.json ? to_json(plan, memory_bytes) : to_text(plan, memory_bytes)) << std::flush;
+  if (memory_bytes && plan.largest().memory_bytes() > *memory_bytes) program.exit_code = kDoesNotFit;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand(
+      "plan", "Check a layout and show what it costs - memory, communication, bubble - without starting it");
+  auto a = std::make_shared<PlanArguments>();
+  command->add_option("config", a->config, "configuration file (docs/configuration.md)")->required();
+  command->add_option("overrides", a->overrides, "section.key=value, e.g. parallel.tensor=2");
+  command->add_option("--processes", a->processes,
+                      "processes there are; without it, as many as the layout needs");
+  command->add_option("--memory_gb", a->memory_gb,
+                      "memory of one rank in GB of 10^9 bytes: says whether it fits and what to change; exit "
+                      "code 5 if not");
+  command->add_option("--svg", a->svg, "write the pipeline schedule as a picture to this file");
+  command->add_flag("--json", a->json, "print everything as JSON");
+  command->callback([a, &program] { run_plan(*a, program); });
+}
+
+}  // namespace tessera::cli

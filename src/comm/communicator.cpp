@@ -1,0 +1,322 @@
+#include "tessera/comm/communicator.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+
+#include "comm/check.hpp"
+#include "comm/reduce.hpp"
+#include "tessera/comm/placement.hpp"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+std::uint64_t bytes_of(const Tensor& tensor, std::int64_t elements) {
+  return static_cast<std::uint64_t>(elements) * size_of(tensor.dtype());
+}
+
+/// Whether two tensors share bytes.
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.nbytes() == 0 || b.nbytes() == 0) return false;
+  const auto* begin_a = static_cast<const std::byte*>(a.raw());
+  const auto* begin_b = static_cast<const std::byte*>(b.raw());
+  return begin_a < begin_b + b.nbytes() && begin_b < begin_a + a.nbytes();
+}
+
+/// Whether `part` lies exactly on block `rank` of `whole`.
+bool is_own_block(const Tensor& part, const Tensor& whole, const std::vector<std::int64_t>& counts,
+                  int rank) {
+  const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  return part.raw() == static_cast<const std::byte*>(whole.raw()) + bytes_of(whole, before);
+}
+
+/// The caller's counts, or equal blocks; empty if the elements do not divide.
+std::vector<std::int64_t> block_counts(std::span<const std::int64_t> counts, std::int64_t elements,
+                                       int size) {
+  if (!counts.empty()) return {counts.begin(), counts.end()};
+  if (elements % size != 0) return {};
+  return std::vector<std::int64_t>(static_cast<std::size_t>(size), elements / size);
+}
+
+/// A copy on a stream that may run later.
+class Copied : public Pending::State {
+ public:
+  Copied(const ExecCtx& ctx, const Tensor& in, const Tensor& out) {
+    ctx.stream->launch([in, out] { std::memcpy(out.raw(), in.raw(), in.nbytes()); });
+    ctx.stream->record(event_);
+  }
+  void wait() override { event_.synchronize(); }
+  bool done() const override { return event_.done(); }
+
+ private:
+  Event event_;
+};
+
+}  // namespace
+
+struct Communicator::Counters {
+  mutable std::mutex mutex;
+  CommStats stats;
+  std::uint64_t collectives = 0, exchanges = 0;
+};
+
+/// Measures how long a wait blocks.
+class Communicator::Waiting : public Pending::State {
+ public:
+  Waiting(Pending inner, std::shared_ptr<Counters> counters, const ExecCtx& ctx)
+      : inner_(std::move(inner)), counters_(std::move(counters)), ctx_(ctx) {}
+  bool done() const override { return inner_.done(); }
+  void wait() override {
+    if (inner_.done()) return inner_.wait(ctx_);
+    const Stopwatch stopwatch{*counters_};
+    inner_.wait(ctx_);
+  }
+
+ private:
+  struct Stopwatch {
+    Counters& counters;
+    Clock::time_point begin = Clock::now();
+    ~Stopwatch() {
+      const std::lock_guard lock(counters.mutex);
+      counters.stats.wait_s += seconds(Clock::now() - begin);
+    }
+  };
+  Pending inner_;
+  std::shared_ptr<Counters> counters_;
+  ExecCtx ctx_;
+};
+
+void Pending::wait(const ExecCtx&) const {
+  if (state_) state_->wait();
+}
+
+Communicator::Communicator(int rank, int size, std::string name, CommOptions options)
+    : rank_(rank),
+      size_(size),
+      name_(std::move(name)),
+      options_(std::move(options)),
+      counters_(std::make_shared<Counters>()) {
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " of group ", name_, " of ", size);
+}
+
+const char* Communicator::name_of(Operation operation) {
+  switch (operation) {
+    case Operation::all_reduce:
+      return "all_reduce";
+    case Operation::reduce_scatter:
+      return "reduce_scatter";
+    case Operation::all_gather:
+      return "all_gather";
+    case Operation::broadcast:
+      return "broadcast";
+    case Operation::all_to_all:
+      return "all_to_all";
+    case Operation::exchange:
+      return "exchange";
+    case Operation::barrier:
+      return "barrier";
+    case Operation::split:
+      return "split";
+  }
+  return "?";
+}
+
+CallSignature Communicator::signature_of(const Request& request) {
+  CallSignature call;
+  call.operation = name_of(request.operation);
+  call.where = place_of(request.where);
+  if (request.in) call.dtype = std::string(tessera::name_of(request.in.dtype()));
+  call.send_counts = request.send_counts;
+  call.recv_counts = request.recv_counts;
+  if (request.operation == Operation::all_reduce || request.operation == Operation::broadcast)
+    call.count = request.in.numel();
+  if (request.operation == Operation::all_reduce || request.operation == Operation::reduce_scatter)
+    call.reduction = request.op == ReduceOp::sum ? "sum" : "max";
+  if (request.operation == Operation::broadcast) call.root = request.root;
+  return call;
+}
+
+std::string Communicator::call_text(const Request& request) const {
+  return detail::concat(name_of(request.operation), " on group ", name_, " of ", size_, " at ",
+                        place_of(request.where));
+}
+
+void Communicator::check_tensor(const Request& request, const Tensor& tensor, const char* what) const {
+  TESSERA_CHECK(tensor, call_text(request), ": ", what, " is an undefined tensor");
+  TESSERA_CHECK(tensor.is_contiguous(), call_text(request), ": ", what, " of shape ", tensor.shape(),
+                " is not contiguous (strides ", tensor.strides(), ")");
+}
+
+void Communicator::check_blocks(const Request& request, const Tensor& tensor, const char* what,
+                                const std::vector<std::int64_t>& counts) const {
+  TESSERA_CHECK(static_cast<int>(counts.size()) == size_, call_text(request), ": ", counts.size(),
+                " counts for ", size_, " ranks");
+  std::int64_t sum = 0;
+  for (const std::int64_t count : counts) {
+    TESSERA_CHECK(count >= 0, call_text(request), ": a block of ", count, " elements");
+    sum += count;
+  }
+  TESSERA_CHECK(sum == tensor.numel(), call_text(request), ": ", what, " has ", tensor.numel(),
+                " elements, its blocks ", sum);
+}
+
+Communicator::Request Communicator::prepare(Operation operation, const Tensor& in, const Tensor& out,
+                                            const Where& where) const {
+  Request request;
+  request.operation = operation;
+  request.in = in;
+  request.out = out;
+  request.where = where;
+  check_tensor(request, in, "the input");
+  check_tensor(request, out, "the output");
+  TESSERA_CHECK(in.dtype() == out.dtype(), call_text(request), ": input is ", in.dtype(), ", output ",
+                out.dtype());
+  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter) {
+    TESSERA_CHECK(is_reducible(in.dtype()), call_text(request), ": ", in.dtype(), " cannot be reduced");
+  }
+  return request;
+}
+
+std::uint64_t Communicator::next_sequence(Operation operation) {
+  const std::lock_guard lock(counters_->mutex);
+  ++counters_->stats.operations;
+  return operation == Operation::exchange ? counters_->exchanges++ : counters_->collectives++;
+}
+
+Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t bytes) {
+  request.sequence = next_sequence(request.operation);
+  if (size_ == 1) {
+    if (request.in.raw() == request.out.raw() || request.in.nbytes() == 0) return {};
+    return Pending(std::make_shared<Copied>(ctx, request.in, request.out));
+  }
+  if (options_.on_event) {
+    const CommEvent event{name_, name_of(request.operation), request.sequence,
+                          seconds(Clock::now().time_since_epoch()), 0};
+    request.finished = [event, report = options_.on_event](double end_s) {
+      CommEvent finished = event;
+      finished.end_s = end_s;
+      report(finished);
+    };
+  }
+  Pending pending = start(ctx, std::move(request));
+  const std::lock_guard lock(counters_->mutex);
+  counters_->stats.bytes_sent += bytes;
+  return Pending(std::make_shared<Waiting>(std::move(pending), counters_, ctx));
+}
+
+Pending Communicator::all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op, const Where& where) {
+  Request request = prepare(Operation::all_reduce, x, x, where);
+  request.op = op;
+  const std::int64_t own = part_of(x.numel(), rank_, size_).count;
+  return begin(ctx, std::move(request), bytes_of(x, x.numel() - own + (size_ - 1) * own));
+}
+
+Pending Communicator::reduce_scatter(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                                     std::span<const std::int64_t> counts, ReduceOp op, const Where& where) {
+  Request request = prepare(Operation::reduce_scatter, in, out, where);
+  request.op = op;
+  request.send_counts = request.recv_counts = block_counts(counts, in.numel(), size_);
+  TESSERA_CHECK(!request.send_counts.empty(), call_text(request), ": ", in.numel(),
+                " elements do not divide into ", size_, " equal blocks; give counts");
+  check_blocks(request, in, "the input", request.send_counts);
+  const std::int64_t own = request.send_counts[static_cast<std::size_t>(rank_)];
+  TESSERA_CHECK(out.numel() == own, call_text(request), ": the output has ", out.numel(), " elements, block ",
+                rank_, " has ", own);
+  TESSERA_CHECK(!overlap(in, out) || is_own_block(out, in, request.send_counts, rank_), call_text(request),
+                ": the output overlaps the input, but is not its block ", rank_);
+  return begin(ctx, std::move(request), bytes_of(in, in.numel() - own));
+}
+
+Pending Communicator::all_gather(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                                 std::span<const std::int64_t> counts, const Where& where) {
+  Request request = prepare(Operation::all_gather, in, out, where);
+  request.send_counts = request.recv_counts = block_counts(counts, out.numel(), size_);
+  TESSERA_CHECK(!request.recv_counts.empty(), call_text(request), ": ", out.numel(),
+                " elements do not divide into ", size_, " equal blocks; give counts");
+  check_blocks(request, out, "the output", request.recv_counts);
+  const std::int64_t own = request.recv_counts[static_cast<std::size_t>(rank_)];
+  TESSERA_CHECK(in.numel() == own, call_text(request), ": the input has ", in.numel(), " elements, block ",
+                rank_, " has ", own);
+  TESSERA_CHECK(!overlap(in, out) || is_own_block(in, out, request.recv_counts, rank_), call_text(request),
+                ": the input overlaps the output, but is not its block ", rank_);
+  return begin(ctx, std::move(request), bytes_of(in, (size_ - 1) * own));
+}
+
+Pending Communicator::broadcast(const ExecCtx& ctx, const Tensor& x, int root, const Where& where) {
+  Request request = prepare(Operation::broadcast, x, x, where);
+  TESSERA_CHECK(root >= 0 && root < size_, call_text(request), ": there is no root ", root);
+  request.root = root;
+  return begin(ctx, std::move(request), rank_ == root ? bytes_of(x, (size_ - 1) * x.numel()) : 0);
+}
+
+Pending Communicator::all_to_all(const ExecCtx& ctx, const Tensor& in, const Tensor& out,
+                                 std::span<const std::int64_t> send_counts,
+                                 std::span<const std::int64_t> recv_counts, const Where& where) {
+  Request request = prepare(Operation::all_to_all, in, out, where);
+  request.send_counts.assign(send_counts.begin(), send_counts.end());
+  request.recv_counts.assign(recv_counts.begin(), recv_counts.end());
+  check_blocks(request, in, "the input", request.send_counts);
+  check_blocks(request, out, "the output", request.recv_counts);
+  const auto own = static_cast<std::size_t>(rank_);
+  TESSERA_CHECK(send_counts[own] == recv_counts[own], call_text(request), ": rank ", rank_, " sends itself ",
+                send_counts[own], " elements and receives ", recv_counts[own]);
+  TESSERA_CHECK(!overlap(in, out), call_text(request), ": the output overlaps the input");
+  return begin(ctx, std::move(request), bytes_of(in, in.numel() - send_counts[own]));
+}
+
+Pending Communicator::exchange(const ExecCtx& ctx, std::vector<Transfer> transfers, const Where& where) {
+  Request request;
+  request.operation = Operation::exchange;
+  request.where = where;
+  std::uint64_t bytes = 0;
+  for (const Transfer& transfer : transfers) {
+    const bool sends = transfer.kind == Transfer::Kind::send;
+    check_tensor(request, transfer.tensor, sends ? "a tensor to send" : "a tensor to receive");
+    TESSERA_CHECK(transfer.peer >= 0 && transfer.peer < size_ && transfer.peer != rank_, call_text(request),
+                  ": rank ", rank_, " cannot exchange messages with rank ", transfer.peer);
+    if (sends) bytes += transfer.tensor.nbytes();
+  }
+  request.transfers = std::move(transfers);
+  return begin(ctx, std::move(request), bytes);
+}
+
+Pending Communicator::send(const ExecCtx& ctx, const Tensor& x, int peer, std::uint32_t tag,
+                           const Where& where) {
+  return exchange(ctx, {{Transfer::Kind::send, x, peer, tag}}, where);
+}
+
+Pending Communicator::recv(const ExecCtx& ctx, const Tensor& x, int peer, std::uint32_t tag,
+                           const Where& where) {
+  return exchange(ctx, {{Transfer::Kind::recv, x, peer, tag}}, where);
+}
+
+void Communicator::barrier(const ExecCtx& ctx, const Where& where) {
+  Request request;
+  request.operation = Operation::barrier;
+  request.where = where;
+  begin(ctx, std::move(request), 0).wait(ctx);
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string& name,
+                                                  const Where& where) {
+  const std::uint64_t sequence = next_sequence(Operation::split);
+  if (size_ > 1) return do_split(color, key, name, sequence, where);
+  return color < 0 ? nullptr : make_self_communicator(name, options_);
+}
+
+CommStats Communicator::stats() const {
+  const std::lock_guard lock(counters_->mutex);
+  return counters_->stats;
+}
+
+void Communicator::reset_stats() {
+  const std::lock_guard lock(counters_->mutex);
+  counters_->stats = {};
+}
+
+}  // namespace tessera

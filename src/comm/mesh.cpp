@@ -1,0 +1,151 @@
+#include "tessera/comm/mesh.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace tessera {
+namespace {
+
+/// One axis of the grid that groups are cut from: its size and the distance between neighbours.
+struct Stride {
+  int size = 1, step = 1;
+  bool chosen = false;
+};
+
+bool contains(std::span<const Axis> axes, Axis axis) {
+  return std::find(axes.begin(), axes.end(), axis) != axes.end();
+}
+
+void check_shape(const MeshShape& shape) {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    TESSERA_CHECK(shape.along(axis) >= 1, name_of(axis), " is ", shape.along(axis), "; it is 1 or more");
+  }
+  TESSERA_CHECK((shape.cp * shape.dp) % shape.ep == 0, "ep ", shape.ep, " does not divide cp ", shape.cp,
+                " x dp ", shape.dp);
+}
+
+/// The first rank of every combination of the axes that are chosen (or not): the first axis fastest.
+std::vector<int> combinations(const std::vector<Stride>& grid, bool chosen) {
+  std::vector<int> ranks{0};
+  for (const Stride& axis : grid) {
+    if (axis.chosen != chosen) continue;
+    std::vector<int> more;
+    for (int i = 0; i < axis.size; ++i) {
+      for (const int rank : ranks) more.push_back(rank + i * axis.step);
+    }
+    ranks = std::move(more);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::string_view name_of(Axis axis) {
+  constexpr std::array<std::string_view, 5> kNames{"tp", "cp", "ep", "dp", "pp"};
+  return kNames.at(static_cast<std::size_t>(axis));
+}
+
+int MeshShape::along(Axis axis) const {
+  return std::array{tp, cp, ep, dp, pp}.at(static_cast<std::size_t>(axis));
+}
+
+int MeshCoordinates::along(Axis axis) const {
+  return std::array{tp, cp, ep, dp, pp}.at(static_cast<std::size_t>(axis));
+}
+
+MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
+  check_shape(shape);
+  TESSERA_CHECK(rank >= 0 && rank < shape.world(), "rank ", rank, " of a mesh of ", shape.world());
+  MeshCoordinates at;
+  at.tp = rank % shape.tp;
+  const int row = rank / shape.tp;  // cp, dp, pp
+  at.cp = row % shape.cp;
+  at.dp = row / shape.cp % shape.dp;
+  at.pp = row / (shape.cp * shape.dp);
+  at.ep = row % (shape.cp * shape.dp) % shape.ep;
+  return at;
+}
+
+int rank_of(const MeshShape& shape, const MeshCoordinates& at) {
+  check_shape(shape);
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {
+    TESSERA_CHECK(at.along(axis) >= 0 && at.along(axis) < shape.along(axis), "coordinate ", at.along(axis),
+                  " on axis ", name_of(axis), " of ", shape.along(axis));
+  }
+  return at.tp + shape.tp * (at.cp + shape.cp * (at.dp + shape.dp * at.pp));
+}
+
+std::vector<std::vector<int>> rank_groups(const MeshShape& shape, std::span<const Axis> axes) {
+  check_shape(shape);
+  const bool expert = contains(axes, Axis::ep);
+  TESSERA_CHECK(!expert || !(contains(axes, Axis::cp) || contains(axes, Axis::dp)),
+                "groups along ep and along cp or dp are cut from the same ranks; choose one");
+  const int rows = shape.cp * shape.dp;
+  std::vector<Stride> grid{{shape.tp, 1, contains(axes, Axis::tp)}};
+  if (expert) {
+    grid.push_back({shape.ep, shape.tp, true});
+    grid.push_back({rows / shape.ep, shape.tp * shape.ep, false});
+  } else {
+    grid.push_back({shape.cp, shape.tp, contains(axes, Axis::cp)});
+    grid.push_back({shape.dp, shape.tp * shape.cp, contains(axes, Axis::dp)});
+  }
+  grid.push_back({shape.pp, shape.tp * rows, contains(axes, Axis::pp)});
+
+  std::vector<std::vector<int>> groups;
+  const std::vector<int> members = combinations(grid, true);
+  for (const int first : combinations(grid, false)) {
+    groups.push_back(members);
+    for (int& rank : groups.back()) rank += first;
+  }
+  return groups;
+}
+
+ProcessMesh::ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& shape)
+    : shape_(shape), world_(std::move(world)) {
+  check_shape(shape);
+  TESSERA_CHECK(world_->size() == shape.world(), "a mesh of tp ", shape.tp, " x cp ", shape.cp, " x dp ",
+                shape.dp, " x pp ", shape.pp, " has ", shape.world(), " ranks, group ", world_->name(),
+                " has ", world_->size());
+  const int rank = world_->rank();
+  coordinates_ = coordinates_of(shape, rank);
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    auto& communicator = axes_.at(static_cast<std::size_t>(axis));
+    const std::string name(name_of(axis));
+    if (shape.along(axis) == 1) {
+      communicator = make_self_communicator(name, world_->options());
+      continue;
+    }
+    // Every group holds its ranks in the world's order, so the rank is the key.
+    const auto groups = rank_groups(shape, std::array{axis});
+    for (std::size_t color = 0; color < groups.size() && !communicator; ++color) {
+      const bool mine = std::find(groups[color].begin(), groups[color].end(), rank) != groups[color].end();
+      if (mine) communicator = world_->split(static_cast<int>(color), rank, name);
+    }
+  }
+  if (shape.pp > 1) {
+    const bool holds = coordinates_.pp == 0 || coordinates_.pp == shape.pp - 1;
+    embedding_ = world_->split(holds ? rank % (shape.world() / shape.pp) : -1, rank, "embedding");
+  }
+  if (!embedding_) embedding_ = make_self_communicator("embedding", world_->options());
+}
+
+std::shared_ptr<ProcessMesh> ProcessMesh::self() {
+  return std::make_shared<ProcessMesh>(make_self_communicator("world"), MeshShape{});
+}
+
+Communicator& ProcessMesh::operator[](Axis axis) const { return *axes_.at(static_cast<std::size_t>(axis)); }
+
+Communicator& ProcessMesh::tp_block(int copies) {
+  TESSERA_CHECK(copies >= 1 && shape_.tp % copies == 0, "blocks of ", copies, " of ", shape_.tp, " tp ranks");
+  const auto& tp = axes_.at(static_cast<std::size_t>(Axis::tp));
+  if (copies == shape_.tp) return *tp;
+  tp_blocks_.resize(static_cast<std::size_t>(shape_.tp));
+  auto& block = tp_blocks_[static_cast<std::size_t>(copies)];
+  if (!block) {
+    block = copies == 1 ? make_self_communicator("tp_block", world_->options())
+                        : tp->split(coordinates_.tp / copies, coordinates_.tp, "tp_block");
+  }
+  return *block;
+}
+
+}  // namespace tessera

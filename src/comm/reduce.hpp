@@ -1,0 +1,25 @@
+#pragma once
+/// Sums and maxima over ranks on the CPU, in rank order.
+
+#include <cstdint>
+#include <span>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+/// Whether tensors of this type can be reduced: f32, f64, bf16, f16, i32, i64.
+bool is_reducible(DType dtype);
+
+/// Element by element, sources[0] with sources[1] and so on in this order, written to every target. bf16 and
+/// f16 are reduced in fp32 and rounded once (to nearest even). A maximum with a NaN is NaN. A target may be
+/// one of the sources, else they do not overlap. Errors: InternalError for other types.
+void reduce_in_order(DType dtype, ReduceOp op, std::span<const void* const> sources,
+                     std::span<void* const> targets, std::int64_t count);
+
+/// IEEE half precision: bits to float and back, to nearest even.
+float half_to_float(std::uint16_t bits);
+std::uint16_t float_to_half(float value);
+
+}  // namespace tessera

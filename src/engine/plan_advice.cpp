@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "engine/plan_memory.hpp"
+
+namespace tessera {
+namespace {
+
+/// More tensor ranks than this would leave a machine.
+constexpr std::int64_t kMostTensor = 8;
+constexpr std::int64_t kMostGrowth = 64;
+
+/// A layout to try. `cost` orders: what costs speed least comes first.
+struct Candidate {
+  Config config;
+  std::int64_t processes = 0;
+  double cost = 0;
+};
+
+double doublings(std::int64_t from, std::int64_t to) {
+  return std::abs(std::log2(static_cast<double>(to) / static_cast<double>(from)));
+}
+
+/// 1, 2, 4, ... times `n`, up to `most`.
+std::vector<std::int64_t> multiples(std::int64_t n, std::int64_t most) {
+  std::vector<std::int64_t> values{n};
+  while (2 * values.back() <= most) values.push_back(2 * values.back());
+  return values;
+}
+
+std::vector<std::int64_t> halves(std::int64_t n) {
+  std::vector<std::int64_t> values{n};
+  while (values.back() % 2 == 0) values.push_back(values.back() / 2);
+  if (values.back() != 1) values.push_back(1);
+  return values;
+}
+
+/// What leaves the meshes alone: how activations are kept.
+void add_variants(const Candidate& mesh, std::vector<Candidate>& list) {
+  const TrainingConfig& now = mesh.config.training;
+  const bool can_share =
+      mesh.config.parallel.tensor > 1 && !mesh.config.parallel.sequence && !now.recompute_partition;
+  for (const bool sequence : {false, true}) {
+    if (sequence && !can_share) continue;
+    for (const Recompute what : {Recompute::none, Recompute::selective, Recompute::full}) {
+      if (what < now.recompute) continue;
+      for (const std::int64_t size : halves(now.micro_batch_size)) {
+        Candidate next = mesh;
+        next.config.parallel.sequence |= sequence;
+        next.config.training.recompute = what;
+        next.config.training.micro_batch_size = size;
+        next.cost += (sequence ? 0.02 : 0) + 0.05 * doublings(now.micro_batch_size, size);
+        if (what != now.recompute) next.cost += what == Recompute::full ? 0.35 : 0.04;
+        list.push_back(std::move(next));
+      }
+    }
+  }
+}
+
+std::vector<Candidate> candidates(const Plan& plan) {
+  const ParallelConfig& now = plan.config.parallel;
+  const std::int64_t world = plan.mesh.world();
+  std::vector<Candidate> list;
+  for (const std::int64_t processes : multiples(world, world * kMostGrowth)) {
+    for (const std::int64_t tensor : multiples(now.tensor, std::max(now.tensor, kMostTensor))) {
+      for (const std::int64_t pipeline : multiples(now.pipeline, plan.config.model.num_layers)) {
+        if (processes % (tensor * pipeline) != 0) continue;
+        Candidate next{plan.config, processes, 0};
+        ParallelConfig& layout = next.config.parallel;
+        layout.data = processes / (tensor * pipeline);
+        // Shares of the optimizer's state cost nothing.
+        layout.zero_stage = 1;
+        if (pipeline != now.pipeline) layout.pipeline_layout.reset();
+        layout.tensor = tensor;
+        layout.pipeline = pipeline;
+        next.cost = 10 * doublings(world, processes) + 0.15 * doublings(now.tensor, tensor) +
+                    0.1 * doublings(now.pipeline, pipeline);
+        add_variants(next, list);
+      }
+    }
+  }
+  std::stable_sort(list.begin(), list.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.cost < b.cost; });
+  return list;
+}
+
+/// The most any rank needs. The first tensor rank has the largest parts.
+class Memory {
+ public:
+  /// Nothing if the layout is impossible, or if even the parameters need more than `limit`.
+  std::optional<std::int64_t> of(const Candidate& candidate, std::int64_t limit) {
+    const ParallelConfig& layout = candidate.config.parallel;
+    const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence);
+    if (const auto known = persistent_.find(key); known != persistent_.end() && known->second > limit)
+      return std::nullopt;
+    try {
+      const Plan plan = detail::plan_layout(candidate.config, candidate.processes);
+      const auto& tensor = group(plan.mesh.tp);
+      const detail::Activations activations(plan.config, 0);
+      std::int64_t most = 0;
+      for (int stage = 0; stage < plan.mesh.pp; ++stage) {
+        const detail::DeclaredRank declared(plan.config, plan.mesh, tensor, stage, 0);
+        RankPlan rank;
+        rank.memory = detail::memory_of_stage(plan, declared, activations, stage);
+        most = std::max(most, rank.memory_bytes());
+        std::int64_t& persistent = persistent_[key];
+        persistent = std::max(persistent, rank.persistent_bytes());
+      }
+      return most;
+    } catch (const ConfigError&) {
+      return std::nullopt;
+    }
+  }
+
+ private:
+  const detail::PaperGroup& group(int size) {
+    auto& made = groups_[size];
+    if (made.empty()) made = detail::make_paper_group(size);
+    return made;
+  }
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>, std::int64_t> persistent_;
+  std::map<int, detail::PaperGroup> groups_;
+};
+
+/// The keys whose values differ.
+std::vector<ConfigItem> differences(const Config& before, const Config& after) {
+  const std::vector<ConfigItem> old_items = list_items(before), new_items = list_items(after);
+  std::vector<ConfigItem> changes;
+  for (std::size_t i = 0; i < new_items.size(); ++i) {
+    if (new_items[i] != old_items[i]) changes.push_back(new_items[i]);
+  }
+  return changes;
+}
+
+}  // namespace
+
+std::optional<PlanAdvice> advise(const Plan& plan, std::int64_t memory_bytes) {
+  Memory memory;
+  for (const Candidate& candidate : candidates(plan)) {
+    const std::optional<std::int64_t> needed = memory.of(candidate, memory_bytes);
+    if (needed && *needed <= memory_bytes)
+      return PlanAdvice{differences(plan.config, candidate.config), candidate.processes, *needed};
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

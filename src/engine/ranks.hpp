@@ -1,0 +1,20 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+/// Every rank's text, on every rank. Collective.
+std::vector<std::string> gather_texts(const ExecCtx& ctx, Communicator& group, const std::string& text);
+
+/// Calls fn on rank 0 only; its result, or its error, reaches every rank. Collective.
+std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::function<std::string()>& fn);
+
+/// Calls fn on every rank. If it fails anywhere, those ranks throw their own error, and the others a
+/// CommunicationError with that of the first of them. Collective.
+void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<void()>& fn);
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+#include "engine/stage.hpp"
+
+#include <algorithm>
+
+#include "engine/timer.hpp"
+#include "tessera/autograd/functions.hpp"
+#include "tessera/engine/engine.hpp"
+#include "tessera/ops/elementwise.hpp"
+#include "tessera/ops/reduce.hpp"
+
+namespace tessera {
+namespace {
+
+double read(const ExecCtx& ctx, const Tensor& one_double) {
+  ctx.stream->synchronize();
+  double value = 0.0;
+  one_double.copy_to_host(&value);
+  return value;
+}
+
+}  // namespace
+
+Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options)
+    : ctx_(ctx), model_(model), batch_(batch), options_(std::move(options)) {
+  const std::int64_t size = options_.micro_batch_size;
+  inputs_.resize(static_cast<std::size_t>((batch.batch + size - 1) / size));
+}
+
+Part Stage::samples(int micro_batch) const {
+  const std::int64_t size = options_.micro_batch_size, first = micro_batch * size;
+  return {first, std::min(size, batch_.batch - first)};
+}
+
+const MicroBatch& Stage::input_of(int micro_batch) {
+  auto& input = inputs_[static_cast<std::size_t>(micro_batch)];
+  if (!input) {
+    const Part part = samples(micro_batch);
+    Batch piece = slice(batch_, part.begin, part.count);
+    piece.sample0 += options_.samples_before;
+    input = std::make_unique<MicroBatch>(to_micro_batch(ctx_, piece));
+  }
+  return *input;
+}
+
+StageProgram::Boundary Stage::boundary(int micro_batch) const {
+  const auto [shape, dtype] = model_.boundary(samples(micro_batch).count, batch_.seq_length);
+  return {shape, dtype};
+}
+
+Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
+  const Timer timer(forward_s_);
+  const MicroBatch& micro = input_of(micro_batch);
+  Kept local;
+  Tape* tape = options_.record ? local.tape.get() : nullptr;
+  const Forward forward{
+      .exec = ctx_, .input = micro, .tape = tape, .training = options_.training, .step = options_.step};
+  local.first = !input;
+  if (input) local.input = tape ? tape->input(std::move(input), true) : Var(std::move(input));
+  if (loss_gradient_ != 0.0) {
+    local.upstream = Tensor::empty(ctx_, {micro.labels.numel()}, DType::f32);
+    ops::fill_constant(ctx_, local.upstream, static_cast<float>(loss_gradient_));
+  }
+  const bool known = !options_.record || loss_gradient_ != 0.0;
+  const auto output = known ? options_.output : Model::Output::logits;
+  local.output = model_.run_piece(forward, chunk, local.input, output, local.upstream);
+  local.input.take();  // the tape keeps what it needs of it
+  local.last = model_.is_last(chunk);
+  Tensor result;
+  if (!local.last) {
+    result = local.output.take();
+  } else if (known && options_.output == Model::Output::losses) {
+    loss_sum_ += read(ctx_, ops::sum(ctx_, local.output.value()));
+  } else {
+    if (options_.output == Model::Output::losses)
+      local.output = cross_entropy(ctx_, std::move(local.output), micro.labels);
+    outputs_.resize(inputs_.size());
+    outputs_[static_cast<std::size_t>(micro_batch)] = local.output.value();
+  }
+  if (options_.record) kept_.emplace(std::pair(chunk, micro_batch), std::move(local));
+  return result;
+}
+
+void Stage::set_upstream(int micro_batch, Tensor gradient) {
+  upstream_.resize(inputs_.size());
+  upstream_[static_cast<std::size_t>(micro_batch)] = std::move(gradient);
+}
+
+Stage::Kept& Stage::kept(int chunk, int micro_batch) {
+  const auto it = kept_.find({chunk, micro_batch});
+  TESSERA_ENSURE(InternalError, it != kept_.end(), "backward of piece ", chunk, " of micro-batch ",
+                 micro_batch, " without its forward");
+  return it->second;
+}
+
+Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
+  const Timer timer(backward_s_);
+  Kept& own = kept(chunk, micro_batch);
+  if (own.last) grad = own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch));
+  own.tape->on_gradient_ready(options_.on_gradient_ready);
+  own.tape->backward(ctx_, own.output, std::move(grad),
+                     weights ? Tape::WeightGradients::immediate : Tape::WeightGradients::deferred);
+  Tensor result = !own.first ? own.tape->take_grad(own.input) : Tensor();
+  if (weights) {
+    kept_.erase({chunk, micro_batch});
+  } else {
+    own.input = own.output = Var();
+  }
+  return result;
+}
+
+void Stage::weight_gradient(int chunk, int micro_batch) {
+  const Timer timer(backward_s_);
+  kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
+  kept_.erase({chunk, micro_batch});
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tessera/data/batch.hpp"
+#include "tessera/nn/model.hpp"
+#include "tessera/pipeline/executor.hpp"
+
+namespace tessera {
+
+/// This rank's pieces of the model at work on one batch: what the pipeline executor calls.
+class Stage final : public StageProgram {
+ public:
+  struct Options {
+    Model::Output output = Model::Output::losses;
+    bool training = true;             ///< dropout is active
+    bool record = true;               ///< backward follows
+    std::uint32_t step = 0;           ///< keys dropout
+    std::int64_t samples_before = 0;  ///< of the same step, in the global batch
+    std::int64_t micro_batch_size = 1;
+    std::function<void(Parameter&)> on_gradient_ready = nullptr;
+  };
+  /// `batch` must outlive the stage.
+  Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options);
+
+  /// The gradient of each loss, known before the forward pass; otherwise it comes with set_upstream().
+  void set_loss_gradient(double gradient) { loss_gradient_ = gradient; }
+  int micro_batches() const { return static_cast<int>(inputs_.size()); }
+  Tensor forward(int chunk, int micro_batch, Tensor input) override;
+  Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) override;
+  void weight_gradient(int chunk, int micro_batch) override;
+  Boundary boundary(int micro_batch) const override;
+
+  /// Sum of the losses of all micro-batches so far; 0 on ranks without the head.
+  double loss_sum() const { return loss_sum_; }
+  /// What the last piece returned for each micro-batch, if options.output is logits or losses come without a
+  /// known gradient; empty on ranks without the head.
+  const std::vector<Tensor>& outputs() const { return outputs_; }
+  /// First sample of a micro-batch, and how many it has.
+  Part samples(int micro_batch) const;
+  /// The gradient of outputs()[micro_batch], in its shape.
+  void set_upstream(int micro_batch, Tensor gradient);
+  /// Seconds spent computing.
+  double forward_s() const { return forward_s_; }
+  double backward_s() const { return backward_s_; }
+
+ private:
+  /// One piece and micro-batch between F and its last backward action.
+  struct Kept {
+    std::unique_ptr<Tape> tape = std::make_unique<Tape>();
+    Var input, output;
+    Tensor upstream;
+    bool first = true, last = false;  ///< pieces of the model
+  };
+  const MicroBatch& input_of(int micro_batch);
+  Kept& kept(int chunk, int micro_batch);
+
+  const ExecCtx& ctx_;
+  Model& model_;
+  const Batch& batch_;
+  Options options_;
+  std::vector<std::unique_ptr<MicroBatch>> inputs_;
+  std::map<std::pair<int, int>, Kept> kept_;
+  std::vector<Tensor> outputs_, upstream_;
+  double loss_gradient_ = 0;
+  double loss_sum_ = 0, forward_s_ = 0, backward_s_ = 0;
+};
+
+}  // namespace tessera

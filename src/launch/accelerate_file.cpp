@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <array>
+
+#include "launch/environment.hpp"
+#include "launch/file_values.hpp"
+
+namespace tessera::launching {
+namespace {
+
+/// What may stand in `megatron_lm_config`, in any version of Accelerate, after its prefix megatron_lm_.
+constexpr std::array<std::string_view, 27> kMegatronKeys{
+    "megatron_lm_tp_degree",
+    "megatron_lm_pp_degree",
+    "megatron_lm_num_micro_batches",
+    "megatron_lm_gradient_clipping",
+    "megatron_lm_sequence_parallelism",
+    "megatron_lm_recompute_activations",
+    "megatron_lm_use_distributed_optimizer",
+    "megatron_lm_use_custom_fsdp",
+    "megatron_lm_no_load_optim",
+    "megatron_lm_no_save_optim",
+    "megatron_lm_eod_mask_loss",
+    "megatron_lm_optimizer_cpu_offload",
+    "megatron_lm_overlap_cpu_optimizer_d2h_h2d",
+    "megatron_lm_use_precision_aware_optimizer",
+    "megatron_lm_decoder_last_pipeline_num_layers",
+    "megatron_lm_recompute_granularity",
+    "megatron_lm_recompute_method",
+    "megatron_lm_recompute_num_layers",
+    "megatron_lm_attention_backend",
+    "megatron_lm_expert_model_parallel_size",
+    "megatron_lm_expert_tensor_parallel_size",
+    "megatron_lm_context_parallel_size",
+    "megatron_lm_attention_dropout",
+    "megatron_lm_hidden_dropout",
+    "megatron_lm_attention_softmax_in_fp32",
+    "megatron_lm_calculate_per_token_loss",
+    "megatron_lm_use_rotary_position_embeddings",
+};
+
+constexpr std::array<std::string_view, 5> kDynamoKeys{"dynamo_backend", "dynamo_mode", "dynamo_use_fullgraph",
+                                                      "dynamo_use_dynamic",
+                                                      "dynamo_use_regional_compilation"};
+
+constexpr std::array<std::string_view, 4> kDistributedTypes{"NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM"};
+
+std::string upper(std::string text) {
+  for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return text;
+}
+
+std::string join(std::string_view separator, const auto& words) {
+  std::string text;
+  for (const std::string_view word : words) text.append(text.empty() ? "" : separator).append(word);
+  return text;
+}
+
+/// One of the texts in `allowed`, or an issue with `otherwise`.
+std::optional<std::string> one_of(FileReader& reader, std::string_view key, const auto& allowed,
+                                  std::string_view otherwise) {
+  std::optional<std::string> value;
+  reader.text(key, value);
+  if (!value || std::find(allowed.begin(), allowed.end(), *value) != allowed.end()) return value;
+  reader.fault(*reader.find(key), key, " ", in_quotes(*value), " ", otherwise,
+               " (known: ", join(", ", allowed), ")");
+  return std::nullopt;
+}
+
+/// Every key of a section becomes a variable of its own.
+void export_section(FileReader& reader, const YamlNode* section, std::string prefix,
+                    std::string_view variable, const auto& keys, Variables& environment) {
+  if (section == nullptr) return;
+  reader.enter(*section, std::move(prefix));
+  for (const std::string_view key : keys) {
+    std::optional<std::string> value;
+    reader.text(key, value);
+    if (value) set_variable(environment, std::string(variable) + upper(std::string(key)), *value);
+  }
+  reader.refuse_others();
+}
+
+void read_precision(FileReader& reader, Variables& environment) {
+  constexpr std::array<std::string_view, 4> kPrecisions{"no", "fp16", "bf16", "fp8"};
+  const auto precision = one_of(reader, "mixed_precision", kPrecisions, "is no precision");
+  std::optional<bool> half;
+  reader.boolean("fp16", half);
+  if (precision || half) {
+    set_variable(environment, "ACCELERATE_MIXED_PRECISION", precision.value_or(*half ? "fp16" : "no"));
+  }
+}
+
+void read_hardware(FileReader& reader, LaunchSettings& settings) {
+  reader.boolean("use_cpu", settings.cpu);
+  std::optional<bool> debug, affinity, same_network;
+  reader.boolean("debug", debug);
+  reader.boolean("enable_cpu_affinity", affinity);
+  reader.boolean("same_network", same_network);
+  if (debug.value_or(false)) set_variable(settings.environment, "ACCELERATE_DEBUG_MODE", "true");
+  if (affinity.value_or(false)) set_variable(settings.environment, "ACCELERATE_CPU_AFFINITY", "1");
+  std::optional<std::string> gpus;
+  reader.text("gpu_ids", gpus);
+  if (gpus && *gpus != "all") set_variable(settings.environment, "CUDA_VISIBLE_DEVICES", *gpus);
+}
+
+void refuse_foreign(FileReader& reader) {
+  reader.refuse_unless_empty("deepspeed_config", "is for DeepSpeed, which Tessera does not use; remove it");
+  reader.refuse_unless_empty("fsdp_config", "is for PyTorch's FSDP, which Tessera does not use; remove it");
+  reader.refuse_unless_empty("fp8_config", "is for fp8, which is not in this build yet");
+  reader.refuse_unless_empty("parallelism_config",
+                             "is for PyTorch's parallelism; give the layout in megatron_lm_config");
+  reader.refuse_unless_empty("mpirun_config", "is not used: start the program with mpirun itself");
+  for (const std::string_view key : {"tpu_name", "tpu_zone", "tpu_vm", "tpu_env", "tpu_use_cluster",
+                                     "tpu_use_sudo", "downcast_bf16", "command_file", "commands"}) {
+    reader.refuse_unless_empty(key, "is for TPUs, which Tessera does not use; remove it");
+  }
+}
+
+}  // namespace
+
+void read_accelerate(const YamlNode& root, FileReader& reader, LaunchSettings& settings) {
+  reader.enter(root, "");
+  constexpr std::array<std::string_view, 1> kEnvironments{"LOCAL_MACHINE"};
+  constexpr std::array<std::string_view, 2> kRendezvous{"static", "c10d"};
+  one_of(reader, "compute_environment", kEnvironments, "is not supported");
+  const auto type = one_of(reader, "distributed_type", kDistributedTypes, "is not what Tessera does");
+  if (reader.find("distributed_type") == nullptr) {
+    reader.fault(
+        root,
+        "this is no file of `accelerate config` (distributed_type is missing), and no launch file of "
+        "ours (the section 'launch' is missing)");
+  }
+  one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
+  reader.integer("num_processes", settings.num_processes);
+  reader.integer("num_machines", settings.num_machines);
+  reader.integer("machine_rank", settings.machine_rank);
+  reader.text("main_process_ip", settings.main_process_ip);
+  reader.integer("main_process_port", settings.main_process_port);
+  reader.ignore("main_training_function");
+  read_precision(reader, settings.environment);
+  read_hardware(reader, settings);
+  refuse_foreign(reader);
+  std::optional<std::string> old_dynamo;
+  reader.text("dynamo_backend", old_dynamo);
+  if (old_dynamo) set_variable(settings.environment, "ACCELERATE_DYNAMO_BACKEND", *old_dynamo);
+  const YamlNode* const dynamo = reader.section("dynamo_config");
+  const YamlNode* const megatron = reader.section("megatron_lm_config");
+  reader.refuse_others();
+
+  export_section(reader, dynamo, "dynamo_config.", "ACCELERATE_", kDynamoKeys, settings.environment);
+  export_section(reader, megatron, "megatron_lm_config.", "", kMegatronKeys, settings.environment);
+  if (type == "MEGATRON_LM") set_variable(settings.environment, "ACCELERATE_USE_MEGATRON_LM", "true");
+}
+
+}  // namespace tessera::launching

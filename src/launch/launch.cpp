@@ -1,0 +1,107 @@
+#include "tessera/launch/launch.hpp"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "launch/supervisor.hpp"
+#include "tessera/comm/store.hpp"
+
+namespace tessera {
+namespace {
+
+using launching::Outcome;
+
+void check(const LaunchOptions& options) {
+  TESSERA_CHECK(!options.program.empty() && !options.argv.empty(), "there is no program to start");
+  TESSERA_CHECK(options.num_machines >= 1 && options.num_processes >= 1 &&
+                    options.num_processes % options.num_machines == 0,
+                options.num_processes, " processes on ", options.num_machines, " machines");
+  TESSERA_CHECK(options.machine_rank >= 0 && options.machine_rank < options.num_machines, "machine_rank ",
+                options.machine_rank, " of ", options.num_machines, " machines");
+  TESSERA_CHECK(options.num_machines == 1 || (!options.secret.empty() && options.main_process_port != 0),
+                "several machines need a secret and a port in common");
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
+
+/// 32 random bytes in hexadecimal.
+std::string random_secret() {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::array<unsigned char, 32> bytes{};
+  ssize_t got = 0;
+  do {
+    got = getrandom(bytes.data(), bytes.size(), 0);
+  } while (got < 0 && errno == EINTR);
+  TESSERA_ENSURE(IoError, got == static_cast<ssize_t>(bytes.size()), "the system gives no random bytes");
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+void make_log_dir(const std::string& dir) {
+  if (dir.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  TESSERA_ENSURE(IoError, !error, dir, ": cannot be made: ", error.message());
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+LaunchResult run_attempts(const LaunchOptions& options, const Logger& log,
+                          launching::Supervisor& supervisor) {
+  if (const auto outcome = supervisor.wait_for_machines()) return {outcome->code, outcome->report};
+  for (int attempt = 0;; ++attempt) {
+    const Outcome outcome = supervisor.run(attempt);
+    supervisor.flush();
+    const bool again =
+        outcome.kind == Outcome::Kind::failed && attempt < options.max_restarts && !supervisor.interrupted();
+    if (!again) {
+      std::string report = outcome.report;
+      if (outcome.kind == Outcome::Kind::failed && attempt > 0) {
+        report += detail::concat("\n(all ", attempt, options.max_restarts == 1 ? " restart" : " restarts",
+                                 " used up)");
+      }
+      return {outcome.code, report};
+    }
+    log.warning(first_line(outcome.report));
+    log.warning("everything was ended and starts again: restart ", attempt + 1, " of ", options.max_restarts);
+    log.flush();
+  }
+}
+
+}  // namespace
+
+LaunchResult launch(const LaunchOptions& options, const Logger& log) {
+  check(options);
+  make_log_dir(options.log_dir);
+  launching::SignalWatch signals;
+  // Before any thread is started: the guard is a fork of this process.
+  launching::Guard guard(static_cast<std::size_t>(options.num_processes / options.num_machines));
+  const std::string secret = options.secret.empty() ? random_secret() : options.secret;
+  std::optional<StoreServer> server;
+  if (options.machine_rank == 0) {
+    server.emplace(options.main_process_ip, options.main_process_port, secret);
+  }
+  const int port = server ? server->port() : options.main_process_port;
+  const std::string host = host_name();
+  std::optional<launching::Machines> machines;
+  if (options.num_machines > 1) machines.emplace(options, secret, host);
+  launching::Supervisor supervisor({options, log, host, secret,
+                                    detail::concat(options.main_process_ip, ":", port), signals, guard,
+                                    machines ? &*machines : nullptr});
+  return run_attempts(options, log, supervisor);
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include <fstream>
+#include <sstream>
+
+#include "base/suggest.hpp"
+#include "launch/file_values.hpp"
+#include "tessera/launch/settings.hpp"
+
+namespace tessera {
+namespace {
+
+using launching::FileReader;
+
+void read_native(const YamlNode& root, FileReader& reader, LaunchSettings& settings) {
+  for (const auto& [key, value] : root.entries) {
+    if (key.text != "launch") {
+      reader.fault(key, "unknown section ", in_quotes(key.text),
+                   "; a launch file has the one section 'launch'");
+    } else if (reader.is_mapping(key, value)) {
+      reader.enter(value, "launch.");
+      reader.integer("num_processes", settings.num_processes);
+      reader.integer("num_machines", settings.num_machines);
+      reader.integer("machine_rank", settings.machine_rank);
+      reader.text("main_process_ip", settings.main_process_ip);
+      reader.integer("main_process_port", settings.main_process_port);
+      reader.integer("max_restarts", settings.max_restarts);
+      reader.integer("threads_per_process", settings.threads_per_process);
+      reader.text("log_dir", settings.log_dir);
+      reader.text("secret_file", settings.secret_file);
+      reader.number("grace_s", settings.grace_s);
+      reader.number("join_timeout_s", settings.join_timeout_s);
+      reader.boolean("cpu", settings.cpu);
+      reader.boolean("quiet", settings.quiet);
+      reader.refuse_others();
+    }
+  }
+}
+
+}  // namespace
+
+LaunchSettings parse_launch_file(std::string_view text, const std::string& name) {
+  Issues issues;
+  Place source;
+  source.source = name;
+  const YamlNode root = parse_yaml(text, source, issues);
+  issues.throw_if_any();
+  LaunchSettings settings;
+  if (root.kind != YamlNode::Kind::mapping || root.entries.empty()) {
+    issues.add(
+        source,
+        "is no launch file: it needs the section 'launch', or the keys that `accelerate config` writes");
+  } else {
+    FileReader reader(issues);
+    if (root.find("launch") != nullptr) {
+      read_native(root, reader, settings);
+    } else {
+      launching::read_accelerate(root, reader, settings);
+    }
+  }
+  issues.throw_if_any();
+  return settings;
+}
+
+LaunchSettings read_launch_file(const std::filesystem::path& path) {
+  std::error_code error;
+  TESSERA_ENSURE(ConfigError, !std::filesystem::is_directory(path, error), path.string(),
+                 ": is a folder, not a file");
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  TESSERA_ENSURE(ConfigError, static_cast<bool>(file), path.string(), ": cannot be read");
+  return parse_launch_file(text.str(), path.string());
+}
+
+}  // namespace tessera

@@ -1,0 +1,195 @@
+#include "tessera/launch/settings.hpp"
+
+#include <fstream>
+#include <sstream>
+
+#include "launch/command.hpp"
+#include "launch/environment.hpp"
+
+namespace tessera {
+namespace {
+
+using launching::set_variable;
+using launching::value_of;
+
+constexpr std::int64_t kMostProcesses = 1 << 20;
+constexpr std::size_t kShortestSecret = 16;
+constexpr std::uint16_t kUsualPort = 29500;  ///< what other launchers take as well
+
+/// Collects faults, one line each.
+class Faults {
+ public:
+  template <typename... Parts>
+  void add(const Parts&... parts) {
+    text_ += detail::concat(text_.empty() ? "" : "\n", parts...);
+  }
+  /// `value` when it is in the range, else `fallback` and a fault.
+  int in_range(const char* name, std::int64_t value, std::int64_t min, std::int64_t max, int fallback) {
+    if (value >= min && value <= max) return static_cast<int>(value);
+    add(name, " must be from ", min, " to ", max, ", not ", value);
+    return fallback;
+  }
+  void throw_if_any() const {
+    if (!text_.empty()) throw ConfigError(text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+template <typename T>
+void take(std::optional<T>& value, const std::optional<T>& over) {
+  if (over) value = over;
+}
+
+std::string trimmed(std::string text) {
+  const auto end = text.find_last_not_of(" \t\r\n");
+  text.erase(end == std::string::npos ? 0 : end + 1);
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
+
+/// The secret that all machines of a job share; empty for one machine.
+std::string read_secret(const LaunchSettings& settings, const LaunchProgram& program, int machines,
+                        Faults& faults) {
+  if (machines <= 1) return {};
+  std::string secret, source = "TESSERA_JOB_SECRET";
+  if (settings.secret_file) {
+    source = "secret_file " + *settings.secret_file;
+    std::ifstream file(*settings.secret_file);
+    std::ostringstream text;
+    text << file.rdbuf();
+    if (!file) {
+      faults.add(source, " cannot be read");
+      return {};
+    }
+    secret = trimmed(text.str());
+  } else {
+    secret = trimmed(value_of(program.environment, "TESSERA_JOB_SECRET").value_or(""));
+  }
+  if (secret.empty() && !settings.secret_file) {
+    faults.add(
+        "several machines need one secret in common: put the same text into a file on each (openssl rand "
+        "-hex 32 "
+        "> FILE; chmod 600 FILE) and give --secret_file FILE, or set TESSERA_JOB_SECRET");
+  } else if (secret.size() < kShortestSecret) {
+    faults.add(source, " holds ", secret.size(), " characters; a secret has at least ", kShortestSecret);
+  }
+  return secret;
+}
+
+void resolve_machines(const LaunchSettings& settings, LaunchOptions& options, Faults& faults) {
+  options.num_machines =
+      faults.in_range("num_machines", settings.num_machines.value_or(1), 1, kMostProcesses, 1);
+  const bool several = options.num_machines > 1;
+  if (several && !settings.num_processes) {
+    faults.add("num_processes (of all machines together) is needed when num_machines is ",
+               options.num_machines);
+  }
+  options.num_processes =
+      faults.in_range("num_processes", settings.num_processes.value_or(options.num_machines), 1,
+                      kMostProcesses, options.num_machines);
+  if (options.num_processes % options.num_machines != 0) {
+    faults.add("num_processes ", options.num_processes, " must be a multiple of num_machines ",
+               options.num_machines);
+  }
+  if (several && !settings.machine_rank) {
+    faults.add("machine_rank (0 to ", options.num_machines - 1, ") is needed when num_machines is ",
+               options.num_machines);
+  }
+  options.machine_rank =
+      faults.in_range("machine_rank", settings.machine_rank.value_or(0), 0, options.num_machines - 1, 0);
+  if (several && !settings.main_process_ip) {
+    faults.add("main_process_ip (an address of machine 0) is needed when num_machines is ",
+               options.num_machines);
+  }
+  options.main_process_ip = settings.main_process_ip.value_or("127.0.0.1");
+  if (options.main_process_ip.empty()) faults.add("main_process_ip is empty");
+  const std::int64_t port = settings.main_process_port.value_or(several ? kUsualPort : 0);
+  options.main_process_port =
+      static_cast<std::uint16_t>(faults.in_range("main_process_port", port, 0, 65535, 1));
+  if (several && port == 0) {
+    faults.add("main_process_port 0 (a free one) is for one machine; several need a port known to all");
+  }
+}
+
+void resolve_environment(const LaunchSettings& settings, const LaunchProgram& program,
+                         LaunchOptions& options) {
+  options.environment = program.environment;
+  for (const std::string& variable : settings.environment) {
+    const auto equals = variable.find('=');
+    set_variable(options.environment, variable.substr(0, equals), variable.substr(equals + 1));
+  }
+  if (settings.cpu.value_or(false)) {
+    set_variable(options.environment, "ACCELERATE_USE_CPU", "true");
+    set_variable(options.environment, "CUDA_VISIBLE_DEVICES", "");
+  }
+}
+
+void resolve_command(const LaunchProgram& program, LaunchOptions& options, Faults& faults) {
+  try {
+    launching::Command command = launching::find_command(program);
+    options.program = std::move(command.path);
+    options.argv = std::move(command.argv);
+    // A pipe makes Python keep lines back until its buffer is full.
+    if (command.python) launching::default_variable(options.environment, "PYTHONUNBUFFERED", "1");
+  } catch (const ConfigError& error) {
+    faults.add(error.what());
+  }
+}
+
+double seconds(const char* name, double value, Faults& faults) {
+  constexpr double kMost = 1e6;
+  if (value >= 0 && value <= kMost) return value;
+  faults.add(name, " must be from 0 to ", kMost, " seconds, not ", value);
+  return 0;
+}
+
+}  // namespace
+
+LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) {
+  LaunchSettings result = under;
+  take(result.num_processes, over.num_processes);
+  take(result.num_machines, over.num_machines);
+  take(result.machine_rank, over.machine_rank);
+  take(result.main_process_ip, over.main_process_ip);
+  take(result.main_process_port, over.main_process_port);
+  take(result.max_restarts, over.max_restarts);
+  take(result.threads_per_process, over.threads_per_process);
+  take(result.log_dir, over.log_dir);
+  take(result.secret_file, over.secret_file);
+  take(result.grace_s, over.grace_s);
+  take(result.join_timeout_s, over.join_timeout_s);
+  take(result.cpu, over.cpu);
+  take(result.quiet, over.quiet);
+  result.environment.insert(result.environment.end(), over.environment.begin(), over.environment.end());
+  return result;
+}
+
+LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program) {
+  Faults faults;
+  LaunchOptions options;
+  resolve_machines(settings, options, faults);
+  options.max_restarts = faults.in_range("max_restarts", settings.max_restarts.value_or(0), 0, 1'000'000, 0);
+  options.threads_per_process =
+      faults.in_range("threads_per_process", settings.threads_per_process.value_or(0), 0, 4096, 0);
+  options.log_dir = settings.log_dir.value_or("");
+  options.quiet = settings.quiet.value_or(false);
+  options.grace_s = seconds("grace_s", settings.grace_s.value_or(options.grace_s), faults);
+  options.join_timeout_s =
+      seconds("join_timeout_s", settings.join_timeout_s.value_or(options.join_timeout_s), faults);
+  options.secret = read_secret(settings, program, options.num_machines, faults);
+  resolve_environment(settings, program, options);
+  resolve_command(program, options, faults);
+  faults.throw_if_any();
+  return options;
+}
+
+LaunchOptions local_launch(int processes, const LaunchProgram& program, const std::string& log_dir) {
+  LaunchSettings settings;
+  settings.num_processes = processes;
+  settings.quiet = true;
+  if (!log_dir.empty()) settings.log_dir = log_dir;
+  return resolve_launch(settings, program);
+}
+
+}  // namespace tessera

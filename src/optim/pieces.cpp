@@ -1,0 +1,96 @@
+// What a rank counts, updates and saves of each parameter.
+
+#include <algorithm>
+
+#include "optim/runs.hpp"
+#include "tessera/optim/param_store.hpp"
+
+namespace tessera {
+
+/// A run of the flat buffers inside one parameter and inside updated(bucket).
+struct ParamStore::Cut {
+  const ParamSlot* slot = nullptr;
+  FlatRun run;
+};
+
+FlatRun ParamStore::share(std::size_t bucket) const {
+  return layout_.buckets()[bucket].share(data_rank_, data_ranks_);
+}
+
+ParamStore::Slice ParamStore::slice(std::size_t bucket, const FlatRun& run) const {
+  const Owned& owned = owned_[bucket];
+  const Bucket& b = layout_.buckets()[bucket];
+  // Where the fp32 weights are gathered the copy is made from all of them, later.
+  const bool rounds = model_ && !(sharded_ && main_is_whole(b));
+  return {gradient_of(bucket, run),
+          main_of(bucket, run),
+          rounds ? model_.narrow(0, run.begin, run.count) : Tensor(),
+          {owned.state + run.begin - owned.run.begin, run.count}};
+}
+
+std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
+  const Placement& placement = parameter.placement();
+  const FlatRun whole{0, parameter.shape().numel()};
+  if (!parameter.traits().counted) return {};
+  if (placement.is_replicated()) {
+    const Communicator* tensor = options_.groups.tensor;
+    return tensor == nullptr || tensor->rank() == 0 ? std::vector<FlatRun>{whole} : std::vector<FlatRun>{};
+  }
+  std::vector<FlatRun> others;  // counted by another tensor rank
+  for (const Segment& segment : placement.segments()) {
+    if (segment.copy == 0) continue;
+    for (const FlatRun& run : runs_of(placement, segment)) others.push_back(run);
+  }
+  std::sort(others.begin(), others.end(),
+            [](const FlatRun& a, const FlatRun& b) { return a.begin < b.begin; });
+  std::vector<FlatRun> runs;
+  std::int64_t done = 0;
+  for (const FlatRun& other : others) {
+    append(runs, {done, other.begin - done});
+    done = other.end();
+  }
+  append(runs, {done, whole.end() - done});
+  return runs;
+}
+
+std::vector<ParamStore::Cut> ParamStore::cuts(PieceSet set) const {
+  std::vector<Cut> cuts;
+  for (const Parameter* p : parameters_) {
+    const ParamSlot& slot = slots()[layout_.index_of(*p)];
+    if (set == PieceSet::held) {
+      const FlatRun run = overlap(slot.run(), updated(slot.bucket));
+      if (run.count > 0) cuts.push_back({&slot, run});
+      continue;
+    }
+    for (const FlatRun& local : counted(*p)) {
+      const FlatRun run = overlap({slot.offset + local.begin, local.count}, share(slot.bucket));
+      if (run.count > 0) cuts.push_back({&slot, run});
+    }
+  }
+  return cuts;
+}
+
+std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
+  wait_for_weights();
+  std::vector<StatePiece> pieces;
+  for (const auto& [slot, run] : cuts(set)) {
+    const std::int64_t begin = run.begin - slot->offset;
+    pieces.push_back({"param", slot->parameter, begin, begin + run.count, main_of(slot->bucket, run)});
+  }
+  return pieces;
+}
+
+std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind, const Tensor& state) const {
+  TESSERA_CHECK(state && state.numel() == state_numel_, "state of this ParamStore has ", state_numel_,
+                " elements, not shape ", state.shape());
+  std::vector<StatePiece> pieces;
+  for (const auto& [slot, run] : cuts(set)) {
+    const Owned& owned = owned_[slot->bucket];
+    const std::int64_t begin = run.begin - slot->offset;
+    pieces.push_back({kind, slot->parameter, begin, begin + run.count,
+                      state.narrow(0, owned.state + run.begin - owned.run.begin, run.count)});
+  }
+  return pieces;
+}
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+#include "optim/reduction.hpp"
+
+#include <map>
+
+#include "optim/runs.hpp"
+#include "tessera/ops/elementwise.hpp"
+
+namespace tessera {
+namespace {
+
+bool several(const Communicator* group) { return group != nullptr && group->size() > 1; }
+
+}  // namespace
+
+GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout,
+                                     const ParamStoreOptions& options, bool sharded, Tensor grad,
+                                     std::vector<FlatRun> updated)
+    : ctx_(ctx),
+      layout_(layout),
+      data_(several(options.groups.data) ? options.groups.data : nullptr),
+      sharded_(sharded),
+      grad_(std::move(grad)),
+      updated_(std::move(updated)) {
+  find_sums(options.groups);
+}
+
+void GradientReduction::find_sums(const StoreGroups& groups) {
+  std::vector<FlatRun> partial, tied;
+  std::map<int, std::vector<FlatRun>> copied;  // by number of copies: in one order on all ranks
+  for (const ParamSlot& slot : layout_.slots()) {
+    const Parameter& p = *slot.parameter;
+    if (p.traits().partial_over_tensor) partial.push_back(slot.run());
+    if (p.traits().tied) tied.push_back(slot.run());
+    for (const Segment& segment : p.placement().segments()) {
+      if (segment.copies == 1) continue;
+      for (const FlatRun& run : runs_of(p.placement(), segment)) {
+        append(copied[segment.copies], {slot.offset + run.begin, run.count});
+      }
+    }
+  }
+  if (several(groups.tensor)) add_sum(groups.tensor, partial);
+  for (const auto& [copies, runs] : copied) {
+    TESSERA_CHECK(groups.tensor_block, "rows are held by ", copies,
+                  " tensor ranks each: a ParamStore needs StoreGroups::tensor_block to sum their gradients");
+    add_sum(&groups.tensor_block(copies), runs);
+  }
+  if (several(groups.embedding)) add_sum(groups.embedding, tied);
+}
+
+void GradientReduction::add_sum(Communicator* group, const std::vector<FlatRun>& wanted) {
+  ReplicatedSum sum{group, {}, 0};
+  for (const FlatRun& run : wanted) {
+    for (const FlatRun& owned : updated_) append(sum.runs, overlap(run, owned));
+  }
+  for (const FlatRun& run : sum.runs) sum.elements += run.count;
+  if (sum.elements > 0) sums_.push_back(std::move(sum));
+}
+
+void GradientReduction::open(const std::function<int(const Parameter&)>& contributions) {
+  started_ = 0;
+  pending_.clear();
+  counting_ = static_cast<bool>(contributions);
+  if (!counting_) return;
+  remaining_.assign(layout_.slots().size(), 0);
+  incomplete_.assign(layout_.buckets().size(), 0);
+  for (std::size_t i = 0; i < remaining_.size(); ++i) {
+    const ParamSlot& slot = layout_.slots()[i];
+    remaining_[i] = contributions(*slot.parameter);
+    if (remaining_[i] > 0) ++incomplete_[slot.bucket];
+  }
+}
+
+void GradientReduction::ready(const Parameter& parameter) {
+  const std::size_t i = layout_.index_of(parameter);
+  if (!counting_) return;
+  TESSERA_CHECK(remaining_[i] > 0, "parameter ", parameter.name(),
+                " got more contributions than begin_call was told: its gradient may be on its way already");
+  if (--remaining_[i] > 0) return;
+  --incomplete_[layout_.slots()[i].bucket];
+  while (started_ < incomplete_.size() && incomplete_[started_] == 0) start(started_);
+}
+
+void GradientReduction::start(std::size_t bucket) {
+  const Bucket& b = layout_.buckets()[bucket];
+  for (const ParamSlot& slot : layout_.slots_of(b)) {
+    if (!slot.parameter->has_grad()) ops::fill_zero(ctx_, slot.parameter->grad());
+  }
+  ++started_;
+  if (data_ == nullptr) return;
+  const Tensor whole = grad_.narrow(0, b.begin, b.count);
+  if (!sharded_) {
+    pending_.push_back(data_->all_reduce(ctx_, whole));
+    return;
+  }
+  const FlatRun share = b.share(data_->rank(), data_->size());
+  pending_.push_back(data_->reduce_scatter(ctx_, whole, grad_.narrow(0, share.begin, share.count)));
+}
+
+void GradientReduction::finish_buckets() {
+  while (started_ < layout_.buckets().size()) start(started_);
+  for (const Pending& pending : pending_) pending.wait(ctx_);
+  pending_.clear();
+  counting_ = false;
+}
+
+void GradientReduction::finish() {
+  finish_buckets();
+  for (const ReplicatedSum& sum : sums_) run(sum);
+}
+
+void GradientReduction::abandon() {
+  if (counting_) finish_buckets();
+}
+
+void GradientReduction::run(const ReplicatedSum& sum) const {
+  const Tensor packed = Tensor::empty(ctx_, {sum.elements}, DType::f32);
+  const auto each = [&](auto&& fn) {
+    std::int64_t place = 0;
+    for (const FlatRun& run : sum.runs) {
+      fn(grad_.narrow(0, run.begin, run.count), packed.narrow(0, place, run.count));
+      place += run.count;
+    }
+  };
+  each([&](const Tensor& gradient, const Tensor& part) { ops::copy(ctx_, gradient, part); });
+  sum.group->all_reduce(ctx_, packed).wait(ctx_);
+  each([&](const Tensor& gradient, const Tensor& part) { ops::copy(ctx_, part, gradient); });
+}
+
+}  // namespace tessera

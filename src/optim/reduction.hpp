@@ -1,0 +1,55 @@
+#pragma once
+/// GradientReduction: one call's gradients from the ranks that made them to their sums.
+
+#include <functional>
+#include <vector>
+
+#include "tessera/optim/param_store.hpp"
+
+namespace tessera {
+
+class GradientReduction {
+ public:
+  /// `layout` and the groups are kept by reference. `updated`: by bucket, where the sums over tensor and
+  /// pipeline ranks are needed.
+  GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const ParamStoreOptions& options,
+                    bool sharded, Tensor grad, std::vector<FlatRun> updated);
+
+  /// Starts a call; with counts, buckets are reduced as they become complete.
+  void open(const std::function<int(const Parameter&)>& contributions);
+  void ready(const Parameter& parameter);
+  /// Reduces what is left and waits for everything.
+  void finish();
+  /// Ends a call that nobody finished. One with counts may have started reductions on some ranks only: the
+  /// others are made up for, so that all ranks stay in step.
+  void abandon();
+
+ private:
+  /// Sums over the ranks of one group, of pieces that lie alike on all of them.
+  struct ReplicatedSum {
+    Communicator* group = nullptr;
+    std::vector<FlatRun> runs;
+    std::int64_t elements = 0;
+  };
+
+  void find_sums(const StoreGroups& groups);
+  void add_sum(Communicator* group, const std::vector<FlatRun>& wanted);
+  void start(std::size_t bucket);
+  void finish_buckets();
+  void run(const ReplicatedSum& sum) const;
+
+  ExecCtx ctx_;
+  const FlatLayout& layout_;
+  Communicator* data_;  // null for one rank
+  bool sharded_;
+  Tensor grad_;
+  std::vector<FlatRun> updated_;
+  std::vector<ReplicatedSum> sums_;
+  bool counting_ = false;
+  std::vector<int> remaining_;           // contributions, by slot
+  std::vector<std::size_t> incomplete_;  // parameters, by bucket
+  std::size_t started_ = 0;              // buckets
+  std::vector<Pending> pending_;         // of the started ones
+};
+
+}  // namespace tessera

@@ -1,0 +1,111 @@
+#include <algorithm>
+
+#include "parallel/arriving.hpp"
+#include "tessera/ops/cross_entropy.hpp"
+#include "tessera/ops/elementwise.hpp"
+#include "tessera/ops/gemm.hpp"
+
+namespace tessera {
+namespace {
+
+/// As in linear_cross_entropy: rows of logits at a time, and the padding between them.
+constexpr std::int64_t kChunkRows = 512;
+
+/// Loss of every row into `loss`; returns its log-sum-exp over the whole vocabulary. logits: this rank's
+/// columns, from token `first` on. Two numbers per row and rank are exchanged.
+Tensor loss_into(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& logits, std::int64_t first,
+                 const Tensor& labels, const Tensor& loss) {
+  const Tensor part = ops::cross_entropy_part(ctx, logits, labels, first);
+  const Tensor parts = Tensor::empty(ctx, {tp.size(), 2, part.size(1)}, DType::f32);
+  tp.comm->all_gather(ctx, part, parts).wait(ctx);
+  return ops::combine_cross_entropy_into(ctx, parts, labels, loss);
+}
+
+class VocabCrossEntropy final : public Function {
+ public:
+  VocabCrossEntropy(Tensor logits, Tensor labels, Tensor lse, std::int64_t first)
+      : logits_(std::move(logits)), labels_(std::move(labels)), lse_(std::move(lse)), first_(first) {}
+  const char* name() const override { return "vocab_cross_entropy"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    Tensor dlogits = logits_.is_unique() ? std::move(logits_) : ops::contiguous(ctx, logits_);
+    logits_ = Tensor();
+    ops::cross_entropy_backward_in_place(ctx, dlogits, labels_, lse_, grads[0], first_);
+    return {std::move(dlogits)};
+  }
+
+ private:
+  Tensor logits_, labels_, lse_;
+  std::int64_t first_;
+};
+
+class VocabLinearCrossEntropy final : public Function {
+ public:
+  VocabLinearCrossEntropy(detail::Arriving dx, const Shape& x_shape, Tensor upstream, Parameter& weight)
+      : dx_(std::move(dx)), x_shape_(x_shape), upstream_(std::move(upstream)), weight_(weight) {}
+  const char* name() const override { return "vocab_linear_cross_entropy"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    TESSERA_CHECK(grads[0].raw() == upstream_.raw(),
+                  "vocab_linear_cross_entropy was told another upstream gradient than it is given");
+    const Tensor dx = dx_.take(ctx);
+    return {dx ? dx.view(x_shape_) : Tensor()};
+  }
+  std::vector<Parameter*> parameters() const override {
+    return weight_.trained() ? std::vector<Parameter*>{&weight_} : std::vector<Parameter*>{};
+  }
+
+ private:
+  detail::Arriving dx_;
+  Shape x_shape_;
+  Tensor upstream_;
+  Parameter& weight_;
+};
+
+}  // namespace
+
+Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
+                        const Tensor& labels) {
+  if (!tp.active()) return cross_entropy(ctx, std::move(logits), labels);
+  TESSERA_CHECK_EQ(logits.value().size(-1), vocabulary.local()[0], "columns of logits and rows of the table");
+  const std::int64_t first = detail::first_row(vocabulary);
+  Tensor loss = Tensor::empty(ctx, {labels.numel()}, DType::f32);
+  const Tensor lse = loss_into(ctx, tp, logits.value(), first, labels, loss);
+  return record({logits}, std::move(loss),
+                [&] { return std::make_unique<VocabCrossEntropy>(logits.value(), labels, lse, first); });
+}
+
+Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
+                               Parameter& weight, const Tensor& labels, const Tensor& upstream) {
+  if (!tp.active()) return linear_cross_entropy(ctx, x_var, weight, labels, upstream);
+  const Tensor whole =
+      tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
+  const Tensor x = whole.view({-1, whole.size(-1)});
+  const std::int64_t rows = x.size(0), vocab_begin = detail::first_row(weight.placement());
+  const bool recorded = x_var.tape() != nullptr;
+  TESSERA_CHECK_EQ(labels.numel(), rows, "one label per row");
+  TESSERA_CHECK(!recorded || upstream.numel() == rows, "one upstream gradient per row");
+  Tensor loss = Tensor::empty(ctx, {rows}, DType::f32);
+  Tensor dx = recorded && x_var.requires_grad() ? Tensor::empty(ctx, x.shape(), x.dtype()) : Tensor();
+  const bool wanted = static_cast<bool>(dx);
+  detail::Arriving arriving;
+  for (std::int64_t first = 0; first < rows; first += kChunkRows) {
+    const std::int64_t count = std::min(kChunkRows, rows - first);
+    const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
+    const Tensor logits = ops::linear(ctx, chunk, weight.value(), Tensor(), kHeadRowPadding);
+    const Tensor lse = loss_into(ctx, tp, logits, vocab_begin, chunk_labels, loss.narrow(0, first, count));
+    if (!recorded) continue;
+    ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count),
+                                         vocab_begin);
+    if (wanted) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
+    // On its way during the last product, until backward asks for it.
+    if (wanted && first + count == rows) arriving = detail::sum_partial(ctx, tp, std::move(dx));
+    if (weight.trained()) ops::linear_backward_weight(ctx, logits, chunk, weight.grad(), weight.next_beta());
+  }
+  return record({x_var}, std::move(loss), [&] {
+    return std::make_unique<VocabLinearCrossEntropy>(std::move(arriving), x_var.value().shape(), upstream,
+                                                     weight);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <string_view>
+
+#include "tessera/base/config_file.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/model_math.hpp"
+#include "tessera/pipeline/schedule.hpp"
+
+namespace tessera {
+
+namespace {
+
+/// Floating-point operations per token, forward and backward.
+struct PartCosts {
+  double layer = 0, embedding = 0, head = 0;
+};
+
+PartCosts part_costs(const ModelConfig& model, std::int64_t seq_length) {
+  const double width = static_cast<double>(model.hidden_size), vocab = static_cast<double>(model.vocab_size);
+  const double head_gemms = 6.0 * width * vocab;
+  PartCosts costs;
+  costs.layer = (flops_per_token(model, seq_length, FlopConvention::causal) - head_gemms) /
+                static_cast<double>(model.num_layers);
+  // A row is read in forward and added to in backward.
+  costs.embedding = 2.0 * width;
+  // The loss: maximum, exponential, sum, and the gradient of the logits.
+  costs.head = head_gemms + 5.0 * vocab;
+  return costs;
+}
+
+/// Layers are alike, so the best cut is found by handing them out one by one, each to where the cost after it
+/// is least: exact for the largest cost, and for the sum of squares after it, because costs only grow. First
+/// all stages get their share, then the pieces within each. Earlier stages and pieces win ties.
+class Cutter {
+ public:
+  Cutter(const PartCosts& costs, const std::vector<int>& stage_of)
+      : costs_(costs), stage_of_(stage_of), counts_(stage_of.size(), 1) {}
+
+  std::vector<std::int64_t> cut(std::int64_t layers) {
+    const int stages = *std::max_element(stage_of_.begin(), stage_of_.end()) + 1;
+    std::vector<std::int64_t> extra(static_cast<std::size_t>(stages), 0);
+    std::vector<double> loads(extra.size(), 0.0);
+    for (std::size_t piece = 0; piece < counts_.size(); ++piece) {
+      loads[static_cast<std::size_t>(stage_of_[piece])] += piece_cost(piece);
+    }
+    for (auto left = layers - static_cast<std::int64_t>(counts_.size()); left > 0; --left) {
+      const std::size_t stage = least(loads);
+      ++extra[stage];
+      loads[stage] += costs_.layer;
+    }
+    for (std::size_t stage = 0; stage < extra.size(); ++stage) {
+      for (std::int64_t k = 0; k < extra[stage]; ++k) ++counts_[lightest_piece(static_cast<int>(stage))];
+    }
+    return counts_;
+  }
+
+ private:
+  static std::size_t least(const std::vector<double>& loads) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < loads.size(); ++i) {
+      // What differs only by rounding is a tie.
+      if (loads[i] < loads[best] * (1 - 1e-12)) best = i;
+    }
+    return best;
+  }
+  double piece_cost(std::size_t piece) const {
+    double cost = static_cast<double>(counts_[piece]) * costs_.layer;
+    if (piece == 0) cost += costs_.embedding;
+    if (piece + 1 == counts_.size()) cost += costs_.head;
+    return cost;
+  }
+  std::size_t lightest_piece(int stage) const {
+    std::size_t best = counts_.size();
+    for (std::size_t piece = 0; piece < counts_.size(); ++piece) {
+      if (stage_of_[piece] != stage) continue;
+      if (best == counts_.size() || piece_cost(piece) < piece_cost(best) * (1 - 1e-12)) best = piece;
+    }
+    return best;
+  }
+
+  const PartCosts& costs_;
+  const std::vector<int>& stage_of_;
+  std::vector<std::int64_t> counts_;
+};
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+std::vector<std::int64_t> read_layout(const std::string& layout, const ModelConfig& model, int pieces) {
+  std::vector<std::int64_t> counts;
+  for (std::size_t begin = 0; begin <= layout.size();) {
+    const std::size_t comma = std::min(layout.find(',', begin), layout.size());
+    const std::string_view entry = trimmed(std::string_view(layout).substr(begin, comma - begin));
+    std::int64_t count = -1;
+    const auto read = std::from_chars(entry.data(), entry.data() + entry.size(), count);
+    const bool whole = read.ec == std::errc() && read.ptr == entry.data() + entry.size();
+    TESSERA_ENSURE(ConfigError, whole && count >= 0 && count <= model.num_layers,
+                   "parallel.pipeline_layout \"", layout, "\": entry ", counts.size() + 1,
+                   " must be a number of layers from 0 to ", model.num_layers, ", not \"", entry, "\"");
+    counts.push_back(count);
+    begin = comma + 1;
+  }
+  TESSERA_ENSURE(ConfigError, counts.size() == static_cast<std::size_t>(pieces),
+                 "parallel.pipeline_layout \"", layout, "\" has ", counts.size(), " entries for ", pieces,
+                 " pieces (pipeline stages times chunks per stage)");
+  const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  TESSERA_ENSURE(ConfigError, sum == model.num_layers, "parallel.pipeline_layout \"", layout,
+                 "\" adds up to ", sum, " layers; the model has ", model.num_layers);
+  for (std::size_t piece = 1; piece + 1 < counts.size(); ++piece) {
+    TESSERA_ENSURE(
+        ConfigError, counts[piece] > 0, "parallel.pipeline_layout \"", layout, "\": entry ", piece + 1,
+        " leaves a piece without layers; only the first and the last, which hold the embedding and "
+        "the head, may have none");
+  }
+  return counts;
+}
+
+std::vector<PieceLayers> cut(const ModelConfig& model, const std::vector<int>& stage_of,
+                             const std::optional<std::string>& layout, std::int64_t seq_length) {
+  const int pieces = static_cast<int>(stage_of.size());
+  TESSERA_CHECK(pieces >= 1, "a model cannot be cut into ", pieces, " pieces");
+  TESSERA_CHECK(seq_length >= 1, "sequence length ", seq_length);
+  std::vector<std::int64_t> counts;
+  if (layout) {
+    counts = read_layout(*layout, model, pieces);
+  } else {
+    TESSERA_ENSURE(ConfigError, model.num_layers >= pieces, "model.num_layers (", model.num_layers,
+                   ") is less than the ", pieces,
+                   " pieces of the pipeline (pipeline stages times chunks per ",
+                   "stage); use fewer of either");
+    const PartCosts costs = part_costs(resolve(model), seq_length);
+    counts = Cutter(costs, stage_of).cut(model.num_layers);
+  }
+  std::vector<PieceLayers> result;
+  std::int64_t first = 0;
+  for (const std::int64_t count : counts) {
+    result.push_back({first, count, false, false});
+    first += count;
+  }
+  result.front().embedding = true;
+  result.back().head = true;
+  return result;
+}
+
+}  // namespace
+
+std::vector<PieceLayers> cut_layers(const ModelConfig& model, int pieces,
+                                    const std::optional<std::string>& layout, std::int64_t seq_length) {
+  TESSERA_CHECK(pieces >= 1, "a model cannot be cut into ", pieces, " pieces");
+  std::vector<int> stage_of(static_cast<std::size_t>(pieces));
+  std::iota(stage_of.begin(), stage_of.end(), 0);
+  return cut(model, stage_of, layout, seq_length);
+}
+
+std::vector<PieceLayers> cut_layers(const ModelConfig& model, const Schedule& schedule,
+                                    const std::optional<std::string>& layout, std::int64_t seq_length) {
+  std::vector<int> stage_of;
+  for (int piece = 0; piece < schedule.pieces(); ++piece) stage_of.push_back(schedule.stage_of(piece));
+  return cut(model, stage_of, layout, seq_length);
+}
+
+}  // namespace tessera

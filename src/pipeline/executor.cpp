@@ -1,0 +1,286 @@
+#include "tessera/pipeline/executor.hpp"
+
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "pipeline/label.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+
+namespace {
+
+using Kind = Action::Kind;
+
+/// Receives posted beyond the pass that runs next: enough to hide a message behind one pass, few enough to
+/// cost little memory.
+constexpr std::size_t kReceivesAhead = 2;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// What passes between piece `boundary` and the next, in one direction, for one micro-batch.
+struct Message {
+  bool gradient = false;
+  int boundary = 0, micro_batch = 0;
+  int from = 0, to = 0;          ///< stages
+  int made_at = 0, used_at = 0;  ///< places of the two passes in the columns of `from` and `to`
+};
+
+/// The messages of a table.
+class Routes {
+ public:
+  explicit Routes(const Schedule& schedule)
+      : schedule_(schedule),
+        places_(2 * static_cast<std::size_t>(schedule.pieces()) *
+                static_cast<std::size_t>(schedule.micro_batches)) {
+    TESSERA_CHECK(places_.size() < std::numeric_limits<std::uint32_t>::max(), "a schedule of ",
+                  schedule.pieces(), " pieces and ", schedule.micro_batches,
+                  " micro-batches has too many messages to number");
+    for (int stage = 0; stage < schedule.stages; ++stage) {
+      int place = 0;
+      for (const Action& action : schedule.actions[static_cast<std::size_t>(stage)]) {
+        TESSERA_CHECK(action.micro_batch >= 0 && action.micro_batch < schedule.micro_batches, "stage ", stage,
+                      " has ", label_of(action, schedule.chunks), ", of ", schedule.micro_batches,
+                      " micro-batches");
+        const int piece = schedule.piece_of(stage, action.chunk);
+        if (action.kind != Kind::weight_gradient) {
+          places_[index(action.kind != Kind::forward, piece, action.micro_batch)] = place;
+        }
+        ++place;
+      }
+    }
+  }
+
+  std::optional<Message> input_of(int stage, const Action& action) const {
+    const int piece = schedule_.piece_of(stage, action.chunk);
+    if (action.kind == Kind::weight_gradient) return std::nullopt;
+    const bool gradient = action.kind != Kind::forward;
+    return message(gradient, gradient ? piece : piece - 1, action.micro_batch);
+  }
+  std::optional<Message> output_of(int stage, const Action& action) const {
+    const int piece = schedule_.piece_of(stage, action.chunk);
+    if (action.kind == Kind::weight_gradient) return std::nullopt;
+    const bool gradient = action.kind != Kind::forward;
+    return message(gradient, gradient ? piece - 1 : piece, action.micro_batch);
+  }
+  std::uint32_t tag_of(const Message& message) const {
+    return static_cast<std::uint32_t>(index(message.gradient, message.boundary, message.micro_batch));
+  }
+
+ private:
+  std::size_t index(bool gradient, int piece, int micro_batch) const {
+    const auto row = static_cast<std::size_t>(piece) * static_cast<std::size_t>(schedule_.micro_batches);
+    return 2 * (row + static_cast<std::size_t>(micro_batch)) + (gradient ? 1 : 0);
+  }
+  std::optional<Message> message(bool gradient, int boundary, int micro_batch) const {
+    if (boundary < 0 || boundary + 1 >= schedule_.pieces()) return std::nullopt;
+    const int maker = gradient ? boundary + 1 : boundary, user = gradient ? boundary : boundary + 1;
+    return Message{.gradient = gradient,
+                   .boundary = boundary,
+                   .micro_batch = micro_batch,
+                   .from = schedule_.stage_of(maker),
+                   .to = schedule_.stage_of(user),
+                   .made_at = places_[index(gradient, maker, micro_batch)],
+                   .used_at = places_[index(gradient, user, micro_batch)]};
+  }
+
+  const Schedule& schedule_;
+  std::vector<int> places_;  // of F and B in their columns, by piece and micro-batch
+};
+
+/// What comes in over the pipeline, in the order this stage uses it.
+class Inbox {
+ public:
+  Inbox(const ExecCtx& ctx, Communicator& pipeline, const Routes& routes, const StageProgram& program,
+        std::vector<Message> messages)
+      : ctx_(ctx), pipeline_(pipeline), routes_(routes), program_(program), messages_(std::move(messages)) {}
+
+  /// Posts receives until `ahead` are under way.
+  void post(std::size_t ahead) {
+    while (arriving_.size() < ahead && posted_ < messages_.size()) {
+      const Message& message = messages_[posted_++];
+      const auto [shape, dtype] = program_.boundary(message.micro_batch);
+      Tensor tensor = Tensor::empty(ctx_, shape, dtype);
+      Pending pending = pipeline_.recv(ctx_, tensor, message.from, routes_.tag_of(message));
+      arriving_.push_back({std::move(tensor), std::move(pending)});
+    }
+  }
+  /// The next message.
+  Tensor take() {
+    post(1);
+    TESSERA_ENSURE(InternalError, !arriving_.empty(), "an input that no pass of the column needs");
+    arriving_.front().pending.wait(ctx_);
+    Tensor tensor = std::move(arriving_.front().tensor);
+    arriving_.pop_front();
+    return tensor;
+  }
+
+ private:
+  struct Arriving {
+    Tensor tensor;
+    Pending pending;
+  };
+
+  const ExecCtx& ctx_;
+  Communicator& pipeline_;
+  const Routes& routes_;
+  const StageProgram& program_;
+  std::vector<Message> messages_;
+  std::size_t posted_ = 0;
+  std::deque<Arriving> arriving_;
+};
+
+/// What is on its way out. Nobody may write to a tensor before its message is done, so it is held here.
+class Outbox {
+ public:
+  Outbox(const ExecCtx& ctx, Communicator& pipeline) : ctx_(ctx), pipeline_(pipeline) {}
+
+  void send(Tensor tensor, const Message& message, std::uint32_t tag) {
+    Pending pending = pipeline_.send(ctx_, tensor, message.to, tag);
+    leaving_.push_back({std::move(tensor), std::move(pending), message.to, message.used_at});
+  }
+  /// Lets go of what has arrived, as far as the communicator knows without being waited for.
+  void reap() {
+    drop([](const Leaving& leaving) { return leaving.pending.done(); });
+  }
+  /// A message from `stage` is here, made by the pass at `made_at` of its column: what was used before that
+  /// has arrived. So memory stays bounded also where nothing is known to be done before it is waited for.
+  void settle(int stage, int made_at) {
+    drop([&](const Leaving& leaving) { return leaving.to == stage && leaving.used_at < made_at; });
+  }
+  void finish() {
+    for (const Leaving& leaving : leaving_) leaving.pending.wait(ctx_);
+    leaving_.clear();
+  }
+
+ private:
+  struct Leaving {
+    Tensor tensor;
+    Pending pending;
+    int to = 0, used_at = 0;
+  };
+
+  template <typename Predicate>
+  void drop(Predicate&& has_arrived) {
+    std::erase_if(leaving_, [&](const Leaving& leaving) {
+      if (!has_arrived(leaving)) return false;
+      leaving.pending.wait(ctx_);
+      return true;
+    });
+  }
+
+  const ExecCtx& ctx_;
+  Communicator& pipeline_;
+  std::vector<Leaving> leaving_;
+};
+
+/// One walk down one stage's column.
+class StageRun {
+ public:
+  StageRun(const ExecCtx& ctx, Communicator& pipeline, const Schedule& schedule, StageProgram& program)
+      : stage_(pipeline.rank()),
+        schedule_(schedule),
+        program_(program),
+        routes_(schedule),
+        inbox_(ctx, pipeline, routes_, program, messages_in()),
+        outbox_(ctx, pipeline) {}
+
+  void run(std::vector<ExecutedAction>& executed) {
+    for (const Action& action : column()) {
+      outbox_.reap();
+      inbox_.post(1 + kReceivesAhead);
+      const double arrived_s = now_s();
+      Tensor input = fetch(action);
+      const double begin_s = now_s();
+      inbox_.post(kReceivesAhead);
+      Tensor output = compute(action, std::move(input));
+      executed.push_back({action, begin_s, now_s(), begin_s - arrived_s});
+      deliver(action, std::move(output));
+    }
+    outbox_.finish();
+    TESSERA_CHECK(handed_over_.empty(), "stage ", stage_, " made ", handed_over_.size(),
+                  " tensors for itself that its column never used");
+  }
+
+ private:
+  const std::vector<Action>& column() const { return schedule_.actions[static_cast<std::size_t>(stage_)]; }
+
+  std::vector<Message> messages_in() const {
+    std::vector<Message> messages;
+    for (const Action& action : column()) {
+      const auto message = routes_.input_of(stage_, action);
+      if (message && message->from != stage_) messages.push_back(*message);
+    }
+    return messages;
+  }
+
+  Tensor fetch(const Action& action) {
+    const auto message = routes_.input_of(stage_, action);
+    if (!message) return {};
+    if (message->from != stage_) {
+      Tensor input = inbox_.take();
+      outbox_.settle(message->from, message->made_at);
+      return input;
+    }
+    auto handed = handed_over_.extract(routes_.tag_of(*message));
+    TESSERA_CHECK(!handed.empty(), "stage ", stage_, " comes to ", label_of(action, schedule_.chunks),
+                  " before its own pass that makes the input");
+    return std::move(handed.mapped());
+  }
+
+  Tensor compute(const Action& action, Tensor input) {
+    switch (action.kind) {
+      case Kind::forward:
+        return program_.forward(action.chunk, action.micro_batch, std::move(input));
+      case Kind::weight_gradient:
+        program_.weight_gradient(action.chunk, action.micro_batch);
+        return {};
+      default:
+        return program_.backward(action.chunk, action.micro_batch, std::move(input),
+                                 action.kind == Kind::backward);
+    }
+  }
+
+  void deliver(const Action& action, Tensor output) {
+    const auto message = routes_.output_of(stage_, action);
+    if (!message) return;
+    const auto [shape, dtype] = program_.boundary(action.micro_batch);
+    const std::string label = label_of(action, schedule_.chunks);
+    TESSERA_CHECK(output, "stage ", stage_, ": ", label, " returned nothing for the next piece");
+    TESSERA_CHECK(output.shape() == shape && output.dtype() == dtype && output.is_contiguous(), "stage ",
+                  stage_, ": ", label, " returned ", output.dtype(), " ", output.shape(),
+                  "; between pieces goes ", "contiguous ", dtype, " ", shape);
+    if (message->to == stage_) {
+      handed_over_.emplace(routes_.tag_of(*message), std::move(output));
+    } else {
+      outbox_.send(std::move(output), *message, routes_.tag_of(*message));
+    }
+  }
+
+  int stage_;
+  const Schedule& schedule_;
+  StageProgram& program_;
+  Routes routes_;
+  Inbox inbox_;
+  Outbox outbox_;
+  std::map<std::uint32_t, Tensor> handed_over_;  // from one piece of this stage to the next
+};
+
+}  // namespace
+
+PipelineExecutor::PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline)
+    : ctx_(ctx), pipeline_(pipeline) {}
+
+void PipelineExecutor::run(const Schedule& schedule, StageProgram& program) {
+  TESSERA_CHECK_EQ(pipeline_.size(), schedule.stages, "ranks of '", pipeline_.name(), "' for stages.");
+  TESSERA_CHECK_EQ(schedule.actions.size(), static_cast<std::size_t>(schedule.stages), "columns for stages.");
+  executed_.clear();
+  StageRun(ctx_, pipeline_, schedule, program).run(executed_);
+}
+
+}  // namespace tessera

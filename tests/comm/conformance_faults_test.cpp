@@ -1,0 +1,238 @@
+#include <chrono>
+#include <latch>
+#include <map>
+
+#include "tests/comm/conformance.hpp"
+
+namespace tessera::test {
+
+INSTANTIATE_TEST_SUITE_P(Local, ConformanceFaults,
+                         testing::Values(Backend{"local", 5,
+                                                 [](int n, const CommOptions& options,
+                                                    const RankFunction& f) { run_local(n, options, f); }}),
+                         backend_name);
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Call = std::function<void(Communicator&, const ExecCtx&)>;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Tensor ones(const ExecCtx& ctx, std::int64_t count, DType dtype = DType::f32) {
+  return tensor_of(ctx, dtype, std::vector<double>(static_cast<std::size_t>(count), 1.0));
+}
+
+/// The last of `size` ranks never makes the call; returns what the others were told.
+std::map<int, std::string> without_last_rank(const Backend& backend, int size, const Call& call) {
+  std::map<int, std::string> messages;
+  std::mutex mutex;
+  std::latch failed(size - 1);
+  backend.run(size, {.timeout_s = 0.5}, [&](const auto& comm) {
+    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    if (comm->rank() == size - 1) return failed.wait();
+    const std::string message = message_of<CommunicationError>([&] { call(*comm, ctx); });
+    {
+      const std::lock_guard lock(mutex);
+      messages[comm->rank()] = message;
+    }
+    failed.arrive_and_wait();
+  });
+  return messages;
+}
+
+TEST_P(ConformanceFaults, DeadlineNamesOperationGroupAndWhoIsMissing) {
+  const auto begin = Clock::now();
+  const std::map<std::string, Call> calls{
+      {"all_reduce", [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 3)).wait(ctx); }},
+      {"all_gather",
+       [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 1), ones(ctx, 3)).wait(ctx); }},
+      {"barrier", [](auto& comm, auto& ctx) { comm.barrier(ctx); }},
+      {"split", [](auto& comm, auto&) { comm.split(0, 0, "part"); }},
+      {"exchange", [](auto& comm, auto& ctx) { comm.recv(ctx, ones(ctx, 1), 2).wait(ctx); }}};
+  for (const auto& [operation, call] : calls) {
+    const auto messages = without_last_rank(GetParam(), 3, call);
+    ASSERT_EQ(messages.size(), 2u);
+    for (const auto& [rank, message] : messages) {
+      EXPECT_TRUE(contains(message, operation)) << message;
+      EXPECT_TRUE(contains(message, "world")) << message;
+      EXPECT_TRUE(contains(message, "rank 2")) << message;
+      EXPECT_FALSE(contains(message, "rank 1 did")) << message;
+    }
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+}
+
+/// In a group made by split, ranks are named as in the world.
+TEST_P(ConformanceFaults, DeadlineInASplitGroup) {
+  std::latch failed(1);
+  std::string message;
+  GetParam().run(4, {.timeout_s = 0.5}, [&](const auto& comm) {
+    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const auto pair = comm->split(comm->rank() % 2, comm->rank(), "odd ones");
+    if (comm->rank() == 1) {
+      message = message_of<CommunicationError>([&] { pair->all_reduce(ctx, ones(ctx, 2)).wait(ctx); });
+      failed.count_down();
+    }
+    failed.wait();
+  });
+  EXPECT_TRUE(contains(message, "odd ones")) << message;
+  EXPECT_TRUE(contains(message, "rank 3")) << message;
+}
+
+struct Mismatch {
+  const char* what;
+  int line_of_first, line_of_others;
+  Call first, others;
+};
+
+std::vector<Mismatch> mismatches() {
+  // Each call stands on a line of its own, given beside it.
+  std::vector<Mismatch> all;
+  const auto add = [&](const char* what, int line_a, Call a, int line_b, Call b) {
+    all.push_back({what, line_a, line_b, std::move(a), std::move(b)});
+  };
+  // clang-format off
+  add("operation",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 0).wait(ctx); });
+  add("count",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 5)).wait(ctx); });
+  add("dtype",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4, DType::i32)).wait(ctx); });
+  add("reduction",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4), ReduceOp::max).wait(ctx); });
+  add("root",
+      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 0).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 1).wait(ctx); });
+  add("blocks",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 6), Counts{2, 2, 2}).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 5), Counts{1, 2, 2}).wait(ctx); });
+  add("blocks of reduce_scatter",
+      __LINE__, [](auto& comm, auto& ctx) { comm.reduce_scatter(ctx, ones(ctx, 6), ones(ctx, 2), Counts{2, 2, 2}).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.reduce_scatter(ctx, ones(ctx, 5), ones(ctx, 2), Counts{1, 2, 2}).wait(ctx); });
+  add("all_to_all",
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_to_all(ctx, ones(ctx, 3), ones(ctx, 3), Counts{1, 1, 1}, Counts{1, 1, 1}).wait(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_to_all(ctx, ones(ctx, 4), ones(ctx, 3), Counts{2, 1, 1}, Counts{1, 1, 1}).wait(ctx); });
+  add("barrier",
+      __LINE__, [](auto& comm, auto& ctx) { comm.barrier(ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); });
+  // clang-format on
+  return all;
+}
+
+TEST_P(ConformanceFaults, MismatchNamesBothCallers) {
+  for (const Mismatch& mismatch : mismatches()) {
+    std::atomic<int> told{0};
+    GetParam().run(3, {.timeout_s = 20, .check = true}, [&](const auto& comm) {
+      const ExecCtx ctx = ExecCtx::cpu(1, 1);
+      comm->all_reduce(ctx, ones(ctx, 2)).wait(ctx);
+      const Call& call = comm->rank() == 0 ? mismatch.first : mismatch.others;
+      const std::string message = message_of<CommunicationError>([&] { call(*comm, ctx); });
+      const std::string file = "conformance_faults_test.cpp:";
+      EXPECT_TRUE(contains(message, file + std::to_string(mismatch.line_of_first)))
+          << mismatch.what << ": " << message;
+      EXPECT_TRUE(contains(message, file + std::to_string(mismatch.line_of_others)))
+          << mismatch.what << ": " << message;
+      EXPECT_TRUE(contains(message, "world")) << message;
+      ++told;
+      while (told < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nobody leaves early
+    });
+  }
+}
+
+TEST_P(ConformanceFaults, CheckingLetsRightCallsPass) {
+  GetParam().run(3, {.timeout_s = 20, .check = true}, [&](const auto& comm) {
+    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const int n = comm->size(), rank = comm->rank();
+    Tensor x = ones(ctx, 7);
+    comm->all_reduce(ctx, x).wait(ctx);
+    EXPECT_EQ(read_values(x), std::vector<double>(7, 3.0));
+    comm->broadcast(ctx, x, 2).wait(ctx);
+    Counts sent, received;
+    for (int r = 0; r < n; ++r) {
+      sent.push_back(rank + 2 * r);
+      received.push_back(r + 2 * rank);
+    }
+    const Tensor in = ones(ctx, 3 * rank + 6), out = ones(ctx, 3 + 6 * rank);
+    comm->all_to_all(ctx, in, out, sent, received).wait(ctx);
+    const auto part = comm->split(rank == 0 ? 0 : 1, -rank, "part");
+    part->barrier(ctx);
+    if (rank == 0) comm->send(ctx, x, 1).wait(ctx);
+    if (rank == 1) comm->recv(ctx, x, 0).wait(ctx);
+    comm->barrier(ctx);
+  });
+}
+
+TEST_P(ConformanceFaults, AbortEndsWaitsAndLaterCalls) {
+  const auto begin = Clock::now();
+  std::latch ended(3);
+  GetParam().run(3, {.timeout_s = 60}, [&](const auto& comm) {
+    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const auto expect_reason = [&](const auto& call) {
+      const std::string message = message_of<CommunicationError>(call);
+      EXPECT_TRUE(contains(message, "disk full on rank 0")) << comm->rank() << ": " << message;
+    };
+    comm->barrier(ctx);
+    if (comm->rank() == 0) {
+      const Pending mine = comm->all_reduce(ctx, ones(ctx, 1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      comm->abort("disk full on rank 0");
+      expect_reason([&] { mine.wait(ctx); });
+    } else if (comm->rank() == 1) {
+      expect_reason([&] { comm->all_reduce(ctx, ones(ctx, 1)).wait(ctx); });
+    } else {
+      expect_reason([&] { comm->recv(ctx, ones(ctx, 1), 0).wait(ctx); });
+    }
+    expect_reason([&] { comm->all_reduce(ctx, ones(ctx, 1)).wait(ctx); });
+    expect_reason([&] { comm->send(ctx, ones(ctx, 1), (comm->rank() + 1) % 3).wait(ctx); });
+    expect_reason([&] { comm->barrier(ctx); });
+    comm->abort("a later reason does not count");
+    expect_reason([&] { comm->split(0, 0, "part"); });
+    ended.arrive_and_wait();
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_P(ConformanceFaults, AbortReachesGroupsMadeBySplit) {
+  const auto begin = Clock::now();
+  GetParam().run(3, {.timeout_s = 60}, [&](const auto& comm) {
+    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const auto part = comm->split(comm->rank() == 0 ? 0 : 1, comm->rank(), "part");
+    const auto deeper = part->split(0, 0, "deeper");
+    comm->barrier(ctx);  // nobody is in split any more
+    if (comm->rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      return comm->abort("rank 0 gave up");
+    }
+    // Ranks 1 and 2 wait for each other, for different things.
+    const std::string message = message_of<CommunicationError>([&] {
+      if (comm->rank() == 1) deeper->recv(ctx, ones(ctx, 1), 1, 1).wait(ctx);
+      if (comm->rank() == 2) deeper->recv(ctx, ones(ctx, 1), 0, 2).wait(ctx);
+    });
+    EXPECT_TRUE(contains(message, "rank 0 gave up")) << message;
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_P(ConformanceFaults, FirstExceptionEndsAllRanks) {
+  const auto begin = Clock::now();
+  const std::string message = message_of<DataError>([&] {
+    GetParam().run(4, {.timeout_s = 60}, [](const auto& comm) {
+      const ExecCtx ctx = ExecCtx::cpu(1, 1);
+      comm->barrier(ctx);
+      if (comm->rank() == 3) throw DataError("file is damaged");
+      comm->barrier(ctx);
+    });
+  });
+  EXPECT_EQ(message, "file is damaged");
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,240 @@
+/// Law 1: any layout trains the same model. Every layout below, ranks as threads, against the serial run.
+
+#include <fstream>
+
+#include "tests/engine/engine_support.hpp"
+#include "tests/engine/layout_support.hpp"
+
+namespace tessera::test {
+namespace {
+
+enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi };
+
+struct LayoutCase {
+  Kind kind = Kind::gpt2;
+  int tp = 1;
+  bool sp = false;
+  int pp = 1;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  int virtual_stages = 1;
+  int dp = 1;
+  int zero = 1;
+  Recompute recompute = Recompute::none;
+  std::int64_t micro_batch = 1;
+  RecomputeMethod method = RecomputeMethod::uniform;
+  std::int64_t recompute_layers = 1;
+  const char* pipeline_layout = nullptr;
+  bool partition = false;
+};
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::gpt2:
+      return "gpt2";
+    case Kind::llama4:
+      return "llama_kv4";
+    case Kind::llama6:
+      return "llama_kv6";
+    case Kind::llama12:
+      return "llama_kv12";
+    case Kind::llama2:
+      return "llama_kv2";
+    case Kind::alibi:
+      return "alibi_untied";
+  }
+  return "";
+}
+
+std::string describe(const LayoutCase& c) {
+  std::string text = tessera::detail::concat(name_of(c.kind), "_tp", c.tp, c.sp ? "sp" : "", "_pp", c.pp);
+  if (c.pp > 1) {
+    std::string schedule(tessera::name_of(c.schedule));
+    std::erase(schedule, '-');
+    text += "_" + schedule;
+  }
+  if (c.virtual_stages > 1) text += tessera::detail::concat("_v", c.virtual_stages);
+  if (c.pipeline_layout) text += "_uneven";
+  text += tessera::detail::concat("_dp", c.dp, "_zero", c.zero, "_mbs", c.micro_batch);
+  if (c.recompute != Recompute::none) text += "_" + std::string(tessera::name_of(c.recompute));
+  if (c.recompute == Recompute::full)
+    text += tessera::detail::concat(tessera::name_of(c.method), c.recompute_layers);
+  if (c.partition) text += "_partition";
+  return text;
+}
+
+/// 12 heads, odd vocabulary, dropout on, 5 layers so that stages are uneven.
+Config matrix_config(Kind kind) {
+  Config c;
+  c.model = {.family = kind == Kind::gpt2 || kind == Kind::alibi ? Family::gpt2 : Family::llama,
+             .num_layers = 5,
+             .hidden_size = 48,
+             .num_heads = 12,
+             .ffn_hidden_size = 60,
+             .vocab_size = 211,
+             .max_positions = 24,
+             .dropout = 0.1,
+             .attention_dropout = 0.1,
+             .init_std = 0.1};
+  if (kind == Kind::llama4) c.model.num_kv_heads = 4;
+  if (kind == Kind::llama6) c.model.num_kv_heads = 6;
+  if (kind == Kind::llama2) c.model.num_kv_heads = 2;
+  if (kind == Kind::alibi) {
+    c.model.position_embedding = PositionKind::alibi;
+    c.model.tied_head = false;
+  }
+  c.optimizer.lr = 1e-3;
+  c.optimizer.eps = 1e-5;
+  c.lr_schedule.style = LrStyle::constant;
+  c.training.steps = 5;
+  c.training.seq_length = 12;
+  c.training.global_batch_size = 12;
+  c.training.micro_batch_size = 2;
+  c.training.eval_interval = 0;
+  c.device.threads = 1;
+  return resolve(c);
+}
+
+Config config_of(const LayoutCase& c) {
+  Config config = matrix_config(c.kind);
+  config.parallel.tensor = c.tp;
+  config.parallel.sequence = c.sp;
+  config.parallel.pipeline = c.pp;
+  config.parallel.schedule = c.schedule;
+  config.parallel.virtual_stages = c.virtual_stages;
+  config.parallel.data = c.dp;
+  config.parallel.zero_stage = c.zero;
+  if (c.pipeline_layout) config.parallel.pipeline_layout = c.pipeline_layout;
+  config.training.micro_batch_size = c.micro_batch;
+  config.training.recompute = c.recompute;
+  config.training.recompute_method = c.method;
+  config.training.recompute_layers = c.recompute_layers;
+  config.training.recompute_partition = c.partition;
+  return config;
+}
+
+std::vector<Batch> batches_of(const Config& config) {
+  std::vector<Batch> batches;
+  for (unsigned step = 0; step < 5; ++step) {
+    batches.push_back(
+        random_batch(config.training.global_batch_size, config.training.seq_length, 100 + step, 211));
+  }
+  return batches;
+}
+
+const TrainedRun& serial_run(Kind kind) {
+  static std::map<Kind, TrainedRun> runs;
+  const auto found = runs.find(kind);
+  if (found != runs.end()) return found->second;
+  const Config config = matrix_config(kind);
+  return runs.emplace(kind, train_serially(config, batches_of(config))).first->second;
+}
+
+/// One line per layout, in the folder the test runner asks for: docs/benchmarks of exactness are made of
+/// these.
+void note_errors(const LayoutCase& c, const LayoutErrors& e) {
+  ::testing::Test::RecordProperty("loss_error", tessera::detail::concat(e.loss));
+  ::testing::Test::RecordProperty("gradient_error", tessera::detail::concat(e.gradient));
+  ::testing::Test::RecordProperty("weight_error", tessera::detail::concat(e.weight));
+  ::testing::Test::RecordProperty("ranks", std::to_string(c.tp * c.pp * c.dp));
+}
+
+constexpr auto k1f1b = PipelineSchedule::one_f_one_b;
+constexpr auto kGpipe = PipelineSchedule::gpipe;
+constexpr auto kInterleaved = PipelineSchedule::interleaved;
+constexpr auto kZbH1 = PipelineSchedule::zb_h1;
+constexpr auto kZbV = PipelineSchedule::zb_v;
+constexpr auto kFull = Recompute::full;
+constexpr auto kSelective = Recompute::selective;
+
+std::vector<LayoutCase> layouts() {
+  std::vector<LayoutCase> list;
+  // One axis at a time.
+  for (const Kind kind : {Kind::gpt2, Kind::llama4}) {
+    for (const int tp : {2, 3, 4}) {
+      if (kind == Kind::llama4 && tp == 3) continue;
+      list.push_back({.kind = kind, .tp = tp});
+      list.push_back({.kind = kind, .tp = tp, .sp = true});
+    }
+    for (const int dp : {2, 3}) {
+      for (const int zero : {0, 1}) list.push_back({.kind = kind, .dp = dp, .zero = zero, .micro_batch = 2});
+    }
+    for (const int pp : {2, 3, 4}) list.push_back({.kind = kind, .pp = pp});
+  }
+  for (const auto schedule : {kGpipe, kZbH1}) {
+    for (const int pp : {2, 4}) list.push_back({.pp = pp, .schedule = schedule});
+    list.push_back({.kind = Kind::llama4, .pp = 3, .schedule = schedule, .micro_batch = 2});
+  }
+  list.push_back({.pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+  list.push_back(
+      {.kind = Kind::llama12, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .micro_batch = 2});
+  list.push_back({.kind = Kind::alibi, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
+  list.push_back({.pp = 2, .schedule = kZbV, .virtual_stages = 2});
+  list.push_back({.kind = Kind::llama4, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .micro_batch = 2});
+  list.push_back({.pp = 3, .pipeline_layout = "1,3,1"});
+  list.push_back({.kind = Kind::llama6, .pp = 2, .schedule = kZbH1, .pipeline_layout = "4,1"});
+  list.push_back({.pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .pipeline_layout = "2,1,1,1"});
+  // Key-value heads: fewer than ranks, as many, more.
+  list.push_back({.kind = Kind::llama2, .tp = 4});
+  list.push_back({.kind = Kind::llama2, .tp = 4, .sp = true, .dp = 2});
+  list.push_back({.kind = Kind::llama6, .tp = 3, .sp = true});
+  list.push_back({.kind = Kind::llama6, .tp = 2, .pp = 2});
+  list.push_back({.kind = Kind::llama12, .tp = 4, .dp = 2, .zero = 0});
+  list.push_back({.kind = Kind::alibi, .tp = 3, .dp = 2});
+  list.push_back({.kind = Kind::alibi, .tp = 2, .sp = true, .pp = 2});
+  // Recomputation.
+  list.push_back({.recompute = kSelective});
+  list.push_back({.recompute = kFull});
+  list.push_back({.kind = Kind::llama4, .recompute = kFull, .recompute_layers = 2});
+  list.push_back({.kind = Kind::llama4, .tp = 2, .recompute = kFull, .partition = true});
+  list.push_back({.tp = 2, .sp = true, .recompute = kSelective});
+  list.push_back({.tp = 2, .sp = true, .recompute = kFull, .recompute_layers = 3});
+  list.push_back({.pp = 2, .recompute = kFull, .method = RecomputeMethod::block, .recompute_layers = 1});
+  list.push_back({.pp = 2, .schedule = kZbH1, .recompute = kFull});
+  list.push_back(
+      {.kind = Kind::llama4, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .recompute = kSelective});
+  list.push_back({.dp = 3, .recompute = kSelective, .micro_batch = 4});
+  // Several axes.
+  list.push_back({.tp = 2, .pp = 2});
+  list.push_back({.tp = 2, .dp = 2});
+  list.push_back({.pp = 2, .dp = 2});
+  list.push_back({.pp = 2, .dp = 3, .zero = 0});
+  list.push_back({.tp = 2, .sp = true, .pp = 2, .dp = 2});
+  list.push_back({.kind = Kind::llama4, .tp = 2, .sp = true, .pp = 2, .dp = 2, .recompute = kSelective});
+  list.push_back({.kind = Kind::llama4, .tp = 4, .sp = true, .pp = 2, .dp = 2});
+  list.push_back({.kind = Kind::llama4, .tp = 2, .pp = 4, .dp = 2, .zero = 0});
+  list.push_back({.tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 2});
+  list.push_back({.tp = 2, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .dp = 2});
+  list.push_back(
+      {.kind = Kind::llama6, .tp = 2, .sp = true, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 3});
+  list.push_back({.kind = Kind::llama12, .tp = 3, .pp = 4, .dp = 1, .micro_batch = 2});
+  list.push_back(
+      {.kind = Kind::llama2, .tp = 4, .sp = true, .pp = 2, .schedule = kGpipe, .dp = 2, .micro_batch = 3});
+  list.push_back({.tp = 4, .sp = true, .pp = 4, .micro_batch = 2});
+  list.push_back({.tp = 1, .pp = 4, .dp = 3, .micro_batch = 1});
+  return list;
+}
+
+class LayoutMatrix : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(LayoutMatrix, EqualsTheSerialRun) {
+  const LayoutCase& c = GetParam();
+  const Config config = config_of(c);
+  const LayoutErrors errors =
+      compare_layout(config, c.tp * c.pp * c.dp, batches_of(config), serial_run(c.kind));
+  note_errors(c, errors);
+  EXPECT_LE(errors.loss, 1e-5);
+  EXPECT_LE(errors.gradient, 1e-5) << errors.worst_gradient;
+  EXPECT_LE(errors.weight, 5e-5) << errors.worst_weight;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayoutMatrix, ::testing::ValuesIn(layouts()),
+                         [](const auto& info) { return describe(info.param); });
+
+TEST(LayoutMatrixSize, HasSixtyLayoutsOfAtMostSixteenRanks) {
+  const auto list = layouts();
+  EXPECT_GE(list.size(), 60u);
+  for (const LayoutCase& c : list) EXPECT_LE(c.tp * c.pp * c.dp, 16) << describe(c);
+}
+
+}  // namespace
+}  // namespace tessera::test

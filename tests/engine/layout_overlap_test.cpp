@@ -1,0 +1,248 @@
+/// Communication beside computation, from recorded timelines, and the order in which stages really ran.
+
+#include <algorithm>
+
+#include "tessera/nn/models/decoder.hpp"
+#include "tests/engine/engine_support.hpp"
+#include "tests/engine/layout_support.hpp"
+
+namespace tessera::test {
+namespace {
+
+/// Events of all ranks.
+class Timeline {
+ public:
+  std::function<void(const CommEvent&)> recorder() {
+    return [this](const CommEvent& event) {
+      const std::lock_guard lock(mutex_);
+      events_.push_back(event);
+    };
+  }
+  std::vector<CommEvent> of(const std::string& group, const std::string& operation) {
+    const std::lock_guard lock(mutex_);
+    std::vector<CommEvent> found;
+    for (const CommEvent& event : events_) {
+      if (event.group == group && event.operation == operation) found.push_back(event);
+    }
+    return found;
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    events_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<CommEvent> events_;
+};
+
+Config config_of(const std::vector<std::string>& overrides) {
+  Config c = tiny_config();
+  c.model.num_layers = 8;
+  c.model.hidden_size = 64;
+  c.model.num_heads = 4;
+  c.model.num_kv_heads = 4;
+  c.model.ffn_hidden_size = 256;
+  c.model.max_positions = 32;
+  c.training.seq_length = 32;
+  c.training.global_batch_size = 8;
+  c.model.head_dim = 16;
+  return parse_config(to_yaml(resolve(c)), "case", overrides);
+}
+
+/// As build_engine, with buckets small enough that there are many.
+std::unique_ptr<Engine> engine_with_buckets(const Config& config, std::shared_ptr<Communicator> world,
+                                            std::int64_t bucket_elements) {
+  EngineOptions options = EngineOptions::from(config);
+  options.layout.bucket_elements = bucket_elements;
+  const MeshShape shape = mesh_shape(config.parallel, world->size());
+  options.layout.mesh = std::make_shared<ProcessMesh>(std::move(world), shape);
+  ProcessMesh& mesh = *options.layout.mesh;
+  const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp], .sequence = config.parallel.sequence},
+                          .pieces = pieces_of(config, mesh.coordinates().pp),
+                          .recompute = RecomputeOptions::from(config.training)};
+  return std::make_unique<Engine>(
+      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options,
+      ExecCtx::cpu(1, 1234));
+}
+
+Batch own_part(const Engine& engine, const Batch& whole, const Config& config) {
+  return data_part(whole, engine.mesh().coordinates().dp, engine.mesh().shape().dp,
+                   config.training.micro_batch_size);
+}
+
+constexpr std::int64_t kSmallBucket = 40'000;
+
+TEST(LayoutOverlap, GradientsAreReducedWhileBackwardRuns) {
+  const Config config = config_of({"parallel.data=2"});
+  const Batch batch = random_batch(8, 32, 1);
+  Timeline timeline;
+  std::mutex mutex;
+  double first_end = 1e300, first_begin = 1e300;
+  std::size_t buckets = 0;
+  run_local(2, {.timeout_s = 60, .on_event = timeline.recorder()}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = engine_with_buckets(config, world, kSmallBucket);
+    engine->forward_backward(own_part(*engine, batch, config));
+    const ExecutedAction& last = engine->executed().back();
+    ASSERT_EQ(last.action.kind, Action::Kind::backward);
+    const std::lock_guard lock(mutex);
+    first_begin = std::min(first_begin, last.begin_s);
+    first_end = std::min(first_end, last.end_s);
+    buckets = engine->params().layout().buckets().size();
+  });
+  const auto reductions = timeline.of("dp", "reduce_scatter");
+  ASSERT_GE(buckets, 8u);
+  ASSERT_EQ(reductions.size(), 2 * buckets);
+  // The rank that ends first has started most of its reductions by then; without overlap nobody has any.
+  const auto early = std::count_if(reductions.begin(), reductions.end(),
+                                   [&](const CommEvent& event) { return event.begin_s < first_end; });
+  EXPECT_GE(early, static_cast<std::ptrdiff_t>(buckets / 2));
+  // And none starts before the last micro-batch's backward.
+  for (const CommEvent& event : reductions) EXPECT_GE(event.begin_s, first_begin);
+}
+
+/// Seconds of the quickest of some steps, and how many operations delayed it (of one rank).
+struct Timed {
+  double seconds = 1e300;
+  std::uint64_t operations = 0;
+};
+
+Timed time_steps(const Config& config, int ranks, double delay_s) {
+  const Batch batch = random_batch(config.training.global_batch_size, 32, 2);
+  Timed timed;
+  std::mutex mutex;
+  run_local(ranks, {.timeout_s = 60, .delay_s = delay_s}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = engine_with_buckets(config, world, kSmallBucket);
+    const Batch own = own_part(*engine, batch, config);
+    const ProcessMesh& mesh = engine->mesh();
+    const auto operations = [&] {
+      return mesh[Axis::tp].stats().operations + mesh[Axis::dp].stats().operations +
+             mesh.world().stats().operations;
+    };
+    engine->step(own);
+    for (int step = 0; step < 3; ++step) {
+      const std::uint64_t before = operations();
+      const auto begin = std::chrono::steady_clock::now();
+      engine->step(own);
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+      const std::lock_guard lock(mutex);
+      timed.seconds = std::min(timed.seconds, taken.count());
+      timed.operations = operations() - before;
+    }
+  });
+  return timed;
+}
+
+/// Growth of a step with every operation slowed down, relative to the sum of the delays.
+double exposed_share(const Config& config, int ranks, double delay_s) {
+  const Timed plain = time_steps(config, ranks, 0), slow = time_steps(config, ranks, delay_s);
+  EXPECT_EQ(plain.operations, slow.operations);
+  const double share = (slow.seconds - plain.seconds) / (delay_s * static_cast<double>(slow.operations));
+  ::testing::Test::RecordProperty("plain_ms", tessera::detail::concat(plain.seconds * 1e3));
+  ::testing::Test::RecordProperty("slow_ms", tessera::detail::concat(slow.seconds * 1e3));
+  ::testing::Test::RecordProperty("operations", tessera::detail::concat(slow.operations));
+  ::testing::Test::RecordProperty("exposed", tessera::detail::concat(share));
+  return share;
+}
+
+TEST(LayoutOverlap, DataParallelStepsHideMostDelays) {
+  EXPECT_LT(exposed_share(config_of({"parallel.data=2"}), 2, 0.02), 0.5);
+}
+
+/// Per layer 10 collectives depend on each other in 8 steps: what a linear needs before it can begin waits,
+/// but the two gathers of inputs that were not kept run beside the two sums of input gradients.
+TEST(LayoutOverlap, TensorParallelStepsHideWhatDoesNotDependOnEachOther) {
+  const Config config = config_of({"parallel.tensor=2", "parallel.sequence=true", "model.num_layers=2",
+                                   "training.global_batch_size=2", "training.micro_batch_size=2"});
+  const Batch batch = random_batch(2, 32, 3);
+  Timeline timeline;
+  run_local(2, {.timeout_s = 60, .delay_s = 0.02, .on_event = timeline.recorder()},
+            [&](std::shared_ptr<Communicator> world) {
+              const auto engine = engine_with_buckets(config, world, kSmallBucket);
+              engine->step(batch);
+              world->barrier(engine->ctx());
+              if (world->rank() == 0) timeline.clear();
+              world->barrier(engine->ctx());
+              engine->step(batch);
+            });
+  std::size_t beside = 0;
+  const auto gathers = timeline.of("tp", "all_gather"), sums = timeline.of("tp", "reduce_scatter");
+  for (const CommEvent& sum : sums) {
+    beside += std::any_of(gathers.begin(), gathers.end(), [&](const CommEvent& gather) {
+      return gather.begin_s < sum.begin_s && gather.end_s > sum.begin_s && gather.sequence < sum.sequence;
+    });
+  }
+  // Two column linears per layer, two layers, two ranks.
+  EXPECT_GE(beside, 8u);
+}
+
+/// Of 10 L + 9 operations (embedding 2, head 2, loss, norms' gradients, and three numbers over the world
+/// besides the L layers) 8 L + 9 follow from each other: 0.86 of the delays' sum for two layers.
+TEST(LayoutOverlap, TensorParallelStepsTakeTheDependentDelaysOnly) {
+  const Config config = config_of({"parallel.tensor=2", "parallel.sequence=true", "model.num_layers=2",
+                                   "training.global_batch_size=2", "training.micro_batch_size=2"});
+  EXPECT_LT(exposed_share(config, 2, 0.02), 0.96);
+}
+
+struct OrderCase {
+  const char* name;
+  int stages, chunks;
+  PipelineSchedule kind;
+};
+void PrintTo(const OrderCase& c, std::ostream* out) { *out << c.name; }
+class LayoutOrder : public ::testing::TestWithParam<OrderCase> {};
+
+TEST_P(LayoutOrder, StagesRanAsTheTableSays) {
+  const OrderCase& c = GetParam();
+  const Config config = config_of(
+      {"parallel.pipeline=" + std::to_string(c.stages), "training.micro_batch_size=1",
+       "parallel.schedule=" + std::string(name_of(c.kind)),
+       "parallel.virtual_stages=" + std::to_string(c.kind == PipelineSchedule::zb_v ? 1 : c.chunks)});
+  const Schedule table = make_schedule(c.kind, c.stages, c.chunks, 8);
+  const Batch batch = random_batch(8, 32, 4);
+  std::vector<std::vector<ExecutedAction>> executed(static_cast<std::size_t>(c.stages));
+  run_local(c.stages, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    engine->step(batch);
+    executed[static_cast<std::size_t>(world->rank())] = engine->executed();
+  });
+  // When each pass of each piece ran, on one clock: nothing begins before what it needs has ended.
+  std::map<std::tuple<bool, int, int>, ExecutedAction> by_piece;
+  for (int stage = 0; stage < c.stages; ++stage) {
+    const auto& column = executed[static_cast<std::size_t>(stage)];
+    std::vector<Action> order;
+    double end = 0;
+    for (const ExecutedAction& e : column) {
+      order.push_back(e.action);
+      EXPECT_GE(e.begin_s, end);
+      EXPECT_GE(e.end_s, e.begin_s);
+      end = e.end_s;
+      if (e.action.kind != Action::Kind::weight_gradient) {
+        by_piece[{e.action.kind != Action::Kind::forward, table.piece_of(stage, e.action.chunk),
+                  e.action.micro_batch}] = e;
+      }
+    }
+    EXPECT_EQ(order, table.actions[static_cast<std::size_t>(stage)]) << "stage " << stage;
+  }
+  EXPECT_EQ(by_piece.size(), static_cast<std::size_t>(2 * table.pieces() * 8));
+  for (int micro = 0; micro < 8; ++micro) {
+    for (int piece = 0; piece + 1 < table.pieces(); ++piece) {
+      EXPECT_LE((by_piece[{false, piece, micro}].end_s), (by_piece[{false, piece + 1, micro}].begin_s));
+      EXPECT_LE((by_piece[{true, piece + 1, micro}].end_s), (by_piece[{true, piece, micro}].begin_s));
+    }
+  }
+}
+
+const OrderCase kOrders[] = {
+    {"gpipe", 3, 1, PipelineSchedule::gpipe},
+    {"one_f_one_b", 4, 1, PipelineSchedule::one_f_one_b},
+    {"interleaved", 2, 3, PipelineSchedule::interleaved},
+    {"interleaved4", 4, 2, PipelineSchedule::interleaved},
+    {"zb_h1", 4, 1, PipelineSchedule::zb_h1},
+    {"zb_v", 4, 2, PipelineSchedule::zb_v},
+};
+INSTANTIATE_TEST_SUITE_P(All, LayoutOrder, ::testing::ValuesIn(kOrders),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera::test

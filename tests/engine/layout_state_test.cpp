@@ -1,0 +1,145 @@
+/// Checkpoints and evaluation across layouts: what one saves any other goes on from.
+
+#include "tessera/engine/state.hpp"
+#include "tests/engine/engine_support.hpp"
+#include "tests/engine/layout_support.hpp"
+
+namespace tessera::test {
+namespace {
+
+struct Layout {
+  const char* name;
+  int tp = 1, pp = 1, dp = 1;
+  bool sp = false;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  Precision precision = Precision::fp32;
+  int zero = 1;
+  int ranks() const { return tp * pp * dp; }
+};
+
+Config config_of(const Layout& layout) {
+  Config config = tiny_llama(0.1);
+  config.model.num_layers = 8;
+  config.model.num_heads = 8;
+  config.model.num_kv_heads = 4;
+  config.model.ffn_hidden_size = 20;
+  config.optimizer.eps = 1e-5;
+  config.optimizer.lr = 1e-3;
+  config.training.seq_length = 8;
+  config.training.global_batch_size = 24;
+  config.training.micro_batch_size = 1;
+  config.training.precision = layout.precision;
+  config.parallel.tensor = layout.tp;
+  config.parallel.sequence = layout.sp;
+  config.parallel.pipeline = layout.pp;
+  config.parallel.schedule = layout.schedule;
+  config.parallel.data = layout.dp;
+  config.parallel.zero_stage = layout.zero;
+  return resolve(config);
+}
+
+Batch batch_of(std::int64_t step) { return random_batch(24, 8, static_cast<unsigned>(1000 + step)); }
+
+/// Trains steps [first, last) on a layout, from a checkpoint if there is one, and saves; returns the losses.
+std::vector<double> train_part(const Layout& layout, const std::filesystem::path& root, std::int64_t first,
+                               std::int64_t last) {
+  const Config config = config_of(layout);
+  std::vector<double> losses;
+  run_local(layout.ranks(), {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    if (first > 0) {
+      load_engine(CheckpointReader(resolve_checkpoint(root)), *engine);
+      engine->params().gather_weights();
+      engine->set_progress(first, 0);
+    }
+    for (std::int64_t step = first; step < last; ++step) {
+      const double loss =
+          engine
+              ->step(data_part(batch_of(step), engine->mesh().coordinates().dp, engine->mesh().shape().dp, 1))
+              .loss;
+      if (world->rank() == 0) losses.push_back(loss);
+    }
+    save_engine(root, *engine, {.step = last, .consumed_samples = last * 24, .config = config}, {});
+  });
+  return losses;
+}
+
+class LayoutState : public FolderTest {
+ protected:
+  void expect_same_from(const Layout& saver, const std::vector<Layout>& readers, std::int64_t more,
+                        double tolerance) {
+    constexpr std::int64_t kFirst = 3;
+    const std::vector<double> straight = train_part({"one"}, dir_ / "straight", 0, kFirst + more);
+    train_part(saver, dir_ / "saved", 0, kFirst);
+    for (const Layout& reader : readers) {
+      std::filesystem::remove_all(dir_ / "copy");
+      std::filesystem::copy(dir_ / "saved", dir_ / "copy", std::filesystem::copy_options::recursive);
+      const std::vector<double> losses = train_part(reader, dir_ / "copy", kFirst, kFirst + more);
+      ASSERT_EQ(losses.size(), static_cast<std::size_t>(more));
+      for (std::int64_t i = 0; i < more; ++i) {
+        EXPECT_NEAR(losses[static_cast<std::size_t>(i)], straight[static_cast<std::size_t>(kFirst + i)],
+                    tolerance * straight[static_cast<std::size_t>(kFirst + i)])
+            << reader.name << ", step " << kFirst + i;
+      }
+    }
+  }
+};
+
+TEST_F(LayoutState, SavedUnderOneLayoutLoadsUnderAnother) {
+  expect_same_from({"tp2_pp2", 2, 2, 1}, {{"dp4", 1, 1, 4}, {"tp4", 4, 1, 1}, {"pp4", 1, 4, 1}, {"tp1"}}, 20,
+                   1e-5);
+}
+
+TEST_F(LayoutState, OneToEightToThreeProcesses) {
+  const std::vector<double> straight = train_part({"one"}, dir_ / "straight", 0, 8);
+  train_part({"one"}, dir_ / "run", 0, 3);
+  std::vector<double> losses =
+      train_part({"eight", 2, 2, 2, true, PipelineSchedule::zb_v}, dir_ / "run", 3, 5);
+  const auto rest = train_part({"three", 1, 1, 3, false, PipelineSchedule::one_f_one_b, Precision::fp32, 0},
+                               dir_ / "run", 5, 8);
+  losses.insert(losses.end(), rest.begin(), rest.end());
+  for (std::size_t i = 0; i < losses.size(); ++i)
+    EXPECT_NEAR(losses[i], straight[3 + i], 1e-5 * straight[3 + i]);
+}
+
+TEST_F(LayoutState, EvaluationAndSavingWaitForTheWeights) {
+  Config config = config_of({"dp2", 1, 1, 2});
+  std::vector<double> losses(4);
+  std::mutex mutex;
+  run_local(2, {.timeout_s = 60, .delay_s = 0.02}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    const int dp = engine->mesh().coordinates().dp;
+    const Batch batch = data_part(batch_of(0), dp, 2, 1);
+    engine->step(batch);
+    const double at_once = engine->evaluate(batch);
+    engine->step(batch);
+    save_engine(dir_ / "at_once", *engine, {.step = 2, .config = config}, {});
+    world->barrier(engine->ctx());
+    engine->params().wait_for_weights();
+    const double later = engine->evaluate(batch);
+    const std::lock_guard lock(mutex);
+    losses[static_cast<std::size_t>(2 * dp)] = at_once;
+    losses[static_cast<std::size_t>(2 * dp + 1)] = later;
+  });
+  // The same two steps without any delay, waiting after each.
+  run_local(2, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    const int dp = engine->mesh().coordinates().dp;
+    const Batch batch = data_part(batch_of(0), dp, 2, 1);
+    engine->step(batch);
+    engine->params().wait_for_weights();
+    world->barrier(engine->ctx());
+    EXPECT_EQ(engine->evaluate(batch), losses[static_cast<std::size_t>(2 * dp)]);
+    engine->step(batch);
+    engine->params().wait_for_weights();
+    const double trained = engine->evaluate(batch);
+    EXPECT_EQ(trained, losses[static_cast<std::size_t>(2 * dp + 1)]);
+    const auto other = build_engine(config, true, world);
+    load_engine(CheckpointReader(resolve_checkpoint(dir_ / "at_once")), *other);
+    other->params().gather_weights();
+    EXPECT_EQ(other->evaluate(batch), trained);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::test

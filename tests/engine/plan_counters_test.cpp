@@ -1,0 +1,219 @@
+/// The plan against real runs: bytes sent by every rank along every axis, bytes held by tapes and stores.
+
+#include <gtest/gtest.h>
+
+#include "engine/plan_activations.hpp"
+#include "engine_support.hpp"
+#include "layout_support.hpp"
+#include "tessera/engine/plan.hpp"
+#include "tessera/nn/models/decoder.hpp"
+
+namespace tessera {
+namespace {
+
+/// Sizes whose tensors all fill whole blocks of the allocator.
+Config base(Family family) {
+  Config c;
+  c.model = {.family = family,
+             .num_layers = 4,
+             .hidden_size = 64,
+             .num_heads = 4,
+             .num_kv_heads = family == Family::llama ? 2 : 0,
+             .ffn_hidden_size = 128,
+             .vocab_size = 251,
+             .max_positions = 64};
+  c.training.seq_length = 64;
+  c.training.micro_batch_size = 4;
+  c.training.global_batch_size = 48;
+  c.device.threads = 1;
+  return resolve(c);
+}
+
+struct Case {
+  const char* name;
+  Family family;
+  std::vector<std::string> overrides;
+  int ranks;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+Config config_of(const Case& c) { return parse_config(to_yaml(base(c.family)), "case", c.overrides); }
+
+class PlanCounters : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PlanCounters, BytesSentAreTheRunsOwn) {
+  const Config config = config_of(GetParam());
+  const Plan plan = make_plan(config, GetParam().ranks);
+  const Batch whole = test::random_batch(48, 64, 3, 251);
+  std::mutex mutex;
+  test::run_local(GetParam().ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    const int rank = world->rank();
+    const auto engine = build_engine(config, true, world);
+    const RankPlan& planned = plan.ranks[static_cast<std::size_t>(rank)];
+    for (int step = 0; step < 2; ++step) {
+      const StepReport report =
+          engine->step(test::data_part(whole, engine->mesh().coordinates().dp, plan.mesh.dp, 4));
+      const std::lock_guard lock(mutex);
+      ASSERT_FALSE(report.traffic.empty());
+      for (const AxisTraffic& axis : report.traffic) {
+        EXPECT_EQ(static_cast<std::int64_t>(axis.bytes_sent), planned.bytes_sent(axis.axis))
+            << "rank " << rank << ", axis " << axis.axis << ", step " << step;
+      }
+    }
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(static_cast<std::int64_t>(engine->params().persistent_bytes()),
+              planned.persistent_bytes() - planned.memory_of("optimizer"))
+        << "rank " << rank;
+    const auto peak = static_cast<double>(engine->ctx().allocator->stats().peak_used_bytes);
+    EXPECT_NEAR(peak / static_cast<double>(planned.memory_bytes()), 1.0, 0.05) << "rank " << rank;
+  });
+}
+
+const Case kCases[] = {
+    {"tp2", Family::gpt2, {"parallel.tensor=2"}, 2},
+    {"tp4_sp", Family::gpt2, {"parallel.tensor=4", "parallel.sequence=true"}, 4},
+    {"tp2_sp_dp3", Family::llama, {"parallel.tensor=2", "parallel.sequence=true"}, 6},
+    {"tp4_copies_dp2", Family::llama, {"parallel.tensor=4", "parallel.sequence=true"}, 8},
+    {"tp4_one_kv_head", Family::llama, {"parallel.tensor=4", "model.num_kv_heads=1"}, 4},
+    {"dp3_zero0", Family::gpt2, {"parallel.zero_stage=0"}, 3},
+    {"dp4_bf16", Family::gpt2, {"training.precision=bf16"}, 4},
+    {"tp2_bf16_dp2", Family::llama, {"parallel.tensor=2", "training.precision=bf16"}, 4},
+    {"tp2_sp_bf16_residual",
+     Family::gpt2,
+     {"parallel.tensor=2", "parallel.sequence=true", "training.precision=bf16",
+      "training.fp32_residual=false"},
+     2},
+    {"pp2_tied", Family::gpt2, {"parallel.pipeline=2"}, 4},
+    {"pp2_tp2_sp_tied",
+     Family::gpt2,
+     {"parallel.pipeline=2", "parallel.tensor=2", "parallel.sequence=true"},
+     8},
+    {"pp2_interleaved",
+     Family::llama,
+     {"parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2"},
+     2},
+    {"pp3_gpipe_uneven",
+     Family::llama,
+     {"parallel.pipeline=3", "parallel.schedule=gpipe", "parallel.pipeline_layout=\"2,1,1\""},
+     3},
+    {"pp2_zb_h1_tp2",
+     Family::gpt2,
+     {"parallel.pipeline=2", "parallel.schedule=zb-h1", "parallel.tensor=2", "parallel.sequence=true"},
+     4},
+    {"pp2_zb_v", Family::gpt2, {"parallel.pipeline=2", "parallel.schedule=zb-v"}, 2},
+    {"full_recompute",
+     Family::gpt2,
+     {"parallel.tensor=2", "parallel.sequence=true", "training.recompute=full",
+      "training.recompute_layers=3"},
+     2},
+    {"full_block_partition",
+     Family::gpt2,
+     {"parallel.tensor=2", "training.recompute=full", "training.recompute_layers=2",
+      "training.recompute_method=block", "training.recompute_partition=true"},
+     2},
+    {"selective",
+     Family::llama,
+     {"parallel.tensor=2", "parallel.sequence=true", "training.recompute=selective"},
+     2},
+};
+INSTANTIATE_TEST_SUITE_P(Layouts, PlanCounters, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+/// What a tape holds: after forward, and after a backward pass that defers weight gradients.
+class PlanActivations : public ::testing::TestWithParam<Case> {};
+
+std::int64_t used(const ExecCtx& ctx) {
+  ctx.stream->synchronize();
+  return static_cast<std::int64_t>(ctx.allocator->stats().used_bytes);
+}
+
+void check_piece(const Config& config, const ModelPiece& piece, std::shared_ptr<Communicator> tensor) {
+  const ExecCtx ctx = ExecCtx::cpu(1, 7);
+  Decoder model(config.model, numerics_of(config.training),
+                {.tensor = {tensor.get(), config.parallel.sequence},
+                 .pieces = {piece},
+                 .recompute = RecomputeOptions::from(config.training)});
+  ParamStore store(
+      ctx, model.parameters(),
+      {.compute = numerics_of(config.training).compute,
+       .groups = {.tensor = tensor.get(), .world = tensor.get(), .tensor_block = [&](int) -> Communicator& {
+                    return *tensor;
+                  }}});
+  const MicroBatch input = to_micro_batch(ctx, test::random_batch(4, 64, 5, 251));
+  const auto [shape, dtype] = model.boundary(4, 64);
+  const auto activation = [&, shape = shape, dtype = dtype] {
+    Tensor x = Tensor::empty(ctx, shape, dtype);
+    ops::fill_zero(ctx, x);
+    return x;
+  };
+  const auto run = [&](bool measure) {
+    const std::int64_t before = used(ctx);
+    Tape tape;
+    const Forward forward{.exec = ctx, .input = input, .tape = &tape, .training = true};
+    Var first = piece.embedding ? Var() : tape.input(activation(), true);
+    Tensor upstream;
+    if (piece.head) {
+      upstream = Tensor::empty(ctx, {256}, DType::f32);
+      ops::fill_constant(ctx, upstream, 1.0f);
+    }
+    Var output = model.run_piece(forward, 0, first, Model::Output::losses, upstream);
+    if (!piece.head) output.take();
+    if (!piece.embedding) first.take();
+    tensor->barrier(ctx);  // the head's input gradient may still be on its way
+    const detail::Activations formula(config, tensor->rank());
+    if (measure) {
+      EXPECT_EQ(used(ctx) - before, formula.kept(piece)) << "held after forward";
+    }
+    Tensor grad = piece.head ? upstream : activation();
+    tape.backward(ctx, output, std::move(grad), Tape::WeightGradients::deferred);
+    if (!piece.embedding) tape.take_grad(first);
+    first = output = Var();
+    if (measure) {
+      EXPECT_EQ(used(ctx) - before, formula.deferred(piece)) << "held after the input gradient";
+    }
+    tape.run_weight_gradients(ctx);
+  };
+  run(false);
+  run(true);
+}
+
+TEST_P(PlanActivations, AreWhatTheFunctionsKeep) {
+  const Config config = config_of(GetParam());
+  for (const ModelPiece& piece : {ModelPiece{0, 3, true, false}, ModelPiece{1, 2, false, false},
+                                  ModelPiece{1, 3, false, true}, ModelPiece{0, 4, true, true}}) {
+    SCOPED_TRACE(piece.head ? piece.embedding ? "whole" : "last" : piece.embedding ? "first" : "middle");
+    test::run_local(GetParam().ranks, {.timeout_s = 60},
+                    [&](std::shared_ptr<Communicator> tensor) { check_piece(config, piece, tensor); });
+  }
+}
+
+const Case kTapes[] = {
+    {"gpt2", Family::gpt2, {}, 1},
+    {"llama", Family::llama, {}, 1},
+    {"gpt2_bf16", Family::gpt2, {"training.precision=bf16"}, 1},
+    {"llama_bf16_residual", Family::llama, {"training.precision=bf16", "training.fp32_residual=false"}, 1},
+    {"selective", Family::gpt2, {"training.recompute=selective"}, 1},
+    {"full", Family::llama, {"training.recompute=full", "training.recompute_layers=2"}, 1},
+    {"block",
+     Family::gpt2,
+     {"training.recompute=full", "training.recompute_layers=2", "training.recompute_method=block"},
+     1},
+    {"gpt2_dropout", Family::gpt2, {"model.dropout=0.1", "model.attention_dropout=0.1"}, 1},
+    {"tp2", Family::gpt2, {"parallel.tensor=2"}, 2},
+    {"tp2_sp", Family::llama, {"parallel.tensor=2", "parallel.sequence=true"}, 2},
+    {"tp2_sp_bf16_selective",
+     Family::gpt2,
+     {"parallel.tensor=2", "parallel.sequence=true", "training.precision=bf16",
+      "training.recompute=selective"},
+     2},
+    {"tp4_copies", Family::llama, {"parallel.tensor=4", "parallel.sequence=true"}, 4},
+    {"tp2_partition",
+     Family::gpt2,
+     {"parallel.tensor=2", "training.recompute=full", "training.recompute_partition=true"},
+     2},
+};
+INSTANTIATE_TEST_SUITE_P(Tapes, PlanActivations, ::testing::ValuesIn(kTapes),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera
