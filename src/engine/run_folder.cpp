@@ -94,7 +94,7 @@ void RunFolder::check_same_run(const Config& saved, const std::filesystem::path&
     if (identifies_run(item.key)) {
       differences += "\n  " + item.key + ": " + old + " there, " + item.value + " here";
     } else if (!item.key.starts_with("logging.") && !item.key.starts_with("checkpoint.")) {
-      log_.info(item.key, " changes from ", old, " to ", item.value);
+      if (told_.insert(item.key).second) log_.info(item.key, " changes from ", old, " to ", item.value);
     }
   }
   TESSERA_ENSURE(ConfigError, differences.empty(), from.string(), " belongs to another run:", differences,

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
@@ -30,6 +32,7 @@ class RunFolder {
  private:
   const Config& config_;
   const Logger& log_;
+  mutable std::set<std::string> told_;  ///< changed keys: the folder and the checkpoint say the same
 };
 
 }  // namespace tessera

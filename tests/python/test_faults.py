@@ -160,13 +160,13 @@ def test_random_kills(tessera_program, tmp_path, long_run):
 # Interruptions
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_one_ctrl_c_ends_after_the_step(tessera_program, tmp_path, saves):
+@pytest.mark.parametrize("saves,sent", [(True, signal.SIGINT), (False, signal.SIGTERM)])
+def test_one_signal_ends_after_the_step(tessera_program, tmp_path, saves, sent):
     config = make_config(tmp_path, checkpoint__on_interrupt=saves, **ENDLESS)
     with start(tessera_program, config, *FOUR_RANKS) as job:
         job.wait_for_step(tmp_path / "run", 3)
-        job.signal(signal.SIGINT)
-        job.finish(128 + signal.SIGINT)
+        job.signal(sent)
+        job.finish(128 + sent)
     last = last_step(tmp_path / "run")
     saved = tmp_path / f"run/checkpoints/step-{last:08d}"
     assert saved.is_dir() == saves
@@ -175,6 +175,19 @@ def test_one_ctrl_c_ends_after_the_step(tessera_program, tmp_path, saves):
     # The run goes on from there, or from its beginning.
     train(tessera_program, config, *FOUR_RANKS, f"training.steps={last + 1}")
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, last + 2))
+
+
+def test_ctrl_c_while_the_processes_start(tessera_program, tmp_path):
+    """Some have ended by it, others wait for them."""
+    config = make_config(tmp_path, **ENDLESS)
+    for delay in (0, 0.01, 0.02, 0.04):
+        with start(tessera_program, config, *FOUR_RANKS) as job:
+            job.worker(0)
+            time.sleep(delay)
+            job.signal(signal.SIGINT)
+            asked = time.monotonic()
+            job.finish(128 + signal.SIGINT)
+            assert time.monotonic() - asked < SOON
 
 
 def test_two_ctrl_c_end_at_once(tessera_program, tmp_path):
