@@ -92,7 +92,8 @@ def test_installed_program(prefix, version):
 def wheel_bin(build_dir, source_dir, tmp_path_factory) -> Path:
     """bin/ of an empty virtual environment after `pip install .`."""
     folder = tmp_path_factory.mktemp("venv")
-    environment = clean_environment()
+    # The compiler by the name CMake knows it by, so that ccache finds what the build of the tests left.
+    environment = {**clean_environment(), "CC": "cc", "CXX": "c++"}
     run(sys.executable, "-m", "venv", folder, env=environment)
     run(folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", ".", cwd=source_dir, env=environment)
     return folder / "bin"
