@@ -69,7 +69,7 @@ run_sanitized() {
     return
   fi
   ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-    run_gtests "build/$1" "$1-"
+    LSAN_OPTIONS="suppressions=$PWD/tests/leaks_of_others.txt:print_suppressions=0" run_gtests "build/$1" "$1-"
 }
 
 # test_environment REQUIREMENTS NAME: prints the folder of a cached virtual environment with these packages, made on
