@@ -15,6 +15,7 @@ namespace {
 constexpr auto kForever = std::chrono::milliseconds(std::chrono::hours(24 * 365));
 /// How long a waiting call lets the guard find out why a connection broke.
 constexpr double kExplainTimeout = 15;
+constexpr std::size_t kFinishedKept = 256;
 
 }  // namespace
 
@@ -161,9 +162,15 @@ void GlooFabric::wait(GlooMessage& message, const GroupPtr& group, const GlooCal
   } catch (const std::exception&) {
     broken = true;
   }
+  std::unique_ptr<gloo::transport::UnboundBuffer> oldest;  // ends without the lock
   {
     const std::lock_guard lock(mutex_);
     waits_.erase(entry);
+    if (done) finished_.push_back(std::move(message.buffer));
+    if (finished_.size() > kFinishedKept) {
+      oldest = std::move(finished_.front());
+      finished_.pop_front();
+    }
   }
   if (done) return;
   if (broken) lost(message.peer);
@@ -183,6 +190,11 @@ bool GlooFabric::set_failure(const std::string& reason, Origin origin) {
   }
   changed_.notify_all();
   return true;
+}
+
+std::string GlooFabric::failure() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
 }
 
 void GlooFabric::fail(const std::string& reason) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -98,6 +99,8 @@ class GlooFabric {
   /// are left to find out, as the exception's own text is still to be told (error_key).
   void give_up();
   bool failed() const { return failed_; }
+  /// The reason; empty unless failed.
+  std::string failure() const;
   /// Throws if failed: the reason, and what was waiting.
   void check(const GroupPtr& group, const GlooCall& call) const;
   /// Waits for messages that nobody else waits for, in a thread of its own; `keep` lives until then.
@@ -176,6 +179,9 @@ class GlooFabric {
   std::uint64_t next_wait_ = 0;
   struct Orphan;
   std::list<Orphan> orphans_;
+  /// libgloo signals a buffer's condition variable after it has released its mutex, so the waiter may be gone
+  /// by then: finished buffers stay for a while.
+  std::deque<std::unique_ptr<gloo::transport::UnboundBuffer>> finished_;
   bool no_more_orphans_ = false;
   store::Deadline wake_ = store::Deadline::max();  // when the guard looks at the deadlines next
   std::set<int> lost_;
