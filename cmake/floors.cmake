@@ -1,6 +1,5 @@
 # A floor is one object library from src/<name>/ (sub-folders included). TESSERA_FLOORS lists them bottom to top.
 set(TESSERA_FLOORS "")
-set(TESSERA_LIBRARIES "")
 
 macro(tessera_register_floor name)
   list(APPEND TESSERA_FLOORS ${name})
@@ -9,6 +8,7 @@ endmacro()
 function(tessera_floor name)
   cmake_parse_arguments(FLOOR "" "" "LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
+  tessera_without_cuda_files(sources)
   if(NOT sources)
     return()
   endif()
@@ -20,7 +20,11 @@ endfunction()
 
 # The kernels: plain files once, files of kernels/cpu/vector once per instruction set, stubs for the absent backends.
 function(tessera_kernels)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp ${PROJECT_SOURCE_DIR}/kernels/stub/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp)
+  if(TESSERA_CUDA STREQUAL "OFF")
+    file(GLOB stubs CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/stub/*.cpp)
+    list(APPEND sources ${stubs})
+  endif()
   if(TESSERA_ONEDNN)
     list(FILTER sources EXCLUDE REGEX "gemm_plain\\.cpp$")
     set(libraries DNNL::dnnl)

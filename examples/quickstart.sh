@@ -31,10 +31,20 @@ begin=$SECONDS
 say "1/6 Installing and building"
 note "system packages with apt (what is missing of a compiler, CMake, ninja, oneDNN, yaml-cpp, spdlog, CLI11, nlohmann-json, zlib, Python)"
 note "Python packages with pip into .venv (tessera built from this clone, matplotlib); nothing else is touched"
-scripts/install_deps.sh
+# For the GPU, where there is one and its compiler.
+export TESSERA_CUDA=OFF
+if nvidia-smi -L >/dev/null 2>&1; then
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+    TESSERA_CUDA=auto
+    note "a GPU and nvcc are here: building with CUDA, which takes some minutes more"
+  else
+    note "a GPU is here, but no nvcc: building for the CPU (docs/guides/cuda.md)"
+  fi
+fi
+if [ "$TESSERA_CUDA" = auto ]; then scripts/install_deps.sh --cuda; else scripts/install_deps.sh; fi
 
 stamp=.venv/tessera.stamp
-wanted="$(hash_of CMakeLists.txt pyproject.toml cmake include kernels src python) $("$(python_command)" -VV | tr '\n' ' ')"
+wanted="$(hash_of CMakeLists.txt pyproject.toml cmake include kernels src python) $TESSERA_CUDA $("$(python_command)" -VV | tr '\n' ' ')"
 if [ -x .venv/bin/tessera ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
   note ".venv: up to date, nothing to build"
 else
@@ -50,7 +60,7 @@ else
   note "built in $(elapsed $begin)"
 fi
 export PATH="$PWD/.venv/bin:$PATH"
-unset PYTHONPATH PYTHONHOME
+unset PYTHONPATH PYTHONHOME TESSERA_CUDA
 training=$SECONDS
 
 say "2/6 Making the corpus"

@@ -1,5 +1,6 @@
 # What tests/run.sh and .ci/run share: one folder of results, written by the functions below. Needs common.sh, and
 # $results naming the folder. tests/count_results.py adds it up.
+# shellcheck shell=bash
 
 # start_results FOLDER: the folder that results go to, emptied.
 start_results() {
@@ -24,13 +25,14 @@ check() {
   esac
 }
 
-# run_gtest BINARY PREFIX: one C++ test program; a failing one's log is shown in full.
+# run_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown.
 run_gtest() {
-  local name log code=0 begin=$SECONDS
+  local binary="$1" name log code=0 begin=$SECONDS
   name="$2$(basename "$1")"
   log="$results/$name.log"
+  shift 2
   # In a subshell of its own, whose complaint about a crash goes to the log as well.
-  (timeout --kill-after=10 1200 "$1" "--gtest_output=json:$results/$name.gtest.json" </dev/null) >"$log" 2>&1 || code=$?
+  (timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" "--gtest_output=json:$results/$name.gtest.json" </dev/null) >"$log" 2>&1 || code=$?
   if [ $code -eq 0 ]; then
     note "ok       $name ($(grep -oE '[0-9]+ tests? from' "$log" | tail -n 1 | grep -oE '^[0-9]+ tests?' || echo '?'), $((SECONDS - begin)) s)"
     return
@@ -57,19 +59,87 @@ run_gtests() {
   fi
 }
 
+# build_preset PRESET LOGNAME [TARGET...]: configures and builds a preset; a failure counts, its log is shown, and the
+# function fails.
+build_preset() {
+  local preset="$1" name="$2"
+  shift 2
+  if cmake --preset "$preset" -DTESSERA_PYTHON=OFF >"$results/$name-configure.log" 2>&1 &&
+    nice -n 5 cmake --build --preset "$preset" ${1+--target "$@"} >"$results/$name-build.log" 2>&1; then
+    return 0
+  fi
+  cat "$results/$name-configure.log"
+  [ ! -e "$results/$name-build.log" ] || tail -n 200 "$results/$name-build.log"
+  note "FAILED   the '$preset' build"
+  echo failed >"$results/$name-build.status"
+  return 1
+}
+
 # run_sanitized PRESET: builds a sanitizer preset and runs the C++ tests in it.
 run_sanitized() {
   say "C++ tests under the '$1' preset"
-  if ! cmake --preset "$1" -DTESSERA_PYTHON=OFF >"$results/$1-configure.log" 2>&1 ||
-    ! cmake --build --preset "$1" >"$results/$1-build.log" 2>&1; then
-    cat "$results/$1-configure.log"
-    [ ! -e "$results/$1-build.log" ] || tail -n 200 "$results/$1-build.log"
-    note "FAILED   the '$1' build"
-    echo failed >"$results/$1-build.status"
-    return
-  fi
-  ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+  build_preset "$1" "$1" || return 0
+  TSAN_OPTIONS="suppressions=$PWD/tests/races_of_others.txt" \
+    ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
     LSAN_OPTIONS="suppressions=$PWD/tests/leaks_of_others.txt:print_suppressions=0" run_gtests "build/$1" "$1-"
+}
+
+# Test programs that have tests of the CUDA backend, each with the filter that picks them: on the emulator, on a GPU.
+cuda_filter='*Cuda*:*cuda*:*Nccl*:*Emulator*'
+# A dozen layouts of the matrix: each axis, schedule and sharding once.
+cuda_engine_filter='Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.*'
+for layout in gpt2_tp2sp_pp1_dp1_zero1_mbs1 gpt2_tp3_pp1_dp1_zero1_mbs1 llama_kv2_tp4_pp1_dp1_zero1_mbs1 \
+  gpt2_tp1_pp1_dp3_zero0_mbs2 gpt2_tp1_pp1_dp2_zero1_mbs2 gpt2_tp1_pp4_1f1b_dp1_zero1_mbs1 \
+  gpt2_tp1_pp2_interleaved_v2_dp1_zero1_mbs1 llama_kv4_tp1_pp3_zbh1_dp1_zero1_mbs2 \
+  alibi_untied_tp1_pp2_zbv_v2_dp1_zero1_mbs1 gpt2_tp2sp_pp1_dp1_zero1_mbs1_selective \
+  llama_kv4_tp2_pp1_dp1_zero1_mbs1_fulluniform1_partition llama_kv4_tp2sp_pp2_1f1b_dp2_zero1_mbs1_selective; do
+  cuda_engine_filter+=":*LayoutMatrix.*/$layout"
+done
+cuda_tests=(
+  device:'*'
+  kernels:"$cuda_filter"
+  tensor:'*'
+  ops:'*'
+  comm:"$cuda_filter"
+  autograd:'*'
+  parallel:'*'
+  nn:'*'
+  optim:'Optimizer*:ParamStore*:Trajectory*:*Skipping*'
+  engine:"$cuda_engine_filter"
+)
+
+# run_emulated: the CUDA sources on the host. Counts every test program, and whether every kernel was run by one.
+run_emulated() {
+  local entry record="$PWD/$results/emulated-kernels.txt" targets=()
+  say "CUDA sources on the emulator"
+  for entry in "${cuda_tests[@]}"; do targets+=("test_${entry%%:*}"); done
+  build_preset emulated emulated "${targets[@]}" || return 0
+  for entry in "${cuda_tests[@]}"; do
+    TESSERA_EMULATOR_RECORD="$record" run_gtest "build/emulated/tests/test_${entry%%:*}" emulated- "--gtest_filter=${entry#*:}"
+  done
+  check emulated_kernels "$(python_command)" tests/emulated_kernels.py "$record"
+}
+
+# run_cuda_build: the 'cuda' preset and what can be said of it without a GPU. Skipped where there is no nvcc.
+run_cuda_build() {
+  local environment
+  say "CUDA build"
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    note "skipped  no nvcc"
+    echo skipped >"$results/cuda-build.status"
+    return 0
+  fi
+  scripts/install_deps.sh --cuda
+  build_preset cuda cuda || return 0
+  echo passed >"$results/cuda-build.status"
+  if command -v cuobjdump >/dev/null || [ -x /usr/local/cuda/bin/cuobjdump ]; then
+    check cuda_code env "PATH=$PATH:/usr/local/cuda/bin" tests/check_cuda_code.sh build/cuda/libtessera.so
+  else
+    environment="$(test_environment tests/requirements-cuda.txt cuda)"
+    check cuda_code env "PATH=$(echo "$environment"/lib/python3*/site-packages/nvidia/cu*/bin):$PATH" \
+      tests/check_cuda_code.sh build/cuda/libtessera.so
+  fi
+  check kernel_table nice -n 5 "$(python_command)" tests/kernel_table.py --check
 }
 
 # test_environment REQUIREMENTS NAME: prints the folder of a cached virtual environment with these packages, made on

@@ -53,6 +53,7 @@ check format "$environment/bin/python" tests/check_style.py --format
 
 say "C++ tests"
 run_gtests "$build" ""
+run_emulated
 
 # run_pytest NAME FOLDER...: OpenBLAS is left to choose its kernels for itself.
 run_pytest() {

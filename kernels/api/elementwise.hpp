@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// y = alpha x + beta y over n elements; with beta 0, y is written without being read. Dtypes f32 or bf16,
-/// mixed freely.
+/// y = alpha x + beta y over n elements; with beta 0, y is written without being read. Dtypes f32, bf16 or
+/// f16, mixed freely.
 struct Axpby {
   std::int64_t n = 0;
   float alpha = 1.0f, beta = 0.0f;
@@ -32,6 +32,13 @@ struct Dropout {
   const void* x = nullptr;
   void* y = nullptr;  ///< may be the same memory as x
   DropoutSpec spec;
+};
+
+/// x *= *factor, n floats; the factor is where kernels run.
+struct ScaleBy {
+  std::int64_t n = 0;
+  const float* factor = nullptr;
+  float* x = nullptr;
 };
 
 /// Copies a [n0, n1, n2, n3] box between strided buffers (strides in elements) of one dtype.
@@ -71,6 +78,7 @@ struct FillConstant {
 TESSERA_DECLARE_KERNEL(axpby, Axpby)
 TESSERA_DECLARE_KERNEL(add, Add)
 TESSERA_DECLARE_KERNEL(dropout, Dropout)
+TESSERA_DECLARE_KERNEL(scale_by, ScaleBy)
 TESSERA_DECLARE_KERNEL(copy_strided, CopyStrided)
 TESSERA_DECLARE_KERNEL(fill_zero, FillZero)
 TESSERA_DECLARE_KERNEL(fill_normal, FillNormal)

@@ -24,8 +24,8 @@ struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t lda = 0, ldb = 0, ldc = 0;  ///< pre shares ldc
   bool trans_a = false, trans_b = false;
-  DType ab_dtype = DType::f32;  ///< f32 or bf16
-  DType c_dtype = DType::f32;   ///< f32 or bf16
+  DType ab_dtype = DType::f32;  ///< f32, bf16 or f16
+  DType c_dtype = DType::f32;   ///< f32, bf16 or f16
   float beta = 0.0f;            ///< 0 or 1
   Epilogue epilogue = Epilogue::none;
 };

@@ -6,8 +6,10 @@
 
 namespace tessera::kernels {
 
-inline constexpr int kReduceParts =
-    64;  ///< fixed partition of a reduction: its order never depends on threads
+/// Fixed partitions of a reduction, so that its order never depends on threads: the most parts of a column
+/// sum and of a sum. A sum's are many, since a GPU must have one for each block it runs at once.
+inline constexpr int kReduceParts = 64;
+inline constexpr int kSumParts = 1024;
 
 /// out[c] = beta out[c] + sum over rows of x[r, c]: a bias gradient.
 struct ColumnSum {
@@ -24,15 +26,16 @@ struct SumSquares {
   std::int64_t n = 0;
   const float* x = nullptr;
   double* out = nullptr;
-  double* scratch = nullptr;  ///< [kReduceParts]
+  double* scratch = nullptr;  ///< [kSumParts]
 };
 
-/// *out = sum of n floats in fp64, over fixed parts.
+/// *out = sum of n floats in fp64, over fixed parts; added to *out with `add`.
 struct Sum {
   std::int64_t n = 0;
+  bool add = false;
   const float* x = nullptr;
   double* out = nullptr;
-  double* scratch = nullptr;  ///< [kReduceParts]
+  double* scratch = nullptr;  ///< [kSumParts]
 };
 
 }  // namespace tessera::kernels

@@ -105,7 +105,7 @@ void run_embedding(const Report& report, DType dtype, kernels::Launch launch) {
 void run_reductions(const Report& report, kernels::Launch launch) {
   constexpr std::int64_t n = kVocab * kWidth;
   Array x(DType::f32, n), out(DType::f32, kHidden), scratch(DType::f32, kernels::kReduceParts * kHidden);
-  double total = 0.0, parts[kernels::kReduceParts];
+  double total = 0.0, parts[kernels::kSumParts];
   report.row("sum of squares", 4.0 * n,
              [&] { cpu::sum_squares({.n = n, .x = x.floats(), .out = &total, .scratch = parts}, launch); });
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -138,4 +138,11 @@ void fill_constant(const FillConstant& params, const Launch& launch) {
   });
 }
 
+void scale_by(const ScaleBy& params, const Launch& launch) {
+  const float factor = *params.factor;
+  parallel_for(launch.threads, params.n, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) params.x[i] *= factor;
+  });
+}
+
 }  // namespace tessera::kernels::cpu

@@ -5,8 +5,9 @@
 
 namespace tessera::kernels::cpu {
 
-/// The product with operands or result in bf16 on a machine that only multiplies fp32: blocks of A and B are
-/// widened, multiplied by gemm itself in fp32 and the sum is rounded once. Does not look at the epilogue.
+/// The product with operands or result of 16 bits that the machine does not multiply (float16, or bfloat16
+/// where it only knows fp32): blocks of A and B are widened, multiplied by gemm itself in fp32 and the sum is
+/// rounded once. Does not look at the epilogue.
 void gemm_through_f32(const Gemm& params, const Launch& launch);
 
 /// C = beta C + bias: what is left of the product when k is 0.

@@ -250,6 +250,13 @@ void multiply_sgemm(const Gemm& g) {
                  static_cast<int>(status));
 }
 
+/// oneDNN 2.6 has no float16 on the CPU and 3.x only where the CPU multiplies it (AVX512-FP16); bfloat16
+/// without its instructions is emulated slower than this.
+bool through_f32(const Gemm& g) {
+  if (g.ab_dtype == DType::f16 || g.c_dtype == DType::f16) return true;
+  return g.ab_dtype == DType::bf16 && !has_bf16_instructions();
+}
+
 }  // namespace
 
 void gemm(const Gemm& params, const Launch& launch) {
@@ -258,7 +265,7 @@ void gemm(const Gemm& params, const Launch& launch) {
   g.c = gemm_target(params, launch);
   if (g.k == 0) {
     gemm_without_product(g, launch);
-  } else if (g.ab_dtype == DType::bf16 && !has_bf16_instructions()) {
+  } else if (through_f32(g)) {
     gemm_through_f32(g, launch);
   } else {
     const ThreadCount threads(launch.threads);

@@ -76,7 +76,7 @@ void gemm(const Gemm& params, const Launch& launch) {
   g.c = gemm_target(params, launch);
   if (g.k == 0) {
     gemm_without_product(g, launch);
-  } else if (g.ab_dtype == DType::bf16 || g.c_dtype == DType::bf16) {
+  } else if (g.ab_dtype != DType::f32 || g.c_dtype != DType::f32) {
     gemm_through_f32(g, launch);
   } else {
     constexpr std::int64_t kScratch = (kRows + kCols) * kDepth;

@@ -47,7 +47,8 @@ void sum_squares(const SumSquares& params, const Launch& launch) {
 }
 
 void sum(const Sum& params, const Launch& launch) {
-  *params.out = over_parts(params.x, params.n, params.scratch, launch, TESSERA_PICK(sum_range));
+  const double sum = over_parts(params.x, params.n, params.scratch, launch, TESSERA_PICK(sum_range));
+  *params.out = params.add ? *params.out + sum : sum;
 }
 
 }  // namespace tessera::kernels::cpu

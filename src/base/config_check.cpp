@@ -178,6 +178,18 @@ void check_schedule(Rules& rules, const Config& c) {
              });
 }
 
+void check_loss_scale(Rules& rules, const TrainingConfig& c) {
+  rules.rule({"training.loss_scale", "training.precision"}, [&] {
+    return unless(!c.loss_scale || c.precision == Precision::fp16, "training.loss_scale is ", *c.loss_scale,
+                  ", but training.precision is ", name_of(c.precision),
+                  ": only fp16 scales the loss; leave it null");
+  });
+  rules.rule({"training.min_loss_scale", "training.initial_loss_scale"}, [&] {
+    return unless(c.min_loss_scale <= c.initial_loss_scale, "training.min_loss_scale (", c.min_loss_scale,
+                  ") is above training.initial_loss_scale (", c.initial_loss_scale, ")");
+  });
+}
+
 void check_batches(Rules& rules, const Config& c) {
   const TrainingConfig& t = c.training;
   rules.rule({"training.global_batch_size", "training.micro_batch_size"}, [&] {
@@ -272,6 +284,7 @@ std::vector<Finding> check(const Config& config, std::set<std::string> unreadabl
   check_model(rules, config.model);
   check_optimizer(rules, config.optimizer);
   check_schedule(rules, config);
+  check_loss_scale(rules, config.training);
   check_batches(rules, config);
   check_layout(rules, config);
   check_texts(rules, config);

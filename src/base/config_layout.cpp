@@ -271,8 +271,9 @@ std::vector<std::int64_t> layers_per_piece(const std::string& layout) {
   return counts;
 }
 
-std::int64_t processes_needed(const Config& config) {
-  return model_ranks(config.parallel) * config.parallel.data.value_or(1);
+std::int64_t processes_needed(const Config& config, std::int64_t devices) {
+  const std::int64_t model = model_ranks(config.parallel);
+  return model * config.parallel.data.value_or(std::max<std::int64_t>(1, devices / model));
 }
 
 ParallelConfig resolve_layout(const Config& config, std::optional<std::int64_t> world_size) {

@@ -20,8 +20,9 @@ constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "
                                                     {MlpActivation::relu, "relu"},
                                                     {MlpActivation::swiglu, "swiglu"}};
 
-constexpr EnumName<Precision> kPrecisions[] = {{Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}};
-constexpr LaterName kLaterPrecisions[] = {{"fp16", "use bf16 or fp32"}, {"fp8", "use bf16 or fp32"}};
+constexpr EnumName<Precision> kPrecisions[] = {
+    {Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}};
+constexpr LaterName kLaterPrecisions[] = {{"fp8", "use bf16 or fp32"}};
 
 constexpr EnumName<Recompute> kRecompute[] = {
     {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
@@ -52,8 +53,8 @@ constexpr EnumName<WeightDecayStyle> kWeightDecayStyles[] = {{WeightDecayStyle::
                                                              {WeightDecayStyle::linear, "linear"},
                                                              {WeightDecayStyle::cosine, "cosine"}};
 
-constexpr EnumName<DeviceChoice> kDevices[] = {{DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}};
-constexpr LaterName kLaterDevices[] = {{"cuda", "built without CUDA; use cpu or auto"}};
+constexpr EnumName<DeviceChoice> kDevices[] = {
+    {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
 
 template <typename E>
 std::string_view find_name(E value) {
@@ -77,7 +78,7 @@ EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
 EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecayStyles, {}}; }
-EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, kLaterDevices}; }
+EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, {}}; }
 
 std::string_view name_of(Family value) { return find_name(value); }
 std::string_view name_of(PositionKind value) { return find_name(value); }

@@ -30,6 +30,7 @@ constexpr Limits up_to(double min, double max, const char* beyond) {
 
 constexpr double kMostTokens = 2147483647.0;  // positions and token ids are 32-bit numbers
 constexpr double kMostWidth = 1 << 24;
+constexpr double kMostLossScale = 1e18;  // scaled sums of squares stay far from what a float holds
 
 template <typename T, typename Struct>
 concept IsSection = std::same_as<std::remove_const_t<T>, Struct>;
@@ -154,6 +155,26 @@ void describe(Visitor& visit, Section& c) {
   visit.field("end_weight_decay", c.end_weight_decay, "null = `optimizer.weight_decay`", at_least(0));
 }
 
+template <typename Visitor, typename Section>
+void describe_loss_scale(Visitor& visit, Section& c) {
+  visit.field("loss_scale", c.loss_scale,
+              "fp16: factor on the loss that never changes; null = dynamic, by the four keys below",
+              Limits{.min = 0.0, .max = kMostLossScale, .above = true});
+  visit.field("initial_loss_scale", c.initial_loss_scale,
+              "fp16: dynamic factor on the loss at the first step",
+              Limits{.min = 0.0, .max = kMostLossScale, .above = true});
+  visit.field("min_loss_scale", c.min_loss_scale,
+              "fp16: smallest dynamic factor, at most `initial_loss_scale`",
+              Limits{.min = 0.0, .max = kMostLossScale, .above = true});
+  visit.field("loss_scale_window", c.loss_scale_window,
+              "fp16: steps with a finite gradient, one after the other, before the factor doubles",
+              between(1, 2147483647));
+  visit.field("hysteresis", c.hysteresis,
+              "fp16: steps with a non-finite gradient since the factor last grew, from which on each one "
+              "halves it",
+              between(1, 2147483647));
+}
+
 template <typename Visitor, IsSection<TrainingConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("steps", c.steps, "optimizer steps", between(1, 1e12));
@@ -163,7 +184,8 @@ void describe(Visitor& visit, Section& c) {
               "samples per optimizer step over all ranks, a multiple of `micro_batch_size` x data ranks",
               between(1, kMostTokens));
   visit.field("precision", c.precision, "of activations and matrix products; main weights are fp32 always");
-  visit.field("fp32_residual", c.fp32_residual, "bf16: keep the residual stream in fp32");
+  visit.field("fp32_residual", c.fp32_residual, "bf16, fp16: keep the residual stream in fp32");
+  describe_loss_scale(visit, c);
   visit.field("recompute", c.recompute, "what the backward pass computes again instead of keeping it");
   visit.field("recompute_method", c.recompute_method,
               "recompute full: every `recompute_layers` layers are one segment (uniform), or only the first "
@@ -210,7 +232,10 @@ void describe(Visitor& visit, Section& c) {
 
 template <typename Visitor, IsSection<DeviceConfig> Section>
 void describe(Visitor& visit, Section& c) {
-  visit.field("type", c.type, "auto = the best there is");
+  visit.field("type", c.type, "auto = cuda if there is a device, else cpu");
+  visit.field("index", c.index,
+              "CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own",
+              between(0, 1023));
   visit.field("threads", c.threads, "CPU threads per process; 0 = all cores", between(0, 4096));
 }
 

@@ -17,6 +17,8 @@ void add_env(CLI::App& app, Program& program) {
     for (const auto& [name, value] : ops::describe_backends()) {
       std::cout << name << std::string(name.size() < 13 ? 13 - name.size() : 1, ' ') << value << "\n";
     }
+    const CudaDevices devices = cuda_devices();
+    if (devices.count == 0) std::cout << "gpus         none: " << devices.why_none << "\n";
     std::cout << "threads      " << ExecCtx::cpu().stream->threads() << " of "
               << std::thread::hardware_concurrency() << "\n";
     const Environment& e = program.environment;

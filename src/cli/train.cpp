@@ -8,6 +8,7 @@
 #include "cli/commands.hpp"
 #include "cli/progress.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
 #include "tessera/launch/launch.hpp"
 #include "tessera/launch/settings.hpp"
@@ -79,7 +80,7 @@ void start_processes(const TrainArguments& arguments, const Config& config, std:
   if (!result.report.empty()) std::cerr << "error: " << result.report << std::endl;
 }
 
-void report(const TrainResult& result, const Config& config, Program& program) {
+void report(const TrainResult& result, const Config& config) {
   if (result.interrupted) {
     std::cerr << "interrupted after step " << result.step
               << (result.checkpoint ? "; the last checkpoint is " + result.checkpoint->string()
@@ -109,7 +110,8 @@ void run_train(const TrainArguments& arguments, Program& program) {
   Config config = load_config(arguments.config, arguments.overrides);
   const Environment& environment = program.environment;
   if (!environment.launched()) {
-    const std::int64_t processes = processes_needed(config);
+    const bool cuda = !device_of(config.device).is_cpu();
+    const std::int64_t processes = processes_needed(config, cuda ? cuda_devices().count : 1);
     if (processes > 1) {
       resolve_layout(config, processes);
       check_run_folder(config);
@@ -118,6 +120,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   }
   config.parallel = resolve_layout(config, environment.world_size.value_or(1));
   config.device.threads = threads_of(config, environment);
+  if (!config.device.index) config.device.index = environment.local_rank.value_or(0);
   const auto world = connect_world(environment, config.parallel.timeout_s);
   // Not before: who waits for a rank that a signal has ended already would wait for long.
   const StopSignals signals;
@@ -133,7 +136,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   if (result.interrupted) program.exit_code = 128 + (stop_requested != 0 ? stop_requested : SIGINT);
   if (!first) return;
   progress.finish();
-  report(result, config, program);
+  report(result, config);
 }
 
 }  // namespace

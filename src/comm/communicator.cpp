@@ -43,14 +43,22 @@ std::vector<std::int64_t> block_counts(std::span<const std::int64_t> counts, std
   return std::vector<std::int64_t>(static_cast<std::size_t>(size), elements / size);
 }
 
-/// A copy on a stream that may run later.
+/// A copy on a stream that may run later. On CUDA its memory is used again in the stream's order, so nothing
+/// needs to be kept alive.
 class Copied : public Pending::State {
  public:
   Copied(const ExecCtx& ctx, const Tensor& in, const Tensor& out) {
-    ctx.stream->launch([in, out] { std::memcpy(out.raw(), in.raw(), in.nbytes()); });
+    if (ctx.device().is_cpu()) {
+      ctx.stream->launch([in, out] { std::memcpy(out.raw(), in.raw(), in.nbytes()); });
+    } else {
+      ctx.stream->copy(out.raw(), in.raw(), in.nbytes());
+    }
     ctx.stream->record(event_);
   }
-  void wait() override { event_.synchronize(); }
+  void wait(const ExecCtx& ctx) override {
+    if (ctx.device().is_cpu()) return event_.synchronize();
+    ctx.stream->wait(event_);
+  }
   bool done() const override { return event_.done(); }
 
  private:
@@ -68,13 +76,13 @@ struct Communicator::Counters {
 /// Measures how long a wait blocks.
 class Communicator::Waiting : public Pending::State {
  public:
-  Waiting(Pending inner, std::shared_ptr<Counters> counters, const ExecCtx& ctx)
-      : inner_(std::move(inner)), counters_(std::move(counters)), ctx_(ctx) {}
+  Waiting(Pending inner, std::shared_ptr<Counters> counters)
+      : inner_(std::move(inner)), counters_(std::move(counters)) {}
   bool done() const override { return inner_.done(); }
-  void wait() override {
-    if (inner_.done()) return inner_.wait(ctx_);
+  void wait(const ExecCtx& ctx) override {
+    if (inner_.done()) return inner_.wait(ctx);
     const Stopwatch stopwatch{*counters_};
-    inner_.wait(ctx_);
+    inner_.wait(ctx);
   }
 
  private:
@@ -88,11 +96,10 @@ class Communicator::Waiting : public Pending::State {
   };
   Pending inner_;
   std::shared_ptr<Counters> counters_;
-  ExecCtx ctx_;
 };
 
-void Pending::wait(const ExecCtx&) const {
-  if (state_) state_->wait();
+void Pending::wait(const ExecCtx& ctx) const {
+  if (state_) state_->wait(ctx);
 }
 
 Communicator::Communicator(int rank, int size, std::string name, CommOptions options)
@@ -203,10 +210,14 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
       report(finished);
     };
   }
+  request.held_up = [counters = counters_](double held_up_s) {
+    const std::lock_guard lock(counters->mutex);
+    counters->stats.wait_s += held_up_s;
+  };
   Pending pending = start(ctx, std::move(request));
   const std::lock_guard lock(counters_->mutex);
   counters_->stats.bytes_sent += bytes;
-  return Pending(std::make_shared<Waiting>(std::move(pending), counters_, ctx));
+  return Pending(std::make_shared<Waiting>(std::move(pending), counters_));
 }
 
 Pending Communicator::all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op, const Where& where) {
@@ -307,6 +318,21 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   const std::uint64_t sequence = next_sequence(Operation::split);
   if (size_ > 1) return do_split(color, key, name, sequence, where);
   return color < 0 ? nullptr : make_self_communicator(name, options_);
+}
+
+Pending Communicator::start_on(Communicator& other, const ExecCtx& ctx, Request request) {
+  return other.start(ctx, std::move(request));
+}
+
+std::shared_ptr<Communicator> Communicator::split_on(Communicator& other, int color, int key,
+                                                     const std::string& name, std::uint64_t sequence,
+                                                     const Where& where) {
+  return other.do_split(color, key, name, sequence, where);
+}
+
+void Communicator::make_helper(Communicator& other, double timeout_s) {
+  other.options_.on_event = nullptr;
+  other.set_timeout(timeout_s);
 }
 
 CommStats Communicator::stats() const {

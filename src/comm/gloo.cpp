@@ -25,7 +25,8 @@ double now_s() { return std::chrono::duration<double>(store::Clock::now().time_s
 /// A collective in the queue of its communicator's thread, which keeps the deadline.
 class QueuedCall : public Pending::State {
  public:
-  void wait() override {
+  void wait(const ExecCtx&) override { wait(); }
+  void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return done_; });
     if (error_) std::rethrow_exception(error_);
@@ -78,7 +79,8 @@ class PostedExchange : public Pending::State {
     stage_ = Stage::posted;
   }
 
-  void wait() override {
+  void wait(const ExecCtx&) override { wait(); }
+  void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stage_ != Stage::waiting; });
     if (stage_ == Stage::posted) {
@@ -144,6 +146,7 @@ class GlooCommunicator : public Communicator {
   }
 
   void abort(const std::string& reason) override { fabric_->fail(reason); }
+  std::string failure() const override { return fabric_->failure(); }
 
  protected:
   Pending start(const ExecCtx& ctx, Request request) override {

@@ -11,7 +11,7 @@ class LocalPending : public Pending::State {
   LocalPending(std::shared_ptr<LocalGroup> group, std::shared_ptr<LocalWork> work,
                LocalCommunicator::Request what)
       : group_(std::move(group)), work_(std::move(work)), what_(std::move(what)) {}
-  void wait() override { group_->wait(*work_, what_); }
+  void wait(const ExecCtx&) override { group_->wait(*work_, what_); }
   bool done() const override { return group_->done(*work_); }
 
  private:
@@ -36,6 +36,13 @@ LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank
     : Communicator(rank, group->size(), name, options), group_(std::move(group)) {}
 
 void LocalCommunicator::abort(const std::string& reason) { group_->abort(reason); }
+
+std::string LocalCommunicator::failure() const { return group_->failure(); }
+
+void LocalCommunicator::set_timeout(double seconds) {
+  Communicator::set_timeout(seconds);
+  group_->set_timeout(seconds);
+}
 
 Pending LocalCommunicator::start(const ExecCtx& ctx, Request request) {
   const Request what = without_tensors(request);

@@ -28,8 +28,10 @@ class LocalCommunicator : public Communicator {
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, const std::string& name,
                     const CommOptions& options);
   void abort(const std::string& reason) override;
+  std::string failure() const override;
 
  protected:
+  void set_timeout(double seconds) override;
   Pending start(const ExecCtx& ctx, Request request) override;
   std::shared_ptr<Communicator> do_split(int color, int key, const std::string& name, std::uint64_t sequence,
                                          const Where& where) override;
@@ -100,6 +102,8 @@ class LocalGroup {
   void wait(LocalWork& work, const Request& what);
   bool done(const LocalWork& work) const;
   void abort(const std::string& reason);
+  std::string failure() const;
+  void set_timeout(double seconds);
 
  private:
   /// A message whose receiver has not asked for it yet.
@@ -136,7 +140,7 @@ class LocalGroup {
 
   const std::string name_;
   const std::vector<int> ranks_;
-  const CommOptions options_;
+  CommOptions options_;
   mutable std::mutex mutex_;
   bool aborted_ = false;
   std::string reason_;

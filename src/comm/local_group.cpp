@@ -164,6 +164,16 @@ void LocalGroup::abort(const std::string& reason) {
   abort(lock, reason);
 }
 
+std::string LocalGroup::failure() const {
+  const Lock lock(mutex_);
+  return reason_;
+}
+
+void LocalGroup::set_timeout(double seconds) {
+  const Lock lock(mutex_);
+  options_.timeout_s = seconds;
+}
+
 /// Unlocks: tensors are released and other groups are locked without holding the mutex.
 void LocalGroup::abort(Lock& lock, const std::string& reason) {
   if (aborted_) return lock.unlock();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 namespace tessera {
 namespace {
@@ -16,18 +15,13 @@ struct Plain {
   static Stored store(Sum x) { return x; }
 };
 
-struct BFloat16 {
-  using Stored = bfloat16;
+/// 16 bits, summed in fp32.
+template <typename T>
+struct Short {
+  using Stored = T;
   using Sum = float;
   static Sum load(Stored x) { return static_cast<float>(x); }
-  static Stored store(Sum x) { return bfloat16(x); }
-};
-
-struct Half {
-  using Stored = std::uint16_t;
-  using Sum = float;
-  static Sum load(Stored x) { return half_to_float(x); }
-  static Stored store(Sum x) { return float_to_half(x); }
+  static Stored store(Sum x) { return Stored(x); }
 };
 
 /// Integers wrap round, as they do on every machine, without being undefined.
@@ -73,35 +67,6 @@ void reduce(ReduceOp op, std::span<const void* const> sources, std::span<void* c
 
 }  // namespace
 
-float half_to_float(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
-  if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24 is exact
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
-  }
-  const std::uint32_t wide = exponent == 0x1fu ? 0xffu : exponent + 112u;
-  return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
-}
-
-std::uint16_t float_to_half(float value) {
-  const std::uint32_t word = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
-  std::uint32_t half = 0;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // NaN keeps its upper bits
-  } else if (magnitude >= 0x477ff000u) {
-    half = 0x7c00u;  // 65520 and above round to infinity
-  } else if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding 0.5 leaves the subnormal, rounded, in the lowest bits of the sum.
-    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
-    half = std::bit_cast<std::uint32_t>(sum) - 0x3f000000u;
-  } else {
-    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  }
-  return static_cast<std::uint16_t>(sign | half);
-}
-
 bool is_reducible(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -124,9 +89,9 @@ void reduce_in_order(DType dtype, ReduceOp op, std::span<const void* const> sour
     case DType::f64:
       return reduce<Plain<double>>(op, sources, targets, count);
     case DType::bf16:
-      return reduce<BFloat16>(op, sources, targets, count);
+      return reduce<Short<bfloat16>>(op, sources, targets, count);
     case DType::f16:
-      return reduce<Half>(op, sources, targets, count);
+      return reduce<Short<float16>>(op, sources, targets, count);
     case DType::i32:
       return reduce<Plain<std::int32_t>>(op, sources, targets, count);
     case DType::i64:

@@ -18,8 +18,4 @@ bool is_reducible(DType dtype);
 void reduce_in_order(DType dtype, ReduceOp op, std::span<const void* const> sources,
                      std::span<void* const> targets, std::int64_t count);
 
-/// IEEE half precision: bits to float and back, to nearest even.
-float half_to_float(std::uint16_t bits);
-std::uint16_t float_to_half(float value);
-
 }  // namespace tessera

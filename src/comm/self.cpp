@@ -8,6 +8,7 @@ class SelfCommunicator : public Communicator {
  public:
   SelfCommunicator(const std::string& name, const CommOptions& options) : Communicator(0, 1, name, options) {}
   void abort(const std::string&) override {}
+  std::string failure() const override { return {}; }
 
  protected:
   Pending start(const ExecCtx&, Request) override { return {}; }

@@ -3,11 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <set>
 #include <unordered_map>
 
+#include "device/cuda.hpp"
+#include "device/host_staging.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -20,6 +23,43 @@ constexpr std::size_t kSmallSegment = std::size_t{4} << 20;
 constexpr std::size_t kLargeSegment = std::size_t{32} << 20;
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// Memory for segments, from the CPU's system or a device.
+class Source {
+ public:
+  virtual ~Source() = default;
+  /// Null when there is none left.
+  virtual char* allocate(std::size_t bytes) = 0;
+  virtual void release(char* segment, std::size_t bytes) noexcept = 0;
+};
+
+class HostSource : public Source {
+ public:
+  char* allocate(std::size_t bytes) override {
+    // Over-map by one huge page and cut the ends off, so that the kernel can back the segment with huge
+    // pages.
+    void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) return nullptr;
+    char* begin = reinterpret_cast<char*>(round_up(reinterpret_cast<std::size_t>(raw), kHugePage));
+    char* raw_begin = static_cast<char*>(raw);
+    if (begin > raw_begin) munmap(raw_begin, static_cast<std::size_t>(begin - raw_begin));
+    const std::size_t tail = kHugePage - static_cast<std::size_t>(begin - raw_begin);
+    if (tail > 0) munmap(begin + bytes, tail);
+    madvise(begin, bytes, MADV_HUGEPAGE);
+    return begin;
+  }
+  void release(char* segment, std::size_t bytes) noexcept override { munmap(segment, bytes); }
+};
+
+class CudaSource : public Source {
+ public:
+  explicit CudaSource(int device) : device_(device) {}
+  char* allocate(std::size_t bytes) override { return static_cast<char*>(cuda::allocate(device_, bytes)); }
+  void release(char* segment, std::size_t) noexcept override { cuda::deallocate(segment); }
+
+ private:
+  int device_;
+};
 
 /// A stretch of a segment, linked to its neighbours in address order.
 struct Block {
@@ -40,11 +80,24 @@ struct BySize {
 }  // namespace
 
 struct CachingAllocator::Impl {
+  explicit Impl(std::shared_ptr<Stream> of) : stream(std::move(of)) {
+    if (stream) {
+      source = std::make_unique<CudaSource>(stream->device().index);
+      staging = std::make_unique<HostStaging>(stream);
+    } else {
+      source = std::make_unique<HostSource>();
+    }
+  }
+
+  std::shared_ptr<Stream> stream;  ///< null: the CPU's memory, which serves any stream of it
+  std::unique_ptr<Source> source;
+  std::unique_ptr<HostStaging> staging;
   mutable std::mutex mutex;
   std::set<Block*, BySize> free_small, free_large;
   std::unordered_map<void*, Block*> used;
   AllocatorStats stats;
 
+  std::string on_device() const { return stream ? detail::concat(" on ", stream->device()) : ""; }
   std::set<Block*, BySize>& free_list(bool small) { return small ? free_small : free_large; }
 
   Block* find(std::size_t size, bool small) {
@@ -59,17 +112,15 @@ struct CachingAllocator::Impl {
 
   Block* new_segment(std::size_t size, bool small) {
     const std::size_t bytes = small ? kSmallSegment : std::max(kLargeSegment, round_up(size, kHugePage));
-    // Over-map by one huge page and cut the ends off, so that the kernel can back the segment with huge
-    // pages.
-    void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TESSERA_ENSURE(IoError, raw != MAP_FAILED, "out of memory: the system refused ", bytes, " bytes while ",
-                   stats.system_bytes, " are held. Lower micro_batch_size or seq_length");
-    char* begin = reinterpret_cast<char*>(round_up(reinterpret_cast<std::size_t>(raw), kHugePage));
-    char* raw_begin = static_cast<char*>(raw);
-    if (begin > raw_begin) munmap(raw_begin, static_cast<std::size_t>(begin - raw_begin));
-    const std::size_t tail = kHugePage - static_cast<std::size_t>(begin - raw_begin);
-    if (tail > 0) munmap(begin + bytes, tail);
-    madvise(begin, bytes, MADV_HUGEPAGE);
+    char* begin = source->allocate(bytes);
+    if (begin == nullptr && stream) {  // what is cached in pieces of the wrong size may be what is missing
+      stream->synchronize();
+      trim(true);
+      trim(false);
+      begin = source->allocate(bytes);
+    }
+    TESSERA_ENSURE(IoError, begin != nullptr, "out of memory", on_device(), ": the system refused ", bytes,
+                   " bytes while ", stats.system_bytes, " are held. Lower micro_batch_size or seq_length");
     ++stats.system_allocations;
     stats.system_bytes += bytes;
     return new Block{begin, bytes, true, small};
@@ -104,7 +155,7 @@ struct CachingAllocator::Impl {
         ++it;
         continue;
       }
-      munmap(block->address, block->size);
+      source->release(block->address, block->size);
       stats.system_bytes -= block->size;
       it = list.erase(it);
       delete block;
@@ -112,7 +163,10 @@ struct CachingAllocator::Impl {
   }
 };
 
-CachingAllocator::CachingAllocator() : impl_(std::make_unique<Impl>()) {}
+CachingAllocator::CachingAllocator() : impl_(std::make_unique<Impl>(nullptr)) {}
+
+CachingAllocator::CachingAllocator(std::shared_ptr<Stream> stream)
+    : impl_(std::make_unique<Impl>(stream->device().is_cpu() ? nullptr : std::move(stream))) {}
 
 CachingAllocator::~CachingAllocator() { trim(); }
 
@@ -163,6 +217,25 @@ void CachingAllocator::trim() {
   const std::lock_guard lock(impl_->mutex);
   impl_->trim(true);
   impl_->trim(false);
+}
+
+std::shared_ptr<void> CachingAllocator::host_memory(std::size_t bytes) {
+  if (impl_->staging) return impl_->staging->lend(bytes);
+  return std::shared_ptr<std::byte[]>(new std::byte[std::max<std::size_t>(bytes, 1)]);
+}
+
+void CachingAllocator::copy_from_host(void* target, const void* source, std::size_t bytes) {
+  if (impl_->staging) return impl_->staging->copy(target, source, bytes);
+  std::memcpy(target, source, bytes);
+}
+
+void CachingAllocator::copy_to_host(void* target, const void* source, std::size_t bytes) {
+  if (!impl_->stream) {
+    std::memcpy(target, source, bytes);
+    return;
+  }
+  impl_->stream->copy(target, source, bytes);
+  impl_->stream->synchronize();
 }
 
 }  // namespace tessera

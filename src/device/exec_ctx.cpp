@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "device/cuda.hpp"
+#include "tessera/base/error.hpp"
+
 namespace tessera {
 namespace {
 
@@ -20,5 +23,20 @@ ExecCtx ExecCtx::cpu(int threads, std::uint64_t seed) {
   return {std::make_shared<Stream>(threads > 0 ? threads : available_cores()),
           std::make_shared<CachingAllocator>(), seed};
 }
+
+ExecCtx ExecCtx::cuda(int index, std::uint64_t seed) {
+  const CudaDevices devices = cuda_devices();
+  TESSERA_ENSURE(ConfigError, devices.count > 0, "device.type is cuda, but ", devices.why_none);
+  TESSERA_ENSURE(ConfigError, index >= 0 && index < devices.count, "there is no CUDA device ", index,
+                 ": this process sees ", devices.count,
+                 " (counted from 0). Start as many processes on a host as it has GPUs");
+  auto stream = std::make_shared<Stream>(Device{DeviceType::cuda, index});
+  auto allocator = std::make_shared<CachingAllocator>(stream);
+  return {std::move(stream), std::move(allocator), seed};
+}
+
+CudaDevices cuda_devices() { return {cuda::device_count(), cuda::why_none()}; }
+
+std::string describe_cuda_device(int index) { return cuda::describe(index); }
 
 }  // namespace tessera

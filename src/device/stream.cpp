@@ -1,28 +1,52 @@
 #include "tessera/device/stream.hpp"
 
+#include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
 
+#include "device/cuda.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 struct Event::State {
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   bool done = true;
+  Clock::time_point time;
+  void* cuda = nullptr;  ///< the event of a CUDA stream: then the members above are unused
 
-  void set(bool value) {
+  State() = default;
+  ~State() {
+    if (cuda != nullptr) cuda::destroy_event(cuda);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void reach() {
     {
       const std::lock_guard lock(mutex);
-      done = value;
+      done = true;
+      time = Clock::now();
     }
     changed.notify_all();
   }
+  bool is_done() const {
+    if (cuda != nullptr) return cuda::done(cuda);
+    const std::lock_guard lock(mutex);
+    return done;
+  }
   void wait() const {
+    if (cuda != nullptr) return cuda::synchronize_event(cuda);
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return done; });
   }
@@ -30,12 +54,16 @@ struct Event::State {
 
 Event::Event() : state_(std::make_shared<State>()) {}
 
-bool Event::done() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->done;
-}
+bool Event::done() const { return state_->is_done(); }
 
 void Event::synchronize() const { state_->wait(); }
+
+double Event::seconds_between(const Event& begin, const Event& end) {
+  const State &a = *begin.state_, &b = *end.state_;
+  if (a.cuda != nullptr && b.cuda != nullptr) return cuda::seconds_between(a.cuda, b.cuda);
+  if (a.time == Clock::time_point() || b.time == Clock::time_point()) return 0;
+  return std::chrono::duration<double>(b.time - a.time).count();
+}
 
 /// A worker thread that runs work in order. The marker of a recorded event runs even after an error, so
 /// nobody waits for ever on a stream that failed.
@@ -109,19 +137,48 @@ Stream::Stream(int threads, Mode mode) : threads_(threads) {
   if (mode == Mode::queued) queue_ = std::make_unique<Queue>();
 }
 
-Stream::~Stream() = default;
+Stream::Stream(Device device, Priority priority) : device_(device) {
+  TESSERA_CHECK(!device.is_cpu(), "a CPU stream is made from a number of threads");
+  native_ = cuda::create_stream(device.index, priority == Priority::high);
+}
 
-void Stream::enqueue(std::function<void()> work) { queue_->push({std::move(work)}); }
+Stream::~Stream() {
+  if (native_ != nullptr) cuda::destroy_stream(native_);
+}
+
+void Stream::make_current() const {
+  if (native_ != nullptr) cuda::use_device(device_.index);
+}
+
+void Stream::enqueue(std::function<void()> work) {
+  TESSERA_ENSURE(InternalError, queue_ != nullptr, "host work was launched on a CUDA stream");
+  queue_->push({std::move(work)});
+}
+
+void Stream::copy(void* target, const void* source, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (native_ != nullptr) return cuda::copy(target, source, bytes, native_);
+  launch([=] { std::memcpy(target, source, bytes); });
+}
 
 void Stream::record(Event& event) {
   event.state_ = std::make_shared<Event::State>();
-  if (queue_ == nullptr) return;  // everything launched before has run: the new point is done
-  event.state_->done = false;
-  queue_->push({[state = event.state_] { state->set(true); }, true});
+  if (native_ != nullptr) {
+    make_current();
+    event.state_->cuda = cuda::create_event();
+    cuda::record(event.state_->cuda, native_);
+  } else if (queue_ == nullptr) {
+    event.state_->reach();  // everything launched before has run
+  } else {
+    event.state_->done = false;
+    queue_->push({[state = event.state_] { state->reach(); }, true});
+  }
 }
 
 void Stream::wait(const Event& event) {
-  if (queue_ == nullptr) {
+  if (native_ != nullptr && event.state_->cuda != nullptr) {
+    cuda::wait(native_, event.state_->cuda);
+  } else if (queue_ == nullptr) {
     event.synchronize();
   } else {
     queue_->push({[state = event.state_] { state->wait(); }, true});
@@ -129,6 +186,7 @@ void Stream::wait(const Event& event) {
 }
 
 void Stream::synchronize() {
+  if (native_ != nullptr) return cuda::synchronize(native_);
   if (queue_ != nullptr) queue_->drain();
 }
 

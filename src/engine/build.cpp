@@ -1,6 +1,7 @@
 #include "tessera/engine/build.hpp"
 
 #include "tessera/base/config_file.hpp"
+#include "tessera/comm/nccl.hpp"
 #include "tessera/nn/models/decoder.hpp"
 
 namespace tessera {
@@ -39,10 +40,24 @@ std::vector<ModelPiece> pieces_of(const Config& config, int stage) {
   return pieces;
 }
 
+Device device_of(const DeviceConfig& config) {
+  if (config.type == DeviceChoice::cpu) return {};
+  const CudaDevices cuda = cuda_devices();
+  if (config.type == DeviceChoice::automatic && cuda.count == 0) return {};
+  TESSERA_ENSURE(ConfigError, cuda.count > 0, "device.type is cuda, but ", cuda.why_none);
+  return {DeviceType::cuda, static_cast<int>(config.index.value_or(0))};
+}
+
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
                                      std::shared_ptr<Communicator> world) {
   EngineOptions options = EngineOptions::from(config);
   options.trainable = trainable;
+  const Device device = device_of(config.device);
+  const auto seed = static_cast<std::uint64_t>(config.training.seed);
+  const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
+                                      : ExecCtx::cuda(device.index, seed);
+  if (world && world->size() > 1 && !device.is_cpu())
+    world = make_nccl_communicator(std::move(world), device);
   const int ranks = world ? world->size() : 1;
   const MeshShape shape = mesh_shape(config.parallel, ranks);
   options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
@@ -51,9 +66,7 @@ std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
                           .pieces = pieces_of(config, mesh.coordinates().pp),
                           .recompute = RecomputeOptions::from(config.training)};
   return std::make_unique<Engine>(
-      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options,
-      ExecCtx::cpu(static_cast<int>(config.device.threads),
-                   static_cast<std::uint64_t>(config.training.seed)));
+      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options, ctx);
 }
 
 }  // namespace tessera

@@ -3,18 +3,38 @@
 #include <algorithm>
 
 #include "engine/stage.hpp"
-#include "engine/timer.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 
+namespace {
+
+LossScale loss_scale_of(const TrainingConfig& training) {
+  if (training.precision != Precision::fp16) return {};
+  if (training.loss_scale) return {.first = static_cast<float>(*training.loss_scale)};
+  return {.first = static_cast<float>(training.initial_loss_scale),
+          .rule = {.smallest = static_cast<float>(training.min_loss_scale),
+                   .growth_interval = static_cast<std::int32_t>(training.loss_scale_window),
+                   .hysteresis = static_cast<std::int32_t>(training.hysteresis)}};
+}
+
+}  // namespace
+
 /// A batch whose tapes wait for a gradient.
 struct Engine::Forwarded {
   Batch batch;
-  Model::Output output = Model::Output::logits;
   std::unique_ptr<Stage> stage;
+};
+
+/// A step whose result was not read yet. What it computed with stays until then.
+struct Engine::StepUnderWay {
+  Batch batch;
+  std::unique_ptr<Stage> stage;
+  LossUnderWay loss;
+  Spans update;
+  StepReport report;
 };
 
 EngineOptions EngineOptions::from(const Config& config) {
@@ -23,6 +43,7 @@ EngineOptions EngineOptions::from(const Config& config) {
                         .steps = config.training.steps,
                         .micro_batch_size = config.training.micro_batch_size,
                         .compute = numerics_of(config.training).compute,
+                        .loss_scale = loss_scale_of(config.training),
                         .max_skipped_steps = config.training.max_skipped_steps};
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
@@ -48,8 +69,9 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                        }},
                             .zero_stage = options.layout.zero_stage,
                             .bucket_elements = options.layout.bucket_elements})),
-      optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer)
-                                   : nullptr),
+      optimizer_(options.trainable
+                     ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer, options.loss_scale)
+                     : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]) {
@@ -60,36 +82,70 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
 Engine::~Engine() = default;
 
 StepReport Engine::step(const Batch& batch) {
-  times_ = {};
+  TESSERA_CHECK(steps_.empty(), "step() was called while ", steps_.size(),
+                " steps are under way: finish_step() takes their results");
+  launch_step(batch);
+  return finish_step();
+}
+
+void Engine::launch_step(const Batch& batch) {
+  auto step =
+      std::make_unique<StepUnderWay>(batch, nullptr, LossUnderWay{}, Spans(ctx_.stream), StepReport{});
   const std::vector<AxisTraffic> before = traffic();
-  StepReport result;
-  result.loss = forward_backward(batch);
-  result.update = update();
-  result.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
-  result.times = times_;
-  result.traffic = traffic();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    result.traffic[i].bytes_sent -= before[i].bytes_sent;
-    result.traffic[i].wait_s -= before[i].wait_s;
+  step->loss = launch_forward_backward(step->batch, 1.0, step->stage);
+  {
+    const Spans::Span span(step->update);
+    launch_update();
   }
+  for (const ExecutedAction& action : executor_.executed()) step->report.times.bubble += action.waited_s;
+  step->report.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
+  step->report.traffic = since(before);
+  steps_.push_back(std::move(step));
+}
+
+StepReport Engine::finish_step() {
+  TESSERA_CHECK(!steps_.empty(), "finish_step() needs a launch_step() before it");
+  const std::unique_ptr<StepUnderWay> step = std::move(steps_.front());
+  steps_.pop_front();
+  StepReport result = std::move(step->report);
+  const std::vector<AxisTraffic> before = traffic();
+  result.loss = read(step->loss);
+  const std::vector<AxisTraffic> more = since(before);
+  for (std::size_t i = 0; i < more.size(); ++i) {
+    result.traffic[i].bytes_sent += more[i].bytes_sent;
+    result.traffic[i].wait_s += more[i].wait_s;
+  }
+  result.update = finish_update();
+  result.times.forward = step->stage->forward_spans().seconds();
+  result.times.backward = step->stage->backward_spans().seconds();
+  result.times.update = step->update.seconds();
   return result;
 }
 
 double Engine::forward_backward(const Batch& batch, double factor) {
+  std::unique_ptr<Stage> stage;
+  return read(launch_forward_backward(batch, factor, stage));
+}
+
+Engine::LossUnderWay Engine::launch_forward_backward(const Batch& batch, double factor,
+                                                     std::unique_ptr<Stage>& stage) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, true);
   const double targets = sum_over_data(static_cast<double>(count_targets(batch)));
   TESSERA_CHECK(targets > 0, "no label of this batch counts: all ", batch.labels.size(), " are -100");
-  const auto stage = make_stage(batch, Model::Output::losses, true, true);
-  stage->set_loss_gradient(1.0 / targets);
+  stage = make_stage(batch, Model::Output::losses, true, true);
+  stage->set_loss_gradient(1.0 / targets, optimizer_->loss_scale());
   open_call(stage->micro_batches());
   executor_.run(schedule(stage->micro_batches(), false), *stage);
   params_->finish_call(factor);
-  for (const ExecutedAction& action : executor_.executed()) times_.bubble += action.waited_s;
-  times_.forward += stage->forward_s();
-  times_.backward += stage->backward_s();
   samples_this_step_ += batch.batch * mesh_->shape().dp;
-  return sum_over_data(stage->loss_sum()) / targets;
+  return {copy_of(stage->loss_sum()), targets};
+}
+
+HostCopy Engine::copy_of(const Tensor& sum) const { return sum ? HostCopy(ctx_, sum) : HostCopy(); }
+
+double Engine::read(const LossUnderWay& loss) const {
+  return sum_over_data(loss.sum.value<double>()) / loss.targets;
 }
 
 Tensor Engine::forward(const Batch& batch, Output output) {
@@ -97,8 +153,8 @@ Tensor Engine::forward(const Batch& batch, Output output) {
   check_batch(batch, output == Output::token_losses);
   auto next = std::make_unique<Forwarded>();
   next->batch = batch;
-  next->output = output == Output::logits ? Model::Output::logits : Model::Output::losses;
-  next->stage = make_stage(next->batch, next->output, true, true);
+  next->stage = make_stage(
+      next->batch, output == Output::logits ? Model::Output::logits : Model::Output::losses, true, true);
   Stage& stage = *next->stage;
   executor_.run(schedule(stage.micro_batches(), true), stage);
   forwarded_ = std::move(next);
@@ -132,9 +188,11 @@ void Engine::backward(const Tensor& upstream) {
       const Part samples = stage.samples(i);
       const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
       TESSERA_CHECK_EQ(value.numel(), samples.count * batch.seq_length * width, "upstream gradient");
-      Tensor grad = ops::contiguous(ctx_, whole.narrow(0, samples.begin, samples.count).transpose(0, 1))
-                        .view(value.shape());
-      stage.set_upstream(i, value.dtype() == DType::f32 ? grad : ops::cast(ctx_, grad, value.dtype()));
+      const Tensor grad = Tensor::empty(ctx_, {batch.seq_length, samples.count, width}, DType::f32);
+      ops::copy(ctx_, whole.narrow(0, samples.begin, samples.count).transpose(0, 1), grad);
+      if (const Tensor scale = optimizer_->loss_scale()) ops::scale_by(ctx_, grad, scale);
+      const Tensor shaped = grad.view(value.shape());
+      stage.set_upstream(i, value.dtype() == DType::f32 ? shaped : ops::cast(ctx_, shaped, value.dtype()));
     }
   }
   open_call(stage.micro_batches());
@@ -153,22 +211,37 @@ void Engine::discard() {
 }
 
 UpdateResult Engine::update() {
+  TESSERA_CHECK(steps_.empty(), "update() was called while ", steps_.size(), " steps are under way");
+  launch_update();
+  return finish_update();
+}
+
+void Engine::launch_update() {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   TESSERA_CHECK(!forwarded_, "update() was called between forward() and backward()");
-  const Timer timer(times_.update);
-  const std::int64_t updates = optimizer_->updates();
-  const double lr = lr_schedule_.at(updates);
-  const StepResult done = optimizer_->step(lr, weight_decay_schedule_.at(updates));
+  optimizer_->launch_step([this](std::int64_t updates) {
+    return UpdateRates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
+  });
   ++steps_done_;
   samples_this_step_ = 0;
-  skipped_in_a_row_ = done.skipped ? skipped_in_a_row_ + 1 : 0;
+}
+
+UpdateResult Engine::finish_update() {
+  const double lr = lr_schedule_.at(optimizer_->updates());
+  const StepResult done = optimizer_->finish_step();
+  // While the loss scale can still fall, a gradient that overflowed only says that it was too large.
+  const LossScaleRule& rule = options_.loss_scale.rule;
+  const bool scale_falls = rule.growth_interval > 0 && done.loss_scale > static_cast<double>(rule.smallest);
+  if (!done.skipped) skipped_in_a_row_ = 0;
+  if (done.skipped && !scale_falls) ++skipped_in_a_row_;
   steps_skipped_ += done.skipped ? 1 : 0;
   TESSERA_ENSURE(
-      TrainingError, skipped_in_a_row_ < options_.max_skipped_steps, "training stopped at step ", steps_done_,
-      ": the gradient was not finite ", skipped_in_a_row_,
+      TrainingError, skipped_in_a_row_ < options_.max_skipped_steps, "training stopped at step ",
+      steps_done_ - static_cast<std::int64_t>(steps_.size()), ": the gradient was not finite ",
+      skipped_in_a_row_,
       " steps in a row. The weights are those of the last good step. Lower optimizer.lr, lengthen the "
       "warm-up, or check the data");
-  return {done.grad_norm, lr, done.skipped};
+  return {done.grad_norm, lr, done.skipped, done.loss_scale};
 }
 
 double Engine::evaluate(const Batch& batch) {
@@ -180,7 +253,8 @@ Engine::LossSum Engine::evaluate_sum(const Batch& batch) {
   check_batch(batch, true);
   const auto stage = make_stage(batch, Model::Output::losses, false, false);
   executor_.run(schedule(stage->micro_batches(), true), *stage);
-  return {sum_over_data(stage->loss_sum()), sum_over_data(static_cast<double>(count_targets(batch)))};
+  return {sum_over_data(copy_of(stage->loss_sum()).value<double>()),
+          sum_over_data(static_cast<double>(count_targets(batch)))};
 }
 
 void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
@@ -226,10 +300,18 @@ bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 
 double Engine::sum_over_data(double value) const {
   if (mesh_->world().size() == 1) return value;
   const bool gives = holds_head() && mesh_->coordinates().tp == 0;
-  const Tensor sum = Tensor::from(ctx_, std::vector<double>{gives ? value : 0.0}, {1});
-  mesh_->world().all_reduce(ctx_, sum).wait(ctx_);
-  ctx_.stream->synchronize();
+  const Tensor sum = Tensor::from(host_, std::vector<double>{gives ? value : 0.0}, {1});
+  mesh_->world().all_reduce(host_, sum).wait(host_);
   return sum.to_vector<double>()[0];
+}
+
+std::vector<AxisTraffic> Engine::since(const std::vector<AxisTraffic>& before) const {
+  std::vector<AxisTraffic> list = traffic();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    list[i].bytes_sent -= before[i].bytes_sent;
+    list[i].wait_s -= before[i].wait_s;
+  }
+  return list;
 }
 
 std::vector<AxisTraffic> Engine::traffic() const {

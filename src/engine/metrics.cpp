@@ -92,6 +92,7 @@ void MetricsFile::write(const StepRecord& r) {
   append(line, "update_ms", r.update_ms);
   append(line, "peak_mem_bytes", r.peak_mem_bytes);
   append(line, "skipped", r.skipped);
+  if (r.loss_scale) append(line, "loss_scale", *r.loss_scale);
   if (r.eval_loss) append(line, "eval_loss", *r.eval_loss);
   if (r.bubble_ms) append(line, "bubble_ms", *r.bubble_ms);
   for (const StepRecord::Traffic& t : r.traffic) {
@@ -101,7 +102,8 @@ void MetricsFile::write(const StepRecord& r) {
   write_all(file_, line + "}\n", path_);
 }
 
-std::int64_t peak_memory_bytes() {
+std::int64_t peak_memory_bytes(const ExecCtx& ctx) {
+  if (!ctx.device().is_cpu()) return static_cast<std::int64_t>(ctx.allocator->stats().system_bytes);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;

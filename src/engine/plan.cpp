@@ -160,7 +160,7 @@ std::int64_t RankPlan::memory_bytes() const {
 }
 
 std::int64_t RankPlan::persistent_bytes() const {
-  return memory_of("weights") + memory_of("bf16 weights") + memory_of("gradients") + memory_of("optimizer");
+  return memory_of("weights") + memory_of("16-bit weights") + memory_of("gradients") + memory_of("optimizer");
 }
 
 std::int64_t RankPlan::bytes_sent(std::string_view axis) const {

@@ -50,7 +50,7 @@ Activations::Activations(const Config& config, int tensor_rank)
   ffn_ = m.ffn_hidden_size / t;
   fc1_ = swiglu_ ? 2 * ffn_ : ffn_;
   vocab_ = part_of(m.vocab_size, tensor_rank, static_cast<int>(t)).count;
-  const bool half = config.training.precision == Precision::bf16;
+  const bool half = config.training.precision != Precision::fp32;
   compute_ = half ? 2 : 4;
   residual_ = half && !config.training.fp32_residual ? 2 : 4;
   stream_ = own_rows_ * width_ * residual_;

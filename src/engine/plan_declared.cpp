@@ -38,7 +38,7 @@ DeclaredRank::DeclaredRank(const Config& config, const MeshShape& mesh, const Pa
       stage_(stage),
       tensor_rank_(tensor_rank),
       zero_stage_(static_cast<int>(config.parallel.zero_stage)),
-      half_(numerics_of(config.training).compute == DType::bf16),
+      has_copy_(numerics_of(config.training).compute != DType::f32),
       moments_(moments_of(config.optimizer)),
       model_(declare(config, tensor, stage, tensor_rank)) {
   const std::vector<Parameter*> parameters = model_->parameters();
@@ -60,7 +60,7 @@ void DeclaredRank::add_memory(std::vector<MemoryTerm>& terms) const {
     main += main_is_whole(bucket) ? bucket.count : own;
   }
   terms.push_back({"weights", 4 * main});
-  if (half_) terms.push_back({"bf16 weights", 2 * layout_.numel()});
+  if (has_copy_) terms.push_back({"16-bit weights", 2 * layout_.numel()});
   terms.push_back({"gradients", 4 * layout_.numel()});
   terms.push_back({"optimizer", 4 * moments_ * state});
 }

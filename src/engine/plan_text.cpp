@@ -90,7 +90,7 @@ std::string summary(const Plan& plan) {
                          " tokens: ", plan.micro_batches, " micro-batches of ", t.micro_batch_size,
                          " on each of ", *p.data, " data ranks\n");
   text += detail::concat("numbers    ", name_of(t.precision),
-                         t.precision == Precision::bf16 && t.fp32_residual ? ", residual stream fp32" : "",
+                         t.precision != Precision::fp32 && t.fp32_residual ? ", residual stream fp32" : "",
                          ", recompute ", name_of(t.recompute), "\n");
   return text;
 }
@@ -124,7 +124,7 @@ std::string memory_text(const Plan& plan) {
     const RankPlan& rank = largest_of(plan, stage);
     std::string layers;
     for (const ModelPiece& piece : rank.pieces) layers += (layers.empty() ? "" : "; ") + piece_text(piece);
-    const std::int64_t weights = rank.memory_of("weights") + rank.memory_of("bf16 weights");
+    const std::int64_t weights = rank.memory_of("weights") + rank.memory_of("16-bit weights");
     const std::int64_t activations = rank.memory_of("activations");
     rows.push_back({std::to_string(stage), layers, grouped(rank.parameters), amount(weights),
                     amount(rank.memory_of("gradients")), amount(rank.memory_of("optimizer")),

@@ -1,8 +1,9 @@
 #include "tessera/engine/pretrained.hpp"
 
-#include <algorithm>
+#include <memory>
 
 #include "tessera/base/config_file.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 namespace {
@@ -43,32 +44,10 @@ HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
           scaling.high_freq_factor, scaling.original_max_positions};
 }
 
-std::int64_t flat_index(const Shape& corner, const Shape& strides) {
-  std::int64_t index = 0;
-  for (int i = 0; i < strides.rank(); ++i) index += corner[i] * strides[i];
-  return index;
-}
-
-/// Copies a box of the whole tensor to its place in a piece, row by row.
-void copy_box(const float* whole, const Shape& global, const Placed& box, const Shape& local,
-              const StatePiece& piece) {
-  const Shape from = global.contiguous_strides(), to = local.contiguous_strides();
-  const std::int64_t row = box.shape.rank() > 0 ? box.shape[-1] : 1;
-  float* target = piece.tensor.data<float>() - piece.begin;
-  Shape at = box.shape;  // first element of the row, inside the box
-  for (std::int64_t r = 0; r < box.shape.numel() / std::max<std::int64_t>(row, 1); ++r) {
-    std::int64_t rest = r;
-    for (int i = box.shape.rank() - 1; i >= 0; --i) {
-      at[i] = i == box.shape.rank() - 1 ? 0 : rest % box.shape[i];
-      if (i != box.shape.rank() - 1) rest /= box.shape[i];
-    }
-    Shape source = at, place = at;
-    for (int i = 0; i < at.rank(); ++i) {
-      source[i] += box.global[i];
-      place[i] += box.local[i];
-    }
-    std::copy_n(whole + flat_index(source, from), row, target + flat_index(place, to));
-  }
+/// A box of a tensor on the host, as a tensor of its own.
+Tensor box_of(const ExecCtx& host, Tensor whole, const Placed& place) {
+  for (int i = 0; i < place.shape.rank(); ++i) whole = whole.narrow(i, place.global[i], place.shape[i]);
+  return ops::contiguous(host, whole);
 }
 
 }  // namespace
@@ -155,6 +134,7 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
   }
   TESSERA_ENSURE(CheckpointError, differences.empty(), folder.string(),
                  " holds another model than the configuration:", differences);
+  const ExecCtx host = ExecCtx::cpu(1);
   std::vector<float> whole;  // of the parameter `loaded`
   const Parameter* loaded = nullptr;
   for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
@@ -165,20 +145,22 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
       model.read_f32(parameter.name(), whole);
       loaded = &parameter;
     }
-    for (const Placed& box : parameter.placement().boxes(piece.begin, piece.end))
-      copy_box(whole.data(), shape, box, parameter.shape(), piece);
+    const Tensor source = Tensor::wrap(whole.data(), shape, DType::f32);
+    for (const auto& [place, tensor] : piece.boxes())
+      tensor.copy_from_host(box_of(host, source, place).raw());
   }
   engine.params().gather_weights();
 }
 
 ViewSource weights_of(Engine& engine) {
   std::vector<TensorView> views;
+  auto memory = std::make_shared<std::vector<Tensor>>();
   for (const Parameter* parameter : engine.params().parameters()) {
-    const Tensor main = engine.params().main(*parameter);
+    const Tensor& main = memory->emplace_back(engine.params().main(*parameter).to_host());
     views.push_back(
         {parameter->name(), main.dtype(), main.shape(), static_cast<const std::byte*>(main.raw())});
   }
-  return ViewSource(std::move(views));
+  return ViewSource(std::move(views), std::move(memory));
 }
 
 }  // namespace tessera

@@ -2,24 +2,12 @@
 
 #include <algorithm>
 
-#include "engine/timer.hpp"
 #include "tessera/autograd/functions.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/reduce.hpp"
 
 namespace tessera {
-namespace {
-
-double read(const ExecCtx& ctx, const Tensor& one_double) {
-  ctx.stream->synchronize();
-  double value = 0.0;
-  one_double.copy_to_host(&value);
-  return value;
-}
-
-}  // namespace
-
 Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options)
     : ctx_(ctx), model_(model), batch_(batch), options_(std::move(options)) {
   const std::int64_t size = options_.micro_batch_size;
@@ -48,7 +36,7 @@ StageProgram::Boundary Stage::boundary(int micro_batch) const {
 }
 
 Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
-  const Timer timer(forward_s_);
+  const Spans::Span span(forward_spans_);
   const MicroBatch& micro = input_of(micro_batch);
   Kept local;
   Tape* tape = options_.record ? local.tape.get() : nullptr;
@@ -59,6 +47,7 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   if (loss_gradient_ != 0.0) {
     local.upstream = Tensor::empty(ctx_, {micro.labels.numel()}, DType::f32);
     ops::fill_constant(ctx_, local.upstream, static_cast<float>(loss_gradient_));
+    if (loss_scale_) ops::scale_by(ctx_, local.upstream, loss_scale_);
   }
   const bool known = !options_.record || loss_gradient_ != 0.0;
   const auto output = known ? options_.output : Model::Output::logits;
@@ -69,7 +58,7 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   if (!local.last) {
     result = local.output.take();
   } else if (known && options_.output == Model::Output::losses) {
-    loss_sum_ += read(ctx_, ops::sum(ctx_, local.output.value()));
+    add_up(local.output.value());
   } else {
     if (options_.output == Model::Output::losses)
       local.output = cross_entropy(ctx_, std::move(local.output), micro.labels);
@@ -78,6 +67,14 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   }
   if (options_.record) kept_.emplace(std::pair(chunk, micro_batch), std::move(local));
   return result;
+}
+
+void Stage::add_up(const Tensor& losses) {
+  if (loss_sum_) {
+    ops::add_sum(ctx_, losses, loss_sum_);
+  } else {
+    loss_sum_ = ops::sum(ctx_, losses);
+  }
 }
 
 void Stage::set_upstream(int micro_batch, Tensor gradient) {
@@ -93,7 +90,7 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
 }
 
 Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
-  const Timer timer(backward_s_);
+  const Spans::Span span(backward_spans_);
   Kept& own = kept(chunk, micro_batch);
   if (own.last) grad = own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch));
   own.tape->on_gradient_ready(options_.on_gradient_ready);
@@ -109,7 +106,7 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
 }
 
 void Stage::weight_gradient(int chunk, int micro_batch) {
-  const Timer timer(backward_s_);
+  const Spans::Span span(backward_spans_);
   kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
   kept_.erase({chunk, micro_batch});
 }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/timer.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/pipeline/executor.hpp"
@@ -25,15 +26,19 @@ class Stage final : public StageProgram {
   Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options);
 
   /// The gradient of each loss, known before the forward pass; otherwise it comes with set_upstream().
-  void set_loss_gradient(double gradient) { loss_gradient_ = gradient; }
+  /// `scale` (f32 [1] on the device, or undefined = 1) multiplies it.
+  void set_loss_gradient(double gradient, Tensor scale) {
+    loss_gradient_ = gradient;
+    loss_scale_ = std::move(scale);
+  }
   int micro_batches() const { return static_cast<int>(inputs_.size()); }
   Tensor forward(int chunk, int micro_batch, Tensor input) override;
   Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) override;
   void weight_gradient(int chunk, int micro_batch) override;
   Boundary boundary(int micro_batch) const override;
 
-  /// Sum of the losses of all micro-batches so far; 0 on ranks without the head.
-  double loss_sum() const { return loss_sum_; }
+  /// Sum of the losses of all micro-batches so far, f64 [1]; undefined on ranks without the head.
+  const Tensor& loss_sum() const { return loss_sum_; }
   /// What the last piece returned for each micro-batch, if options.output is logits or losses come without a
   /// known gradient; empty on ranks without the head.
   const std::vector<Tensor>& outputs() const { return outputs_; }
@@ -41,9 +46,9 @@ class Stage final : public StageProgram {
   Part samples(int micro_batch) const;
   /// The gradient of outputs()[micro_batch], in its shape.
   void set_upstream(int micro_batch, Tensor gradient);
-  /// Seconds spent computing.
-  double forward_s() const { return forward_s_; }
-  double backward_s() const { return backward_s_; }
+  /// Time spent computing.
+  const Spans& forward_spans() const { return forward_spans_; }
+  const Spans& backward_spans() const { return backward_spans_; }
 
  private:
   /// One piece and micro-batch between F and its last backward action.
@@ -55,6 +60,7 @@ class Stage final : public StageProgram {
   };
   const MicroBatch& input_of(int micro_batch);
   Kept& kept(int chunk, int micro_batch);
+  void add_up(const Tensor& losses);
 
   const ExecCtx& ctx_;
   Model& model_;
@@ -64,7 +70,8 @@ class Stage final : public StageProgram {
   std::map<std::pair<int, int>, Kept> kept_;
   std::vector<Tensor> outputs_, upstream_;
   double loss_gradient_ = 0;
-  double loss_sum_ = 0, forward_s_ = 0, backward_s_ = 0;
+  Tensor loss_scale_, loss_sum_;
+  Spans forward_spans_{ctx_.stream}, backward_spans_{ctx_.stream};
 };
 
 }  // namespace tessera

@@ -19,37 +19,38 @@ std::vector<StatePiece> pieces_of(Engine& engine, PieceSet set) {
   return pieces;
 }
 
-/// fn(box of the whole tensor, its bytes in this process) for each box a piece consists of.
-template <typename Fn>
-void for_each_box(const StatePiece& piece, Fn&& fn) {
-  const Shape strides = piece.parameter->shape().contiguous_strides();
-  for (const Placed& box : piece.parameter->placement().boxes(piece.begin, piece.end)) {
-    std::int64_t first = 0;
-    for (int i = 0; i < strides.rank(); ++i) first += box.local[i] * strides[i];
-    const std::int64_t count = box.shape.numel();
-    TESSERA_ENSURE(InternalError, first >= piece.begin && first + count <= piece.end, "a box of ",
-                   piece.name(), " is not contiguous");
-    fn(TensorSlice{box.global, box.shape}, piece.tensor.narrow(0, first - piece.begin, count));
-  }
-}
-
 std::string describe(const Placement& placement) {
   return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
 }
 
-std::vector<CheckpointTensor> tensors_to_save(Engine& engine) {
+/// What this rank saves, and the host memory it is in.
+struct Shard {
   std::vector<CheckpointTensor> tensors;
+  std::vector<Tensor> memory;
+};
+
+Shard shard_of(Engine& engine) {
+  Shard shard;
   for (const StatePiece& piece : pieces_of(engine, PieceSet::owned)) {
-    for_each_box(piece, [&](const TensorSlice& slice, const Tensor& data) {
-      tensors.push_back({.name = piece.name(),
-                         .dtype = data.dtype(),
-                         .shape = piece.parameter->placement().global(),
-                         .slice = slice,
-                         .placement = describe(piece.parameter->placement()),
-                         .data = static_cast<const std::byte*>(data.raw())});
-    });
+    for (const auto& [place, tensor] : piece.boxes()) {
+      shard.memory.push_back(tensor.to_host());
+      shard.tensors.push_back({.name = piece.name(),
+                               .dtype = tensor.dtype(),
+                               .shape = piece.parameter->placement().global(),
+                               .slice = {place.global, place.shape},
+                               .placement = describe(piece.parameter->placement()),
+                               .data = static_cast<const std::byte*>(shard.memory.back().raw())});
+    }
   }
-  return tensors;
+  return shard;
+}
+
+/// The optimizer's part of the run's state.
+nlohmann::json update_state_json(const UpdateState& state) {
+  return {{"optimizer_updates", state.updates},
+          {"loss_scale", state.loss_scale},
+          {"loss_scale_good_steps", state.good_steps},
+          {"loss_scale_hysteresis", state.hysteresis}};
 }
 
 CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
@@ -59,11 +60,11 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
   state.config_json = nlohmann::json{{"yaml", to_yaml(run.config)}}.dump();
   state.rng_json = nlohmann::json{{"seed", engine.ctx().seed}, {"step", run.step}}.dump();
   state.data_json = nlohmann::json{{"consumed_samples", run.consumed_samples}}.dump();
-  state.user_json =
-      nlohmann::json{{"tokens", run.tokens},
-                     {"skipped", run.skipped},
-                     {"optimizer_updates", engine.options().trainable ? engine.optimizer().updates() : 0}}
-          .dump();
+  nlohmann::json user =
+      update_state_json(engine.options().trainable ? engine.optimizer().update_state() : UpdateState{});
+  user["tokens"] = run.tokens;
+  user["skipped"] = run.skipped;
+  state.user_json = user.dump();
   return state;
 }
 
@@ -71,26 +72,27 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
 
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
                                   const SaveOptions& options) {
-  engine.ctx().stream->synchronize();
   engine.params().wait_for_weights();
+  engine.ctx().stream->synchronize();
+  const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
-  const std::vector<CheckpointTensor> tensors = tensors_to_save(engine);
+  const Shard shard = shard_of(engine);
   std::uint64_t own_bytes = 0, bytes = 0;
-  for (const CheckpointTensor& t : tensors)
+  for (const CheckpointTensor& t : shard.tensors)
     own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
-  for (const std::string& each : gather_texts(engine.ctx(), world, std::to_string(own_bytes)))
+  for (const std::string& each : gather_texts(host, world, std::to_string(own_bytes)))
     bytes += std::stoull(each);
   std::optional<CheckpointSave> save;  // on rank 0
-  const std::string staging = on_first_rank(engine.ctx(), world, [&] {
+  const std::string staging = on_first_rank(host, world, [&] {
     save.emplace(root, run.step, bytes, options);
     return save->staging().string();
   });
   std::string record;
-  on_every_rank(engine.ctx(), world, [&] {
-    record = write_checkpoint_shard(staging, world.rank(), world.size(), tensors, options);
+  on_every_rank(host, world, [&] {
+    record = write_checkpoint_shard(staging, world.rank(), world.size(), shard.tensors, options);
   });
-  const std::vector<std::string> records = gather_texts(engine.ctx(), world, record);
-  return on_first_rank(engine.ctx(), world,
+  const std::vector<std::string> records = gather_texts(host, world, record);
+  return on_first_rank(host, world,
                        [&] { return save->commit(checkpoint_state(engine, run), records).string(); });
 }
 
@@ -132,14 +134,23 @@ void load_engine(const CheckpointReader& reader, Engine& engine) {
   }
   TESSERA_ENSURE(CheckpointError, problems.empty(), reader.dir().string(),
                  " does not fit this model:", problems);
+  std::vector<std::byte> bytes;
   for (const StatePiece& piece : wanted) {
-    for_each_box(piece, [&](const TensorSlice& slice, const Tensor& data) {
-      reader.read(piece.name(), slice, {static_cast<std::byte*>(data.raw()), data.nbytes()});
-    });
+    for (const auto& [place, tensor] : piece.boxes()) {
+      bytes.resize(tensor.nbytes());
+      reader.read(piece.name(), {place.global, place.shape}, bytes);
+      tensor.copy_from_host(bytes.data());
+    }
   }
+  engine.params().gather_weights();
   if (engine.options().trainable) {
     const auto user = nlohmann::json::parse(reader.state().user_json);
-    engine.optimizer().set_updates(user.at("optimizer_updates").get<std::int64_t>());
+    UpdateState state = engine.optimizer().update_state();
+    state.updates = user.at("optimizer_updates").get<std::int64_t>();
+    state.loss_scale = user.value("loss_scale", state.loss_scale);
+    state.good_steps = user.value("loss_scale_good_steps", state.good_steps);
+    state.hysteresis = user.value("loss_scale_hysteresis", state.hysteresis);
+    engine.optimizer().set_update_state(state);
   }
 }
 

@@ -2,28 +2,42 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/gemm.hpp"
 
 namespace tessera {
 
-double measure_gemm_rate(const ExecCtx& ctx, DType dtype) {
-  constexpr std::int64_t n = 1024;
+namespace {
+
+/// Seconds of one n x n x n product, the best of a few.
+double time_product(const ExecCtx& ctx, DType dtype, std::int64_t n) {
   // Random operands: constants draw less power on some machines and would flatter the rate.
   const Tensor random = Tensor::empty(ctx, {n, n}, DType::f32);
   ops::fill_normal(ctx, random, 1.0f, RngKey{}, {});
   const Tensor a = dtype == DType::f32 ? random : ops::cast(ctx, random, dtype);
   const Tensor c = Tensor::empty(ctx, {n, n}, DType::f32);
-  double best = 0.0;
+  double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 5; ++i) {
+    ctx.stream->synchronize();
     const auto start = std::chrono::steady_clock::now();
     ops::matmul_into(ctx, a, a, c, 0.0f, false, true);
     ctx.stream->synchronize();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, 2.0 * n * n * n / seconds);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best;
+}
+
+}  // namespace
+
+double measure_gemm_rate(const ExecCtx& ctx, DType dtype) {
+  std::int64_t n = 1024;
+  double seconds = time_product(ctx, dtype, n);
+  // A product that is over at once measures how long a launch takes.
+  while (seconds < 1e-3 && n < 8192) seconds = time_product(ctx, dtype, n *= 2);
+  const auto side = static_cast<double>(n);
+  return 2.0 * side * side * side / seconds;
 }
 
 }  // namespace tessera

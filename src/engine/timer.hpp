@@ -1,19 +1,47 @@
 #pragma once
-#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tessera/device/stream.hpp"
 
 namespace tessera {
 
-/// Adds the wall-clock seconds of its life to a total.
-class Timer {
+/// Stretches of a stream's work, timed where it runs.
+class Spans {
  public:
-  explicit Timer(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Timer() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
+  explicit Spans(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
+
+  /// From its construction to its end of life.
+  class Span {
+   public:
+    explicit Span(Spans& spans) : spans_(spans) { spans_.stream_->record(begin_); }
+    ~Span() {
+      Event end;
+      spans_.stream_->record(end);
+      spans_.list_.emplace_back(begin_, end);
+    }
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+
+   private:
+    Spans& spans_;
+    Event begin_;
+  };
+
+  /// Of all spans together. Waits until their work is done.
+  double seconds() const {
+    double sum = 0;
+    for (const auto& [begin, end] : list_) {
+      end.synchronize();
+      sum += Event::seconds_between(begin, end);
+    }
+    return sum;
+  }
 
  private:
-  double& total_;
-  std::chrono::steady_clock::time_point start_;
+  std::shared_ptr<Stream> stream_;
+  std::vector<std::pair<Event, Event>> list_;
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <fstream>
 
 #include "engine/ranks.hpp"
@@ -70,11 +71,19 @@ class TrainingRun {
     if (state_.step >= config_.training.steps) return result_;
     announce();
     DataLoader loader(data_.train, loader_options(state_.consumed_samples));
-    while (state_.step < config_.training.steps && !result_.interrupted) {
-      result_.interrupted = one_step(loader);
-      const bool last = state_.step == config_.training.steps;
-      const bool due = config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0;
-      if (last || due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
+    finished_ = Clock::now();
+    while (engine_->steps_done() < config_.training.steps && !result_.interrupted) {
+      launch_step(loader);
+      const std::int64_t step = engine_->steps_done();
+      const bool last = step == config_.training.steps;
+      const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
+      // A device that works on its own runs a step while the next one is launched, unless something is due
+      // after it.
+      const bool ahead =
+          engine_->ctx().stream->is_asynchronous() && !last && !save_due && !evaluation_due(step);
+      finish_steps(ahead ? 1 : 0);
+      if (result_.interrupted) finish_steps(0);
+      if (last || save_due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
     }
     result_.step = state_.step;
     return result_;
@@ -106,10 +115,8 @@ class TrainingRun {
                     [&] { load_pretrained(*config_.model.init_from, config_.model, *engine_); });
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
-    engine_->params().gather_weights();
-    on_first_rank(host_, *world_, [&] {
-      folder_->write_config();
-      return std::string();
+    on_every_rank(host_, *world_, [&] {
+      if (first_) folder_->write_config();
     });
   }
 
@@ -148,18 +155,41 @@ class TrainingRun {
     if (first_ && hooks_.on_start) hooks_.on_start(info);
   }
 
-  /// Returns whether a rank asked to stop.
-  bool one_step(DataLoader& loader) {
-    const auto start = Clock::now();
+  /// A step that runs, and the state of the run after it.
+  struct Launched {
+    std::int64_t step = 0, consumed_samples = 0;
+    Clock::time_point begin;
+    double data_s = 0;
+  };
+
+  void launch_step(DataLoader& loader) {
+    Launched launched{.begin = Clock::now()};
     const auto batch = loader.next();
-    TESSERA_ENSURE(DataError, batch, "the training data ended at step ", state_.step, " of ",
+    TESSERA_ENSURE(DataError, batch, "the training data ended at step ", engine_->steps_done(), " of ",
                    config_.training.steps);
-    const double data_s = seconds_since(start);
-    const StepReport step = engine_->step(*batch);
-    const double step_s = seconds_since(start);
-    state_.step = engine_->steps_done();
+    launched.data_s = seconds_since(launched.begin);
+    engine_->launch_step(*batch);
+    launched.step = engine_->steps_done();
+    launched.consumed_samples = loader.consumed_samples();
+    launched_.push_back(launched);
+  }
+
+  /// Takes the results of all steps but the last `remain`.
+  void finish_steps(std::size_t remain) {
+    while (launched_.size() > remain) {
+      finish_step(launched_.front());
+      launched_.pop_front();
+    }
+  }
+
+  void finish_step(const Launched& launched) {
+    const StepReport step = engine_->finish_step();
+    // While another step was under way this one began when that ended.
+    const double step_s = seconds_since(std::max(launched.begin, finished_));
+    finished_ = Clock::now();
+    state_.step = launched.step;
     state_.skipped = engine_->steps_skipped();
-    state_.consumed_samples = loader.consumed_samples();
+    state_.consumed_samples = launched.consumed_samples;
     state_.tokens += step.tokens;
     if (step.update.skipped && first_) {
       log_.warning("step ", state_.step, " was skipped: loss ", step.loss, ", gradient norm ",
@@ -173,14 +203,16 @@ class TrainingRun {
                       .tokens_per_s = static_cast<double>(step.tokens) / step_s,
                       .mfu = std::nullopt,
                       .step_ms = step_s * 1e3,
-                      .data_ms = data_s * 1e3,
+                      .data_ms = launched.data_s * 1e3,
                       .forward_ms = step.times.forward * 1e3,
                       .backward_ms = step.times.backward * 1e3,
                       .update_ms = step.times.update * 1e3,
-                      .peak_mem_bytes = most_over_ranks(peak_memory_bytes()),
+                      .peak_mem_bytes = most_over_ranks(peak_memory_bytes(engine_->ctx())),
                       .skipped = state_.skipped,
+                      .loss_scale = std::nullopt,
                       .eval_loss = std::nullopt,
                       .bubble_ms = std::nullopt};
+    if (config_.training.precision == Precision::fp16) record.loss_scale = step.update.loss_scale;
     if (world_->size() > 1) {
       record.bubble_ms = step.times.bubble * 1e3;
       for (const AxisTraffic& t : step.traffic)
@@ -188,14 +220,16 @@ class TrainingRun {
     }
     const double flops = engine_->model().flops_per_token(config_.training.seq_length);
     if (flops > 0.0 && peak_flops_ > 0.0) record.mfu = record.tokens_per_s * flops / peak_flops_;
-    const TrainingConfig& t = config_.training;
-    if (data_.valid && t.eval_interval > 0 &&
-        (state_.step % t.eval_interval == 0 || state_.step == t.steps)) {
-      record.eval_loss = evaluate();
-    }
+    if (evaluation_due(state_.step)) record.eval_loss = evaluate();
     result_.train_loss = step.loss;
     if (first_) report(record);
-    return most_over_ranks(hooks_.should_stop && hooks_.should_stop() ? 1 : 0) != 0;
+    const bool stop = hooks_.should_stop && hooks_.should_stop();
+    if (most_over_ranks(stop ? 1 : 0) != 0) result_.interrupted = true;
+  }
+
+  bool evaluation_due(std::int64_t step) const {
+    const TrainingConfig& t = config_.training;
+    return data_.valid && t.eval_interval > 0 && (step % t.eval_interval == 0 || step == t.steps);
   }
 
   void report(const StepRecord& record) {
@@ -248,6 +282,8 @@ class TrainingRun {
   GptData data_;
   std::optional<MetricsFile> metrics_;
   double peak_flops_ = 0.0;
+  std::deque<Launched> launched_;
+  Clock::time_point finished_;  // when the last result was taken
 };
 
 }  // namespace

@@ -14,7 +14,8 @@ void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, c
   if (ctx.device().is_cpu()) {
     ctx.stream->launch([cpu, params, threads = ctx.stream->threads()] { cpu(params, {nullptr, threads}); });
   } else {
-    cuda(params, {nullptr, 0});
+    ctx.stream->make_current();
+    cuda(params, {ctx.stream->native(), 1});
   }
 }
 

@@ -14,6 +14,9 @@ Tensor add(const ExecCtx& ctx, const Tensor& a, const Tensor& b, DType out) {
   check_contiguous_floats(a, "a");
   check_contiguous_floats(b, "b");
   detail::check_float(out, "the sum");
+  detail::check_one_short(a.dtype(), b.dtype(), "a sum");
+  detail::check_one_short(a.dtype(), out, "a sum");
+  detail::check_one_short(b.dtype(), out, "a sum");
   check_same_shape(a, b, "add");
   Tensor y = Tensor::empty(ctx, a.shape(), out);
   const kernels::Add params{a.numel(), a.dtype(), b.dtype(), out, a.raw(), b.raw(), y.raw()};
@@ -79,6 +82,13 @@ void fill_constant(const ExecCtx& ctx, const Tensor& x, float value) {
   check_contiguous(x, "x");
   const kernels::FillConstant params{x.numel(), value, x.data<float>()};
   TESSERA_DISPATCH(ctx, fill_constant, params);
+}
+
+void scale_by(const ExecCtx& ctx, const Tensor& x, const Tensor& factor) {
+  check_contiguous(x, "x");
+  TESSERA_CHECK(factor.numel() == 1, "the factor is one element, not ", factor.shape());
+  const kernels::ScaleBy params{x.numel(), factor.data<float>(), x.data<float>()};
+  TESSERA_DISPATCH(ctx, scale_by, params);
 }
 
 void fill_normal(const ExecCtx& ctx, const Tensor& x, float std, const RngKey& key, const Region& region) {

@@ -11,8 +11,7 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
   detail::check_contiguous(tokens, "tokens");
   TESSERA_CHECK(table.rank() == 2 && table.is_contiguous(), "an embedding table is [rows, features], not ",
                 table.shape());
-  detail::check_float(table.dtype(), "an embedding table");
-  detail::check_float(options.out, "an embedding");
+  detail::check_one_short(table.dtype(), options.out, "an embedding");
   TESSERA_CHECK(static_cast<bool>(positions) == static_cast<bool>(position_table),
                 "positions come with a position table");
   if (position_table) {

@@ -12,10 +12,17 @@ struct Matrix {
   DType dtype;
 };
 
-/// Kernels know these two and would take any other for the second.
+/// Kernels know these three and would take any other for bfloat16.
 inline void check_float(DType dtype, const char* what) {
-  TESSERA_CHECK(dtype == DType::f32 || dtype == DType::bf16, what, " must be float32 or bfloat16, not ",
-                dtype);
+  TESSERA_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16, what,
+                " must be float32, bfloat16 or float16, not ", dtype);
+}
+/// Kernels of several dtypes have no code for both 16-bit types in one call.
+inline void check_one_short(DType a, DType b, const char* what) {
+  check_float(a, what);
+  check_float(b, what);
+  TESSERA_CHECK(a == b || a == DType::f32 || b == DType::f32, what, " must not mix ", a, " and ", b,
+                "; cast one of them first");
 }
 
 /// Errors: InvalidArgument unless rows are evenly spaced, columns contiguous and elements floats.

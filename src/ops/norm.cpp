@@ -21,7 +21,7 @@ float* floats(const Tensor& t) { return t ? t.data<float>() : nullptr; }
 kernels::AddNormForward describe(const Tensor& residual, const Tensor& weight, const Tensor& bias,
                                  const NormOptions& options) {
   check_contiguous_floats(residual, "residual");
-  detail::check_float(options.out, "what a norm gives");
+  detail::check_one_short(residual.dtype(), options.out, "a norm");
   const std::int64_t cols = residual.size(-1);
   TESSERA_CHECK(weight && weight.shape() == Shape{cols} && weight.dtype() == DType::f32,
                 "norm weight of shape ", weight.shape(), " for ", cols, " features");

@@ -17,18 +17,28 @@ void column_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out, float be
 
 void add_sum_squares(const ExecCtx& ctx, const Tensor& x, const Tensor& out) {
   detail::check_contiguous(x, "x");
-  const Tensor scratch = Tensor::empty(ctx, {kernels::kReduceParts}, DType::f64);
+  const Tensor scratch = Tensor::empty(ctx, {kernels::kSumParts}, DType::f64);
   const kernels::SumSquares params{x.numel(), x.data<float>(), out.data<double>(), scratch.data<double>()};
   TESSERA_DISPATCH(ctx, sum_squares, params);
 }
 
-Tensor sum(const ExecCtx& ctx, const Tensor& x) {
+namespace {
+
+void sum_into(const ExecCtx& ctx, const Tensor& x, const Tensor& out, bool add) {
   detail::check_contiguous(x, "x");
-  Tensor out = Tensor::empty(ctx, {1}, DType::f64);
-  const Tensor scratch = Tensor::empty(ctx, {kernels::kReduceParts}, DType::f64);
-  const kernels::Sum params{x.numel(), x.data<float>(), out.data<double>(), scratch.data<double>()};
+  const Tensor scratch = Tensor::empty(ctx, {kernels::kSumParts}, DType::f64);
+  const kernels::Sum params{x.numel(), add, x.data<float>(), out.data<double>(), scratch.data<double>()};
   TESSERA_DISPATCH(ctx, sum, params);
+}
+
+}  // namespace
+
+Tensor sum(const ExecCtx& ctx, const Tensor& x) {
+  Tensor out = Tensor::empty(ctx, {1}, DType::f64);
+  sum_into(ctx, x, out, false);
   return out;
 }
+
+void add_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out) { sum_into(ctx, x, out, true); }
 
 }  // namespace tessera::ops

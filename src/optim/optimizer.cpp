@@ -33,12 +33,17 @@ void check_config(const OptimizerConfig& config) {
 
 }  // namespace
 
-Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config)
-    : ctx_(ctx), store_(store), config_(config) {
+Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
+                     const LossScale& loss_scale)
+    : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale) {
   TESSERA_CHECK(store_.trainable(),
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
   check_config(config_);
   find_work();
+  UpdateState first;
+  first.loss_scale = loss_scale.first;
+  first.hysteresis = loss_scale.rule.hysteresis;
+  state_ = ops::make_update_state(ctx_, first);
   if (config_.name != OptimizerName::sgd) {
     m_ = store_.zeros();
     v_ = store_.zeros();
@@ -88,9 +93,8 @@ void Optimizer::find_work() {
   }
 }
 
-double Optimizer::global_norm(double scale) const {
-  const Tensor squares = Tensor::empty(ctx_, {1}, DType::f64);
-  ops::fill_zero(ctx_, squares);
+void Optimizer::add_up_squares() const {
+  const Tensor squares = ops::squares_of(state_);
   for (std::size_t i = 0; i < work_.size(); ++i) {
     for (const FlatRun& run : work_[i].counted) {
       ops::add_sum_squares(ctx_, store_.slice(i, run).gradient, squares);
@@ -98,65 +102,91 @@ double Optimizer::global_norm(double scale) const {
   }
   if (Communicator* world = store_.groups().world; world && world->size() > 1)
     world->all_reduce(ctx_, squares).wait(ctx_);
-  ctx_.stream->synchronize();
-  return std::abs(scale) * std::sqrt(*squares.data<double>());
 }
 
-void Optimizer::update(std::size_t bucket, const Range& range, double grad_scale, double lr,
-                       double weight_decay) const {
+void Optimizer::update(std::size_t bucket, const Range& range) const {
   const auto [grad, main, model, place] = store_.slice(bucket, range.run);
   const auto part = [run = place](const Tensor& state) {
     return state ? state.narrow(0, run.begin, run.count) : Tensor();
   };
-  const double decay = range.decay ? weight_decay : 0.0;
+  const double decay = range.decay ? 1.0 : 0.0;
   if (config_.name == OptimizerName::sgd) {
-    ops::sgd(ctx_, grad, main, part(momentum_), model,
-             {.lr = lr,
-              .momentum = config_.momentum,
-              .weight_decay = decay,
-              .nesterov = config_.nesterov,
-              .grad_scale = grad_scale});
+    ops::sgd(ctx_, state_, grad, main, part(momentum_), model,
+             {.decay_factor = decay, .momentum = config_.momentum, .nesterov = config_.nesterov});
   } else {
-    ops::adam(ctx_, grad, main, part(m_), part(v_), model,
-              {.lr = lr,
-               .beta1 = config_.betas[0],
+    ops::adam(ctx_, state_, grad, main, part(m_), part(v_), model,
+              {.beta1 = config_.betas[0],
                .beta2 = config_.betas[1],
                .eps = config_.eps,
-               .weight_decay = decay,
-               .decoupled = config_.name == OptimizerName::adamw,
-               .step = updates_,
-               .grad_scale = grad_scale});
+               .decay_factor = decay,
+               .decoupled = config_.name == OptimizerName::adamw});
   }
 }
 
-StepResult Optimizer::step(double lr, double weight_decay) {
-  TESSERA_CHECK(std::isfinite(lr) && std::isfinite(weight_decay), "step with learning rate ", lr,
-                " and weight decay ", weight_decay);
+void Optimizer::launch_step(const std::function<UpdateRates(std::int64_t)>& rates) {
+  TESSERA_CHECK(under_way_.size() < kMostUnderWay, under_way_.size(),
+                " updates are under way: finish_step() takes the result of the oldest");
+  std::vector<UpdateRates> list;
+  for (std::size_t i = 0; i <= under_way_.size(); ++i) {
+    list.push_back(rates(updates_ + static_cast<std::int64_t>(i)));
+    TESSERA_CHECK(std::isfinite(list.back().lr) && std::isfinite(list.back().weight_decay),
+                  "step with learning rate ", list.back().lr, " and weight decay ", list.back().weight_decay);
+  }
   const double scale = store_.gradient_scale();
   store_.wait_for_weights();
-  StepResult result;
-  result.grad_norm = global_norm(scale);
-  result.skipped = !std::isfinite(result.grad_norm);
-  if (!result.skipped) {
-    if (config_.clip_grad > 0)
-      result.clip_factor = std::min(1.0, config_.clip_grad / (result.grad_norm + 1e-6));
-    ++updates_;
-    // The last bucket holds what the next forward pass reads first: it is under way while the others are
-    // updated.
-    for (std::size_t i = work_.size(); i-- > 0;) {
-      for (const Range& range : work_[i].updates) {
-        update(i, range, scale * result.clip_factor, lr, weight_decay);
-      }
-      store_.spread_weights(i);
-    }
+  add_up_squares();
+  const bool adam = config_.name != OptimizerName::sgd;
+  ops::begin_update(ctx_, state_,
+                    {.grad_scale = scale,
+                     .clip_grad = config_.clip_grad,
+                     .beta1 = adam ? config_.betas[0] : 0.0,
+                     .beta2 = adam ? config_.betas[1] : 0.0,
+                     .loss_scale = loss_scale_.rule,
+                     .base = updates_,
+                     .rates = list});
+  under_way_.emplace_back(ctx_, state_);
+  // The last bucket holds what the next forward pass reads first: it is under way while the others are
+  // updated.
+  for (std::size_t i = work_.size(); i-- > 0;) {
+    for (const Range& range : work_[i].updates) update(i, range);
+    store_.spread_weights(i);
   }
   store_.discard_gradients();
+}
+
+StepResult Optimizer::finish_step() {
+  TESSERA_CHECK(!under_way_.empty(), "no update is under way");
+  const UpdateState state = under_way_.front().value<UpdateState>();
+  under_way_.pop_front();
+  updates_ = state.updates;
+  StepResult result{.grad_norm = state.grad_norm,
+                    .clip_factor = state.clip_factor,
+                    .skipped = state.skip != 0,
+                    .loss_scale = state.loss_scale};
+  if (result.skipped) result.clip_factor = 1.0;
   return result;
 }
 
-void Optimizer::set_updates(std::int64_t updates) {
-  TESSERA_CHECK(updates >= 0, "the number of updates cannot be ", updates);
-  updates_ = updates;
+StepResult Optimizer::step(double lr, double weight_decay) {
+  launch_step([&](std::int64_t) { return UpdateRates{lr, weight_decay}; });
+  return finish_step();
+}
+
+Tensor Optimizer::loss_scale() const {
+  const bool scales = loss_scale_.first != 1.0f || loss_scale_.rule.growth_interval > 0;
+  return scales ? ops::loss_scale_of(state_) : Tensor();
+}
+
+UpdateState Optimizer::update_state() const {
+  TESSERA_CHECK(under_way_.empty(), "an update is under way: finish_step() comes first");
+  return HostCopy(ctx_, state_).value<UpdateState>();
+}
+
+void Optimizer::set_update_state(const UpdateState& state) {
+  TESSERA_CHECK(state.updates >= 0, "the number of updates cannot be ", state.updates);
+  TESSERA_CHECK(under_way_.empty(), "an update is under way: finish_step() comes first");
+  updates_ = state.updates;
+  state_.copy_from_host(&state);
 }
 
 std::vector<NamedTensor> Optimizer::state() const {

@@ -10,8 +10,9 @@ namespace {
 int size_of_group(const Communicator* group) { return group ? group->size() : 1; }
 
 void check_options(const ParamStoreOptions& options) {
-  TESSERA_CHECK(options.compute == DType::f32 || options.compute == DType::bf16,
-                "parameters are computed with in float32 or bfloat16, not ", options.compute);
+  TESSERA_CHECK(
+      options.compute == DType::f32 || options.compute == DType::bf16 || options.compute == DType::f16,
+      "parameters are computed with in float32, bfloat16 or float16, not ", options.compute);
   TESSERA_CHECK(options.zero_stage == 0 || options.zero_stage == 1, "zero_stage is ", options.zero_stage,
                 "; 0 and 1 are there");
   const StoreGroups& groups = options.groups;
@@ -91,8 +92,8 @@ void ParamStore::allocate() {
   };
   main_ = zeroed(main_numel_);
   if (options_.trainable) grad_ = zeroed(numel());
-  if (options_.compute != DType::bf16) return;
-  model_ = Tensor::empty(ctx_, {numel()}, DType::bf16);
+  if (options_.compute == DType::f32) return;
+  model_ = Tensor::empty(ctx_, {numel()}, options_.compute);
   ops::fill_zero(ctx_, model_);
 }
 
@@ -126,7 +127,7 @@ void ParamStore::initialise_all() {
       initialise(slot, main_of(slot.bucket, slot.run()).view(slot.parameter->shape()));
       continue;
     }
-    // This rank keeps a share in fp32 and the whole in bf16: the gradient buffer lends the space between.
+    // This rank keeps a share in fp32 and the whole in 16 bits: the gradient buffer lends the space between.
     const Tensor scratch = view(grad_, slot);
     initialise(slot, scratch);
     ops::axpby(ctx_, 1.0f, scratch, 0.0f, view(model_, slot));

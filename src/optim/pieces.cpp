@@ -7,6 +7,20 @@
 
 namespace tessera {
 
+std::vector<StatePiece::Box> StatePiece::boxes() const {
+  const Shape strides = parameter->shape().contiguous_strides();
+  std::vector<Box> list;
+  for (const Placed& place : parameter->placement().boxes(begin, end)) {
+    std::int64_t first = 0;
+    for (int i = 0; i < strides.rank(); ++i) first += place.local[i] * strides[i];
+    const std::int64_t count = place.shape.numel();
+    TESSERA_ENSURE(InternalError, first >= begin && first + count <= end, "a box of ", name(),
+                   " is not contiguous");
+    list.push_back({place, tensor.narrow(0, first - begin, count)});
+  }
+  return list;
+}
+
 /// A run of the flat buffers inside one parameter and inside updated(bucket).
 struct ParamStore::Cut {
   const ParamSlot* slot = nullptr;

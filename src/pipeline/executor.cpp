@@ -1,5 +1,6 @@
 #include "tessera/pipeline/executor.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <limits>
@@ -93,31 +94,33 @@ class Routes {
   std::vector<int> places_;  // of F and B in their columns, by piece and micro-batch
 };
 
-/// What comes in over the pipeline, in the order this stage uses it.
+/// What comes in over the pipeline, taken in the order this stage uses it. Receives from one stage are posted
+/// in the order in which that stage makes the messages, as communicators without tags need it; so one that is
+/// used late may be posted early.
 class Inbox {
  public:
   Inbox(const ExecCtx& ctx, Communicator& pipeline, const Routes& routes, const StageProgram& program,
         std::vector<Message> messages)
-      : ctx_(ctx), pipeline_(pipeline), routes_(routes), program_(program), messages_(std::move(messages)) {}
-
-  /// Posts receives until `ahead` are under way.
-  void post(std::size_t ahead) {
-    while (arriving_.size() < ahead && posted_ < messages_.size()) {
-      const Message& message = messages_[posted_++];
-      const auto [shape, dtype] = program_.boundary(message.micro_batch);
-      Tensor tensor = Tensor::empty(ctx_, shape, dtype);
-      Pending pending = pipeline_.recv(ctx_, tensor, message.from, routes_.tag_of(message));
-      arriving_.push_back({std::move(tensor), std::move(pending)});
+      : ctx_(ctx), pipeline_(pipeline), routes_(routes), program_(program), messages_(std::move(messages)) {
+    for (const Message& message : messages_) made_[message.from].push_back(message);
+    for (auto& [stage, made] : made_) {
+      std::sort(made.begin(), made.end(),
+                [](const Message& a, const Message& b) { return a.made_at < b.made_at; });
     }
+  }
+
+  /// Posts receives until the next `ahead` messages are under way.
+  void post(std::size_t ahead) {
+    const std::size_t end = std::min(taken_ + ahead, messages_.size());
+    for (std::size_t next = taken_; next < end; ++next) post_up_to(messages_[next]);
   }
   /// The next message.
   Tensor take() {
     post(1);
-    TESSERA_ENSURE(InternalError, !arriving_.empty(), "an input that no pass of the column needs");
-    arriving_.front().pending.wait(ctx_);
-    Tensor tensor = std::move(arriving_.front().tensor);
-    arriving_.pop_front();
-    return tensor;
+    TESSERA_ENSURE(InternalError, taken_ < messages_.size(), "an input that no pass of the column needs");
+    auto arrived = arriving_.extract(routes_.tag_of(messages_[taken_++]));
+    arrived.mapped().pending.wait(ctx_);
+    return std::move(arrived.mapped().tensor);
   }
 
  private:
@@ -126,13 +129,25 @@ class Inbox {
     Pending pending;
   };
 
+  void post_up_to(const Message& last) {
+    for (auto& made = made_[last.from]; !made.empty() && made.front().made_at <= last.made_at;
+         made.pop_front()) {
+      const Message& message = made.front();
+      const auto [shape, dtype] = program_.boundary(message.micro_batch);
+      Tensor tensor = Tensor::empty(ctx_, shape, dtype);
+      Pending pending = pipeline_.recv(ctx_, tensor, message.from, routes_.tag_of(message));
+      arriving_.emplace(routes_.tag_of(message), Arriving{std::move(tensor), std::move(pending)});
+    }
+  }
+
   const ExecCtx& ctx_;
   Communicator& pipeline_;
   const Routes& routes_;
   const StageProgram& program_;
-  std::vector<Message> messages_;
-  std::size_t posted_ = 0;
-  std::deque<Arriving> arriving_;
+  std::vector<Message> messages_;               // as they are used
+  std::size_t taken_ = 0;                       // of them
+  std::map<int, std::deque<Message>> made_;     // not yet posted, by stage, as they are made
+  std::map<std::uint32_t, Arriving> arriving_;  // by tag
 };
 
 /// What is on its way out. Nobody may write to a tensor before its message is done, so it is held here.

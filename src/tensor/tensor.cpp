@@ -1,5 +1,6 @@
 #include "tessera/tensor/tensor.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tessera {
@@ -93,21 +94,45 @@ Tensor Tensor::transpose(int dim0, int dim1) const {
   return t;
 }
 
+Tensor Tensor::reinterpret(DType dtype) const {
+  TESSERA_CHECK(is_contiguous() && rank() >= 1, "only a contiguous tensor can be read as another dtype");
+  const std::size_t old_size = size_of(dtype_), new_size = size_of(dtype);
+  const auto row = static_cast<std::size_t>(size(-1)) * old_size;
+  TESSERA_CHECK(row % new_size == 0 && offset_ * old_size % new_size == 0, "a row of ", row,
+                " bytes from element ", offset_, " of ", dtype_, " is not made of whole ", dtype);
+  Tensor t = *this;
+  t.dtype_ = dtype;
+  t.offset_ = static_cast<std::int64_t>(static_cast<std::size_t>(offset_) * old_size / new_size);
+  t.shape_[rank() - 1] = static_cast<std::int64_t>(row / new_size);
+  t.strides_ = t.shape_.contiguous_strides();
+  return t;
+}
+
 void Tensor::copy_from_host(const void* source) const {
   TESSERA_CHECK(is_contiguous(), "host copies need a contiguous tensor, strides are ", strides_);
-  if (numel() > 0) std::memcpy(raw(), source, nbytes());
+  if (numel() == 0) return;
+  if (auto* allocator = storage_->allocator()) return allocator->copy_from_host(raw(), source, nbytes());
+  std::memcpy(raw(), source, nbytes());
 }
 
 void Tensor::copy_to_host(void* target) const {
   TESSERA_CHECK(is_contiguous(), "host copies need a contiguous tensor, strides are ", strides_);
-  if (numel() > 0) std::memcpy(target, raw(), nbytes());
+  if (numel() == 0) return;
+  if (auto* allocator = storage_->allocator()) return allocator->copy_to_host(target, raw(), nbytes());
+  std::memcpy(target, raw(), nbytes());
+}
+
+Tensor Tensor::to_host() const {
+  if (device_.is_cpu()) return *this;
+  const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(nbytes(), 1)]);
+  copy_to_host(memory.get());
+  return wrap(memory.get(), shape_, dtype_, memory);
 }
 
 std::vector<float> Tensor::to_floats() const {
-  TESSERA_CHECK(is_contiguous(), "host copies need a contiguous tensor, strides are ", strides_);
   std::vector<float> values(static_cast<std::size_t>(numel()));
   visit_float(dtype_, "to_floats", [&](auto tag) {
-    const auto* source = data<decltype(tag)>();
+    const auto source = to_vector<decltype(tag)>();
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(source[i]);
   });
   return values;

@@ -3,6 +3,7 @@
 #include "tests/support/gradcheck.hpp"
 
 #include "tessera/autograd/functions.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -38,7 +39,7 @@ class AttentionJacobian : public ::testing::TestWithParam<int> {
                      3e-3, 5e-3f);
   }
 
-  ExecCtx ctx = ExecCtx::cpu(GetParam(), 3);
+  ExecCtx ctx = test::context(GetParam(), 3);
 };
 INSTANTIATE_TEST_SUITE_P(Threads, AttentionJacobian, ::testing::Values(1, 2));
 

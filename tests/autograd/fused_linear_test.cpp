@@ -2,6 +2,7 @@
 /// replace.
 
 #include "tessera/autograd/functions.hpp"
+#include "tests/support/device.hpp"
 #include "tests/support/gradcheck.hpp"
 
 namespace tessera {
@@ -14,7 +15,7 @@ using test::random_tensor;
 
 class FusedLinear : public ::testing::TestWithParam<int> {
  protected:
-  ExecCtx ctx = ExecCtx::cpu(GetParam(), 3);
+  ExecCtx ctx = test::context(GetParam(), 3);
 };
 INSTANTIATE_TEST_SUITE_P(Threads, FusedLinear, ::testing::Values(1, 2));
 

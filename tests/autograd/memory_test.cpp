@@ -44,7 +44,7 @@ class Kept : public ::testing::TestWithParam<DType> {
     return static_cast<std::int64_t>(held) / kRows;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Dtypes, Kept, ::testing::Values(DType::f32, DType::bf16));
+INSTANTIATE_TEST_SUITE_P(Dtypes, Kept, ::testing::Values(DType::f32, DType::bf16, DType::f16));
 
 TEST_P(Kept, ByLinears) {
   const auto weight = make_weight(ctx, "weight", {kOut, kWidth}, 1, dtype);

@@ -1,6 +1,7 @@
 /// Recomputed parts whose inputs are shared out over ranks.
 
 #include "tests/autograd/chain.hpp"
+#include "tests/support/device.hpp"
 #include "tests/support/memory.hpp"
 #include "tests/support/ranks.hpp"
 
@@ -17,12 +18,12 @@ using test::Weights;
 
 TEST(PartitionedRecompute, ChangesNoBit) {
   for (const int size : {2, 3}) {
-    for (const DType compute : {DType::f32, DType::bf16}) {
+    for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
       const BlockSizes sizes{.compute = compute};
-      const ExecCtx ctx = ExecCtx::cpu(1, 3);
+      const ExecCtx ctx = test::context(1, 3);
       const Values expected = Chain(ctx, sizes, 3, {}).run();
-      test::run_local(size, [&](const std::shared_ptr<Communicator>& comm) {
-        const ExecCtx own = ExecCtx::cpu(1, 3);
+      test::run_on_device(size, [&](const std::shared_ptr<Communicator>& comm) {
+        const ExecCtx own = test::context(1, 3);
         for (const Weights weights : {Weights::immediate, Weights::deferred}) {
           for (const std::size_t group : {1, 2}) {
             const Plan plan{
@@ -37,8 +38,8 @@ TEST(PartitionedRecompute, ChangesNoBit) {
 }
 
 TEST(PartitionedRecompute, KeepsEachInputInPart) {
-  test::run_local(3, [](const std::shared_ptr<Communicator>& comm) {
-    const ExecCtx own = ExecCtx::cpu(1, 3);
+  test::run_on_device(3, [](const std::shared_ptr<Communicator>& comm) {
+    const ExecCtx own = test::context(1, 3);
     const auto table = test::make_parameter(own, "table", {7, 4}, 5);
     for (const std::int64_t rows : {1, 2, 8, 1000}) {  // some ranks get none, or one less
       std::vector<std::int32_t> ids;

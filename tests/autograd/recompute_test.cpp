@@ -3,6 +3,7 @@
 #include "tessera/autograd/recompute.hpp"
 
 #include "tests/autograd/chain.hpp"
+#include "tests/support/device.hpp"
 #include "tests/support/memory.hpp"
 
 namespace tessera {
@@ -17,11 +18,11 @@ using test::Values;
 using test::Weights;
 
 struct RecomputeTest : ::testing::Test {
-  ExecCtx ctx = ExecCtx::cpu(1, 3);
+  ExecCtx ctx = test::context(1, 3);
 };
 
 TEST_F(RecomputeTest, ChangesNoBit) {
-  for (const DType compute : {DType::f32, DType::bf16}) {
+  for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
     const BlockSizes sizes{.compute = compute};
     Values expected = Chain(ctx, sizes, 3, {}).run();
     for (const Weights weights : {Weights::immediate, Weights::deferred}) {

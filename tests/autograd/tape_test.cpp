@@ -6,6 +6,7 @@
 
 #include "tessera/autograd/functions.hpp"
 #include "tessera/ops/elementwise.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -20,7 +21,7 @@ struct TapeTest : ::testing::Test {
     ops::fill_constant(ctx, t, 1.0f);
     return t;
   }
-  ExecCtx ctx = ExecCtx::cpu(2, 3);
+  ExecCtx ctx = test::context(2, 3);
 };
 
 TEST_F(TapeTest, FanOutAddsUp) {

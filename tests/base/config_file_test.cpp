@@ -149,7 +149,7 @@ TEST(Overrides, FaultsNameTheOverride) {
 TEST(AllAtOnce, InTheOrderOfTheText) {
   const std::string message =
       refusal("training: {steps: -1}\nmodel:\n  num_layers: x\n  num_layers: 2\n  wdith: 4\n  num_heads: 5\n",
-              {"device.type=cuda", "optimizer.lr=-1"});
+              {"device.type=gpu", "optimizer.lr=-1"});
   std::istringstream lines(message);
   std::vector<std::string> places;
   for (std::string line; std::getline(lines, line);) places.push_back(line.substr(0, line.find(": ", 12)));
@@ -158,7 +158,7 @@ TEST(AllAtOnce, InTheOrderOfTheText) {
                          "t.yaml:3:15: ",
                          "t.yaml:4:3: ",
                          "t.yaml:5:3: ",
-                         "override 'device.type=cuda': ",
+                         "override 'device.type=gpu': ",
                          "override 'optimizer.lr=-1': "};
   std::size_t at = 0;
   for (const char* place : order) {

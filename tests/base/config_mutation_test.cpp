@@ -214,8 +214,13 @@ const Mutation kValues[] = {
     {"betas: [0.9, 0.95]", "betas: [0.9, x]", 10, "element must be a number"},
     {"no_decay: [\"*.bias\"]", "no_decay: bias", 13, "must be a list of texts"},
     {"style: cosine", "style: inverse_sqrt", 10, "did you mean 'inverse-square-root'?"},
-    {"precision: bf16", "precision: fp16", 14, "'fp16' is not in this build yet; use bf16 or fp32"},
-    {"precision: bf16", "precision: bfloat16", 14, "must be fp32 or bf16"},
+    {"precision: bf16", "precision: fp8", 14, "'fp8' is not in this build yet; use bf16 or fp32"},
+    {"precision: bf16", "precision: bfloat16", 14, "must be fp32, bf16 or fp16"},
+    {"recompute: none", "loss_scale: 0", 15, "training.loss_scale must be above 0"},
+    {"recompute: none", "initial_loss_scale: 1e19", 23, "must be at most 1.0e+18"},
+    {"recompute: none", "min_loss_scale: 0", 19, "must be above 0"},
+    {"recompute: none", "loss_scale_window: 0", 22, "must be at least 1"},
+    {"recompute: none", "hysteresis: 0", 15, "must be at least 1"},
     {"recompute: none", "recompute: ful", 14, "did you mean 'full'?"},
     {"recompute: none", "recompute_method: blocks", 21, "did you mean 'block'?"},
     {"recompute: none", "recompute_layers: 0", 21, "must be at least 1"},
@@ -231,8 +236,7 @@ const Mutation kValues[] = {
     {"trackers: []", "trackers: [wandb]", 13, "'wandb' is not in this build yet"},
     {"trackers: []", "trackers: [tensorbord]", 13, "did you mean 'tensorboard'?"},
     {"trackers: []", "trackers: jsonl", 13, "must be a list"},
-    {"type: auto", "type: cuda", 9, "'cuda' is not in this build yet; built without CUDA"},
-    {"type: auto", "type: gpu", 9, "must be auto or cpu"},
+    {"type: auto", "type: gpu", 9, "must be auto, cpu or cuda"},
     {"threads: 0", "threads: -1", 12, "must be at least 0"},
 };
 INSTANTIATE_TEST_SUITE_P(Values, Mutated, ::testing::ValuesIn(kValues));
@@ -259,6 +263,9 @@ const Mutation kRules[] = {
     {"zero_stage: 1", "pipeline_layout: \"2,2\"", 20, "has 2 numbers, but there are 1 pieces"},
     {"zero_stage: 1", "pipeline_layout: \"3\"", 20, "adds up to 3 layers, but model.num_layers is 2"},
     {"recompute: none", "recompute_partition: true", 24, "needs training.recompute full, not none"},
+    {"recompute: none", "loss_scale: 1024", 15,
+     "training.loss_scale is 1024, but training.precision is bf16: only fp16 scales the loss"},
+    {"recompute: none", "min_loss_scale: 4294967297", 19, "is above training.initial_loss_scale"},
 };
 INSTANTIATE_TEST_SUITE_P(Rules, Mutated, ::testing::ValuesIn(kRules));
 

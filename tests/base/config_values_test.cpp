@@ -177,14 +177,15 @@ optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
 lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
   wsd_decay_steps: 5, weight_decay_style: linear, end_weight_decay: 0.7}
-training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18, precision: bf16, fp32_residual: false,
+training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18, precision: fp16, fp32_residual: false,
+  loss_scale: 1024.5, initial_loss_scale: 65536, min_loss_scale: 0.25, loss_scale_window: 500, hysteresis: 3,
   recompute: full, recompute_method: block, recompute_layers: 2,
   seed: 5, eval_interval: 0, eval_iters: 2, max_skipped_steps: 7}
 data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "~", reset_position_ids: true,
   reset_attention_mask: true, eod_mask_loss: true}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl]}
-device: {type: cpu, threads: 3}
+device: {type: cpu, index: 1, threads: 3}
 )");
 }
 
@@ -231,6 +232,7 @@ TEST(Names, SpelledAsInYaml) {
   EXPECT_EQ(name_of(NormStyle::rmsnorm), "rmsnorm");
   EXPECT_EQ(name_of(MlpActivation::gelu_tanh), "gelu_tanh");
   EXPECT_EQ(name_of(Precision::bf16), "bf16");
+  EXPECT_EQ(name_of(Precision::fp16), "fp16");
   EXPECT_EQ(name_of(Recompute::none), "none");
   EXPECT_EQ(name_of(PipelineSchedule::one_f_one_b), "1f1b");
   EXPECT_EQ(name_of(OptimizerName::sgd), "sgd");

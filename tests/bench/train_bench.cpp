@@ -59,7 +59,7 @@ void run(const std::vector<std::string>& args) {
     const long faults = minor_faults();
     std::cout << "{\"seconds\": [";
     for (std::int64_t i = 0; i < n; ++i) std::cout << (i ? ", " : "") << step();
-    std::cout << "], \"rss_bytes\": " << peak_memory_bytes() << ", \"loss\": " << loss
+    std::cout << "], \"rss_bytes\": " << peak_memory_bytes(engine->ctx()) << ", \"loss\": " << loss
               << ", \"system_allocations\": " << engine->ctx().allocator->stats().system_allocations - asked
               << ", \"allocator_bytes\": " << engine->ctx().allocator->stats().system_bytes
               << ", \"allocator_peak_used\": " << engine->ctx().allocator->stats().peak_used_bytes

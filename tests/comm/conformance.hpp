@@ -22,13 +22,32 @@ struct Backend {
   int max_ranks = 5;
   /// Runs the function on so many ranks, as threads of this process; the first exception is thrown again.
   std::function<void(int, const CommOptions&, const RankFunction&)> run;
+  /// Sums are made in rank order and rounded once, a maximum with a NaN is NaN.
+  bool rank_order = true;
+  /// Messages find their receive by tag, not only in the order of the sender.
+  bool tags = true;
+  /// Why it cannot run here.
+  std::string why_not = {};
 };
+
+/// What the ranks' tensors are on; `run` of a backend sets it for its threads.
+inline thread_local std::function<ExecCtx()> context = [] { return ExecCtx::cpu(1, 1); };
+
+/// Waits until the operation has ended, so that errors show: on CUDA a wait only orders the stream.
+inline void finish(const Pending& pending, const ExecCtx& ctx) {
+  pending.wait(ctx);
+  ctx.stream->synchronize();
+  pending.wait(ctx);
+}
 
 inline std::string backend_name(const testing::TestParamInfo<Backend>& info) { return info.param.name; }
 inline void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 
 class Conformance : public testing::TestWithParam<Backend> {
  protected:
+  void SetUp() override {
+    if (!GetParam().why_not.empty()) GTEST_SKIP() << GetParam().why_not;
+  }
   /// On every number of ranks from `least` to `most` that the backend allows.
   void on_each_size(int least, int most, const RankFunction& function,
                     const CommOptions& options = {.timeout_s = 60}) const {
@@ -126,8 +145,9 @@ void visit_elements(const Tensor& tensor, Visit&& visit) {
 }
 
 /// Sets values that the dtype holds exactly.
-inline void write_values(const Tensor& tensor, const std::vector<double>& values) {
-  ASSERT_EQ(static_cast<std::int64_t>(values.size()), tensor.numel());
+inline void write_values(const Tensor& target, const std::vector<double>& values) {
+  ASSERT_EQ(static_cast<std::int64_t>(values.size()), target.numel());
+  const Tensor tensor = Tensor::empty(ExecCtx::cpu(1), target.shape(), target.dtype());
   const bool half = tensor.dtype() == DType::f16;
   visit_elements(tensor, [&](std::size_t i, auto& element) {
     using T = std::remove_reference_t<decltype(element)>;
@@ -137,9 +157,12 @@ inline void write_values(const Tensor& tensor, const std::vector<double>& values
       element = half ? static_cast<T>(half_bits(values[i])) : static_cast<T>(values[i]);
     }
   });
+  target.copy_from_host(tensor.raw());
 }
 
-inline std::vector<double> read_values(const Tensor& tensor) {
+inline std::vector<double> read_values(const Tensor& source) {
+  const Tensor tensor = Tensor::empty(ExecCtx::cpu(1), source.shape(), source.dtype());
+  source.copy_to_host(tensor.raw());
   std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
   visit_elements(tensor, [&](std::size_t i, auto& element) {
     using T = std::remove_reference_t<decltype(element)>;

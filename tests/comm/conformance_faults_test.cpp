@@ -31,7 +31,7 @@ std::map<int, std::string> without_last_rank(const Backend& backend, int size, c
   std::mutex mutex;
   std::latch failed(size - 1);
   backend.run(size, {.timeout_s = 0.5}, [&](const auto& comm) {
-    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const ExecCtx ctx = context();
     if (comm->rank() == size - 1) return failed.wait();
     const std::string message = message_of<CommunicationError>([&] { call(*comm, ctx); });
     {
@@ -46,12 +46,12 @@ std::map<int, std::string> without_last_rank(const Backend& backend, int size, c
 TEST_P(ConformanceFaults, DeadlineNamesOperationGroupAndWhoIsMissing) {
   const auto begin = Clock::now();
   const std::map<std::string, Call> calls{
-      {"all_reduce", [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 3)).wait(ctx); }},
+      {"all_reduce", [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 3)), ctx); }},
       {"all_gather",
-       [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 1), ones(ctx, 3)).wait(ctx); }},
+       [](auto& comm, auto& ctx) { finish(comm.all_gather(ctx, ones(ctx, 1), ones(ctx, 3)), ctx); }},
       {"barrier", [](auto& comm, auto& ctx) { comm.barrier(ctx); }},
       {"split", [](auto& comm, auto&) { comm.split(0, 0, "part"); }},
-      {"exchange", [](auto& comm, auto& ctx) { comm.recv(ctx, ones(ctx, 1), 2).wait(ctx); }}};
+      {"exchange", [](auto& comm, auto& ctx) { finish(comm.recv(ctx, ones(ctx, 1), 2), ctx); }}};
   for (const auto& [operation, call] : calls) {
     const auto messages = without_last_rank(GetParam(), 3, call);
     ASSERT_EQ(messages.size(), 2u);
@@ -70,10 +70,10 @@ TEST_P(ConformanceFaults, DeadlineInASplitGroup) {
   std::latch failed(1);
   std::string message;
   GetParam().run(4, {.timeout_s = 0.5}, [&](const auto& comm) {
-    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const ExecCtx ctx = context();
     const auto pair = comm->split(comm->rank() % 2, comm->rank(), "odd ones");
     if (comm->rank() == 1) {
-      message = message_of<CommunicationError>([&] { pair->all_reduce(ctx, ones(ctx, 2)).wait(ctx); });
+      message = message_of<CommunicationError>([&] { finish(pair->all_reduce(ctx, ones(ctx, 2)), ctx); });
       failed.count_down();
     }
     failed.wait();
@@ -96,32 +96,32 @@ std::vector<Mismatch> mismatches() {
   };
   // clang-format off
   add("operation",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 0).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4)), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.broadcast(ctx, ones(ctx, 4), 0), ctx); });
   add("count",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 5)).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4)), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 5)), ctx); });
   add("dtype",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4, DType::i32)).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4)), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4, DType::i32)), ctx); });
   add("reduction",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4), ReduceOp::max).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4)), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4), ReduceOp::max), ctx); });
   add("root",
-      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 0).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.broadcast(ctx, ones(ctx, 4), 1).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.broadcast(ctx, ones(ctx, 4), 0), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.broadcast(ctx, ones(ctx, 4), 1), ctx); });
   add("blocks",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 6), Counts{2, 2, 2}).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 5), Counts{1, 2, 2}).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 6), Counts{2, 2, 2}), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_gather(ctx, ones(ctx, 2), ones(ctx, 5), Counts{1, 2, 2}), ctx); });
   add("blocks of reduce_scatter",
-      __LINE__, [](auto& comm, auto& ctx) { comm.reduce_scatter(ctx, ones(ctx, 6), ones(ctx, 2), Counts{2, 2, 2}).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.reduce_scatter(ctx, ones(ctx, 5), ones(ctx, 2), Counts{1, 2, 2}).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.reduce_scatter(ctx, ones(ctx, 6), ones(ctx, 2), Counts{2, 2, 2}), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.reduce_scatter(ctx, ones(ctx, 5), ones(ctx, 2), Counts{1, 2, 2}), ctx); });
   add("all_to_all",
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_to_all(ctx, ones(ctx, 3), ones(ctx, 3), Counts{1, 1, 1}, Counts{1, 1, 1}).wait(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_to_all(ctx, ones(ctx, 4), ones(ctx, 3), Counts{2, 1, 1}, Counts{1, 1, 1}).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_to_all(ctx, ones(ctx, 3), ones(ctx, 3), Counts{1, 1, 1}, Counts{1, 1, 1}), ctx); },
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_to_all(ctx, ones(ctx, 4), ones(ctx, 3), Counts{2, 1, 1}, Counts{1, 1, 1}), ctx); });
   add("barrier",
       __LINE__, [](auto& comm, auto& ctx) { comm.barrier(ctx); },
-      __LINE__, [](auto& comm, auto& ctx) { comm.all_reduce(ctx, ones(ctx, 4)).wait(ctx); });
+      __LINE__, [](auto& comm, auto& ctx) { finish(comm.all_reduce(ctx, ones(ctx, 4)), ctx); });
   // clang-format on
   return all;
 }
@@ -130,8 +130,8 @@ TEST_P(ConformanceFaults, MismatchNamesBothCallers) {
   for (const Mismatch& mismatch : mismatches()) {
     std::atomic<int> told{0};
     GetParam().run(3, {.timeout_s = 20, .check = true}, [&](const auto& comm) {
-      const ExecCtx ctx = ExecCtx::cpu(1, 1);
-      comm->all_reduce(ctx, ones(ctx, 2)).wait(ctx);
+      const ExecCtx ctx = context();
+      finish(comm->all_reduce(ctx, ones(ctx, 2)), ctx);
       const Call& call = comm->rank() == 0 ? mismatch.first : mismatch.others;
       const std::string message = message_of<CommunicationError>([&] { call(*comm, ctx); });
       const std::string file = "conformance_faults_test.cpp:";
@@ -148,23 +148,23 @@ TEST_P(ConformanceFaults, MismatchNamesBothCallers) {
 
 TEST_P(ConformanceFaults, CheckingLetsRightCallsPass) {
   GetParam().run(3, {.timeout_s = 20, .check = true}, [&](const auto& comm) {
-    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const ExecCtx ctx = context();
     const int n = comm->size(), rank = comm->rank();
     Tensor x = ones(ctx, 7);
-    comm->all_reduce(ctx, x).wait(ctx);
+    finish(comm->all_reduce(ctx, x), ctx);
     EXPECT_EQ(read_values(x), std::vector<double>(7, 3.0));
-    comm->broadcast(ctx, x, 2).wait(ctx);
+    finish(comm->broadcast(ctx, x, 2), ctx);
     Counts sent, received;
     for (int r = 0; r < n; ++r) {
       sent.push_back(rank + 2 * r);
       received.push_back(r + 2 * rank);
     }
     const Tensor in = ones(ctx, 3 * rank + 6), out = ones(ctx, 3 + 6 * rank);
-    comm->all_to_all(ctx, in, out, sent, received).wait(ctx);
+    finish(comm->all_to_all(ctx, in, out, sent, received), ctx);
     const auto part = comm->split(rank == 0 ? 0 : 1, -rank, "part");
     part->barrier(ctx);
-    if (rank == 0) comm->send(ctx, x, 1).wait(ctx);
-    if (rank == 1) comm->recv(ctx, x, 0).wait(ctx);
+    if (rank == 0) finish(comm->send(ctx, x, 1), ctx);
+    if (rank == 1) finish(comm->recv(ctx, x, 0), ctx);
     comm->barrier(ctx);
   });
 }
@@ -173,7 +173,7 @@ TEST_P(ConformanceFaults, AbortEndsWaitsAndLaterCalls) {
   const auto begin = Clock::now();
   std::latch ended(3);
   GetParam().run(3, {.timeout_s = 60}, [&](const auto& comm) {
-    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const ExecCtx ctx = context();
     const auto expect_reason = [&](const auto& call) {
       const std::string message = message_of<CommunicationError>(call);
       EXPECT_TRUE(contains(message, "disk full on rank 0")) << comm->rank() << ": " << message;
@@ -183,14 +183,14 @@ TEST_P(ConformanceFaults, AbortEndsWaitsAndLaterCalls) {
       const Pending mine = comm->all_reduce(ctx, ones(ctx, 1));
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       comm->abort("disk full on rank 0");
-      expect_reason([&] { mine.wait(ctx); });
+      expect_reason([&] { finish(mine, ctx); });
     } else if (comm->rank() == 1) {
-      expect_reason([&] { comm->all_reduce(ctx, ones(ctx, 1)).wait(ctx); });
+      expect_reason([&] { finish(comm->all_reduce(ctx, ones(ctx, 1)), ctx); });
     } else {
-      expect_reason([&] { comm->recv(ctx, ones(ctx, 1), 0).wait(ctx); });
+      expect_reason([&] { finish(comm->recv(ctx, ones(ctx, 1), 0), ctx); });
     }
-    expect_reason([&] { comm->all_reduce(ctx, ones(ctx, 1)).wait(ctx); });
-    expect_reason([&] { comm->send(ctx, ones(ctx, 1), (comm->rank() + 1) % 3).wait(ctx); });
+    expect_reason([&] { finish(comm->all_reduce(ctx, ones(ctx, 1)), ctx); });
+    expect_reason([&] { finish(comm->send(ctx, ones(ctx, 1), (comm->rank() + 1) % 3), ctx); });
     expect_reason([&] { comm->barrier(ctx); });
     comm->abort("a later reason does not count");
     expect_reason([&] { comm->split(0, 0, "part"); });
@@ -202,7 +202,7 @@ TEST_P(ConformanceFaults, AbortEndsWaitsAndLaterCalls) {
 TEST_P(ConformanceFaults, AbortReachesGroupsMadeBySplit) {
   const auto begin = Clock::now();
   GetParam().run(3, {.timeout_s = 60}, [&](const auto& comm) {
-    const ExecCtx ctx = ExecCtx::cpu(1, 1);
+    const ExecCtx ctx = context();
     const auto part = comm->split(comm->rank() == 0 ? 0 : 1, comm->rank(), "part");
     const auto deeper = part->split(0, 0, "deeper");
     comm->barrier(ctx);  // nobody is in split any more
@@ -212,8 +212,8 @@ TEST_P(ConformanceFaults, AbortReachesGroupsMadeBySplit) {
     }
     // Ranks 1 and 2 wait for each other, for different things.
     const std::string message = message_of<CommunicationError>([&] {
-      if (comm->rank() == 1) deeper->recv(ctx, ones(ctx, 1), 1, 1).wait(ctx);
-      if (comm->rank() == 2) deeper->recv(ctx, ones(ctx, 1), 0, 2).wait(ctx);
+      if (comm->rank() == 1) finish(deeper->recv(ctx, ones(ctx, 1), 1, 1), ctx);
+      if (comm->rank() == 2) finish(deeper->recv(ctx, ones(ctx, 1), 0, 2), ctx);
     });
     EXPECT_TRUE(contains(message, "rank 0 gave up")) << message;
   });
@@ -224,7 +224,7 @@ TEST_P(ConformanceFaults, FirstExceptionEndsAllRanks) {
   const auto begin = Clock::now();
   const std::string message = message_of<DataError>([&] {
     GetParam().run(4, {.timeout_s = 60}, [](const auto& comm) {
-      const ExecCtx ctx = ExecCtx::cpu(1, 1);
+      const ExecCtx ctx = context();
       comm->barrier(ctx);
       if (comm->rank() == 3) throw DataError("file is damaged");
       comm->barrier(ctx);

@@ -13,6 +13,13 @@
 namespace tessera::test {
 namespace {
 
+float half_to_float(std::uint16_t bits) {
+  float16 value;
+  value.bits = bits;
+  return static_cast<float>(value);
+}
+std::uint16_t float_to_half(float value) { return float16(value).bits; }
+
 TEST(Half, EveryValueIsReadByTheDefinition) {
   for (int bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);

@@ -6,6 +6,7 @@
 
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -23,7 +24,7 @@ std::unique_ptr<Engine> engine_with(Config config, std::int64_t micro_batch_size
   EngineOptions options = EngineOptions::from(config);
   options.micro_batch_size = micro_batch_size;
   return std::make_unique<Engine>(std::make_unique<Decoder>(config.model, numerics_of(config.training)),
-                                  options, ExecCtx::cpu(threads, 77));
+                                  options, test::context(threads, 77));
 }
 
 /// d(mean cross-entropy)/d(logits), by the formula, in plain loops.
@@ -218,7 +219,9 @@ TEST(Engine, AnInferenceEngineOnlyInfers) {
   expect_error<InvalidArgument>([&] { engine->update(); }, "trainable");
 }
 
-void put_nan(Engine& engine) { engine.params().main_buffer().data<float>()[0] = std::nanf(""); }
+void put(Engine& engine, float value) {
+  test::edit(engine.params().main_buffer(), [&](auto& main) { main[0] = value; });
+}
 
 TEST(Engine, NonFiniteGradientsAreSkippedCountedAndFinallyStop) {
   Config config = tiny_config();
@@ -229,13 +232,13 @@ TEST(Engine, NonFiniteGradientsAreSkippedCountedAndFinallyStop) {
   const auto good = weights_in(*engine);
   const float first = good[0];
   for (int round = 0; round < 2; ++round) {  // two in a row, then a good one: the row begins anew
-    put_nan(*engine);
+    put(*engine, std::nanf(""));
     for (int i = 0; i < 2; ++i) {
       const StepReport report = engine->step(batch);
       EXPECT_TRUE(report.update.skipped);
       EXPECT_FALSE(std::isfinite(report.update.grad_norm));
     }
-    engine->params().main_buffer().data<float>()[0] = first;
+    put(*engine, first);
     if (round == 0) {
       EXPECT_EQ(weights_in(*engine), good);
       EXPECT_EQ(engine->optimizer().updates(), 1);
@@ -245,10 +248,33 @@ TEST(Engine, NonFiniteGradientsAreSkippedCountedAndFinallyStop) {
   EXPECT_EQ(engine->steps_done(), 7);
   EXPECT_EQ(engine->steps_skipped(), 4);
   EXPECT_EQ(engine->optimizer().updates(), 3);
-  put_nan(*engine);
+  put(*engine, std::nanf(""));
   engine->step(batch);
   engine->step(batch);
   expect_error<TrainingError>([&] { engine->step(batch); }, "step 10", "3 steps in a row");
+}
+
+TEST(Engine, StepsLaunchedAheadOfTheirResultsAreTheSame) {
+  Config config = tiny_config(0.1);
+  config.lr_schedule.warmup_steps = 4;
+  const auto waits = engine_with(config, 2), ahead = engine_with(config, 2);
+  std::vector<StepReport> a, b;
+  for (unsigned i = 0; i < 5; ++i) {
+    const Batch batch = random_batch(4, 7, i);
+    a.push_back(waits->step(batch));
+    ahead->launch_step(batch);
+    if (ahead->steps_under_way() > 1) b.push_back(ahead->finish_step());
+  }
+  EXPECT_THROW(ahead->step(random_batch(4, 7, 9)), InvalidArgument);
+  b.push_back(ahead->finish_step());
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].loss, b[i].loss);
+    EXPECT_EQ(a[i].update.grad_norm, b[i].update.grad_norm);
+    EXPECT_EQ(a[i].update.lr, b[i].update.lr);
+  }
+  EXPECT_EQ(weights_in(*waits), weights_in(*ahead));
+  EXPECT_THROW(ahead->finish_step(), InvalidArgument);
 }
 
 TEST(Engine, SteadyStateAsksTheSystemForNothing) {
@@ -269,9 +295,10 @@ TEST(Engine, SteadyStateAsksTheSystemForNothing) {
 }
 
 TEST(Engine, EveryPrecisionLearns) {
-  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+  for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp16}) {
     for (Config config : {tiny_config(), tiny_llama()}) {
       config.training.precision = precision;
+      config.training.initial_loss_scale = 65536;
       const auto engine = engine_with(config, 2);
       const Batch batch = random_batch(4, 11, 3);
       const double before = engine->evaluate(batch);
@@ -279,6 +306,27 @@ TEST(Engine, EveryPrecisionLearns) {
       EXPECT_LT(engine->evaluate(batch), 0.5 * before);
     }
   }
+}
+
+TEST(Engine, ALossScaleThatIsTooLargeFallsUntilGradientsAreFinite) {
+  Config config = tiny_config();
+  config.training.precision = Precision::fp16;
+  config.training.max_skipped_steps = 3;  // does not count while the scale falls
+  const auto engine = engine_with(config, 2);
+  const Batch batch = random_batch(4, 11, 3);
+  double scale = config.training.initial_loss_scale;
+  int skipped = 0;
+  for (int i = 0; i < 25; ++i) {
+    const StepReport report = engine->step(batch);
+    EXPECT_LE(report.update.loss_scale, scale);
+    scale = report.update.loss_scale;
+    skipped += report.update.skipped ? 1 : 0;
+  }
+  EXPECT_GT(skipped, 5);
+  EXPECT_LT(skipped, 25);
+  EXPECT_EQ(engine->steps_skipped(), skipped);
+  EXPECT_EQ(engine->optimizer().updates(), 25 - skipped);
+  EXPECT_EQ(scale, std::ldexp(1.0, 32 - (skipped - 1)));  // hysteresis 2: the first one is forgiven
 }
 
 TEST(Engine, Bf16StartsCloseToFp32) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tests/engine/engine_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -93,7 +94,7 @@ std::vector<std::int32_t> draw(std::int64_t count, const SamplingOptions& sampli
   Constant model;
   SamplingOptions options = sampling;
   options.max_new_tokens = count;
-  return generate(ExecCtx::cpu(1), model, std::vector<std::int32_t>{0}, options);
+  return generate(test::context(1), model, std::vector<std::int32_t>{0}, options);
 }
 
 TEST(Generate, DrawsAreIndependentAndUniform) {
@@ -140,7 +141,7 @@ TEST(Generate, EndsAtTheStopTokenOrWhenTold) {
     seen.push_back(token);
     return seen.size() < 4;
   };
-  const auto tokens = generate(ExecCtx::cpu(1), model, std::vector<std::int32_t>{0},
+  const auto tokens = generate(test::context(1), model, std::vector<std::int32_t>{0},
                                {.max_new_tokens = 200, .seed = 5}, on_token);
   EXPECT_EQ(tokens, seen);
   EXPECT_EQ(tokens, (std::vector<std::int32_t>(all.begin(), all.begin() + 4)));

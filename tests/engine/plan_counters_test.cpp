@@ -7,6 +7,7 @@
 #include "layout_support.hpp"
 #include "tessera/engine/plan.hpp"
 #include "tessera/nn/models/decoder.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -77,6 +78,7 @@ const Case kCases[] = {
     {"tp4_one_kv_head", Family::llama, {"parallel.tensor=4", "model.num_kv_heads=1"}, 4},
     {"dp3_zero0", Family::gpt2, {"parallel.zero_stage=0"}, 3},
     {"dp4_bf16", Family::gpt2, {"training.precision=bf16"}, 4},
+    {"dp4_fp16", Family::gpt2, {"training.precision=fp16"}, 4},
     {"tp2_bf16_dp2", Family::llama, {"parallel.tensor=2", "training.precision=bf16"}, 4},
     {"tp2_sp_bf16_residual",
      Family::gpt2,
@@ -128,7 +130,7 @@ std::int64_t used(const ExecCtx& ctx) {
 }
 
 void check_piece(const Config& config, const ModelPiece& piece, std::shared_ptr<Communicator> tensor) {
-  const ExecCtx ctx = ExecCtx::cpu(1, 7);
+  const ExecCtx ctx = test::context(1, 7);
   Decoder model(config.model, numerics_of(config.training),
                 {.tensor = {tensor.get(), config.parallel.sequence},
                  .pieces = {piece},
@@ -191,6 +193,7 @@ const Case kTapes[] = {
     {"gpt2", Family::gpt2, {}, 1},
     {"llama", Family::llama, {}, 1},
     {"gpt2_bf16", Family::gpt2, {"training.precision=bf16"}, 1},
+    {"gpt2_fp16", Family::gpt2, {"training.precision=fp16"}, 1},
     {"llama_bf16_residual", Family::llama, {"training.precision=bf16", "training.fp32_residual=false"}, 1},
     {"selective", Family::gpt2, {"training.recompute=selective"}, 1},
     {"full", Family::llama, {"training.recompute=full", "training.recompute_layers=2"}, 1},

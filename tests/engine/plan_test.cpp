@@ -49,6 +49,9 @@ TEST(Plan, PersistentBytesPerParameter) {
   for (const int d : {1, 2, 8, 64}) {
     EXPECT_NEAR(per_parameter(c, d), 6 + 12.0 / d + 4 * (1 - 1.0 / d) * share, 0.005) << d;
   }
+  c.training.precision = Precision::fp16;
+  EXPECT_NEAR(per_parameter(c, 8), 6 + 12.0 / 8 + 4 * (1 - 1.0 / 8) * share, 0.005);
+  c.training.precision = Precision::bf16;
   c.parallel.zero_stage = 0;
   EXPECT_NEAR(per_parameter(c, 8), 18, 0.001);
   c.training.precision = Precision::fp32;

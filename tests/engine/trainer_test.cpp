@@ -10,6 +10,7 @@
 
 #include "tessera/engine/state.hpp"
 #include "tests/engine/engine_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -184,8 +185,10 @@ TEST_F(Trainer, InterruptionSavesWhenAsked) {
   config.checkpoint.on_interrupt = true;
   const Followed first = run(config, 7);
   EXPECT_TRUE(first.result.interrupted);
-  EXPECT_EQ(first.saved.back().filename(), "step-00000007");
-  EXPECT_EQ(run(config).steps, range(8, 10));
+  // On a GPU the next step runs already when the result of the seventh is known.
+  const std::int64_t last = test::on_cuda() ? 8 : 7;
+  EXPECT_EQ(first.saved.back().filename(), "step-0000000" + std::to_string(last));
+  EXPECT_EQ(run(config).steps, range(last + 1, 10));
 }
 
 TEST_F(Trainer, OldCheckpointsGo) {

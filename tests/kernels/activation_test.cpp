@@ -50,7 +50,7 @@ Buffer sweep(DType dtype) {
 
 TEST(Activation, EveryCopyFollowsTheFormula) {
   for (Activation kind : kAll) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Buffer x = sweep(dtype);
       const Buffer dy = Buffer::random(dtype, x.size(), 1);
       std::vector<double> want, want_gradient;
@@ -112,7 +112,7 @@ TEST(Activation, ExtremesAndNan) {
 
 TEST(Activation, OddSizesThreadsAndPlaces) {
   for (std::int64_t n : {1, 2, 7, 31, 97, 10007}) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       SCOPED_TRACE(::testing::Message() << n << " of " << dtype);
       const Buffer x = Buffer::random(dtype, n, 2, 4.0), dy = Buffer::random(dtype, n, 3);
       Buffer y(dtype, n), y2(x), dx(dtype, n), dx2(dy), dx3(x);
@@ -157,7 +157,7 @@ SwigluReference swiglu(const Buffer& gate_up, const Buffer& dy, std::int64_t row
 
 TEST(Swiglu, EveryCopyThreadsAndInPlace) {
   for (auto [rows, width] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 5}, {7, 37}, {129, 131}}) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Buffer gate_up = Buffer::random(dtype, rows * 2 * width, 1, 6.0),
                    dy = Buffer::random(dtype, rows * width, 2);
       const SwigluReference want = swiglu(gate_up, dy, rows, width);

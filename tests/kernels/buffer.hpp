@@ -1,5 +1,5 @@
 #pragma once
-/// Memory of either compute dtype, seen as doubles: what kernel tests fill, pass and compare.
+/// Memory of any compute dtype, seen as doubles: what kernel tests fill, pass and compare.
 
 #include <gtest/gtest.h>
 
@@ -50,11 +50,19 @@ class Buffer {
   DType dtype() const { return dtype_; }
   std::int64_t size() const { return n_; }
 
-  double operator[](std::int64_t i) const { return dtype_ == DType::f32 ? get<float>(i) : get<bfloat16>(i); }
+  double operator[](std::int64_t i) const {
+    return dtype_ == DType::f32 ? get<float>(i) : dtype_ == DType::bf16 ? get<bfloat16>(i) : get<float16>(i);
+  }
   // Not inlined: GCC 12 would warn of the branch that the dtype never takes.
   [[gnu::noinline]] void set(std::int64_t i, double value) {
     const auto v = static_cast<float>(value);
-    dtype_ == DType::f32 ? put(i, v) : put(i, bfloat16(v));
+    if (dtype_ == DType::f32) {
+      put(i, v);
+    } else if (dtype_ == DType::bf16) {
+      put(i, bfloat16(v));
+    } else {
+      put(i, float16(v));
+    }
   }
   std::vector<double> values() const {
     std::vector<double> all(static_cast<std::size_t>(n_));
@@ -79,11 +87,17 @@ class Buffer {
   std::unique_ptr<unsigned char[]> bytes_;
 };
 
-/// |got - want| <= f32_tolerance * (1 + |want|), to which bf16 adds its rounding of the result, half a unit
-/// in the last of 8 bits.
+/// The largest relative error of rounding to a dtype beyond fp32's own: half a unit in the last of 8 bits of
+/// bfloat16, of 11 bits of float16.
+inline double rounding_of(DType dtype) {
+  return dtype == DType::bf16 ? 1.0 / 256 : dtype == DType::f16 ? 1.0 / 2048 : 0.0;
+}
+
+/// |got - want| <= f32_tolerance * (1 + |want|), to which 16-bit dtypes add their rounding of the result
+/// (float16's absolute one of numbers below its smallest normal is within the f32_tolerance of all tests).
 inline void expect_close(const Buffer& got, const std::vector<double>& want, double f32_tolerance) {
   ASSERT_EQ(static_cast<std::size_t>(got.size()), want.size());
-  const double rounding = got.dtype() == DType::bf16 ? 1.0 / 256 : 0.0;
+  const double rounding = rounding_of(got.dtype());
   for (std::int64_t i = 0; i < got.size(); ++i) {
     const double w = want[static_cast<std::size_t>(i)];
     const double allowed = f32_tolerance * (1.0 + std::fabs(w)) + rounding * std::fabs(w);

@@ -66,7 +66,8 @@ Result run(const Problem& p, int threads) {
 }
 
 void check(const Problem& p, const Result& got) {
-  const double unit = p.logits.dtype() == DType::bf16 ? 1.0 / 256 : 0.0;
+  const double unit = testing::rounding_of(p.logits.dtype());
+  const double smallest = p.logits.dtype() == DType::f16 ? 0x1p-25 : 0.0;  // half of the least float16
   for (std::int64_t r = 0; r < p.rows; ++r) {
     const double lse = p.lse(r);
     const std::int32_t label = p.labels[static_cast<std::size_t>(r)];
@@ -81,14 +82,14 @@ void check(const Problem& p, const Result& got) {
       }
       // The saved lse is a float: its rounding moves every probability by that much.
       const double moved = std::fabs(got.upstream[r]) * probability * (1e-6 + 1e-7 * std::fabs(lse));
-      const double allowed = moved + (3e-7 + unit) * std::fabs(want);
+      const double allowed = moved + (3e-7 + unit) * std::fabs(want) + smallest;
       ASSERT_NEAR(got.gradient[r * p.ld + j], want, allowed) << "row " << r << " column " << j;
     }
   }
 }
 
 TEST(CrossEntropy, LossAndGradient) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::int64_t cols : kSizes) {
       for (const std::int64_t pad : {0, 7}) {
         SCOPED_TRACE(::testing::Message() << cols << " + " << pad << " columns of " << dtype);
@@ -155,7 +156,7 @@ Result run_parts(const Problem& p, const std::vector<std::int64_t>& ends, int th
 }
 
 TEST(CrossEntropy, PartsOfTheVocabularyMakeTheWhole) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::int64_t cols : {3, 16, 65, 211, 2049}) {
       for (const double spread : {1.0, 8.0}) {
         SCOPED_TRACE(::testing::Message() << cols << " columns of " << dtype << ", spread " << spread);
@@ -205,20 +206,21 @@ TEST(CrossEntropy, EveryCopy) {
 
 TEST(CrossEntropy, ExtremeLogits) {
   const std::int64_t cols = 2500;
-  const double huge = 1e30, infinity = std::numeric_limits<double>::infinity();
+  const double infinity = std::numeric_limits<double>::infinity();
   struct Row {
     double fill, peak;  // the label's logit is `peak`
     double loss;
   };
-  const Row rows[] = {
-      {0.0, huge, 0.0},
-      {-huge, huge, 0.0},
-      {huge, huge, std::log(2500.0)},
-      {-infinity, 3.0, 0.0},
-      {-huge, -huge, std::log(2500.0)},
-      {-infinity, -huge, 0.0},
-  };
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const double huge = dtype == DType::f16 ? 6e4 : 1e30;
+    const Row rows[] = {
+        {0.0, huge, 0.0},
+        {-huge, huge, 0.0},
+        {huge, huge, std::log(2500.0)},
+        {-infinity, 3.0, 0.0},
+        {-huge, -huge, std::log(2500.0)},
+        {-infinity, -huge, 0.0},
+    };
     for (const Row& row : rows) {
       for (const std::int32_t label : {0, 1777, 2499}) {
         SCOPED_TRACE(::testing::Message()

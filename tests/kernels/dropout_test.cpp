@@ -38,7 +38,7 @@ std::vector<double> reference(const Buffer& x, std::int64_t rows, std::int64_t c
 
 TEST(Dropout, EveryCopyFollowsTheDefinition) {
   for (std::int64_t cols : {1, 3, 4, 15, 16, 64, 65, 127, 129, 200}) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::int64_t rows = 7;
       const DropoutSpec spec = spec_of(0.4f, 3);
       const Buffer x = Buffer::random(dtype, rows * cols, 1);
@@ -94,7 +94,7 @@ TEST(Dropout, DropsTheShareAskedFor) {
 
 TEST(Dropout, InPlaceAndInactive) {
   const std::int64_t rows = 9, cols = 21;
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     Buffer x = Buffer::random(dtype, rows * cols, 3);
     const Buffer before(x);
     Buffer y(dtype, rows * cols);

@@ -17,7 +17,7 @@ using testing::expect_close;
 using testing::expect_same;
 
 constexpr std::int64_t kSizes[] = {0, 1, 3, 16, 17, 8209};
-constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr DType kDtypes[] = {DType::f32, DType::bf16, DType::f16};
 
 TEST(Elementwise, Axpby) {
   for (const std::int64_t n : kSizes) {
@@ -53,26 +53,30 @@ TEST(Elementwise, Axpby) {
 }
 
 TEST(Elementwise, EveryCopyOfAxpby) {
-  const Buffer x = Buffer::random(DType::bf16, 77, 1), y = Buffer::random(DType::f32, 77, 2);
-  std::vector<double> want;
-  for (std::int64_t i = 0; i < 77; ++i) want.push_back(2.0 * x[i] + y[i]);
-  for (auto [isa, range] : TESSERA_COPIES(axpby_range)) {
-    SCOPED_TRACE(cpu::isa_name(isa));
-    Buffer out = y;
-    range({.n = 77, .alpha = 2.0f, .beta = 1.0f, .x_dtype = DType::bf16, .x = x.data(), .y = out.data()}, 0,
-          77);
-    expect_close(out, want, 3e-7);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Buffer x = Buffer::random(dtype, 77, 1), y = Buffer::random(DType::f32, 77, 2);
+    std::vector<double> want;
+    for (std::int64_t i = 0; i < 77; ++i) want.push_back(2.0 * x[i] + y[i]);
+    for (auto [isa, range] : TESSERA_COPIES(axpby_range)) {
+      SCOPED_TRACE(cpu::isa_name(isa));
+      Buffer out = y;
+      range({.n = 77, .alpha = 2.0f, .beta = 1.0f, .x_dtype = dtype, .x = x.data(), .y = out.data()}, 0, 77);
+      expect_close(out, want, 3e-7);
+    }
   }
 }
 
 TEST(Elementwise, Add) {
   for (const std::int64_t n : kSizes) {
-    for (int dtypes = 0; dtypes < 8; ++dtypes) {
-      const Buffer a = Buffer::random(kDtypes[dtypes & 1], n, 1),
-                   b = Buffer::random(kDtypes[dtypes >> 1 & 1], n, 2);
+    for (int dtypes = 0; dtypes < 16; ++dtypes) {
+      // fp32 and one of the 16-bit types, in all combinations.
+      const auto dtype = [&](int bit) {
+        return (dtypes >> bit & 1) == 0 ? DType::f32 : dtypes < 8 ? DType::bf16 : DType::f16;
+      };
+      const Buffer a = Buffer::random(dtype(0), n, 1), b = Buffer::random(dtype(1), n, 2);
       std::vector<double> want;
       for (std::int64_t i = 0; i < n; ++i) want.push_back(a[i] + b[i]);
-      Buffer out(kDtypes[dtypes >> 2], n);
+      Buffer out(dtype(2), n);
       cpu::add({.n = n,
                 .a_dtype = a.dtype(),
                 .b_dtype = b.dtype(),
@@ -151,6 +155,7 @@ TEST(Elementwise, CopyStrided) {
                      << order[0] << order[1] << order[2] << order[3] << ", pad " << pad);
         check_copy<std::uint32_t>(size, order, DType::f32, pad);
         check_copy<std::uint16_t>(size, order, DType::bf16, pad);
+        check_copy<std::uint16_t>(size, order, DType::f16, pad);
         check_copy<std::uint8_t>(size, order, DType::u8, pad);
         check_copy<std::uint64_t>(size, order, DType::i64, pad);
         if (HasFatalFailure()) return;

@@ -44,8 +44,9 @@ TEST(Embedding, Forward) {
   // Tokens 3 .. 17 against a table of 5 .. 15: some belong to another rank, on either side.
   const auto tokens = indices(kRows, 3, 15), positions = indices(kRows, 0, kPositions);
   for (const std::int64_t cols : kCols) {
-    for (const DType table_dtype : {DType::f32, DType::bf16}) {
-      for (const DType y_dtype : {DType::f32, DType::bf16}) {
+    for (const DType table_dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const DType y_dtype : {DType::f32, DType::bf16, DType::f16}) {
+        if (table_dtype != y_dtype && table_dtype != DType::f32 && y_dtype != DType::f32) continue;
         for (const bool with_positions : {false, true}) {
           for (const float p : {0.0f, 0.3f}) {
             SCOPED_TRACE(::testing::Message()
@@ -93,7 +94,7 @@ TEST(Embedding, Forward) {
 TEST(Embedding, Backward) {
   const auto tokens = indices(kRows, 3, 15);
   for (const std::int64_t cols : kCols) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const float beta : {0.0f, 1.0f}) {
         for (const float p : {0.0f, 0.3f}) {
           SCOPED_TRACE(::testing::Message()

@@ -103,8 +103,8 @@ void check(const Case& t, Implementation multiply = cpu::gemm) {
   Operands o(t);
   const Buffer before = o.c;
   multiply(o.params, {.threads = t.threads});
-  // Rounding of C (and of pre, through which C then goes) to bf16; of sums in fp32 otherwise.
-  const double unit = t.c == DType::bf16 ? 1.0 / 256 : 0.0;
+  // Rounding of C (and of pre, through which C then goes) to 16 bits; of sums in fp32 otherwise.
+  const double unit = testing::rounding_of(t.c);
   for (std::int64_t i = 0; i < t.m; ++i) {
     for (std::int64_t j = 0; j < t.n + t.pad_c; ++j) {
       const std::int64_t at = i * o.params.ldc + j;
@@ -160,6 +160,9 @@ TEST(Gemm, Float32InEveryLayout) { check_layouts(DType::f32, DType::f32, cpu::ge
 TEST(Gemm, Bfloat16InEveryLayout) { check_layouts(DType::bf16, DType::bf16, cpu::gemm); }
 TEST(Gemm, Bfloat16IntoFloat32InEveryLayout) { check_layouts(DType::bf16, DType::f32, cpu::gemm); }
 TEST(Gemm, Float32IntoBfloat16InEveryLayout) { check_layouts(DType::f32, DType::bf16, cpu::gemm); }
+TEST(Gemm, Float16InEveryLayout) { check_layouts(DType::f16, DType::f16, cpu::gemm); }
+TEST(Gemm, Float16IntoFloat32InEveryLayout) { check_layouts(DType::f16, DType::f32, cpu::gemm); }
+TEST(Gemm, Float32IntoFloat16InEveryLayout) { check_layouts(DType::f32, DType::f16, cpu::gemm); }
 TEST(Gemm, WithoutBfloat16InstructionsInEveryLayout) {
   check_layouts(DType::bf16, DType::bf16, cpu::gemm_through_f32);
   check_layouts(DType::bf16, DType::f32, cpu::gemm_through_f32);
@@ -167,7 +170,7 @@ TEST(Gemm, WithoutBfloat16InstructionsInEveryLayout) {
 
 TEST(Gemm, BiasAndEpilogues) {
   for (const Epilogue epilogue : {Epilogue::none, Epilogue::gelu_tanh, Epilogue::gelu_erf}) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const bool keep_pre : {false, true}) {
         for (const std::int64_t pad : {0, 5}) {
           for (const std::int64_t m : {1, 13, 50}) {
@@ -197,23 +200,19 @@ TEST(Gemm, BiasAndEpilogues) {
 
 // Sizes that are cut into several blocks, with a small block left over, in the implementations that cut.
 TEST(Gemm, BlockedSizes) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     check({.m = 9, .n = 1301, .k = 12, .trans_a = true, .ab = dtype, .beta = 1.0f, .threads = 2});
     check({.m = 2051, .n = 9, .k = 5, .trans_a = true, .ab = dtype, .bias = true, .threads = 2});
     check({.m = 5, .n = 521, .k = 4099, .ab = dtype, .c = dtype, .bias = true, .threads = 2});
     check(
         {.m = 3, .n = 1543, .k = 261, .trans_b = true, .ab = dtype, .c = dtype, .bias = true, .threads = 2});
   }
-  check({.m = 1030, .n = 5, .k = 3, .ab = DType::bf16, .beta = 1.0f, .threads = 2}, cpu::gemm_through_f32);
-  check({.m = 3,
-         .n = 1030,
-         .k = 1027,
-         .trans_b = true,
-         .ab = DType::bf16,
-         .c = DType::bf16,
-         .bias = true,
-         .threads = 2},
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    check({.m = 1030, .n = 5, .k = 3, .ab = dtype, .beta = 1.0f, .threads = 2}, cpu::gemm_through_f32);
+    check(
+        {.m = 3, .n = 1030, .k = 1027, .trans_b = true, .ab = dtype, .c = dtype, .bias = true, .threads = 2},
         cpu::gemm_through_f32);
+  }
 }
 
 TEST(Gemm, EmptyProducts) {
@@ -232,11 +231,10 @@ TEST(Gemm, EmptyProducts) {
   cpu::gemm({.m = 3, .n = 0, .k = 2, .lda = 2, .ldb = 1, .ldc = 1}, {});
 }
 
-// What is accumulated in fp32 must not go through bf16 on the way: 2^-12 would vanish beside 1.
-TEST(Gemm, AccumulatesBfloat16ProductsInFloat32) {
+// A sum of fp32 must not go through 16 bits on the way: 2^-12 would vanish beside 3.
+void check_sums_are_fp32(DType dtype) {
   for (const bool trans_a : {false, true}) {
-    Buffer a(DType::bf16, 48 * 48, 1.0), b(DType::bf16, 48 * 48, 1.0 / 16),
-        c(DType::f32, 48 * 48, 1.0 / 4096);
+    Buffer a(dtype, 48 * 48, 1.0), b(dtype, 48 * 48, 1.0 / 16), c(DType::f32, 48 * 48, 1.0 / 4096);
     cpu::gemm({.a = a.data(),
                .b = b.data(),
                .c = c.data(),
@@ -247,17 +245,42 @@ TEST(Gemm, AccumulatesBfloat16ProductsInFloat32) {
                .ldb = 48,
                .ldc = 48,
                .trans_a = trans_a,
-               .ab_dtype = DType::bf16,
+               .ab_dtype = dtype,
                .beta = 1.0f},
               {.threads = 2});
     for (std::int64_t i = 0; i < c.size(); ++i) ASSERT_EQ(c[i], 3.0 + 1.0 / 4096);
   }
 }
+TEST(Gemm, AccumulatesBfloat16ProductsInFloat32) { check_sums_are_fp32(DType::bf16); }
+TEST(Gemm, AccumulatesFloat16ProductsInFloat32) { check_sums_are_fp32(DType::f16); }
+
+// Beyond 65504 a float16 result is infinite; a sum that only passes there on its way is not.
+TEST(Gemm, Float16OverflowsInTheResultAlone) {
+  Buffer a(DType::f16, 3), b(DType::f16, 3), c(DType::f16, 1);
+  const double left[] = {60000, 60000, 60000}, cancelling[] = {1, 1, -1.5};
+  for (int i = 0; i < 3; ++i) a.set(i, left[i]), b.set(i, cancelling[i]);
+  Gemm params{.a = a.data(),
+              .b = b.data(),
+              .c = c.data(),
+              .m = 1,
+              .n = 1,
+              .k = 3,
+              .lda = 3,
+              .ldb = 1,
+              .ldc = 1,
+              .ab_dtype = DType::f16,
+              .c_dtype = DType::f16};
+  cpu::gemm(params, {});
+  EXPECT_EQ(c[0], 30000.0);
+  b.set(2, 1.0);
+  cpu::gemm(params, {});
+  EXPECT_TRUE(std::isinf(c[0]));
+}
 
 TEST(Gemm, RepeatsBitForBit) {
   // The second size has few elements and long sums, which an implementation might share out over k.
   for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{130, 200, 300}, {33, 20, 5000}}) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (int layout = 0; layout < 3; ++layout) {
         const Case t{.m = m,
                      .n = n,

@@ -153,7 +153,7 @@ Values plain_norm(NormKind kind, const double* x, std::int64_t cols, double* mea
 void check_forward(const Case& c, const Tensors& t) {
   const Values x = plain_add(c, t);
   if (c.branch) expect_close(t.residual_out, x, 2e-7);
-  // What the fused kernel normalises is the sum as it stored it (one bf16 rounding may fall the other way).
+  // What the fused kernel normalises is the sum as it stored it (one 16-bit rounding may fall the other way).
   const Values stored = c.branch ? t.residual_out.values() : t.residual.values();
   Values y;
   for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -222,8 +222,9 @@ std::vector<Case> cases() {
   for (auto [rows, cols] :
        {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 2}, {3, 5}, {7, 61}, {33, 67}, {2, 131}, {70, 16}}) {
     for (NormKind kind : {NormKind::layer, NormKind::rms}) {
-      for (DType compute : {DType::f32, DType::bf16}) {
-        for (DType residual : {DType::f32, DType::bf16}) {
+      for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+        for (DType residual : {DType::f32, DType::bf16, DType::f16}) {
+          if (compute != residual && compute != DType::f32 && residual != DType::f32) continue;
           all.push_back({rows, cols, kind, residual, compute, true, kind == NormKind::layer, 0.3f});
           all.push_back({rows, cols, kind, residual, compute, true, true, 0.0f});
           all.push_back({rows, cols, kind, residual, compute, false, false, 0.0f});
@@ -326,8 +327,11 @@ TEST(Norm, FusedEqualsDropoutKernelThenAddThenNormKernel) {
 }
 
 TEST(Norm, WorksInPlace) {
-  for (DType residual : {DType::f32, DType::bf16}) {
-    const Case c{5, 43, NormKind::layer, residual, DType::bf16, true, true, 0.2f};
+  for (auto [residual, compute] : {std::pair{DType::f32, DType::bf16},
+                                   {DType::bf16, DType::bf16},
+                                   {DType::f32, DType::f16},
+                                   {DType::f16, DType::f16}}) {
+    const Case c{5, 43, NormKind::layer, residual, compute, true, true, 0.2f};
     Tensors apart(c), in_place(c);
     cpu::add_norm_forward(forward_params(c, apart), {});
     AddNormForward forward = forward_params(c, in_place);

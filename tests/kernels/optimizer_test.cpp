@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/cpu/vector/optimizer.hpp"
@@ -25,14 +26,22 @@ void expect_table(const float* got, const double (&want)[kCount]) {
   for (int i = 0; i < kCount; ++i) EXPECT_NEAR(got[i], want[i], 3e-7) << "element " << i;
 }
 
+/// Decides an update at learning rate 0.05 and weight decay 0.1, the gradients halved.
+void begin(UpdateState& state, double beta1, double beta2) {
+  BeginUpdate params{
+      .state = &state, .grad_scale = 0.5, .beta1 = beta1, .beta2 = beta2, .base = state.updates};
+  params.rates[0] = {.lr = 0.05, .weight_decay = 0.1};
+  cpu::begin_update(params, {});
+}
+
 void check_adam(Adam params, const double (&want)[kCount]) {
   float main[kCount], m[kCount] = {}, v[kCount] = {};
   std::copy(kStart, kStart + kCount, main);
+  UpdateState state;
   for (int step = 1; step <= 3; ++step) {
+    begin(state, params.beta1, params.beta2);
     params.n = kCount;
-    params.correction1 = 1.0 - std::pow(params.beta1, step);
-    params.correction2 = 1.0 - std::pow(params.beta2, step);
-    params.grad_scale = 0.5f;
+    params.state = &state;
     params.grad = kGradients[step - 1];
     params.main = main;
     params.m = m;
@@ -43,23 +52,23 @@ void check_adam(Adam params, const double (&want)[kCount]) {
 }
 
 TEST(Adam, DecoupledEqualsTorchAdamW) {
-  check_adam({.lr = 0.05, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1, .decoupled = true},
+  check_adam({.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .decoupled = true},
              {0.415287230035, -1.22799759208, 1.95313141493, -0.0921020887934, -0.683020272311});
 }
 
 TEST(Adam, CoupledEqualsTorchAdam) {
-  check_adam({.lr = 0.05, .beta1 = 0.8, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .decoupled = false},
+  check_adam({.beta1 = 0.8, .beta2 = 0.999, .eps = 1e-8, .decoupled = false},
              {0.399523490479, -1.1726429274, 1.90256858137, -0.0847577672526, -0.690227251486});
 }
 
 void check_sgd(Sgd params, const double (&want)[kCount]) {
   float main[kCount], buffer[kCount] = {};
   std::copy(kStart, kStart + kCount, main);
+  UpdateState state;
   for (const auto& gradient : kGradients) {
+    begin(state, 0, 0);
     params.n = kCount;
-    params.lr = 0.05f;
-    params.weight_decay = 0.1f;
-    params.grad_scale = 0.5f;
+    params.state = &state;
     params.grad = gradient;
     params.main = main;
     params.buffer = params.momentum != 0.0f ? buffer : nullptr;
@@ -83,17 +92,15 @@ struct State {
         v(Buffer::random(DType::f32, n, 4, 0.5, 0.5)),
         model(DType::bf16, n) {}
   Buffer grad, main, m, v, model;
+  UpdateState state{
+      .grad_factor = 0.7, .lr = 0.01, .weight_decay = 0.1, .correction1 = 0.19, .correction2 = 0.0975};
 
   Adam adam(std::int64_t begin, std::int64_t end) {
     return {.n = end - begin,
-            .lr = 0.01,
             .beta1 = 0.9,
             .beta2 = 0.95,
             .eps = 1e-6,
-            .weight_decay = 0.1,
-            .correction1 = 0.19,
-            .correction2 = 0.0975,
-            .grad_scale = 0.7f,
+            .state = &state,
             .grad = grad.floats() + begin,
             .main = main.floats() + begin,
             .m = m.floats() + begin,
@@ -102,11 +109,9 @@ struct State {
   }
   Sgd sgd(std::int64_t begin, std::int64_t end) {
     return {.n = end - begin,
-            .lr = 0.01f,
             .momentum = 0.9f,
-            .weight_decay = 0.1f,
             .nesterov = true,
-            .grad_scale = 0.7f,
+            .state = &state,
             .grad = grad.floats() + begin,
             .main = main.floats() + begin,
             .buffer = m.floats() + begin,
@@ -128,13 +133,15 @@ void expect_model_is_rounded_main(const State& s) {
 }
 
 TEST(Adam, EveryCopyFollowsTheFormula) {
-  const cpu::AdamFactors factors{.decay = 0.999f,
-                                 .l2 = 0.02f,
-                                 .blend1 = 0.1f,
-                                 .beta2 = 0.95f,
-                                 .blend2 = 0.05f,
-                                 .step = 0.05f,
-                                 .root = 3.2f};
+  const AdamFactors factors{.grad = 0.7f,
+                            .decay = 0.999f,
+                            .l2 = 0.02f,
+                            .blend1 = 0.1f,
+                            .beta2 = 0.95f,
+                            .blend2 = 0.05f,
+                            .step = 0.05f,
+                            .root = 3.2f,
+                            .eps = 1e-6f};
   for (std::int64_t n : {1, 3, 16, 31, 101}) {
     for (auto [isa, adam] : TESSERA_COPIES(adam_range)) {
       SCOPED_TRACE(::testing::Message() << cpu::isa_name(isa) << ", " << n);
@@ -186,6 +193,53 @@ TEST(Optimizers, NeitherThreadsNorShardsChangeABit) {
   }
   expect_same_state(one, two);
   expect_same_state(one, shards);
+}
+
+TEST(Optimizers, ASkippedUpdateChangesNothing) {
+  State s(67);
+  const State before(s);
+  s.state.skip = 1;
+  cpu::adam(s.adam(0, 67), {});
+  cpu::sgd(s.sgd(0, 67), {});
+  expect_same_state(s, before);
+}
+
+TEST(BeginUpdate, NormClippingAndRates) {
+  UpdateState state{.squares = 400.0, .updates = 7, .loss_scale = 4.0f};
+  BeginUpdate params{.state = &state,
+                     .grad_scale = 0.5,
+                     .clip_grad = 1.0,
+                     .beta1 = 0.9,
+                     .beta2 = 0.99,
+                     .base = 6,
+                     .num_rates = 2};
+  params.rates[0] = {.lr = 1.0, .weight_decay = 0.1};
+  params.rates[1] = {.lr = 2.0, .weight_decay = 0.2};
+  cpu::begin_update(params, {});
+  EXPECT_EQ(state.skip, 0);
+  EXPECT_EQ(state.squares, 0.0);
+  EXPECT_DOUBLE_EQ(state.grad_norm, 20.0 * 0.5 / 4.0);
+  EXPECT_DOUBLE_EQ(state.clip_factor, 1.0 / (2.5 + 1e-6));
+  EXPECT_DOUBLE_EQ(state.grad_factor, 0.125 / (2.5 + 1e-6));
+  EXPECT_EQ(state.updates, 8);
+  EXPECT_EQ(state.lr, 2.0);  // one update after base: the second
+  EXPECT_EQ(state.weight_decay, 0.2);
+  EXPECT_DOUBLE_EQ(state.correction1, 1.0 - std::pow(0.9, 8));
+  EXPECT_DOUBLE_EQ(state.correction2, 1.0 - std::pow(0.99, 8));
+}
+
+TEST(BeginUpdate, WhatIsNotFiniteIsSkipped) {
+  for (const double squares : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    UpdateState state{.squares = squares, .lr = 0.5, .updates = 3};
+    BeginUpdate params{.state = &state, .clip_grad = 1.0, .base = 3};
+    params.rates[0] = {.lr = 1.0, .weight_decay = 0.1};
+    cpu::begin_update(params, {});
+    EXPECT_EQ(state.skip, 1);
+    EXPECT_EQ(state.updates, 3);
+    EXPECT_EQ(state.squares, 0.0);
+    EXPECT_FALSE(std::isfinite(state.grad_norm));
+    EXPECT_EQ(state.lr, 0.5);
+  }
 }
 
 TEST(Optimizers, ModelCopyIsOptional) {

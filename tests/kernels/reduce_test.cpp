@@ -15,7 +15,7 @@ using testing::expect_same;
 TEST(Reduce, ColumnSum) {
   for (const std::int64_t rows : {1, 2, 7, 64, 509, 1031}) {
     for (const std::int64_t cols : {1, 5, 16, 67, 128, 131, 300}) {
-      for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         for (const float beta : {0.0f, 1.0f}) {
           const std::int64_t ld = cols + rows % 3;
           SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " of " << dtype << ", beta " << beta);
@@ -60,7 +60,7 @@ TEST(Reduce, SumAndSumOfSquares) {
     }
     double sums[2], totals[2] = {10.0, 10.0};  // sum_squares adds to what is there
     for (const int threads : {1, 2}) {
-      double scratch[kReduceParts];
+      double scratch[kSumParts];
       cpu::sum({.n = n, .x = x.floats(), .out = &sums[threads - 1], .scratch = scratch},
                {.threads = threads});
       cpu::sum_squares({.n = n, .x = x.floats(), .out = &totals[threads - 1], .scratch = scratch},
@@ -75,7 +75,7 @@ TEST(Reduce, SumAndSumOfSquares) {
 
 TEST(Reduce, SquaresBeyondTheRangeOfFloat) {
   Buffer x(DType::f32, 100, 1e30);
-  double total = 0.0, scratch[kReduceParts];
+  double total = 0.0, scratch[kSumParts];
   cpu::sum_squares({.n = 100, .x = x.floats(), .out = &total, .scratch = scratch}, {});
   EXPECT_NEAR(total, 1e62, 1e56);
 }

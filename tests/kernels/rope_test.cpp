@@ -104,6 +104,7 @@ class RopeTest : public testing::TestWithParam<std::tuple<Sizes, bool>> {
 
 TEST_P(RopeTest, Float32) { check<float>(3e-7); }
 TEST_P(RopeTest, Bfloat16) { check<bfloat16>(6e-3); }
+TEST_P(RopeTest, Float16) { check<float16>(8e-4); }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RopeTest,
                          testing::Combine(testing::Values(Sizes{1, 1, 2, 2}, Sizes{17, 5, 12, 12},

@@ -29,9 +29,17 @@ void vec_narrow(const float* x, bfloat16* y, int n) {
 void vec_widen(const bfloat16* x, float* y, int n) {
   for_lanes(0, n, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(y + i, load(x + i, lanes), lanes); });
 }
+void vec_narrow_half(const float* x, float16* y, int n) {
+  for_lanes(0, n, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(y + i, load(x + i, lanes), lanes); });
+}
+void vec_widen_half(const float16* x, float* y, int n) {
+  for_lanes(0, n, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(y + i, load(x + i, lanes), lanes); });
+}
 void vec_first_floats(const float* x, float* lanes, int n, float fill) { store(lanes, load_n(x, n, fill)); }
 void vec_first_bf16(const bfloat16* x, float* lanes, int n, float fill) { store(lanes, load_n(x, n, fill)); }
+void vec_first_f16(const float16* x, float* lanes, int n, float fill) { store(lanes, load_n(x, n, fill)); }
 void vec_store_first(const float* lanes, bfloat16* y, int n) { store_n(y, load(lanes), n); }
+void vec_store_first_f16(const float* lanes, float16* y, int n) { store_n(y, load(lanes), n); }
 void vec_random_words(const RngKey& key, std::uint64_t block, std::uint32_t* words) {
   U registers[4];
   random_words(key, block, registers);

@@ -3,6 +3,7 @@
 #include "tests/nn/decoder_support.hpp"
 
 #include "tessera/base/model_math.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -111,7 +112,7 @@ TEST(AlibiSlopes, AreTheOnesOfThePaper) {
 class DecoderVariant : public ::testing::TestWithParam<std::string> {
  protected:
   ModelConfig config = test::decoder_variants().at(GetParam());
-  ExecCtx ctx = ExecCtx::cpu(2, 5);
+  ExecCtx ctx = test::context(2, 5);
 };
 
 TEST_P(DecoderVariant, ParameterCountAgreesWithTheFormula) {
@@ -222,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(All, DecoderVariant, ::testing::ValuesIn(variant_names(
                          [](const auto& info) { return info.param; });
 
 TEST(Decoder, TheCacheRefusesToOverflow) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   BoundDecoder decoder(ctx, test::decoder_variants().at("gpt2"));
   KvCache cache = decoder.model.make_cache(ctx, 1, 3);
   try {

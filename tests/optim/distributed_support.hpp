@@ -13,6 +13,7 @@
 #include "tessera/base/philox.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/optim/optimizer.hpp"
+#include "tests/support/device.hpp"
 #include "tests/support/ranks.hpp"
 
 namespace tessera::test {
@@ -176,8 +177,9 @@ inline Whole whole_gradient(const Grid& grid, const Contributions& contributions
 /// Writes a contribution as a backward would.
 inline void write_gradient(Parameter& p, const std::vector<float>& values) {
   const float beta = p.next_beta();
-  float* grad = p.grad().data<float>();
-  for (std::size_t i = 0; i < values.size(); ++i) grad[i] = (beta == 0 ? 0.0f : beta * grad[i]) + values[i];
+  test::edit(p.grad(), [&](std::vector<float>& grad) {
+    for (std::size_t i = 0; i < values.size(); ++i) grad[i] = (beta == 0 ? 0.0f : beta * grad[i]) + values[i];
+  });
 }
 
 /// One rank of a running grid.
@@ -243,8 +245,9 @@ class Collected {
       const auto value = p->value().to_floats(), exact = main.to_floats();
       int differences = 0;
       for (std::size_t i = 0; i < exact.size(); ++i) {
-        const float expected =
-            p->value().dtype() == DType::bf16 ? static_cast<float>(bfloat16(exact[i])) : exact[i];
+        const float expected = visit_float(p->value().dtype(), "a weight", [&](auto tag) {
+          return static_cast<float>(decltype(tag)(exact[i]));
+        });
         differences += value[i] != expected;
       }
       EXPECT_EQ(differences, 0) << p->name() << " as kernels read it";

@@ -96,7 +96,7 @@ TEST_P(DataParallel, ClippingAndSeveralCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DataParallel,
                          testing::Combine(testing::Values(1, 2, 3, 4),
-                                          testing::Values(DType::f32, DType::bf16)));
+                                          testing::Values(DType::f32, DType::bf16, DType::f16)));
 
 TEST(DataParallel, OtherOptimizersToo) {
   const Grid grid{.dp = 3};

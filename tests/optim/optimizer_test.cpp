@@ -6,13 +6,14 @@
 #include <limits>
 #include <memory>
 
+#include "tests/support/device.hpp"
+
 namespace tessera {
 namespace {
 
 void set_gradient(Parameter& p, float value) {
   p.next_beta();
-  float* grad = p.grad().data<float>();
-  for (std::int64_t i = 0; i < p.grad().numel(); ++i) grad[i] = value;
+  test::edit(p.grad(), [&](std::vector<float>& grad) { grad.assign(grad.size(), value); });
 }
 
 struct Model {
@@ -33,7 +34,7 @@ struct Model {
     return all;
   }
 
-  ExecCtx ctx = ExecCtx::cpu(1, 5);
+  ExecCtx ctx = test::context(1, 5);
   Parameter embedding{"embedding.word_embeddings.weight", {11, 3}, Init::normal(0.5f)};
   Parameter norm{"decoder.final_layernorm.weight", {3}, Init::ones()};
   Parameter weight{"decoder.layers.0.mlp.linear_fc1.weight", {16, 4}, Init::normal(0.5f)};
@@ -63,7 +64,7 @@ TEST(Optimizer, DecaysMatricesButNotVectorsNorNamedOnes) {
 TEST(Optimizer, GlobsMatchWholeNames) {
   Parameter x("a.b.weight", {2, 2}, Init::ones()), y("a.b.weight_g", {2, 2}, Init::ones()),
       z("b.weight", {2, 2}, Init::ones());
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   ParamStore store(ctx, {&x, &y, &z});
   const Optimizer optimizer(ctx, store, {.no_decay = {"b.weight", "*_?"}});
   EXPECT_TRUE(optimizer.decays(x));
@@ -124,7 +125,7 @@ TEST_P(Skipping, AGradientThatIsNotFiniteChangesNothing) {
   const auto before = model.everything();
 
   for (Parameter* p : model.store.parameters()) set_gradient(*p, 0.5f);
-  model.weight.grad().data<float>()[14] = poison;
+  test::edit(model.weight.grad(), [value = poison](auto& grad) { grad[14] = value; });
   model.store.finish_call();
   const StepResult result = model.optimizer.step(0.1, 0.5);
   EXPECT_TRUE(result.skipped);
@@ -146,6 +147,62 @@ INSTANTIATE_TEST_SUITE_P(Values, Skipping,
                                           testing::Values(DType::f32, DType::bf16),
                                           testing::Values(std::numeric_limits<float>::infinity(),
                                                           std::numeric_limits<float>::quiet_NaN())));
+
+/// Launches the update for a gradient that is `value` everywhere, with rates that tell the number of updates.
+void launch(Model& model, float value) {
+  for (Parameter* p : model.store.parameters()) set_gradient(*p, value);
+  model.store.finish_call();
+  model.optimizer.launch_step([](std::int64_t updates) {
+    return UpdateRates{0.1 / static_cast<double>(updates + 1), 0.5};
+  });
+}
+
+TEST(Optimizer, UpdatesLaunchedAheadOfTheirResultsAreTheSame) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> gradients = {0.25f, inf, -0.5f, inf, inf, 0.125f, 0.5f};
+  Model waits({}), ahead({});
+  std::vector<StepResult> a, b;
+  for (const float gradient : gradients) {
+    launch(waits, gradient);
+    a.push_back(waits.optimizer.finish_step());
+    launch(ahead, gradient);  // which rates are right depends on results not read yet
+    if (b.size() + 3 == a.size()) b.push_back(ahead.optimizer.finish_step());
+  }
+  while (b.size() < a.size()) b.push_back(ahead.optimizer.finish_step());
+  EXPECT_EQ(waits.everything(), ahead.everything());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].skipped, !std::isfinite(gradients[i]));
+    EXPECT_EQ(a[i].skipped, b[i].skipped);
+    EXPECT_EQ(a[i].clip_factor, b[i].clip_factor);
+  }
+  EXPECT_EQ(ahead.optimizer.updates(), 4);
+  EXPECT_THROW(ahead.optimizer.finish_step(), InvalidArgument);
+}
+
+TEST(Optimizer, TakesNoMoreUpdatesThanItHasRatesFor) {
+  Model model({});
+  for (int i = 0; i < 3; ++i) launch(model, 0.1f);
+  EXPECT_THROW(launch(model, 0.1f), InvalidArgument);
+  EXPECT_THROW(model.optimizer.update_state(), InvalidArgument);
+}
+
+TEST(Optimizer, TheLossScaleIsTakenOutAgain) {
+  const LossScale scale{.first = 1024.0f, .rule = {.growth_interval = 2}};
+  Model plain({}), scaled({});
+  Optimizer optimizer(scaled.ctx, scaled.store, {}, scale);
+  EXPECT_FALSE(plain.optimizer.loss_scale());
+  float factor = 1024.0f;
+  for (int step = 0; step < 4; ++step) {
+    ASSERT_EQ(optimizer.loss_scale().to_floats(), std::vector<float>{factor});
+    plain.update(0.25f);
+    for (Parameter* p : scaled.store.parameters()) set_gradient(*p, 0.25f * factor);
+    scaled.store.finish_call();
+    const StepResult result = optimizer.step(0.1, 0.5);
+    if (step % 2 == 1) factor *= 2;  // two good steps
+    EXPECT_EQ(result.loss_scale, factor);
+    EXPECT_EQ(plain.store.main_buffer().to_vector<float>(), scaled.store.main_buffer().to_vector<float>());
+  }
+}
 
 TEST(Optimizer, AFactorThatIsNotFiniteIsSkippedToo) {
   Model model({});
@@ -194,7 +251,7 @@ TEST(Optimizer, RefusesWhatNoUpdateCanUse) {
   EXPECT_THROW(Model({.name = OptimizerName::sgd, .momentum = 0.0, .nesterov = true}), ConfigError);
   Model model({});
   EXPECT_THROW(model.optimizer.step(0.1, 0.1), InvalidArgument);  // no gradients
-  EXPECT_THROW(model.optimizer.set_updates(-1), InvalidArgument);
+  EXPECT_THROW(model.optimizer.set_update_state({.updates = -1}), InvalidArgument);
   model.store.finish_call();
   EXPECT_THROW(model.optimizer.step(std::nan(""), 0.1), InvalidArgument);
 }

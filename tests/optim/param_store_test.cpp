@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tessera/optim/optimizer.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -15,8 +16,9 @@ namespace {
 /// Adds `values` to a gradient as a backward would: overwriting with the first contribution.
 void contribute(Parameter& p, const std::vector<float>& values) {
   const float beta = p.next_beta();
-  float* grad = p.grad().data<float>();
-  for (std::size_t i = 0; i < values.size(); ++i) grad[i] = (beta == 0 ? 0 : beta * grad[i]) + values[i];
+  test::edit(p.grad(), [&](std::vector<float>& grad) {
+    for (std::size_t i = 0; i < values.size(); ++i) grad[i] = (beta == 0 ? 0 : beta * grad[i]) + values[i];
+  });
 }
 
 std::vector<float> gradient_of(const ParamStore& store, const Parameter& p) {
@@ -27,7 +29,7 @@ std::vector<float> gradient_of(const ParamStore& store, const Parameter& p) {
 }
 
 TEST(ParamStore, LaysOutInReverseWithAlignedStarts) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {100, 3}, Init::ones()), b("b", {1}, Init::ones()), c("c", {64}, Init::ones()),
       d("d", {5, 13}, Init::ones());
   const ParamStore store(ctx, {&a, &b, &c, &d});
@@ -58,7 +60,7 @@ TEST(ParamStore, InitialValuesDependOnNameAndSeedAlone) {
       parameters.push_back(std::make_unique<Parameter>(name, shape, Init::normal(0.02f)));
       pointers.push_back(parameters.back().get());
     }
-    const ParamStore store(ExecCtx::cpu(threads, seed), pointers);
+    const ParamStore store(test::context(threads, seed), pointers);
     std::vector<std::vector<float>> found;
     std::sort(pointers.begin(), pointers.end(), [](auto* x, auto* y) { return x->name() < y->name(); });
     for (const Parameter* p : pointers) found.push_back(p->value().to_vector<float>());
@@ -76,32 +78,37 @@ TEST(ParamStore, InitialValuesDependOnNameAndSeedAlone) {
 }
 
 TEST(ParamStore, ConstantInitialValues) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter zero("zero", {7}, Init::zeros()), one("one", {7}, Init::ones());
   const ParamStore store(ctx, {&zero, &one}, {.compute = DType::bf16});
   EXPECT_EQ(zero.value().to_floats(), std::vector<float>(7, 0.0f));
   EXPECT_EQ(one.value().to_floats(), std::vector<float>(7, 1.0f));
 }
 
-TEST(ParamStore, Bf16CopyFollowsTheMainWeights) {
-  const ExecCtx ctx = ExecCtx::cpu(2, 3);
+template <typename Short>
+void check_copy_follows_the_main_weights() {
+  const ExecCtx ctx = test::context(2, 3);
   Parameter w("w", {17, 19}, Init::normal(1.0f));
-  ParamStore store(ctx, {&w}, {.compute = DType::bf16});
+  ParamStore store(ctx, {&w}, {.compute = dtype_of<Short>::value});
   const auto expect_rounded = [&] {
     const auto main = store.main(w).to_vector<float>();
-    const auto copy = w.value().to_vector<bfloat16>();
-    for (std::size_t i = 0; i < main.size(); ++i) ASSERT_EQ(copy[i].bits, bfloat16(main[i]).bits) << i;
+    const auto copy = w.value().to_vector<Short>();
+    for (std::size_t i = 0; i < main.size(); ++i) ASSERT_EQ(copy[i].bits, Short(main[i]).bits) << i;
   };
-  EXPECT_EQ(w.value().dtype(), DType::bf16);
+  EXPECT_EQ(w.value().dtype(), dtype_of<Short>::value);
   EXPECT_EQ(w.main().raw(), store.main(w).raw());
   expect_rounded();
-  for (int i = 0; i < 17 * 19; ++i) store.main(w).data<float>()[i] = 0.001f * static_cast<float>(i);
+  test::edit(store.main(w), [](std::vector<float>& main) {
+    for (std::size_t i = 0; i < main.size(); ++i) main[i] = 0.001f * static_cast<float>(i);
+  });
   store.refresh_model_copy();
   expect_rounded();
 }
+TEST(ParamStore, Bf16CopyFollowsTheMainWeights) { check_copy_follows_the_main_weights<bfloat16>(); }
+TEST(ParamStore, F16CopyFollowsTheMainWeights) { check_copy_follows_the_main_weights<float16>(); }
 
 TEST(ParamStore, UnwrittenGradientsAreZeroedAtTheEndOfACall) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {3}, Init::ones()), b("b", {2}, Init::ones());
   ParamStore store(ctx, {&a, &b});
   contribute(a, {1, 2, 3});
@@ -117,7 +124,7 @@ TEST(ParamStore, UnwrittenGradientsAreZeroedAtTheEndOfACall) {
 }
 
 TEST(ParamStore, CallsAddUpWithTheirFactors) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {3}, Init::ones()), b("b", {2}, Init::ones());
   ParamStore store(ctx, {&a, &b});
   for (int round = 0; round < 2; ++round) {  // the second time with the second buffer already there
@@ -144,7 +151,7 @@ TEST(ParamStore, CallsAddUpWithTheirFactors) {
 }
 
 TEST(ParamStore, ACallLeftUnfinishedIsForgotten) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {2}, Init::ones());
   ParamStore store(ctx, {&a});
   contribute(a, {1, 1});
@@ -160,7 +167,7 @@ TEST(ParamStore, ACallLeftUnfinishedIsForgotten) {
 }
 
 TEST(ParamStore, MisuseOfCallsIsRefused) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {2}, Init::ones());
   ParamStore store(ctx, {&a});
   EXPECT_THROW(store.gradients(), InvalidArgument);
@@ -172,7 +179,7 @@ TEST(ParamStore, MisuseOfCallsIsRefused) {
 }
 
 TEST(ParamStore, RefusesUnusableParameters) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter a("a", {2}, Init::ones()), again("a", {3}, Init::ones()), empty("e", {0, 4}, Init::zeros());
   EXPECT_THROW(ParamStore(ctx, {&a, &a}), InvalidArgument);
   EXPECT_THROW(ParamStore(ctx, {&a, &again}), InvalidArgument);
@@ -182,7 +189,7 @@ TEST(ParamStore, RefusesUnusableParameters) {
 }
 
 TEST(ParamStore, InferenceHoldsNoGradients) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter w("w", {500, 1000}, Init::normal(0.02f));
   ParamStore store(ctx, {&w}, {.trainable = false});
   EXPECT_FALSE(w.trained());
@@ -194,7 +201,7 @@ TEST(ParamStore, InferenceHoldsNoGradients) {
 
 /// Bytes per parameter after a few updates, at their highest.
 double bytes_per_parameter(DType compute, int calls) {
-  const ExecCtx ctx = ExecCtx::cpu(1);
+  const ExecCtx ctx = test::context(1);
   Parameter w("w", {997, 1009}, Init::normal(0.02f)), bias("bias", {1009}, Init::zeros());
   ParamStore store(ctx, {&w, &bias}, {.compute = compute});
   Optimizer optimizer(ctx, store, {});
@@ -208,9 +215,10 @@ double bytes_per_parameter(DType compute, int calls) {
   return static_cast<double>(ctx.allocator->stats().peak_used_bytes) / (998.0 * 1009.0);
 }
 
-TEST(ParamStore, TakesSixteenBytesPerParameterInFp32AndEighteenInBf16) {
+TEST(ParamStore, TakesSixteenBytesPerParameterInFp32AndEighteenWithACopy) {
   EXPECT_NEAR(bytes_per_parameter(DType::f32, 1), 16, 0.02);
   EXPECT_NEAR(bytes_per_parameter(DType::bf16, 1), 18, 0.02);
+  EXPECT_NEAR(bytes_per_parameter(DType::f16, 1), 18, 0.02);
 }
 
 TEST(ParamStore, TheSecondGradientBufferExistsOnlyFromTheSecondCallOn) {

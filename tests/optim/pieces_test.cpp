@@ -45,9 +45,10 @@ struct Saved {
     for (const StatePiece& piece : all_pieces(rank, PieceSet::held)) {
       const auto elements = global_indices(*piece.parameter);
       const auto& whole = values.at(piece.name());
-      auto* target = piece.tensor.data<float>();
+      std::vector<float> target;
       for (std::int64_t i = piece.begin; i < piece.end; ++i)
-        target[i - piece.begin] = whole[static_cast<std::size_t>(elements[static_cast<std::size_t>(i)])];
+        target.push_back(whole[static_cast<std::size_t>(elements[static_cast<std::size_t>(i)])]);
+      piece.tensor.copy_from_host(target.data());
     }
     rank.store->gather_weights();
   }
@@ -103,7 +104,7 @@ TEST_P(Resharding, SavedUnderOneLayoutEveryOtherGoesOnFromIt) {
       run_local(target.tp * target.dp * target.pp, [&, compute = compute](auto world) {
         Rank rank(world, target, options(compute, target_stage), kConfig);
         saved.load(rank);
-        rank.optimizer->set_updates(3);
+        rank.optimizer->set_update_state({.updates = 3});
         train(rank, source, 3, 5);
         found.add_weights(rank);
       });

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tessera/optim/optimizer.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -33,12 +34,13 @@ float gradient(int k, int step, int i) {
 }
 
 struct Trainer {
-  Trainer(const Trajectory& t, int threads, DType compute) : ctx(ExecCtx::cpu(threads)) {
+  Trainer(const Trajectory& t, int threads, DType compute) : ctx(test::context(threads)) {
     store = std::make_unique<ParamStore>(ctx, std::vector<Parameter*>{&a, &b, &c},
                                          ParamStoreOptions{.compute = compute});
     for (int k = 0; k < 3; ++k) {
-      const Tensor main = store->main(*store->parameters()[k]);
-      for (int i = 0; i < main.numel(); ++i) main.data<float>()[i] = initial_weight(k, i);
+      test::edit(store->main(*store->parameters()[k]), [&](std::vector<float>& main) {
+        for (std::size_t i = 0; i < main.size(); ++i) main[i] = initial_weight(k, static_cast<int>(i));
+      });
     }
     store->refresh_model_copy();
     optimizer = std::make_unique<Optimizer>(ctx, *store,
@@ -56,9 +58,10 @@ struct Trainer {
     for (int k = 0; k < 3; ++k) {
       Parameter& p = *store->parameters()[k];
       EXPECT_EQ(p.next_beta(), 0.0f);
-      for (int i = 0; i < p.grad().numel(); ++i) {
-        p.grad().data<float>()[i] = static_cast<float>(gradient(k, step, i) / factor);
-      }
+      test::edit(p.grad(), [&](std::vector<float>& grad) {
+        for (std::size_t i = 0; i < grad.size(); ++i)
+          grad[i] = static_cast<float>(gradient(k, step, static_cast<int>(i)) / factor);
+      });
     }
     store->finish_call(factor);
     return optimizer->step(t.lr * (1 - step / 20.0), t.weight_decay);
@@ -134,15 +137,15 @@ TEST(Trajectory, ResumedFromStateIsBitwiseTheSame) {
     for (int step = 0; step < 7; ++step) straight.update(t, step);
     for (int step = 0; step < 4; ++step) first.update(t, step);
 
-    second.store->main_buffer().copy_from_host(first.store->main_buffer().raw());
+    second.store->main_buffer().copy_from_host(first.store->main_buffer().to_host().raw());
     const auto from = first.optimizer->state();
     const auto to = second.optimizer->state();
     ASSERT_EQ(from.size(), to.size());
     for (std::size_t i = 0; i < from.size(); ++i) {
       ASSERT_EQ(from[i].name, to[i].name);
-      to[i].tensor.copy_from_host(from[i].tensor.raw());
+      to[i].tensor.copy_from_host(from[i].tensor.to_host().raw());
     }
-    second.optimizer->set_updates(first.optimizer->updates());
+    second.optimizer->set_update_state(first.optimizer->update_state());
     for (int step = 4; step < 7; ++step) second.update(t, step);
     EXPECT_EQ(straight.store->main_buffer().to_vector<float>(),
               second.store->main_buffer().to_vector<float>());

@@ -84,11 +84,14 @@ void measure(Rank& r, const Pair& pair, Numeric& out) {
     if (pair.input_replicated && turn > 0) break;
     for (std::int64_t i = 0; i < out.inputs[static_cast<std::size_t>(turn)]; ++i) {
       for (const float step : {0.5f, -0.5f}) {
-        float* value = moves ? x.data<float>() + i : nullptr;
-        const float kept = value ? *value : 0.0f;
-        if (value) *value = kept + step * 0.0625f;
+        const std::vector<float> kept = x.to_floats();
+        if (moves) {
+          std::vector<float> moved = kept;
+          moved[static_cast<std::size_t>(i)] += step * 0.0625f;
+          x.copy_from_host(moved.data());
+        }
         out.shares[own].push_back(share());
-        if (value) *value = kept;
+        if (moves) x.copy_from_host(kept.data());
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tessera/parallel/functions.hpp"
+#include "tests/support/device.hpp"
 #include "tests/support/gradcheck.hpp"
 #include "tests/support/ranks.hpp"
 
@@ -43,7 +44,7 @@ using Outcome = std::map<std::string, Found>;
 /// One rank's side of a test: it takes parts of whole tensors that are the same on every layout.
 class Rank {
  public:
-  Rank(const TensorParallel& tp, std::uint64_t seed = 3) : tp(tp), ctx(ExecCtx::cpu(1, seed)) {}
+  Rank(const TensorParallel& tp, std::uint64_t seed = 3) : tp(tp), ctx(test::context(1, seed)) {}
 
   TensorParallel tp;
   ExecCtx ctx;
@@ -138,7 +139,7 @@ inline std::vector<Layout> all_layouts() {
 inline std::vector<Outcome> run_parallel(const Layout& layout, const RankTest& test,
                                          DType dtype = DType::f32) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(layout.size));
-  run_local(layout.size, [&](const std::shared_ptr<Communicator>& comm) {
+  run_on_device(layout.size, [&](const std::shared_ptr<Communicator>& comm) {
     Rank rank({comm.get(), layout.sequence});
     rank.mode = layout.mode;
     rank.dtype = dtype;

@@ -61,7 +61,7 @@ void embed(Rank& r, const EmbeddingCase& c) {
 TEST(VocabEmbedding, IsSerialBitForBit) {
   for (const bool positions : {false, true}) {
     for (const float dropout : {0.0f, 0.4f}) {
-      for (const DType out : {DType::f32, DType::bf16}) {
+      for (const DType out : {DType::f32, DType::bf16, DType::f16}) {
         const auto test = [=](Rank& r) { embed(r, {positions, dropout, out}); };
         test::Outcome serial = test::run_serial(test);
         for (const Layout& layout : all_layouts()) {

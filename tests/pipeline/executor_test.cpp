@@ -146,6 +146,7 @@ class LazyCommunicator final : public Communicator {
   explicit LazyCommunicator(std::shared_ptr<Communicator> inner)
       : Communicator(inner->rank(), inner->size(), "lazy", {.timeout_s = 30}), inner_(std::move(inner)) {}
   void abort(const std::string& reason) override { inner_->abort(reason); }
+  std::string failure() const override { return inner_->failure(); }
   int most_open() const { return most_open_; }
   int open() const { return open_; }
 
@@ -153,7 +154,7 @@ class LazyCommunicator final : public Communicator {
   Pending start(const ExecCtx& ctx, Request request) override {
     const bool counted = request.transfers.front().kind == Transfer::Kind::send;
     if (counted) most_open_ = std::max(most_open_, ++open_);
-    return Pending(std::make_shared<Lazy>(ctx, inner_->exchange(ctx, std::move(request.transfers)),
+    return Pending(std::make_shared<Lazy>(inner_->exchange(ctx, std::move(request.transfers)),
                                           counted ? &open_ : nullptr));
   }
   std::shared_ptr<Communicator> do_split(int, int, const std::string&, std::uint64_t, const Where&) override {
@@ -163,17 +164,15 @@ class LazyCommunicator final : public Communicator {
  private:
   class Lazy final : public Pending::State {
    public:
-    Lazy(const ExecCtx& ctx, Pending pending, int* open)
-        : ctx_(ctx), pending_(std::move(pending)), open_(open) {}
-    void wait() override {
-      pending_.wait(ctx_);
+    Lazy(Pending pending, int* open) : pending_(std::move(pending)), open_(open) {}
+    void wait(const ExecCtx& ctx) override {
+      pending_.wait(ctx);
       if (!waited_ && open_ != nullptr) --*open_;
       waited_ = true;
     }
     bool done() const override { return waited_; }
 
    private:
-    ExecCtx ctx_;
     Pending pending_;
     int* open_;
     bool waited_ = false;

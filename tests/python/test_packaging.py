@@ -88,12 +88,40 @@ def test_installed_program(prefix, version):
     assert version in run(prefix / "bin/tessera", "env")
 
 
+def configure(source: Path, build: Path, *options: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DTESSERA_TESTS=OFF", *options],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def test_cuda_by_itself(source_dir, tmp_path):
+    """TESSERA_CUDA=auto, the wheel's: with CUDA where all of it is there, else without, and either way it says so."""
+    result = configure(source_dir, tmp_path, "-DTESSERA_CUDA=auto")
+    assert result.returncode == 0, result.stderr
+    said = re.search(r"TESSERA_CUDA: auto, (ON with \S+|OFF for want of .+)", result.stdout)
+    assert said, result.stdout
+    commands = (tmp_path / "compile_commands.json").read_text()
+    assert ("kernels/cuda/" in commands) == said.group(1).startswith("ON")
+    assert ("kernels/stub/" in commands) == said.group(1).startswith("OFF")
+
+
+def test_no_cuda_by_itself_without_its_compiler(source_dir, tmp_path):
+    result = configure(source_dir, tmp_path, "-DTESSERA_CUDA=auto", "-DCMAKE_CUDA_COMPILER=NOTFOUND")
+    assert result.returncode == 0, result.stderr
+    assert "TESSERA_CUDA: auto, OFF for want of nvcc" in result.stdout
+
+
+def test_unknown_cuda_mode_is_refused(source_dir, tmp_path):
+    result = configure(source_dir, tmp_path, "-DTESSERA_CUDA=maybe")
+    assert result.returncode != 0 and "it can be OFF, ON, auto or emulated" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel_bin(build_dir, source_dir, tmp_path_factory) -> Path:
     """bin/ of an empty virtual environment after `pip install .`."""
     folder = tmp_path_factory.mktemp("venv")
     # The compiler by the name CMake knows it by, so that ccache finds what the build of the tests left.
-    environment = {**clean_environment(), "CC": "cc", "CXX": "c++"}
+    # And for the CPU: whether the automatic choice would be CUDA, test_cuda_by_itself asks without compiling it.
+    environment = {**clean_environment(), "CC": "cc", "CXX": "c++", "TESSERA_CUDA": "OFF"}
     run(sys.executable, "-m", "venv", folder, env=environment)
     run(folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", ".", cwd=source_dir, env=environment)
     return folder / "bin"

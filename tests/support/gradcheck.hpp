@@ -81,15 +81,18 @@ inline double scalar(const ExecCtx& ctx, const GradCase& c, const std::vector<fl
 inline std::vector<double> central_differences(const ExecCtx& ctx, const GradCase& c, const Tensor& at,
                                                const std::vector<float>& upstream, float eps) {
   std::vector<double> gradient;
-  auto* x = at.data<float>();
-  for (std::int64_t i = 0; i < at.numel(); ++i) {
+  std::vector<float> x = at.to_vector<float>();
+  const auto with = [&](std::size_t i, float value) {
+    x[i] = value;
+    at.copy_from_host(x.data());
+    return scalar(ctx, c, upstream);
+  };
+  for (std::size_t i = 0; i < x.size(); ++i) {
     const float kept = x[i];
     const float above = kept + eps, below = kept - eps;
-    x[i] = above;
-    const double high = scalar(ctx, c, upstream);
-    x[i] = below;
-    const double low = scalar(ctx, c, upstream);
+    const double high = with(i, above), low = with(i, below);
     x[i] = kept;
+    at.copy_from_host(x.data());
     gradient.push_back((high - low) / (static_cast<double>(above) - static_cast<double>(below)));
   }
   return gradient;

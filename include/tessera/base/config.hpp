@@ -15,7 +15,7 @@ enum class Family { gpt2, llama };
 enum class PositionKind { learned, rotary, alibi, none };
 enum class NormStyle { layernorm, rmsnorm };
 enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
-enum class Precision { fp32, bf16 };
+enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full };
 enum class RecomputeMethod { uniform, block };
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
@@ -23,7 +23,7 @@ enum class OptimizerName { adamw, adam, sgd };
 enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
 enum class WeightDecayStyle { constant, linear, cosine };
-enum class DeviceChoice { automatic, cpu };
+enum class DeviceChoice { automatic, cpu, cuda };
 
 /// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
 std::string_view name_of(Family value);
@@ -136,7 +136,13 @@ struct TrainingConfig {
   std::int64_t micro_batch_size = 4;
   std::int64_t global_batch_size = 32;
   Precision precision = Precision::fp32;
-  bool fp32_residual = true;  ///< bf16: keep the residual stream in fp32
+  bool fp32_residual = true;  ///< bf16, fp16: keep the residual stream in fp32
+  /// fp16: factor on the loss that never changes; null = it follows the gradients, by the four values below.
+  std::optional<double> loss_scale = std::nullopt;
+  double initial_loss_scale = 4294967296.0;  ///< 2^32
+  double min_loss_scale = 1.0;
+  std::int64_t loss_scale_window = 1000;  ///< finite steps before the scale doubles
+  std::int64_t hysteresis = 2;            ///< non-finite steps from which on the scale is halved
   Recompute recompute = Recompute::none;
   RecomputeMethod recompute_method =
       RecomputeMethod::uniform;       ///< full: every N layers one segment, or the first N
@@ -183,6 +189,8 @@ struct LoggingConfig {
 
 struct DeviceConfig {
   DeviceChoice type = DeviceChoice::automatic;
+  /// CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own.
+  std::optional<std::int64_t> index = std::nullopt;
   std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
 
   friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;

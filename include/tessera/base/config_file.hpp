@@ -38,8 +38,9 @@ Config resolve(Config config);
 /// degrees and processes that differ are one of them.
 ParallelConfig resolve_layout(const Config& config, std::optional<std::int64_t> world_size);
 
-/// Processes a run needs when no launcher says how many there are: tensor * pipeline * context * (data or 1).
-std::int64_t processes_needed(const Config& config);
+/// Processes a run needs when no launcher says how many there are: tensor * pipeline * context * data. Where
+/// data is null it takes what is left of `devices`, at least 1.
+std::int64_t processes_needed(const Config& config, std::int64_t devices = 1);
 
 /// Layers of each piece from a `parallel.pipeline_layout` such as "3,4,4,1". Errors: ConfigError.
 std::vector<std::int64_t> layers_per_piece(const std::string& layout);

@@ -33,6 +33,10 @@ class CheckpointError : public Error {
 class IoError : public Error {
   using Error::Error;
 };
+/// A call of an accelerator's runtime or library that failed. Names the call.
+class DeviceError : public Error {
+  using Error::Error;
+};
 /// Other ranks: one was lost, did not come in time, or called something else. Names operation, group and
 /// ranks.
 class CommunicationError : public Error {

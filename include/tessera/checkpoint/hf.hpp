@@ -96,12 +96,15 @@ class WeightSource {
 /// Weights that lie in host memory.
 class ViewSource : public WeightSource {
  public:
-  explicit ViewSource(std::vector<TensorView> views) : views_(std::move(views)) {}
+  /// `owner` holds the memory of the views, if nobody else does.
+  explicit ViewSource(std::vector<TensorView> views, std::shared_ptr<void> owner = nullptr)
+      : views_(std::move(views)), owner_(std::move(owner)) {}
   std::vector<TensorSpec> tensors() const override;
   void read(const std::string& name, std::span<std::byte> out) const override;
 
  private:
   std::vector<TensorView> views_;
+  std::shared_ptr<void> owner_;
 };
 
 /// The weights of a model folder under Tessera's names and in Tessera's layout.

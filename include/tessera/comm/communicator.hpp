@@ -6,8 +6,8 @@
 /// after the work launched on ctx.stream so far; its result is there after Pending::wait. Until then nobody
 /// writes to its inputs or touches its outputs. Tensors are contiguous and are kept alive by the operation.
 /// Sums of bf16 and fp16 are made in fp32 and rounded once; sums are made in rank order, so results repeat
-/// bit for bit and are the same on every rank, on every kind of communicator. reduce_scatter and all_reduce
-/// add in the same order.
+/// bit for bit and are the same on every rank, on every kind of communicator but NCCL (see nccl.hpp).
+/// reduce_scatter and all_reduce add in the same order.
 
 #include <cstdint>
 #include <functional>
@@ -29,14 +29,16 @@ class Pending {
   class State {
    public:
     virtual ~State() = default;
-    /// Blocks until done or until the deadline passes. Errors: CommunicationError.
-    virtual void wait() = 0;
+    /// Pending::wait.
+    virtual void wait(const ExecCtx& ctx) = 0;
     virtual bool done() const = 0;
   };
   Pending() = default;
   explicit Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  /// Orders ctx.stream after the operation; on the CPU that blocks the calling thread. May be called again.
-  /// Errors: CommunicationError when a rank was lost, did not come in time, or called something else.
+  /// Orders ctx.stream after the operation; on the CPU that blocks the calling thread, on CUDA it does not.
+  /// May be called again. Errors: CommunicationError when a rank was lost, did not come in time, or called
+  /// something else. On CUDA what happens later is told by the next call, or by another wait after the stream
+  /// was synchronised.
   void wait(const ExecCtx& ctx) const;
   bool done() const { return !state_ || state_->done(); }
 
@@ -45,7 +47,8 @@ class Pending {
 };
 
 /// One message of a batch. Messages between two ranks are matched by tag; equal tags in the order they were
-/// posted.
+/// posted. CUDA tensors over NCCL carry no tag: a rank posts its receives from another one in the order of
+/// that one's sends, in which a batch counts as sorted by tag. CommOptions::check compares.
 struct Transfer {
   enum class Kind { send, recv };
   Kind kind = Kind::send;
@@ -61,7 +64,7 @@ struct Transfer {
 struct CommStats {
   std::uint64_t operations = 0;  ///< calls, barriers and splits included; a batch of messages is one
   std::uint64_t bytes_sent = 0;
-  double wait_s = 0;  ///< seconds Pending::wait blocked: communication that nothing hid
+  double wait_s = 0;  ///< seconds Pending::wait held up the host or the stream: communication nothing hid
 };
 
 /// One finished operation, for timelines. Groups of one rank have none.
@@ -78,7 +81,8 @@ struct CommOptions {
   bool check = false;
   /// Every operation takes at least so long from its start (tests of overlap; local only).
   double delay_s = 0;
-  /// Called after each operation and before its wait returns, from any thread; does not throw.
+  /// Called after each operation, from any thread; does not throw. On the CPU before its wait returns, on
+  /// CUDA shortly after the operation, at the latest before the communicator is gone.
   std::function<void(const CommEvent&)> on_event = {};
 };
 
@@ -135,6 +139,8 @@ class Communicator {
   /// CommunicationError that begins with `reason`; later calls fail at once. The first reason stays. Never
   /// waits.
   virtual void abort(const std::string& reason) = 0;
+  /// Why nothing can be called any more; empty while all is well. Never waits.
+  virtual std::string failure() const = 0;
   CommStats stats() const;
   void reset_stats();
 
@@ -164,6 +170,8 @@ class Communicator {
     /// If set, called once when the operation has finished (not when it failed) and before its wait returns.
     /// The time is std::chrono::steady_clock's, seconds since its epoch. Outlives the communicator.
     std::function<void(double end_s)> finished;
+    /// Adds to CommStats::wait_s what a wait held up a stream. Outlives the communicator.
+    std::function<void(double seconds)> held_up;
   };
   /// What other ranks' calls are compared with.
   static CallSignature signature_of(const Request& request);
@@ -176,6 +184,15 @@ class Communicator {
   /// Never called for size() 1. `sequence`: its place among the collectives of this group.
   virtual std::shared_ptr<Communicator> do_split(int color, int key, const std::string& name,
                                                  std::uint64_t sequence, const Where& where) = 0;
+  /// For kinds that stand on another one, whose calls they number.
+  static Pending start_on(Communicator& other, const ExecCtx& ctx, Request request);
+  static std::shared_ptr<Communicator> split_on(Communicator& other, int color, int key,
+                                                const std::string& name, std::uint64_t sequence,
+                                                const Where& where);
+  /// The deadline of what is called from now on; set before the first call.
+  virtual void set_timeout(double seconds) { options_.timeout_s = seconds; }
+  /// `other` serves this kind alone: it reports no events and has a deadline of its own.
+  static void make_helper(Communicator& other, double timeout_s);
 
  private:
   struct Counters;

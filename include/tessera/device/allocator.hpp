@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "tessera/device/stream.hpp"
+
 namespace tessera {
 
 struct AllocatorStats {
@@ -19,12 +21,15 @@ struct AllocatorStats {
 /// same stream runs after the work that used it. Safe to call from several threads.
 class CachingAllocator {
  public:
+  /// Memory of the CPU.
   CachingAllocator();
+  /// Memory of the stream's device.
+  explicit CachingAllocator(std::shared_ptr<Stream> stream);
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  /// Uninitialised memory, 64-byte aligned; never null, also for 0 bytes.
+  /// Uninitialised memory, 256-byte aligned; never null, also for 0 bytes.
   /// Errors: IoError, with the amounts, when the system has none.
   void* allocate(std::size_t bytes);
   /// Gives back what allocate returned.
@@ -33,6 +38,15 @@ class CachingAllocator {
   void reset_peak();
   /// Returns wholly free segments to the system.
   void trim();
+
+  /// Memory of the host that the stream can copy to and from while the host goes on; its owner gives it back.
+  /// Errors: IoError.
+  std::shared_ptr<void> host_memory(std::size_t bytes);
+  /// Bytes from the host, which may be changed as soon as this returns. On the CPU a plain copy.
+  void copy_from_host(void* target, const void* source, std::size_t bytes);
+  /// Bytes to the host, there when this returns. On CUDA that waits for the stream; on the CPU it is a plain
+  /// copy.
+  void copy_to_host(void* target, const void* source, std::size_t bytes);
 
  private:
   struct Impl;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "tessera/device/allocator.hpp"
 #include "tessera/device/stream.hpp"
@@ -16,7 +17,19 @@ struct ExecCtx {
 
   /// A context on the CPU. threads = 0 takes every core this process may run on.
   static ExecCtx cpu(int threads = 0, std::uint64_t seed = 0);
+  /// A context on CUDA device `index`, with a stream of its own. Errors: ConfigError, saying why, when there
+  /// is no such device.
+  static ExecCtx cuda(int index = 0, std::uint64_t seed = 0);
   Device device() const { return stream->device(); }
 };
+
+/// CUDA devices this process may use, and, if there are none, why.
+struct CudaDevices {
+  int count = 0;
+  std::string why_none;
+};
+CudaDevices cuda_devices();
+/// Name, memory and compute capability of one of them.
+std::string describe_cuda_device(int index);
 
 }  // namespace tessera

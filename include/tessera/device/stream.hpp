@@ -1,8 +1,10 @@
 #pragma once
 /// Streams and events: work on one stream runs in order; events order streams among each other. On the CPU a
 /// stream either runs work in the calling thread at once (the compute stream) or in a thread of its own
-/// (communication, input). Both keep the same contract, so code above does not know which it has.
+/// (communication, input); on CUDA it is a stream of the runtime. All keep the same contract, so code above
+/// does not know which it has.
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -19,6 +21,8 @@ class Event {
   bool done() const;
   /// Blocks the calling thread until done.
   void synchronize() const;
+  /// Seconds from the point in `begin` to that in `end`, both done; 0 if one was never recorded.
+  static double seconds_between(const Event& begin, const Event& end);
 
  private:
   friend class Stream;
@@ -29,27 +33,40 @@ class Event {
 class Stream {
  public:
   enum class Mode { immediate, queued };
+  enum class Priority { normal, high };
 
   /// A CPU stream whose kernels use up to `threads` threads. Errors: InvalidArgument if threads < 1.
   explicit Stream(int threads, Mode mode = Mode::immediate);
+  /// A stream of a CUDA device. Errors: ConfigError in a build without CUDA, DeviceError.
+  explicit Stream(Device device, Priority priority = Priority::normal);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  Device device() const { return {}; }
+  Device device() const { return device_; }
+  /// Threads of a kernel on the CPU; 1 on CUDA.
   int threads() const { return threads_; }
+  /// The cudaStream_t of a CUDA stream; null on the CPU.
+  void* native() const { return native_; }
+  /// Whether work may still be running when the call that launched it has returned.
+  bool is_asynchronous() const { return native_ != nullptr || queue_ != nullptr; }
+  /// Makes this stream's device the calling thread's, as launching CUDA kernels needs. Nothing on the CPU.
+  void make_current() const;
 
-  /// Runs `work` after everything launched before. An exception it throws is rethrown by this call on an
-  /// immediate stream, by the next synchronize() on a queued one (later work on that stream is skipped until
-  /// then).
+  /// CPU streams only: runs `work` after everything launched before. An exception it throws is rethrown by
+  /// this call on an immediate stream, by the next synchronize() on a queued one (later work on that stream
+  /// is skipped until then).
   template <typename Work>
   void launch(Work&& work) {
-    if (queue_ == nullptr) {
+    if (!is_asynchronous()) {
       std::forward<Work>(work)();
     } else {
       enqueue(std::function<void()>(std::forward<Work>(work)));
     }
   }
+  /// Copies bytes in the order of the stream; for CUDA streams `target` and `source` are device or pinned
+  /// memory. Both stay alive until then.
+  void copy(void* target, const void* source, std::size_t bytes);
   /// Marks the present end of this stream's work in `event`.
   void record(Event& event);
   /// Work launched from now on starts only when `event` is done.
@@ -61,7 +78,9 @@ class Stream {
   struct Queue;
   void enqueue(std::function<void()> work);
 
-  int threads_;
+  int threads_ = 1;
+  Device device_;
+  void* native_ = nullptr;
   std::unique_ptr<Queue> queue_;
 };
 

@@ -14,6 +14,10 @@ namespace tessera {
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
                                      std::shared_ptr<Communicator> world = nullptr);
 
+/// The device a configuration asks for: auto is CUDA if there is a device. Errors: ConfigError, with the
+/// reason, if cuda is asked for by name and there is none.
+Device device_of(const DeviceConfig& config);
+
 /// The mesh a layout needs over `ranks` ranks; parallel.data null takes what is left. Errors: ConfigError.
 MeshShape mesh_shape(const ParallelConfig& parallel, int ranks);
 /// Pieces of the model per pipeline stage: parallel.virtual_stages, and 2 for zb-v.

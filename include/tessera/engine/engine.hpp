@@ -1,6 +1,7 @@
 #pragma once
 /// One training step, and the parts it is made of.
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -30,9 +31,10 @@ struct EngineLayout {
 struct EngineOptions {
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
-  std::int64_t steps = 1000;            ///< length of the run: where the learning rate ends
-  std::int64_t micro_batch_size = 0;    ///< samples computed at once; 0 = the whole batch
-  DType compute = DType::f32;           ///< dtype of weights and activations
+  std::int64_t steps = 1000;          ///< length of the run: where the learning rate ends
+  std::int64_t micro_batch_size = 0;  ///< samples computed at once; 0 = the whole batch
+  DType compute = DType::f32;         ///< dtype of weights and activations
+  LossScale loss_scale = {};
   std::int64_t max_skipped_steps = 20;  ///< non-finite steps in a row before update() gives up
   bool trainable = true;  ///< false: no gradients, no optimizer state; forward and evaluate only
   EngineLayout layout = {};
@@ -41,7 +43,7 @@ struct EngineOptions {
   static EngineOptions from(const Config& config);
 };
 
-/// Wall-clock seconds of the parts of the last step.
+/// Seconds of the parts of a step, measured where the work runs.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
   double bubble = 0;  ///< waiting for other stages of the pipeline
@@ -59,6 +61,7 @@ struct UpdateResult {
   double grad_norm = 0;  ///< before clipping; not finite if the step was skipped
   double lr = 0;
   bool skipped = false;
+  double loss_scale = 1;  ///< of the next step (fp16)
 };
 
 struct StepReport {
@@ -81,6 +84,11 @@ class Engine {
 
   /// forward_backward, then update.
   StepReport step(const Batch& batch);
+  /// The same in two halves: on a GPU launch_step() returns while the step runs, so that the next one can be
+  /// launched before finish_step() waits for the result of the oldest. Nothing in a step waits for the GPU.
+  void launch_step(const Batch& batch);
+  StepReport finish_step();
+  std::size_t steps_under_way() const { return steps_.size(); }
 
   /// Adds the gradient of `factor` times the batch's mean loss (over its target tokens) to the gradient;
   /// returns that mean loss. Any number of calls may precede update(). Errors: InvalidArgument or DataError
@@ -133,8 +141,21 @@ class Engine {
   /// sum.
   double sum_over_data(double value) const;
   std::vector<AxisTraffic> traffic() const;
+  std::vector<AxisTraffic> since(const std::vector<AxisTraffic>& before) const;
+  /// A loss summed on the device, and what it is divided by.
+  struct LossUnderWay {
+    HostCopy sum;
+    double targets = 0;
+  };
+  LossUnderWay launch_forward_backward(const Batch& batch, double factor, std::unique_ptr<Stage>& stage);
+  HostCopy copy_of(const Tensor& sum) const;
+  double read(const LossUnderWay& loss) const;
+  void launch_update();
+  UpdateResult finish_update();
+  struct StepUnderWay;
 
   ExecCtx ctx_;
+  ExecCtx host_ = ExecCtx::cpu(1);  ///< of numbers that ranks tell each other
   EngineOptions options_;
   std::shared_ptr<ProcessMesh> mesh_;
   std::unique_ptr<Model> model_;
@@ -145,7 +166,7 @@ class Engine {
   PipelineExecutor executor_;
   struct Forwarded;
   std::unique_ptr<Forwarded> forwarded_;  ///< between forward() and backward()
-  StepTimes times_;
+  std::deque<std::unique_ptr<StepUnderWay>> steps_;
   std::int64_t steps_done_ = 0, steps_skipped_ = 0, skipped_in_a_row_ = 0;
   std::int64_t samples_this_step_ = 0;  ///< of earlier calls, over all data ranks: keys dropout of later ones
 };

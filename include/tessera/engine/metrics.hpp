@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/device/exec_ctx.hpp"
+
 namespace tessera {
 
 struct StepRecord {
@@ -17,8 +19,9 @@ struct StepRecord {
   double tokens_per_s = 0;
   std::optional<double> mfu;  ///< model FLOPs/s over the machine's measured GEMM rate
   double step_ms = 0, data_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;
-  std::int64_t peak_mem_bytes = 0;  ///< of the rank that held most
-  std::int64_t skipped = 0;         ///< steps skipped so far because their gradient was not finite
+  std::int64_t peak_mem_bytes = 0;   ///< of the rank that held most
+  std::int64_t skipped = 0;          ///< steps skipped so far because their gradient was not finite
+  std::optional<double> loss_scale;  ///< fp16: of the next step
   std::optional<double> eval_loss;
   /// Several ranks only: rank 0's waits for its pipeline neighbours, and what it sent and waited for on each
   /// axis.
@@ -45,7 +48,7 @@ class MetricsFile {
   int file_ = -1;
 };
 
-/// Most memory this process has held, in bytes.
-std::int64_t peak_memory_bytes();
+/// Most memory held so far, in bytes: of the context's GPU, or of this process.
+std::int64_t peak_memory_bytes(const ExecCtx& ctx);
 
 }  // namespace tessera

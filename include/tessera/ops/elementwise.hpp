@@ -18,6 +18,8 @@ void copy(const ExecCtx& ctx, const Tensor& source, const Tensor& target);
 Tensor dropout(const ExecCtx& ctx, const Tensor& x, const DropoutSpec& spec);
 void fill_zero(const ExecCtx& ctx, const Tensor& x);
 void fill_constant(const ExecCtx& ctx, const Tensor& x, float value);
+/// x *= factor[0], both fp32; the factor is read where x is.
+void scale_by(const ExecCtx& ctx, const Tensor& x, const Tensor& factor);
 
 /// Where a local matrix lies in its global one.
 struct Region {

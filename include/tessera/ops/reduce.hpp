@@ -9,5 +9,7 @@ void column_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out, float be
 void add_sum_squares(const ExecCtx& ctx, const Tensor& x, const Tensor& out);
 /// Sum of all elements of x (fp32) as a fp64 tensor of one element.
 Tensor sum(const ExecCtx& ctx, const Tensor& x);
+/// The same, added to out[0] (fp64).
+void add_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out);
 
 }  // namespace tessera::ops

@@ -2,12 +2,16 @@
 /// Optimizer: one update of all main weights of a ParamStore.
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/base/config.hpp"
+#include "tessera/base/update_state.hpp"
 #include "tessera/optim/param_store.hpp"
+#include "tessera/tensor/host_copy.hpp"
 
 namespace tessera {
 
@@ -15,6 +19,13 @@ struct StepResult {
   double grad_norm = 0.0;    ///< before clipping; not finite when skipped
   double clip_factor = 1.0;  ///< what the gradient was multiplied by
   bool skipped = false;      ///< the gradient was not finite: nothing was changed
+  double loss_scale = 1.0;   ///< of the next forward pass
+};
+
+/// Dynamic loss scaling, for gradients in float16.
+struct LossScale {
+  float first = 1.0f;  ///< 1 and no growth: off
+  LossScaleRule rule = {};
 };
 
 /// A piece of optimizer state, as checkpoints name it: "adam_m.<parameter>", "adam_v.<parameter>" or
@@ -31,23 +42,36 @@ class Optimizer {
  public:
   /// Keeps a reference to `store`. Errors: InvalidArgument if the store is not trainable; ConfigError for
   /// values that no update can use.
-  Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config);
+  Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
+            const LossScale& loss_scale = {});
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates main weights and model copy from the store's gradients, clipped to config.clip_grad (0 = off) by
-  /// their global norm, as Megatron does: factor clip_grad / (norm + 1e-6) where that is below 1. The norm is
-  /// that of the whole model, each element counted once, summed in fp64 over the store's world; a gradient
-  /// that is not finite on any rank changes nothing on all of them. Either way the gradients are used up: the
-  /// store is open for the next call. Collective over the world; if the store is sharded the new weights are
-  /// under way to the other data ranks when this returns. Errors: InvalidArgument if no call was finished
-  /// since the last update; CommunicationError.
+  /// Starts one update of main weights and model copy from the store's gradients, clipped to config.clip_grad
+  /// (0 = off) by their global norm, as Megatron does: factor clip_grad / (norm + 1e-6) where that is
+  /// below 1. The norm is that of the whole model, each element counted once, summed in fp64 over the store's
+  /// world; a gradient that is not finite on any rank changes nothing on all of them. Either way the
+  /// gradients are used up: the store is open for the next call. Norm, skip and rates are decided where the
+  /// gradients are, so the host waits for nothing. `rates(n)`: those of the update after n applied ones;
+  /// asked for each number of updates that may turn out to be right. Collective over the world; if the store
+  /// is sharded the new weights are under way to the other data ranks when this returns. Errors:
+  /// InvalidArgument if no call was finished since the last update, or kMostUnderWay updates are under way;
+  /// CommunicationError.
+  void launch_step(const std::function<UpdateRates(std::int64_t)>& rates);
+  /// The result of the oldest update under way; waits for it.
+  StepResult finish_step();
+  /// Both.
   StepResult step(double lr, double weight_decay);
+  static constexpr std::size_t kMostUnderWay = 3;
 
-  /// Updates applied so far: skipped steps do not count. Adam's bias correction follows it.
+  /// What the next pass multiplies its loss by, f32 [1] on the device; undefined if there is no loss scaling.
+  Tensor loss_scale() const;
+  /// For checkpoints: what a later run goes on from. No update is under way.
+  UpdateState update_state() const;
+  void set_update_state(const UpdateState& state);
+
+  /// Updates known to be applied: skipped steps do not count. Adam's bias correction follows it.
   std::int64_t updates() const { return updates_; }
-  /// For resuming. Errors: InvalidArgument if negative.
-  void set_updates(std::int64_t updates);
   /// Views of the state, in registration order of the parameters; writing to them restores a checkpoint.
   /// Errors: InvalidArgument if the store is sharded: this rank has pieces() of it.
   std::vector<NamedTensor> state() const;
@@ -74,14 +98,16 @@ class Optimizer {
   void find_work();
   /// The state by kind, as checkpoints name it.
   std::vector<std::pair<std::string, Tensor>> buffers() const;
-  double global_norm(double scale) const;
-  void update(std::size_t bucket, const Range& range, double grad_scale, double lr,
-              double weight_decay) const;
+  void add_up_squares() const;
+  void update(std::size_t bucket, const Range& range) const;
 
   ExecCtx ctx_;
   ParamStore& store_;
   OptimizerConfig config_;
+  LossScale loss_scale_;
   std::vector<BucketWork> work_;  // by bucket
+  Tensor state_;                  // UpdateState
+  std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
   Tensor m_, v_, momentum_;
 };

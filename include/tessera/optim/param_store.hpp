@@ -27,7 +27,7 @@ struct StoreGroups {
 };
 
 struct ParamStoreOptions {
-  DType compute = DType::f32;  ///< what kernels read: f32 (the main weights themselves) or bf16 (a copy)
+  DType compute = DType::f32;  ///< what kernels read: f32 (the main weights themselves), bf16 or f16 (a copy)
   bool trainable = true;       ///< false: no gradient memory, parameters are not trained
   StoreGroups groups = {};
   /// 0: every data rank updates everything; 1: each updates its share of every bucket, then weights are
@@ -53,6 +53,12 @@ struct StatePiece {
 
   /// "param.<name of the parameter>", ...
   std::string name() const { return kind + "." + parameter->name(); }
+  /// The boxes of the whole parameter that it consists of, and the contiguous part of `tensor` each one is.
+  struct Box {
+    Placed place;
+    Tensor tensor;
+  };
+  std::vector<Box> boxes() const;
 };
 enum class PieceSet {
   /// What this rank saves: pieces of all ranks together cover every element of the model exactly once.
@@ -61,17 +67,17 @@ enum class PieceSet {
   held
 };
 
-/// Owns fp32 main weights, their compute copy (bf16 only) and fp32 gradients: flat buffers that share one
-/// layout (FlatLayout); the gaps are zero and stay zero.
+/// Owns fp32 main weights, their 16-bit compute copy (bf16 and f16 only) and fp32 gradients: flat buffers
+/// that share one layout (FlatLayout); the gaps are zero and stay zero.
 ///
 /// Gradients of several calls: begin_call, backward passes, finish_call(factor), once or more; then an update
 /// takes their sum. The gradient buffer holds one call's gradient; a second buffer for the sum comes into
 /// being with the first second call.
 ///
 /// With several data ranks (groups.data) finish_call leaves sums over them, and with zero_stage 1 (`sharded`)
-/// only those of this rank's share of each bucket: it alone has optimizer state, and in bf16 it alone has
+/// only those of this rank's share of each bucket: it alone has optimizer state, and with a copy it alone has
 /// main weights, except where kernels read these. So persistent bytes per parameter, the optimizer's two
-/// moments included, are 16 in fp32 and 18 in bf16, sharded over d ranks 8 + 8/d and 6 + 12/d
+/// moments included, are 16 in fp32 and 18 in bf16 or f16, sharded over d ranks 8 + 8/d and 6 + 12/d
 /// (10 + 8/d for ParameterTraits::reads_main).
 class ParamStore {
  public:
@@ -80,7 +86,7 @@ class ParamStore {
   /// Allocates, initialises every parameter by its Init (normal numbers keyed by (ctx.seed, name, global
   /// element): every layout draws the same) and binds it. Collective over groups.tensor if that has several
   /// ranks. Errors: InvalidArgument for null or empty parameters, a name used twice, a compute dtype other
-  /// than f32 and bf16, a zero_stage other than 0 and 1, or groups without a world.
+  /// than f32, bf16 and f16, a zero_stage other than 0 and 1, or groups without a world.
   ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters, const ParamStoreOptions& options = {});
   ~ParamStore();
   ParamStore(const ParamStore&) = delete;
@@ -101,9 +107,9 @@ class ParamStore {
   /// Bytes of the buffers held at present. The optimizer's own are not among them.
   std::size_t persistent_bytes() const;
 
-  /// fp32 [numel()], or undefined when this rank holds only shares of it (bf16, sharded).
+  /// fp32 [numel()], or undefined when this rank holds only shares of it (a copy, sharded).
   Tensor main_buffer() const;
-  /// bf16 [numel()], or undefined when kernels read the main weights.
+  /// In the compute dtype [numel()], or undefined when kernels read the main weights.
   const Tensor& model_buffer() const;
   /// fp32 [numel()] with the latest call's gradients, or undefined when not trainable. Sharded: finished sums
   /// in this rank's shares alone.

@@ -26,6 +26,7 @@ class Storage {
   std::size_t bytes() const { return bytes_; }
   /// Whether the memory is an allocator's, and so nobody else's.
   bool owned() const { return allocator_ != nullptr; }
+  CachingAllocator* allocator() const { return allocator_.get(); }
 
  private:
   std::byte* data_;
@@ -86,10 +87,16 @@ class Tensor {
   Tensor narrow(int dim, std::int64_t begin, std::int64_t count) const;
   Tensor transpose(int dim0, int dim1) const;
 
-  /// Copies numel() elements from/to host memory. Contiguous tensors only; the caller has synchronised the
-  /// stream.
+  /// The same bytes as elements of another dtype, along the last dimension. Errors: InvalidArgument unless
+  /// contiguous, and its bytes make whole elements.
+  Tensor reinterpret(DType dtype) const;
+
+  /// Copies numel() elements from/to host memory, in the order of the stream the memory was allocated for.
+  /// Contiguous tensors only. On the CPU the caller has synchronised the stream.
   void copy_from_host(const void* source) const;
   void copy_to_host(void* target) const;
+  /// The tensor itself if it is on the CPU, else a copy there. Contiguous tensors only.
+  Tensor to_host() const;
   template <typename T>
   std::vector<T> to_vector() const {
     std::vector<T> values(static_cast<std::size_t>(numel()));

@@ -42,10 +42,14 @@ void axpby_range(const Axpby& params, std::int64_t begin, std::int64_t end) {
 }
 
 void add_range(const Add& params, std::int64_t begin, std::int64_t end) {
-  visit_dtype(params.a_dtype, [&](auto a) VEC_LAMBDA {
-    visit_dtype(params.b_dtype, [&](auto b) VEC_LAMBDA {
-      visit_dtype(params.out_dtype, [&](auto out) VEC_LAMBDA {
-        add_of<decltype(a), decltype(b), decltype(out)>(params, begin, end);
+  const bool has_f16 =
+      params.a_dtype == DType::f16 || params.b_dtype == DType::f16 || params.out_dtype == DType::f16;
+  visit_short(has_f16, [&](auto type) VEC_LAMBDA {
+    visit_either(type, params.a_dtype, [&](auto a) VEC_LAMBDA {
+      visit_either(type, params.b_dtype, [&](auto b) VEC_LAMBDA {
+        visit_either(type, params.out_dtype, [&](auto out) VEC_LAMBDA {
+          add_of<decltype(a), decltype(b), decltype(out)>(params, begin, end);
+        });
       });
     });
   });

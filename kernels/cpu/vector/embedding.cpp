@@ -60,9 +60,8 @@ static void backward_columns(const EmbeddingBackward& p, std::int64_t begin, std
 }
 
 void embedding_forward_rows(const EmbeddingForward& params, std::int64_t begin, std::int64_t end) {
-  visit_dtype(params.table_dtype, [&](auto t) VEC_LAMBDA {
-    visit_dtype(params.y_dtype,
-                [&](auto y) VEC_LAMBDA { forward_rows<decltype(t), decltype(y)>(params, begin, end); });
+  visit_dtypes(params.table_dtype, params.y_dtype, [&](auto t, auto y) VEC_LAMBDA {
+    forward_rows<decltype(t), decltype(y)>(params, begin, end);
   });
 }
 

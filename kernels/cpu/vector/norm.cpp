@@ -172,14 +172,12 @@ static void weight_grad_part(const NormWeightGrad& p, int part, int parts) {
 /// visit(kind, R{}, T{}) for the norm kind and the two dtypes of `params`.
 template <typename Params, typename Visit>
 VEC_INLINE void visit_norm(const Params& params, Visit visit) {
-  visit_dtype(params.residual_dtype, [&](auto residual) VEC_LAMBDA {
-    visit_dtype(params.dtype, [&](auto compute) VEC_LAMBDA {
-      if (params.kind == NormKind::layer) {
-        visit.template operator()<NormKind::layer, decltype(residual), decltype(compute)>();
-      } else {
-        visit.template operator()<NormKind::rms, decltype(residual), decltype(compute)>();
-      }
-    });
+  visit_dtypes(params.residual_dtype, params.dtype, [&](auto residual, auto compute) VEC_LAMBDA {
+    if (params.kind == NormKind::layer) {
+      visit.template operator()<NormKind::layer, decltype(residual), decltype(compute)>();
+    } else {
+      visit.template operator()<NormKind::rms, decltype(residual), decltype(compute)>();
+    }
   });
 }
 

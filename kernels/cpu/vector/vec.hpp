@@ -65,7 +65,23 @@ VEC_INLINE F widen(H h) {
 #endif
   return (F)word;
 }
+/// The float16 values with these bits.
+VEC_INLINE F widen_half(H h) {
+#if defined(VEC_AVX512)
+  return _mm512_cvtph_ps((__m256i)h);
+#elif defined(VEC_AVX2)
+  return _mm256_cvtph_ps((__m128i)h);
+#else
+  const U word = __builtin_convertvector(h, U);
+  const U sign = (word & 0x8000u) << 16, magnitude = word & 0x7fffu;
+  const F small = __builtin_convertvector((I)magnitude, F) * 0x1p-24f;
+  // Normal numbers move their exponent from 5 bits to 8; that of infinities and NaNs is the largest there is.
+  const U normal = (magnitude << 13) + (magnitude >= 0x7c00u ? U{} + 0x70000000u : U{} + 0x38000000u);
+  return (F)(sign | (magnitude < 0x400u ? (U)small : normal));
+#endif
+}
 VEC_INLINE F load(const bfloat16* p) { return widen(*reinterpret_cast<const H*>(p)); }
+VEC_INLINE F load(const float16* p) { return widen_half(*reinterpret_cast<const H*>(p)); }
 
 /// Rounds to bfloat16: to nearest even, NaN kept quiet.
 VEC_INLINE H narrow(F v) {
@@ -82,16 +98,39 @@ VEC_INLINE H narrow(F v) {
   return __builtin_convertvector(result, H);
 #endif
 }
+/// Rounds to float16: to nearest even, 65520 and above to infinity, NaN kept quiet.
+VEC_INLINE H narrow_half(F v) {
+#if defined(VEC_AVX512)
+  return (H)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(VEC_AVX2)
+  return (H)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  // As float16's constructor does it, every case computed and the right one chosen.
+  const U word = (U)v;
+  const U sign = (word >> 16) & 0x8000u;
+  const I magnitude = (I)(word & 0x7fffffffu);
+  const U nan = 0x7e00u | (((U)magnitude >> 13) & 0x3ffu);
+  const U normal = ((U)magnitude - 0x38000000u + 0xfffu + (((U)magnitude >> 13) & 1u)) >> 13;
+  const F shifted = (F)magnitude + 0.5f;
+  U half = magnitude < 0x38800000 ? (U)shifted - 0x3f000000u : normal;
+  half = magnitude >= 0x477ff000 ? U{} + 0x7c00u : half;
+  half = magnitude > 0x7f800000 ? nan : half;
+  return __builtin_convertvector(sign | half, H);
+#endif
+}
 VEC_INLINE void store(float* p, F v) { *reinterpret_cast<F*>(p) = v; }
 VEC_INLINE void store(bfloat16* p, F v) { *reinterpret_cast<H*>(p) = narrow(v); }
+VEC_INLINE void store(float16* p, F v) { *reinterpret_cast<H*>(p) = narrow_half(v); }
 
 /// The value that memory of type T would hold after storing v.
 template <typename T>
 VEC_INLINE F stored_as(F v) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (dtype_of<T>::value == DType::f32) {
     return v;
-  } else {
+  } else if constexpr (dtype_of<T>::value == DType::bf16) {
     return widen(narrow(v));
+  } else {
+    return widen_half(narrow_half(v));
   }
 }
 
@@ -105,9 +144,16 @@ VEC_INLINE F load_n(const bfloat16* p, int n, float fill = 0.0f) {
   const H h = (H)_mm256_maskz_loadu_epi16(first_lanes(n), p);
   return _mm512_mask_mov_ps(splat(fill), first_lanes(n), widen(h));
 }
+VEC_INLINE F load_n(const float16* p, int n, float fill = 0.0f) {
+  const H h = (H)_mm256_maskz_loadu_epi16(first_lanes(n), p);
+  return _mm512_mask_mov_ps(splat(fill), first_lanes(n), widen_half(h));
+}
 VEC_INLINE void store_n(float* p, F v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
 VEC_INLINE void store_n(bfloat16* p, F v, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), (__m256i)narrow(v));
+}
+VEC_INLINE void store_n(float16* p, F v, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), (__m256i)narrow_half(v));
 }
 #else
 /// The first n lanes from p, the others `fill`. Touches no memory beyond them.
@@ -185,15 +231,44 @@ VEC_INLINE void for_lanes_in_fours(std::int64_t begin, std::int64_t end, Body bo
   if (i < end) body(i, Part{static_cast<int>(end - i)}, 1);
 }
 
-/// Calls visit(float{}) for DType::f32, visit(bfloat16{}) otherwise: the caller has checked that it is one of
-/// the two.
+/// Calls visit(float{}) for DType::f32, visit(float16{}) for DType::f16, visit(bfloat16{}) otherwise: the
+/// caller has checked that it is one of the three.
 template <typename Visit>
 VEC_INLINE void visit_dtype(DType dtype, Visit visit) {
   if (dtype == DType::f32) {
     visit(float{});
+  } else if (dtype == DType::f16) {
+    visit(float16{});
   } else {
     visit(bfloat16{});
   }
+}
+
+/// Calls visit(float{}) for DType::f32, visit(Short{}) otherwise.
+template <typename Short, typename Visit>
+VEC_INLINE void visit_either(Short, DType dtype, Visit visit) {
+  if (dtype == DType::f32) {
+    visit(float{});
+  } else {
+    visit(Short{});
+  }
+}
+/// visit(Short{}) with the 16-bit type of a computation whose every tensor is of that type or of fp32: the
+/// caller has checked that bfloat16 and float16 do not meet in it, for which no code is generated.
+template <typename Visit>
+VEC_INLINE void visit_short(bool has_f16, Visit visit) {
+  if (has_f16) {
+    visit(float16{});
+  } else {
+    visit(bfloat16{});
+  }
+}
+template <typename Visit>
+VEC_INLINE void visit_dtypes(DType a, DType b, Visit visit) {
+  visit_short(a == DType::f16 || b == DType::f16, [&](auto type) VEC_LAMBDA {
+    visit_either(type, a,
+                 [&](auto x) VEC_LAMBDA { visit_either(type, b, [&](auto y) VEC_LAMBDA { visit(x, y); }); });
+  });
 }
 
 /// NaN in b comes through; NaN in a does not (as the x86 instructions do it).

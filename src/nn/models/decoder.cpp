@@ -7,8 +7,24 @@
 
 namespace tessera {
 
+namespace {
+
+DType compute_dtype(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:
+      return DType::f32;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::fp16:
+      return DType::f16;
+  }
+  throw InternalError("a precision without a dtype");
+}
+
+}  // namespace
+
 Numerics numerics_of(const TrainingConfig& training) {
-  const DType compute = training.precision == Precision::bf16 ? DType::bf16 : DType::f32;
+  const DType compute = compute_dtype(training.precision);
   return {compute, training.fp32_residual ? DType::f32 : compute};
 }
 

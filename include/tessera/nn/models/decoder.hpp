@@ -13,7 +13,7 @@ struct Numerics {
   DType compute = DType::f32;   ///< weights and activations as kernels read them
   DType residual = DType::f32;  ///< the residual stream
 };
-/// bf16 precision keeps the residual stream in fp32 if the config says so.
+/// bf16 and fp16 keep the residual stream in fp32 if the config says so.
 Numerics numerics_of(const TrainingConfig& training);
 
 namespace nn {

@@ -1,0 +1,260 @@
+#include "kernels/api/activation.hpp"
+
+#include "kernels/cuda/elementwise.cuh"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+/// e^x and a / b. For results of 16 bits the hardware's own approximations: they are good to 1e-5, and the
+/// exact ones would take longer than the memory access.
+template <typename T>
+__device__ __forceinline__ float exponential(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return __expf(x);
+  } else {
+    return expf(x);
+  }
+}
+template <typename T>
+__device__ __forceinline__ float quotient(float a, float b) {
+  if constexpr (sizeof(T) == 2) {
+    return __fdividef(a, b);
+  } else {
+    return a / b;
+  }
+}
+/// x within [low, high]; NaN stays NaN, so that an overflow upstream is not covered up.
+__device__ __forceinline__ float bounded(float x, float low, float high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+/// gelu(x) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3) (Hendrycks & Gimpel, "Gaussian error
+/// linear units"). Since (1 + tanh u) / 2 = sigmoid(2u), nothing cancels for negative x.
+template <typename T>
+struct GeluTanh {
+  static constexpr float kSlope = 1.59576912160573f;  // 2 sqrt(2/pi)
+  static constexpr float kCubic = 0.044715f;
+
+  __device__ static float twice_u(float x) { return kSlope * x * (1.0f + kCubic * x * x); }
+  __device__ static float value(float x) { return quotient<T>(x, 1.0f + exponential<T>(-twice_u(x))); }
+  __device__ static float slope(float x) {
+    // Beyond 10 the slope is 1 or 0 in float; without the bound 0 * inf would come up.
+    const float z = bounded(x, -10.0f, 10.0f);
+    const float e = exponential<T>(-twice_u(z));
+    const float s = quotient<T>(1.0f, 1.0f + e);
+    return s + z * ((e * s) * s) * (kSlope * (1.0f + 3.0f * kCubic * z * z));
+  }
+};
+
+/// gelu(x) = x Phi(x), Phi the normal distribution function. With z = |x|, the tail Phi(-z) = e^(-z^2/2) q(t)
+/// / 2, where q is erfcx(z / sqrt 2) as a polynomial in t = 1 / (1 + 0.26 z): a minimax fit, 6e-9 relative
+/// for z <= 14, where e^(-z^2/2) has long become 0.
+template <typename T>
+struct GeluErf {
+  __device__ static float distribution(float x, float gauss) {
+    const float t = quotient<T>(1.0f, 1.0f + 0.26f * fabsf(x));
+    float q = 0.0678522200f;
+    q = q * t - 0.3410365004f;
+    q = q * t + 0.5819614119f;
+    q = q * t - 0.4016173769f;
+    q = q * t + 0.4002297977f;
+    q = q * t + 0.0624186717f;
+    q = q * t + 0.2189617019f;
+    q = q * t + 0.2034312427f;
+    q = q * t + 0.2078131670f;
+    q = q * t - 1.4329977e-5f;
+    const float tail = 0.5f * gauss * q;
+    return x < 0.0f ? tail : 1.0f - tail;
+  }
+  __device__ static float value(float x) { return x * distribution(x, exponential<T>(-0.5f * x * x)); }
+  __device__ static float slope(float x) {
+    const float z = bounded(x, -15.0f, 15.0f);
+    const float gauss = exponential<T>(-0.5f * z * z);
+    return distribution(z, gauss) + z * gauss * 0.398942280401433f;
+  }
+};
+
+template <typename T>
+struct Relu {
+  __device__ static float value(float x) { return x <= 0.0f ? 0.0f : x; }
+  __device__ static float slope(float x) { return x <= 0.0f ? 0.0f : 1.0f; }
+};
+
+template <typename T>
+struct Silu {
+  __device__ static float value(float x) { return quotient<T>(x, 1.0f + exponential<T>(-x)); }
+  __device__ static float slope(float x) {
+    // Below -80 the slope is 0 in float; the bound keeps e finite. 1 - s is e s, which does not cancel.
+    const float z = x < -80.0f ? -80.0f : x;
+    const float e = exponential<T>(-z);
+    const float s = quotient<T>(1.0f, 1.0f + e);
+    return s * (1.0f + z * (e * s));
+  }
+};
+
+template <typename Function, typename T>
+struct ForwardOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = PackOf<N>;
+  const T* x;
+  T* y;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    cuda::load(x + i, v.x);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& v) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.x[j] = Function::value(v.x[j]);
+    cuda::store(y + i, v.x);
+  }
+};
+
+template <typename Function, typename T>
+struct BackwardOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = TwoPacks<N>;
+  const T* x;
+  const T* dy;
+  T* dx;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    cuda::load(x + i, v.x);
+    cuda::load(dy + i, v.y);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& v) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.x[j] = Function::slope(v.x[j]) * v.y[j];
+    cuda::store(dx + i, v.x);
+  }
+};
+
+/// Elements are those of y; packs never cross a row.
+template <typename T>
+struct SwigluForwardOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = TwoPacks<N>;  // gate, up
+  std::int64_t width;
+  const T* gate_up;
+  T* y;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    const T* gate = gate_up + i + row_col(i, width).row * width;
+    cuda::load(gate, v.x);
+    cuda::load(gate + width, v.y);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& v) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.x[j] = Silu<T>::value(v.x[j]) * v.y[j];
+    cuda::store(y + i, v.x);
+  }
+};
+
+template <int N>
+struct GateUpDy {
+  float gate[N], up[N], dy[N];
+  std::int64_t at;  // of gate in gate_up
+};
+
+template <typename T>
+struct SwigluBackwardOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = GateUpDy<N>;
+  std::int64_t width;
+  const T* gate_up;
+  const T* dy;
+  T* dgate_up;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    v.at = i + row_col(i, width).row * width;
+    cuda::load(gate_up + v.at, v.gate);
+    cuda::load(gate_up + v.at + width, v.up);
+    cuda::load(dy + i, v.dy);
+  }
+  template <int N>
+  __device__ void store(std::int64_t, Values<N>& v) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float gate = v.gate[j];
+      v.gate[j] = v.dy[j] * v.up[j] * Silu<T>::slope(gate);
+      v.up[j] = v.dy[j] * Silu<T>::value(gate);
+    }
+    cuda::store(dgate_up + v.at, v.gate);
+    cuda::store(dgate_up + v.at + width, v.up);
+  }
+};
+
+template <typename T, typename Op>
+void run(const Op& op, std::int64_t n, bool aligned, const Launch& where) {
+  aligned ? each_pack<kPack<T>>(op, n, where) : each_pack<1>(op, n, where);
+}
+
+template <typename T, typename Visit>
+void visit_activation(Activation kind, Visit&& visit) {
+  switch (kind) {
+    case Activation::gelu_tanh:
+      return visit(GeluTanh<T>{});
+    case Activation::gelu_erf:
+      return visit(GeluErf<T>{});
+    case Activation::relu:
+      return visit(Relu<T>{});
+    case Activation::silu:
+      return visit(Silu<T>{});
+  }
+}
+
+}  // namespace
+
+void activation_forward(const ActivationForward& params, const Launch& launch) {
+  visit_float(params.dtype, "activation", [&](auto t) {
+    using T = decltype(t);
+    visit_activation<T>(params.kind, [&](auto function) {
+      const ForwardOp<decltype(function), T> op{static_cast<const T*>(params.x), static_cast<T*>(params.y)};
+      run<T>(op, params.n, is_aligned(op.x, 16) && is_aligned(op.y, 16), launch);
+    });
+  });
+}
+
+void activation_backward(const ActivationBackward& params, const Launch& launch) {
+  visit_float(params.dtype, "activation", [&](auto t) {
+    using T = decltype(t);
+    visit_activation<T>(params.kind, [&](auto function) {
+      const BackwardOp<decltype(function), T> op{
+          static_cast<const T*>(params.x), static_cast<const T*>(params.dy), static_cast<T*>(params.dx)};
+      run<T>(op, params.n, is_aligned(op.x, 16) && is_aligned(op.dy, 16) && is_aligned(op.dx, 16), launch);
+    });
+  });
+}
+
+void swiglu_forward(const SwigluForward& params, const Launch& launch) {
+  visit_float(params.dtype, "swiglu", [&](auto t) {
+    using T = decltype(t);
+    const SwigluForwardOp<T> op{params.width, static_cast<const T*>(params.gate_up),
+                                static_cast<T*>(params.y)};
+    const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) && is_aligned(op.y, 16);
+    run<T>(op, params.rows * params.width, aligned, launch);
+  });
+}
+
+void swiglu_backward(const SwigluBackward& params, const Launch& launch) {
+  visit_float(params.dtype, "swiglu", [&](auto t) {
+    using T = decltype(t);
+    const SwigluBackwardOp<T> op{params.width, static_cast<const T*>(params.gate_up),
+                                 static_cast<const T*>(params.dy), static_cast<T*>(params.dgate_up)};
+    const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) &&
+                         is_aligned(op.dy, 16) && is_aligned(op.dgate_up, 16);
+    run<T>(op, params.rows * params.width, aligned, launch);
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,347 @@
+/// The one file that knows cuDNN. A graph is planned once per shape and kept; a handle is kept per stream.
+/// Both are memos of the process, made at first use and never freed: by the end of it the CUDA runtime may be
+/// gone.
+///
+/// Backward is cuDNN's deterministic algorithm. On Hopper it writes the matrix dP (batch x heads x seq_q x
+/// seq_k, 2 bytes an element) to memory and multiplies that once more for dQ, where the other algorithm adds
+/// dQ up with atomics; NVIDIA documents the memory, not the time. So that memory stays bounded, a call is cut
+/// into pieces of at most kMostScoreBytes.
+
+#include "kernels/cuda/attention_cudnn.hpp"
+
+#include <cuda_runtime.h>
+#define CUDNN_FRONTEND_SKIP_JSON_LIB  // graphs are not written to files
+#include <cudnn_frontend.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+constexpr std::int64_t kMostScoreBytes = std::int64_t{1} << 30;
+
+enum Operand : std::int64_t { kQ = 1, kK, kV, kO, kStats, kGradO, kGradQ, kGradK, kGradV };
+
+std::string describe_shape(const AttentionShape& s) {
+  return tessera::detail::concat("attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads,
+                                 " key-value) x ", s.head_dim, ", ", s.seq_q, " queries, ", s.seq_k,
+                                 " keys, ", s.dtype, s.causal ? ", causal" : "");
+}
+
+void check_runtime(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // the runtime keeps the last error until it is read
+  throw DeviceError(tessera::detail::concat(call, " failed: ", cudaGetErrorString(code), " (",
+                                            cudaGetErrorName(code), ")"));
+}
+
+void check_cudnn(cudnnStatus_t status, const char* call) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  throw DeviceError(tessera::detail::concat(call, " failed: ", cudnnGetErrorString(status)));
+}
+
+int current_device() {
+  int device = 0;
+  check_runtime(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+fe::graph::Tensor_attributes described(Operand operand, const char* name, std::int64_t batch,
+                                       std::int64_t heads, std::int64_t seq, std::int64_t head_dim,
+                                       const HeadStrides& stride) {
+  return fe::graph::Tensor_attributes()
+      .set_name(name)
+      .set_uid(operand)
+      .set_dim({batch, heads, seq, head_dim})
+      .set_stride({stride.batch, stride.head, stride.seq, 1});
+}
+
+/// Log-sum-exps, [batch, heads, seq_q] packed: natural logarithms, as ours.
+fe::graph::Tensor_attributes described_stats(const AttentionShape& s) {
+  return fe::graph::Tensor_attributes()
+      .set_name("stats")
+      .set_uid(kStats)
+      .set_dim({s.batch, s.heads, s.seq_q, 1})
+      .set_stride({s.heads * s.seq_q, s.seq_q, 1, 1})
+      .set_data_type(fe::DataType_t::FLOAT);
+}
+
+void set_output(const TensorPtr& tensor, const fe::graph::Tensor_attributes& description) {
+  tensor->set_output(true)
+      .set_uid(description.get_uid())
+      .set_dim(description.get_dim())
+      .set_stride(description.get_stride());
+}
+
+struct Descriptions {
+  fe::graph::Tensor_attributes q, k, v, o;
+};
+
+Descriptions describe_operands(const AttentionShape& s) {
+  return {described(kQ, "q", s.batch, s.heads, s.seq_q, s.head_dim, s.q_stride),
+          described(kK, "k", s.batch, s.kv_heads, s.seq_k, s.head_dim, s.k_stride),
+          described(kV, "v", s.batch, s.kv_heads, s.seq_k, s.head_dim, s.v_stride),
+          described(kO, "o", s.batch, s.heads, s.seq_q, s.head_dim, s.o_stride)};
+}
+
+std::unique_ptr<fe::graph::Graph> empty_graph(const AttentionShape& s) {
+  auto graph = std::make_unique<fe::graph::Graph>();
+  graph->set_io_data_type(s.dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  return graph;
+}
+
+std::unique_ptr<fe::graph::Graph> forward_graph(const AttentionShape& s) {
+  auto graph = empty_graph(s);
+  const Descriptions d = describe_operands(s);
+  auto options =
+      fe::graph::SDPA_attributes().set_name("forward").set_generate_stats(true).set_attn_scale(s.scale);
+  if (s.causal) {
+    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  }
+  auto [o, stats] = graph->sdpa(graph->tensor(d.q), graph->tensor(d.k), graph->tensor(d.v), options);
+  set_output(o, d.o);
+  set_output(stats, described_stats(s));
+  stats->set_data_type(fe::DataType_t::FLOAT);
+  return graph;
+}
+
+std::unique_ptr<fe::graph::Graph> backward_graph(const AttentionShape& s) {
+  auto graph = empty_graph(s);
+  const Descriptions d = describe_operands(s);
+  auto options = fe::graph::SDPA_backward_attributes()
+                     .set_name("backward")
+                     .set_attn_scale(s.scale)
+                     .set_deterministic_algorithm(true);
+  if (s.causal) {
+    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  }
+  auto grad_o = d.o;
+  grad_o.set_name("grad_o").set_uid(kGradO);
+  auto [dq, dk, dv] =
+      graph->sdpa_backward(graph->tensor(d.q), graph->tensor(d.k), graph->tensor(d.v), graph->tensor(d.o),
+                           graph->tensor(grad_o), graph->tensor(described_stats(s)), options);
+  set_output(dq, d.q);
+  set_output(dk, d.k);
+  set_output(dv, d.v);
+  dq->set_uid(kGradQ);
+  dk->set_uid(kGradK);
+  dv->set_uid(kGradV);
+  return graph;
+}
+
+/// A graph with its plan, or why cuDNN has none. One thread executes at a time.
+struct Planned {
+  std::mutex mutex;
+  bool made = false;
+  std::unique_ptr<fe::graph::Graph> graph;  ///< null if cuDNN refused
+  std::size_t workspace = 0;
+  std::string refusal;
+};
+
+struct StreamHandle {
+  std::mutex mutex;
+  cudnnHandle_t handle = nullptr;
+};
+
+using Key = std::array<std::int64_t, 22>;
+
+struct ProcessState {
+  std::mutex mutex;
+  std::map<Key, std::shared_ptr<Planned>> graphs;
+  std::map<std::pair<int, cudaStream_t>, std::shared_ptr<StreamHandle>> handles;
+};
+
+ProcessState& process() {
+  static ProcessState* const state = new ProcessState;
+  return *state;
+}
+
+Key key_of(const AttentionShape& s, bool backward, int device) {
+  std::int64_t scale = 0;
+  static_assert(sizeof s.scale <= sizeof scale);
+  __builtin_memcpy(&scale, &s.scale, sizeof s.scale);
+  return {backward,         device,
+          s.batch,          s.seq_q,
+          s.seq_k,          s.heads,
+          s.kv_heads,       s.head_dim,
+          s.causal,         scale,
+          s.q_stride.seq,   s.q_stride.batch,
+          s.q_stride.head,  s.k_stride.seq,
+          s.k_stride.batch, s.k_stride.head,
+          s.v_stride.seq,   s.v_stride.batch,
+          s.v_stride.head,  s.o_stride.seq,
+          s.o_stride.batch, s.o_stride.head * 256 + static_cast<std::int64_t>(s.dtype)};
+}
+
+std::shared_ptr<StreamHandle> handle_of(int device, cudaStream_t stream) {
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  std::shared_ptr<StreamHandle>& slot = all.handles[{device, stream}];
+  if (slot == nullptr) {
+    auto made = std::make_shared<StreamHandle>();
+    check_cudnn(cudnnCreate(&made->handle), "cudnnCreate");
+    slot = std::move(made);
+  }
+  return slot;
+}
+
+/// Lets cuDNN plan the graph; what it answers otherwise is kept in `refusal`.
+void plan(Planned& planned, const AttentionShape& s, bool backward, int device) {
+  planned.made = true;
+  const auto handle = handle_of(device, nullptr);
+  const std::lock_guard lock(handle->mutex);
+  auto graph = backward ? backward_graph(s) : forward_graph(s);
+  auto built = graph->build(handle->handle, {fe::HeurMode_t::A});
+  std::int64_t bytes = 0;
+  auto sized = built.is_good() ? graph->get_workspace_size(bytes) : built;
+  if (!sized.is_good()) {
+    planned.refusal = sized.get_message();
+    return;
+  }
+  planned.workspace = static_cast<std::size_t>(bytes);
+  planned.graph = std::move(graph);
+}
+
+std::shared_ptr<Planned> planned_for(const AttentionShape& s, bool backward) {
+  const int device = current_device();
+  std::shared_ptr<Planned> planned;
+  {
+    ProcessState& all = process();
+    const std::lock_guard lock(all.mutex);
+    std::shared_ptr<Planned>& slot = all.graphs[key_of(s, backward, device)];
+    if (slot == nullptr) slot = std::make_shared<Planned>();
+    planned = slot;
+  }
+  const std::lock_guard lock(planned->mutex);
+  if (!planned->made) plan(*planned, s, backward, device);
+  return planned;
+}
+
+/// As planned_for. Errors: DeviceError with cuDNN's reason if it has no plan.
+std::shared_ptr<Planned> usable(const AttentionShape& s, bool backward) {
+  auto planned = planned_for(s, backward);
+  TESSERA_ENSURE(DeviceError, planned->graph != nullptr, "cuDNN ", cudnnGetVersion(), " has no ",
+                 backward ? "backward" : "forward", " plan for an ", describe_shape(s), ": ",
+                 planned->refusal);
+  return planned;
+}
+
+using Pointers = std::unordered_map<std::int64_t, void*>;
+
+void execute(const AttentionShape& s, bool backward, Pointers& pointers, void* workspace,
+             const Launch& launch) {
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  const auto planned = usable(s, backward);
+  const auto handle = handle_of(current_device(), stream);
+  const std::scoped_lock lock(planned->mutex, handle->mutex);
+  check_cudnn(cudnnSetStream(handle->handle, stream), "cudnnSetStream");
+  auto result = planned->graph->execute(handle->handle, pointers, workspace);
+  TESSERA_ENSURE(DeviceError, result.is_good(), "cuDNN failed to run ", backward ? "backward" : "forward",
+                 " of an ", describe_shape(s), ": ", result.get_message());
+}
+
+void check_memory(std::initializer_list<const void*> operands) {
+  for (const void* p : operands) {
+    TESSERA_CHECK(p != nullptr && reinterpret_cast<std::uintptr_t>(p) % 16 == 0,
+                  "cuDNN's attention needs operands that start at multiples of 16 bytes");
+  }
+}
+
+/// The shape of one piece of backward.
+AttentionShape piece_of(const AttentionShape& s) {
+  const AttentionPiece piece = cudnn_backward_piece(s, kMostScoreBytes);
+  AttentionShape part = s;
+  part.batch = piece.batch;
+  part.kv_heads = piece.kv_heads;
+  part.heads = piece.kv_heads * (s.heads / s.kv_heads);
+  return part;
+}
+
+/// The part of an operand that starts at a sample and a head. cuDNN's pointers have no const; it only reads
+/// inputs.
+void* part_of(const void* operand, const HeadStrides& stride, std::int64_t sample, std::int64_t head) {
+  const std::int64_t offset = 2 * (sample * stride.batch + head * stride.head);
+  return const_cast<char*>(static_cast<const char*>(operand)) + offset;
+}
+
+void backward_part(const AttentionBackward& p, const AttentionShape& part, std::int64_t sample,
+                   std::int64_t kv_head, const Launch& launch) {
+  const AttentionShape& s = p.shape;
+  const std::int64_t head = kv_head * (s.heads / s.kv_heads);
+  const float* lse = p.lse + (sample * s.heads + head) * s.seq_q;
+  Pointers pointers{{kQ, part_of(p.q, s.q_stride, sample, head)},
+                    {kK, part_of(p.k, s.k_stride, sample, kv_head)},
+                    {kV, part_of(p.v, s.v_stride, sample, kv_head)},
+                    {kO, part_of(p.o, s.o_stride, sample, head)},
+                    {kGradO, part_of(p.d_o, s.o_stride, sample, head)},
+                    {kStats, const_cast<float*>(lse)},
+                    {kGradQ, part_of(p.dq, s.q_stride, sample, head)},
+                    {kGradK, part_of(p.dk, s.k_stride, sample, kv_head)},
+                    {kGradV, part_of(p.dv, s.v_stride, sample, kv_head)}};
+  execute(part, true, pointers, p.workspace, launch);
+}
+
+std::size_t stats_bytes(const AttentionShape& s) {
+  return static_cast<std::size_t>(s.batch * s.heads * s.seq_q) * sizeof(float);
+}
+
+}  // namespace
+
+bool cudnn_attention_supports(const AttentionShape& shape, bool backward) {
+  int major = 0;
+  check_runtime(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current_device()),
+                "cudaDeviceGetAttribute");
+  if (!cudnn_means_the_same(shape, major)) return false;
+  return planned_for(backward ? piece_of(shape) : shape, backward)->graph != nullptr;
+}
+
+std::size_t cudnn_attention_forward_workspace(const AttentionShape& shape) {
+  // A call that wants no log-sum-exps leaves them behind the graph's own scratch: one graph serves both.
+  return rounded(usable(shape, false)->workspace) + stats_bytes(shape);
+}
+
+std::size_t cudnn_attention_backward_workspace(const AttentionShape& shape) {
+  return usable(piece_of(shape), true)->workspace;
+}
+
+void cudnn_attention_forward(const AttentionForward& p, const Launch& launch) {
+  check_memory({p.q, p.k, p.v, p.o});
+  float* lse = p.lse;
+  if (lse == nullptr) {
+    const std::size_t scratch = rounded(usable(p.shape, false)->workspace);
+    lse = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + scratch);
+  }
+  Pointers pointers{{kQ, const_cast<void*>(p.q)},
+                    {kK, const_cast<void*>(p.k)},
+                    {kV, const_cast<void*>(p.v)},
+                    {kO, p.o},
+                    {kStats, lse}};
+  execute(p.shape, false, pointers, p.workspace, launch);
+}
+
+void cudnn_attention_backward(const AttentionBackward& p, const Launch& launch) {
+  check_memory({p.q, p.k, p.v, p.o, p.d_o, p.dq, p.dk, p.dv});
+  const AttentionShape part = piece_of(p.shape);
+  for (std::int64_t sample = 0; sample < p.shape.batch; sample += part.batch) {
+    for (std::int64_t head = 0; head < p.shape.kv_heads; head += part.kv_heads)
+      backward_part(p, part, sample, head, launch);
+  }
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,97 @@
+#pragma once
+/// Attention by cuDNN, for the shapes it computes exactly as kernels/api/attention.hpp defines it. What it
+/// gives (outputs and log-sum-exps) and what our own kernels give can be used in place of each other, pass by
+/// pass.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/api/attention.hpp"
+#include "kernels/api/launch.hpp"
+#include "tessera/base/dtype.hpp"
+
+namespace tessera::kernels::cuda {
+
+namespace detail {
+
+/// Whether the elements of a [seq, batch, head, head_dim] operand start at multiples of 16 bytes (2-byte
+/// elements, a base that does) and can be numbered with 31 bits.
+inline bool suits_cudnn(const HeadStrides& stride, std::int64_t seq, std::int64_t batch, std::int64_t heads,
+                        std::int64_t head_dim) {
+  const auto fits = [](std::int64_t size, std::int64_t step) {
+    return size == 1 || (step > 0 && step % 8 == 0);
+  };
+  const std::int64_t last =
+      (seq - 1) * stride.seq + (batch - 1) * stride.batch + (heads - 1) * stride.head + head_dim;
+  return fits(seq, stride.seq) && fits(batch, stride.batch) && fits(heads, stride.head) &&
+         last < (std::int64_t{1} << 31);
+}
+
+}  // namespace detail
+
+/// Whether cuDNN's attention means the same as ours for this shape on a GPU of this compute capability (major
+/// version). Not taken:
+/// - key_begin, document: its padding mask has lengths only.
+/// - key_end: a sample without any visible key must give zeros, and whether there is one is known on the
+///   device only.
+/// - ALiBi: its slopes are computed from the number of heads, ours are handed in.
+/// - dropout: its random bits are not those of the CPU.
+/// - query_offset > 0 and single queries: our decoding kernel serves them.
+inline bool cudnn_means_the_same(const AttentionShape& s, int compute_capability) {
+  const bool dtype = s.dtype == DType::bf16 || s.dtype == DType::f16;
+  const bool plain = s.dropout == 0.0f && s.alibi_slopes == nullptr && s.key_begin == nullptr &&
+                     s.key_end == nullptr && s.document == nullptr && s.query_offset == 0;
+  const bool sizes = s.batch > 0 && s.seq_q > 1 && s.seq_k > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0;
+  // Beyond 128 its backward exists for Hopper only.
+  const std::int64_t widest = compute_capability == 9 ? 256 : 128;
+  const bool head = s.head_dim >= 8 && s.head_dim % 8 == 0 && s.head_dim <= widest;
+  return compute_capability >= 8 && dtype && plain && sizes && head &&
+         detail::suits_cudnn(s.q_stride, s.seq_q, s.batch, s.heads, s.head_dim) &&
+         detail::suits_cudnn(s.k_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
+         detail::suits_cudnn(s.v_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
+         detail::suits_cudnn(s.o_stride, s.seq_q, s.batch, s.heads, s.head_dim);
+}
+
+/// How many samples and key-value heads (each with its query heads) cuDNN gets at once in backward.
+struct AttentionPiece {
+  std::int64_t batch = 0, kv_heads = 0;
+  bool operator==(const AttentionPiece&) const = default;
+};
+
+/// Bytes of the 2-byte matrix dP, padded to tiles, that cuDNN keeps in backward so that its sums have a fixed
+/// order. Its fast path without that matrix adds up dQ in whatever order blocks finish, which we do not
+/// allow.
+inline std::int64_t cudnn_score_bytes(const AttentionShape& s, const AttentionPiece& piece) {
+  const std::int64_t rows = (s.seq_q + 63) / 64 * 64, cols = (s.seq_k + 127) / 128 * 128;
+  return 2 * piece.batch * piece.kv_heads * (s.heads / s.kv_heads) * rows * cols;
+}
+
+/// The largest equal pieces, whole samples first, whose matrix fits `bytes`; single groups of heads of single
+/// samples if none does.
+inline AttentionPiece cudnn_backward_piece(const AttentionShape& s, std::int64_t bytes) {
+  for (std::int64_t batch = s.batch; batch >= 1; --batch) {
+    const AttentionPiece piece{batch, s.kv_heads};
+    if (s.batch % batch == 0 && cudnn_score_bytes(s, piece) <= bytes) return piece;
+  }
+  for (std::int64_t heads = s.kv_heads - 1; heads > 1; --heads) {
+    const AttentionPiece piece{1, heads};
+    if (s.kv_heads % heads == 0 && cudnn_score_bytes(s, piece) <= bytes) return piece;
+  }
+  return {1, 1};
+}
+
+/// Whether the current device's cuDNN computes this attention, forward or backward. Looks at the shape, then
+/// lets cuDNN plan it (once per shape, as a call would do): an unknown version may still refuse.
+/// Errors: DeviceError if cuDNN cannot be used at all.
+bool cudnn_attention_supports(const AttentionShape& shape, bool backward = false);
+
+/// Bytes of scratch, aligned to 256 bytes, for a shape that is supported.
+std::size_t cudnn_attention_forward_workspace(const AttentionShape& shape);
+std::size_t cudnn_attention_backward_workspace(const AttentionShape& shape);
+
+/// For shapes that are supported; q, k, v, o and their gradients start at multiples of 16 bytes.
+/// Errors: InvalidArgument for other memory or shapes, DeviceError naming cuDNN's words and the shape.
+void cudnn_attention_forward(const AttentionForward& params, const Launch& launch);
+void cudnn_attention_backward(const AttentionBackward& params, const Launch& launch);
+
+}  // namespace tessera::kernels::cuda

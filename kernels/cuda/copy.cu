@@ -1,0 +1,211 @@
+/// Copies between strided buffers.
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/api/elementwise.hpp"
+#include "kernels/cuda/elementwise.cuh"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+struct Dim {
+  std::int64_t size, src, dst;
+};
+
+/// The box with its dimensions in order of falling dst stride, those of size 1 dropped and neighbours that
+/// are contiguous in both buffers merged; padded in front with size 1.
+struct Box {
+  Dim dims[4] = {{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}};
+
+  explicit Box(const CopyStrided& p) {
+    std::array<Dim, 4> order{};
+    int count = 0;
+    for (int i = 0; i < 4; ++i) {
+      if (p.size[i] != 1)
+        order[static_cast<std::size_t>(count++)] = {p.size[i], p.src_stride[i], p.dst_stride[i]};
+    }
+    std::stable_sort(order.begin(), order.begin() + count,
+                     [](const Dim& a, const Dim& b) { return a.dst > b.dst; });
+    int last = 4;
+    for (int i = count - 1; i >= 0; --i) {
+      const Dim& dim = order[static_cast<std::size_t>(i)];
+      if (last < 4 && dim.src == dims[last].src * dims[last].size &&
+          dim.dst == dims[last].dst * dims[last].size) {
+        dims[last].size *= dim.size;
+      } else {
+        dims[--last] = dim;
+      }
+    }
+    if (count == 0) dims[3] = {1, 1, 1};
+  }
+
+  bool whole_rows() const { return dims[3].src == 1 && dims[3].dst == 1; }
+  bool contiguous() const { return dims[2].size == 1 && whole_rows(); }
+  std::int64_t elements() const { return dims[0].size * dims[1].size * dims[2].size * dims[3].size; }
+
+  /// Whether rows can be moved `factor` elements at a time.
+  bool divides(int factor) const {
+    bool fits = dims[3].size % factor == 0;
+    for (int i = 0; i < 3; ++i)
+      fits = fits && (dims[i].size == 1 || (dims[i].src % factor == 0 && dims[i].dst % factor == 0));
+    return fits;
+  }
+  void divide(int factor) {
+    dims[3].size /= factor;
+    for (int i = 0; i < 3; ++i) {
+      dims[i].src /= factor;
+      dims[i].dst /= factor;
+    }
+  }
+};
+
+/// One word of the box, wherever it lies. (Packs are of one word: it may be 16 bytes.)
+template <typename Word>
+struct CopyOp {
+  static constexpr int kUnroll = 4;
+  template <int N>
+  struct Values {
+    Word word;
+    std::int64_t to;
+  };
+  Box box;
+  const Word* src;
+  Word* dst;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    std::int64_t from = 0;
+    v.to = 0;
+#pragma unroll
+    for (int k = 3; k >= 0; --k) {
+      const Dim& dim = box.dims[k];
+      if (dim.size == 1) continue;
+      const RowCol at = k == 0 ? RowCol{0, i} : row_col(i, dim.size);
+      from += at.col * dim.src;
+      v.to += at.col * dim.dst;
+      i = at.row;
+    }
+    detail::check_access(src + from);
+    v.word = src[from];
+  }
+  template <int N>
+  __device__ void store(std::int64_t, Values<N>& v) const {
+    detail::check_access(dst + v.to);
+    dst[v.to] = v.word;
+  }
+};
+
+constexpr int kTile = 32, kTileLines = 8;
+
+/// A transposition: `in` is the dimension along which src is contiguous, `out` that of dst, `batch` the two
+/// others. A block moves a square tile by way of shared memory, so that both sides are accessed along lines.
+struct Transposition {
+  Dim in, out, batch[2];
+  std::int64_t in_tiles, out_tiles;
+};
+
+template <typename Word>
+__global__ void __launch_bounds__(kTile* kTileLines)
+    transpose_kernel(Transposition t, const Word* src, Word* dst) {
+  __shared__ Word tile[kTile][kTile + 1];  // one more, so that a column lies in different banks
+  const RowCol in_tile = row_col(blockIdx.x, t.in_tiles);
+  const RowCol out_tile = row_col(in_tile.row, t.out_tiles);
+  const RowCol batch = row_col(out_tile.row, t.batch[1].size);
+  src += batch.row * t.batch[0].src + batch.col * t.batch[1].src;
+  dst += batch.row * t.batch[0].dst + batch.col * t.batch[1].dst;
+  const std::int64_t in0 = in_tile.col * kTile, out0 = out_tile.col * kTile;
+  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+#pragma unroll
+  for (int line = 0; line < kTile; line += kTileLines) {
+    const std::int64_t i = in0 + x, o = out0 + line + y;
+    if (i < t.in.size && o < t.out.size) tile[line + y][x] = src[i + o * t.out.src];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int line = 0; line < kTile; line += kTileLines) {
+    const std::int64_t i = in0 + line + y, o = out0 + x;
+    if (i < t.in.size && o < t.out.size) dst[o + i * t.in.dst] = tile[x][line + y];
+  }
+}
+
+template <typename Word>
+void copy_words(const Box& box, const CopyStrided& p, const Launch& where) {
+  each_pack<1>(CopyOp<Word>{box, static_cast<const Word*>(p.src), static_cast<Word*>(p.dst)}, box.elements(),
+               where);
+}
+
+/// Whole rows, in the widest words that fit.
+template <typename Word>
+void copy_rows(Box box, const CopyStrided& p, const Launch& where) {
+  constexpr int kSize = static_cast<int>(sizeof(Word));
+  const auto fits = [&](int bytes) {
+    return bytes > kSize && box.divides(bytes / kSize) &&
+           is_aligned(p.src, static_cast<std::size_t>(bytes)) &&
+           is_aligned(p.dst, static_cast<std::size_t>(bytes));
+  };
+  const int bytes = fits(16) ? 16 : fits(8) ? 8 : fits(4) ? 4 : kSize;
+  box.divide(bytes / kSize);
+  switch (bytes) {
+    case 16:
+      return copy_words<uint4>(box, p, where);
+    case 8:
+      return copy_words<std::uint64_t>(box, p, where);
+    case 4:
+      return copy_words<std::uint32_t>(box, p, where);
+    default:
+      return copy_words<Word>(box, p, where);
+  }
+}
+
+template <typename Word>
+void transpose(const Box& box, int in, const CopyStrided& p, const Launch& where) {
+  Transposition t{box.dims[in], box.dims[3], {}, 0, 0};
+  int others = 0;
+  for (int k = 0; k < 3; ++k) {
+    if (k != in) t.batch[others++] = box.dims[k];
+  }
+  t.in_tiles = ceil_div(t.in.size, std::int64_t{kTile});
+  t.out_tiles = ceil_div(t.out.size, std::int64_t{kTile});
+  const std::int64_t blocks = t.in_tiles * t.out_tiles * t.batch[0].size * t.batch[1].size;
+  launch(transpose_kernel<Word>, dim3(static_cast<unsigned>(blocks)), dim3(kTile, kTileLines), 0, where, t,
+         static_cast<const Word*>(p.src), static_cast<Word*>(p.dst));
+}
+
+template <typename Word>
+void copy_box(const CopyStrided& p, const Launch& where) {
+  const Box box(p);
+  if (box.contiguous()) {
+    const std::size_t bytes = static_cast<std::size_t>(box.elements()) * sizeof(Word);
+    return check(cudaMemcpyAsync(p.dst, p.src, bytes, cudaMemcpyDeviceToDevice,
+                                 static_cast<cudaStream_t>(where.stream)),
+                 "cudaMemcpyAsync");
+  }
+  if (box.whole_rows()) return copy_rows<Word>(box, p, where);
+  if (box.dims[3].dst == 1) {
+    for (int k = 0; k < 3; ++k) {
+      if (box.dims[k].size != 1 && box.dims[k].src == 1) return transpose<Word>(box, k, p, where);
+    }
+  }
+  copy_words<Word>(box, p, where);
+}
+
+}  // namespace
+
+void copy_strided(const CopyStrided& params, const Launch& launch) {
+  for (const std::int64_t size : params.size) {
+    if (size == 0) return;
+  }
+  switch (size_of(params.dtype)) {
+    case 8:
+      return copy_box<std::uint64_t>(params, launch);
+    case 4:
+      return copy_box<std::uint32_t>(params, launch);
+    case 2:
+      return copy_box<std::uint16_t>(params, launch);
+    default:
+      return copy_box<std::uint8_t>(params, launch);
+  }
+}
+
+}  // namespace tessera::kernels::cuda

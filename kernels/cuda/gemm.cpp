@@ -1,0 +1,311 @@
+/// gemm and batched_gemm on cuBLASLt.
+///
+/// State of the process, all of it memos: per device a cuBLASLt handle, the algorithm of every problem seen,
+/// and a workspace per stream (work of one stream never overlaps, so that its products can share one). It is
+/// made at first use and never freed: at the end of the process the driver takes it back, and by then the
+/// CUDA runtime may be gone. Destroy a stream only when its work is done, since another may get its handle.
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/cuda/gemm_cache.hpp"
+#include "kernels/cuda/gemm_cublaslt.hpp"
+#include "kernels/cuda/gemm_finish.hpp"
+#include "kernels/cuda/gemm_plan.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+/// What NVIDIA recommends for Hopper.
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+constexpr int kCandidates = 16;
+constexpr int kTimedRuns = 5;
+/// Problems a device remembers: texts of every length make ever new ones. Timed winners are kept apart.
+constexpr std::size_t kMostChoices = 1 << 16;
+
+struct Choice {
+  bool exists = false;  ///< false: cuBLASLt has no algorithm for the problem
+  bool settled = true;  ///< false: to be timed when the stream is not being captured
+  cublasLtMatmulAlgo_t algorithm{};
+};
+
+struct DeviceState {
+  std::mutex mutex;
+  cublasLtHandle_t handle = nullptr;
+  std::string name;
+  std::unordered_map<ProductKey, Choice, ProductKeyHash> choices;
+  std::unordered_map<cudaStream_t, void*> workspaces;
+};
+
+struct ProcessState {
+  std::mutex mutex;
+  std::unordered_map<int, std::unique_ptr<DeviceState>> devices;
+  GemmTuning tuning;
+  GemmCache winners;
+};
+
+ProcessState& process() {
+  static ProcessState* const state = new ProcessState;
+  return *state;
+}
+
+DeviceState& device_state() {
+  int device = 0;
+  check_runtime(cudaGetDevice(&device), "cudaGetDevice", {});
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  std::unique_ptr<DeviceState>& state = all.devices[device];
+  if (state == nullptr) {
+    auto made = std::make_unique<DeviceState>();
+    cudaDeviceProp properties;
+    check_runtime(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties", {});
+    made->name = properties.name;
+    check_library(cublasLtCreate(&made->handle), "cublasLtCreate", {});
+    state = std::move(made);
+  }
+  return *state;
+}
+
+void* workspace_of(DeviceState& device, cudaStream_t stream) {
+  void*& workspace = device.workspaces[stream];
+  if (workspace == nullptr) {
+    check_runtime(cudaMalloc(&workspace, kWorkspaceBytes), "cudaMalloc of 32 MiB of workspace", {});
+  }
+  return workspace;
+}
+
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_runtime(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing", {});
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// Frees device memory and events whatever happens.
+struct Trial {
+  void* c = nullptr;
+  void* pre = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  Trial() = default;
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  ~Trial() {
+    cudaFree(c);
+    cudaFree(pre);
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (end != nullptr) cudaEventDestroy(end);
+  }
+  /// False if the device has not enough.
+  static bool allocate(void** memory, std::size_t bytes) {
+    if (cudaMalloc(memory, bytes) == cudaSuccess) return true;
+    cudaGetLastError();  // the runtime keeps the last error until it is read
+    *memory = nullptr;
+    return false;
+  }
+};
+
+/// A copy of p that writes elsewhere, into memory of `trial`, so that timing changes nothing the caller sees.
+/// Empty if the device has no memory to spare.
+std::optional<Product> on_copies(const Product& p, Trial& trial, cudaStream_t stream) {
+  const std::size_t bytes = static_cast<std::size_t>(extent(p.result, p.batch)) * size_of(p.result.dtype);
+  Product copy = p;
+  const auto offset = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16; };
+  const std::size_t shift = offset(p.result.data);
+  if (!Trial::allocate(&trial.c, bytes + shift)) return std::nullopt;
+  copy.result.data = static_cast<char*>(trial.c) + shift;
+  if (p.pre != nullptr) {
+    if (!Trial::allocate(&trial.pre, bytes)) return std::nullopt;
+    copy.pre = trial.pre;
+  }
+  check_runtime(cudaMemcpyAsync(const_cast<void*>(copy.result.data), p.result.data, bytes,
+                                cudaMemcpyDeviceToDevice, stream),
+                "cudaMemcpyAsync", p);
+  return copy;
+}
+
+/// Milliseconds of one run; empty if the algorithm does not run.
+std::optional<float> time_of(DeviceState& device, const Descriptors& descriptors, const Product& p,
+                             const cublasLtMatmulAlgo_t& algorithm, void* workspace, const Trial& trial,
+                             cudaStream_t stream) {
+  const auto once = [&] {
+    return multiply(device.handle, descriptors, p, algorithm, workspace, kWorkspaceBytes, stream);
+  };
+  if (once() != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+  check_runtime(cudaEventRecord(trial.begin, stream), "cudaEventRecord", p);
+  for (int run = 0; run < kTimedRuns; ++run) check_library(once(), "cublasLtMatmul", p);
+  check_runtime(cudaEventRecord(trial.end, stream), "cudaEventRecord", p);
+  check_runtime(cudaEventSynchronize(trial.end), "cudaEventSynchronize", p);
+  float milliseconds = 0.0f;
+  check_runtime(cudaEventElapsedTime(&milliseconds, trial.begin, trial.end), "cudaEventElapsedTime", p);
+  return milliseconds / kTimedRuns;
+}
+
+/// The fastest of the candidates; the first where the device has no memory for a trial.
+std::optional<cublasLtMatmulAlgo_t> fastest(DeviceState& device, const Product& p,
+                                            const std::vector<cublasLtMatmulAlgo_t>& candidates,
+                                            void* workspace, cudaStream_t stream) {
+  Trial trial;
+  const std::optional<Product> copy = on_copies(p, trial, stream);
+  if (!copy) return std::nullopt;
+  check_runtime(cudaEventCreate(&trial.begin), "cudaEventCreate", p);
+  check_runtime(cudaEventCreate(&trial.end), "cudaEventCreate", p);
+  const Descriptors descriptors(*copy);
+  std::optional<cublasLtMatmulAlgo_t> best;
+  float least = 0.0f;
+  for (const cublasLtMatmulAlgo_t& candidate : candidates) {
+    const std::optional<float> time =
+        time_of(device, descriptors, *copy, candidate, workspace, trial, stream);
+    if (!time || (best && *time >= least)) continue;
+    best = candidate;
+    least = *time;
+  }
+  return best;
+}
+
+std::string cache_key(const DeviceState& device, const ProductKey& key) {
+  return gemm_cache_key(device.name, cublasLtGetVersion(), key.text());
+}
+
+/// A winner of an earlier run, if this library accepts it for this problem.
+std::optional<cublasLtMatmulAlgo_t> remembered(DeviceState& device, const Descriptors& descriptors,
+                                               const ProductKey& key) {
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.winners.find(cache_key(device, key));
+  if (found == all.winners.end()) return std::nullopt;
+  cublasLtMatmulAlgo_t algorithm{};
+  std::copy(found->second.begin(), found->second.end(), algorithm.data);
+  if (!accepts(device.handle, descriptors, algorithm, kWorkspaceBytes)) return std::nullopt;
+  return algorithm;
+}
+
+void remember(const DeviceState& device, const ProductKey& key, const cublasLtMatmulAlgo_t& algorithm) {
+  AlgorithmWords words;
+  std::copy(std::begin(algorithm.data), std::end(algorithm.data), words.begin());
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  all.winners[cache_key(device, key)] = words;
+  if (all.tuning.cache_path.empty()) return;
+  try {
+    save_gemm_cache(all.tuning.cache_path, all.winners);
+  } catch (const IoError&) {
+    // The place was writable when it was set. A memo that can no longer be kept is no reason to end training.
+  }
+}
+
+bool tuning_wanted() {
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  return all.tuning.tune;
+}
+
+Choice choose(DeviceState& device, const Product& p, const Descriptors& descriptors, const ProductKey& key,
+              cudaStream_t stream) {
+  Choice choice;
+  if (const auto known = remembered(device, descriptors, key)) {
+    choice.exists = true;
+    choice.algorithm = *known;
+    return choice;
+  }
+  const bool tune = tuning_wanted();
+  const auto candidates =
+      candidates_for(device.handle, descriptors, p, kWorkspaceBytes, tune ? kCandidates : 1);
+  if (candidates.empty()) return choice;
+  choice.exists = true;
+  choice.algorithm = candidates.front();
+  if (!tune || candidates.size() == 1) return choice;
+  if (is_captured(stream)) {
+    choice.settled = false;
+  } else if (const auto best = fastest(device, p, candidates, workspace_of(device, stream), stream)) {
+    choice.algorithm = *best;
+    remember(device, key, *best);
+  }
+  return choice;
+}
+
+/// False, and nothing done, if cuBLASLt has no algorithm for p.
+bool run(const Product& p, const Launch& launch) {
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  DeviceState& device = device_state();
+  const Descriptors descriptors(p);
+  const ProductKey key = key_of(p);
+  Choice choice;
+  void* workspace = nullptr;
+  {
+    const std::lock_guard lock(device.mutex);
+    if (device.choices.size() >= kMostChoices) device.choices.clear();
+    Choice& slot = device.choices.try_emplace(key, Choice{.settled = false}).first->second;
+    if (!slot.settled) slot = choose(device, p, descriptors, key, stream);
+    choice = slot;
+    if (choice.exists) workspace = workspace_of(device, stream);
+  }
+  if (!choice.exists) return false;
+  check_library(multiply(device.handle, descriptors, p, choice.algorithm, workspace, kWorkspaceBytes, stream),
+                "cublasLtMatmul", p);
+  return true;
+}
+
+void run_or_throw(const Product& p, const Launch& launch) {
+  if (!run(p, launch))
+    throw DeviceError(tessera::detail::concat("cuBLASLt offers no algorithm for a ", describe_product(p)));
+}
+
+void finish(const Gemm& g, const Fused& fused, bool clear, const Launch& launch) {
+  gemm_finish({.c = g.c,
+               .bias = fused.bias ? nullptr : g.bias,
+               .pre = g.pre,
+               .m = g.m,
+               .n = g.n,
+               .ldc = g.ldc,
+               .c_dtype = g.c_dtype,
+               .bias_dtype = g.ab_dtype,
+               .epilogue = g.epilogue,
+               .clear = clear},
+              launch);
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, const Launch& launch) {
+  if (g.m == 0 || g.n == 0) return;
+  check_dtypes(g.ab_dtype, g.c_dtype);
+  if (g.k == 0) {
+    const bool clear = g.beta == 0.0f;
+    if (clear || needs_finish(g, {})) finish(g, {}, clear, launch);
+    return;
+  }
+  Fused fused = choose_fused(g);
+  if (!fused.any() || !run(product_of(g, fused), launch)) {
+    fused = {};
+    run_or_throw(product_of(g, fused), launch);
+  }
+  if (needs_finish(g, fused)) finish(g, fused, false, launch);
+}
+
+void batched_gemm(const BatchedGemm& g, const Launch& launch) {
+  if (g.m == 0 || g.n == 0 || g.batch == 0) return;
+  check_dtypes(g.ab_dtype, g.c_dtype);
+  TESSERA_CHECK(g.k > 0, "a batched product needs k > 0");
+  run_or_throw(product_of(g), launch);
+}
+
+void set_gemm_tuning(const GemmTuning& tuning) {
+  GemmCache known;
+  if (!tuning.cache_path.empty()) {
+    known = load_gemm_cache(tuning.cache_path);
+    if (tuning.tune) save_gemm_cache(tuning.cache_path, known);  // whether it can be written, before any work
+  }
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  all.tuning = tuning;
+  all.winners = std::move(known);
+}
+
+}  // namespace tessera::kernels::cuda

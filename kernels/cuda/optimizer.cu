@@ -1,0 +1,169 @@
+#include "kernels/api/optimizer.hpp"
+
+#include <algorithm>
+
+#include "kernels/cuda/elementwise.cuh"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+/// Blocks that run at once on a multiprocessor: as many as are launched, so that the factors are computed
+/// once and not again by every wave.
+constexpr int kResidentBlocks = 4;
+
+/// Stands for the element type where there is no compute copy.
+struct NoModel {};
+
+template <typename Model, int N>
+__device__ __forceinline__ void store_model(Model* model, std::int64_t i, const float (&main)[N]) {
+  if constexpr (!std::is_same_v<Model, NoModel>) store(model + i, main);
+}
+
+template <typename Model>
+struct AdamOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  struct Values {
+    float grad[N], main[N], m[N], v[N];
+  };
+  using Factors = AdamFactors;
+  Adam p;
+  Factors f;
+
+  __device__ static Factors factors_of(const Adam& params) { return AdamFactors::of(params); }
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& x) const {
+    cuda::load(p.grad + i, x.grad);
+    cuda::load(p.main + i, x.main);
+    cuda::load(p.m + i, x.m);
+    cuda::load(p.v + i, x.v);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& x) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float g = x.grad[j] * f.grad + f.l2 * x.main[j];
+      x.m[j] = x.m[j] + f.blend1 * (g - x.m[j]);
+      x.v[j] = x.v[j] * f.beta2 + (f.blend2 * g) * g;
+      x.main[j] = x.main[j] * f.decay - f.step * x.m[j] / (sqrtf(x.v[j]) * f.root + f.eps);
+    }
+    cuda::store(p.m + i, x.m);
+    cuda::store(p.v + i, x.v);
+    cuda::store(p.main + i, x.main);
+    store_model(static_cast<Model*>(p.model), i, x.main);
+  }
+};
+
+struct SgdFactors {
+  float grad, lr, decay;
+};
+
+template <typename Model, bool kMomentum>
+struct SgdOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  struct Values {
+    float grad[N], main[N], momentum[N];
+  };
+  using Factors = SgdFactors;
+  Sgd p;
+  Factors f;
+
+  __device__ static Factors factors_of(const Sgd& params) {
+    const UpdateState& s = *params.state;
+    return {static_cast<float>(s.grad_factor), static_cast<float>(s.lr * params.lr_factor),
+            static_cast<float>(s.weight_decay * params.decay_factor)};
+  }
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& x) const {
+    cuda::load(p.grad + i, x.grad);
+    cuda::load(p.main + i, x.main);
+    if constexpr (kMomentum) cuda::load(p.buffer + i, x.momentum);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& x) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      float update = x.grad[j] * f.grad + f.decay * x.main[j];
+      if constexpr (kMomentum) {
+        x.momentum[j] = p.momentum * x.momentum[j] + update;
+        update = p.nesterov ? update + p.momentum * x.momentum[j] : x.momentum[j];
+      }
+      x.main[j] -= f.lr * update;
+    }
+    if constexpr (kMomentum) cuda::store(p.buffer + i, x.momentum);
+    cuda::store(p.main + i, x.main);
+    store_model(static_cast<Model*>(p.model), i, x.main);
+  }
+};
+
+template <typename Op, int N, typename Params>
+__global__ void __launch_bounds__(kElementwiseThreads, kResidentBlocks) update_kernel(Params p) {
+  __shared__ typename Op::Factors factors;
+  __shared__ int skip;
+  if (threadIdx.x == 0) {
+    skip = p.state->skip;
+    if (skip == 0) factors = Op::factors_of(p);
+  }
+  __syncthreads();
+  if (skip != 0) return;
+  const Op op{p, factors};
+  for_packs<N>(op, p.n);
+}
+
+template <typename Op, int N, typename Params>
+void launch_update(const Params& p, const Launch& where) {
+  constexpr std::int64_t kPerBlock =
+      static_cast<std::int64_t>(kElementwiseThreads) * kElementwiseUnroll<Op, N> * N;
+  const std::int64_t blocks =
+      std::min<std::int64_t>(ceil_div(p.n, kPerBlock), std::int64_t{kResidentBlocks} * multiprocessors());
+  launch(update_kernel<Op, N, Params>, dim3(static_cast<unsigned>(blocks)), dim3(kElementwiseThreads), 0,
+         where, p);
+}
+
+/// Calls `run(tag)` with the element type of the compute copy, NoModel if there is none.
+template <typename Params, typename Run>
+void with_model(const Params& p, const char* what, Run&& run) {
+  if (p.model == nullptr) return run(NoModel{});
+  visit_float(p.model_dtype, what, run);
+}
+
+template <typename Op, typename Params>
+void update(const Params& p, bool aligned, const Launch& where) {
+  if (aligned && is_aligned(p.grad, 16) && is_aligned(p.main, 16) &&
+      is_aligned(p.model, 4 * std::min<std::size_t>(4, size_of(p.model_dtype)))) {
+    launch_update<Op, kPack<float>>(p, where);
+  } else {
+    launch_update<Op, 1>(p, where);
+  }
+}
+
+__global__ void begin_update_kernel(BeginUpdate p) { p.run(); }
+
+}  // namespace
+
+void begin_update(const BeginUpdate& params, const Launch& where) {
+  launch(begin_update_kernel, dim3(1), dim3(1), 0, where, params);
+}
+
+void adam(const Adam& params, const Launch& where) {
+  const bool aligned = is_aligned(params.m, 16) && is_aligned(params.v, 16);
+  with_model(params, "adam model",
+             [&](auto model) { update<AdamOp<decltype(model)>>(params, aligned, where); });
+}
+
+void sgd(const Sgd& params, const Launch& where) {
+  const bool aligned = is_aligned(params.buffer, 16);  // null is
+  with_model(params, "sgd model", [&](auto model) {
+    using Model = decltype(model);
+    if (params.buffer != nullptr) {
+      update<SgdOp<Model, true>>(params, aligned, where);
+    } else {
+      update<SgdOp<Model, false>>(params, aligned, where);
+    }
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,22 @@
+/// What products on CUDA offer beyond kernels/api, in a build that has no CUDA: refused by name.
+
+#include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/gemm_finish.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+[[noreturn]] void no_cuda(const char* what) {
+  throw ConfigError(
+      tessera::detail::concat("this build of Tessera has no CUDA backend (wanted by ", what,
+                              "): set device.type to cpu or auto, or build with -DTESSERA_CUDA=ON"));
+}
+
+}  // namespace
+
+void batched_gemm(const BatchedGemm&, const Launch&) { no_cuda("batched_gemm"); }
+void gemm_finish(const GemmFinish&, const Launch&) { no_cuda("gemm_finish"); }
+void set_gemm_tuning(const GemmTuning&) { no_cuda("set_gemm_tuning"); }
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,216 @@
+#include "comm/nccl/lane.hpp"
+
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "device/cuda.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+using Clock = NcclTask::Clock;
+
+constexpr auto kPoll = std::chrono::microseconds(20);
+/// How long the end of a lane whose job has failed waits for others: kernels that were told to end, a thread
+/// that is inside NCCL.
+constexpr auto kPatience = std::chrono::seconds(5);
+
+Clock::duration seconds(double count) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+}
+
+Clock::time_point after(double count) { return Clock::now() + seconds(count); }
+
+/// Where the runtime fails there is nothing left to wait for.
+bool is_over(const NcclTask& task) noexcept {
+  try {
+    return task.done();
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+}  // namespace
+
+void NcclCalls::add(ncclResult_t returned, const char* call) {
+  if (result != ncclSuccess || returned == ncclSuccess || returned == ncclInProgress) return;
+  result = returned;
+  failed_call = call;
+}
+
+NcclLane::NcclLane(NcclJob& job, Options options)
+    : job_(job),
+      options_(std::move(options)),
+      stream_(job_.device(), Stream::Priority::high),
+      warm_up_memory_(cuda::allocate(job_.device().index, kWarmUpBytes)) {
+  TESSERA_ENSURE(DeviceError, warm_up_memory_ != nullptr, job_.device(), " has no memory left for NCCL");
+  config_.blocking = 0;
+  if (options_.max_ctas > 0) config_.maxCTAs = options_.max_ctas;
+}
+
+NcclLane::~NcclLane() {
+  end_kernels();  // nothing to do after an orderly end
+  for (const auto end = Clock::now() + kPatience; !in_flight_.empty() && Clock::now() < end;) {
+    if (is_over(*in_flight_.front())) {
+      in_flight_.pop_front();
+    } else {
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  cuda::deallocate(warm_up_memory_);
+}
+
+void NcclLane::close() {
+  std::unique_lock lock(mutex_);
+  if (std::uncaught_exceptions() > 0 && !in_flight_.empty())
+    job_.fail_here("this rank gave up with operations under way");
+  while (!in_flight_.empty() && !job_.failed()) {  // the watchdog takes them away; it may be slow to look
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+  lock.unlock();
+  const std::lock_guard nccl(nccl_mutex_);
+  if (job_.failed() || comm_ == nullptr) return;
+  settle(ncclCommFinalize(comm_), "ncclCommFinalize");
+  ncclCommDestroy(comm_);
+  comm_ = nullptr;
+}
+
+ncclUniqueId NcclLane::make_id() {
+  ncclUniqueId id;
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  TESSERA_ENSURE(CommunicationError, result == ncclSuccess,
+                 "ncclGetUniqueId failed: ", ncclGetErrorString(result), ". ", ncclGetLastError(nullptr));
+  return id;
+}
+
+void NcclLane::connect(const ncclUniqueId& id, const std::function<void(NcclCalls&, void*)>& warm_up) {
+  const std::lock_guard nccl(nccl_mutex_);
+  job_.check("connecting " + options_.name);
+  cuda::use_device(job_.device().index);
+  settle(ncclCommInitRankConfig(&comm_, options_.size, id, options_.rank, &config_),
+         "ncclCommInitRankConfig");
+  run([&](NcclCalls& calls) { warm_up(calls, warm_up_memory_); });
+  Event end;
+  stream_.record(end);
+  for (const auto deadline = after(options_.timeout_s); !end.done(); std::this_thread::sleep_for(kPoll)) {
+    job_.check("connecting " + options_.name);
+    TESSERA_ENSURE(CommunicationError, Clock::now() < deadline, options_.name,
+                   ": NCCL moved no first bytes within ", options_.timeout_s, " s");
+  }
+  connected_ = true;
+  for (const Posted& posted : waiting_) launch(posted.task, posted.work);
+  waiting_.clear();
+}
+
+void NcclLane::post(const TaskPtr& task, Work work) {
+  const std::lock_guard nccl(nccl_mutex_);
+  job_.check(task->what.text + " was called");
+  if (!connected_) {
+    waiting_.push_back({task, std::move(work)});
+  } else {
+    launch(task, work);
+  }
+}
+
+void NcclLane::launch(const TaskPtr& task, const Work& work) {
+  stream_.wait(task->ready);
+  run(work);
+  stream_.record(task->end);
+  {
+    const std::lock_guard lock(mutex_);
+    in_flight_.push_back(task);
+    task->launched = true;
+  }
+  changed_.notify_all();
+  job_.wake();
+}
+
+void NcclLane::run(const Work& work) {
+  NcclCalls calls(comm_, stream_);
+  ncclGroupStart();
+  work(calls);
+  const ncclResult_t end = ncclGroupEnd();
+  if (calls.result != ncclSuccess) settle(calls.result, calls.failed_call);
+  settle(end, "ncclGroupEnd");
+}
+
+void NcclLane::settle(ncclResult_t result, const char* call) {
+  const auto deadline = after(options_.timeout_s);
+  while (result == ncclInProgress) {
+    job_.check(detail::concat(options_.name, " was in ", call));
+    TESSERA_ENSURE(CommunicationError, Clock::now() < deadline, options_.name, ": ", call,
+                   " was not done within ", options_.timeout_s, " s");
+    std::this_thread::sleep_for(kPoll);
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  TESSERA_ENSURE(CommunicationError, result == ncclSuccess, options_.name, ": ", call,
+                 " failed: ", ncclGetErrorString(result), ". ", ncclGetLastError(comm_));
+}
+
+void NcclLane::await_launch(const NcclTask& task) {
+  std::unique_lock lock(mutex_);
+  while (!task.launched) {
+    job_.check(task.what.text + " was waiting");
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+}
+
+/// Takes away what has ended. Whether something is left.
+bool NcclLane::retire() {
+  for (;;) {
+    TaskPtr task;
+    {
+      const std::lock_guard lock(mutex_);
+      if (in_flight_.empty()) return false;
+      task = in_flight_.front();
+    }
+    if (!task->end.done()) return true;
+    task->report_stall();
+    if (task->finished) task->finished(job_.time_of(task->end));
+    {
+      const std::lock_guard lock(mutex_);
+      in_flight_.pop_front();
+    }
+    changed_.notify_all();
+  }
+}
+
+bool NcclLane::look() {
+  if (!retire()) return false;
+  TaskPtr front;
+  {
+    const std::lock_guard lock(mutex_);
+    front = in_flight_.front();
+  }
+  {
+    const std::unique_lock nccl(nccl_mutex_, std::try_to_lock);
+    ncclResult_t state = ncclSuccess;
+    if (nccl && comm_ != nullptr) ncclCommGetAsyncError(comm_, &state);
+    if (state != ncclSuccess && state != ncclInProgress) {
+      job_.fail(detail::concat(front->what.text, ": NCCL reports ", ncclGetErrorString(state), ". ",
+                               ncclGetLastError(comm_)));
+      return true;
+    }
+  }
+  if (!front->began && front->ready.done()) front->began = Clock::now();
+  if (front->began && Clock::now() - *front->began > seconds(options_.timeout_s))
+    job_.fail(options_.explain(*front));
+  return true;
+}
+
+void NcclLane::end_kernels() {
+  if (aborted_) return;
+  // A thread may hang in a launch because the stream is full, until the kernels end; so the lock is not
+  // waited for for ever.
+  const std::unique_lock nccl(nccl_mutex_, kPatience);
+  aborted_ = true;
+  waiting_.clear();
+  if (comm_ != nullptr) ncclCommAbort(comm_);
+  comm_ = nullptr;
+  changed_.notify_all();
+}
+
+}  // namespace tessera

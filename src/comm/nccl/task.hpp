@@ -1,0 +1,65 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/check.hpp"
+#include "tessera/device/stream.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+/// One operation, or one message of a batch, from its call to its end on the GPU.
+class NcclTask {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What was called, for messages and comparisons.
+  struct What {
+    std::string text;  ///< "all_reduce 3 on group dp at file.cpp:12"
+    std::uint64_t sequence = 0;
+    CallSignature call;
+    int peer = -1;  ///< of a message: the other end, as messages name it
+  };
+
+  What what;
+  Event ready;  ///< of the caller's stream: the operation may begin
+  Event end;    ///< to be read once launched
+  std::atomic<bool> launched = false;
+  std::function<void(double)> finished, held_up;
+  std::optional<Clock::time_point> began;  ///< when the watchdog saw that nothing was in its way
+
+  explicit NcclTask(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  bool done() const { return launched && end.done(); }
+  /// Makes `stream` wait for the end, and lets go of the tensors: their memory is used again in the order of
+  /// that stream.
+  void order(Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    if (!arrived_ && held_up && !end.done()) {
+      arrived_.emplace();
+      stream.record(*arrived_);
+    }
+    stream.wait(end);
+    tensors_.clear();
+  }
+  /// After the end: tells how long the stream that was ordered had nothing else to do.
+  void report_stall() {
+    const std::lock_guard lock(mutex_);
+    tensors_.clear();
+    if (!arrived_ || !arrived_->done()) return;
+    const double stall_s = Event::seconds_between(*arrived_, end);
+    if (stall_s > 0) held_up(stall_s);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Tensor> tensors_;
+  std::optional<Event> arrived_;  ///< where the stream came to the wait
+};
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#pragma once
+/// The few calls of the CUDA runtime that the library is built on. One implementation calls the runtime, one
+/// (no_cuda.cpp) belongs to builds without it: there are no devices then, and everything else throws
+/// ConfigError. Streams and events are opaque. Errors: DeviceError naming the call, unless said otherwise.
+
+#include <cstddef>
+#include <string>
+
+namespace tessera::cuda {
+
+/// Devices this process may use; 0 without driver or GPU.
+int device_count();
+/// Why there is no device, as a sentence; empty if there is one.
+std::string why_none();
+/// Name, memory, compute capability.
+std::string describe(int device);
+
+/// Makes `device` the calling thread's: kernels and libraries need that of their stream.
+void use_device(int device);
+
+void* create_stream(int device, bool high_priority);
+void destroy_stream(void* stream) noexcept;
+void synchronize(void* stream);
+
+/// An event that can be timed.
+void* create_event();
+void destroy_event(void* event) noexcept;
+void record(void* event, void* stream);
+/// Later work on `stream` starts after `event`.
+void wait(void* stream, void* event);
+bool done(void* event);
+void synchronize_event(void* event);
+/// Seconds from one recorded event to another; both are done.
+double seconds_between(void* begin, void* end);
+
+/// Device memory, 256-byte aligned; null when there is not enough.
+void* allocate(int device, std::size_t bytes);
+void deallocate(void* memory) noexcept;
+/// Host memory that devices copy from and to without a stop; null when there is not enough.
+void* allocate_pinned(std::size_t bytes);
+void deallocate_pinned(void* memory) noexcept;
+/// Bytes free and in all on a device.
+struct MemoryInfo {
+  std::size_t free = 0, total = 0;
+};
+MemoryInfo memory_info(int device);
+
+/// In the order of the stream, between any two of device and pinned memory; from or to other host memory the
+/// call may return only when the copy is done.
+void copy(void* target, const void* source, std::size_t bytes, void* stream);
+
+}  // namespace tessera::cuda

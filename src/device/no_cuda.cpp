@@ -1,0 +1,38 @@
+/// A build without CUDA: no devices.
+
+#include "device/cuda.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw ConfigError(
+      "this build of Tessera has no CUDA backend: set device.type to cpu or auto, or build with " +
+      std::string("-DTESSERA_CUDA=ON"));
+}
+
+}  // namespace
+
+int device_count() { return 0; }
+std::string why_none() { return "this build of Tessera has no CUDA backend"; }
+std::string describe(int) { refuse(); }
+void use_device(int) { refuse(); }
+void* create_stream(int, bool) { refuse(); }
+void destroy_stream(void*) noexcept {}
+void synchronize(void*) { refuse(); }
+void* create_event() { refuse(); }
+void destroy_event(void*) noexcept {}
+void record(void*, void*) { refuse(); }
+void wait(void*, void*) { refuse(); }
+bool done(void*) { refuse(); }
+void synchronize_event(void*) { refuse(); }
+double seconds_between(void*, void*) { refuse(); }
+void* allocate(int, std::size_t) { refuse(); }
+void deallocate(void*) noexcept {}
+void* allocate_pinned(std::size_t) { refuse(); }
+void deallocate_pinned(void*) noexcept {}
+MemoryInfo memory_info(int) { refuse(); }
+void copy(void*, const void*, std::size_t, void*) { refuse(); }
+
+}  // namespace tessera::cuda

@@ -1,0 +1,159 @@
+/// The products of GPT-2 and Llama training on GPU 0, forward, input gradient and weight gradient, on random
+/// data (products of zeros or constants draw less power and run faster). Usage: cuda_gemm_bench [text that a
+/// row's name must contain] [tune] [file of algorithms]. "tune" times cuBLASLt's candidates first and keeps
+/// winners in the file.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/cuda.hpp"
+#include "kernels/api/backends.hpp"
+#include "kernels/api/elementwise.hpp"
+#include "kernels/api/gemm.hpp"
+#include "kernels/cuda/gemm.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+using kernels::Epilogue;
+using kernels::Gemm;
+
+constexpr int kRuns = 20;
+/// Dense bf16 of H100 SXM and H200.
+constexpr double kPeak = 989.4;
+
+struct Layer {
+  const char* name;
+  std::int64_t tokens, in, out;
+  bool gelu = false;
+};
+
+constexpr Layer kLayers[] = {
+    {"124M qkv", 65536, 768, 2304},       {"124M proj", 65536, 768, 768},
+    {"124M fc1", 65536, 768, 3072, true}, {"124M fc2", 65536, 3072, 768},
+    {"124M head", 512, 768, 50304},       {"XL qkv", 16384, 1600, 4800},
+    {"XL proj", 16384, 1600, 1600},       {"XL fc1", 16384, 1600, 6400, true},
+    {"XL fc2", 16384, 6400, 1600},        {"7B qkv", 8192, 4096, 12288},
+    {"7B proj", 8192, 4096, 4096},        {"7B gate-up", 8192, 4096, 22016},
+    {"7B down", 8192, 11008, 4096},       {"8B qkv", 8192, 4096, 6144},
+    {"8B gate-up", 8192, 4096, 28672},    {"8B down", 8192, 14336, 4096},
+    {"8B head", 512, 4096, 128256},       {"square 4096", 4096, 4096, 4096},
+    {"square 8192", 8192, 8192, 8192},
+};
+
+/// n normal values of a dtype on the device.
+class Values {
+ public:
+  Values(DType dtype, std::int64_t n, std::uint32_t site, const kernels::Launch& launch) {
+    memory_ = cuda::allocate(0, static_cast<std::size_t>(n) * size_of(dtype));
+    TESSERA_ENSURE(DeviceError, memory_ != nullptr, "GPU 0 has no memory for ", n, " values");
+    constexpr std::int64_t kChunk = std::int64_t{1} << 24;
+    void* chunk = cuda::allocate(0, kChunk * sizeof(float));
+    TESSERA_ENSURE(DeviceError, chunk != nullptr, "GPU 0 has no memory for a chunk of values");
+    for (std::int64_t begin = 0; begin < n; begin += kChunk) {
+      const std::int64_t count = std::min(kChunk, n - begin);
+      kernels::cuda::fill_normal({.rows = 1,
+                                  .cols = count,
+                                  .col0 = begin,
+                                  .global_cols = n,
+                                  .key = {.seed = 1, .site = site},
+                                  .out = static_cast<float*>(chunk)},
+                                 launch);
+      kernels::cuda::axpby(
+          {.n = count,
+           .y_dtype = dtype,
+           .x = chunk,
+           .y = static_cast<char*>(memory_) + begin * static_cast<std::int64_t>(size_of(dtype))},
+          launch);
+    }
+    cuda::synchronize(launch.stream);
+    cuda::deallocate(chunk);
+  }
+  ~Values() { cuda::deallocate(memory_); }
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
+  void* data() const { return memory_; }
+
+ private:
+  void* memory_ = nullptr;
+};
+
+/// y = gelu(x W^T + b); dx = dy W; dW += dy^T x in fp32.
+std::vector<std::pair<std::string, Gemm>> products(const Layer& l, DType dtype) {
+  Gemm forward, input, weight;
+  forward.m = l.tokens, forward.n = l.out, forward.k = l.in;
+  forward.lda = l.in, forward.ldb = l.in, forward.ldc = l.out;
+  forward.trans_b = true;
+  if (l.gelu) forward.epilogue = Epilogue::gelu_tanh;
+  input.m = l.tokens, input.n = l.in, input.k = l.out;
+  input.lda = l.out, input.ldb = l.in, input.ldc = l.in;
+  weight.m = l.out, weight.n = l.in, weight.k = l.tokens;
+  weight.lda = l.out, weight.ldb = l.in, weight.ldc = l.in;
+  weight.trans_a = true;
+  weight.beta = 1.0f;
+  for (Gemm* g : {&forward, &input, &weight}) g->ab_dtype = g->c_dtype = dtype;
+  weight.c_dtype = DType::f32;
+  return {{"forward", forward}, {"input gradient", input}, {"weight gradient", weight}};
+}
+
+/// Seconds of one of kRuns in a row, the least of three times.
+double measure(const Gemm& g, void* stream) {
+  void* begin = cuda::create_event();
+  void* end = cuda::create_event();
+  double best = 1e30;
+  for (int round = 0; round < 4; ++round) {
+    cuda::record(begin, stream);
+    for (int run = 0; run < kRuns; ++run) kernels::cuda::gemm(g, {.stream = stream});
+    cuda::record(end, stream);
+    cuda::synchronize_event(end);
+    if (round > 0) best = std::min(best, cuda::seconds_between(begin, end) / kRuns);
+  }
+  cuda::destroy_event(begin);
+  cuda::destroy_event(end);
+  return best;
+}
+
+void run(const Layer& layer, DType dtype, void* stream, const char* filter) {
+  const kernels::Launch launch{.stream = stream};
+  for (auto& [what, g] : products(layer, dtype)) {
+    const std::string name = std::string(layer.name) + " " + what + " " + std::string(name_of(dtype));
+    if (name.find(filter) == std::string::npos) continue;
+    const Values a(dtype, g.m * g.k, 1, launch), b(dtype, g.k * g.n, 2, launch),
+        c(g.c_dtype, g.m * g.n, 3, launch), bias(dtype, g.n, 4, launch),
+        pre(dtype, g.epilogue == Epilogue::none ? 1 : g.m * g.n, 5, launch);
+    g.a = a.data(), g.b = b.data(), g.c = c.data();
+    if (g.trans_b) g.bias = bias.data();
+    if (g.epilogue != Epilogue::none) g.pre = pre.data();
+    const double seconds = measure(g, stream);
+    const double rate =
+        2e-12 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) / seconds;
+    std::printf("%-36s %6ld x %6ld x %6ld %9.1f us %7.1f TFLOP/s", name.c_str(), static_cast<long>(g.m),
+                static_cast<long>(g.n), static_cast<long>(g.k), 1e6 * seconds, rate);
+    dtype == DType::f32 ? std::printf("\n") : std::printf(" %5.1f %% of %.0f\n", 100.0 * rate / kPeak, kPeak);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  if (cuda::device_count() == 0) {
+    std::printf("nothing to measure: %s\n", cuda::why_none().c_str());
+    return 0;
+  }
+  for (const auto& [what, value] : kernels::cuda::describe())
+    std::printf("%s: %s   ", what.c_str(), value.c_str());
+  std::printf("\n");
+  const bool tune = argc > 2 && std::strcmp(argv[2], "tune") == 0;
+  kernels::cuda::set_gemm_tuning({.tune = tune, .cache_path = argc > 3 ? argv[3] : ""});
+  void* stream = cuda::create_stream(0, false);
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (const Layer& layer : kLayers) run(layer, dtype, stream, argc > 1 ? argv[1] : "");
+  cuda::destroy_stream(stream);
+}

@@ -1,0 +1,236 @@
+/// Updates on CUDA against the CPU's.
+
+#include "kernels/api/optimizer.hpp"
+
+#include "tests/kernels/cuda/compare.hpp"
+
+namespace tessera::kernels {
+namespace {
+
+using test::DeviceBuffer;
+using test::DeviceStream;
+using test::expect_close;
+using test::expect_same_bits;
+using test::random_values;
+
+/// A CUDA run may contract a product and a sum, the CPU's may not: two units in the last place.
+constexpr double kTolerance = 2.4e-7;
+
+UpdateState state_of_an_update() {
+  UpdateState state;
+  state.grad_factor = 0.7;
+  state.lr = 0.01;
+  state.weight_decay = 0.1;
+  state.correction1 = 0.19;
+  state.correction2 = 0.0975;
+  return state;
+}
+
+/// Everything an update reads and writes.
+template <typename Model>
+struct Parameters {
+  explicit Parameters(std::int64_t n)
+      : grad(random_values<float>(n, 1)),
+        main(random_values<float>(n, 2)),
+        m(random_values<float>(n, 3)),
+        v(random_values<float>(n, 4, 0.5f, 0.5f)),
+        model(static_cast<std::size_t>(n), Model(7.0f)) {}
+  std::vector<float> grad, main, m, v;
+  std::vector<Model> model;
+};
+
+template <typename Model>
+struct DeviceParameters {
+  DeviceParameters(const DeviceStream& stream, const Parameters<Model>& p, std::size_t offset)
+      : grad(stream, p.grad, offset),
+        main(stream, p.main, offset),
+        m(stream, p.m, offset),
+        v(stream, p.v, offset),
+        model(stream, p.model, offset) {}
+  DeviceBuffer<float> grad, main, m, v;
+  DeviceBuffer<Model> model;
+};
+
+template <typename Params, typename Memory>
+void point_to(Params& params, Memory& memory, bool has_model) {
+  params.grad = memory.grad.data();
+  params.main = memory.main.data();
+  params.model = has_model ? memory.model.data() : nullptr;
+}
+
+template <typename Model>
+void check_adam(const DeviceStream& stream, std::int64_t n, std::size_t offset, bool decoupled,
+                bool has_model, int skip) {
+  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", decoupled " << decoupled << ", model "
+                                    << has_model << ", skip " << skip);
+  Parameters<Model> host(n);
+  const Parameters<Model> before = host;
+  const DeviceParameters<Model> device(stream, host, offset);
+  UpdateState state = state_of_an_update();
+  state.skip = skip;
+  const DeviceBuffer<UpdateState> device_state(stream, {state});
+  Adam params{.n = n,
+              .beta1 = 0.9,
+              .beta2 = 0.95,
+              .eps = 1e-6,
+              .lr_factor = 0.5,
+              .decay_factor = 2,
+              .decoupled = decoupled,
+              .state = &state,
+              .model_dtype = dtype_of<Model>::value};
+  point_to(params, host, has_model);
+  params.m = host.m.data();
+  params.v = host.v.data();
+  cpu::adam(params, {});
+  point_to(params, device, has_model);
+  params.state = device_state.data();
+  params.m = device.m.data();
+  params.v = device.v.data();
+  cuda::adam(params, stream.launch());
+  if (skip != 0) {
+    expect_same_bits(device.main.host(), before.main);
+    expect_same_bits(device.m.host(), before.m);
+    expect_same_bits(device.v.host(), before.v);
+    expect_same_bits(device.model.host(), before.model);
+    return;
+  }
+  expect_close(device.m.host(), host.m, kTolerance);
+  expect_close(device.v.host(), host.v, kTolerance);
+  expect_close(device.main.host(), host.main, kTolerance);
+  expect_close(device.model.host(), host.model, kTolerance);
+  std::vector<Model> rounded = before.model;
+  if (has_model) {
+    const std::vector<float> main = device.main.host();
+    for (std::size_t i = 0; i < main.size(); ++i) rounded[i] = Model(main[i]);
+  }
+  expect_same_bits(device.model.host(), rounded);
+}
+
+TEST(CudaOptimizer, AdamEqualsTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  test::for_each_float([&](auto t) {
+    using Model = decltype(t);
+    for (const std::int64_t n : {1, 4, 13, 4099}) {
+      for (const std::size_t offset : {0, 1}) {
+        check_adam<Model>(stream, n, offset, true, true, 0);
+        check_adam<Model>(stream, n, offset, false, true, 0);
+        check_adam<Model>(stream, n, offset, true, false, 0);
+        check_adam<Model>(stream, n, offset, true, true, 1);
+      }
+    }
+  });
+}
+
+TEST(CudaOptimizer, AdamOfMoreThanOneWave) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  check_adam<bfloat16>(stream, 2500003, 0, true, true, 0);
+}
+
+template <typename Model>
+void check_sgd(const DeviceStream& stream, std::int64_t n, std::size_t offset, float momentum, bool nesterov,
+               int skip) {
+  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", momentum " << momentum
+                                    << ", nesterov " << nesterov << ", skip " << skip);
+  Parameters<Model> host(n);
+  const DeviceParameters<Model> device(stream, host, offset);
+  UpdateState state = state_of_an_update();
+  state.skip = skip;
+  const DeviceBuffer<UpdateState> device_state(stream, {state});
+  Sgd params{.n = n,
+             .lr_factor = 0.5,
+             .decay_factor = 2,
+             .momentum = momentum,
+             .nesterov = nesterov,
+             .state = &state,
+             .model_dtype = dtype_of<Model>::value};
+  point_to(params, host, true);
+  params.buffer = momentum != 0.0f ? host.m.data() : nullptr;
+  cpu::sgd(params, {});
+  point_to(params, device, true);
+  params.state = device_state.data();
+  params.buffer = momentum != 0.0f ? device.m.data() : nullptr;
+  cuda::sgd(params, stream.launch());
+  expect_close(device.m.host(), host.m, kTolerance);
+  expect_close(device.main.host(), host.main, kTolerance);
+  expect_close(device.model.host(), host.model, kTolerance);
+}
+
+TEST(CudaOptimizer, SgdEqualsTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  test::for_each_float([&](auto t) {
+    using Model = decltype(t);
+    for (const std::int64_t n : {1, 4, 13, 4099}) {
+      for (const std::size_t offset : {0, 1}) {
+        check_sgd<Model>(stream, n, offset, 0.0f, false, 0);
+        check_sgd<Model>(stream, n, offset, 0.9f, false, 0);
+        check_sgd<Model>(stream, n, offset, 0.9f, true, 0);
+        check_sgd<Model>(stream, n, offset, 0.9f, true, 1);
+      }
+    }
+  });
+}
+
+TEST(CudaOptimizer, UpdatesDoNotDependOnTheOrderOfThreads) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  test::in_every_order([&] {
+    check_adam<bfloat16>(stream, 3001, 0, true, true, 0);
+    check_sgd<bfloat16>(stream, 3001, 0, 0.9f, true, 0);
+  });
+}
+
+void expect_same_state(const UpdateState& got, const UpdateState& want) {
+  EXPECT_EQ(got.squares, want.squares);
+  EXPECT_EQ(got.skip, want.skip);
+  if (std::isnan(want.grad_norm)) {
+    EXPECT_TRUE(std::isnan(got.grad_norm));
+  } else {
+    EXPECT_EQ(got.grad_norm, want.grad_norm);
+  }
+  EXPECT_EQ(got.grad_factor, want.grad_factor);
+  EXPECT_EQ(got.clip_factor, want.clip_factor);
+  EXPECT_EQ(got.lr, want.lr);
+  EXPECT_EQ(got.weight_decay, want.weight_decay);
+  EXPECT_EQ(got.updates, want.updates);
+  EXPECT_EQ(got.loss_scale, want.loss_scale);
+  EXPECT_EQ(got.good_steps, want.good_steps);
+  EXPECT_EQ(got.hysteresis, want.hysteresis);
+  // The power is the only function here that devices may round differently.
+  EXPECT_NEAR(got.correction1, want.correction1, 1e-15);
+  EXPECT_NEAR(got.correction2, want.correction2, 1e-15);
+}
+
+TEST(CudaOptimizer, BeginUpdateEqualsTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  UpdateState host;
+  host.loss_scale = 1024.0f;
+  host.hysteresis = 2;
+  UpdateState device = host;
+  BeginUpdate params{.grad_scale = 0.25,
+                     .clip_grad = 1.0,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .loss_scale = {.smallest = 256.0f, .growth_interval = 3, .hysteresis = 2},
+                     .rates = {{1e-3, 0.1}, {2e-3, 0.2}},
+                     .num_rates = 2};
+  // Small norms, clipped ones, overflows in a row down to the smallest scale, growth again.
+  const double squares[] = {1.0, 1e9, INFINITY, NAN, 4.0, INFINITY, INFINITY, 1e12, 0.0, 1.0, 1.0};
+  for (const double value : squares) {
+    SCOPED_TRACE(value);
+    host.squares = device.squares = value;
+    const DeviceBuffer<UpdateState> memory(stream, {device});
+    params.state = memory.data();
+    cuda::begin_update(params, stream.launch());
+    device = memory.host()[0];
+    params.state = &host;
+    cpu::begin_update(params, {});
+    expect_same_state(device, host);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels

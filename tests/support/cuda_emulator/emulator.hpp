@@ -1,0 +1,38 @@
+#pragma once
+/// Controls of the emulator, for tests.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace tessera_emulator {
+
+/// Between two barriers the threads of a block run one after the other: warp by warp, lane by lane.
+enum class Order : std::uint8_t { ascending, descending, shuffled };
+
+/// For kernels launched from now on, on every stream. At first TESSERA_EMULATOR_ORDER, else ascending.
+void set_thread_order(Order order, std::uint64_t seed = 0);
+/// Runs `body` under ascending, descending and three shuffled orders; afterwards the order is what it was.
+/// `body` waits for what it starts.
+void for_each_order(const std::function<void()>& body);
+
+/// How many devices there are: at first TESSERA_EMULATOR_DEVICES, else 8. Call it before any is used.
+void set_device_count(int count);
+/// Memory of every device: at first 8 GiB. Call it while little is allocated.
+void set_device_memory(std::size_t bytes);
+/// Whether device memory may be touched only while some stream works, so that the host's own accesses crash.
+/// At first whether TESSERA_EMULATOR_PROTECT is 1.
+void set_protection(bool on);
+/// Allocations found overrun when they were freed, since the process began.
+std::size_t overruns();
+/// The message of the latest kernel or copy that failed; empty when none did.
+std::string last_failure();
+
+/// What a kernel did that a GPU would stop it for.
+class Fault : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace tessera_emulator

@@ -1,0 +1,85 @@
+/// The stand-in for kernels/cuda/gemm, which calls cuBLASLt: products by the CPU's kernels, in the stream's
+/// order.
+
+#include "kernels/cuda/gemm.hpp"
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "kernels/api/backends.hpp"
+#include "kernels/api/gemm.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+void enqueue(const Launch& launch, const char* name, std::function<void()> work) {
+  const cudaError_t code =
+      tessera_emulator::enqueue(static_cast<cudaStream_t>(launch.stream), name, std::move(work));
+  if (code == cudaSuccess) return;
+  cudaGetLastError();
+  throw DeviceError(tessera::detail::concat(name, " failed: ", cudaGetErrorString(code)));
+}
+
+const void* at(const void* base, DType dtype, std::int64_t elements) {
+  return static_cast<const char*>(base) + elements * static_cast<std::int64_t>(size_of(dtype));
+}
+
+/// C = alpha product + beta C, rounded once.
+template <typename T>
+void finish(const BatchedGemm& p, const std::vector<float>& product, T* c) {
+  for (std::int64_t row = 0; row < p.m; ++row) {
+    for (std::int64_t col = 0; col < p.n; ++col) {
+      T& target = c[row * p.ldc + col];
+      float value = p.alpha * product[static_cast<std::size_t>(row * p.n + col)];
+      if (p.beta != 0.0f) value += p.beta * static_cast<float>(target);
+      target = T(value);
+    }
+  }
+}
+
+void multiply(const BatchedGemm& p, std::int64_t index) {
+  std::vector<float> product(static_cast<std::size_t>(p.m * p.n));
+  Gemm one;
+  one.a = at(p.a, p.ab_dtype, index * p.stride_a);
+  one.b = at(p.b, p.ab_dtype, index * p.stride_b);
+  one.c = product.data();
+  one.m = p.m, one.n = p.n, one.k = p.k;
+  one.lda = p.lda, one.ldb = p.ldb, one.ldc = p.n;
+  one.trans_a = p.trans_a, one.trans_b = p.trans_b;
+  one.ab_dtype = p.ab_dtype;
+  one.c_dtype = DType::f32;
+  cpu::gemm(one, {});
+  void* const c = const_cast<void*>(at(p.c, p.c_dtype, index * p.stride_c));
+  switch (p.c_dtype) {
+    case DType::f32:
+      return finish(p, product, static_cast<float*>(c));
+    case DType::bf16:
+      return finish(p, product, static_cast<bfloat16*>(c));
+    case DType::f16:
+      return finish(p, product, static_cast<float16*>(c));
+    default:
+      throw InvalidArgument(tessera::detail::concat("batched_gemm: dtype ", p.c_dtype, " is not supported"));
+  }
+}
+
+}  // namespace
+
+void gemm(const Gemm& params, const Launch& launch) {
+  if (params.m == 0 || params.n == 0) return;
+  enqueue(launch, "gemm", [params] { cpu::gemm(params, {}); });
+}
+
+void batched_gemm(const BatchedGemm& params, const Launch& launch) {
+  if (params.batch == 0 || params.m == 0 || params.n == 0) return;
+  enqueue(launch, "batched_gemm", [params] {
+    for (std::int64_t index = 0; index < params.batch; ++index) multiply(params, index);
+  });
+}
+
+void set_gemm_tuning(const GemmTuning&) {}  // there is one algorithm
+
+Description describe() { return {{"cuda", "emulated on the host, for tests"}}; }
+
+}  // namespace tessera::kernels::cuda

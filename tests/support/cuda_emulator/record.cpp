@@ -1,0 +1,23 @@
+/// Which kernels were run, for tests/emulated_kernels.py: a line for each, once in a process, added to the
+/// file that TESSERA_EMULATOR_RECORD names.
+
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <unordered_set>
+
+#include "runtime.hpp"
+
+namespace tessera_emulator {
+
+void record_kernel(const void* function) {
+  static const char* const file = std::getenv("TESSERA_EMULATOR_RECORD");
+  if (file == nullptr) return;
+  static std::mutex mutex;
+  static std::unordered_set<const void*> recorded;
+  std::lock_guard lock(mutex);
+  if (!recorded.insert(function).second) return;
+  std::ofstream(file, std::ios::app) << name_of(function) + "\n";
+}
+
+}  // namespace tessera_emulator

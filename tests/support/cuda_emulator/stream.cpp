@@ -1,0 +1,242 @@
+/// Streams, events and what is put on them.
+
+#include <chrono>
+#include <cstring>
+#include <map>
+
+#include "runtime.hpp"
+
+namespace tessera_emulator {
+namespace {
+
+/// Every stream there is; the default ones are made at first use and live as long as the process. Who waits
+/// for a stream owns it meanwhile, as another thread may destroy it.
+struct Streams {
+  std::mutex mutex;
+  std::map<CUstream_st*, std::shared_ptr<CUstream_st>> all;
+  std::map<int, CUstream_st*> defaults;
+};
+Streams& streams() {
+  static Streams* const instance = new Streams;  // streams may be used while the process ends
+  return *instance;
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+CUstream_st& resolve(cudaStream_t stream) {
+  if (stream != nullptr) return *stream;
+  Streams& known = streams();
+  std::lock_guard lock(known.mutex);
+  CUstream_st*& slot = known.defaults[current_device()];
+  if (slot == nullptr) {
+    slot = new CUstream_st(current_device());
+    known.all.emplace(slot, slot);
+  }
+  return *slot;
+}
+
+cudaError_t synchronize_device(int device) {
+  std::vector<std::shared_ptr<CUstream_st>> waiting;
+  {
+    std::lock_guard lock(streams().mutex);
+    for (const auto& [handle, stream] : streams().all) {
+      if (stream->device() == device) waiting.push_back(stream);
+    }
+  }
+  cudaError_t first = cudaSuccess;
+  for (const auto& stream : waiting) {
+    const cudaError_t code = stream->synchronize();
+    if (first == cudaSuccess) first = code;
+  }
+  return first;
+}
+
+cudaError_t enqueue(cudaStream_t handle, const char* name, std::function<void()> work) {
+  CUstream_st& stream = resolve(handle);
+  return report(stream.enqueue(name, false, [work = std::move(work)](cudaError_t) {
+    const memory::Access access;
+    work();
+    return cudaSuccess;
+  }));
+}
+
+}  // namespace tessera_emulator
+
+using namespace tessera_emulator;
+
+CUstream_st::CUstream_st(int device) : device_(device), thread_([this] { work(); }) {}
+
+CUstream_st::~CUstream_st() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+cudaError_t CUstream_st::enqueue(std::string name, bool always, Work work) {
+  std::lock_guard lock(mutex_);
+  if (error_ != cudaSuccess && !always) return error_;
+  items_.push_back({std::move(name), always, std::move(work)});
+  changed_.notify_all();
+  return error_;
+}
+
+cudaError_t CUstream_st::synchronize() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return items_.empty() && !busy_; });
+  return error_;
+}
+
+cudaError_t CUstream_st::query() {
+  std::lock_guard lock(mutex_);
+  if (error_ != cudaSuccess) return error_;
+  return items_.empty() && !busy_ ? cudaSuccess : cudaErrorNotReady;
+}
+
+void CUstream_st::work() {
+  cudaSetDevice(device_);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return !items_.empty() || ending_; });
+    if (items_.empty()) return;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    busy_ = true;
+    const cudaError_t so_far = error_;
+    lock.unlock();
+    const cudaError_t code = perform(item, so_far);
+    item = {};  // what the work holds is given up before anyone is told that it is done
+    lock.lock();
+    if (error_ == cudaSuccess) error_ = code;
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+cudaError_t CUstream_st::perform(const Item& item, cudaError_t so_far) {
+  if (so_far != cudaSuccess && !item.always) return so_far;
+  try {
+    return item.work(so_far);
+  } catch (const std::exception& error) {
+    note_failure(item.name.empty() ? error.what() : item.name + ": " + error.what());
+  } catch (...) {
+    note_failure(item.name + ": an exception of an unknown type");
+  }
+  return cudaErrorLaunchFailure;
+}
+
+cudaError_t CUevent_st::State::wait(std::uint64_t record) {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return completed >= record; });
+  return error;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  if (device_count() == 0) return report(cudaErrorNoDevice);
+  *stream = new CUstream_st(current_device());
+  std::lock_guard lock(streams().mutex);
+  streams().all.emplace(*stream, *stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (stream == nullptr) return report(cudaErrorInvalidResourceHandle);
+  std::shared_ptr<CUstream_st> last;  // destroyed without the lock
+  std::lock_guard lock(streams().mutex);
+  const auto known = streams().all.find(stream);
+  if (known == streams().all.end()) return report(cudaErrorInvalidResourceHandle);
+  last = std::move(known->second);
+  streams().all.erase(known);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return report(resolve(stream).synchronize()); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const cudaError_t code = resolve(stream).query();
+  return code == cudaErrorNotReady ? code : report(code);
+}
+cudaError_t cudaDeviceSynchronize() { return report(synchronize_device(current_device())); }
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  std::uint64_t record = 0;
+  {
+    std::lock_guard lock(event->state->mutex);
+    record = event->state->recorded;
+  }
+  return report(
+      resolve(stream).enqueue("cudaStreamWaitEvent", false,
+                              [state = event->state, record](cudaError_t) { return state->wait(record); }));
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  CUstream_st& stream = resolve(handle);
+  std::uint64_t record = 0;
+  {
+    std::lock_guard lock(event->state->mutex);
+    record = ++event->state->recorded;
+  }
+  const auto complete = [state = event->state, record](cudaError_t so_far) {
+    std::lock_guard lock(state->mutex);
+    if (record > state->completed) {
+      state->completed = record;
+      state->error = so_far;
+      state->seconds = now();
+    }
+    state->changed.notify_all();
+    return cudaSuccess;
+  };
+  return report(stream.enqueue("cudaEventRecord", true, complete));
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  std::lock_guard lock(event->state->mutex);
+  if (event->state->completed < event->state->recorded) return cudaErrorNotReady;
+  return report(event->state->error);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  std::uint64_t record = 0;
+  {
+    std::lock_guard lock(event->state->mutex);
+    record = event->state->recorded;
+  }
+  return report(event->state->wait(record));
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (begin == nullptr || end == nullptr) return report(cudaErrorInvalidResourceHandle);
+  double seconds = 0;
+  for (const cudaEvent_t event : {begin, end}) {
+    std::lock_guard lock(event->state->mutex);
+    if (event->state->recorded == 0) return report(cudaErrorInvalidResourceHandle);
+    if (event->state->completed < event->state->recorded) return cudaErrorNotReady;
+    seconds = event->state->seconds - seconds;
+  }
+  *milliseconds = static_cast<float>(seconds * 1e3);
+  return cudaSuccess;
+}
