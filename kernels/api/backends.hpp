@@ -12,8 +12,21 @@ namespace cpu {
 std::string gemm_library();
 Description describe();
 }  // namespace cpu
+/// How CUDA matrix products of this process choose among cuBLASLt's algorithms. Set before the first product.
+struct GemmTuning {
+  /// Time the candidates of each new shape once, at its first use outside stream capture, and keep the
+  /// fastest. Off: cuBLASLt's first choice, or the file's. Timing waits for the stream once per new shape and
+  /// needs memory for a second C for that long. Runs that choose by time may choose, and so round,
+  /// differently from each other; runs with one file and `tune` off do not.
+  bool tune = false;
+  /// File that keeps winners between runs, per GPU name and cuBLASLt version; empty: memory only. A damaged
+  /// or foreign file counts as empty and is replaced at the next new winner.
+  std::string cache_path;
+};
 namespace cuda {
 Description describe();
+/// Errors: IoError if the file is to be kept and cannot be written.
+void set_gemm_tuning(const GemmTuning& tuning);
 }  // namespace cuda
 
 }  // namespace tessera::kernels

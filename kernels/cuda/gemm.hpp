@@ -5,8 +5,8 @@
 /// The first product on a stream allocates that stream's workspace, and so has to come before the stream is
 /// captured.
 #include <cstdint>
-#include <string>
 
+#include "kernels/api/backends.hpp"
 #include "kernels/api/gemm.hpp"
 #include "kernels/api/launch.hpp"
 #include "tessera/base/dtype.hpp"
@@ -31,19 +31,5 @@ struct BatchedGemm {
 };
 /// k > 0. Errors: InvalidArgument for dtypes, DeviceError naming the failed call and the shape.
 void batched_gemm(const BatchedGemm& params, const Launch& launch);
-
-/// How products of this process choose among cuBLASLt's algorithms. Set before the first product.
-struct GemmTuning {
-  /// Time the candidates of each new shape once, at its first use outside stream capture, and keep the
-  /// fastest. Off: cuBLASLt's first choice, or the file's. Timing waits for the stream once per new shape and
-  /// needs memory for a second C for that long. Runs that choose by time may choose, and so round,
-  /// differently from each other; runs with one file and `tune` off do not.
-  bool tune = false;
-  /// File that keeps winners between runs, per GPU name and cuBLASLt version; empty: memory only. A damaged
-  /// or foreign file counts as empty and is replaced at the next new winner.
-  std::string cache_path;
-};
-/// Errors: IoError if the file is to be kept and cannot be written.
-void set_gemm_tuning(const GemmTuning& tuning);
 
 }  // namespace tessera::kernels::cuda

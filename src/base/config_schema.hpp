@@ -237,6 +237,10 @@ void describe(Visitor& visit, Section& c) {
               "CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own",
               between(0, 1023));
   visit.field("threads", c.threads, "CPU threads per process; 0 = all cores", between(0, 4096));
+  visit.field("tune_gemm", c.tune_gemm,
+              "CUDA: time the algorithms of each new matrix product and keep the fastest");
+  visit.field("gemm_cache", c.gemm_cache,
+              "CUDA: file that keeps the fastest between runs, by GPU and cuBLASLt version");
 }
 
 template <typename Visitor, IsSection<Config> Section>

@@ -3,6 +3,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/nn/models/decoder.hpp"
+#include "tessera/ops/backends.hpp"
 
 namespace tessera {
 
@@ -56,6 +57,8 @@ std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
   const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
                                       : ExecCtx::cuda(device.index, seed);
+  if (!device.is_cpu() && (config.device.tune_gemm || config.device.gemm_cache))
+    ops::set_gemm_tuning(config.device.tune_gemm, config.device.gemm_cache.value_or(""));
   if (world && world->size() > 1 && !device.is_cpu())
     world = make_nccl_communicator(std::move(world), device);
   const int ranks = world ? world->size() : 1;

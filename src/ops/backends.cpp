@@ -11,4 +11,8 @@ std::vector<std::pair<std::string, std::string>> describe_backends() {
   return list;
 }
 
+void set_gemm_tuning(bool tune, const std::string& cache_path) {
+  kernels::cuda::set_gemm_tuning({.tune = tune, .cache_path = cache_path});
+}
+
 }  // namespace tessera::ops

@@ -185,7 +185,7 @@ data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "
   reset_attention_mask: true, eod_mask_loss: true}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl]}
-device: {type: cpu, index: 1, threads: 3}
+device: {type: cpu, index: 1, threads: 3, tune_gemm: true, gemm_cache: runs/gemm.txt}
 )");
 }
 

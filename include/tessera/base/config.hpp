@@ -192,6 +192,8 @@ struct DeviceConfig {
   /// CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own.
   std::optional<std::int64_t> index = std::nullopt;
   std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
+  bool tune_gemm = false;    ///< CUDA: time the algorithms of each new matrix product and keep the fastest
+  std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps them between runs
 
   friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;
 };

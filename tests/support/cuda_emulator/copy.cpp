@@ -59,7 +59,9 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
     return cudaSuccess;
   });
   if (code != cudaSuccess) return report(code);
-  return is_pageable(target, bytes) ? report(stream.synchronize()) : cudaSuccess;
+  if (!is_pageable(target, bytes)) return cudaSuccess;
+  note_slow_call();
+  return report(stream.synchronize());
 }
 
 cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes, cudaMemcpyKind kind) {

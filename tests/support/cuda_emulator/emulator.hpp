@@ -27,6 +27,9 @@ void set_device_memory(std::size_t bytes);
 void set_protection(bool on);
 /// Allocations found overrun when they were freed, since the process began.
 std::size_t overruns();
+/// Calls so far in which the host of a GPU waits or goes to the driver for memory: synchronisations,
+/// allocations and frees, copies to pageable memory.
+std::uint64_t slow_calls();
 /// The message of the latest kernel or copy that failed; empty when none did.
 std::string last_failure();
 

@@ -257,6 +257,7 @@ Access::~Access() { device_memory_of_process().leave(); }
 using namespace tessera_emulator;
 
 cudaError_t cudaMalloc(void** target, std::size_t bytes) {
+  note_slow_call();
   if (device_count() == 0) return report(cudaErrorNoDevice);
   *target = nullptr;
   if (bytes == 0) return cudaSuccess;
@@ -265,6 +266,7 @@ cudaError_t cudaMalloc(void** target, std::size_t bytes) {
 }
 
 cudaError_t cudaFree(void* address) {
+  note_slow_call();
   if (address == nullptr) return cudaSuccess;
   const int device = memory::device_of(address);
   if (device < 0) return report(cudaErrorInvalidValue);
@@ -273,6 +275,7 @@ cudaError_t cudaFree(void* address) {
 }
 
 cudaError_t cudaHostAlloc(void** target, std::size_t bytes, unsigned) {
+  note_slow_call();
   *target = std::aligned_alloc(kPage, round_up(std::max<std::size_t>(bytes, 1), kPage));
   if (*target == nullptr) return report(cudaErrorMemoryAllocation);
   std::lock_guard lock(pinned().mutex);
@@ -283,6 +286,7 @@ cudaError_t cudaMallocHost(void** target, std::size_t bytes) {
   return cudaHostAlloc(target, bytes, cudaHostAllocDefault);
 }
 cudaError_t cudaFreeHost(void* address) {
+  note_slow_call();
   if (address == nullptr) return cudaSuccess;
   for (int device = 0; device < device_count(); ++device) synchronize_device(device);
   {

@@ -1,11 +1,13 @@
 /// Which kernels were run, for tests/emulated_kernels.py: a line for each, once in a process, added to the
 /// file that TESSERA_EMULATOR_RECORD names.
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
 #include <unordered_set>
 
+#include "emulator.hpp"
 #include "runtime.hpp"
 
 namespace tessera_emulator {
@@ -19,5 +21,14 @@ void record_kernel(const void* function) {
   if (!recorded.insert(function).second) return;
   std::ofstream(file, std::ios::app) << name_of(function) + "\n";
 }
+
+namespace {
+
+std::atomic<std::uint64_t> slow_calls_so_far = 0;
+
+}  // namespace
+
+void note_slow_call() { ++slow_calls_so_far; }
+std::uint64_t slow_calls() { return slow_calls_so_far; }
 
 }  // namespace tessera_emulator

@@ -45,6 +45,8 @@ void run(const Grid& grid);
 std::string name_of(const void* function);
 /// Notes that a kernel was run, where a file for that was named.
 void record_kernel(const void* function);
+/// Counts one of slow_calls().
+void note_slow_call();
 
 /// Reserved address space with device memory in it.
 namespace memory {

@@ -160,7 +160,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return report(resolve(stream).synchronize()); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  note_slow_call();
+  return report(resolve(stream).synchronize());
+}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const cudaError_t code = resolve(stream).query();
   return code == cudaErrorNotReady ? code : report(code);
@@ -219,6 +222,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  note_slow_call();
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
   std::uint64_t record = 0;
   {

@@ -1,0 +1,47 @@
+/// A training step as the host of a GPU sees it.
+
+#include <gtest/gtest.h>
+
+#if !__has_include("emulator.hpp")  // only an emulated build has its folder in the include path
+
+TEST(CudaStep, IsCountedOnTheEmulator) {
+  GTEST_SKIP() << "the CUDA backend is not emulated in this build (TESSERA_CUDA=emulated)";
+}
+
+#else
+
+#include "emulator.hpp"
+#include "tessera/engine/build.hpp"
+#include "tests/engine/engine_support.hpp"
+
+namespace tessera::test {
+namespace {
+
+class CudaStep : public ::testing::TestWithParam<Precision> {};
+
+TEST_P(CudaStep, NeitherWaitsNorAllocates) {
+  Config config = tiny_config(0.1);
+  config.device.type = DeviceChoice::cuda;
+  config.training.precision = GetParam();
+  config.training.initial_loss_scale = 65536;
+  const auto engine = build_engine(config);
+  std::uint64_t in_steps = 0;
+  for (unsigned i = 0; i < 8; ++i) {
+    const Batch batch = random_batch(4, 11, i);
+    const std::uint64_t before = tessera_emulator::slow_calls();
+    engine->launch_step(batch);
+    if (i >= 4) in_steps += tessera_emulator::slow_calls() - before;  // the first ones fill the pools
+    if (engine->steps_under_way() > 1) engine->finish_step();
+  }
+  EXPECT_EQ(in_steps, 0u);
+  engine->finish_step();
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, CudaStep,
+                         ::testing::Values(Precision::fp32, Precision::bf16, Precision::fp16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace tessera::test
+
+#endif
