@@ -104,6 +104,7 @@ cuda_tests=(
   autograd:'*'
   parallel:'*'
   nn:'*'
+  pipeline:'Executor.*'
   optim:'Optimizer*:ParamStore*:Trajectory*:*Skipping*'
   engine:"$cuda_engine_filter"
 )

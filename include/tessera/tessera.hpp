@@ -9,6 +9,7 @@
 #include "tessera/data/dataset.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/engine/build.hpp"
+#include "tessera/engine/collect.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/engine/generate.hpp"
 #include "tessera/engine/plan.hpp"

@@ -19,14 +19,18 @@ struct GemmTuning {
   /// needs memory for a second C for that long. Runs that choose by time may choose, and so round,
   /// differently from each other; runs with one file and `tune` off do not.
   bool tune = false;
-  /// File that keeps winners between runs, per GPU name and cuBLASLt version; empty: memory only. A damaged
-  /// or foreign file counts as empty and is replaced at the next new winner.
+  /// File that keeps choices between runs, per GPU name and cuBLASLt version: the fastest, and where nothing
+  /// was timed the library's first choice, which the fastest replaces. Empty: memory only. A damaged or
+  /// foreign file counts as empty and is replaced.
   std::string cache_path;
 };
 namespace cuda {
 Description describe();
-/// Errors: IoError if the file is to be kept and cannot be written.
+/// Errors: IoError if choices are to be timed and the file cannot be written; without timing it is only read
+/// then.
 void set_gemm_tuning(const GemmTuning& tuning);
+/// What is to be told of the file; empty the next time, or if all is well.
+std::string take_gemm_note();
 }  // namespace cuda
 
 }  // namespace tessera::kernels

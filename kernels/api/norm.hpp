@@ -69,7 +69,22 @@ struct NormWeightGrad {
 };
 inline constexpr int kNormGradParts = 32;
 
+/// Both gradients in one pass over residual_out and dy. On the CPU they have the bits of add_norm_backward
+/// and norm_weight_grad. On CUDA rows may be added in another order, which depends on the sizes and the GPU's
+/// number of multiprocessors alone.
+struct AddNormGradients {
+  AddNormBackward input;
+  NormWeightGrad weight;  ///< of the same norm; its scratch is [norm_gradient_parts(rows, cols), 2, cols]
+};
+
 }  // namespace tessera::kernels
 TESSERA_DECLARE_KERNEL(add_norm_forward, AddNormForward)
 TESSERA_DECLARE_KERNEL(add_norm_backward, AddNormBackward)
 TESSERA_DECLARE_KERNEL(norm_weight_grad, NormWeightGrad)
+TESSERA_DECLARE_KERNEL(add_norm_gradients, AddNormGradients)
+namespace tessera::kernels::cpu {
+int norm_gradient_parts(std::int64_t rows, std::int64_t cols);
+}
+namespace tessera::kernels::cuda {
+int norm_gradient_parts(std::int64_t rows, std::int64_t cols);  ///< on the current device
+}

@@ -7,20 +7,12 @@
 
 namespace tessera::kernels {
 
-/// Decides one update from state->squares: norm, skip, clip factor, loss scale, this update's number and
-/// rates.
+/// Decides one update from state->squares: norm, skip, clip factor, loss scale, this update's number.
 struct BeginUpdate {
   UpdateState* state = nullptr;
   double grad_scale = 1;  ///< factor the caller owes the gradients (averaging); the loss scale comes on top
   double clip_grad = 0;   ///< largest norm; 0 = no clipping
-  double beta1 = 0, beta2 = 0;
   LossScaleRule loss_scale = {};
-  /// Rates of the updates numbered base + 1, base + 2, ... (updates before them may yet turn out to be
-  /// skipped). What is beyond the last gets the last.
-  static constexpr int kRates = 4;
-  std::int64_t base = 0;
-  UpdateRates rates[kRates] = {};
-  int num_rates = 1;
 
   /// The whole arithmetic, for both devices: one thread runs it.
   TESSERA_INLINE void run() const {
@@ -33,28 +25,73 @@ struct BeginUpdate {
       const double clip = clip_grad > 0 ? clip_grad / (s.grad_norm + 1e-6) : 1.0;
       s.clip_factor = clip < 1.0 ? clip : 1.0;
       s.grad_factor = scale * s.clip_factor;
-      std::int64_t rate = s.updates - base;
-      rate = rate < 0 ? 0 : rate < num_rates ? rate : num_rates - 1;
-      s.lr = rates[rate].lr;
-      s.weight_decay = rates[rate].weight_decay;
       ++s.updates;
-      s.correction1 = 1.0 - std::pow(beta1, static_cast<double>(s.updates));
-      s.correction2 = 1.0 - std::pow(beta2, static_cast<double>(s.updates));
     }
     loss_scale.apply(s);
   }
 };
 
+/// What Adam's inner loop needs of a group: main = main * decay - step * m / (sqrt(v) * root + eps), and l2 *
+/// main is added to the gradient.
+struct AdamFactors {
+  float decay, l2, blend1, beta2, blend2, step, root, eps;
+};
+/// The same of SGD.
+struct SgdFactors {
+  float lr, decay, momentum;
+};
+/// What an update reads of each group, written by update_groups.
+struct alignas(16) GroupFactors {
+  AdamFactors adam;
+  SgdFactors sgd;
+};
+
+/// Works out the factors of some groups for the update that was just begun; nothing if it is skipped.
+struct UpdateGroups {
+  /// Groups of one launch: as many as fit into the 4 KiB of a CUDA kernel's parameters.
+  static constexpr int kMost = 32;
+  const UpdateState* state = nullptr;
+  GroupFactors* factors = nullptr;  ///< [count]
+  bool decoupled = true;            ///< AdamW; false adds the decay to the gradient
+  std::int64_t base = 0;            ///< rates[i] of a rule are those of update base + 1 + i
+  int num_rates = 1;                ///< what is beyond the last gets the last
+  int count = 0;
+  GroupRule rules[kMost] = {};
+
+  TESSERA_INLINE void run(int group) const {
+    if (state->skip != 0) return;
+    const GroupRule& rule = rules[group];
+    const auto updates = static_cast<double>(state->updates);
+    std::int64_t rate = state->updates - 1 - base;
+    rate = rate < 0 ? 0 : rate < num_rates ? rate : num_rates - 1;
+    const double lr = rule.rates[rate].lr, decay = rule.rates[rate].weight_decay;
+    const double correction1 = 1.0 - std::pow(rule.beta1, updates);
+    const double correction2 = 1.0 - std::pow(rule.beta2, updates);
+    factors[group] = {{decoupled ? static_cast<float>(1.0 - lr * decay) : 1.0f,
+                       decoupled ? 0.0f : static_cast<float>(decay), static_cast<float>(1.0 - rule.beta1),
+                       static_cast<float>(rule.beta2), static_cast<float>(1.0 - rule.beta2),
+                       static_cast<float>(lr / correction1), static_cast<float>(1.0 / std::sqrt(correction2)),
+                       static_cast<float>(rule.eps)},
+                      {static_cast<float>(lr), static_cast<float>(decay), static_cast<float>(rule.momentum)}};
+  }
+};
+
+static_assert(sizeof(UpdateGroups) <= 4096);
+
+/// Which group each block of kGroupBlock elements belongs to, and what the update does to it.
+struct GroupsOfElements {
+  const GroupFactors* factors = nullptr;  ///< [count]
+  int count = 0;
+  const std::uint8_t* of_block = nullptr;  ///< [n / kGroupBlock, rounded up] index of factors, or kNoGroup
+};
+
 /// One Adam(W) update of n consecutive elements in one pass (Loshchilov & Hutter, "Decoupled weight decay").
 /// g = grad * state.grad_factor (+ decay * main if not decoupled); m, v as usual;
-/// main -= lr * (m / correction1) / (sqrt(v / correction2) + eps), after main *= 1 - lr * decay if
-/// decoupled. lr = state.lr * lr_factor, decay = state.weight_decay * decay_factor. Nothing changes if
-/// state.skip.
+/// main -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), after main *= 1 - lr * decay if
+/// decoupled; t = state.updates. Nothing changes if state.skip, nor where there is no group.
 struct Adam {
   std::int64_t n = 0;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< double: 1 - 0.999f is not 0.001f
-  double lr_factor = 1, decay_factor = 1;
-  bool decoupled = true;
+  GroupsOfElements groups = {};
   const UpdateState* state = nullptr;
   const float* grad = nullptr;  ///< [n]
   float* main = nullptr;        ///< [n] fp32 weights
@@ -64,41 +101,23 @@ struct Adam {
   DType model_dtype = DType::bf16;
 };
 
-/// What Adam's inner loop needs, from the state.
-struct AdamFactors {
-  float grad, decay, l2, blend1, beta2, blend2, step, root, eps;
-
-  TESSERA_INLINE static AdamFactors of(const Adam& p) {
-    const UpdateState& s = *p.state;
-    const double lr = s.lr * p.lr_factor, decay = s.weight_decay * p.decay_factor;
-    return {static_cast<float>(s.grad_factor),
-            p.decoupled ? static_cast<float>(1.0 - lr * decay) : 1.0f,
-            p.decoupled ? 0.0f : static_cast<float>(decay),
-            static_cast<float>(1.0 - p.beta1),
-            static_cast<float>(p.beta2),
-            static_cast<float>(1.0 - p.beta2),
-            static_cast<float>(lr / s.correction1),
-            static_cast<float>(1.0 / std::sqrt(s.correction2)),
-            static_cast<float>(p.eps)};
-  }
-};
-
 /// SGD with momentum: g = grad * state.grad_factor + decay * main; momentum = mu momentum + g; main -= lr *
-/// momentum (or lr * (g + mu momentum) if nesterov). lr, decay and skip as for Adam.
+/// momentum (or lr * (g + mu momentum) if nesterov). A group without momentum leaves the buffer as it is.
+/// Skip and groups as for Adam.
 struct Sgd {
   std::int64_t n = 0;
-  double lr_factor = 1, decay_factor = 1;
-  float momentum = 0;
+  GroupsOfElements groups = {};
   bool nesterov = false;
   const UpdateState* state = nullptr;
   const float* grad = nullptr;
   float* main = nullptr;
-  float* buffer = nullptr;  ///< [n] momentum, null iff momentum is 0
+  float* buffer = nullptr;  ///< [n] momentum; null: no group has any
   void* model = nullptr;
   DType model_dtype = DType::bf16;
 };
 
 }  // namespace tessera::kernels
 TESSERA_DECLARE_KERNEL(begin_update, BeginUpdate)
+TESSERA_DECLARE_KERNEL(update_groups, UpdateGroups)
 TESSERA_DECLARE_KERNEL(adam, Adam)
 TESSERA_DECLARE_KERNEL(sgd, Sgd)

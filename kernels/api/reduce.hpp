@@ -21,9 +21,17 @@ struct ColumnSum {
   float* scratch = nullptr;  ///< [kReduceParts, cols]
 };
 
-/// *out += sum of squares of n floats, accumulated in fp64 over fixed parts.
+/// Consecutive elements of a buffer: at most kMost, so that many blocks have alike work.
+struct SumRun {
+  static constexpr std::int64_t kMost = 16384;
+  std::int64_t begin = 0, count = 0;
+};
+
+/// *out += sum of squares of the floats in some runs of x, in fp64 and in an order that depends on the runs'
+/// number and lengths alone, not on where they lie.
 struct SumSquares {
-  std::int64_t n = 0;
+  std::int64_t num_runs = 0;
+  const SumRun* runs = nullptr;  ///< [num_runs]
   const float* x = nullptr;
   double* out = nullptr;
   double* scratch = nullptr;  ///< [kSumParts]

@@ -106,8 +106,17 @@ void run_reductions(const Report& report, kernels::Launch launch) {
   constexpr std::int64_t n = kVocab * kWidth;
   Array x(DType::f32, n), out(DType::f32, kHidden), scratch(DType::f32, kernels::kReduceParts * kHidden);
   double total = 0.0, parts[kernels::kSumParts];
-  report.row("sum of squares", 4.0 * n,
-             [&] { cpu::sum_squares({.n = n, .x = x.floats(), .out = &total, .scratch = parts}, launch); });
+  std::vector<kernels::SumRun> runs;
+  for (std::int64_t i = 0; i < n; i += kernels::SumRun::kMost)
+    runs.push_back({i, std::min(kernels::SumRun::kMost, n - i)});
+  report.row("sum of squares", 4.0 * n, [&] {
+    cpu::sum_squares({.num_runs = static_cast<std::int64_t>(runs.size()),
+                      .runs = runs.data(),
+                      .x = x.floats(),
+                      .out = &total,
+                      .scratch = parts},
+                     launch);
+  });
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const double bytes = static_cast<double>(kTokens * kHidden) * static_cast<double>(size_of(dtype));
     report.row("column sum " + std::string(name_of(dtype)), bytes, [&] {

@@ -1,6 +1,6 @@
-/// The one file that knows cuDNN. A graph is planned once per shape and kept; a handle is kept per stream.
-/// Both are memos of the process, made at first use and never freed: by the end of it the CUDA runtime may be
-/// gone.
+/// The one file that knows cuDNN. A graph is planned once per shape, and the kMostGraphs used last are kept;
+/// a handle is kept per stream. Both are memos of the process, made at first use; what is left at the end is
+/// never freed, since the CUDA runtime may be gone by then.
 ///
 /// Backward is cuDNN's deterministic algorithm. On Hopper it writes the matrix dP (batch x heads x seq_q x
 /// seq_k, 2 bytes an element) to memory and multiplies that once more for dQ, where the other algorithm adds
@@ -20,7 +20,9 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
+#include "kernels/cuda/recent.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
@@ -29,6 +31,8 @@ namespace {
 namespace fe = cudnn_frontend;
 
 constexpr std::int64_t kMostScoreBytes = std::int64_t{1} << 30;
+/// Training needs two or three; prompts of every length make ever new ones, some megabytes each.
+constexpr std::size_t kMostGraphs = 64;
 
 enum Operand : std::int64_t { kQ = 1, kK, kV, kO, kStats, kGradO, kGradQ, kGradK, kGradV };
 
@@ -152,6 +156,37 @@ struct Planned {
   std::unique_ptr<fe::graph::Graph> graph;  ///< null if cuDNN refused
   std::size_t workspace = 0;
   std::string refusal;
+  bool captured = false;                         ///< a CUDA graph runs its kernels: it stays for ever
+  std::map<cudaStream_t, cudaEvent_t> last_use;  ///< per stream
+
+  Planned() = default;
+  Planned(const Planned&) = delete;
+  Planned& operator=(const Planned&) = delete;
+  ~Planned() {
+    for (const auto& [stream, event] : last_use) cudaEventDestroy(event);
+  }
+
+  /// After a launch on `stream`.
+  void mark_use(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_runtime(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+    captured = captured || status != cudaStreamCaptureStatusNone;
+    if (captured) return;
+    cudaEvent_t& event = last_use[stream];
+    if (event == nullptr) {
+      check_runtime(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    }
+    check_runtime(cudaEventRecord(event, stream), "cudaEventRecord");
+  }
+  /// Whether the GPU is done with its kernels, whose code goes with the plan.
+  bool idle() const {
+    for (const auto& [stream, event] : last_use) {
+      if (cudaEventQuery(event) == cudaSuccess) continue;
+      cudaGetLastError();  // "not ready" would be taken for an error of the next call
+      return false;
+    }
+    return true;
+  }
 };
 
 struct StreamHandle {
@@ -163,7 +198,8 @@ using Key = std::array<std::int64_t, 22>;
 
 struct ProcessState {
   std::mutex mutex;
-  std::map<Key, std::shared_ptr<Planned>> graphs;
+  Recent<Key, std::shared_ptr<Planned>> graphs{kMostGraphs};
+  std::vector<std::shared_ptr<Planned>> retired;  ///< no longer kept, but perhaps still running
   std::map<std::pair<int, cudaStream_t>, std::shared_ptr<StreamHandle>> handles;
 };
 
@@ -218,15 +254,28 @@ void plan(Planned& planned, const AttentionShape& s, bool backward, int device) 
   planned.graph = std::move(graph);
 }
 
+/// Takes the graphs that were not used for longest out of the memo, and frees those that no thread and no
+/// stream uses any more. Does not wait.
+void forget_some(ProcessState& all) {
+  const auto may_go = [](const std::shared_ptr<Planned>& planned) {
+    if (planned.use_count() > 1) return false;  // a thread is about to run it
+    return !planned->captured;
+  };
+  for (auto& planned : all.graphs.shrink(may_go)) all.retired.push_back(std::move(planned));
+  std::erase_if(all.retired, [](const std::shared_ptr<Planned>& planned) { return planned->idle(); });
+}
+
 std::shared_ptr<Planned> planned_for(const AttentionShape& s, bool backward) {
   const int device = current_device();
   std::shared_ptr<Planned> planned;
   {
     ProcessState& all = process();
     const std::lock_guard lock(all.mutex);
-    std::shared_ptr<Planned>& slot = all.graphs[key_of(s, backward, device)];
-    if (slot == nullptr) slot = std::make_shared<Planned>();
+    std::shared_ptr<Planned>& slot = all.graphs.touch(key_of(s, backward, device));
+    const bool fresh = slot == nullptr;
+    if (fresh) slot = std::make_shared<Planned>();
     planned = slot;
+    if (fresh) forget_some(all);
   }
   const std::lock_guard lock(planned->mutex);
   if (!planned->made) plan(*planned, s, backward, device);
@@ -254,6 +303,7 @@ void execute(const AttentionShape& s, bool backward, Pointers& pointers, void* w
   auto result = planned->graph->execute(handle->handle, pointers, workspace);
   TESSERA_ENSURE(DeviceError, result.is_good(), "cuDNN failed to run ", backward ? "backward" : "forward",
                  " of an ", describe_shape(s), ": ", result.get_message());
+  planned->mark_use(stream);
 }
 
 void check_memory(std::initializer_list<const void*> operands) {

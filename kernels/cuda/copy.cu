@@ -1,48 +1,16 @@
 /// Copies between strided buffers.
 
 #include <algorithm>
-#include <array>
 
-#include "kernels/api/elementwise.hpp"
+#include "kernels/api/strided.hpp"
 #include "kernels/cuda/elementwise.cuh"
 
 namespace tessera::kernels::cuda {
 namespace {
 
-struct Dim {
-  std::int64_t size, src, dst;
-};
-
-/// The box with its dimensions in order of falling dst stride, those of size 1 dropped and neighbours that
-/// are contiguous in both buffers merged; padded in front with size 1.
-struct Box {
-  Dim dims[4] = {{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}};
-
-  explicit Box(const CopyStrided& p) {
-    std::array<Dim, 4> order{};
-    int count = 0;
-    for (int i = 0; i < 4; ++i) {
-      if (p.size[i] != 1)
-        order[static_cast<std::size_t>(count++)] = {p.size[i], p.src_stride[i], p.dst_stride[i]};
-    }
-    std::stable_sort(order.begin(), order.begin() + count,
-                     [](const Dim& a, const Dim& b) { return a.dst > b.dst; });
-    int last = 4;
-    for (int i = count - 1; i >= 0; --i) {
-      const Dim& dim = order[static_cast<std::size_t>(i)];
-      if (last < 4 && dim.src == dims[last].src * dims[last].size &&
-          dim.dst == dims[last].dst * dims[last].size) {
-        dims[last].size *= dim.size;
-      } else {
-        dims[--last] = dim;
-      }
-    }
-    if (count == 0) dims[3] = {1, 1, 1};
-  }
-
-  bool whole_rows() const { return dims[3].src == 1 && dims[3].dst == 1; }
-  bool contiguous() const { return dims[2].size == 1 && whole_rows(); }
-  std::int64_t elements() const { return dims[0].size * dims[1].size * dims[2].size * dims[3].size; }
+/// The box as words of several elements.
+struct Box : StridedBox {
+  using StridedBox::StridedBox;
 
   /// Whether rows can be moved `factor` elements at a time.
   bool divides(int factor) const {
@@ -79,7 +47,7 @@ struct CopyOp {
     v.to = 0;
 #pragma unroll
     for (int k = 3; k >= 0; --k) {
-      const Dim& dim = box.dims[k];
+      const StridedDim& dim = box.dims[k];
       if (dim.size == 1) continue;
       const RowCol at = k == 0 ? RowCol{0, i} : row_col(i, dim.size);
       from += at.col * dim.src;
@@ -101,7 +69,7 @@ constexpr int kTile = 32, kTileLines = 8;
 /// A transposition: `in` is the dimension along which src is contiguous, `out` that of dst, `batch` the two
 /// others. A block moves a square tile by way of shared memory, so that both sides are accessed along lines.
 struct Transposition {
-  Dim in, out, batch[2];
+  StridedDim in, out, batch[2];
   std::int64_t in_tiles, out_tiles;
 };
 
@@ -175,6 +143,7 @@ void transpose(const Box& box, int in, const CopyStrided& p, const Launch& where
 template <typename Word>
 void copy_box(const CopyStrided& p, const Launch& where) {
   const Box box(p);
+  if (box.elements() == 0) return;
   if (box.contiguous()) {
     const std::size_t bytes = static_cast<std::size_t>(box.elements()) * sizeof(Word);
     return check(cudaMemcpyAsync(p.dst, p.src, bytes, cudaMemcpyDeviceToDevice,
@@ -193,19 +162,7 @@ void copy_box(const CopyStrided& p, const Launch& where) {
 }  // namespace
 
 void copy_strided(const CopyStrided& params, const Launch& launch) {
-  for (const std::int64_t size : params.size) {
-    if (size == 0) return;
-  }
-  switch (size_of(params.dtype)) {
-    case 8:
-      return copy_box<std::uint64_t>(params, launch);
-    case 4:
-      return copy_box<std::uint32_t>(params, launch);
-    case 2:
-      return copy_box<std::uint16_t>(params, launch);
-    default:
-      return copy_box<std::uint8_t>(params, launch);
-  }
+  visit_word(params.dtype, [&](auto word) { copy_box<decltype(word)>(params, launch); });
 }
 
 }  // namespace tessera::kernels::cuda

@@ -12,7 +12,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/gemm_cache.hpp"
@@ -48,8 +50,9 @@ struct DeviceState {
 struct ProcessState {
   std::mutex mutex;
   std::unordered_map<int, std::unique_ptr<DeviceState>> devices;
-  GemmTuning tuning;
-  GemmCache winners;
+  bool tune = false;
+  GemmMemo memo;
+  std::string note;
 };
 
 ProcessState& process() {
@@ -173,60 +176,60 @@ std::string cache_key(const DeviceState& device, const ProductKey& key) {
   return gemm_cache_key(device.name, cublasLtGetVersion(), key.text());
 }
 
-/// A winner of an earlier run, if this library accepts it for this problem.
+/// The choice of an earlier run, if this library accepts it for this problem; with `timed` only the fastest.
 std::optional<cublasLtMatmulAlgo_t> remembered(DeviceState& device, const Descriptors& descriptors,
-                                               const ProductKey& key) {
+                                               const ProductKey& key, bool timed) {
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
-  const auto found = all.winners.find(cache_key(device, key));
-  if (found == all.winners.end()) return std::nullopt;
+  const KeptAlgorithm* const kept = all.memo.find(cache_key(device, key), timed);
+  if (kept == nullptr) return std::nullopt;
   cublasLtMatmulAlgo_t algorithm{};
-  std::copy(found->second.begin(), found->second.end(), algorithm.data);
+  std::copy(kept->words.begin(), kept->words.end(), algorithm.data);
   if (!accepts(device.handle, descriptors, algorithm, kWorkspaceBytes)) return std::nullopt;
   return algorithm;
 }
 
-void remember(const DeviceState& device, const ProductKey& key, const cublasLtMatmulAlgo_t& algorithm) {
-  AlgorithmWords words;
-  std::copy(std::begin(algorithm.data), std::end(algorithm.data), words.begin());
+void remember(const DeviceState& device, const ProductKey& key, const cublasLtMatmulAlgo_t& algorithm,
+              bool timed) {
+  KeptAlgorithm kept{.words = {}, .timed = timed};
+  std::copy(std::begin(algorithm.data), std::end(algorithm.data), kept.words.begin());
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
-  all.winners[cache_key(device, key)] = words;
-  if (all.tuning.cache_path.empty()) return;
-  try {
-    save_gemm_cache(all.tuning.cache_path, all.winners);
-  } catch (const IoError&) {
-    // The place was writable when it was set. A memo that can no longer be kept is no reason to end training.
-  }
+  all.memo.put(cache_key(device, key), kept);
 }
 
 bool tuning_wanted() {
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
-  return all.tuning.tune;
+  return all.tune;
 }
 
 Choice choose(DeviceState& device, const Product& p, const Descriptors& descriptors, const ProductKey& key,
               cudaStream_t stream) {
   Choice choice;
-  if (const auto known = remembered(device, descriptors, key)) {
+  const bool tune = tuning_wanted();
+  if (const auto known = remembered(device, descriptors, key, tune)) {
     choice.exists = true;
     choice.algorithm = *known;
     return choice;
   }
-  const bool tune = tuning_wanted();
   const auto candidates =
       candidates_for(device.handle, descriptors, p, kWorkspaceBytes, tune ? kCandidates : 1);
   if (candidates.empty()) return choice;
   choice.exists = true;
   choice.algorithm = candidates.front();
-  if (!tune || candidates.size() == 1) return choice;
-  if (is_captured(stream)) {
-    choice.settled = false;
-  } else if (const auto best = fastest(device, p, candidates, workspace_of(device, stream), stream)) {
-    choice.algorithm = *best;
-    remember(device, key, *best);
+  bool timed = tune && candidates.size() == 1;  // there is nothing to compare it with
+  if (tune && !timed) {
+    if (is_captured(stream)) {
+      choice.settled = false;
+      return choice;
+    }
+    if (const auto best = fastest(device, p, candidates, workspace_of(device, stream), stream)) {
+      choice.algorithm = *best;
+      timed = true;
+    }
   }
+  remember(device, key, choice.algorithm, timed);
   return choice;
 }
 
@@ -297,15 +300,16 @@ void batched_gemm(const BatchedGemm& g, const Launch& launch) {
 }
 
 void set_gemm_tuning(const GemmTuning& tuning) {
-  GemmCache known;
-  if (!tuning.cache_path.empty()) {
-    known = load_gemm_cache(tuning.cache_path);
-    if (tuning.tune) save_gemm_cache(tuning.cache_path, known);  // whether it can be written, before any work
-  }
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
-  all.tuning = tuning;
-  all.winners = std::move(known);
+  all.note = all.memo.open(tuning.cache_path, tuning.tune);
+  all.tune = tuning.tune;
+}
+
+std::string take_gemm_note() {
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  return std::exchange(all.note, "");
 }
 
 }  // namespace tessera::kernels::cuda

@@ -12,9 +12,10 @@ constexpr int kNormBlockElements = 16;  // of a row in one of its block's thread
 
 /// The threads that share a row: one warp of several, or the block. Pack k of thread t holds the columns
 /// from base + (k * threads + t) * kColumns on; what does not fit at once comes with the next base.
-template <typename R, typename T, bool kBlock>
+template <typename R, typename T, bool kBlock,
+          int kPerThread = kBlock ? kNormBlockElements : kNormWarpElements>
 struct RowTeam {
-  static constexpr int kElements = kBlock ? kNormBlockElements : kNormWarpElements;
+  static constexpr int kElements = kPerThread;
   static constexpr int kWidth = kColumns<R, T>;
   static constexpr int kPacks = kElements / kWidth;
   using Values = float[kPacks][kWidth];

@@ -7,9 +7,14 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-/// Blocks that run at once on a multiprocessor: as many as are launched, so that the factors are computed
-/// once and not again by every wave.
+/// Blocks that run at once on a multiprocessor: as many as are launched, so that the factors are read once
+/// and not again by every wave.
 constexpr int kResidentBlocks = 4;
+
+/// The group of the block that element i lies in: the same for all elements of a pack.
+__device__ __forceinline__ std::uint8_t group_of(const GroupsOfElements& groups, std::int64_t i) {
+  return groups.of_block[static_cast<std::uint64_t>(i) / kGroupBlock];
+}
 
 /// Stands for the element type where there is no compute copy.
 struct NoModel {};
@@ -21,19 +26,23 @@ __device__ __forceinline__ void store_model(Model* model, std::int64_t i, const 
 
 template <typename Model>
 struct AdamOp {
-  static constexpr int kUnroll = 2;
+  // Two packs of five float buffers do not fit into the registers.
+  static constexpr int kUnroll = std::is_same_v<Model, float> ? 1 : 2;
   template <int N>
   struct Values {
     float grad[N], main[N], m[N], v[N];
+    std::uint8_t group;
   };
   using Factors = AdamFactors;
   Adam p;
-  Factors f;
+  float grad_factor;
+  const Factors* factors;
 
-  __device__ static Factors factors_of(const Adam& params) { return AdamFactors::of(params); }
+  __device__ static const Factors& factors_of(const GroupFactors& group) { return group.adam; }
 
   template <int N>
   __device__ void load(std::int64_t i, Values<N>& x) const {
+    x.group = group_of(p.groups, i);
     cuda::load(p.grad + i, x.grad);
     cuda::load(p.main + i, x.main);
     cuda::load(p.m + i, x.m);
@@ -41,9 +50,11 @@ struct AdamOp {
   }
   template <int N>
   __device__ void store(std::int64_t i, Values<N>& x) const {
+    if (x.group == kNoGroup) return;
+    const Factors& f = factors[x.group];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float g = x.grad[j] * f.grad + f.l2 * x.main[j];
+      const float g = x.grad[j] * grad_factor + f.l2 * x.main[j];
       x.m[j] = x.m[j] + f.blend1 * (g - x.m[j]);
       x.v[j] = x.v[j] * f.beta2 + (f.blend2 * g) * g;
       x.main[j] = x.main[j] * f.decay - f.step * x.m[j] / (sqrtf(x.v[j]) * f.root + f.eps);
@@ -55,41 +66,38 @@ struct AdamOp {
   }
 };
 
-struct SgdFactors {
-  float grad, lr, decay;
-};
-
 template <typename Model, bool kMomentum>
 struct SgdOp {
   static constexpr int kUnroll = 2;
   template <int N>
   struct Values {
     float grad[N], main[N], momentum[N];
+    std::uint8_t group;
   };
   using Factors = SgdFactors;
   Sgd p;
-  Factors f;
+  float grad_factor;
+  const Factors* factors;
 
-  __device__ static Factors factors_of(const Sgd& params) {
-    const UpdateState& s = *params.state;
-    return {static_cast<float>(s.grad_factor), static_cast<float>(s.lr * params.lr_factor),
-            static_cast<float>(s.weight_decay * params.decay_factor)};
-  }
+  __device__ static const Factors& factors_of(const GroupFactors& group) { return group.sgd; }
 
   template <int N>
   __device__ void load(std::int64_t i, Values<N>& x) const {
+    x.group = group_of(p.groups, i);
     cuda::load(p.grad + i, x.grad);
     cuda::load(p.main + i, x.main);
     if constexpr (kMomentum) cuda::load(p.buffer + i, x.momentum);
   }
   template <int N>
   __device__ void store(std::int64_t i, Values<N>& x) const {
+    if (x.group == kNoGroup) return;
+    const Factors& f = factors[x.group];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      float update = x.grad[j] * f.grad + f.decay * x.main[j];
-      if constexpr (kMomentum) {
-        x.momentum[j] = p.momentum * x.momentum[j] + update;
-        update = p.nesterov ? update + p.momentum * x.momentum[j] : x.momentum[j];
+      float update = x.grad[j] * grad_factor + f.decay * x.main[j];
+      if (kMomentum && f.momentum != 0.0f) {
+        x.momentum[j] = f.momentum * x.momentum[j] + update;
+        update = p.nesterov ? update + f.momentum * x.momentum[j] : x.momentum[j];
       }
       x.main[j] -= f.lr * update;
     }
@@ -101,15 +109,12 @@ struct SgdOp {
 
 template <typename Op, int N, typename Params>
 __global__ void __launch_bounds__(kElementwiseThreads, kResidentBlocks) update_kernel(Params p) {
-  __shared__ typename Op::Factors factors;
-  __shared__ int skip;
-  if (threadIdx.x == 0) {
-    skip = p.state->skip;
-    if (skip == 0) factors = Op::factors_of(p);
-  }
+  __shared__ typename Op::Factors factors[kMostGroups];
+  if (p.state->skip != 0) return;
+  for (int group = static_cast<int>(threadIdx.x); group < p.groups.count; group += kElementwiseThreads)
+    factors[group] = Op::factors_of(p.groups.factors[group]);
   __syncthreads();
-  if (skip != 0) return;
-  const Op op{p, factors};
+  const Op op{p, static_cast<float>(p.state->grad_factor), factors};
   for_packs<N>(op, p.n);
 }
 
@@ -142,10 +147,19 @@ void update(const Params& p, bool aligned, const Launch& where) {
 
 __global__ void begin_update_kernel(BeginUpdate p) { p.run(); }
 
+__global__ void __launch_bounds__(UpdateGroups::kMost) update_groups_kernel(UpdateGroups p) {
+  const auto group = static_cast<int>(threadIdx.x);
+  if (group < p.count) p.run(group);
+}
+
 }  // namespace
 
 void begin_update(const BeginUpdate& params, const Launch& where) {
   launch(begin_update_kernel, dim3(1), dim3(1), 0, where, params);
+}
+
+void update_groups(const UpdateGroups& params, const Launch& where) {
+  launch(update_groups_kernel, dim3(1), dim3(UpdateGroups::kMost), 0, where, params);
 }
 
 void adam(const Adam& params, const Launch& where) {

@@ -76,6 +76,10 @@ void column_parts(const ColumnSum& p, int parts, const Launch& where) {
   launch(column_parts_kernel<T, N>, grid, dim3(kWarp, kLines), 0, where, p, parts);
 }
 
+constexpr int kSumPack = 4;
+/// Fewer floats than this are not worth a block.
+constexpr std::int64_t kSmallestPart = 32 * kThreads;
+
 /// What a sum adds up, in double.
 struct Identity {
   __device__ static double of(float x) { return static_cast<double>(x); }
@@ -84,20 +88,12 @@ struct Square {
   __device__ static double of(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 };
 
-constexpr int kSumPack = 4;
-/// Fewer floats than this are not worth a block.
-constexpr std::int64_t kSmallestPart = 32 * kThreads;
-
-/// Which float goes to which thread does not depend on alignment, so that the sum does not either.
+/// Adds this thread's part of x[0] .. x[n - 1] to `total`.
 template <typename Map, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(const float* x, std::int64_t n, std::int64_t part_size, double* scratch) {
-  __shared__ double warps[kWarp];
-  const std::int64_t begin = min(n, blockIdx.x * part_size), end = min(n, begin + part_size);
-  double total[kSumPack] = {};
-  std::int64_t i = begin + threadIdx.x * kSumPack;
+__device__ __forceinline__ void add_part(const float* x, std::int64_t n, double (&total)[kSumPack]) {
+  std::int64_t i = threadIdx.x * kSumPack;
 #pragma unroll 4
-  for (; i + kSumPack <= end; i += kThreads * kSumPack) {
+  for (; i + kSumPack <= n; i += kThreads * kSumPack) {
     float v[kSumPack];
     if constexpr (kAligned) {
       load(x + i, v);
@@ -108,9 +104,41 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kSumPack; ++j) total[j] += Map::of(v[j]);
   }
-  for (; i < end; ++i) total[0] += Map::of(x[i]);  // the last few of all, in one thread
+  for (; i < n; ++i) total[0] += Map::of(x[i]);  // the last few of all, in one thread
+}
+
+/// Which float goes to which thread does not depend on alignment, so that the sum does not either.
+template <typename Map>
+__device__ __forceinline__ void add_part(const float* x, std::int64_t n, double (&total)[kSumPack]) {
+  if (reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+    add_part<Map, true>(x, n, total);
+  } else {
+    add_part<Map, false>(x, n, total);
+  }
+}
+
+__device__ __forceinline__ void put_total(const double (&total)[kSumPack], double* scratch) {
+  __shared__ double warps[kWarp];
   const double sum = block_sum((total[0] + total[1]) + (total[2] + total[3]), warps);
   if (threadIdx.x == 0) scratch[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(const float* x, std::int64_t n, std::int64_t part_size, double* scratch) {
+  const std::int64_t begin = min(n, blockIdx.x * part_size), end = min(n, begin + part_size);
+  double total[kSumPack] = {};
+  add_part<Identity>(x + begin, end - begin, total);
+  put_total(total, scratch);
+}
+
+/// Block b takes runs b, b + blocks, ...
+__global__ void __launch_bounds__(kThreads) sum_squares_kernel(SumSquares p) {
+  double total[kSumPack] = {};
+  for (std::int64_t i = blockIdx.x; i < p.num_runs; i += gridDim.x) {
+    const SumRun run = p.runs[i];
+    add_part<Square>(p.x + run.begin, run.count, total);
+  }
+  put_total(total, p.scratch);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -122,18 +150,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *out = add ? *out + total : total;
 }
 
-template <typename Map>
-void sum_of(const float* x, std::int64_t n, bool add, double* out, double* scratch, const Launch& where) {
-  const auto parts = static_cast<int>(std::clamp<std::int64_t>(n / kSmallestPart, 1, kSumParts));
-  constexpr std::int64_t kStep = kThreads * kSumPack;
-  const std::int64_t part_size = ceil_div(ceil_div(n, std::int64_t{parts}), kStep) * kStep;
-  const dim3 grid(static_cast<unsigned>(parts)), block(kThreads);
-  if (is_aligned(x, 16)) {
-    launch(sum_parts_kernel<Map, true>, grid, block, 0, where, x, n, part_size, scratch);
-  } else {
-    launch(sum_parts_kernel<Map, false>, grid, block, 0, where, x, n, part_size, scratch);
-  }
-  launch(sum_total_kernel, dim3(1), block, 0, where, scratch, parts, add, out);
+void add_parts(const double* scratch, int parts, bool add, double* out, const Launch& where) {
+  launch(sum_total_kernel, dim3(1), dim3(kThreads), 0, where, scratch, parts, add, out);
 }
 
 }  // namespace
@@ -150,11 +168,18 @@ void column_sum(const ColumnSum& params, const Launch& where) {
 }
 
 void sum_squares(const SumSquares& params, const Launch& where) {
-  sum_of<Square>(params.x, params.n, true, params.out, params.scratch, where);
+  const auto parts = static_cast<int>(std::min<std::int64_t>(params.num_runs, kSumParts));
+  launch(sum_squares_kernel, dim3(static_cast<unsigned>(parts)), dim3(kThreads), 0, where, params);
+  add_parts(params.scratch, parts, true, params.out, where);
 }
 
 void sum(const Sum& params, const Launch& where) {
-  sum_of<Identity>(params.x, params.n, params.add, params.out, params.scratch, where);
+  const auto parts = static_cast<int>(std::clamp<std::int64_t>(params.n / kSmallestPart, 1, kSumParts));
+  constexpr std::int64_t kStep = kThreads * kSumPack;
+  const std::int64_t part_size = ceil_div(ceil_div(params.n, std::int64_t{parts}), kStep) * kStep;
+  launch(sum_parts_kernel, dim3(static_cast<unsigned>(parts)), dim3(kThreads), 0, where, params.x, params.n,
+         part_size, params.scratch);
+  add_parts(params.scratch, parts, params.add, params.out, where);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -49,7 +49,9 @@ TESSERA_NO_CUDA(gemm, Gemm)
 TESSERA_NO_CUDA(add_norm_forward, AddNormForward)
 TESSERA_NO_CUDA(add_norm_backward, AddNormBackward)
 TESSERA_NO_CUDA(norm_weight_grad, NormWeightGrad)
+TESSERA_NO_CUDA(add_norm_gradients, AddNormGradients)
 TESSERA_NO_CUDA(begin_update, BeginUpdate)
+TESSERA_NO_CUDA(update_groups, UpdateGroups)
 TESSERA_NO_CUDA(adam, Adam)
 TESSERA_NO_CUDA(sgd, Sgd)
 TESSERA_NO_CUDA(column_sum, ColumnSum)
@@ -65,6 +67,8 @@ std::size_t attention_forward_workspace(const AttentionShape&, int) {
 std::size_t attention_backward_workspace(const AttentionShape&, int) {
   no_cuda("attention_backward_workspace");
 }
+
+int norm_gradient_parts(std::int64_t, std::int64_t) { no_cuda("norm_gradient_parts"); }
 
 Description describe() { return {{"cuda", "not in this build"}}; }
 

@@ -18,5 +18,6 @@ namespace {
 void batched_gemm(const BatchedGemm&, const Launch&) { no_cuda("batched_gemm"); }
 void gemm_finish(const GemmFinish&, const Launch&) { no_cuda("gemm_finish"); }
 void set_gemm_tuning(const GemmTuning&) { no_cuda("set_gemm_tuning"); }
+std::string take_gemm_note() { return ""; }
 
 }  // namespace tessera::kernels::cuda

@@ -29,9 +29,16 @@ class AddNormFunction final : public Function {
 
   void backward_weight(const ExecCtx& ctx) override {
     if (!dy_ || !weight_.trained()) return;
-    const float beta = weight_.next_beta();
-    if (bias_) bias_->next_beta();  // written by the same pass, so always with the same beta
-    ops::norm_weight_grad(ctx, saved_, dy_, weight_.grad(), bias_ ? bias_->grad() : Tensor(), beta, options_);
+    const ops::NormWeightSums sums = next_sums();
+    ops::norm_weight_grad(ctx, saved_, dy_, sums.dweight, sums.dbias, sums.beta, options_);
+  }
+
+  Tensors backward(const ExecCtx& ctx, Tensors grads) override {
+    if (!grads[1] || !weight_.trained()) return backward_input(ctx, std::move(grads));
+    Tensor dresidual = std::move(grads[0]);
+    ops::AddNormGrad grad = ops::add_norm_gradients(ctx, saved_, weight_.main(), grads[1], dresidual,
+                                                    has_branch_, next_sums(), options_, dropout_);
+    return {std::move(grad.residual), std::move(grad.branch)};
   }
 
   std::vector<Parameter*> parameters() const override {
@@ -42,6 +49,12 @@ class AddNormFunction final : public Function {
   }
 
  private:
+  /// The gradients of weight and bias. One pass writes both, so always with the same beta.
+  ops::NormWeightSums next_sums() const {
+    const float beta = weight_.next_beta();
+    if (bias_) bias_->next_beta();
+    return {weight_.grad(), bias_ ? bias_->grad() : Tensor(), beta};
+  }
   /// The gradient of the branch when the norm itself was not used further on.
   Tensor branch_of(const ExecCtx& ctx, const Tensor& dresidual) const {
     Tensor branch = dresidual.dtype() == options_.out ? dresidual : ops::cast(ctx, dresidual, options_.out);

@@ -240,7 +240,7 @@ void describe(Visitor& visit, Section& c) {
   visit.field("tune_gemm", c.tune_gemm,
               "CUDA: time the algorithms of each new matrix product and keep the fastest");
   visit.field("gemm_cache", c.gemm_cache,
-              "CUDA: file that keeps the fastest between runs, by GPU and cuBLASLt version");
+              "CUDA: file that keeps the choice of algorithms between runs, by GPU and cuBLASLt version");
 }
 
 template <typename Visitor, IsSection<Config> Section>

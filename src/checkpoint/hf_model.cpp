@@ -4,11 +4,12 @@
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
+#include "checkpoint/hf_storage.hpp"
 #include "checkpoint/json_strict.hpp"
+#include "checkpoint/slice_runs.hpp"
 #include "checkpoint/tessera_folder.hpp"
 #include "checkpoint/transpose.hpp"
 #include "tessera/checkpoint/hf.hpp"
-#include "tessera/checkpoint/sharded.hpp"
 
 namespace tessera {
 namespace {
@@ -49,11 +50,16 @@ struct HfModel::Impl {
   HfModelConfig config;
   std::optional<HfSource> source;
   std::vector<std::string> notes;
-  ShardedReader files;
+  std::unique_ptr<HfStorage> tensors;
   std::vector<HfMapping> mappings;
   std::unordered_map<std::string, const HfMapping*> by_name;
 
-  Impl(fs::path folder, HfModelConfig c) : dir(std::move(folder)), config(std::move(c)), files(dir) {}
+  Impl(fs::path folder, HfModelConfig c, std::unique_ptr<HfStorage> storage)
+      : dir(std::move(folder)), config(std::move(c)), tensors(std::move(storage)) {}
+
+  /// A model in Hugging Face's form, compared with its configuration.
+  static std::unique_ptr<Impl> checked(fs::path origin, std::string config_json,
+                                       const std::string& config_origin, std::unique_ptr<HfStorage> storage);
 
   void take_mappings(std::vector<HfMapping> list) {
     mappings = std::move(list);
@@ -68,28 +74,28 @@ struct HfModel::Impl {
     return *it->second;
   }
 
-  DType dtype_of(const HfMapping& mapping) const { return files.find(mapping.parts.front().name)->dtype; }
+  DType dtype_of(const HfMapping& mapping) const { return tensors->find(mapping.parts.front().name)->dtype; }
 
-  /// Compares what the files hold with what the mappings need; `allowed` may be there besides.
-  void check_files(const std::set<std::string>& allowed) const {
+  /// Compares what is there with what the mappings need; `allowed` may be there besides.
+  void check_tensors(const std::set<std::string>& allowed) const {
     Mismatches bad;
     std::set<std::string> wanted = allowed;
     for (const auto& mapping : mappings) {
       for (const auto& part : mapping.parts) {
         wanted.insert(part.name);
-        const SafetensorsEntry* entry = files.find(part.name);
+        const SafetensorsEntry* entry = tensors->find(part.name);
         if (!entry) {
           bad.missing.push_back(detail::concat(part.name, " ", part.shape));
         } else if (!(entry->shape == part.shape)) {
           bad.other_shape.push_back(
               detail::concat(part.name, " is ", entry->shape, ", the configuration implies ", part.shape));
-        } else if (const SafetensorsEntry* first = files.find(mapping.parts.front().name);
+        } else if (const SafetensorsEntry* first = tensors->find(mapping.parts.front().name);
                    !is_weight_dtype(entry->dtype) || (first && first->dtype != entry->dtype)) {
           bad.other_dtype.push_back(detail::concat(part.name, " ", entry->dtype));
         }
       }
     }
-    for (const auto& entry : files.entries()) {
+    for (const auto& entry : tensors->entries()) {
       if (!wanted.contains(entry.name))
         bad.unexpected.push_back(detail::concat(entry.name, " ", entry.shape));
     }
@@ -105,8 +111,8 @@ struct HfModel::Impl {
 void HfModel::Impl::check_tied_copies() const {
   const auto& names = source->embedding_names;
   if (names.size() < 2) return;
-  const SafetensorsEntry& a = *files.find(names[0]);
-  const SafetensorsEntry& b = *files.find(names[1]);
+  const SafetensorsEntry& a = *tensors->find(names[0]);
+  const SafetensorsEntry& b = *tensors->find(names[1]);
   const auto refuse = [&] {
     bad_file(dir, "tensor '" + names[1] + "'",
              "differs from '" + names[0] + "' although tie_word_embeddings says they are one",
@@ -121,8 +127,8 @@ void HfModel::Impl::check_tied_copies() const {
     const TensorSlice slice = TensorSlice::rows(a.shape, row, std::min(rows, row + step));
     one.resize(static_cast<std::size_t>(slice.shape[0]) * row_bytes);
     two.resize(one.size());
-    files.read_slice(names[0], slice, one);
-    files.read_slice(names[1], slice, two);
+    tensors->read_slice(names[0], slice, one);
+    tensors->read_slice(names[1], slice, two);
     if (one != two) refuse();
   }
 }
@@ -131,19 +137,15 @@ void HfModel::Impl::describe_source(const std::string& prefix, std::string confi
   HfSource facts;
   facts.prefix = prefix;
   facts.config_json = std::move(config_json);
-  facts.has_index = files.has_index();
-  facts.index_metadata = files.index_metadata();
-  for (const auto& entry : files.entries()) {
-    if (is_stored_buffer(config, prefix, entry.name)) {
-      facts.ignored.push_back(entry.name);
-    } else {
-      facts.weight_map[entry.name] = files.file_of(entry.name);
-    }
+  tensors->describe(facts);
+  for (const auto& entry : tensors->entries()) {
+    if (!is_stored_buffer(config, prefix, entry.name)) continue;
+    facts.ignored.push_back(entry.name);
+    facts.weight_map.erase(entry.name);
   }
-  for (const auto& file : files.files()) facts.file_metadata[file] = files.metadata_of(file);
   const std::string embedding = mapping_of(kEmbedding).parts[0].name;
-  if (files.find(embedding)) facts.embedding_names.push_back(embedding);
-  if (config.tied_head && files.find(kHfHead)) facts.embedding_names.push_back(kHfHead);
+  if (tensors->find(embedding)) facts.embedding_names.push_back(embedding);
+  if (config.tied_head && tensors->find(kHfHead)) facts.embedding_names.push_back(kHfHead);
   if (facts.embedding_names.empty()) facts.embedding_names.push_back(embedding);
   source = std::move(facts);
 }
@@ -175,59 +177,93 @@ void HfModel::read(const std::string& name, std::span<std::byte> out) const {
     const std::span<std::byte> target = out.first(part_bytes);
     out = out.subspan(part_bytes);
     if (!part.transposed) {
-      impl_->files.read(part.name, target);
+      impl_->tensors->read_slice(part.name, TensorSlice::whole(part.shape), target);
       continue;
     }
     for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t rows, std::span<std::byte> block) {
-      impl_->files.read_slice(part.name, TensorSlice::rows(part.shape, row, row + rows), block);
+      impl_->tensors->read_slice(part.name, TensorSlice::rows(part.shape, row, row + rows), block);
       put_rows_as_columns(block, target, part.shape, row, rows, element);
     });
   }
 }
 
 void HfModel::read_f32(const std::string& name, std::span<float> out) const {
+  read_f32(name, TensorSlice::whole(impl_->mapping_of(name).shape), out);
+}
+
+void HfModel::read_f32(const std::string& name, const TensorSlice& slice, std::span<float> out) const {
   const HfMapping& mapping = impl_->mapping_of(name);
+  check_slice(name, mapping.shape, slice);
+  TESSERA_CHECK_EQ(static_cast<std::int64_t>(out.size()), slice.shape.numel(), "elements of '", name, "'");
   const DType dtype = impl_->dtype_of(mapping);
-  const auto bytes = std::as_writable_bytes(out);
-  if (dtype == DType::f32) return read(name, bytes);
-  TESSERA_CHECK(out.size() == static_cast<std::size_t>(mapping.shape.numel()), "parameter '", name, "' has ",
-                mapping.shape.numel(), " elements; the buffer ", out.size());
-  std::vector<std::byte> stored(out.size() * size_of(dtype));
-  read(name, stored);
-  convert_floats(dtype, stored, DType::f32, bytes);
+  std::vector<std::byte> stored(out.size() * size_of(dtype)), block;
+  std::int64_t row = 0;  // of the parameter, where the next part begins
+  std::span<std::byte> target = stored;
+  for (const HfPart& part : mapping.parts) {
+    TensorSlice own = TensorSlice::whole(part.shape);
+    if (part.transposed) std::swap(own.shape[0], own.shape[1]);
+    own.offset[0] = row;
+    row += own.shape[0];
+    std::optional<TensorSlice> wanted = intersect(own, slice);
+    if (!wanted) continue;
+    wanted->offset[0] -= own.offset[0];
+    const std::size_t bytes = static_cast<std::size_t>(wanted->shape.numel()) * size_of(dtype);
+    if (!part.transposed) {
+      impl_->tensors->read_slice(part.name, *wanted, target.first(bytes));
+    } else {
+      std::swap(wanted->shape[0], wanted->shape[1]);
+      std::swap(wanted->offset[0], wanted->offset[1]);
+      block.resize(bytes);
+      impl_->tensors->read_slice(part.name, *wanted, block);
+      put_rows_as_columns(block, target.first(bytes), wanted->shape, 0, wanted->shape[0], size_of(dtype));
+    }
+    target = target.subspan(bytes);
+  }
+  convert_floats(dtype, stored, DType::f32, std::as_writable_bytes(out));
+}
+
+std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::string config_json,
+                                                      const std::string& config_origin,
+                                                      std::unique_ptr<HfStorage> storage) {
+  std::vector<std::string> notes;
+  HfModelConfig config = parse_hf_config(config_json, config_origin, &notes);
+  auto impl = std::make_unique<Impl>(std::move(origin), std::move(config), std::move(storage));
+  impl->notes = std::move(notes);
+  const std::string usual = usual_prefix(impl->config);
+  const auto& entries = impl->tensors->entries();
+  const bool prefixed = std::any_of(entries.begin(), entries.end(),
+                                    [&](const auto& entry) { return entry.name.starts_with(usual); });
+  const std::string prefix = prefixed ? usual : "";
+  impl->take_mappings(map_names(impl->config, prefix));
+  impl->describe_source(prefix, std::move(config_json));
+  std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());
+  allowed.insert(impl->source->embedding_names.begin(), impl->source->embedding_names.end());
+  impl->mappings.front().parts.front().name = impl->source->embedding_names.front();
+  impl->check_tensors(allowed);
+  impl->check_tied_copies();
+  return impl;
 }
 
 HfModel open_hf(const fs::path& dir) {
   const fs::path config_path = dir / "config.json";
   std::string text = read_text(config_path, kMaxConfigBytes, SymbolicLinks::follow);
-  std::vector<std::string> notes;
-  HfModelConfig config = parse_hf_config(text, config_path.string(), &notes);
-  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(config));
-  impl->notes = std::move(notes);
-  const std::string usual = usual_prefix(impl->config);
-  const auto& entries = impl->files.entries();
-  const bool prefixed = std::any_of(entries.begin(), entries.end(),
-                                    [&](const auto& entry) { return entry.name.starts_with(usual); });
-  const std::string prefix = prefixed ? usual : "";
-  impl->take_mappings(map_names(impl->config, prefix));
-  impl->describe_source(prefix, std::move(text));
-  std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());
-  allowed.insert(impl->source->embedding_names.begin(), impl->source->embedding_names.end());
-  impl->mappings.front().parts.front().name = impl->source->embedding_names.front();
-  impl->check_files(allowed);
-  impl->check_tied_copies();
-  return HfModel(std::move(impl));
+  return HfModel(HfModel::Impl::checked(dir, std::move(text), config_path.string(), files_of(dir)));
+}
+
+HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors) {
+  return HfModel(HfModel::Impl::checked("the model's state_dict", config_json, "the model's config",
+                                        memory_of(std::move(tensors))));
 }
 
 HfModel open_tessera(const fs::path& dir) {
   TesseraFolder folder = read_tessera_json(dir);
-  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(folder.config));
+  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(folder.config), files_of(dir));
   impl->source = std::move(folder.source);
   std::vector<HfMapping> identity;
   for (const TensorSpec& spec : parameter_specs(impl->config))
     identity.push_back({spec.name, spec.shape, {{spec.name, spec.shape, false}}});
   impl->take_mappings(std::move(identity));
-  impl->check_files({});
+  impl->check_tensors({});
   return HfModel(std::move(impl));
 }
 

@@ -111,6 +111,10 @@ bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, st
 
 }  // namespace checkpoint_detail
 
+std::vector<HfMapping> hf_mappings(const HfModelConfig& config) {
+  return checkpoint_detail::map_names(config, checkpoint_detail::usual_prefix(config));
+}
+
 std::vector<TensorSpec> parameter_specs(const HfModelConfig& config) {
   std::vector<TensorSpec> specs;
   for (const auto& mapping : checkpoint_detail::map_names(config, ""))

@@ -9,19 +9,6 @@
 
 namespace tessera::checkpoint_detail {
 
-struct HfPart {
-  std::string name;
-  Shape shape;
-  bool transposed = false;  ///< stored [in, out], as GPT-2's Conv1D does
-};
-
-/// A Tessera parameter: its parts one after another along the first dimension.
-struct HfMapping {
-  std::string name;
-  Shape shape;
-  std::vector<HfPart> parts;
-};
-
 /// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except
 /// lm_head.weight.
 std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix);

@@ -80,7 +80,7 @@ struct LocalExchange : LocalWork {
 };
 
 /// What the ranks of one group share.
-class LocalGroup {
+class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:
   using Clock = std::chrono::steady_clock;
   using Request = LocalCommunicator::Request;
@@ -147,6 +147,7 @@ class LocalGroup {
   std::map<std::uint64_t, std::shared_ptr<LocalCollective>> collectives_;  // not all ranks are there yet
   std::map<ChannelKey, Channel> channels_;                                 // none is empty
   std::vector<std::weak_ptr<LocalGroup>> children_;                        // groups split from this one
+  std::shared_ptr<LocalGroup> parent_;  // lives on, so that an abort finds the way from its parents here
 };
 
 /// Executes a collective on the tensors of all ranks (element r: rank r's call).

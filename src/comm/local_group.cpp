@@ -111,6 +111,7 @@ void LocalGroup::divide(LocalCollective& work) {
     for (const int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
     const auto& name = calls[static_cast<std::size_t>(members.front())].name;
     const auto group = std::make_shared<LocalGroup>(name, std::move(ranks), options_);
+    group->parent_ = shared_from_this();
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& call = calls[static_cast<std::size_t>(members[i])];
       call.group = group;

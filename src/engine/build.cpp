@@ -50,9 +50,10 @@ Device device_of(const DeviceConfig& config) {
 }
 
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
-                                     std::shared_ptr<Communicator> world) {
+                                     std::shared_ptr<Communicator> world, ParamGroups groups) {
   EngineOptions options = EngineOptions::from(config);
   options.trainable = trainable;
+  options.groups = std::move(groups);
   const Device device = device_of(config.device);
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
   const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)

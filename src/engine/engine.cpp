@@ -20,6 +20,43 @@ LossScale loss_scale_of(const TrainingConfig& training) {
                    .hysteresis = static_cast<std::int32_t>(training.hysteresis)}};
 }
 
+std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
+  if (groups.groups.empty()) return nullptr;
+  return [groups](const Parameter& parameter) { return groups.freezes(parameter); };
+}
+
+Model::Output of(Engine::Output output) {
+  return output == Engine::Output::logits ? Model::Output::logits : Model::Output::losses;
+}
+
+/// Rows of a micro-batch, [seq * n, width] or [seq * n], into fp32 `result` [n, seq, width].
+void copy_batch_major(const ExecCtx& ctx, const Tensor& rows, const Tensor& result) {
+  Tensor value = ops::contiguous(ctx, rows);
+  if (value.dtype() != DType::f32) value = ops::cast(ctx, value, DType::f32);
+  ops::copy(ctx, value.view({result.size(1), result.size(0), result.size(2)}).transpose(0, 1), result);
+}
+
+Tensor batch_major(const ExecCtx& ctx, const Tensor& rows, std::int64_t samples, std::int64_t seq_length) {
+  const Tensor result =
+      Tensor::empty(ctx, {samples, seq_length, rows.numel() / (samples * seq_length)}, DType::f32);
+  copy_batch_major(ctx, rows, result);
+  return rows.rank() > 1 ? result : result.view({samples, seq_length});
+}
+
+/// The way back for a gradient [n, seq, width] or [n, seq] of `rows`, still in fp32.
+Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& rows) {
+  const std::int64_t n = gradient.size(0), seq = gradient.size(1), width = gradient.numel() / (n * seq);
+  TESSERA_CHECK_EQ(rows.numel(), n * seq * width, "elements of the upstream gradient");
+  const Tensor result = Tensor::empty(ctx, {seq, n, width}, DType::f32);
+  ops::copy(ctx, gradient.view({n, seq, width}).transpose(0, 1), result);
+  return result.view(rows.shape());
+}
+
+Tensor finish_gradient(const ExecCtx& ctx, Tensor gradient, const Tensor& loss_scale, DType dtype) {
+  if (loss_scale) ops::scale_by(ctx, gradient, loss_scale);
+  return dtype == DType::f32 ? gradient : ops::cast(ctx, gradient, dtype);
+}
+
 }  // namespace
 
 /// A batch whose tapes wait for a gradient.
@@ -28,13 +65,18 @@ struct Engine::Forwarded {
   std::unique_ptr<Stage> stage;
 };
 
-/// A step whose result was not read yet. What it computed with stays until then.
+struct Engine::PassesUnderWay {
+  HostCopy loss_sum;
+  double targets = 0;
+  Spans forward, backward;
+};
+
+/// A step whose result was not read yet.
 struct Engine::StepUnderWay {
-  Batch batch;
-  std::unique_ptr<Stage> stage;
-  LossUnderWay loss;
+  PassesUnderWay passes;
   Spans update;
   StepReport report;
+  std::vector<ExecutedAction> executed = {};
 };
 
 EngineOptions EngineOptions::from(const Config& config) {
@@ -68,10 +110,11 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                          return mesh->tp_block(copies);
                                        }},
                             .zero_stage = options.layout.zero_stage,
-                            .bucket_elements = options.layout.bucket_elements})),
-      optimizer_(options.trainable
-                     ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer, options.loss_scale)
-                     : nullptr),
+                            .bucket_elements = options.layout.bucket_elements,
+                            .frozen = frozen_by(options.groups)})),
+      optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
+                                                                 options.loss_scale, options.groups)
+                                   : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]) {
@@ -89,15 +132,14 @@ StepReport Engine::step(const Batch& batch) {
 }
 
 void Engine::launch_step(const Batch& batch) {
-  auto step =
-      std::make_unique<StepUnderWay>(batch, nullptr, LossUnderWay{}, Spans(ctx_.stream), StepReport{});
   const std::vector<AxisTraffic> before = traffic();
-  step->loss = launch_forward_backward(step->batch, 1.0, step->stage);
+  auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
+  params_->add_call(1.0);
   {
     const Spans::Span span(step->update);
     launch_update();
   }
-  for (const ExecutedAction& action : executor_.executed()) step->report.times.bubble += action.waited_s;
+  step->executed = executor_.executed();
   step->report.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
   step->report.traffic = since(before);
   steps_.push_back(std::move(step));
@@ -109,103 +151,160 @@ StepReport Engine::finish_step() {
   steps_.pop_front();
   StepReport result = std::move(step->report);
   const std::vector<AxisTraffic> before = traffic();
-  result.loss = read(step->loss);
+  result.loss = read_loss(step->passes);
   const std::vector<AxisTraffic> more = since(before);
   for (std::size_t i = 0; i < more.size(); ++i) {
     result.traffic[i].bytes_sent += more[i].bytes_sent;
     result.traffic[i].wait_s += more[i].wait_s;
   }
   result.update = finish_update();
-  result.times.forward = step->stage->forward_spans().seconds();
-  result.times.backward = step->stage->backward_spans().seconds();
+  result.times.forward = step->passes.forward.seconds();
+  result.times.backward = step->passes.backward.seconds();
   result.times.update = step->update.seconds();
+  result.times.bubble = stalled_s(step->executed);
   return result;
 }
 
 double Engine::forward_backward(const Batch& batch, double factor) {
-  std::unique_ptr<Stage> stage;
-  return read(launch_forward_backward(batch, factor, stage));
+  const PassesUnderWay passes = launch_passes(batch);
+  params_->add_call(factor);
+  return read_loss(passes);
 }
 
-Engine::LossUnderWay Engine::launch_forward_backward(const Batch& batch, double factor,
-                                                     std::unique_ptr<Stage>& stage) {
+Engine::PassesUnderWay Engine::launch_passes(const Batch& batch) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, true);
   const double targets = sum_over_data(static_cast<double>(count_targets(batch)));
-  TESSERA_CHECK(targets > 0, "no label of this batch counts: all ", batch.labels.size(), " are -100");
-  stage = make_stage(batch, Model::Output::losses, true, true);
+  TESSERA_CHECK(targets > 0, "no label of this batch counts: all are ", kIgnoredLabel);
+  const auto stage = make_stage(batch, {.output = Model::Output::losses});
   stage->set_loss_gradient(1.0 / targets, optimizer_->loss_scale());
-  open_call(stage->micro_batches());
-  executor_.run(schedule(stage->micro_batches(), false), *stage);
-  params_->finish_call(factor);
-  samples_this_step_ += batch.batch * mesh_->shape().dp;
-  return {copy_of(stage->loss_sum()), targets};
+  begin_call(stage->full_micro_batches());
+  run(*stage, false);
+  params_->close_call();
+  count_samples(batch);
+  return {HostCopy(ctx_, stage->loss_sum()), targets, stage->forward_spans(), stage->backward_spans()};
 }
 
-HostCopy Engine::copy_of(const Tensor& sum) const { return sum ? HostCopy(ctx_, sum) : HostCopy(); }
+Engine::Call Engine::open_call(const Batch& batch) {
+  const PassesUnderWay passes = launch_passes(batch);
+  calls_[++last_call_] = Tensor();
+  return {last_call_, read_loss(passes)};
+}
 
-double Engine::read(const LossUnderWay& loss) const {
-  return sum_over_data(loss.sum.value<double>()) / loss.targets;
+Engine::Call Engine::open_call(const Batch& batch, Output output, const LossFunction& loss) {
+  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
+  check_batch(batch, output == Output::token_losses);
+  std::unique_ptr<Stage> stage;
+  const auto gradient = [&](int micro_batch, const Tensor& value) {
+    const Part samples = stage->samples(micro_batch);
+    const Tensor seen = batch_major(ctx_, value, samples.count, batch.seq_length);
+    const Tensor grad = loss(micro_batch, samples, seen);
+    TESSERA_CHECK(grad && grad.dtype() == DType::f32 && grad.shape() == seen.shape(),
+                  "the gradient of a loss by outputs of shape ", seen.shape(), " has the shape ",
+                  grad.shape(), " and dtype ", grad.dtype());
+    const Tensor rows = position_major(ctx_, grad, value);
+    const Tensor mean = Tensor::empty(ctx_, rows.shape(), DType::f32);
+    ops::axpby(ctx_, 1.0f / static_cast<float>(stage->full_micro_batches() * mesh_->shape().dp), rows, 0.0f,
+               mean);
+    return finish_gradient(ctx_, mean, optimizer_->loss_scale(), value.dtype());
+  };
+  stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
+  begin_call(stage->full_micro_batches());
+  run(*stage, false);
+  params_->close_call();
+  count_samples(batch);
+  calls_[++last_call_] = Tensor();
+  return {last_call_, 0.0};
+}
+
+void Engine::add_call(std::int64_t number, double factor) {
+  const auto call = calls_.extract(number);
+  TESSERA_CHECK(call, "call ", number, " was added or dropped before, or update() was called since");
+  if (call.mapped()) {
+    params_->add_set_aside(call.mapped(), factor);
+  } else {
+    params_->add_call(factor);
+  }
+}
+
+void Engine::drop_call(std::int64_t number) {
+  const auto call = calls_.extract(number);
+  if (call && !call.mapped()) params_->drop_call();
+}
+
+double Engine::read_loss(const PassesUnderWay& passes) const {
+  return sum_over_data(passes.loss_sum.value<double>()) / passes.targets;
 }
 
 Tensor Engine::forward(const Batch& batch, Output output) {
-  TESSERA_CHECK(!forwarded_, "forward() was called again before backward() or discard()");
+  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, output == Output::token_losses);
   auto next = std::make_unique<Forwarded>();
   next->batch = batch;
-  next->stage = make_stage(
-      next->batch, output == Output::logits ? Model::Output::logits : Model::Output::losses, true, true);
-  Stage& stage = *next->stage;
-  executor_.run(schedule(stage.micro_batches(), true), stage);
-  forwarded_ = std::move(next);
-  samples_this_step_ += batch.batch * mesh_->shape().dp;
+  next->stage = make_stage(next->batch, {.output = of(output), .keep_outputs = true});
+  run(*next->stage, true);
+  count_samples(batch);
+  Tensor result = outputs_of(*next->stage, batch, output);
+  forwarded_[++forwards_] = std::move(next);
+  return result;
+}
+
+Tensor Engine::predict(const Batch& batch, Output output) {
+  check_batch(batch, output == Output::token_losses);
+  const auto stage =
+      make_stage(batch, {.output = of(output), .training = false, .record = false, .keep_outputs = true});
+  run(*stage, true);
+  return outputs_of(*stage, batch, output);
+}
+
+Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const {
   if (!holds_head()) return {};
   const std::int64_t width = output == Output::logits ? model_->vocab_size() : 1;
   Tensor result = Tensor::empty(ctx_, {batch.batch, batch.seq_length, width}, DType::f32);
-  for (int i = 0; i < stage.micro_batches(); ++i) {
+  for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
-    Tensor value = ops::contiguous(ctx_, stage.outputs()[static_cast<std::size_t>(i)]);
-    if (value.dtype() != DType::f32) value = ops::cast(ctx_, value, DType::f32);
-    ops::copy(ctx_, value.view({batch.seq_length, samples.count, width}).transpose(0, 1),
-              result.narrow(0, samples.begin, samples.count));
+    copy_batch_major(ctx_, stage.outputs()[static_cast<std::size_t>(i)],
+                     result.narrow(0, samples.begin, samples.count));
   }
   return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
 }
 
-void Engine::backward(const Tensor& upstream) {
-  TESSERA_CHECK(forwarded_ != nullptr, "backward() needs a forward() before it");
-  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  Stage& stage = *forwarded_->stage;
-  const Batch& batch = forwarded_->batch;
-  if (holds_head()) {
+void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> number) {
+  const auto forwarded = forwarded_.find(number.value_or(forwards_));
+  TESSERA_CHECK(forwarded != forwarded_.end(),
+                "backward() needs a forward() that was not used or dropped, since the last update()");
+  Stage& stage = *forwarded->second->stage;
+  const Batch& batch = forwarded->second->batch;
+  if (holds_head() && batch.batch > 0) {
     TESSERA_CHECK(upstream && upstream.dtype() == DType::f32 && upstream.rank() >= 2 &&
                       upstream.size(0) == batch.batch && upstream.size(1) == batch.seq_length,
                   "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
                   " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
-    const std::int64_t width = upstream.numel() / (batch.batch * batch.seq_length);
-    const Tensor whole = upstream.view({batch.batch, batch.seq_length, width});
-    for (int i = 0; i < stage.micro_batches(); ++i) {
+    for (int i = 0; i < stage.full_micro_batches(); ++i) {
       const Part samples = stage.samples(i);
       const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
-      TESSERA_CHECK_EQ(value.numel(), samples.count * batch.seq_length * width, "upstream gradient");
-      const Tensor grad = Tensor::empty(ctx_, {batch.seq_length, samples.count, width}, DType::f32);
-      ops::copy(ctx_, whole.narrow(0, samples.begin, samples.count).transpose(0, 1), grad);
-      if (const Tensor scale = optimizer_->loss_scale()) ops::scale_by(ctx_, grad, scale);
-      const Tensor shaped = grad.view(value.shape());
-      stage.set_upstream(i, value.dtype() == DType::f32 ? shaped : ops::cast(ctx_, shaped, value.dtype()));
+      stage.set_upstream(
+          i,
+          finish_gradient(ctx_, position_major(ctx_, upstream.narrow(0, samples.begin, samples.count), value),
+                          optimizer_->loss_scale(), value.dtype()));
     }
   }
-  open_call(stage.micro_batches());
-  Schedule backwards = schedule(stage.micro_batches(), false);
-  for (auto& column : backwards.actions)
-    std::erase_if(column, [](const Action& a) { return a.kind == Action::Kind::forward; });
-  executor_.run(backwards, stage);
-  forwarded_.reset();
+  begin_call(stage.full_micro_batches());
+  if (stage.micro_batches() > 0) {
+    Schedule backwards = schedule(stage.micro_batches(), false);
+    for (auto& column : backwards.actions)
+      std::erase_if(column, [](const Action& a) { return a.kind == Action::Kind::forward; });
+    executor_.run(backwards, stage);
+  }
+  forwarded_.erase(forwarded);
   params_->finish_call(1.0 / mesh_->shape().dp);
 }
 
+void Engine::drop_forward(std::int64_t number) { forwarded_.erase(number); }
+
 void Engine::discard() {
-  forwarded_.reset();
+  forwarded_.clear();
+  calls_.clear();
   params_->discard_gradients();
   samples_this_step_ = 0;
 }
@@ -216,12 +315,26 @@ UpdateResult Engine::update() {
   return finish_update();
 }
 
+UpdateResult Engine::update(std::span<const UpdateRates> rates) {
+  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
+  TESSERA_CHECK(steps_.empty(), "update() was called while ", steps_.size(), " steps are under way");
+  optimizer_->launch_step([&](std::int64_t) { return std::vector<UpdateRates>(rates.begin(), rates.end()); });
+  after_update();
+  return finish_update();
+}
+
 void Engine::launch_update() {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  TESSERA_CHECK(!forwarded_, "update() was called between forward() and backward()");
   optimizer_->launch_step([this](std::int64_t updates) {
     return UpdateRates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
   });
+  after_update();
+}
+
+void Engine::after_update() {
+  // What these were computed from has changed.
+  forwarded_.clear();
+  calls_.clear();
   ++steps_done_;
   samples_this_step_ = 0;
 }
@@ -251,9 +364,9 @@ double Engine::evaluate(const Batch& batch) {
 
 Engine::LossSum Engine::evaluate_sum(const Batch& batch) {
   check_batch(batch, true);
-  const auto stage = make_stage(batch, Model::Output::losses, false, false);
-  executor_.run(schedule(stage->micro_batches(), true), *stage);
-  return {sum_over_data(copy_of(stage->loss_sum()).value<double>()),
+  const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
+  run(*stage, true);
+  return {sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>()),
           sum_over_data(static_cast<double>(count_targets(batch)))};
 }
 
@@ -262,18 +375,27 @@ void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
   steps_skipped_ = steps_skipped;
 }
 
-std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, Model::Output output, bool training,
-                                          bool record) {
-  Stage::Options options{
-      .output = output,
-      .training = training,
-      .record = record,
-      .step = static_cast<std::uint32_t>(steps_done_),
-      .samples_before = samples_this_step_,
-      .micro_batch_size = options_.micro_batch_size > 0 ? options_.micro_batch_size : batch.batch};
-  if (record)
+std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions options) {
+  options.step = static_cast<std::uint32_t>(steps_done_);
+  options.samples_before = samples_this_step_;
+  options.micro_batch_size =
+      options_.micro_batch_size > 0 ? options_.micro_batch_size : std::max<std::int64_t>(1, batch.batch);
+  if (options_.micro_batches > 0) {
+    // Only an interleaved pipeline needs a certain number of them; others leave out those without samples.
+    const bool fixed = options_.layout.schedule == PipelineSchedule::interleaved;
+    options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, batch.batch);
+  }
+  if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient_ready(parameter); };
   return std::make_unique<Stage>(ctx_, *model_, batch, std::move(options));
+}
+
+void Engine::run(Stage& stage, bool forward_only) {
+  if (stage.micro_batches() > 0) executor_.run(schedule(stage.micro_batches(), forward_only), stage);
+}
+
+void Engine::count_samples(const Batch& batch) {
+  samples_this_step_ += batch.global_batch > 0 ? batch.global_batch : batch.batch * mesh_->shape().dp;
 }
 
 Schedule Engine::schedule(int micro_batches, bool forward_only) const {
@@ -281,15 +403,17 @@ Schedule Engine::schedule(int micro_batches, bool forward_only) const {
                        forward_only);
 }
 
-void Engine::open_call(int micro_batches) {
+void Engine::begin_call(int micro_batches) {
+  for (auto& [number, aside] : calls_) {
+    if (!aside) aside = params_->set_call_aside();
+  }
   params_->begin_call(
       [&](const Parameter& parameter) { return model_->pieces_using(parameter) * micro_batches; });
 }
 
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
+  if (batch.batch == 0 && mesh_->shape().dp > 1) return;  // another data rank has samples
   validate(batch, model_->vocab_size());
-  TESSERA_CHECK(batch.batch > 0 && batch.seq_length > 0, "an empty batch: ", batch.batch, " samples of ",
-                batch.seq_length, " tokens");
   TESSERA_CHECK(batch.seq_length <= model_->max_positions(), "a sequence of ", batch.seq_length,
                 " tokens is longer than the model's max_positions ", model_->max_positions());
   TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "tessera/base/config_file.hpp"
-#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 namespace {
@@ -42,12 +41,6 @@ HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
   if (scaling.factor == 1.0) return {};
   return {scaling.original_max_positions == 1 ? "linear" : "llama3", scaling.factor, scaling.low_freq_factor,
           scaling.high_freq_factor, scaling.original_max_positions};
-}
-
-/// A box of a tensor on the host, as a tensor of its own.
-Tensor box_of(const ExecCtx& host, Tensor whole, const Placed& place) {
-  for (int i = 0; i < place.shape.rank(); ++i) whole = whole.narrow(i, place.global[i], place.shape[i]);
-  return ops::contiguous(host, whole);
 }
 
 }  // namespace
@@ -114,8 +107,7 @@ HfModelConfig hf_config_of(const ModelConfig& config) {
   return hf;
 }
 
-void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
-  const HfModel model = open_model(folder);
+void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const std::string& origin) {
   // Dropout and the initialisation are the user's to choose; everything else is the model's own.
   auto comparable = [](ModelConfig c) {
     c.dropout = c.attention_dropout = 0.0;
@@ -124,7 +116,7 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
     return c;
   };
   Config stored, wanted;
-  stored.model = comparable(model_config_of(model.config()));
+  stored.model = comparable(model_config_of(hf));
   wanted.model = comparable(resolve(config));
   const auto a = list_items(stored), b = list_items(wanted);
   std::string differences;
@@ -132,24 +124,26 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
     if (a[i].value != b[i].value)
       differences += "\n  " + a[i].key + ": " + a[i].value + " there, " + b[i].value + " here";
   }
-  TESSERA_ENSURE(CheckpointError, differences.empty(), folder.string(),
+  TESSERA_ENSURE(CheckpointError, differences.empty(), origin,
                  " holds another model than the configuration:", differences);
-  const ExecCtx host = ExecCtx::cpu(1);
-  std::vector<float> whole;  // of the parameter `loaded`
-  const Parameter* loaded = nullptr;
+}
+
+void load_weights(const HfModel& model, Engine& engine) {
+  std::vector<float> box;
   for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
-    const Parameter& parameter = *piece.parameter;
-    const Shape& shape = parameter.placement().global();
-    if (loaded != &parameter) {
-      whole.resize(static_cast<std::size_t>(shape.numel()));
-      model.read_f32(parameter.name(), whole);
-      loaded = &parameter;
+    for (const auto& [place, tensor] : piece.boxes()) {
+      box.resize(static_cast<std::size_t>(place.shape.numel()));
+      model.read_f32(piece.parameter->name(), {place.global, place.shape}, box);
+      tensor.copy_from_host(box.data());
     }
-    const Tensor source = Tensor::wrap(whole.data(), shape, DType::f32);
-    for (const auto& [place, tensor] : piece.boxes())
-      tensor.copy_from_host(box_of(host, source, place).raw());
   }
   engine.params().gather_weights();
+}
+
+void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
+  const HfModel model = open_model(folder);
+  check_same_model(config, model.config(), folder.string());
+  load_weights(model, engine);
 }
 
 ViewSource weights_of(Engine& engine) {

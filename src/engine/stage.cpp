@@ -8,13 +8,20 @@
 #include "tessera/ops/reduce.hpp"
 
 namespace tessera {
-Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options)
+Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, StageOptions options)
     : ctx_(ctx), model_(model), batch_(batch), options_(std::move(options)) {
   const std::int64_t size = options_.micro_batch_size;
-  inputs_.resize(static_cast<std::size_t>((batch.batch + size - 1) / size));
+  const std::int64_t count =
+      options_.micro_batches > 0 ? options_.micro_batches : (batch.batch + size - 1) / size;
+  inputs_.resize(static_cast<std::size_t>(batch.batch > 0 ? count : 0));
+}
+
+int Stage::full_micro_batches() const {
+  return static_cast<int>(std::min<std::int64_t>(micro_batches(), batch_.batch));
 }
 
 Part Stage::samples(int micro_batch) const {
+  if (options_.micro_batches > 0) return part_of(batch_.batch, micro_batch, micro_batches());
   const std::int64_t size = options_.micro_batch_size, first = micro_batch * size;
   return {first, std::min(size, batch_.batch - first)};
 }
@@ -37,6 +44,7 @@ StageProgram::Boundary Stage::boundary(int micro_batch) const {
 
 Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   const Spans::Span span(forward_spans_);
+  if (samples(micro_batch).count == 0) return model_.is_last(chunk) ? Tensor() : nothing(micro_batch);
   const MicroBatch& micro = input_of(micro_batch);
   Kept local;
   Tape* tape = options_.record ? local.tape.get() : nullptr;
@@ -57,13 +65,17 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   Tensor result;
   if (!local.last) {
     result = local.output.take();
-  } else if (known && options_.output == Model::Output::losses) {
-    add_up(local.output.value());
   } else {
-    if (options_.output == Model::Output::losses)
+    if (!known && options_.output == Model::Output::losses)
       local.output = cross_entropy(ctx_, std::move(local.output), micro.labels);
-    outputs_.resize(inputs_.size());
-    outputs_[static_cast<std::size_t>(micro_batch)] = local.output.value();
+    if (options_.loss_gradient) {
+      local.upstream = options_.loss_gradient(micro_batch, local.output.value());
+    } else if (options_.keep_outputs) {
+      outputs_.resize(inputs_.size());
+      outputs_[static_cast<std::size_t>(micro_batch)] = local.output.value();
+    } else {
+      add_up(local.output.value());
+    }
   }
   if (options_.record) kept_.emplace(std::pair(chunk, micro_batch), std::move(local));
   return result;
@@ -89,8 +101,15 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
   return it->second;
 }
 
+Tensor Stage::nothing(int micro_batch) const {
+  const auto [shape, dtype] = boundary(micro_batch);
+  return Tensor::empty(ctx_, shape, dtype);
+}
+
 Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
   const Spans::Span span(backward_spans_);
+  // Pieces pass on the empty tensor of an empty micro-batch; the first one's is taken by nobody.
+  if (samples(micro_batch).count == 0) return nothing(micro_batch);
   Kept& own = kept(chunk, micro_batch);
   if (own.last) grad = own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch));
   own.tape->on_gradient_ready(options_.on_gradient_ready);
@@ -107,6 +126,7 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
 
 void Stage::weight_gradient(int chunk, int micro_batch) {
   const Spans::Span span(backward_spans_);
+  if (samples(micro_batch).count == 0) return;
   kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
   kept_.erase({chunk, micro_batch});
 }

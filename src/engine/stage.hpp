@@ -10,20 +10,25 @@
 
 namespace tessera {
 
+struct StageOptions {
+  Model::Output output = Model::Output::losses;
+  bool training = true;             ///< dropout is active
+  bool record = true;               ///< backward follows
+  std::uint32_t step = 0;           ///< keys dropout
+  std::int64_t samples_before = 0;  ///< of the same step, in the global batch
+  std::int64_t micro_batch_size = 1;
+  std::int64_t micro_batches = 0;  ///< so many parts, as even as possible, instead of parts of that size
+  bool keep_outputs = false;       ///< in outputs(), instead of adding up losses
+  std::function<void(Parameter&)> on_gradient_ready = nullptr;
+  /// Gets what the last piece returned for a micro-batch; returns its gradient.
+  std::function<Tensor(int micro_batch, const Tensor& output)> loss_gradient = nullptr;
+};
+
 /// This rank's pieces of the model at work on one batch: what the pipeline executor calls.
 class Stage final : public StageProgram {
  public:
-  struct Options {
-    Model::Output output = Model::Output::losses;
-    bool training = true;             ///< dropout is active
-    bool record = true;               ///< backward follows
-    std::uint32_t step = 0;           ///< keys dropout
-    std::int64_t samples_before = 0;  ///< of the same step, in the global batch
-    std::int64_t micro_batch_size = 1;
-    std::function<void(Parameter&)> on_gradient_ready = nullptr;
-  };
   /// `batch` must outlive the stage.
-  Stage(const ExecCtx& ctx, Model& model, const Batch& batch, Options options);
+  Stage(const ExecCtx& ctx, Model& model, const Batch& batch, StageOptions options);
 
   /// The gradient of each loss, known before the forward pass; otherwise it comes with set_upstream().
   /// `scale` (f32 [1] on the device, or undefined = 1) multiplies it.
@@ -32,6 +37,8 @@ class Stage final : public StageProgram {
     loss_scale_ = std::move(scale);
   }
   int micro_batches() const { return static_cast<int>(inputs_.size()); }
+  /// Those that have samples.
+  int full_micro_batches() const;
   Tensor forward(int chunk, int micro_batch, Tensor input) override;
   Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) override;
   void weight_gradient(int chunk, int micro_batch) override;
@@ -39,8 +46,8 @@ class Stage final : public StageProgram {
 
   /// Sum of the losses of all micro-batches so far, f64 [1]; undefined on ranks without the head.
   const Tensor& loss_sum() const { return loss_sum_; }
-  /// What the last piece returned for each micro-batch, if options.output is logits or losses come without a
-  /// known gradient; empty on ranks without the head.
+  /// What the last piece returned for each micro-batch, if options.keep_outputs; empty on ranks without the
+  /// head.
   const std::vector<Tensor>& outputs() const { return outputs_; }
   /// First sample of a micro-batch, and how many it has.
   Part samples(int micro_batch) const;
@@ -61,11 +68,12 @@ class Stage final : public StageProgram {
   const MicroBatch& input_of(int micro_batch);
   Kept& kept(int chunk, int micro_batch);
   void add_up(const Tensor& losses);
+  Tensor nothing(int micro_batch) const;
 
   const ExecCtx& ctx_;
   Model& model_;
   const Batch& batch_;
-  Options options_;
+  StageOptions options_;
   std::vector<std::unique_ptr<MicroBatch>> inputs_;
   std::map<std::pair<int, int>, Kept> kept_;
   std::vector<Tensor> outputs_, upstream_;

@@ -10,9 +10,9 @@ namespace tessera {
 namespace {
 
 /// What this rank saves, or must be given: main weights, and the optimizer's tensors if it trains.
-std::vector<StatePiece> pieces_of(Engine& engine, PieceSet set) {
+std::vector<StatePiece> pieces_of(Engine& engine, PieceSet set, const StateParts& parts) {
   std::vector<StatePiece> pieces = engine.params().pieces(set);
-  if (engine.options().trainable) {
+  if (engine.options().trainable && parts.optimizer) {
     const std::vector<StatePiece> more = engine.optimizer().pieces(set);
     pieces.insert(pieces.end(), more.begin(), more.end());
   }
@@ -29,9 +29,9 @@ struct Shard {
   std::vector<Tensor> memory;
 };
 
-Shard shard_of(Engine& engine) {
+Shard shard_of(Engine& engine, const StateParts& parts) {
   Shard shard;
-  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned)) {
+  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned, parts)) {
     for (const auto& [place, tensor] : piece.boxes()) {
       shard.memory.push_back(tensor.to_host());
       shard.tensors.push_back({.name = piece.name(),
@@ -71,12 +71,12 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
 }  // namespace
 
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
-                                  const SaveOptions& options) {
+                                  const SaveOptions& options, const StateParts& parts) {
   engine.params().wait_for_weights();
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
-  const Shard shard = shard_of(engine);
+  const Shard shard = shard_of(engine, parts);
   std::uint64_t own_bytes = 0, bytes = 0;
   for (const CheckpointTensor& t : shard.tensors)
     own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
@@ -113,8 +113,8 @@ RunState read_run_state(const CheckpointReader& reader) {
   }
 }
 
-void load_engine(const CheckpointReader& reader, Engine& engine) {
-  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held);
+void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
+  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held, parts);
   std::string problems;
   std::string_view last;  // pieces of one tensor follow each other
   for (const StatePiece& piece : wanted) {
@@ -143,7 +143,7 @@ void load_engine(const CheckpointReader& reader, Engine& engine) {
     }
   }
   engine.params().gather_weights();
-  if (engine.options().trainable) {
+  if (engine.options().trainable && parts.optimizer) {
     const auto user = nlohmann::json::parse(reader.state().user_json);
     UpdateState state = engine.optimizer().update_state();
     state.updates = user.at("optimizer_updates").get<std::int64_t>();

@@ -15,6 +15,7 @@
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/state.hpp"
+#include "tessera/ops/backends.hpp"
 
 namespace tessera {
 namespace {
@@ -57,6 +58,7 @@ class TrainingRun {
         first_(world_->rank() == 0) {
     const std::string found = on_first_rank(host_, *world_, [&] { return open_folder(); });
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
+    if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] { return open_data(); });

@@ -15,4 +15,6 @@ void set_gemm_tuning(bool tune, const std::string& cache_path) {
   kernels::cuda::set_gemm_tuning({.tune = tune, .cache_path = cache_path});
 }
 
+std::string take_gemm_note() { return kernels::cuda::take_gemm_note(); }
+
 }  // namespace tessera::ops

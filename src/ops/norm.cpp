@@ -38,6 +38,57 @@ kernels::AddNormForward describe(const Tensor& residual, const Tensor& weight, c
           .bias = floats(bias)};
 }
 
+/// Checks, and makes the tensors of `grad`.
+kernels::AddNormBackward describe_backward(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
+                                           const Tensor& dy, const Tensor& dresidual, bool has_branch,
+                                           const NormOptions& options, const DropoutSpec& dropout,
+                                           AddNormGrad& grad) {
+  check_contiguous(dy, "dy");
+  check_same_shape(saved.residual, dy, "dy");
+  TESSERA_CHECK_EQ(dy.dtype(), options.out, "dtype of the gradient of a norm");
+  if (dresidual) {
+    check_contiguous(dresidual, "dresidual");
+    check_same_shape(dresidual, dy, "dresidual");
+    TESSERA_CHECK_EQ(dresidual.dtype(), saved.residual.dtype(), "gradient of the residual");
+  }
+  // The gradient from above is dead after this call if nobody else holds it: write over it.
+  grad.residual =
+      dresidual && dresidual.is_unique() ? dresidual : Tensor::empty(ctx, dy.shape(), saved.residual.dtype());
+  const bool same = !dropout.active() && options.out == saved.residual.dtype();
+  if (has_branch) grad.branch = same ? grad.residual : Tensor::empty(ctx, dy.shape(), options.out);
+  return {.rows = saved.rstd.numel(),
+          .cols = dy.size(-1),
+          .kind = kind_of(options),
+          .residual_dtype = saved.residual.dtype(),
+          .dtype = options.out,
+          .residual_out = saved.residual.raw(),
+          .mean = floats(saved.mean),
+          .rstd = floats(saved.rstd),
+          .weight = floats(weight),
+          .dy = dy.raw(),
+          .dresidual = dresidual.raw(),
+          .dresidual_in = grad.residual.raw(),
+          .dbranch = has_branch && !same ? grad.branch.raw() : nullptr,
+          .dropout = dropout};
+}
+
+kernels::NormWeightGrad describe_sums(const AddNorm& saved, const Tensor& dy, const NormWeightSums& sums,
+                                      const NormOptions& options, const Tensor& scratch) {
+  return {.rows = saved.rstd.numel(),
+          .cols = dy.size(-1),
+          .kind = kind_of(options),
+          .residual_dtype = saved.residual.dtype(),
+          .dtype = dy.dtype(),
+          .residual_out = saved.residual.raw(),
+          .mean = floats(saved.mean),
+          .rstd = floats(saved.rstd),
+          .dy = dy.raw(),
+          .dweight = floats(sums.dweight),
+          .dbias = floats(sums.dbias),
+          .beta = sums.beta,
+          .scratch = floats(scratch)};
+}
+
 }  // namespace
 
 AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branch, const Tensor& weight,
@@ -83,57 +134,35 @@ Tensor norm_again(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight
 AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
                               const Tensor& dy, const Tensor& dresidual, bool has_branch,
                               const NormOptions& options, const DropoutSpec& dropout) {
-  check_contiguous(dy, "dy");
-  check_same_shape(saved.residual, dy, "dy");
-  TESSERA_CHECK_EQ(dy.dtype(), options.out, "dtype of the gradient of a norm");
-  if (dresidual) {
-    check_contiguous(dresidual, "dresidual");
-    check_same_shape(dresidual, dy, "dresidual");
-    TESSERA_CHECK_EQ(dresidual.dtype(), saved.residual.dtype(), "gradient of the residual");
-  }
-  const std::int64_t cols = dy.size(-1);
   AddNormGrad grad;
-  // The gradient from above is dead after this call if nobody else holds it: write over it.
-  grad.residual =
-      dresidual && dresidual.is_unique() ? dresidual : Tensor::empty(ctx, dy.shape(), saved.residual.dtype());
-  const bool same = !dropout.active() && options.out == saved.residual.dtype();
-  if (has_branch) grad.branch = same ? grad.residual : Tensor::empty(ctx, dy.shape(), options.out);
-  const kernels::AddNormBackward params{.rows = saved.rstd.numel(),
-                                        .cols = cols,
-                                        .kind = kind_of(options),
-                                        .residual_dtype = saved.residual.dtype(),
-                                        .dtype = options.out,
-                                        .residual_out = saved.residual.raw(),
-                                        .mean = floats(saved.mean),
-                                        .rstd = floats(saved.rstd),
-                                        .weight = floats(weight),
-                                        .dy = dy.raw(),
-                                        .dresidual = dresidual.raw(),
-                                        .dresidual_in = grad.residual.raw(),
-                                        .dbranch = has_branch && !same ? grad.branch.raw() : nullptr,
-                                        .dropout = dropout};
+  const kernels::AddNormBackward params =
+      describe_backward(ctx, saved, weight, dy, dresidual, has_branch, options, dropout, grad);
   TESSERA_DISPATCH(ctx, add_norm_backward, params);
   return grad;
 }
 
 void norm_weight_grad(const ExecCtx& ctx, const AddNorm& saved, const Tensor& dy, const Tensor& dweight,
                       const Tensor& dbias, float beta, const NormOptions& options) {
-  const std::int64_t cols = dy.size(-1);
-  const Tensor scratch = Tensor::empty(ctx, {kernels::kNormGradParts, 2, cols}, DType::f32);
-  const kernels::NormWeightGrad params{.rows = saved.rstd.numel(),
-                                       .cols = cols,
-                                       .kind = kind_of(options),
-                                       .residual_dtype = saved.residual.dtype(),
-                                       .dtype = dy.dtype(),
-                                       .residual_out = saved.residual.raw(),
-                                       .mean = floats(saved.mean),
-                                       .rstd = floats(saved.rstd),
-                                       .dy = dy.raw(),
-                                       .dweight = floats(dweight),
-                                       .dbias = floats(dbias),
-                                       .beta = beta,
-                                       .scratch = floats(scratch)};
+  const Tensor scratch = Tensor::empty(ctx, {kernels::kNormGradParts, 2, dy.size(-1)}, DType::f32);
+  const kernels::NormWeightGrad params = describe_sums(saved, dy, {dweight, dbias, beta}, options, scratch);
   TESSERA_DISPATCH(ctx, norm_weight_grad, params);
+}
+
+AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
+                               const Tensor& dy, const Tensor& dresidual, bool has_branch,
+                               const NormWeightSums& sums, const NormOptions& options,
+                               const DropoutSpec& dropout) {
+  AddNormGrad grad;
+  kernels::AddNormGradients params;
+  params.input = describe_backward(ctx, saved, weight, dy, dresidual, has_branch, options, dropout, grad);
+  ctx.stream->make_current();
+  const int parts = ctx.device().is_cpu()
+                        ? kernels::cpu::norm_gradient_parts(params.input.rows, params.input.cols)
+                        : kernels::cuda::norm_gradient_parts(params.input.rows, params.input.cols);
+  const Tensor scratch = Tensor::empty(ctx, {parts, 2, params.input.cols}, DType::f32);
+  params.weight = describe_sums(saved, dy, sums, options, scratch);
+  TESSERA_DISPATCH(ctx, add_norm_gradients, params);
+  return grad;
 }
 
 }  // namespace tessera::ops

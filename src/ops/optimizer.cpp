@@ -1,5 +1,6 @@
 #include "tessera/ops/optimizer.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "kernels/api/optimizer.hpp"
@@ -27,6 +28,26 @@ UpdateState* state_of(const Tensor& state) {
   return static_cast<UpdateState*>(state.raw());
 }
 
+kernels::GroupFactors* factors_of(const Tensor& factors) {
+  const auto size = static_cast<std::int64_t>(sizeof(kernels::GroupFactors));
+  TESSERA_CHECK(factors && factors.dtype() == DType::u8 && factors.numel() > 0 && factors.numel() % size == 0,
+                "factors of groups come from make_group_factors");
+  return static_cast<kernels::GroupFactors*>(factors.raw());
+}
+
+int count_of(const Tensor& factors) {
+  return static_cast<int>(factors.nbytes() / sizeof(kernels::GroupFactors));
+}
+
+kernels::GroupsOfElements groups_of(const ElementGroups& groups, std::int64_t n) {
+  detail::check_contiguous(groups.of_block, "the groups of blocks");
+  TESSERA_CHECK(groups.of_block.dtype() == DType::u8, "groups of blocks are u8, not ",
+                groups.of_block.dtype());
+  TESSERA_CHECK_EQ(groups.of_block.numel(), (n + kGroupBlock - 1) / kGroupBlock, "blocks that have a group");
+  const kernels::GroupFactors* factors = factors_of(groups.factors);
+  return {factors, count_of(groups.factors), static_cast<const std::uint8_t*>(groups.of_block.raw())};
+}
+
 /// The field at `offset` as a tensor of one element that shares the state's memory.
 Tensor field(const Tensor& state, std::size_t offset, DType dtype) {
   state_of(state);
@@ -48,35 +69,48 @@ Tensor loss_scale_of(const Tensor& state) {
 }
 
 void begin_update(const ExecCtx& ctx, const Tensor& state, const BeginUpdateOptions& options) {
-  kernels::BeginUpdate params{.state = state_of(state),
-                              .grad_scale = options.grad_scale,
-                              .clip_grad = options.clip_grad,
-                              .beta1 = options.beta1,
-                              .beta2 = options.beta2,
-                              .loss_scale = options.loss_scale,
-                              .base = options.base,
-                              .rates = {},
-                              .num_rates = static_cast<int>(options.rates.size())};
-  TESSERA_CHECK(params.num_rates >= 1 && params.num_rates <= kernels::BeginUpdate::kRates,
-                "an update needs 1 to ", kernels::BeginUpdate::kRates, " rates, not ", params.num_rates);
-  std::copy(options.rates.begin(), options.rates.end(), params.rates);
+  const kernels::BeginUpdate params{.state = state_of(state),
+                                    .grad_scale = options.grad_scale,
+                                    .clip_grad = options.clip_grad,
+                                    .loss_scale = options.loss_scale};
   TESSERA_DISPATCH(ctx, begin_update, params);
 }
 
-void adam(const ExecCtx& ctx, const Tensor& state, const Tensor& grad, const Tensor& main, const Tensor& m,
-          const Tensor& v, const Tensor& model, const AdamOptions& options) {
+Tensor make_group_factors(const ExecCtx& ctx, std::int64_t groups) {
+  TESSERA_CHECK(groups >= 1 && groups <= kMostGroups, "an update takes 1 to ", kMostGroups, " groups, not ",
+                groups);
+  return Tensor::empty(ctx, {groups * static_cast<std::int64_t>(sizeof(kernels::GroupFactors))}, DType::u8);
+}
+
+void update_groups(const ExecCtx& ctx, const Tensor& state, const Tensor& factors,
+                   const UpdateGroupsOptions& options) {
+  kernels::UpdateGroups params{.state = state_of(state),
+                               .decoupled = options.decoupled,
+                               .base = options.base,
+                               .num_rates = options.num_rates};
+  TESSERA_CHECK(params.num_rates >= 1 && params.num_rates <= GroupRule::kRates, "an update needs 1 to ",
+                GroupRule::kRates, " rates, not ", params.num_rates);
+  kernels::GroupFactors* first = factors_of(factors);
+  TESSERA_CHECK_EQ(static_cast<int>(options.rules.size()), count_of(factors), "rules of groups");
+  constexpr std::size_t kMost = kernels::UpdateGroups::kMost;
+  for (std::size_t done = 0; done < options.rules.size(); done += kMost) {
+    const auto part = options.rules.subspan(done, std::min(kMost, options.rules.size() - done));
+    params.factors = first + done;
+    params.count = static_cast<int>(part.size());
+    std::copy(part.begin(), part.end(), params.rules);
+    TESSERA_DISPATCH(ctx, update_groups, params);
+  }
+}
+
+void adam(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
+          const Tensor& main, const Tensor& m, const Tensor& v, const Tensor& model) {
   const std::int64_t n = main.numel();
   check_flat(main, n, "main weights");
   check_flat(grad, n, "gradient");
   check_flat(m, n, "first moment");
   check_flat(v, n, "second moment");
   const kernels::Adam params{.n = n,
-                             .beta1 = options.beta1,
-                             .beta2 = options.beta2,
-                             .eps = options.eps,
-                             .lr_factor = options.lr_factor,
-                             .decay_factor = options.decay_factor,
-                             .decoupled = options.decoupled,
+                             .groups = groups_of(groups, n),
                              .state = state_of(state),
                              .grad = grad.data<float>(),
                              .main = main.data<float>(),
@@ -87,19 +121,16 @@ void adam(const ExecCtx& ctx, const Tensor& state, const Tensor& grad, const Ten
   TESSERA_DISPATCH(ctx, adam, params);
 }
 
-void sgd(const ExecCtx& ctx, const Tensor& state, const Tensor& grad, const Tensor& main,
-         const Tensor& buffer, const Tensor& model, const SgdOptions& options) {
+void sgd(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
+         const Tensor& main, const Tensor& buffer, const Tensor& model, bool nesterov) {
   const std::int64_t n = main.numel();
   check_flat(main, n, "main weights");
   check_flat(grad, n, "gradient");
-  TESSERA_CHECK(static_cast<bool>(buffer) == (options.momentum != 0),
-                "momentum needs its buffer, and only then");
+  TESSERA_CHECK(buffer || !nesterov, "nesterov needs the buffer of the momentum");
   if (buffer) check_flat(buffer, n, "momentum");
   const kernels::Sgd params{.n = n,
-                            .lr_factor = options.lr_factor,
-                            .decay_factor = options.decay_factor,
-                            .momentum = static_cast<float>(options.momentum),
-                            .nesterov = options.nesterov,
+                            .groups = groups_of(groups, n),
+                            .nesterov = nesterov,
                             .state = state_of(state),
                             .grad = grad.data<float>(),
                             .main = main.data<float>(),

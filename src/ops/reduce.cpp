@@ -1,5 +1,8 @@
 #include "tessera/ops/reduce.hpp"
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/api/reduce.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/matrix.hpp"
@@ -15,10 +18,30 @@ void column_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out, float be
   TESSERA_DISPATCH(ctx, column_sum, params);
 }
 
-void add_sum_squares(const ExecCtx& ctx, const Tensor& x, const Tensor& out) {
+Tensor make_sum_runs(const ExecCtx& ctx, std::span<const ElementRun> runs) {
+  static_assert(sizeof(kernels::SumRun) == 2 * sizeof(std::int64_t));
+  std::vector<std::int64_t> pieces;
+  for (const ElementRun& run : runs) {
+    TESSERA_CHECK(run.begin >= 0 && run.count >= 0, "a run of ", run.count, " elements from ", run.begin);
+    for (std::int64_t done = 0; done < run.count; done += kernels::SumRun::kMost) {
+      pieces.push_back(run.begin + done);
+      pieces.push_back(std::min(kernels::SumRun::kMost, run.count - done));
+    }
+  }
+  return Tensor::from(ctx, pieces, {static_cast<std::int64_t>(pieces.size()) / 2, 2});
+}
+
+void add_sum_squares(const ExecCtx& ctx, const Tensor& x, const Tensor& runs, const Tensor& out) {
   detail::check_contiguous(x, "x");
+  detail::check_contiguous(runs, "runs of a sum");
+  TESSERA_CHECK(runs.dtype() == DType::i64 && runs.rank() == 2 && runs.size(1) == 2,
+                "runs of a sum come from make_sum_runs");
   const Tensor scratch = Tensor::empty(ctx, {kernels::kSumParts}, DType::f64);
-  const kernels::SumSquares params{x.numel(), x.data<float>(), out.data<double>(), scratch.data<double>()};
+  const kernels::SumSquares params{.num_runs = runs.size(0),
+                                   .runs = static_cast<const kernels::SumRun*>(runs.raw()),
+                                   .x = x.data<float>(),
+                                   .out = out.data<double>(),
+                                   .scratch = scratch.data<double>()};
   TESSERA_DISPATCH(ctx, sum_squares, params);
 }
 

@@ -19,12 +19,9 @@ void ParamStore::add_to_sum(float factor, float beta) {
 
 void ParamStore::begin_call(const std::function<int(const Parameter&)>& contributions) {
   TESSERA_CHECK(options_.trainable, "this ParamStore holds no gradients: it was made with trainable = false");
+  TESSERA_CHECK(!closed_, "begin_call before the last call's gradient was added, set aside or dropped");
   if (open_) reduction_->abandon();
-  if (finished_calls_ > 0 && !summed_) {
-    if (!sum_) sum_ = Tensor::empty(ctx_, {state_numel_}, DType::f32);
-    add_to_sum(static_cast<float>(bucket_factor_), 0.0f);
-    summed_ = true;
-  }
+  sum_up();
   clear_contributions();
   reduction_->open(contributions);
   open_ = true;
@@ -35,18 +32,63 @@ void ParamStore::gradient_ready(Parameter& parameter) {
   reduction_->ready(parameter);
 }
 
-void ParamStore::finish_call(double factor) {
+void ParamStore::close_call() {
   TESSERA_CHECK(options_.trainable, "this ParamStore holds no gradients: it was made with trainable = false");
   TESSERA_CHECK(open_, "finish_call without begin_call after ", finished_calls_,
                 " finished calls: the gradients of this call were added to those of the one before");
   reduction_->finish();
+  open_ = false;
+  closed_ = true;
+}
+
+void ParamStore::add_call(double factor) {
+  TESSERA_CHECK(closed_, "add_call needs a close_call before it");
+  closed_ = false;
   if (summed_) {
     add_to_sum(static_cast<float>(factor), 1.0f);
   } else {
     bucket_factor_ = factor;
   }
-  open_ = false;
   ++finished_calls_;
+}
+
+void ParamStore::finish_call(double factor) {
+  close_call();
+  add_call(factor);
+}
+
+Tensor ParamStore::set_call_aside() {
+  TESSERA_CHECK(closed_, "set_call_aside needs a close_call before it");
+  Tensor aside = Tensor::empty(ctx_, {state_numel_}, DType::f32);
+  for (const Owned& owned : owned_) {
+    ops::copy(ctx_, grad_.narrow(0, owned.run.begin, owned.run.count),
+              aside.narrow(0, owned.state, owned.run.count));
+  }
+  drop_call();
+  return aside;
+}
+
+void ParamStore::drop_call() {
+  TESSERA_CHECK(closed_, "drop_call needs a close_call before it");
+  closed_ = false;
+}
+
+void ParamStore::add_set_aside(const Tensor& gradient, double factor) {
+  TESSERA_CHECK(gradient && gradient.numel() == state_numel_, "a gradient set aside has ", state_numel_,
+                " elements, not shape ", gradient.shape());
+  const bool first = finished_calls_ == 0;
+  if (!first) sum_up();
+  if (!sum_) sum_ = Tensor::empty(ctx_, {state_numel_}, DType::f32);
+  ops::axpby(ctx_, static_cast<float>(factor), gradient, first ? 0.0f : 1.0f, sum_);
+  summed_ = true;
+  ++finished_calls_;
+}
+
+void ParamStore::sum_up() {
+  if (summed_ || finished_calls_ == 0) return;
+  if (!sum_) sum_ = Tensor::empty(ctx_, {state_numel_}, DType::f32);
+  add_to_sum(static_cast<float>(bucket_factor_), 0.0f);
+  summed_ = true;
 }
 
 FlatGradient ParamStore::gradients() const {
@@ -60,10 +102,20 @@ double ParamStore::gradient_scale() const {
   return summed_ ? 1.0 : bucket_factor_;
 }
 
+ParamStore::PendingGradient ParamStore::pending_gradient() const {
+  gradient_scale();  // refuses where there is none
+  return {summed_ ? sum_ : grad_, summed_};
+}
+
 Tensor ParamStore::gradient_of(std::size_t bucket, const FlatRun& run) const {
   if (!summed_) return grad_.narrow(0, run.begin, run.count);
-  const Owned& owned = owned_[bucket];
-  return sum_.narrow(0, owned.state + run.begin - owned.run.begin, run.count);
+  return sum_.narrow(0, in_state(bucket, run).begin, run.count);
+}
+
+void ParamStore::forget_gradients() {
+  if (!closed_) return discard_gradients();
+  finished_calls_ = 0;
+  summed_ = false;
 }
 
 void ParamStore::discard_gradients() {
@@ -71,7 +123,7 @@ void ParamStore::discard_gradients() {
   clear_contributions();
   if (reduction_) reduction_->open(nullptr);
   finished_calls_ = 0;
-  summed_ = false;
+  summed_ = closed_ = false;
   open_ = true;
 }
 

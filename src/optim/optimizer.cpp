@@ -1,7 +1,5 @@
 #include "tessera/optim/optimizer.hpp"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -34,124 +32,202 @@ void check_config(const OptimizerConfig& config) {
 }  // namespace
 
 Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-                     const LossScale& loss_scale)
-    : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale) {
+                     const LossScale& loss_scale, ParamGroups groups)
+    : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale), groups_(std::move(groups)) {
   TESSERA_CHECK(store_.trainable(),
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
   check_config(config_);
-  find_work();
+  if (groups_.groups.empty()) groups_ = ParamGroups::by_decay(config_);
+  TESSERA_CHECK(groups_.groups.size() <= kMostGroups, groups_.groups.size(),
+                " parameter groups; an optimizer takes up to ", kMostGroups,
+                ": put parameters that are updated alike into one");
+  TESSERA_CHECK(groups_.group_of, "parameter groups need group_of, which says who is in which");
+  for (std::size_t i = 0; i < groups_.groups.size(); ++i)
+    rules_.push_back(rule_of(groups_.groups[i], config_, i));
+  find_parts();
+  find_counted();
   UpdateState first;
   first.loss_scale = loss_scale.first;
   first.hysteresis = loss_scale.rule.hysteresis;
   state_ = ops::make_update_state(ctx_, first);
+  factors_ = ops::make_group_factors(ctx_, static_cast<std::int64_t>(rules_.size()));
   if (config_.name != OptimizerName::sgd) {
     m_ = store_.zeros();
     v_ = store_.zeros();
-  } else if (config_.momentum > 0) {
+  } else if (std::any_of(rules_.begin(), rules_.end(), [](const auto& rule) { return rule.momentum > 0; })) {
     momentum_ = store_.zeros();
   }
 }
 
-bool Optimizer::decay_rule(const Parameter& parameter) const {
-  if (parameter.shape().rank() <= 1) return false;
-  return std::none_of(config_.no_decay.begin(), config_.no_decay.end(), [&](const std::string& glob) {
-    return fnmatch(glob.c_str(), parameter.name().c_str(), 0) == 0;
-  });
+bool Optimizer::frozen(const Parameter& parameter) const {
+  return groups_.freezes(parameter) || store_.frozen(parameter);
+}
+
+std::size_t Optimizer::group_of(const Parameter& parameter) const {
+  store_.layout().index_of(parameter);  // refuses a stranger
+  return groups_.group_of(parameter);
 }
 
 bool Optimizer::decays(const Parameter& parameter) const {
-  store_.layout().index_of(parameter);  // refuses a stranger
-  return decay_rule(parameter);
+  return groups_.groups[group_of(parameter)].decay_factor != 0 && !frozen(parameter);
 }
 
-void Optimizer::find_work() {
+void Optimizer::set_group(std::size_t place, const ParamGroup& group) {
+  TESSERA_CHECK(place < rules_.size(), "there is no parameter group ", place, ": there are ", rules_.size(),
+                ", from 0");
+  TESSERA_CHECK(group.frozen == groups_.groups[place].frozen, "parameter group ", place, " is ",
+                group.frozen ? "trained" : "frozen", " since the optimizer was made: make a new one");
+  const GroupRule rule = rule_of(group, config_, place);
+  TESSERA_ENSURE(ConfigError, rule.momentum == 0 || momentum_, "parameter group ", place,
+                 " gets a momentum, but no group had one when the optimizer was made: make a new one");
+  rules_[place] = rule;
+  groups_.groups[place] = group;
+}
+
+void Optimizer::find_parts() {
+  static_assert(FlatLayout::kAlignment % kGroupBlock == 0, "parameters and shares are whole blocks");
   const FlatLayout& layout = store_.layout();
+  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(store_.state_numel() / kGroupBlock), kNoGroup);
+  changes_.assign(layout.buckets().size(), false);
+  for (const ParamSlot& slot : layout.slots()) {
+    if (frozen(*slot.parameter)) continue;
+    changes_[slot.bucket] = true;
+    const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
+    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, store_.updated(slot.bucket));
+    const FlatRun place = store_.in_state(slot.bucket, own);
+    if (place.count > 0) {
+      std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock,
+                  static_cast<std::uint8_t>(groups_.group_of(*slot.parameter)));
+    }
+  }
+  // Without what is frozen before the first and after the last element to update.
+  const auto add = [&](std::size_t bucket, const FlatRun& run) {
+    const FlatRun place = store_.in_state(bucket, run);
+    std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
+    const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
+    while (first < last && in_none(first)) ++first;
+    while (first < last && in_none(last - 1)) --last;
+    if (first == last) return;
+    parts_.push_back({bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
+  };
+  if (store_.sharded()) {
+    for (std::size_t i = 0; i < changes_.size(); ++i) add(i, store_.updated(i));
+  } else if (!changes_.empty()) {
+    add(0, {0, store_.numel()});
+  }
+  of_block_ = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
+}
+
+void Optimizer::find_counted() {
+  const FlatLayout& layout = store_.layout();
+  std::vector<ops::ElementRun> runs, in_sum;
   for (std::size_t i = 0; i < layout.buckets().size(); ++i) {
     const Bucket& bucket = layout.buckets()[i];
     const auto slots = layout.slots_of(bucket);
-    BucketWork work;
     std::vector<FlatRun> counted;
     for (std::size_t j = 0; j < slots.size(); ++j) {
-      // With the gap after it: what is updated alike becomes one run.
+      if (frozen(*slots[j].parameter)) continue;
+      // With the gap after it, which is zero: so neighbours become one run.
       const std::int64_t end = j + 1 < slots.size() ? slots[j + 1].offset : bucket.run().end();
-      const FlatRun with_gap = {slots[j].offset, end - slots[j].offset};
-      const bool decay = decay_rule(*slots[j].parameter);
-      if (const FlatRun run = overlap(with_gap, store_.updated(i)); run.count > 0) {
-        if (work.updates.empty() || work.updates.back().decay != decay) {
-          work.updates.push_back({run, decay});
-        } else {
-          work.updates.back().run.count += run.count;
-        }
-      }
       for (FlatRun run : store_.counted(*slots[j].parameter)) {
-        if (run.end() == slots[j].numel) run.count = with_gap.count - run.begin;
+        if (run.end() == slots[j].numel) run.count = end - slots[j].offset - run.begin;
         append(counted, {slots[j].offset + run.begin, run.count});
       }
     }
-    for (const FlatRun& run : counted) append(work.counted, overlap(run, store_.share(i)));
-    work_.push_back(std::move(work));
+    for (const FlatRun& run : counted) {
+      const FlatRun own = overlap(run, store_.share(i));
+      if (own.count == 0) continue;
+      runs.push_back({own.begin, own.count});
+      in_sum.push_back({store_.in_state(i, own).begin, own.count});
+    }
   }
+  counted_ = ops::make_sum_runs(ctx_, runs);
+  counted_in_sum_ = store_.sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
 }
 
 void Optimizer::add_up_squares() const {
   const Tensor squares = ops::squares_of(state_);
-  for (std::size_t i = 0; i < work_.size(); ++i) {
-    for (const FlatRun& run : work_[i].counted) {
-      ops::add_sum_squares(ctx_, store_.slice(i, run).gradient, squares);
-    }
-  }
+  const auto [gradient, summed] = store_.pending_gradient();
+  const Tensor& runs = summed ? counted_in_sum_ : counted_;
+  if (runs.numel() > 0) ops::add_sum_squares(ctx_, gradient, runs, squares);
   if (Communicator* world = store_.groups().world; world && world->size() > 1)
     world->all_reduce(ctx_, squares).wait(ctx_);
 }
 
-void Optimizer::update(std::size_t bucket, const Range& range) const {
-  const auto [grad, main, model, place] = store_.slice(bucket, range.run);
-  const auto part = [run = place](const Tensor& state) {
+void Optimizer::update(const Part& part) const {
+  const auto [grad, main, model, place] = store_.slice(part.bucket, part.run);
+  const auto narrow = [run = place](const Tensor& state) {
     return state ? state.narrow(0, run.begin, run.count) : Tensor();
   };
-  const double decay = range.decay ? 1.0 : 0.0;
+  const ops::ElementGroups groups{factors_,
+                                  of_block_.narrow(0, place.begin / kGroupBlock, place.count / kGroupBlock)};
   if (config_.name == OptimizerName::sgd) {
-    ops::sgd(ctx_, state_, grad, main, part(momentum_), model,
-             {.decay_factor = decay, .momentum = config_.momentum, .nesterov = config_.nesterov});
+    ops::sgd(ctx_, state_, groups, grad, main, narrow(momentum_), model, config_.nesterov);
   } else {
-    ops::adam(ctx_, state_, grad, main, part(m_), part(v_), model,
-              {.beta1 = config_.betas[0],
-               .beta2 = config_.betas[1],
-               .eps = config_.eps,
-               .decay_factor = decay,
-               .decoupled = config_.name == OptimizerName::adamw});
+    ops::adam(ctx_, state_, groups, grad, main, narrow(m_), narrow(v_), model);
   }
 }
 
 void Optimizer::launch_step(const std::function<UpdateRates(std::int64_t)>& rates) {
+  launch_step([&](std::int64_t updates) {
+    const UpdateRates all = rates(updates);
+    std::vector<UpdateRates> each;
+    for (const ParamGroup& group : groups_.groups)
+      each.push_back({all.lr * group.lr_factor, all.weight_decay * group.decay_factor});
+    return each;
+  });
+}
+
+void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::int64_t)>& rates) {
+  static_assert(kMostUnderWay <= GroupRule::kRates, "each number of skipped updates has its rates");
   TESSERA_CHECK(under_way_.size() < kMostUnderWay, under_way_.size(),
                 " updates are under way: finish_step() takes the result of the oldest");
-  std::vector<UpdateRates> list;
-  for (std::size_t i = 0; i <= under_way_.size(); ++i) {
-    list.push_back(rates(updates_ + static_cast<std::int64_t>(i)));
-    TESSERA_CHECK(std::isfinite(list.back().lr) && std::isfinite(list.back().weight_decay),
-                  "step with learning rate ", list.back().lr, " and weight decay ", list.back().weight_decay);
+  const std::size_t candidates = under_way_.size() + 1;
+  for (std::size_t i = 0; i < candidates; ++i) {
+    const std::vector<UpdateRates> each = rates(updates_ + static_cast<std::int64_t>(i));
+    TESSERA_CHECK_EQ(each.size(), rules_.size(), "rates of a step, one for each parameter group");
+    for (std::size_t group = 0; group < each.size(); ++group) {
+      TESSERA_CHECK(std::isfinite(each[group].lr) && std::isfinite(each[group].weight_decay),
+                    "step with learning rate ", each[group].lr, " and weight decay ",
+                    each[group].weight_decay, " of parameter group ", group);
+      rules_[group].rates[i] = each[group];
+    }
   }
   const double scale = store_.gradient_scale();
   store_.wait_for_weights();
   add_up_squares();
-  const bool adam = config_.name != OptimizerName::sgd;
   ops::begin_update(ctx_, state_,
-                    {.grad_scale = scale,
-                     .clip_grad = config_.clip_grad,
-                     .beta1 = adam ? config_.betas[0] : 0.0,
-                     .beta2 = adam ? config_.betas[1] : 0.0,
-                     .loss_scale = loss_scale_.rule,
-                     .base = updates_,
-                     .rates = list});
+                    {.grad_scale = scale, .clip_grad = config_.clip_grad, .loss_scale = loss_scale_.rule});
+  ops::update_groups(ctx_, state_, factors_,
+                     {.decoupled = config_.name == OptimizerName::adamw,
+                      .base = updates_,
+                      .num_rates = static_cast<int>(candidates),
+                      .rules = rules_});
   under_way_.emplace_back(ctx_, state_);
   // The last bucket holds what the next forward pass reads first: it is under way while the others are
   // updated.
-  for (std::size_t i = work_.size(); i-- > 0;) {
-    for (const Range& range : work_[i].updates) update(i, range);
-    store_.spread_weights(i);
+  std::size_t part = parts_.size();
+  for (std::size_t i = changes_.size(); i-- > 0;) {
+    if (part > 0 && parts_[part - 1].bucket == i) update(parts_[--part]);
+    if (changes_[i]) store_.spread_weights(i);
   }
   store_.discard_gradients();
+}
+
+double Optimizer::grad_norm() {
+  const double scale = store_.gradient_scale();
+  store_.wait_for_weights();
+  add_up_squares();
+  const auto state = HostCopy(ctx_, state_).value<UpdateState>();
+  ops::fill_zero(ctx_, ops::squares_of(state_));
+  return std::sqrt(state.squares) * std::abs(scale) / static_cast<double>(state.loss_scale);
+}
+
+void Optimizer::set_clip_grad(double max_norm) {
+  OptimizerConfig changed = config_;
+  changed.clip_grad = max_norm;
+  check_config(changed);
+  config_ = changed;
 }
 
 StepResult Optimizer::finish_step() {

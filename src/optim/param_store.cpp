@@ -40,6 +40,8 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
         parameters_,
         {.data_ranks = data_ranks_, .bucket_elements = options_.bucket_elements, .capacities = largest});
   }
+  for (const ParamSlot& slot : slots())
+    frozen_.push_back(options_.trainable && options_.frozen && options_.frozen(*slot.parameter));
   divide();
   allocate();
   initialise_all();
@@ -47,7 +49,8 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
   if (options_.trainable) {
     std::vector<FlatRun> runs;
     for (const Owned& owned : owned_) runs.push_back(owned.run);
-    reduction_ = std::make_unique<GradientReduction>(ctx_, layout_, options_, sharded_, grad_, runs);
+    reduction_ =
+        std::make_unique<GradientReduction>(ctx_, layout_, options_.groups, sharded_, grad_, runs, frozen_);
   }
   clear_contributions();
 }
@@ -140,11 +143,13 @@ void ParamStore::initialise_all() {
 }
 
 void ParamStore::bind_all() {
-  for (const ParamSlot& slot : slots()) {
+  for (std::size_t i = 0; i < slots().size(); ++i) {
+    const ParamSlot& slot = slots()[i];
     Tensor main;
     if (main_is_whole(layout_.buckets()[slot.bucket]))
       main = main_of(slot.bucket, slot.run()).view(slot.parameter->shape());
-    slot.parameter->bind(model_ ? view(model_, slot) : main, grad_ ? view(grad_, slot) : Tensor(), main);
+    const bool trained = grad_ && !frozen_[i];
+    slot.parameter->bind(model_ ? view(model_, slot) : main, trained ? view(grad_, slot) : Tensor(), main);
   }
 }
 

@@ -32,14 +32,11 @@ FlatRun ParamStore::share(std::size_t bucket) const {
 }
 
 ParamStore::Slice ParamStore::slice(std::size_t bucket, const FlatRun& run) const {
-  const Owned& owned = owned_[bucket];
   const Bucket& b = layout_.buckets()[bucket];
   // Where the fp32 weights are gathered the copy is made from all of them, later.
   const bool rounds = model_ && !(sharded_ && main_is_whole(b));
-  return {gradient_of(bucket, run),
-          main_of(bucket, run),
-          rounds ? model_.narrow(0, run.begin, run.count) : Tensor(),
-          {owned.state + run.begin - owned.run.begin, run.count}};
+  return {gradient_of(bucket, run), main_of(bucket, run),
+          rounds ? model_.narrow(0, run.begin, run.count) : Tensor(), in_state(bucket, run)};
 }
 
 std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
@@ -94,15 +91,23 @@ std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
   return pieces;
 }
 
+std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
+  std::vector<StatePiece> pieces;
+  for (const auto& [slot, run] : cuts(set)) {
+    const std::int64_t begin = run.begin - slot->offset;
+    pieces.push_back({"grad", slot->parameter, begin, begin + run.count, gradient_of(slot->bucket, run)});
+  }
+  return pieces;
+}
+
 std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind, const Tensor& state) const {
   TESSERA_CHECK(state && state.numel() == state_numel_, "state of this ParamStore has ", state_numel_,
                 " elements, not shape ", state.shape());
   std::vector<StatePiece> pieces;
   for (const auto& [slot, run] : cuts(set)) {
-    const Owned& owned = owned_[slot->bucket];
     const std::int64_t begin = run.begin - slot->offset;
     pieces.push_back({kind, slot->parameter, begin, begin + run.count,
-                      state.narrow(0, owned.state + run.begin - owned.run.begin, run.count)});
+                      state.narrow(0, in_state(slot->bucket, run).begin, run.count)});
   }
   return pieces;
 }

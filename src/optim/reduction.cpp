@@ -12,22 +12,25 @@ bool several(const Communicator* group) { return group != nullptr && group->size
 
 }  // namespace
 
-GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout,
-                                     const ParamStoreOptions& options, bool sharded, Tensor grad,
-                                     std::vector<FlatRun> updated)
+GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
+                                     bool sharded, Tensor grad, std::vector<FlatRun> updated,
+                                     std::vector<bool> frozen)
     : ctx_(ctx),
       layout_(layout),
-      data_(several(options.groups.data) ? options.groups.data : nullptr),
+      data_(several(groups.data) ? groups.data : nullptr),
       sharded_(sharded),
       grad_(std::move(grad)),
-      updated_(std::move(updated)) {
-  find_sums(options.groups);
+      updated_(std::move(updated)),
+      frozen_(std::move(frozen)) {
+  find_sums(groups);
 }
 
 void GradientReduction::find_sums(const StoreGroups& groups) {
   std::vector<FlatRun> partial, tied;
   std::map<int, std::vector<FlatRun>> copied;  // by number of copies: in one order on all ranks
-  for (const ParamSlot& slot : layout_.slots()) {
+  for (std::size_t i = 0; i < layout_.slots().size(); ++i) {
+    if (frozen_[i]) continue;
+    const ParamSlot& slot = layout_.slots()[i];
     const Parameter& p = *slot.parameter;
     if (p.traits().partial_over_tensor) partial.push_back(slot.run());
     if (p.traits().tied) tied.push_back(slot.run());
@@ -65,7 +68,7 @@ void GradientReduction::open(const std::function<int(const Parameter&)>& contrib
   incomplete_.assign(layout_.buckets().size(), 0);
   for (std::size_t i = 0; i < remaining_.size(); ++i) {
     const ParamSlot& slot = layout_.slots()[i];
-    remaining_[i] = contributions(*slot.parameter);
+    remaining_[i] = frozen_[i] ? 0 : contributions(*slot.parameter);
     if (remaining_[i] > 0) ++incomplete_[slot.bucket];
   }
 }
@@ -82,11 +85,15 @@ void GradientReduction::ready(const Parameter& parameter) {
 
 void GradientReduction::start(std::size_t bucket) {
   const Bucket& b = layout_.buckets()[bucket];
-  for (const ParamSlot& slot : layout_.slots_of(b)) {
-    if (!slot.parameter->has_grad()) ops::fill_zero(ctx_, slot.parameter->grad());
+  bool trained = false;
+  for (std::size_t i = b.first_slot; i < b.first_slot + b.slots; ++i) {
+    if (frozen_[i]) continue;
+    trained = true;
+    const Parameter& p = *layout_.slots()[i].parameter;
+    if (!p.has_grad()) ops::fill_zero(ctx_, p.grad());
   }
   ++started_;
-  if (data_ == nullptr) return;
+  if (data_ == nullptr || !trained) return;
   const Tensor whole = grad_.narrow(0, b.begin, b.count);
   if (!sharded_) {
     pending_.push_back(data_->all_reduce(ctx_, whole));

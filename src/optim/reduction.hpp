@@ -11,9 +11,10 @@ namespace tessera {
 class GradientReduction {
  public:
   /// `layout` and the groups are kept by reference. `updated`: by bucket, where the sums over tensor and
-  /// pipeline ranks are needed.
-  GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const ParamStoreOptions& options,
-                    bool sharded, Tensor grad, std::vector<FlatRun> updated);
+  /// pipeline ranks are needed. `frozen`: by slot, whose gradients are zero in `grad` and stay so on all
+  /// ranks; a bucket of nothing else is not reduced.
+  GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups, bool sharded,
+                    Tensor grad, std::vector<FlatRun> updated, std::vector<bool> frozen);
 
   /// Starts a call; with counts, buckets are reduced as they become complete.
   void open(const std::function<int(const Parameter&)>& contributions);
@@ -44,6 +45,7 @@ class GradientReduction {
   bool sharded_;
   Tensor grad_;
   std::vector<FlatRun> updated_;
+  std::vector<bool> frozen_;
   std::vector<ReplicatedSum> sums_;
   bool counting_ = false;
   std::vector<int> remaining_;           // contributions, by slot

@@ -114,13 +114,15 @@ class Inbox {
     const std::size_t end = std::min(taken_ + ahead, messages_.size());
     for (std::size_t next = taken_; next < end; ++next) post_up_to(messages_[next]);
   }
-  /// The next message.
-  Tensor take() {
+  /// The next message; `wanted` and `arrived` become the stretch of the stream that waits for it.
+  Tensor take(Event& wanted, Event& arrived) {
     post(1);
     TESSERA_ENSURE(InternalError, taken_ < messages_.size(), "an input that no pass of the column needs");
-    auto arrived = arriving_.extract(routes_.tag_of(messages_[taken_++]));
-    arrived.mapped().pending.wait(ctx_);
-    return std::move(arrived.mapped().tensor);
+    auto message = arriving_.extract(routes_.tag_of(messages_[taken_++]));
+    ctx_.stream->record(wanted);
+    message.mapped().pending.wait(ctx_);
+    ctx_.stream->record(arrived);
+    return std::move(message.mapped().tensor);
   }
 
  private:
@@ -209,12 +211,16 @@ class StageRun {
     for (const Action& action : column()) {
       outbox_.reap();
       inbox_.post(1 + kReceivesAhead);
-      const double arrived_s = now_s();
-      Tensor input = fetch(action);
-      const double begin_s = now_s();
+      const double wanted_s = now_s();
+      ExecutedAction done;
+      done.action = action;
+      Tensor input = fetch(action, done);
+      done.begin_s = now_s();
+      done.waited_s = done.begin_s - wanted_s;
       inbox_.post(kReceivesAhead);
       Tensor output = compute(action, std::move(input));
-      executed.push_back({action, begin_s, now_s(), begin_s - arrived_s});
+      done.end_s = now_s();
+      executed.push_back(std::move(done));
       deliver(action, std::move(output));
     }
     outbox_.finish();
@@ -234,11 +240,11 @@ class StageRun {
     return messages;
   }
 
-  Tensor fetch(const Action& action) {
+  Tensor fetch(const Action& action, ExecutedAction& executed) {
     const auto message = routes_.input_of(stage_, action);
     if (!message) return {};
     if (message->from != stage_) {
-      Tensor input = inbox_.take();
+      Tensor input = inbox_.take(executed.wanted, executed.arrived);
       outbox_.settle(message->from, message->made_at);
       return input;
     }
@@ -287,6 +293,15 @@ class StageRun {
 };
 
 }  // namespace
+
+double stalled_s(const std::vector<ExecutedAction>& executed) {
+  double sum = 0;
+  for (const ExecutedAction& action : executed) {
+    action.arrived.synchronize();
+    sum += Event::seconds_between(action.wanted, action.arrived);
+  }
+  return sum;
+}
 
 PipelineExecutor::PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline)
     : ctx_(ctx), pipeline_(pipeline) {}

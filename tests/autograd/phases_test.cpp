@@ -104,6 +104,40 @@ TEST_F(Phased, BothPhasesAtOnceUnlessDeferred) {
   }
 }
 
+/// Where nothing is deferred a norm computes both gradients in one pass.
+TEST_F(Phased, NormsGiveTheSameGradientsInOnePassAndInTwo) {
+  const DropoutSpec drop{.key = {.seed = 3, .site = 4}, .probability = 0.3f, .batch = 7, .seq_length = 11};
+  for (const bool rms : {false, true}) {
+    std::vector<std::vector<float>> gradients[2];
+    for (const auto weights : {Tape::WeightGradients::immediate, Tape::WeightGradients::deferred}) {
+      const auto weight = make_parameter(ctx, "weight", {68}, 5), bias = make_parameter(ctx, "bias", {68}, 6);
+      auto& found = gradients[weights == Tape::WeightGradients::immediate ? 0 : 1];
+      for (int contribution = 0; contribution < 2; ++contribution) {  // written, then added to
+        Tape tape;
+        const Var x = tape.input(random_tensor(ctx, {11, 7, 68}, 1), true),
+                  branch = tape.input(random_tensor(ctx, {11, 7, 68}, 2), true);
+        const ResidualNorm n =
+            add_norm(ctx, x, branch, *weight, rms ? nullptr : bias.get(), {.rms = rms}, drop);
+        tape.backward(ctx, {n.residual, n.y},
+                      {random_tensor(ctx, {11, 7, 68}, 3), random_tensor(ctx, {11, 7, 68}, 4)}, weights);
+        tape.run_weight_gradients(ctx);
+        found.push_back(tape.grad(x).to_floats());
+        found.push_back(tape.grad(branch).to_floats());
+        found.push_back(weight->grad().to_floats());
+        if (!rms) found.push_back(bias->grad().to_floats());
+      }
+    }
+    ASSERT_EQ(gradients[0].size(), gradients[1].size());
+    for (std::size_t g = 0; g < gradients[0].size(); ++g) {
+      if (!test::on_cuda()) {
+        EXPECT_EQ(gradients[0][g], gradients[1][g]) << "gradient " << g;
+      }
+      for (std::size_t i = 0; i < gradients[0][g].size(); ++i)
+        ASSERT_NEAR(gradients[0][g][i], gradients[1][g][i], 2e-5f) << "gradient " << g << " [" << i << "]";
+    }
+  }
+}
+
 TEST_F(Phased, AFailedWeightGradientLeavesNothingToRunTwice) {
   const auto weight = make_parameter(ctx, "weight", {5}, 5);
   std::string log = "!";

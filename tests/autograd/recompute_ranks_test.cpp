@@ -21,10 +21,14 @@ TEST(PartitionedRecompute, ChangesNoBit) {
     for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
       const BlockSizes sizes{.compute = compute};
       const ExecCtx ctx = test::context(1, 3);
-      const Values expected = Chain(ctx, sizes, 3, {}).run();
+      const Values immediate = Chain(ctx, sizes, 3, {}).run();
+      const Values
+          deferred =  // a norm's sums have another order on CUDA when its gradients are computed apart
+          test::on_cuda() ? Chain(ctx, sizes, 3, {.weights = Weights::deferred}).run() : immediate;
       test::run_on_device(size, [&](const std::shared_ptr<Communicator>& comm) {
         const ExecCtx own = test::context(1, 3);
         for (const Weights weights : {Weights::immediate, Weights::deferred}) {
+          const Values& expected = weights == Weights::immediate ? immediate : deferred;
           for (const std::size_t group : {1, 2}) {
             const Plan plan{
                 .group = group, .nested = group == 2, .weights = weights, .partition = comm.get()};

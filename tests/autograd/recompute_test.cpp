@@ -26,6 +26,8 @@ TEST_F(RecomputeTest, ChangesNoBit) {
     const BlockSizes sizes{.compute = compute};
     Values expected = Chain(ctx, sizes, 3, {}).run();
     for (const Weights weights : {Weights::immediate, Weights::deferred}) {
+      // A norm's sums have another order on CUDA when its two gradients are computed apart.
+      if (test::on_cuda()) expected = Chain(ctx, sizes, 3, {.weights = weights}).run();
       for (const bool forget : {false, true}) {
         for (const std::size_t group : {0, 1, 2, 3}) {
           for (const bool nested : {false, true}) {

@@ -133,7 +133,8 @@ void run_norm(const Report& report, const Sizes& s, kernels::NormKind kind) {
   const Random residual(gpu, DType::bf16, n), branch(gpu, DType::bf16, n), out(gpu, DType::bf16, n),
       y(gpu, DType::bf16, n), upstream(gpu, DType::bf16, n), weight(gpu, DType::f32, s.width),
       bias(gpu, DType::f32, s.width), statistics(gpu, DType::f32, 2 * s.rows),
-      dweight(gpu, DType::f32, 2 * s.width), scratch(gpu, DType::f32, 2 * kernels::kNormGradParts * s.width);
+      dweight(gpu, DType::f32, 2 * s.width),
+      scratch(gpu, DType::f32, 2 * int64_t{k::norm_gradient_parts(s.rows, s.width)} * s.width);
   const bool layer = kind == kernels::NormKind::layer;
   const std::string name = layer ? "layer norm" : "rms norm";
   float* mean = layer ? statistics.floats() : nullptr;
@@ -155,37 +156,36 @@ void run_norm(const Report& report, const Sizes& s, kernels::NormKind kind) {
                          .rstd = rstd},
                         gpu.launch());
   });
-  report.row(name + " backward", 4 * bytes, [&] {
-    k::add_norm_backward({.rows = s.rows,
-                          .cols = s.width,
-                          .kind = kind,
-                          .residual_dtype = DType::bf16,
-                          .dtype = DType::bf16,
-                          .residual_out = out.data(),
-                          .mean = mean,
-                          .rstd = rstd,
-                          .weight = weight.floats(),
-                          .dy = y.data(),
-                          .dresidual = upstream.data(),
-                          .dresidual_in = upstream.data(),
-                          .dropout = {}},
-                         gpu.launch());
-  });
-  report.row(name + " weight gradient", 2 * bytes, [&] {
-    k::norm_weight_grad({.rows = s.rows,
-                         .cols = s.width,
-                         .kind = kind,
-                         .residual_dtype = DType::bf16,
-                         .dtype = DType::bf16,
-                         .residual_out = out.data(),
-                         .mean = mean,
-                         .rstd = rstd,
-                         .dy = y.data(),
-                         .dweight = dweight.floats(),
-                         .dbias = layer ? dweight.floats() + s.width : nullptr,
-                         .beta = 1.0f,
-                         .scratch = scratch.floats()},
-                        gpu.launch());
+  const kernels::AddNormBackward backward{.rows = s.rows,
+                                          .cols = s.width,
+                                          .kind = kind,
+                                          .residual_dtype = DType::bf16,
+                                          .dtype = DType::bf16,
+                                          .residual_out = out.data(),
+                                          .mean = mean,
+                                          .rstd = rstd,
+                                          .weight = weight.floats(),
+                                          .dy = y.data(),
+                                          .dresidual = upstream.data(),
+                                          .dresidual_in = upstream.data(),
+                                          .dropout = {}};
+  const kernels::NormWeightGrad sums{.rows = s.rows,
+                                     .cols = s.width,
+                                     .kind = kind,
+                                     .residual_dtype = DType::bf16,
+                                     .dtype = DType::bf16,
+                                     .residual_out = out.data(),
+                                     .mean = mean,
+                                     .rstd = rstd,
+                                     .dy = y.data(),
+                                     .dweight = dweight.floats(),
+                                     .dbias = layer ? dweight.floats() + s.width : nullptr,
+                                     .beta = 1.0f,
+                                     .scratch = scratch.floats()};
+  report.row(name + " backward", 4 * bytes, [&] { k::add_norm_backward(backward, gpu.launch()); });
+  report.row(name + " weight gradient", 2 * bytes, [&] { k::norm_weight_grad(sums, gpu.launch()); });
+  report.row(name + " backward, both", 4 * bytes, [&] {
+    k::add_norm_gradients({backward, sums}, gpu.launch());
   });
 }
 
@@ -267,10 +267,18 @@ void run_reductions(const Report& report, const Sizes& s) {
                    .scratch = scratch.floats()},
                   gpu.launch());
   });
+  std::vector<kernels::SumRun> runs;
+  for (int64_t i = 0; i < s.parameters; i += kernels::SumRun::kMost)
+    runs.push_back({i, std::min(kernels::SumRun::kMost, s.parameters - i)});
+  const Memory device_runs(runs.size() * sizeof(kernels::SumRun));
+  cuda::copy(device_runs.data(), runs.data(), runs.size() * sizeof(kernels::SumRun), gpu.launch().stream);
   report.row("sum of squares of all gradients", 4.0 * static_cast<double>(s.parameters), [&] {
-    k::sum_squares(
-        {.n = s.parameters, .x = grad.floats(), .out = sums.doubles(), .scratch = sums.doubles() + 1},
-        gpu.launch());
+    k::sum_squares({.num_runs = static_cast<int64_t>(runs.size()),
+                    .runs = static_cast<const kernels::SumRun*>(device_runs.data()),
+                    .x = grad.floats(),
+                    .out = sums.doubles(),
+                    .scratch = sums.doubles() + 1},
+                   gpu.launch());
   });
 }
 
@@ -280,13 +288,24 @@ void run_optimizers(const Report& report, const Sizes& s) {
   const Random grad(gpu, DType::f32, n), main(gpu, DType::f32, n), m(gpu, DType::f32, n),
       v(gpu, DType::f32, n), model(gpu, DType::bf16, n);
   k::fill_constant({.n = n, .value = 1.0f, .x = v.floats()}, gpu.launch());  // squares: not negative
-  UpdateState state;
-  state.lr = 1e-4;
-  const Memory update(sizeof(UpdateState));
+  const UpdateState state;
+  const kernels::GroupFactors factors[] = {
+      {{1.0f, 0.0f, 0.1f, 0.999f, 0.001f, 1e-4f, 1.0f, 1e-8f}, {1e-4f, 0.0f, 0.9f}},
+      {{0.9999f, 0.0f, 0.1f, 0.999f, 0.001f, 1e-4f, 1.0f, 1e-8f}, {1e-4f, 0.1f, 0.9f}}};
+  // Two groups that take turns, a matrix and a vector each time.
+  std::vector<std::uint8_t> of_block;
+  for (int64_t i = 0; i < n; i += kGroupBlock)
+    of_block.push_back(static_cast<std::uint8_t>(i % (s.width * s.width) < s.width));
+  const Memory update(sizeof state), device_factors(sizeof factors), device_blocks(of_block.size());
   cuda::copy(update.data(), &state, sizeof state, gpu.launch().stream);
+  cuda::copy(device_factors.data(), factors, sizeof factors, gpu.launch().stream);
+  cuda::copy(device_blocks.data(), of_block.data(), of_block.size(), gpu.launch().stream);
   const auto* at = static_cast<const UpdateState*>(update.data());
+  const kernels::GroupsOfElements groups{static_cast<const kernels::GroupFactors*>(device_factors.data()), 2,
+                                         static_cast<const std::uint8_t*>(device_blocks.data())};
   report.row("adam", 30.0 * static_cast<double>(n), [&] {
     k::adam({.n = n,
+             .groups = groups,
              .state = at,
              .grad = grad.floats(),
              .main = main.floats(),
@@ -297,7 +316,7 @@ void run_optimizers(const Report& report, const Sizes& s) {
   });
   report.row("sgd with momentum", 22.0 * static_cast<double>(n), [&] {
     k::sgd({.n = n,
-            .momentum = 0.9f,
+            .groups = groups,
             .state = at,
             .grad = grad.floats(),
             .main = main.floats(),

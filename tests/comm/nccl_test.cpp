@@ -120,7 +120,9 @@ TEST_F(Nccl, DroppedOperationsKeepTheirTensors) {
       comm->all_gather(ctx, own, gathered);
     }
     const Tensor other = tensor_of(ctx, DType::f32, std::vector<double>(1000, -1.0));
-    if (comm->rank() > 0) EXPECT_NE(other.raw(), used);
+    if (comm->rank() > 0) {
+      EXPECT_NE(other.raw(), used);
+    }
     const Tensor last = tensor_of(ctx, DType::f32, {1.0});
     comm->all_reduce(ctx, last).wait(ctx);  // later on the same lane
     for (int r = 0; r < 3; ++r) EXPECT_EQ(read_values(gathered.narrow(0, 1000 * r, 1000)), marks(r, 0, 1000));
@@ -157,6 +159,63 @@ TEST_F(Nccl, LongChainsWithoutWaitingOnTheHost) {
       ctx.stream->copy(x.raw(), y.raw(), x.nbytes());
     }
     EXPECT_EQ(read_values(x)[0], std::pow(6.0, 20));
+  });
+}
+
+/// Groups are cut out of their parent, whatever is under way there: members in the order of their keys,
+/// groups of one, ranks in no group, groups of groups.
+TEST_F(Nccl, GroupsAreSplitOffTheirParent) {
+  run_nccl(3, {.timeout_s = 30}, [](const auto& comm) {
+    const ExecCtx ctx = context();
+    const int rank = comm->rank();
+    const Tensor busy = tensor_of(ctx, DType::f32, marks(rank, 0, 100000));
+    comm->all_reduce(ctx, busy);
+    const auto backwards = comm->split(7, -rank, "backwards");
+    EXPECT_EQ(backwards->rank(), 2 - rank);
+    const Tensor x = tensor_of(ctx, DType::f32, {10.0 + rank});
+    backwards->broadcast(ctx, x, 0).wait(ctx);
+    EXPECT_EQ(read_values(x)[0], 12.0);
+    const auto mine = comm->split(rank == 1 ? 1 : 0, 0, "outer or middle");  // ranks 0 and 2; rank 1 alone
+    EXPECT_EQ(mine->size(), rank == 1 ? 1 : 2);
+    const auto inner = backwards->split(rank == 0 ? -1 : 0, 0, "inner");  // ranks 2 and 1
+    EXPECT_EQ(inner == nullptr, rank == 0);
+    for (const auto& group : {mine, inner}) {
+      if (!group) continue;
+      const Tensor one = tensor_of(ctx, DType::f32, {1.0});
+      group->all_reduce(ctx, one).wait(ctx);
+      EXPECT_EQ(read_values(one)[0], group->size()) << group->name();
+    }
+  });
+}
+
+/// Rank 1 waits for rank 2 to connect with it, in a group of a group, which never happens.
+TEST_F(Nccl, AnAbortEndsTheWaitForAConnection) {
+  const auto begin = std::chrono::steady_clock::now();
+  run_nccl(3, {.timeout_s = 60}, [](const auto& comm) {
+    const ExecCtx ctx = context();
+    const auto deeper = comm->split(comm->rank() == 0 ? 0 : 1, 0, "part")->split(0, 0, "deeper");
+    comm->barrier(ctx);  // nobody is in split any more
+    if (comm->rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      return comm->abort("rank 0 gave up");
+    }
+    const std::string message = message_of<CommunicationError>([&] {
+      if (comm->rank() == 1) finish(deeper->recv(ctx, tensor_of(ctx, DType::f32, {0.0}), 1, 1), ctx);
+      while (comm->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      comm->barrier(ctx);
+    });
+    EXPECT_EQ(message.find("rank 0 gave up"), 0u) << message;
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "waited for the deadline";
+}
+
+TEST_F(Nccl, AGroupThatFailedCannotBeSplit) {
+  run_nccl(3, {.timeout_s = 20}, [](const auto& comm) {
+    if (comm->rank() == 0) comm->abort("somebody pulled a plug");
+    while (comm->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::string message = message_of<CommunicationError>([&] { comm->split(0, 0, "half"); });
+    EXPECT_EQ(message.find("somebody pulled a plug"), 0u) << message;
+    EXPECT_NE(message.find("split"), std::string::npos) << message;
   });
 }
 

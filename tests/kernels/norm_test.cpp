@@ -261,6 +261,47 @@ TEST(Norm, EveryCopyAgreesWithThePlainComposition) {
   }
 }
 
+TEST(Norm, BothGradientsInOnePassGiveTheSameBits) {
+  const auto forward = TESSERA_COPIES(add_norm_forward_rows);
+  const auto backward = TESSERA_COPIES(add_norm_backward_rows);
+  const auto part = TESSERA_COPIES(norm_weight_grad_part);
+  const auto both = TESSERA_COPIES(add_norm_gradients_part);
+  for (const Case& c : cases()) {
+    for (std::size_t k = 0; k < forward.size(); ++k) {
+      SCOPED_TRACE(::testing::Message() << cpu::isa_name(forward[k].isa) << " " << c);
+      Tensors apart(c);
+      forward[k].function(forward_params(c, apart), 0, c.rows);
+      Tensors together(apart);
+      backward[k].function(backward_params(c, apart), 0, c.rows);
+      const int parts = static_cast<int>(std::min<std::int64_t>(c.rows, 3));
+      for (int i = 0; i < parts; ++i) {
+        part[k].function(weight_params(c, apart, 0.0f), i, parts);
+        both[k].function({backward_params(c, together), weight_params(c, together, 0.0f)}, i, parts);
+      }
+      expect_same(together.dresidual_in, apart.dresidual_in);
+      expect_same(together.dbranch, apart.dbranch);
+      for (std::int64_t i = 0; i < 2 * parts * c.cols; ++i) {
+        ASSERT_EQ(together.scratch.floats()[i], apart.scratch.floats()[i]) << "sum " << i;
+      }
+    }
+  }
+  for (const Case& c : {Case{37, 67}, Case{301, 130, NormKind::rms}}) {
+    for (const int threads : {1, 2}) {
+      Tensors apart(c);
+      cpu::add_norm_forward(forward_params(c, apart), {});
+      Tensors together(apart);
+      cpu::add_norm_backward(backward_params(c, apart), {});
+      cpu::norm_weight_grad(weight_params(c, apart, 1.0f), {});
+      ASSERT_LE(cpu::norm_gradient_parts(c.rows, c.cols), kNormGradParts) << "parts of this test's scratch";
+      cpu::add_norm_gradients({backward_params(c, together), weight_params(c, together, 1.0f)},
+                              {.threads = threads});
+      expect_same(together.dresidual_in, apart.dresidual_in);
+      expect_same(together.dweight, apart.dweight);
+      expect_same(together.dbias, apart.dbias);
+    }
+  }
+}
+
 TEST(Norm, KnownStatisticsGiveTheSameBits) {
   const auto forward = TESSERA_COPIES(add_norm_forward_rows);
   for (const Case& c : cases()) {

@@ -50,33 +50,56 @@ TEST(Reduce, ColumnSum) {
   }
 }
 
-TEST(Reduce, SumAndSumOfSquares) {
+TEST(Reduce, Sum) {
   for (const std::int64_t n : {0, 1, 2, 15, 16, 17, 63, 65, 4095, 8191, 300007}) {
     Buffer x = Buffer::random(DType::f32, n, 3);
-    double sum = 0.0, squares = 0.0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      sum += x[i];
-      squares += x[i] * x[i];
-    }
-    double sums[2], totals[2] = {10.0, 10.0};  // sum_squares adds to what is there
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < n; ++i) sum += x[i];
+    double sums[2];
     for (const int threads : {1, 2}) {
       double scratch[kSumParts];
       cpu::sum({.n = n, .x = x.floats(), .out = &sums[threads - 1], .scratch = scratch},
                {.threads = threads});
-      cpu::sum_squares({.n = n, .x = x.floats(), .out = &totals[threads - 1], .scratch = scratch},
-                       {.threads = threads});
     }
     EXPECT_NEAR(sums[0], sum, 1e-9) << n;
-    EXPECT_NEAR(totals[0], 10.0 + squares, 1e-12 * (10.0 + squares)) << n;
     EXPECT_EQ(sums[0], sums[1]) << n;
-    EXPECT_EQ(totals[0], totals[1]) << n;
+  }
+}
+
+TEST(Reduce, SumOfSquaresOfRuns) {
+  Buffer x = Buffer::random(DType::f32, 400000, 3);
+  // Runs of all lengths, apart from each other: few, and more than there are parts.
+  for (const std::int64_t many : {0, 1, 5, 200}) {
+    std::vector<SumRun> runs;
+    double squares = 0.0;
+    std::int64_t begin = 1;
+    for (std::int64_t i = 0; i < many; ++i) {
+      const std::int64_t count = many == 200 ? 7 * i : 1 + 4099 * i;
+      runs.push_back({begin, count});
+      for (std::int64_t j = begin; j < begin + count; ++j) squares += x[j] * x[j];
+      begin += count + 3 + i;
+    }
+    ASSERT_LE(begin, x.size());
+    double totals[2] = {10.0, 10.0};  // it adds to what is there
+    for (const int threads : {1, 2}) {
+      double scratch[kSumParts];
+      cpu::sum_squares({.num_runs = many,
+                        .runs = runs.data(),
+                        .x = x.floats(),
+                        .out = &totals[threads - 1],
+                        .scratch = scratch},
+                       {.threads = threads});
+    }
+    EXPECT_NEAR(totals[0], 10.0 + squares, 1e-12 * (10.0 + squares)) << many;
+    EXPECT_EQ(totals[0], totals[1]) << many;
   }
 }
 
 TEST(Reduce, SquaresBeyondTheRangeOfFloat) {
   Buffer x(DType::f32, 100, 1e30);
   double total = 0.0, scratch[kSumParts];
-  cpu::sum_squares({.n = 100, .x = x.floats(), .out = &total, .scratch = scratch}, {});
+  const SumRun all{0, 100};
+  cpu::sum_squares({.num_runs = 1, .runs = &all, .x = x.floats(), .out = &total, .scratch = scratch}, {});
   EXPECT_NEAR(total, 1e62, 1e56);
 }
 

@@ -190,11 +190,26 @@ TEST_F(Ops, TheTwoShortDtypesMeetInCastsAlone) {
 }
 
 TEST_F(Ops, OptimizersRefuse) {
-  const Tensor state = ops::make_update_state(ctx, {});
-  refused([&] { ops::adam(ctx, state, f32({3}), f32({4}), f32({4}), f32({4}), {}, {}); }, "3", "4");
-  refused([&] { ops::sgd(ctx, state, f32({4}), f32({4}), {}, {}, {.momentum = 0.9}); }, "momentum");
-  refused([&] { ops::sgd(ctx, f32({4}), f32({4}), f32({4}), {}, {}, {}); }, "make_update_state");
-  refused([&] { ops::begin_update(ctx, state, {}); }, "1 to 4");
+  const Tensor state = ops::make_update_state(ctx, {}), factors = ops::make_group_factors(ctx, 2);
+  const auto groups = [&](std::int64_t blocks) {
+    return ops::ElementGroups{factors, Tensor::from(ctx, std::vector<std::uint8_t>(blocks), {blocks})};
+  };
+  const ops::ElementGroups one = groups(1);
+  refused([&] { ops::adam(ctx, state, one, f32({3}), f32({4}), f32({4}), f32({4}), {}); }, "3", "4");
+  refused([&] { ops::adam(ctx, state, groups(2), f32({4}), f32({4}), f32({4}), f32({4}), {}); }, "blocks");
+  refused([&] { ops::sgd(ctx, state, groups(1), f32({65}), f32({65}), {}, {}, false); }, "blocks", "2", "1");
+  refused(
+      [&] {
+        ops::sgd(ctx, state, {state, one.of_block}, f32({4}), f32({4}), {}, {}, false);
+      },
+      "make_group_factors");
+  refused([&] { ops::sgd(ctx, state, one, f32({4}), f32({4}), {}, {}, true); }, "momentum");
+  refused([&] { ops::sgd(ctx, f32({4}), one, f32({4}), f32({4}), {}, {}, false); }, "make_update_state");
+  refused([&] { ops::make_group_factors(ctx, 256); }, "1 to 255", "256");
+  const std::vector<GroupRule> rules(3);
+  refused([&] { ops::update_groups(ctx, state, factors, {.num_rates = 5, .rules = rules}); }, "1 to 4");
+  refused([&] { ops::update_groups(ctx, state, factors, {.rules = rules}); }, "rules", "3", "2");
+  refused([&] { ops::add_sum_squares(ctx, f32({4}), f32({4}), ops::squares_of(state)); }, "make_sum_runs");
 }
 
 TEST_F(Ops, RowsMayBeApart) {

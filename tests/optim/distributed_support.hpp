@@ -185,7 +185,7 @@ inline void write_gradient(Parameter& p, const std::vector<float>& values) {
 /// One rank of a running grid.
 struct Rank {
   Rank(const std::shared_ptr<Communicator>& world, const Grid& shape, ParamStoreOptions options,
-       const OptimizerConfig& config)
+       const OptimizerConfig& config, const ParamGroups& groups = {})
       : grid(shape),
         mesh(world, {.tp = shape.tp, .dp = shape.dp, .pp = shape.pp}),
         at(mesh.coordinates()),
@@ -196,12 +196,13 @@ struct Rank {
                       .world = &mesh.world(),
                       .tensor_block = [this](int copies) -> Communicator& { return mesh.tp_block(copies); }};
     store = std::make_unique<ParamStore>(ctx, declared.parameters, options);
-    optimizer = std::make_unique<Optimizer>(ctx, *store, config);
+    optimizer = std::make_unique<Optimizer>(ctx, *store, config, LossScale{}, groups);
   }
   /// One call in the order of a backward pass, reductions during it if `counted`.
   void call(const Contributions& contributions, double factor = 1.0, bool counted = true) {
     store->begin_call(counted ? [](const Parameter&) { return 1; } : std::function<int(const Parameter&)>());
     for (auto it = declared.parameters.rbegin(); it != declared.parameters.rend(); ++it) {
+      if (!(*it)->trained()) continue;
       write_gradient(**it, contributions.of(**it, at.tp, at.dp, at.pp));
       store->gradient_ready(**it);
     }
@@ -264,16 +265,19 @@ class Collected {
 /// A run on one rank that is given the gradients of `grid`'s ranks as sums.
 class Serial {
  public:
-  Serial(const Grid& grid, const ParamStoreOptions& options, const OptimizerConfig& config)
+  Serial(const Grid& grid, const ParamStoreOptions& options, const OptimizerConfig& config,
+         const ParamGroups& groups = {})
       : grid_(grid),
         declared_(declare({}, 0, 0)),
         store_(ctx_, declared_.parameters, options),
-        optimizer_(ctx_, store_, config) {}
+        optimizer_(ctx_, store_, config, LossScale{}, groups) {}
 
   void call(const Contributions& contributions, double factor = 1.0) {
     const Whole gradient = whole_gradient(grid_, contributions);
     store_.begin_call();
-    for (Parameter* p : declared_.parameters) write_gradient(*p, gradient.at(p->name()));
+    for (Parameter* p : declared_.parameters) {
+      if (p->trained()) write_gradient(*p, gradient.at(p->name()));
+    }
     store_.finish_call(factor);
   }
   StepResult step(double lr = 0.05, double decay = 0.1) { return optimizer_.step(lr, decay); }

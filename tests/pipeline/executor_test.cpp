@@ -8,7 +8,7 @@
 
 #include "chain_program.hpp"
 #include "support.hpp"
-#include "tests/support/ranks.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera::test {
 namespace {
@@ -121,6 +121,50 @@ TEST(Executor, MessagesAreHiddenBehindPasses) {
   }
   EXPECT_GE(first_s, 15e-3);
   EXPECT_LE(median_s, 4e-3);
+}
+
+/// Two stages, on whatever device there is. The first takes its time on the host.
+class TakesItsTime final : public StageProgram {
+ public:
+  TakesItsTime(const ExecCtx& ctx, int stage) : ctx_(ctx), stage_(stage) {}
+  Tensor forward(int, int, Tensor) override {
+    if (stage_ == 1) return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return Tensor::empty(ctx_, {5}, DType::f32);
+  }
+  Tensor backward(int, int, Tensor, bool) override { return {}; }
+  void weight_gradient(int, int) override {}
+  Boundary boundary(int) const override { return {{5}, DType::f32}; }
+
+ private:
+  ExecCtx ctx_;
+  int stage_;
+};
+
+/// The bubble is the stream's: a thread that only leaves work behind has gone on long before.
+TEST(Executor, TellsHowLongTheStreamWaited) {
+  const Schedule schedule = make_schedule(PipelineSchedule::gpipe, 2, 1, 8, true);
+  run_on_device(2, {.timeout_s = 30}, [&](const std::shared_ptr<Communicator>& comm) {
+    const ExecCtx ctx = context();
+    TakesItsTime program(ctx, comm->rank());
+    PipelineExecutor executor(ctx, *comm);
+    executor.run(schedule, program);  // connects the ranks
+    comm->barrier(ctx);
+    executor.run(schedule, program);
+    const double stalled = stalled_s(executor.executed());
+    double waited = 0;
+    for (const ExecutedAction& executed : executor.executed()) waited += executed.waited_s;
+    if (comm->rank() == 0) {
+      EXPECT_EQ(stalled, 0.0) << "nothing comes in";
+      return;
+    }
+    EXPECT_GE(stalled, 40e-3) << "of 80 ms";
+    if (on_cuda()) {
+      EXPECT_LT(waited, stalled / 2);
+    } else {
+      EXPECT_LE(stalled, waited);
+    }
+  });
 }
 
 /// Every message takes 20 ms. The first stage is through with its 8 passes before the second, which takes 10

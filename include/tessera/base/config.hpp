@@ -193,7 +193,7 @@ struct DeviceConfig {
   std::optional<std::int64_t> index = std::nullopt;
   std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
   bool tune_gemm = false;    ///< CUDA: time the algorithms of each new matrix product and keep the fastest
-  std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps them between runs
+  std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps choices between runs
 
   friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;
 };

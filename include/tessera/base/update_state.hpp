@@ -14,14 +14,28 @@ struct UpdateRates {
   double lr = 0, weight_decay = 0;
 };
 
+/// Elements that an update treats alike: the group of each block of so many is looked up once.
+inline constexpr std::int64_t kGroupBlock = 64;
+/// Groups an optimizer may have, and the index of blocks that belong to none: an update leaves them alone.
+inline constexpr int kMostGroups = 255;
+inline constexpr std::uint8_t kNoGroup = 255;
+
+/// How one group of parameters is updated.
+struct GroupRule {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< Adam; double: 1 - 0.999f is not 0.001f
+  double momentum = 0;                            ///< SGD
+  /// Rates of the updates that may come next, in order: which of them does depends on how many of those
+  /// before it turn out to be skipped.
+  static constexpr int kRates = 4;
+  UpdateRates rates[kRates] = {};
+};
+
 struct UpdateState {
   double squares =
       0;  ///< sum of squares of all gradients, scaled as they are; taken and reset by begin_update
   double grad_norm = 0;  ///< of the true gradient, before clipping; not finite if the step was skipped
   double grad_factor =
       1;  ///< from gradients as they are to those the update takes: averaging, clipping, loss scale
-  double lr = 0, weight_decay = 0;
-  double correction1 = 1, correction2 = 1;  ///< 1 - beta^t of Adam
   double clip_factor = 1;
   std::int64_t updates = 0;  ///< made so far, this one included
   std::int32_t skip = 0;     ///< 1: the gradient was not finite, nothing may change

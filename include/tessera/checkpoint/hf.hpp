@@ -66,6 +66,22 @@ std::string make_hf_config(const HfModelConfig& config, const std::string& base,
 std::string to_model_json(const HfModelConfig& config);
 HfModelConfig parse_model_json(const std::string& text, const std::string& origin);
 
+/// A tensor of a Hugging Face model.
+struct HfPart {
+  std::string name;
+  Shape shape;
+  bool transposed = false;  ///< stored [in, out], as GPT-2's Conv1D does
+};
+/// A Tessera parameter: its parts one after another along the first dimension.
+struct HfMapping {
+  std::string name;
+  Shape shape;
+  std::vector<HfPart> parts;
+};
+/// Which Hugging Face tensors make up the parameters of an architecture, in the model's order. A tied head is
+/// not among them.
+std::vector<HfMapping> hf_mappings(const HfModelConfig& config);
+
 /// Names and shapes of Tessera's parameters for an architecture, in the model's order; dtype is float32.
 std::vector<TensorSpec> parameter_specs(const HfModelConfig& config);
 
@@ -124,18 +140,24 @@ class HfModel : public WeightSource {
   void read(const std::string& name, std::span<std::byte> out) const override;
   /// Reads one tensor converted to float32.
   void read_f32(const std::string& name, std::span<float> out) const;
+  /// Reads a box of one; of a file no more than that.
+  void read_f32(const std::string& name, const TensorSlice& slice, std::span<float> out) const;
 
  private:
   struct Impl;
   explicit HfModel(std::unique_ptr<Impl> impl);
   friend HfModel open_hf(const std::filesystem::path& dir);
   friend HfModel open_tessera(const std::filesystem::path& dir);
+  friend HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors);
   std::unique_ptr<Impl> impl_;
 };
 
 /// Opens a Hugging Face folder. Errors: CheckpointError with everything that is unsupported, or with all
 /// tensors that are missing, unexpected or of another shape; IoError.
 HfModel open_hf(const std::filesystem::path& dir);
+/// A model whose tensors, under Hugging Face's names, are in memory that outlives the result; a tied head may
+/// be left out. Errors: as open_hf.
+HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors);
 /// Opens a Tessera folder.
 HfModel open_tessera(const std::filesystem::path& dir);
 /// Opens either, whichever it is.

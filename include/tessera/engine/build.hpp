@@ -10,9 +10,10 @@ namespace tessera {
 
 /// Context, this rank's part of the decoder, and engine for `config`. trainable = false leaves gradients and
 /// optimizer state out. `world`: all ranks of the job, null = this one alone; then the call is collective
-/// over it. Errors: ConfigError for a layout that does not fit the model or the number of ranks.
+/// over it. `groups`: instead of those of config.optimizer. Errors: ConfigError for a layout that does not
+/// fit the model or the number of ranks.
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
-                                     std::shared_ptr<Communicator> world = nullptr);
+                                     std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {});
 
 /// The device a configuration asks for: auto is CUDA if there is a device. Errors: ConfigError, with the
 /// reason, if cuda is asked for by name and there is none.

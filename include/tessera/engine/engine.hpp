@@ -2,7 +2,10 @@
 /// One training step, and the parts it is made of.
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +21,7 @@
 namespace tessera {
 
 class Stage;
+struct StageOptions;
 
 /// How an engine takes part in a job of several ranks.
 struct EngineLayout {
@@ -33,11 +37,13 @@ struct EngineOptions {
   LrScheduleConfig lr_schedule;
   std::int64_t steps = 1000;          ///< length of the run: where the learning rate ends
   std::int64_t micro_batch_size = 0;  ///< samples computed at once; 0 = the whole batch
+  std::int64_t micro_batches = 0;     ///< cut every batch into so many parts instead, as even as possible
   DType compute = DType::f32;         ///< dtype of weights and activations
   LossScale loss_scale = {};
   std::int64_t max_skipped_steps = 20;  ///< non-finite steps in a row before update() gives up
   bool trainable = true;  ///< false: no gradients, no optimizer state; forward and evaluate only
   EngineLayout layout = {};
+  ParamGroups groups = {};  ///< none: ParamGroups::by_decay
 
   /// The options a configuration asks for.
   static EngineOptions from(const Config& config);
@@ -91,23 +97,57 @@ class Engine {
   std::size_t steps_under_way() const { return steps_.size(); }
 
   /// Adds the gradient of `factor` times the batch's mean loss (over its target tokens) to the gradient;
-  /// returns that mean loss. Any number of calls may precede update(). Errors: InvalidArgument or DataError
-  /// for a batch that does not fit the model.
+  /// returns that mean loss. Any number of calls may precede update(). A data rank may have no samples
+  /// (batch.batch 0) while others do. Errors: InvalidArgument or DataError for a batch that does not fit the
+  /// model.
   double forward_backward(const Batch& batch, double factor = 1.0);
 
+  /// A gradient that was computed and belongs to nothing yet: add_call() adds it, times a factor, drop_call()
+  /// forgets it. Until the next update(), which forgets all that are left.
+  struct Call {
+    std::int64_t number = 0;
+    double loss = 0;  ///< mean over the batch's target tokens; 0 if the loss is the caller's
+  };
+  /// forward_backward for a factor that is known later.
+  Call open_call(const Batch& batch);
+  /// Errors: InvalidArgument for a call that was added, dropped, or made before the last update.
+  void add_call(std::int64_t number, double factor = 1.0);
+  void drop_call(std::int64_t number);
+
   enum class Output { logits, token_losses };
-  /// Computes the batch in training mode and keeps its tapes for one backward() or discard(). Returns fp32
-  /// logits [batch, seq, vocab] or losses [batch, seq] (0 where the label is ignored) of this data rank;
+  /// A loss of the caller's: gets micro-batch and output, fp32 [samples.count, seq, vocab] or
+  /// [samples.count, seq] (0 where the label is ignored), and returns the gradient of the micro-batch's loss
+  /// by it. Called on every rank with the head.
+  using LossFunction = std::function<Tensor(int micro_batch, const Part& samples, const Tensor& output)>;
+  /// The same with such a loss, which is averaged over micro-batches and data ranks. It is asked within the
+  /// pipeline's schedule, so no more is kept than with the model's own loss.
+  Call open_call(const Batch& batch, Output output, const LossFunction& loss);
+
+  /// Computes the batch in training mode and keeps its tapes for one backward(); several may be kept. Returns
+  /// fp32 logits [batch, seq, vocab] or losses [batch, seq] (0 where the label is ignored) of this data rank;
   /// undefined on ranks without the head.
   Tensor forward(const Batch& batch, Output output);
+  /// Names the last forward().
+  std::int64_t last_forward() const { return forwards_; }
   /// Adds the gradient for `upstream`, the gradient of the caller's loss by what forward() returned (same
-  /// shape; undefined on ranks without the head). It is averaged over data ranks.
-  void backward(const Tensor& upstream);
-  /// Drops the tapes of forward() and every gradient since the last update.
+  /// shape; undefined on ranks without the head). It is averaged over data ranks. `number`: of
+  /// last_forward(), left out: the last one. Errors: InvalidArgument for one that was used, dropped, or made
+  /// before the last update.
+  void backward(const Tensor& upstream, std::optional<std::int64_t> number = {});
+  /// Drops the tapes of one forward().
+  void drop_forward(std::int64_t number);
+  /// Drops all tapes of forward() and every gradient since the last update.
   void discard();
+  /// What forward() returns, dropout off, nothing recorded.
+  Tensor predict(const Batch& batch, Output output);
+  /// Whether this rank has the model's head: where outputs are.
+  bool holds_head() const;
+
   /// Clips, updates the weights with what was accumulated, clears the gradient. A gradient that is not finite
   /// changes nothing and is counted. Errors: TrainingError after max_skipped_steps such steps in a row.
   UpdateResult update();
+  /// The same with the caller's rates, one for each of the optimizer's groups.
+  UpdateResult update(std::span<const UpdateRates> rates);
 
   /// Mean loss over the batch's target tokens, dropout off, nothing recorded.
   double evaluate(const Batch& batch);
@@ -119,6 +159,8 @@ class Engine {
 
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
+  /// Cuts every batch from now on into so many parts, as even as possible; 0: by options().micro_batch_size.
+  void set_micro_batches(std::int64_t count) { options_.micro_batches = count; }
   Optimizer& optimizer() { return *optimizer_; }
   const ExecCtx& ctx() const { return ctx_; }
   ProcessMesh& mesh() const { return *mesh_; }
@@ -132,24 +174,23 @@ class Engine {
   void set_progress(std::int64_t steps_done, std::int64_t steps_skipped);
 
  private:
-  std::unique_ptr<Stage> make_stage(const Batch& batch, Model::Output output, bool training, bool record);
+  std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
   Schedule schedule(int micro_batches, bool forward_only) const;
-  void open_call(int micro_batches);
+  void begin_call(int micro_batches);
+  void run(Stage& stage, bool forward_only);
   void check_batch(const Batch& batch, bool needs_labels) const;
-  bool holds_head() const;
+  void count_samples(const Batch& batch);
+  Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
   /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the
   /// sum.
   double sum_over_data(double value) const;
   std::vector<AxisTraffic> traffic() const;
   std::vector<AxisTraffic> since(const std::vector<AxisTraffic>& before) const;
-  /// A loss summed on the device, and what it is divided by.
-  struct LossUnderWay {
-    HostCopy sum;
-    double targets = 0;
-  };
-  LossUnderWay launch_forward_backward(const Batch& batch, double factor, std::unique_ptr<Stage>& stage);
-  HostCopy copy_of(const Tensor& sum) const;
-  double read(const LossUnderWay& loss) const;
+  /// Passes whose loss was not read yet.
+  struct PassesUnderWay;
+  PassesUnderWay launch_passes(const Batch& batch);
+  double read_loss(const PassesUnderWay& passes) const;
+  void after_update();
   void launch_update();
   UpdateResult finish_update();
   struct StepUnderWay;
@@ -165,7 +206,10 @@ class Engine {
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
   struct Forwarded;
-  std::unique_ptr<Forwarded> forwarded_;  ///< between forward() and backward()
+  std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
+  std::int64_t forwards_ = 0;
+  std::map<std::int64_t, Tensor> calls_;  ///< open; undefined: its gradient is still in the buckets
+  std::int64_t last_call_ = 0;
   std::deque<std::unique_ptr<StepUnderWay>> steps_;
   std::int64_t steps_done_ = 0, steps_skipped_ = 0, skipped_in_a_row_ = 0;
   std::int64_t samples_this_step_ = 0;  ///< of earlier calls, over all data ranks: keys dropout of later ones

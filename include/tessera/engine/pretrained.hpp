@@ -15,8 +15,16 @@ ModelConfig model_config_of(const HfModelConfig& hf);
 /// Errors: CheckpointError for one those formats cannot express.
 HfModelConfig hf_config_of(const ModelConfig& config);
 
+/// Errors: CheckpointError listing in which keys `hf`, found in `origin`, is another model than `config`;
+/// dropout and initialisation may differ.
+void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const std::string& origin);
+
+/// Puts a model's weights into `engine`, whose decoder has its architecture: each rank reads the boxes it
+/// holds. Collective over data ranks (ParamStore::gather_weights).
+void load_weights(const HfModel& model, Engine& engine);
+
 /// Puts a folder's weights into `engine`, whose decoder has the configuration `config`.
-/// Errors: CheckpointError listing in which keys the folder describes another model.
+/// Errors: those of check_same_model and open_model.
 void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
 
 /// The fp32 weights of an engine as a source for export_hf or export_tessera. `engine` must outlive it.

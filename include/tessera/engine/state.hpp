@@ -15,11 +15,16 @@ struct RunState {
   Config config;
 };
 
+/// What of an engine is saved or loaded besides its weights.
+struct StateParts {
+  bool optimizer = true;  ///< moments, number of updates, loss scale
+};
+
 /// Saves weights (fp32), optimizer state and `run` as step-NNNNNNNN in `root`; returns the folder. Collective
 /// over the engine's ranks: each writes what it owns, rank 0 the manifest when all have. Errors: IoError, on
 /// every rank; what was saved before stays.
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
-                                  const SaveOptions& options);
+                                  const SaveOptions& options, const StateParts& parts = {});
 
 /// The run's numbers and configuration, without any tensor. Errors: CheckpointError.
 RunState read_run_state(const CheckpointReader& reader);
@@ -27,6 +32,6 @@ RunState read_run_state(const CheckpointReader& reader);
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
 /// each rank reads the byte ranges it holds. Collective over data ranks (ParamStore::gather_weights). Errors:
 /// CheckpointError listing every tensor that is missing or has another shape.
-void load_engine(const CheckpointReader& reader, Engine& engine);
+void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts = {});
 
 }  // namespace tessera

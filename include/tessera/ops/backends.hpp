@@ -10,8 +10,10 @@ std::vector<std::pair<std::string, std::string>> describe_backends();
 
 /// How CUDA matrix products of this process choose among cuBLASLt's algorithms, before the first of them.
 /// `tune`: time the candidates of each new shape at its first use and keep the fastest. `cache_path`: the
-/// file that keeps winners between runs, by GPU and library version; empty = memory only. Errors: ConfigError
-/// in a build without CUDA; IoError.
+/// file that keeps choices between runs, by GPU and library version; empty = memory only. Errors: ConfigError
+/// in a build without CUDA; IoError if `tune` and the file cannot be written.
 void set_gemm_tuning(bool tune, const std::string& cache_path);
+/// What is to be told of that file (damaged, read-only); empty the next time, or if all is well.
+std::string take_gemm_note();
 
 }  // namespace tessera::ops

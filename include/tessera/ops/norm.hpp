@@ -43,4 +43,17 @@ AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Te
 void norm_weight_grad(const ExecCtx& ctx, const AddNorm& saved, const Tensor& dy, const Tensor& dweight,
                       const Tensor& dbias, float beta, const NormOptions& options);
 
+/// Where the parameters' gradients of a norm go, as norm_weight_grad takes them.
+struct NormWeightSums {
+  Tensor dweight;  ///< [c] fp32
+  Tensor dbias;    ///< [c] fp32, or undefined
+  float beta = 0.0f;
+};
+/// add_norm_backward and norm_weight_grad in one pass over the activations. On the CPU with the same bits, on
+/// CUDA to rounding: sums have a fixed order there too, but another one.
+AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight,
+                               const Tensor& dy, const Tensor& dresidual, bool has_branch,
+                               const NormWeightSums& sums, const NormOptions& options,
+                               const DropoutSpec& dropout = {});
+
 }  // namespace tessera::ops

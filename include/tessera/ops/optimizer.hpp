@@ -16,32 +16,37 @@ Tensor loss_scale_of(const Tensor& state);
 struct BeginUpdateOptions {
   double grad_scale = 1;  ///< what the gradients must yet be multiplied by
   double clip_grad = 0;   ///< 0 = no clipping
-  double beta1 = 0, beta2 = 0;
   LossScaleRule loss_scale = {};
-  std::int64_t base = 0;                    ///< rates[i] are those of update base + 1 + i
-  std::span<const UpdateRates> rates = {};  ///< at least one, at most kernels::BeginUpdate::kRates
 };
-/// Decides one update: norm, skip, clip factor, rates. See UpdateState.
+/// Decides one update: norm, skip, clip factor. See UpdateState.
 void begin_update(const ExecCtx& ctx, const Tensor& state, const BeginUpdateOptions& options);
 
-/// What differs between parameters. The rest comes from the state.
-struct AdamOptions {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double lr_factor = 1, decay_factor = 1;
-  bool decoupled = true;  ///< AdamW; false adds the decay to the gradient
+/// Memory for what an update reads of each of so many groups, written by update_groups: u8. Errors:
+/// InvalidArgument unless 1 to kMostGroups.
+Tensor make_group_factors(const ExecCtx& ctx, std::int64_t groups);
+struct UpdateGroupsOptions {
+  bool decoupled = true;               ///< AdamW; false adds the decay to the gradient
+  std::int64_t base = 0;               ///< rates[i] of a rule are those of update base + 1 + i
+  int num_rates = 1;                   ///< of each rule, at most GroupRule::kRates
+  std::span<const GroupRule> rules{};  ///< one for each group
 };
-struct SgdOptions {
-  double lr_factor = 1, decay_factor = 1;
-  double momentum = 0;
-  bool nesterov = false;
+/// Works out what the update that was just begun does to each group. The rules are copied: the caller may
+/// change them at once.
+void update_groups(const ExecCtx& ctx, const Tensor& state, const Tensor& factors,
+                   const UpdateGroupsOptions& options);
+
+/// Which group each element of a flat range belongs to.
+struct ElementGroups {
+  Tensor factors;   ///< from make_group_factors
+  Tensor of_block;  ///< u8 [n / kGroupBlock, rounded up]: group, or kNoGroup for what is left as it is
 };
 
 /// One pass over a flat range: fp32 grad, main, m, v of equal length; `model` (16-bit copy to refresh) may be
 /// undefined.
-void adam(const ExecCtx& ctx, const Tensor& state, const Tensor& grad, const Tensor& main, const Tensor& m,
-          const Tensor& v, const Tensor& model, const AdamOptions& options);
-/// `buffer` holds the momentum; undefined iff momentum is 0.
-void sgd(const ExecCtx& ctx, const Tensor& state, const Tensor& grad, const Tensor& main,
-         const Tensor& buffer, const Tensor& model, const SgdOptions& options);
+void adam(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
+          const Tensor& main, const Tensor& m, const Tensor& v, const Tensor& model);
+/// `buffer` holds the momentum; it may be undefined if no group has any.
+void sgd(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
+         const Tensor& main, const Tensor& buffer, const Tensor& model, bool nesterov);
 
 }  // namespace tessera::ops

@@ -10,6 +10,7 @@
 
 #include "tessera/base/config.hpp"
 #include "tessera/base/update_state.hpp"
+#include "tessera/optim/param_groups.hpp"
 #include "tessera/optim/param_store.hpp"
 #include "tessera/tensor/host_copy.hpp"
 
@@ -36,14 +37,15 @@ struct NamedTensor {
   const Parameter* parameter = nullptr;
 };
 
-/// AdamW, Adam or SGD with momentum, by OptimizerConfig. Parameters of rank <= 1 (biases, norms) and those
-/// whose name matches one of config.no_decay get no weight decay.
+/// AdamW, Adam or SGD with momentum, by OptimizerConfig, each parameter by the values of its group. All that
+/// a rank updates is one kernel call, or, sharded, one for each bucket.
 class Optimizer {
  public:
-  /// Keeps a reference to `store`. Errors: InvalidArgument if the store is not trainable; ConfigError for
-  /// values that no update can use.
+  /// Keeps a reference to `store`. Without groups they are ParamGroups::by_decay(config). What the store has
+  /// frozen stays frozen whatever its group says. Errors: InvalidArgument if the store is not trainable, for
+  /// more than kMostGroups groups or a parameter without one; ConfigError for values that no update can use.
   Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-            const LossScale& loss_scale = {});
+            const LossScale& loss_scale = {}, ParamGroups groups = {});
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -52,12 +54,19 @@ class Optimizer {
   /// below 1. The norm is that of the whole model, each element counted once, summed in fp64 over the store's
   /// world; a gradient that is not finite on any rank changes nothing on all of them. Either way the
   /// gradients are used up: the store is open for the next call. Norm, skip and rates are decided where the
-  /// gradients are, so the host waits for nothing. `rates(n)`: those of the update after n applied ones;
-  /// asked for each number of updates that may turn out to be right. Collective over the world; if the store
-  /// is sharded the new weights are under way to the other data ranks when this returns. Errors:
-  /// InvalidArgument if no call was finished since the last update, or kMostUnderWay updates are under way;
-  /// CommunicationError.
+  /// gradients are, so the host waits for nothing. `rates(n)`: those of the update after n applied ones, for
+  /// each group, taken as they are; asked for each number of updates that may turn out to be right.
+  /// Collective over the world; if the store is sharded the new weights are under way to the other data ranks
+  /// when this returns. Errors: InvalidArgument if no call was finished since the last update, kMostUnderWay
+  /// updates are under way, or the rates are not finite or not one for each group; CommunicationError.
+  void launch_step(const std::function<std::vector<UpdateRates>(std::int64_t)>& rates);
+  /// The same with rates of all groups, each of which multiplies them by its factors.
   void launch_step(const std::function<UpdateRates(std::int64_t)>& rates);
+  /// The norm the next update would find; the gradients stay. Collective over the store's world, waits for
+  /// the device. Errors: as launch_step.
+  double grad_norm();
+  /// Largest norm from the next update on; 0 = no clipping. Errors: ConfigError.
+  void set_clip_grad(double max_norm);
   /// The result of the oldest update under way; waits for it.
   StepResult finish_step();
   /// Both.
@@ -78,35 +87,48 @@ class Optimizer {
   /// What this rank saves or loads of the state: see ParamStore::pieces. "adam_m" of all parameters, then
   /// "adam_v" (or "momentum").
   std::vector<StatePiece> pieces(PieceSet set) const;
-  /// Bytes of the state.
+  /// Bytes of the state. What says which group an element is in takes 1/64 byte beside it.
   std::size_t persistent_bytes() const;
-  /// Whether weight decay applies. Errors: InvalidArgument if the parameter is not in the store.
+
+  const std::vector<ParamGroup>& groups() const { return groups_.groups; }
+  /// The place in groups(). Errors: InvalidArgument if the parameter is not in the store.
+  std::size_t group_of(const Parameter& parameter) const;
+  /// From the next update on. What is frozen is decided when store and optimizer are made. Errors:
+  /// InvalidArgument for a group that is not there or becomes frozen or trained; ConfigError for values that
+  /// no update can use, or a momentum where no group had any when the optimizer was made.
+  void set_group(std::size_t place, const ParamGroup& group);
+  /// Whether the parameter is updated, and its group's factor lets weight decay act on it. Errors:
+  /// InvalidArgument if the parameter is not in the store.
   bool decays(const Parameter& parameter) const;
 
  private:
-  /// Neighbours in one bucket that are updated alike, by one kernel call; the gaps between them included.
-  struct Range {
+  /// Neighbours that one kernel call updates: in one bucket, or, if the store is not sharded, anywhere.
+  struct Part {
+    std::size_t bucket = 0;
     FlatRun run;
-    bool decay = false;
-  };
-  struct BucketWork {
-    std::vector<Range> updates;
-    std::vector<FlatRun> counted;  ///< added to the norm by this rank
   };
 
-  bool decay_rule(const Parameter& parameter) const;
-  void find_work();
+  bool frozen(const Parameter& parameter) const;
+  void find_parts();
+  void find_counted();
   /// The state by kind, as checkpoints name it.
   std::vector<std::pair<std::string, Tensor>> buffers() const;
   void add_up_squares() const;
-  void update(std::size_t bucket, const Range& range) const;
+  void update(const Part& part) const;
 
   ExecCtx ctx_;
   ParamStore& store_;
   OptimizerConfig config_;
   LossScale loss_scale_;
-  std::vector<BucketWork> work_;  // by bucket
+  ParamGroups groups_;
+  std::vector<GroupRule> rules_;  // by group
+  std::vector<Part> parts_;       // in the order of their buckets
+  std::vector<bool> changes_;     // by bucket: whether anything in it is updated, on any data rank
   Tensor state_;                  // UpdateState
+  Tensor factors_;                // of the groups
+  Tensor of_block_;               // group of each kGroupBlock elements, laid out like the store's zeros()
+  Tensor counted_;                // runs this rank adds to the norm, in the store's gradient
+  Tensor counted_in_sum_;         // the same, in the sum of several calls
   std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
   Tensor m_, v_, momentum_;

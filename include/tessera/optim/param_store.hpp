@@ -35,6 +35,9 @@ struct ParamStoreOptions {
   int zero_stage = 0;
   /// A bucket closes once it holds so many elements; 0 = max(40e6, 1e6 * data ranks), as in Megatron.
   std::int64_t bucket_elements = 0;
+  /// Parameters that are not trained, alike on all ranks (Parameter::trained): backward computes no gradient
+  /// of them, and what is stored as one is zero.
+  std::function<bool(const Parameter&)> frozen = {};
 };
 
 /// The gradient of everything since the last update: `scale` times the elements of `flat`.
@@ -101,6 +104,8 @@ class ParamStore {
   std::int64_t numel() const { return layout_.numel(); }
   DType compute_dtype() const { return options_.compute; }
   bool trainable() const { return options_.trainable; }
+  /// Whether the parameter was frozen when the store was made. Errors: InvalidArgument if it is not here.
+  bool frozen(const Parameter& parameter) const { return frozen_[layout_.index_of(parameter)]; }
   const StoreGroups& groups() const { return options_.groups; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
@@ -160,6 +165,14 @@ class ParamStore {
   /// result to what earlier calls left. Collective. Errors: InvalidArgument if no call is open;
   /// CommunicationError.
   void finish_call(double factor = 1.0);
+  /// finish_call in two halves, for a factor that is known later: close_call sums over all groups
+  /// (collective), and then add_call adds, drop_call forgets, or set_call_aside copies what was summed (laid
+  /// out like zeros()), so that the next call may begin; add_set_aside adds such a copy.
+  void close_call();
+  void add_call(double factor);
+  void drop_call();
+  Tensor set_call_aside();
+  void add_set_aside(const Tensor& gradient, double factor);
   /// Calls finished since the last discard_gradients().
   int finished_calls() const { return finished_calls_; }
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
@@ -168,13 +181,30 @@ class ParamStore {
   double gradient_scale() const;
   /// Forgets all gradients and opens the store for a first call. The memory stays.
   void discard_gradients();
+  /// Forgets finished calls alone: one that is closed but not added stays.
+  void forget_gradients();
 
   /// The elements of `bucket` this rank updates: all of them, or its share.
   FlatRun updated(std::size_t bucket) const { return owned_[bucket].run; }
   /// This rank's share of `bucket` whether sharded or not: where it alone adds to norms and saves.
   FlatRun share(std::size_t bucket) const;
-  /// What an update of elements `run`, inside updated(bucket), reads and writes. `model` is undefined where
-  /// nothing is to be rounded; `state`: where they lie in a buffer made by zeros().
+  /// Elements of a buffer made by zeros().
+  std::int64_t state_numel() const { return state_numel_; }
+  /// Where elements `run` of updated(bucket) lie in such a buffer.
+  FlatRun in_state(std::size_t bucket, const FlatRun& run) const {
+    return {owned_[bucket].state + run.begin - owned_[bucket].run.begin, run.count};
+  }
+  /// The gradient an update takes, still to be multiplied by gradient_scale(): laid out like the flat
+  /// buffers, or with `summed` like a buffer made by zeros(). Errors: InvalidArgument if no call was
+  /// finished.
+  struct PendingGradient {
+    Tensor flat;
+    bool summed = false;
+  };
+  PendingGradient pending_gradient() const;
+  /// What an update of elements `run` reads and writes; they lie inside updated(bucket) or, not sharded,
+  /// anywhere behind the bucket's begin. `model` is undefined where nothing is to be rounded; `state`: where
+  /// they lie in a buffer made by zeros().
   struct Slice {
     Tensor gradient, main, model;
     FlatRun state;
@@ -187,6 +217,8 @@ class ParamStore {
   std::vector<FlatRun> counted(const Parameter& parameter) const;
   /// Pieces of main weights ("param"), in registration order.
   std::vector<StatePiece> pieces(PieceSet set) const;
+  /// Pieces of the gradient an update would take ("grad"), still to be multiplied by gradient_scale().
+  std::vector<StatePiece> gradient_pieces(PieceSet set) const;
   /// Pieces of a buffer made by zeros().
   std::vector<StatePiece> pieces(PieceSet set, const std::string& kind, const Tensor& state) const;
 
@@ -217,12 +249,14 @@ class ParamStore {
   void wait_for_weights(std::size_t bucket) const;
   std::vector<Cut> cuts(PieceSet set) const;
   void add_to_sum(float factor, float beta);
+  void sum_up();
   void clear_contributions();
 
   ExecCtx ctx_;
   ParamStoreOptions options_;
   std::vector<Parameter*> parameters_;
   FlatLayout layout_;
+  std::vector<bool> frozen_;  // by slot
   int data_rank_ = 0, data_ranks_ = 1;
   bool sharded_ = false;
   std::vector<Owned> owned_;      // by bucket
@@ -236,6 +270,7 @@ class ParamStore {
   double bucket_factor_ = 1;  // of the only call, whose gradient is still in grad_
   bool summed_ = false;       // the gradient is in sum_, not in grad_
   bool open_ = true;
+  bool closed_ = false;  // a call's sum is in grad_, and nobody has said its factor
   int finished_calls_ = 0;
 };
 

@@ -32,8 +32,15 @@ class StageProgram {
 struct ExecutedAction {
   Action action;
   double begin_s = 0, end_s = 0;
-  double waited_s = 0;  ///< before it, for its input: the bubble
+  double waited_s = 0;  ///< the thread that runs the stage, before it, for its input
+  /// On the stage's stream before and after it waited for the input; never recorded without a wait.
+  Event wanted, arrived;
 };
+
+/// The bubble of a stage: how long its stream had nothing to do but wait for inputs. On a stream that goes on
+/// while the thread does something else this is not the time that the thread waits. Waits for the stream to
+/// get there.
+double stalled_s(const std::vector<ExecutedAction>& executed);
 
 class PipelineExecutor {
  public:

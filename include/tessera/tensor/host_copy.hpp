@@ -13,7 +13,7 @@ class HostCopy {
  public:
   /// Of nothing: done, value() is zero.
   HostCopy() = default;
-  /// Errors: InvalidArgument unless contiguous.
+  /// An undefined tensor is nothing. Errors: InvalidArgument unless contiguous.
   HostCopy(const ExecCtx& ctx, const Tensor& source);
 
   /// The first bytes as a T, zero if there are none. Waits for them. Errors: InvalidArgument if T is larger.

@@ -169,6 +169,24 @@ static void weight_grad_part(const NormWeightGrad& p, int part, int parts) {
   for (; r < end; ++r) add_weight_grad<1, kind, R, T>(p, r, dweight, dbias);
 }
 
+/// The same sums in the same order; what four rows bring to them is read while the rows are in cache.
+template <NormKind kind, typename R, typename T>
+static void gradients_part(const AddNormGradients& p, int part, int parts) {
+  float* dweight = p.weight.scratch + std::int64_t{2} * part * p.weight.cols;
+  float* dbias = dweight + p.weight.cols;
+  __builtin_memset(dweight, 0, static_cast<std::size_t>(2 * p.weight.cols) * sizeof(float));
+  const std::int64_t end = p.weight.rows * (part + 1) / parts;
+  std::int64_t r = p.weight.rows * part / parts;
+  for (; r + 4 <= end; r += 4) {
+    backward_rows<kind, R, T>(p.input, r, r + 4);
+    add_weight_grad<4, kind, R, T>(p.weight, r, dweight, dbias);
+  }
+  for (; r < end; ++r) {
+    backward_rows<kind, R, T>(p.input, r, r + 1);
+    add_weight_grad<1, kind, R, T>(p.weight, r, dweight, dbias);
+  }
+}
+
 /// visit(kind, R{}, T{}) for the norm kind and the two dtypes of `params`.
 template <typename Params, typename Visit>
 VEC_INLINE void visit_norm(const Params& params, Visit visit) {
@@ -194,6 +212,12 @@ void add_norm_backward_rows(const AddNormBackward& params, std::int64_t begin, s
 void norm_weight_grad_part(const NormWeightGrad& params, int part, int parts) {
   visit_norm(params, [&]<NormKind kind, typename R, typename T>() {
     weight_grad_part<kind, R, T>(params, part, parts);
+  });
+}
+
+void add_norm_gradients_part(const AddNormGradients& params, int part, int parts) {
+  visit_norm(params.input, [&]<NormKind kind, typename R, typename T>() {
+    gradients_part<kind, R, T>(params, part, parts);
   });
 }
 

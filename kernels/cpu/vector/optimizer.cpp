@@ -15,12 +15,13 @@ void with_model(void* model, DType dtype, Run&& run) {
 }  // namespace
 
 void adam_range(const Adam& p, const AdamFactors& f, std::int64_t begin, std::int64_t end) {
+  const auto grad_factor = static_cast<float>(p.state->grad_factor);
   with_model(p.model, p.model_dtype, [&](auto* model) {
     for_lanes(begin, end, [&](std::int64_t i, auto lanes) VEC_LAMBDA {
       F main = load(p.main + i, lanes);
       F m = load(p.m + i, lanes);
       F v = load(p.v + i, lanes);
-      const F g = load(p.grad + i, lanes) * f.grad + f.l2 * main;
+      const F g = load(p.grad + i, lanes) * grad_factor + f.l2 * main;
       m = m + f.blend1 * (g - m);
       v = v * f.beta2 + (f.blend2 * g) * g;
       main = main * f.decay - f.step * m / (sqrt(v) * f.root + f.eps);
@@ -32,20 +33,18 @@ void adam_range(const Adam& p, const AdamFactors& f, std::int64_t begin, std::in
   });
 }
 
-void sgd_range(const Sgd& p, std::int64_t begin, std::int64_t end) {
+void sgd_range(const Sgd& p, const SgdFactors& f, std::int64_t begin, std::int64_t end) {
   const auto grad_factor = static_cast<float>(p.state->grad_factor);
-  const auto lr = static_cast<float>(p.state->lr * p.lr_factor);
-  const auto decay = static_cast<float>(p.state->weight_decay * p.decay_factor);
   with_model(p.model, p.model_dtype, [&](auto* model) {
     for_lanes(begin, end, [&](std::int64_t i, auto lanes) VEC_LAMBDA {
       F main = load(p.main + i, lanes);
-      F update = load(p.grad + i, lanes) * grad_factor + decay * main;
-      if (p.buffer != nullptr) {
-        const F momentum = p.momentum * load(p.buffer + i, lanes) + update;
+      F update = load(p.grad + i, lanes) * grad_factor + f.decay * main;
+      if (p.buffer != nullptr && f.momentum != 0.0f) {
+        const F momentum = f.momentum * load(p.buffer + i, lanes) + update;
         store(p.buffer + i, momentum, lanes);
-        update = p.nesterov ? update + p.momentum * momentum : momentum;
+        update = p.nesterov ? update + f.momentum * momentum : momentum;
       }
-      main -= lr * update;
+      main -= f.lr * update;
       store(p.main + i, main, lanes);
       if (model != nullptr) store(model + i, main, lanes);
     });

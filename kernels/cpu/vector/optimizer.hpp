@@ -2,7 +2,8 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/cpu/isa.hpp"
 
-/// Elements [begin, end) of an update.
+/// Elements [begin, end) of an update, all of one group.
 TESSERA_EACH_ISA(void adam_range(const Adam& params, const AdamFactors& factors, std::int64_t begin,
                                  std::int64_t end);
-                 void sgd_range(const Sgd& params, std::int64_t begin, std::int64_t end);)
+                 void sgd_range(const Sgd& params, const SgdFactors& factors, std::int64_t begin,
+                                std::int64_t end);)

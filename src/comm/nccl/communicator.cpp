@@ -19,8 +19,10 @@ double now_s() {
 
 class NcclCommunicator : public Communicator {
  public:
-  /// `base`: a group over the host that nobody else calls. `rank_name`: of this rank in messages.
-  NcclCommunicator(std::shared_ptr<NcclJob> job, const std::shared_ptr<Communicator>& base, int rank_name);
+  /// `base`: a group over the host that nobody else calls. With `parent`, the group's lane is split off that
+  /// one, under `color`; else it gets an id of its own.
+  NcclCommunicator(std::shared_ptr<NcclJob> job, const std::shared_ptr<Communicator>& base,
+                   NcclLane* parent = nullptr, int color = 0);
   ~NcclCommunicator() override;
 
   void abort(const std::string& reason) override { job_->fail(reason); }
@@ -32,7 +34,7 @@ class NcclCommunicator : public Communicator {
                                          const Where& where) override;
 
  private:
-  void connect(int rank_name);
+  void connect(NcclLane* parent, int color);
   std::string text_of(const Request& request) const;
   NcclTask::What what_of(const Request& request) const;
   CallSignature signed_call(const Request& request) const;
@@ -58,31 +60,34 @@ class NcclCommunicator : public Communicator {
 };
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclJob> job, const std::shared_ptr<Communicator>& base,
-                                   int rank_name)
+                                   NcclLane* parent, int color)
     : Communicator(base->rank(), base->size(), base->name(), base->options()), job_(std::move(job)) {
-  if (size() == 1) return;
+  if (size() == 1) {
+    if (parent != nullptr) NcclLane::stay_out(*parent);
+    return;
+  }
   host_ = base->split(0, rank(), name());
   control_ = base->split(0, rank(), name());
   probe_ = base->split(0, rank(), name());
   make_helper(*control_, options().timeout_s);
   make_helper(*probe_, nccl_ask_timeout_s(options().timeout_s));
   try {
-    connect(rank_name);
+    connect(parent, color);
   } catch (const CommunicationError& error) {
     job_->fail(error.what());
     throw;
   }
 }
 
-void NcclCommunicator::connect(int rank_name) {
+void NcclCommunicator::connect(NcclLane* parent, int color) {
   struct Introduction {
     ncclUniqueId id{};
     int name = 0;
   };
   std::vector<Introduction> all(static_cast<std::size_t>(size()));
   Introduction& own = all[static_cast<std::size_t>(rank())];
-  own.name = rank_name;
-  if (rank() == 0) own.id = NcclLane::make_id();
+  own.name = job_->rank();
+  if (rank() == 0 && parent == nullptr) own.id = NcclLane::make_id();
   const auto bytes = static_cast<std::int64_t>(sizeof(Introduction));
   const Tensor whole = Tensor::wrap(all.data(), {size() * bytes}, DType::u8);
   control_->all_gather(host_ctx_, whole.narrow(0, rank() * bytes, bytes), whole).wait(host_ctx_);
@@ -106,10 +111,12 @@ void NcclCommunicator::connect(int rank_name) {
                        return nccl_explain(*probe, names, task.what, timeout_s);
                      }});
   job_->watch(lane_);
-  lane_->connect(all.front().id, [](NcclCalls& calls, void* memory) {
+  const auto warm_up = [](NcclCalls& calls, void* memory) {
     calls.add(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclMax, calls.comm, calls.native()),
               "ncclAllReduce");
-  });
+  };
+  if (parent == nullptr) return lane_->connect(all.front().id, warm_up);
+  lane_->connect(*parent, color, warm_up);
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -297,8 +304,11 @@ std::shared_ptr<Communicator> NcclCommunicator::do_split(int color, int key, con
   try {
     if (options().check) compare(request);
     const auto base = split_on(*host_, color, key, name, sequence, where);
-    if (!base) return nullptr;
-    return std::make_shared<NcclCommunicator>(job_, base, names_[static_cast<std::size_t>(rank())]);
+    if (!base) {
+      NcclLane::stay_out(*lane_);
+      return nullptr;
+    }
+    return std::make_shared<NcclCommunicator>(job_, base, lane_.get(), color);
   } catch (const CommunicationError& error) {
     job_->fail(error.what());
     throw;
@@ -311,8 +321,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicato
   TESSERA_CHECK(host != nullptr, "a communicator over NCCL needs one over the host");
   TESSERA_CHECK(!device.is_cpu(), "a communicator over NCCL needs a CUDA device, not ", device);
   auto job = std::make_shared<NcclJob>(host, device);
-  const int rank = host->rank();
-  return std::make_shared<NcclCommunicator>(std::move(job), std::move(host), rank);
+  return std::make_shared<NcclCommunicator>(std::move(job), std::move(host));
 }
 
 }  // namespace tessera

@@ -21,6 +21,8 @@ class NcclJob {
   ~NcclJob();
 
   Device device() const { return device_; }
+  /// This rank, as messages name it.
+  int rank() const { return host_->rank(); }
   void watch(const std::shared_ptr<NcclLane>& lane);
   /// Something was launched: the watchdog looks often again.
   void wake();

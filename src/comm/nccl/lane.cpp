@@ -85,12 +85,51 @@ ncclUniqueId NcclLane::make_id() {
   return id;
 }
 
-void NcclLane::connect(const ncclUniqueId& id, const std::function<void(NcclCalls&, void*)>& warm_up) {
+void NcclLane::connect(const ncclUniqueId& id, const WarmUp& warm_up) {
   const std::lock_guard nccl(nccl_mutex_);
   job_.check("connecting " + options_.name);
   cuda::use_device(job_.device().index);
   settle(ncclCommInitRankConfig(&comm_, options_.size, id, options_.rank, &config_),
          "ncclCommInitRankConfig");
+  begin(warm_up);
+}
+
+void NcclLane::connect(NcclLane& parent, int color, const WarmUp& warm_up) {
+  const std::lock_guard nccl(nccl_mutex_);
+  comm_ = parent.split(color, options_.rank, &config_);
+  settle(ncclInProgress, "ncclCommSplit");  // the parent has done its part, this one perhaps not
+  begin(warm_up);
+}
+
+void NcclLane::stay_out(NcclLane& parent) {
+  ncclConfig_t config = parent.config_;
+  parent.split(NCCL_SPLIT_NOCOLOR, 0, &config);
+}
+
+ncclComm_t NcclLane::split(int color, int rank, ncclConfig_t* config) {
+  const std::string doing = "splitting " + options_.name;
+  {
+    std::unique_lock lock(mutex_);  // NCCL wants nothing under way
+    while (!in_flight_.empty()) {
+      job_.check(doing);
+      changed_.wait_for(lock, std::chrono::milliseconds(20));
+    }
+  }
+  const std::lock_guard nccl(nccl_mutex_);
+  job_.check(doing);
+  TESSERA_ENSURE(CommunicationError, connected_ && comm_ != nullptr, options_.name,
+                 " cannot be split: it has ended");
+  cuda::use_device(job_.device().index);
+  split_off_.push_back(nullptr);
+  settle(ncclCommSplit(comm_, color, rank, &split_off_.back(), config), "ncclCommSplit");
+  ncclComm_t made = split_off_.back();
+  split_off_.pop_back();
+  TESSERA_ENSURE(CommunicationError, (made != nullptr) == (color >= 0), options_.name,
+                 ": ncclCommSplit gave no communicator for colour ", color);
+  return made;
+}
+
+void NcclLane::begin(const WarmUp& warm_up) {
   run([&](NcclCalls& calls) { warm_up(calls, warm_up_memory_); });
   Event end;
   stream_.record(end);
@@ -190,8 +229,8 @@ bool NcclLane::look() {
     ncclResult_t state = ncclSuccess;
     if (nccl && comm_ != nullptr) ncclCommGetAsyncError(comm_, &state);
     if (state != ncclSuccess && state != ncclInProgress) {
-      job_.fail(detail::concat(front->what.text, ": NCCL reports ", ncclGetErrorString(state), ". ",
-                               ncclGetLastError(comm_)));
+      job_.fail(detail::concat(front->what.text, ": NCCL on rank ", job_.rank(), " reports ",
+                               ncclGetErrorString(state), ". ", ncclGetLastError(comm_)));
       return true;
     }
   }
@@ -210,6 +249,10 @@ void NcclLane::end_kernels() {
   waiting_.clear();
   if (comm_ != nullptr) ncclCommAbort(comm_);
   comm_ = nullptr;
+  for (ncclComm_t unfinished : split_off_) {
+    if (unfinished != nullptr) ncclCommAbort(unfinished);
+  }
+  split_off_.clear();
   changed_.notify_all();
 }
 

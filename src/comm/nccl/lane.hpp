@@ -36,6 +36,7 @@ class NcclLane {
  public:
   using TaskPtr = std::shared_ptr<NcclTask>;
   using Work = std::function<void(NcclCalls&)>;
+  using WarmUp = std::function<void(NcclCalls&, void*)>;
 
   struct Options {
     std::string name;        ///< for messages: "group dp", "messages from rank 0 to 1 in group pp"
@@ -60,7 +61,12 @@ class NcclLane {
   /// Collective over the ranks of the lane, blocks. Afterwards NCCL has all its connections, as `warm_up`
   /// uses them (it gets device memory of kWarmUpBytes), and what was posted before is launched. Errors:
   /// CommunicationError.
-  void connect(const ncclUniqueId& id, const std::function<void(NcclCalls&, void*)>& warm_up);
+  void connect(const ncclUniqueId& id, const WarmUp& warm_up);
+  /// The same for a lane of some of the ranks of `parent`, cut out of it (ncclCommSplit). Every rank of
+  /// `parent` comes, those of other lanes with their `color` (not negative), those of none to stay_out.
+  /// `parent` has been connected; what was posted on it ends first.
+  void connect(NcclLane& parent, int color, const WarmUp& warm_up);
+  static void stay_out(NcclLane& parent);
   static constexpr std::size_t kWarmUpBytes = 256;
 
   /// Launches after task->ready, or leaves that to connect(). Errors: CommunicationError.
@@ -83,6 +89,9 @@ class NcclLane {
     TaskPtr task;
     Work work;
   };
+  /// This rank's part of a new lane with that colour; null without one.
+  ncclComm_t split(int color, int rank, ncclConfig_t* config);
+  void begin(const WarmUp& warm_up);
   void run(const Work& work);
   /// Waits until NCCL has done in the background what it could not do at once.
   void settle(ncclResult_t result, const char* call);
@@ -95,10 +104,12 @@ class NcclLane {
   void* warm_up_memory_ = nullptr;
   ncclConfig_t config_ = NCCL_CONFIG_INITIALIZER;
 
-  std::timed_mutex nccl_mutex_;  ///< guards comm_, connected_, waiting_; held during calls of NCCL
+  std::timed_mutex nccl_mutex_;  ///< guards what follows; held during calls of NCCL
   ncclComm_t comm_ = nullptr;
   bool connected_ = false, aborted_ = false;
   std::deque<Posted> waiting_;
+  /// Where NCCL leaves what it splits off, in its own time: until comm_ has ended.
+  std::deque<ncclComm_t> split_off_;
 
   mutable std::mutex mutex_;  ///< guards in_flight_
   std::condition_variable changed_;

@@ -9,6 +9,7 @@
 namespace tessera::kernels {
 namespace {
 
+using test::DeviceBuffer;
 using test::DeviceStream;
 using test::expect_close;
 using test::expect_same_bits;
@@ -171,6 +172,46 @@ void compare(const Case& c) {
   expect_close(t.dbias, 1e-5f + sum, "dbias");
 }
 
+/// Both gradients in one pass into the tensors of `t`.
+template <typename R, typename T>
+void one_pass(const DeviceStream& stream, const Case& c, Tensors<R, T>& t) {
+  const auto parts = static_cast<std::size_t>(cuda::norm_gradient_parts(c.rows, c.cols));
+  const DeviceBuffer<float> scratch(stream,
+                                    std::vector<float>(parts * 2 * static_cast<std::size_t>(c.cols), NAN));
+  cuda::add_norm_forward(forward_params(c, t, Device{}), stream.launch());  // for the statistics
+  AddNormGradients params{backward_params(c, t, Device{}), weight_params(c, t, Device{})};
+  params.weight.scratch = scratch.data();
+  cuda::add_norm_gradients(params, stream.launch());
+  stream.synchronize();
+}
+
+template <typename R, typename T>
+void compare_one_pass(const Case& c) {
+  SCOPED_TRACE(::testing::Message() << c << " " << dtype_of<R>::value << "/" << dtype_of<T>::value);
+  const DeviceStream stream;
+  Tensors<R, T> apart(stream, c), together(stream, c), again(stream, c);
+  cuda::add_norm_forward(forward_params(c, apart, Device{}), stream.launch());
+  cuda::add_norm_backward(backward_params(c, apart, Device{}), stream.launch());
+  cuda::norm_weight_grad(weight_params(c, apart, Device{}), stream.launch());
+  one_pass(stream, c, together);
+  // Rows of these widths are a warp's in one kernel and a block's in the other: their sums differ in
+  // rounding.
+  const float rounding = c.cols > 768 && c.cols <= 1024 ? 1e-5f : 0.0f;
+  expect_close(together.dresidual_in.device.host(), apart.dresidual_in.device.host(), rounding,
+               "dresidual_in");
+  expect_close(together.dbranch.device.host(), apart.dbranch.device.host(), rounding, "dbranch");
+  if (rounding == 0.0f) {
+    expect_same_bits(together.dresidual_in.device.host(), apart.dresidual_in.device.host(), "dresidual_in");
+    expect_same_bits(together.dbranch.device.host(), apart.dbranch.device.host(), "dbranch");
+  }
+  const float sum = 1e-5f + 1e-6f * std::sqrt(static_cast<float>(c.rows));
+  expect_close(together.dweight.device.host(), apart.dweight.device.host(), sum, "dweight");
+  expect_close(together.dbias.device.host(), apart.dbias.device.host(), sum, "dbias");
+  one_pass(stream, c, again);
+  expect_same_bits(again.dweight.device.host(), together.dweight.device.host(), "dweight again");
+  expect_same_bits(again.dbias.device.host(), together.dbias.device.host(), "dbias again");
+}
+
 TEST(CudaNorm, AgreesWithTheCpuAtAllWidths) {
   SKIP_WITHOUT_CUDA();
   for (const std::int64_t cols : {1, 3, 31, 33, 257, 768, 1600, 4096, 5120}) {
@@ -181,6 +222,25 @@ TEST(CudaNorm, AgreesWithTheCpuAtAllWidths) {
       compare<bfloat16, bfloat16>({7, cols, kind, !layer, layer});
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+TEST(CudaNorm, BothGradientsInOnePass) {
+  SKIP_WITHOUT_CUDA();
+  // By warps, by blocks, in cut packs, misaligned, wider than registers; fewer and more rows than there are
+  // blocks.
+  for (const std::int64_t cols : {3, 64, 768, 800, 1603, 4096, 12288}) {
+    for (const NormKind kind : {NormKind::layer, NormKind::rms}) {
+      const bool layer = kind == NormKind::layer;
+      compare_one_pass<float, bfloat16>({7, cols, kind, true, layer, 0.3f});
+      compare_one_pass<bfloat16, bfloat16>({2, cols, kind, !layer, layer});
+      if (HasFatalFailure()) return;
+    }
+  }
+  for (const std::int64_t rows : {0, 1, 4, 300}) {
+    compare_one_pass<float, float>({rows, 128, NormKind::layer, true, true, 0.1f});
+    compare_one_pass<float16, float16>({rows, 1600, NormKind::rms, false, true});
+    compare_one_pass<float, bfloat16>({rows, 64, NormKind::layer, true, true, 0.1f, 1});
   }
 }
 
@@ -196,6 +256,10 @@ TEST(CudaNorm, EveryPairOfDtypes) {
       compare<bfloat16, bfloat16>(c);
       compare<float16, float>(c);
       compare<float16, float16>(c);
+      compare_one_pass<float, float>(c);
+      compare_one_pass<bfloat16, float>(c);
+      compare_one_pass<float16, float>(c);
+      compare_one_pass<float, float16>(c);
       if (HasFatalFailure()) return;
     }
   }

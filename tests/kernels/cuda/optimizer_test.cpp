@@ -19,11 +19,28 @@ constexpr double kTolerance = 2.4e-7;
 UpdateState state_of_an_update() {
   UpdateState state;
   state.grad_factor = 0.7;
-  state.lr = 0.01;
-  state.weight_decay = 0.1;
-  state.correction1 = 0.19;
-  state.correction2 = 0.0975;
   return state;
+}
+
+/// Groups that have nothing in common: the most there may be. The last has no momentum.
+std::vector<GroupFactors> factors_of_groups() {
+  std::vector<GroupFactors> factors;
+  for (int group = 0; group < kMostGroups; ++group) {
+    const float x = static_cast<float>(group % 7) / 8.0f;
+    factors.push_back({{0.999f - 0.1f * x, 0.2f * x, 0.1f + x, 0.95f - x / 2, 0.05f + x / 2,
+                        0.05f - 0.01f * x, 3.2f - x, 1e-6f * static_cast<float>(group + 1)},
+                       {0.01f + x, 0.1f * x, group + 1 < kMostGroups ? 0.9f - x : 0.0f}});
+  }
+  return factors;
+}
+
+/// The group of each block of n elements: runs of one to three blocks, among them some of no group.
+std::vector<std::uint8_t> groups_of_blocks(std::int64_t n) {
+  const std::uint8_t order[] = {1, 0, kNoGroup, 254, 3, 100, kNoGroup, 7};
+  std::vector<std::uint8_t> of_block;
+  for (std::int64_t block = 0; block < (n + kGroupBlock - 1) / kGroupBlock; ++block)
+    of_block.push_back(order[block * 5 / 9 % 8]);
+  return of_block;
 }
 
 /// Everything an update reads and writes.
@@ -34,9 +51,13 @@ struct Parameters {
         main(random_values<float>(n, 2)),
         m(random_values<float>(n, 3)),
         v(random_values<float>(n, 4, 0.5f, 0.5f)),
-        model(static_cast<std::size_t>(n), Model(7.0f)) {}
+        model(static_cast<std::size_t>(n), Model(7.0f)),
+        factors(factors_of_groups()),
+        of_block(groups_of_blocks(n)) {}
   std::vector<float> grad, main, m, v;
   std::vector<Model> model;
+  std::vector<GroupFactors> factors;
+  std::vector<std::uint8_t> of_block;
 };
 
 template <typename Model>
@@ -46,9 +67,13 @@ struct DeviceParameters {
         main(stream, p.main, offset),
         m(stream, p.m, offset),
         v(stream, p.v, offset),
-        model(stream, p.model, offset) {}
+        model(stream, p.model, offset),
+        factors(stream, p.factors),
+        of_block(stream, p.of_block, offset) {}
   DeviceBuffer<float> grad, main, m, v;
   DeviceBuffer<Model> model;
+  DeviceBuffer<GroupFactors> factors;
+  DeviceBuffer<std::uint8_t> of_block;
 };
 
 template <typename Params, typename Memory>
@@ -56,28 +81,20 @@ void point_to(Params& params, Memory& memory, bool has_model) {
   params.grad = memory.grad.data();
   params.main = memory.main.data();
   params.model = has_model ? memory.model.data() : nullptr;
+  params.groups = {memory.factors.data(), kMostGroups, memory.of_block.data()};
 }
 
 template <typename Model>
-void check_adam(const DeviceStream& stream, std::int64_t n, std::size_t offset, bool decoupled,
-                bool has_model, int skip) {
-  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", decoupled " << decoupled << ", model "
-                                    << has_model << ", skip " << skip);
+void check_adam(const DeviceStream& stream, std::int64_t n, std::size_t offset, bool has_model, int skip) {
+  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", model " << has_model << ", skip "
+                                    << skip);
   Parameters<Model> host(n);
   const Parameters<Model> before = host;
   const DeviceParameters<Model> device(stream, host, offset);
   UpdateState state = state_of_an_update();
   state.skip = skip;
   const DeviceBuffer<UpdateState> device_state(stream, {state});
-  Adam params{.n = n,
-              .beta1 = 0.9,
-              .beta2 = 0.95,
-              .eps = 1e-6,
-              .lr_factor = 0.5,
-              .decay_factor = 2,
-              .decoupled = decoupled,
-              .state = &state,
-              .model_dtype = dtype_of<Model>::value};
+  Adam params{.n = n, .groups = {}, .state = &state, .model_dtype = dtype_of<Model>::value};
   point_to(params, host, has_model);
   params.m = host.m.data();
   params.v = host.v.data();
@@ -101,7 +118,9 @@ void check_adam(const DeviceStream& stream, std::int64_t n, std::size_t offset, 
   std::vector<Model> rounded = before.model;
   if (has_model) {
     const std::vector<float> main = device.main.host();
-    for (std::size_t i = 0; i < main.size(); ++i) rounded[i] = Model(main[i]);
+    for (std::size_t i = 0; i < main.size(); ++i) {
+      if (host.of_block[i / kGroupBlock] != kNoGroup) rounded[i] = Model(main[i]);
+    }
   }
   expect_same_bits(device.model.host(), rounded);
 }
@@ -113,10 +132,9 @@ TEST(CudaOptimizer, AdamEqualsTheCpu) {
     using Model = decltype(t);
     for (const std::int64_t n : {1, 4, 13, 4099}) {
       for (const std::size_t offset : {0, 1}) {
-        check_adam<Model>(stream, n, offset, true, true, 0);
-        check_adam<Model>(stream, n, offset, false, true, 0);
-        check_adam<Model>(stream, n, offset, true, false, 0);
-        check_adam<Model>(stream, n, offset, true, true, 1);
+        check_adam<Model>(stream, n, offset, true, 0);
+        check_adam<Model>(stream, n, offset, false, 0);
+        check_adam<Model>(stream, n, offset, true, 1);
       }
     }
   });
@@ -125,32 +143,27 @@ TEST(CudaOptimizer, AdamEqualsTheCpu) {
 TEST(CudaOptimizer, AdamOfMoreThanOneWave) {
   SKIP_WITHOUT_CUDA();
   const DeviceStream stream;
-  check_adam<bfloat16>(stream, 2500003, 0, true, true, 0);
+  check_adam<bfloat16>(stream, 2500003, 0, true, 0);
 }
 
 template <typename Model>
-void check_sgd(const DeviceStream& stream, std::int64_t n, std::size_t offset, float momentum, bool nesterov,
+void check_sgd(const DeviceStream& stream, std::int64_t n, std::size_t offset, bool has_buffer, bool nesterov,
                int skip) {
-  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", momentum " << momentum
+  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset << ", buffer " << has_buffer
                                     << ", nesterov " << nesterov << ", skip " << skip);
   Parameters<Model> host(n);
   const DeviceParameters<Model> device(stream, host, offset);
   UpdateState state = state_of_an_update();
   state.skip = skip;
   const DeviceBuffer<UpdateState> device_state(stream, {state});
-  Sgd params{.n = n,
-             .lr_factor = 0.5,
-             .decay_factor = 2,
-             .momentum = momentum,
-             .nesterov = nesterov,
-             .state = &state,
-             .model_dtype = dtype_of<Model>::value};
+  Sgd params{
+      .n = n, .groups = {}, .nesterov = nesterov, .state = &state, .model_dtype = dtype_of<Model>::value};
   point_to(params, host, true);
-  params.buffer = momentum != 0.0f ? host.m.data() : nullptr;
+  params.buffer = has_buffer ? host.m.data() : nullptr;
   cpu::sgd(params, {});
   point_to(params, device, true);
   params.state = device_state.data();
-  params.buffer = momentum != 0.0f ? device.m.data() : nullptr;
+  params.buffer = has_buffer ? device.m.data() : nullptr;
   cuda::sgd(params, stream.launch());
   expect_close(device.m.host(), host.m, kTolerance);
   expect_close(device.main.host(), host.main, kTolerance);
@@ -164,10 +177,10 @@ TEST(CudaOptimizer, SgdEqualsTheCpu) {
     using Model = decltype(t);
     for (const std::int64_t n : {1, 4, 13, 4099}) {
       for (const std::size_t offset : {0, 1}) {
-        check_sgd<Model>(stream, n, offset, 0.0f, false, 0);
-        check_sgd<Model>(stream, n, offset, 0.9f, false, 0);
-        check_sgd<Model>(stream, n, offset, 0.9f, true, 0);
-        check_sgd<Model>(stream, n, offset, 0.9f, true, 1);
+        check_sgd<Model>(stream, n, offset, false, false, 0);
+        check_sgd<Model>(stream, n, offset, true, false, 0);
+        check_sgd<Model>(stream, n, offset, true, true, 0);
+        check_sgd<Model>(stream, n, offset, true, true, 1);
       }
     }
   });
@@ -177,8 +190,8 @@ TEST(CudaOptimizer, UpdatesDoNotDependOnTheOrderOfThreads) {
   SKIP_WITHOUT_CUDA();
   const DeviceStream stream;
   test::in_every_order([&] {
-    check_adam<bfloat16>(stream, 3001, 0, true, true, 0);
-    check_sgd<bfloat16>(stream, 3001, 0, 0.9f, true, 0);
+    check_adam<bfloat16>(stream, 3001, 0, true, 0);
+    check_sgd<bfloat16>(stream, 3001, 0, true, true, 0);
   });
 }
 
@@ -192,15 +205,10 @@ void expect_same_state(const UpdateState& got, const UpdateState& want) {
   }
   EXPECT_EQ(got.grad_factor, want.grad_factor);
   EXPECT_EQ(got.clip_factor, want.clip_factor);
-  EXPECT_EQ(got.lr, want.lr);
-  EXPECT_EQ(got.weight_decay, want.weight_decay);
   EXPECT_EQ(got.updates, want.updates);
   EXPECT_EQ(got.loss_scale, want.loss_scale);
   EXPECT_EQ(got.good_steps, want.good_steps);
   EXPECT_EQ(got.hysteresis, want.hysteresis);
-  // The power is the only function here that devices may round differently.
-  EXPECT_NEAR(got.correction1, want.correction1, 1e-15);
-  EXPECT_NEAR(got.correction2, want.correction2, 1e-15);
 }
 
 TEST(CudaOptimizer, BeginUpdateEqualsTheCpu) {
@@ -212,11 +220,7 @@ TEST(CudaOptimizer, BeginUpdateEqualsTheCpu) {
   UpdateState device = host;
   BeginUpdate params{.grad_scale = 0.25,
                      .clip_grad = 1.0,
-                     .beta1 = 0.9,
-                     .beta2 = 0.95,
-                     .loss_scale = {.smallest = 256.0f, .growth_interval = 3, .hysteresis = 2},
-                     .rates = {{1e-3, 0.1}, {2e-3, 0.2}},
-                     .num_rates = 2};
+                     .loss_scale = {.smallest = 256.0f, .growth_interval = 3, .hysteresis = 2}};
   // Small norms, clipped ones, overflows in a row down to the smallest scale, growth again.
   const double squares[] = {1.0, 1e9, INFINITY, NAN, 4.0, INFINITY, INFINITY, 1e12, 0.0, 1.0, 1.0};
   for (const double value : squares) {
@@ -229,6 +233,48 @@ TEST(CudaOptimizer, BeginUpdateEqualsTheCpu) {
     params.state = &host;
     cpu::begin_update(params, {});
     expect_same_state(device, host);
+  }
+}
+
+TEST(CudaOptimizer, UpdateGroupsEqualsTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  for (const int skip : {0, 1}) {
+    UpdateState state;
+    state.updates = 9;
+    state.skip = skip;
+    const DeviceBuffer<UpdateState> device_state(stream, {state});
+    std::vector<GroupFactors> factors(UpdateGroups::kMost, GroupFactors{{5, 5, 5, 5, 5, 5, 5, 5}, {5, 5, 5}});
+    const std::vector<GroupFactors> before = factors;
+    const DeviceBuffer<GroupFactors> device(stream, factors);
+    UpdateGroups params{.state = &state,
+                        .factors = factors.data(),
+                        .decoupled = true,
+                        .base = 7,
+                        .num_rates = 2,
+                        .count = UpdateGroups::kMost - 1};
+    for (int group = 0; group < UpdateGroups::kMost; ++group) {
+      GroupRule& rule = params.rules[group];
+      rule.beta1 = 0.9 - 0.01 * group;
+      rule.beta2 = 0.999 - 0.01 * group;
+      rule.eps = 1e-8 * (group + 1);
+      rule.momentum = 0.02 * group;
+      rule.rates[1] = {1e-3 * (group + 1), 0.1 * group};
+    }
+    cpu::update_groups(params, {});
+    params.state = device_state.data();
+    params.factors = device.data();
+    cuda::update_groups(params, stream.launch());
+    const std::vector<GroupFactors> got = device.host();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const bool untouched = skip != 0 || i + 1 == got.size();
+      EXPECT_EQ(factors[i].adam.eps == before[i].adam.eps, untouched) << i;
+      // The power is the only function here that devices may round differently.
+      for (std::size_t j = 0; j < sizeof(GroupFactors) / sizeof(float) - 1; ++j) {
+        const auto value = [j](const GroupFactors& f) { return (j < 8 ? &f.adam.decay : &f.sgd.lr - 8)[j]; };
+        EXPECT_FLOAT_EQ(value(got[i]), value(factors[i])) << "group " << i << ", factor " << j;
+      }
+    }
   }
 }
 

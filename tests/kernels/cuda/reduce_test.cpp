@@ -78,6 +78,13 @@ struct Sums {
   double squares, sum, added;
 };
 
+/// The whole of n floats, in runs such as make_sum_runs gives.
+std::vector<SumRun> whole_runs(std::int64_t n) {
+  std::vector<SumRun> runs;
+  for (std::int64_t i = 0; i < n; i += SumRun::kMost) runs.push_back({i, std::min(SumRun::kMost, n - i)});
+  return runs;
+}
+
 /// All three, beginning at 10 where they add to what is there.
 Sums sums_of(const DeviceStream& stream, const std::vector<float>& x, std::size_t offset) {
   const auto n = static_cast<std::int64_t>(x.size());
@@ -85,7 +92,14 @@ Sums sums_of(const DeviceStream& stream, const std::vector<float>& x, std::size_
   const DeviceBuffer<double> out(stream, {10.0, NAN, 10.0}),
       scratch(stream, std::vector<double>(kSumParts, NAN));
   double* at = out.data();
-  cuda::sum_squares({.n = n, .x = device_x.data(), .out = at, .scratch = scratch.data()}, stream.launch());
+  const std::vector<SumRun> runs = whole_runs(n);
+  const DeviceBuffer<SumRun> device_runs(stream, runs);
+  cuda::sum_squares({.num_runs = static_cast<std::int64_t>(runs.size()),
+                     .runs = device_runs.data(),
+                     .x = device_x.data(),
+                     .out = at,
+                     .scratch = scratch.data()},
+                    stream.launch());
   cuda::sum({.n = n, .x = device_x.data(), .out = at + 1, .scratch = scratch.data()}, stream.launch());
   cuda::sum({.n = n, .add = true, .x = device_x.data(), .out = at + 2, .scratch = scratch.data()},
             stream.launch());
@@ -101,7 +115,13 @@ TEST(CudaReduce, SumsEqualTheCpu) {
     const std::vector<float> x = random_values<float>(n, 3, 1.0f, 0.3f);
     std::vector<double> scratch(kSumParts);
     double squares = 10.0, sum = 0.0;
-    cpu::sum_squares({.n = n, .x = x.data(), .out = &squares, .scratch = scratch.data()}, {});
+    const std::vector<SumRun> runs = whole_runs(n);
+    cpu::sum_squares({.num_runs = static_cast<std::int64_t>(runs.size()),
+                      .runs = runs.data(),
+                      .x = x.data(),
+                      .out = &squares,
+                      .scratch = scratch.data()},
+                     {});
     cpu::sum({.n = n, .x = x.data(), .out = &sum, .scratch = scratch.data()}, {});
     const Sums got = sums_of(stream, x, 0), misaligned = sums_of(stream, x, 1);
     EXPECT_NEAR(got.squares, squares, 1e-12 * squares);
@@ -120,6 +140,31 @@ TEST(CudaReduce, MoreFloatsThanPartsHoldAtLeast) {
   const Sums got = sums_of(stream, std::vector<float>(static_cast<std::size_t>(n), 1.0f), 0);
   EXPECT_EQ(got.sum, static_cast<double>(n));
   EXPECT_EQ(got.squares, static_cast<double>(n) + 10.0);
+}
+
+TEST(CudaReduce, SquaresOfRunsThatBeginAnywhere) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  const std::vector<float> x = random_values<float>(200000, 8);
+  std::vector<SumRun> runs;  // of all lengths and alignments, some empty
+  double want = 0.0;
+  for (std::int64_t i = 0, begin = 0; i < 180; begin += 6 * i + 3, ++i) {
+    runs.push_back({begin, 6 * i});
+    for (std::int64_t j = begin; j < begin + 6 * i; ++j) {
+      const auto value = static_cast<double>(x[static_cast<std::size_t>(j)]);
+      want += value * value;
+    }
+  }
+  const DeviceBuffer<float> device_x(stream, x);
+  const DeviceBuffer<SumRun> device_runs(stream, runs);
+  const DeviceBuffer<double> out(stream, {0.0}), scratch(stream, std::vector<double>(kSumParts, NAN));
+  cuda::sum_squares({.num_runs = static_cast<std::int64_t>(runs.size()),
+                     .runs = device_runs.data(),
+                     .x = device_x.data(),
+                     .out = out.data(),
+                     .scratch = scratch.data()},
+                    stream.launch());
+  EXPECT_NEAR(out.host()[0], want, 1e-12 * want);
 }
 
 TEST(CudaReduce, TheOrderOfThreadsChangesNothing) {

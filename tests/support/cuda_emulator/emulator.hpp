@@ -30,8 +30,20 @@ std::size_t overruns();
 /// Calls so far in which the host of a GPU waits or goes to the driver for memory: synchronisations,
 /// allocations and frees, copies to pageable memory.
 std::uint64_t slow_calls();
+/// Kernels run so far, on all devices.
+std::uint64_t kernels_run();
 /// The message of the latest kernel or copy that failed; empty when none did.
 std::string last_failure();
+
+/// From now on ncclCommGetAsyncError gives `result` (an ncclResult_t) for communicators of that device; 0
+/// ends it.
+void plant_nccl_error(int device, int result);
+/// NCCL communicators since the process began, every rank's counted: made with an id of their own, and split
+/// off another one.
+struct NcclCounts {
+  std::uint64_t made_by_id = 0, made_by_split = 0;
+};
+NcclCounts nccl_counts();
 
 /// What a kernel did that a GPU would stop it for.
 class Fault : public std::runtime_error {

@@ -79,6 +79,7 @@ void batched_gemm(const BatchedGemm& params, const Launch& launch) {
 }
 
 void set_gemm_tuning(const GemmTuning&) {}  // there is one algorithm
+std::string take_gemm_note() { return ""; }
 
 Description describe() { return {{"cuda", "emulated on the host, for tests"}}; }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulator.hpp"
 #include "tessera/base/dtype.hpp"
 
 namespace tessera_emulator {
@@ -49,6 +50,18 @@ struct Round {
   bool done = false;
 };
 
+struct Member;
+/// A split that not all ranks have come to.
+struct Split {
+  struct Wish {
+    int color, key;
+    bool blocking;
+  };
+  std::map<int, Wish> wishes;
+  std::map<int, std::shared_ptr<Member>> made;
+  bool done = false;
+};
+
 /// What the ranks of one communicator share.
 struct Clique {
   explicit Clique(int size) : size(size) {}
@@ -58,16 +71,19 @@ struct Clique {
   int joined = 0;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Offer>>> offers;  // by sender and receiver
   std::map<std::uint64_t, std::shared_ptr<Round>> rounds;
+  std::map<std::uint64_t, std::shared_ptr<Split>> splits;
 };
 
 /// One rank's side. Everything is guarded by the clique's mutex.
 struct Member {
   std::shared_ptr<Clique> clique;
-  int rank = 0;
+  int rank = 0, device = 0;
   bool blocking = true, joined = false, connected = false, aborted = false, finalizing = false;
   int polls = 0;  ///< so often ncclInProgress is still the answer
   ncclResult_t error = ncclSuccess;
-  std::uint64_t issued = 0, executed = 0, collectives = 0;
+  std::uint64_t issued = 0, executed = 0, collectives = 0, splits = 0;
+  std::shared_ptr<Split> splitting;
+  ncclComm_t* split_target = nullptr;
   std::function<void()> background;  ///< a first call, whose connections are being made
 };
 using MemberPtr = std::shared_ptr<Member>;
@@ -75,6 +91,8 @@ using MemberPtr = std::shared_ptr<Member>;
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Clique>> cliques;
+  std::map<int, ncclResult_t> planted;  ///< errors, by device
+  NcclCounts counts;
 };
 Registry& registry() {
   static Registry* const instance = new Registry;
@@ -212,6 +230,29 @@ void run(Member& member, std::uint64_t ticket, const std::vector<Call>& calls) {
 thread_local int depth = 0;
 thread_local std::vector<std::pair<MemberPtr, Call>> grouped;
 
+/// Makes the communicators of a split that every rank has come to.
+void divide(Split& split) {
+  std::map<int, std::vector<std::pair<int, int>>> groups;  // colour -> key and rank before
+  for (const auto& [rank, wish] : split.wishes) {
+    if (wish.color >= 0) groups[wish.color].emplace_back(wish.key, rank);
+  }
+  for (auto& [color, ranks] : groups) {
+    std::sort(ranks.begin(), ranks.end());
+    auto clique = std::make_shared<Clique>(static_cast<int>(ranks.size()));
+    clique->joined = clique->size;
+    int next = 0;
+    for (const auto& [key, rank] : ranks) {
+      auto member = std::make_shared<Member>();
+      member->clique = clique;
+      member->rank = next++;
+      member->blocking = split.wishes.at(rank).blocking;
+      member->polls = 2;
+      split.made[rank] = std::move(member);
+    }
+  }
+  split.done = true;
+}
+
 ncclResult_t issue(const MemberPtr& member, std::vector<Call> calls) {
   const Lock lock(member->clique->mutex);
   if (!member->joined || member->aborted || member->finalizing) return ncclInvalidUsage;
@@ -237,6 +278,16 @@ using namespace tessera_emulator;
 struct ncclComm {
   MemberPtr member;
 };
+
+void tessera_emulator::plant_nccl_error(int device, int result) {
+  const std::lock_guard lock(registry().mutex);
+  registry().planted[device] = static_cast<ncclResult_t>(result);
+}
+
+NcclCounts tessera_emulator::nccl_counts() {
+  const std::lock_guard lock(registry().mutex);
+  return registry().counts;
+}
 
 static ncclResult_t add(ncclComm_t comm, const Call& call) {
   if (comm == nullptr || call.stream == nullptr) return ncclInvalidArgument;
@@ -278,6 +329,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     auto& slot = registry().cliques[std::string(id.internal, sizeof id.internal)];
     clique = slot.lock();
     if (!clique) slot = clique = std::make_shared<Clique>(size);
+    ++registry().counts.made_by_id;
   }
   if (clique->size != size || rank < 0 || rank >= size) return ncclInvalidArgument;
   auto member = std::make_shared<Member>();
@@ -285,6 +337,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   member->rank = rank;
   member->blocking = config == nullptr || config->blocking != 0;
   member->polls = 2;
+  cudaGetDevice(&member->device);
   *comm = new ncclComm{member};
   Lock lock(clique->mutex);
   ++clique->joined;
@@ -295,11 +348,44 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   return ncclSuccess;
 }
 
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
+  Member& member = *comm->member;
+  Clique& clique = *member.clique;
+  const Lock lock(clique.mutex);
+  if (!member.joined || member.finalizing || member.splitting || member.executed < member.issued)
+    return ncclInvalidUsage;
+  if (color < NCCL_SPLIT_NOCOLOR || made == nullptr || config == nullptr || member.blocking) {
+    return ncclInvalidArgument;  // what Tessera does not use is not emulated
+  }
+  auto& slot = clique.splits[member.splits];
+  if (!slot) slot = std::make_shared<Split>();
+  slot->wishes[member.rank] = {color, key, config->blocking != 0};
+  member.splitting = slot;
+  member.split_target = made;
+  member.polls = 2;
+  *made = nullptr;
+  if (static_cast<int>(slot->wishes.size()) == clique.size) {
+    divide(*slot);
+    clique.splits.erase(member.splits);
+  }
+  ++member.splits;
+  return ncclInProgress;
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   Member& member = *comm->member;
+  {
+    const std::lock_guard lock(registry().mutex);
+    const auto planted = registry().planted.find(member.device);
+    if (planted != registry().planted.end() && planted->second != ncclSuccess) {
+      *error = planted->second;
+      return ncclSuccess;
+    }
+  }
   const Lock lock(member.clique->mutex);
   *error = ncclInProgress;
-  const bool all_here = member.clique->joined >= member.clique->size;
+  const bool all_here =
+      member.clique->joined >= member.clique->size && (member.splitting == nullptr || member.splitting->done);
   if (!all_here || (member.finalizing && member.executed < member.issued) || member.polls-- > 0)
     return ncclSuccess;
   member.polls = 0;
@@ -307,6 +393,15 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   if (member.background) {
     std::exchange(member.background, nullptr)();
     member.connected = true;
+  }
+  if (const auto split = std::exchange(member.splitting, nullptr)) {
+    const auto made = split->made.find(member.rank);
+    if (made != split->made.end()) {
+      made->second->device = member.device;
+      *member.split_target = new ncclComm{made->second};
+      const std::lock_guard counts(registry().mutex);
+      ++registry().counts.made_by_split;
+    }
   }
   *error = member.error;
   return ncclSuccess;

@@ -13,6 +13,7 @@
 #define NCCL_MINOR 28
 #define NCCL_PATCH 0
 #define NCCL_UNIQUE_ID_BYTES 128
+#define NCCL_SPLIT_NOCOLOR -1
 
 using ncclComm_t = struct ncclComm*;
 struct ncclUniqueId {
@@ -55,6 +56,9 @@ const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config);
+/// As NCCL does without blocking, this sets *made only while ncclCommGetAsyncError is asked about `comm`,
+/// which it refuses to split with calls under way (NCCL may hang then).
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);

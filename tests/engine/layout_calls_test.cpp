@@ -1,0 +1,202 @@
+/// Gradients that wait for their factor, several forwards, a loss asked micro-batch by micro-batch, batches
+/// that do not divide, and whole weights on rank 0: on several ranks against one.
+
+#include "tessera/engine/collect.hpp"
+#include "tests/engine/layout_edge_support.hpp"
+#include "tests/support/device.hpp"
+
+namespace tessera::test {
+namespace {
+
+using namespace edge;
+
+const Overrides kDp2{"parallel.data=2"}, kDp2Zero0{"parallel.data=2", "parallel.zero_stage=0"},
+    kInterleaved{"parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2"};
+
+/// Samples [begin, end) of `whole` that this data rank has, in one run, parts as even as possible.
+Batch contiguous_part(const Engine& engine, const Batch& whole) {
+  const Part part = part_of(whole.batch, engine.mesh().coordinates().dp, engine.mesh().shape().dp);
+  Batch own = slice(whole, part.begin, part.count);
+  own.global_batch = whole.batch;
+  return own;
+}
+
+TEST(LayoutCalls, FactorsCanComeLaterAndInAnyOrder) {
+  const Body body = [](Engine& engine) {
+    const Batch first = own_part(engine, random_batch(8, kSeq, 1, kVocab));
+    const Batch second = own_part(engine, random_batch(8, kSeq, 2, kVocab));
+    std::vector<double> numbers;
+    if (engine.mesh().world().size() == 1) {  // what the calls below amount to
+      const double one = engine.forward_backward(first, 0.5);
+      numbers = {one, engine.forward_backward(second, -2.0)};
+      engine.forward_backward(first, 0.0);
+      numbers.push_back(engine.update().grad_norm);
+      engine.forward_backward(second, 3.0);
+      return numbers;
+    }
+    const Engine::Call a = engine.open_call(first), b = engine.open_call(second);
+    const Engine::Call dropped = engine.open_call(first);
+    engine.add_call(b.number, -2.0);
+    engine.drop_call(dropped.number);
+    engine.add_call(a.number, 0.5);
+    expect_error<InvalidArgument>([&] { engine.add_call(a.number); }, "added or dropped before");
+    numbers = {a.loss, b.loss, engine.update().grad_norm};
+    const Engine::Call stale = engine.open_call(first), last = engine.open_call(second);
+    engine.add_call(last.number, 3.0);
+    engine.params().forget_gradients();
+    const Engine::Call again = engine.open_call(second);
+    engine.add_call(again.number, 3.0);
+    engine.drop_call(stale.number);
+    return numbers;
+  };
+  Config config = edge_config(Family::gpt2, {});
+  for (const Overrides& layout : {kDp2, kDp2Zero0, kTp2Sp, kPp2, kInterleaved, kZbV}) {
+    config = edge_config(Family::gpt2, layout);
+    // The steps' samples are counted differently on the two ways.
+    config.model.dropout = config.model.attention_dropout = 0;
+    expect_serial(config, 2, body);
+  }
+}
+
+TEST(LayoutCalls, AnUpdateForgetsWhatWasComputedBeforeIt) {
+  const auto engine = build_engine(edge_config(Family::gpt2, {}));
+  const Batch batch = random_batch(2, kSeq, 1, kVocab);
+  const Engine::Call call = engine->open_call(batch);
+  const Tensor logits = engine->forward(batch, Engine::Output::logits);
+  const std::int64_t forward = engine->last_forward();
+  engine->forward_backward(batch);
+  engine->update();
+  expect_error<InvalidArgument>([&] { engine->add_call(call.number); }, "update() was called");
+  expect_error<InvalidArgument>([&] { engine->backward(logits, forward); }, "since the last update()");
+  engine->drop_call(call.number);
+  engine->step(batch);
+}
+
+TEST(LayoutCalls, SeveralForwardsEachWithItsBackward) {
+  const Body body = [](Engine& engine) {
+    std::vector<Tensor> outputs;
+    std::vector<std::int64_t> numbers;
+    for (unsigned i = 0; i < 3; ++i) {
+      const Batch own = own_part(engine, random_batch(8, kSeq, 10 + i, kVocab));
+      outputs.push_back(engine.forward(own, Engine::Output::logits));
+      numbers.push_back(engine.last_forward());
+    }
+    engine.drop_forward(numbers[1]);
+    for (const std::size_t i : {2u, 0u}) {
+      Tensor upstream;
+      if (outputs[i]) {
+        std::vector<float> values = outputs[i].to_floats();
+        for (float& v : values) v = v * static_cast<float>(engine.mesh().shape().dp) / 64.0f;
+        upstream = Tensor::from(engine.ctx(), values, outputs[i].shape());
+      }
+      engine.backward(upstream, numbers[i]);
+    }
+    return std::vector<double>{};
+  };
+  for (const Overrides& layout : {kDp2, kTp2, kPp2, kZbV})
+    expect_serial(edge_config(Family::llama, layout), 2, body);
+  expect_serial(edge_config(Family::gpt2, kAll), 8, body);
+}
+
+/// Loss of a micro-batch: the mean over its samples of squares of its outputs, weighted by the sample.
+Body asked_loss(Engine::Output output) {
+  return [output](Engine& engine) {
+    const Batch own = own_part(engine, random_batch(8, kSeq, 20, kVocab));
+    double sum = 0;
+    const auto loss = [&](int, const Part& samples, const Tensor& value) {
+      std::vector<float> values = value.to_floats();
+      const std::int64_t width = value.numel() / samples.count;
+      for (std::int64_t i = 0; i < value.numel(); ++i) {
+        const float weight = static_cast<float>(global_sample(own, samples.begin + i / width) + 1) /
+                             static_cast<float>(samples.count);
+        float& v = values[static_cast<std::size_t>(i)];
+        sum += static_cast<double>(v) * v * weight;
+        v = 2 * v * weight;
+      }
+      return Tensor::from(engine.ctx(), values, value.shape());
+    };
+    const Engine::Call call = engine.open_call(own, output, loss);
+    engine.add_call(call.number, 0.25);
+    if (engine.mesh().coordinates().tp > 0) sum = 0;
+    const Tensor total = Tensor::from(ExecCtx::cpu(1), std::vector<double>{sum}, {1});
+    engine.mesh().world().all_reduce(ExecCtx::cpu(1), total).wait(ExecCtx::cpu(1));
+    return std::vector<double>{total.to_vector<double>()[0]};
+  };
+}
+
+TEST(LayoutCalls, TheCallersLossMicroBatchByMicroBatch) {
+  for (const auto output : {Engine::Output::logits, Engine::Output::token_losses}) {
+    const Body body = asked_loss(output);
+    for (const Overrides& layout : {kDp2, kTp2Sp, kPp2, kInterleaved, kZbV})
+      expect_serial(edge_config(Family::gpt2, layout), 2, body);
+    expect_serial(edge_config(Family::llama, kAll), 8, body);
+  }
+}
+
+TEST(LayoutCalls, BatchesThatDivideNeitherByDataRanksNorByMicroBatches) {
+  for (const std::int64_t samples : {1, 2, 5, 7}) {
+    const Body body = [samples](Engine& engine) {
+      engine.set_micro_batches(4);
+      std::vector<double> numbers;
+      for (unsigned i = 0; i < 2; ++i) {
+        const Batch own = contiguous_part(engine, random_batch(samples, kSeq, 30 + i, kVocab));
+        if (i > 0) numbers.push_back(engine.update().grad_norm);
+        numbers.push_back(engine.forward_backward(own));
+        numbers.push_back(engine.evaluate(own));
+      }
+      return numbers;
+    };
+    for (const Overrides& layout : {kDp2, kDp2Zero0, kPp2, kInterleaved, kZbV})
+      expect_serial(edge_config(Family::gpt2, layout), 2, body);
+    expect_serial(edge_config(Family::llama, kAll), 8, body);
+  }
+}
+
+TEST(LayoutCalls, RankZeroCollectsWholeWeightsAndGradients) {
+  const Batch whole = random_batch(8, kSeq, 40, kVocab);
+  const auto values_of = [](Engine& engine, Collected what) {
+    std::map<std::string, std::vector<float>> values;
+    collect(engine, what, [&](const WeightSource& source) {
+      for (const TensorSpec& spec : source.tensors()) {
+        std::vector<float>& own = values[spec.name];
+        own.resize(static_cast<std::size_t>(spec.shape.numel()));
+        source.read(spec.name, std::as_writable_bytes(std::span(own)));
+      }
+    });
+    return values;
+  };
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const auto serial = build_engine(edge_config(family, {}));
+    serial->forward_backward(whole, 0.5);
+    const auto weights = values_of(*serial, Collected::weights),
+               gradients = values_of(*serial, Collected::gradients);
+    EXPECT_EQ(weights.size(), serial->params().parameters().size());
+    run_local(8, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+      const auto engine = build_engine(edge_config(family, kAll), true, world);
+      engine->forward_backward(own_part(*engine, whole), 0.5);
+      const auto own = values_of(*engine, Collected::weights),
+                 grads = values_of(*engine, Collected::gradients);
+      const auto fails = [&] {
+        collect(*engine, Collected::weights, [](const WeightSource&) { throw DataError("disk full"); });
+      };
+      if (world->rank() == 0) expect_error<DataError>(fails, "disk full");
+      if (world->rank() > 0) expect_error<CommunicationError>(fails, "rank 0 failed", "disk full");
+      if (world->rank() > 0) {
+        EXPECT_TRUE(own.empty() && grads.empty());
+        return;
+      }
+      EXPECT_EQ(own, weights);
+      for (const auto& [name, expected] : gradients) {
+        float largest = 0, error = 0;
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          largest = std::max(largest, std::abs(expected[i]));
+          error = std::max(error, std::abs(grads.at(name)[i] - expected[i]));
+        }
+        EXPECT_LE(error, 1e-5f * largest) << name;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
