@@ -1,5 +1,6 @@
 """What the Python tests share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,18 @@ def tessera_program(build_dir: Path) -> Path:
     program = build_dir / "tessera"
     assert program.is_file(), f"{program} was not built"
     return program
+
+
+@dataclass(frozen=True)
+class PythonBuild:
+    """The package in its source tree with the compiled module, and the build it is of."""
+
+    build: Path
+    environment: dict
+
+
+@pytest.fixture(scope="session")
+def python_build(tessera_program: Path) -> PythonBuild:
+    """What scripts that `import tessera` need."""
+    assert list((ROOT / "python/tessera").glob("_C.*.so")), "no compiled module in python/tessera: tests/run.sh puts it there"
+    return PythonBuild(tessera_program.parent, {"PYTHONPATH": str(ROOT / "python")})

@@ -9,7 +9,8 @@ import signal
 import sys
 from typing import List, Optional
 
-PYTHON_COMMANDS = {"plot": "tessera.plot"}
+PYTHON_COMMANDS = {"plot": "tessera.plot", "config": "tessera.commands.config",
+                   "packages": "tessera.commands.packages"}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

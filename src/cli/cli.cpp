@@ -29,6 +29,7 @@ int run(std::vector<std::string> args) {
   cli::add_train(app, program);
   cli::add_plan(app, program);
   cli::add_launch(app, program);
+  cli::add_test(app, program);
   cli::add_preprocess(app, program);
   cli::add_generate(app, program);
   cli::add_convert(app, program);

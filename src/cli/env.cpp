@@ -24,6 +24,10 @@ void add_env(CLI::App& app, Program& program) {
     const Environment& e = program.environment;
     if (e.launched()) std::cout << "rank         " << *e.rank << " of " << *e.world_size << "\n";
     std::cout << std::flush;
+    const std::string python = e.python.value_or("python3");
+    if (run_python(python, "packages", {}) != 0) {
+      std::cout << "python       " << python << " does not have the package tessera" << std::endl;
+    }
   });
 }
 

@@ -7,6 +7,8 @@
 
 #include "base/suggest.hpp"
 #include "cli/commands.hpp"
+#include "launch/accelerate_flags.hpp"
+#include "tessera/device/exec_ctx.hpp"
 #include "tessera/launch/settings.hpp"
 
 namespace tessera::cli {
@@ -14,12 +16,15 @@ namespace {
 
 struct LaunchArguments {
   LaunchSettings flags;
+  launching::AccelerateFlags accelerate;
   std::string config_file;
-  bool cpu = false, quiet = false, module = false;
+  bool cpu = false, quiet = false, module = false, no_python = false;
 };
 
 /// A flag before the program that is none of ours.
 [[noreturn]] void refuse_flag(const std::string& flag, const CLI::App& command) {
+  const std::string foreign = launching::foreign_flag(flag);
+  if (!foreign.empty()) throw ConfigError(foreign);
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
@@ -29,15 +34,52 @@ struct LaunchArguments {
                     " (flags after the program belong to it)");
 }
 
-void run_launch(LaunchArguments arguments, const CLI::App& app, Program& program) {
-  const std::vector<std::string> command = app.remaining();
-  if (!command.empty() && command.front().starts_with('-')) refuse_flag(command.front(), app);
+/// The file with the settings under the flags: the one that is named ("none" for none), or the default one.
+LaunchSettings read_file(const LaunchArguments& arguments, const LaunchProgram& program, const Logger& log) {
+  if (arguments.config_file == "none") return {};
+  if (!arguments.config_file.empty()) return read_launch_file(arguments.config_file);
+  // As with Accelerate, the default file is for the machine with its GPUs.
+  if (arguments.cpu) return {};
+  const auto file = launching::default_launch_file(program.environment);
+  if (!file) return {};
+  log.info("settings from ", *file, " (--config_file none does without)");
+  try {
+    return read_launch_file(*file);
+  } catch (const ConfigError& error) {
+    throw ConfigError(detail::concat(error.what(),
+                                     "\n(the default file; name another with --config_file, or ",
+                                     "give --config_file none)"));
+  }
+}
+
+/// How many processes nobody has said, and GPUs that are not there.
+void fit_to_machine(LaunchSettings& settings, const Logger& log) {
+  const bool open = !settings.num_processes && settings.num_machines.value_or(1) == 1;
+  if (settings.cpu.value_or(false) || !(open || expects_gpus(settings))) return;
+  const CudaDevices devices = cuda_devices();
+  if (expects_gpus(settings) && devices.count == 0) {
+    log.warning("distributed_type ", *settings.distributed_type, " expects GPUs, and there are none here (",
+                devices.why_none, "): the job runs on the CPU");
+    settings.cpu = true;
+  }
+  if (open && devices.count > 1) {
+    log.info("one process for each of the ", devices.count, " GPUs (--num_processes sets another number)");
+    settings.num_processes = devices.count;
+  }
+}
+
+void run_launch(LaunchArguments arguments, const std::vector<std::string>& command, Program& program) {
   if (arguments.cpu) arguments.flags.cpu = true;
   if (arguments.quiet) arguments.flags.quiet = true;
-  LaunchSettings settings = arguments.flags;
-  if (!arguments.config_file.empty()) settings = overlay(read_launch_file(arguments.config_file), settings);
+  if (arguments.accelerate.multi_gpu && arguments.flags.num_processes.value_or(2) < 2) {
+    throw ConfigError("--multi_gpu needs --num_processes of at least 2; for one process leave it out");
+  }
   const LaunchProgram what{command, arguments.module, inherited_environment(),
-                           program.environment.python.value_or("")};
+                           program.environment.python.value_or(""), arguments.no_python};
+  LaunchSettings settings = overlay(read_file(arguments, what, program.log),
+                                    overlay(launching::settings_of(arguments.accelerate), arguments.flags));
+  fit_to_machine(settings, program.log);
+  for (const std::string& warning : settings.warnings) program.log.warning(warning);
   const LaunchOptions options = resolve_launch(settings, what);
   std::cout << std::flush;
   const LaunchResult result = launch(options, program.log);
@@ -59,6 +101,41 @@ std::vector<std::string> inherited_environment() {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) variables.emplace_back(*entry);
   return variables;
 }
+
+namespace {
+
+void add_accelerate_flags(CLI::App& command, launching::AccelerateFlags& flags) {
+  const auto add = [&command](const std::string& name, auto& value, const std::string& text) {
+    return command.add_option(both(name), value, text)->group("As in `accelerate launch`");
+  };
+  const auto add_switch = [&command](const std::string& name, bool& value, const std::string& text) {
+    command.add_flag(both(name), value, text)->group("As in `accelerate launch`");
+  };
+  add_switch("multi_gpu", flags.multi_gpu, "plain data parallelism over GPUs");
+  add_switch("use_megatron_lm", flags.use_megatron_lm, "tensor, pipeline and data parallelism");
+  add("mixed_precision", flags.mixed_precision, "no, fp16 or bf16");
+  add("gpu_ids", flags.gpu_ids, "GPUs of this machine, separated by commas, or all");
+  add("gradient_accumulation_steps", flags.gradient_accumulation_steps, "calls of the model per update");
+  add_switch("debug", flags.debug, "check collective operations while running");
+  add_switch("enable_cpu_affinity", flags.enable_cpu_affinity, "each process keeps to its own cores");
+  add_switch("same_network", flags.same_network, "accepted: launchers meet at main_process_ip anyway");
+  add("rdzv_backend", flags.rdzv_backend, "static or c10d, which are the same here");
+  add("rdzv_conf", flags.rdzv_conf, "timeout=SECONDS: as join_timeout_s");
+  add("role", flags.role, "without effect");
+  command.add_option("-t,--tee", flags.tee, "without effect")->group("As in `accelerate launch`");
+  add("monitor_interval", flags.monitor_interval, "without effect");
+  add("dynamo_backend", flags.dynamo_backend, "no; others are left out");
+  add("dynamo_mode", flags.dynamo_mode, "without effect");
+  add_switch("dynamo_use_fullgraph", flags.dynamo_use_fullgraph, "without effect");
+  add_switch("dynamo_use_dynamic", flags.dynamo_use_dynamic, "without effect");
+  add_switch("dynamo_use_regional_compilation", flags.dynamo_use_regional_compilation, "without effect");
+  const auto keys = launching::megatron_keys();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    add(std::string(keys[i].name), flags.megatron[i], std::string(keys[i].help));
+  }
+}
+
+}  // namespace
 
 void add_launch(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand(
@@ -85,11 +162,33 @@ void add_launch(CLI::App& app, Program& program) {
       "seconds to wait for the launchers of the other machines (300)");
   add("secret_file", flags.secret_file, "file with the text that all machines of the job share");
   add("config_file", arguments->config_file,
-      "YAML file of `accelerate config`, or one with a section 'launch'");
+      "YAML or JSON file of `tessera config` or `accelerate config`, or one with a section 'launch'; none = "
+      "not even the default one");
+  add_accelerate_flags(*command, arguments->accelerate);
   command->add_flag("--cpu", arguments->cpu, "use no GPU");
   command->add_flag("-q,--quiet", arguments->quiet, "show the output of rank 0 only, as it comes");
   command->add_flag("-m,--module", arguments->module, "PROGRAM is a Python module, as in python -m");
-  command->callback([arguments, command, &program] { run_launch(*arguments, *command, program); });
+  command->add_flag(both("no_python"), arguments->no_python, "execute SCRIPT.py itself, as any program");
+  command->callback([arguments, command, &program] {
+    const std::vector<std::string> words = command->remaining();
+    if (!words.empty() && words.front().starts_with('-')) refuse_flag(words.front(), *command);
+    run_launch(*arguments, words, program);
+  });
+}
+
+void add_test(CLI::App& app, Program& program) {
+  auto* command = app.add_subcommand(
+      "test", "Launch a short training on the configured processes and print what works (Python)");
+  auto arguments = std::make_shared<LaunchArguments>();
+  arguments->module = true;
+  command->add_option(both("config_file"), arguments->config_file, "as of `tessera launch`");
+  command->add_option(both("num_processes"), arguments->flags.num_processes, "as of `tessera launch`");
+  command->add_flag("--cpu", arguments->cpu, "use no GPU");
+  command->callback([arguments, &program] {
+    arguments->quiet = true;
+    run_launch(*arguments, {"tessera.commands.sanity"}, program);
+    if (program.exit_code == 0) std::cout << "Everything works." << std::endl;
+  });
 }
 
 }  // namespace tessera::cli

@@ -8,9 +8,7 @@
 #include "cli/commands.hpp"
 
 namespace tessera::cli {
-namespace {
 
-/// Runs `python -m tessera COMMAND ARGS...` in a child and returns its exit code.
 int run_python(const std::string& python, const std::string& name,
                const std::vector<std::string>& arguments) {
   std::vector<std::string> words{python, "-m", "tessera", name};
@@ -30,24 +28,36 @@ int run_python(const std::string& python, const std::string& name,
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+namespace {
+
+/// One command of the package: `needs` is the optional part of it that it takes, as pip has it.
+void add_python_command(CLI::App& app, Program& program, const std::string& name, const std::string& text,
+                        const std::string& needs) {
+  auto* command = app.add_subcommand(name, text);
+  command->prefix_command();
+  // Its flags, and its help, are the module's.
+  command->set_help_flag();
+  command->callback([command, name, needs, &program] {
+    const std::string python = program.environment.python.value_or("python3");
+    std::cout << std::flush;
+    program.exit_code = run_python(python, name, command->remaining());
+    TESSERA_ENSURE(ConfigError, program.exit_code != 127, "`tessera ", name, "` needs ", python,
+                   ", which cannot be run. Install Python, or name one in TESSERA_PYTHON");
+    if (program.exit_code == 1) {
+      std::cerr << "`tessera " << name << "` runs `" << python << " -m tessera " << name
+                << "`: if it did not find the package, install it there with pip install '." << needs
+                << "' in Tessera's source folder" << std::endl;
+    }
+  });
+}
+
 }  // namespace
 
 void add_python_commands(CLI::App& app, Program& program) {
-  auto* command = app.add_subcommand("plot", "Draw a run's loss curve to loss.png (Python, matplotlib)");
-  command->prefix_command();
-  command->callback([command, &program] {
-    const std::string python = program.environment.python.value_or("python3");
-    program.exit_code = run_python(python, "plot", command->remaining());
-    TESSERA_ENSURE(ConfigError, program.exit_code != 127, "`tessera plot` needs ", python,
-                   ", which cannot be run. Install Python, or name one in TESSERA_PYTHON");
-    if (program.exit_code != 0) {
-      std::cerr << "`tessera plot` runs `" << python
-                << " -m tessera plot`: if it did not find the package, install it there with pip install "
-                   "'.[plot]' in "
-                   "Tessera's source folder"
-                << std::endl;
-    }
-  });
+  add_python_command(app, program, "plot", "Draw a run's loss curve to loss.png (Python, matplotlib)",
+                     "[plot]");
+  add_python_command(app, program, "config", "Write the file that `tessera launch` starts jobs with (Python)",
+                     "");
 }
 
 }  // namespace tessera::cli

@@ -1,53 +1,18 @@
 #include <algorithm>
 #include <array>
 
+#include "launch/accelerate_flags.hpp"
 #include "launch/environment.hpp"
 #include "launch/file_values.hpp"
 
 namespace tessera::launching {
 namespace {
 
-/// What may stand in `megatron_lm_config`, in any version of Accelerate, after its prefix megatron_lm_.
-constexpr std::array<std::string_view, 27> kMegatronKeys{
-    "megatron_lm_tp_degree",
-    "megatron_lm_pp_degree",
-    "megatron_lm_num_micro_batches",
-    "megatron_lm_gradient_clipping",
-    "megatron_lm_sequence_parallelism",
-    "megatron_lm_recompute_activations",
-    "megatron_lm_use_distributed_optimizer",
-    "megatron_lm_use_custom_fsdp",
-    "megatron_lm_no_load_optim",
-    "megatron_lm_no_save_optim",
-    "megatron_lm_eod_mask_loss",
-    "megatron_lm_optimizer_cpu_offload",
-    "megatron_lm_overlap_cpu_optimizer_d2h_h2d",
-    "megatron_lm_use_precision_aware_optimizer",
-    "megatron_lm_decoder_last_pipeline_num_layers",
-    "megatron_lm_recompute_granularity",
-    "megatron_lm_recompute_method",
-    "megatron_lm_recompute_num_layers",
-    "megatron_lm_attention_backend",
-    "megatron_lm_expert_model_parallel_size",
-    "megatron_lm_expert_tensor_parallel_size",
-    "megatron_lm_context_parallel_size",
-    "megatron_lm_attention_dropout",
-    "megatron_lm_hidden_dropout",
-    "megatron_lm_attention_softmax_in_fp32",
-    "megatron_lm_calculate_per_token_loss",
-    "megatron_lm_use_rotary_position_embeddings",
-};
-
 constexpr std::array<std::string_view, 5> kDynamoKeys{"dynamo_backend", "dynamo_mode", "dynamo_use_fullgraph",
                                                       "dynamo_use_dynamic",
                                                       "dynamo_use_regional_compilation"};
 
 constexpr std::array<std::string_view, 4> kDistributedTypes{"NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM"};
-
-std::string upper(std::string text) {
-  for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  return text;
-}
 
 std::string join(std::string_view separator, const auto& words) {
   std::string text;
@@ -66,22 +31,42 @@ std::optional<std::string> one_of(FileReader& reader, std::string_view key, cons
   return std::nullopt;
 }
 
-/// Every key of a section becomes a variable of its own.
-void export_section(FileReader& reader, const YamlNode* section, std::string prefix,
-                    std::string_view variable, const auto& keys, Variables& environment) {
-  if (section == nullptr) return;
-  reader.enter(*section, std::move(prefix));
-  for (const std::string_view key : keys) {
+/// The layout: every key becomes a variable of its own.
+void read_layout(FileReader& reader, const YamlNode& section, Variables& environment) {
+  reader.enter(section, "megatron_lm_config.");
+  for (const MegatronKey& key : megatron_keys()) {
     std::optional<std::string> value;
-    reader.text(key, value);
-    if (value) set_variable(environment, std::string(variable) + upper(std::string(key)), *value);
+    reader.text(key.name, value);
+    if (!value) continue;
+    const std::string wrong = fault_of(key, *value);
+    if (!wrong.empty()) reader.fault(*reader.find(key.name), "megatron_lm_config.", key.name, " ", wrong);
+    set_variable(environment, variable_of(key), *value);
   }
   reader.refuse_others();
+}
+
+/// torch.compile, under the spelling of any version.
+void read_dynamo(FileReader& reader, const YamlNode* section, std::optional<std::string> backend,
+                 LaunchSettings& settings) {
+  if (section != nullptr) {
+    reader.enter(*section, "dynamo_config.");
+    for (const std::string_view key : kDynamoKeys) {
+      std::optional<std::string> value;
+      reader.text(key, value);
+      if (!value) reader.text(key.substr(key.find('_') + 1), value);
+      if (value && key == "dynamo_backend") backend = value;
+    }
+    reader.refuse_others();
+  }
+  if (backend && *backend != "NO" && *backend != "no") leave_out_dynamo(settings, *backend);
 }
 
 void read_precision(FileReader& reader, Variables& environment) {
   constexpr std::array<std::string_view, 4> kPrecisions{"no", "fp16", "bf16", "fp8"};
   const auto precision = one_of(reader, "mixed_precision", kPrecisions, "is no precision");
+  if (precision == "fp8") {
+    reader.fault(*reader.find("mixed_precision"), "mixed_precision fp8 is not in this build yet; use bf16");
+  }
   std::optional<bool> half;
   reader.boolean("fp16", half);
   if (precision || half) {
@@ -96,7 +81,7 @@ void read_hardware(FileReader& reader, LaunchSettings& settings) {
   reader.boolean("enable_cpu_affinity", affinity);
   reader.boolean("same_network", same_network);
   if (debug.value_or(false)) set_variable(settings.environment, "ACCELERATE_DEBUG_MODE", "true");
-  if (affinity.value_or(false)) set_variable(settings.environment, "ACCELERATE_CPU_AFFINITY", "1");
+  if (affinity.value_or(false)) settings.pin_cores = true;
   std::optional<std::string> gpus;
   reader.text("gpu_ids", gpus);
   if (gpus && *gpus != "all") set_variable(settings.environment, "CUDA_VISIBLE_DEVICES", *gpus);
@@ -141,14 +126,16 @@ void read_accelerate(const YamlNode& root, FileReader& reader, LaunchSettings& s
   refuse_foreign(reader);
   std::optional<std::string> old_dynamo;
   reader.text("dynamo_backend", old_dynamo);
-  if (old_dynamo) set_variable(settings.environment, "ACCELERATE_DYNAMO_BACKEND", *old_dynamo);
   const YamlNode* const dynamo = reader.section("dynamo_config");
   const YamlNode* const megatron = reader.section("megatron_lm_config");
   reader.refuse_others();
-
-  export_section(reader, dynamo, "dynamo_config.", "ACCELERATE_", kDynamoKeys, settings.environment);
-  export_section(reader, megatron, "megatron_lm_config.", "", kMegatronKeys, settings.environment);
-  if (type == "MEGATRON_LM") set_variable(settings.environment, "ACCELERATE_USE_MEGATRON_LM", "true");
+  settings.distributed_type = type;
+  if (megatron != nullptr && type && *type != "MEGATRON_LM") {
+    reader.fault(*megatron, "megatron_lm_config is for distributed_type MEGATRON_LM, not ", *type,
+                 "; change one or remove it");
+  }
+  read_dynamo(reader, dynamo, old_dynamo, settings);
+  if (megatron != nullptr) read_layout(reader, *megatron, settings.environment);
 }
 
 }  // namespace tessera::launching

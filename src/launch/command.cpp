@@ -75,7 +75,9 @@ Command find_command(const LaunchProgram& program) {
   const std::string& name = program.command.front();
   Command command;
   command.argv = program.command;
-  command.python = program.module || name.ends_with(".py");
+  TESSERA_ENSURE(ConfigError, !(program.module && program.no_python),
+                 "--module and --no_python contradict each other; give one");
+  command.python = program.module || (name.ends_with(".py") && !program.no_python);
   if (command.python) {
     std::error_code error;
     TESSERA_ENSURE(ConfigError, program.module || is_file(name), "script '", name, "' ",

@@ -30,6 +30,7 @@ void read_native(const YamlNode& root, FileReader& reader, LaunchSettings& setti
       reader.number("join_timeout_s", settings.join_timeout_s);
       reader.boolean("cpu", settings.cpu);
       reader.boolean("quiet", settings.quiet);
+      reader.boolean("pin_cores", settings.pin_cores);
       reader.refuse_others();
     }
   }

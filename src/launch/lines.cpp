@@ -39,10 +39,29 @@ void LineCutter::finish(const std::function<void(std::string_view)>& line) {
   partial_.clear();
 }
 
+void Tail::follow_traceback(std::string_view line) {
+  if (line.find("Traceback (most recent call last):") != std::string_view::npos) {
+    if (!traceback_ || !chained_) begin_ = kept_.size() - 1;
+    traceback_ = true;
+    chained_ = false;
+    since_ = 0;
+  } else if (traceback_) {
+    // Frames and the lines of code below them are indented; the exception itself is not.
+    since_ = line.starts_with(' ') ? 0 : since_ + 1;
+    chained_ |= line.starts_with("During handling of the above exception") ||
+                line.starts_with("The above exception was the direct cause");
+    if (since_ > lines_ || kept_.size() - begin_ > kMost) traceback_ = false;
+  }
+}
+
 void Tail::add(std::string_view line) {
   constexpr std::size_t kLongestKept = 2000;
   kept_.emplace_back(line.substr(0, kLongestKept));
-  if (kept_.size() > lines_) kept_.pop_front();
+  follow_traceback(kept_.back());
+  while (kept_.size() > lines_ && (!traceback_ || begin_ > 0)) {
+    kept_.pop_front();
+    if (traceback_) --begin_;
+  }
 }
 
 void Outlet::add(std::string_view bytes) {

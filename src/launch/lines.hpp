@@ -25,7 +25,8 @@ class LineCutter {
   std::string partial_;
 };
 
-/// The last lines of a stream or two.
+/// The last lines of a stream or two. A Python traceback among them is kept whole, with those it is chained
+/// to, as long as it is one of the last things said.
 class Tail {
  public:
   explicit Tail(std::size_t lines) : lines_(lines) {}
@@ -33,8 +34,16 @@ class Tail {
   std::vector<std::string> lines() const { return {kept_.begin(), kept_.end()}; }
 
  private:
+  static constexpr std::size_t kMost = 1000;  ///< lines of a traceback
+
+  void follow_traceback(std::string_view line);
+
   std::size_t lines_;
   std::deque<std::string> kept_;
+  bool traceback_ = false;
+  std::size_t begin_ = 0;  ///< where it begins in kept_
+  std::size_t since_ = 0;  ///< lines since its frames
+  bool chained_ = false;   ///< the next one belongs to it
 };
 
 /// Output to one descriptor that never makes the launcher wait: bytes are kept until the other side takes

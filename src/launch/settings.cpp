@@ -1,5 +1,7 @@
 #include "tessera/launch/settings.hpp"
 
+#include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -112,9 +114,45 @@ void resolve_machines(const LaunchSettings& settings, LaunchOptions& options, Fa
   }
 }
 
+constexpr std::string_view kLayoutVariables = "MEGATRON_LM_";
+
+bool is_layout(const std::string& variable) { return variable.starts_with(kLayoutVariables); }
+
+/// The layout, which the script's ranks would refuse only when all of them have started.
+void check_layout(const LaunchSettings& settings, const LaunchOptions& options, Faults& faults) {
+  const auto given = std::find_if(settings.environment.begin(), settings.environment.end(), is_layout);
+  if (settings.distributed_type != "MEGATRON_LM") {
+    if (given != settings.environment.end()) {
+      std::string flag = given->substr(0, given->find('='));
+      for (char& c : flag) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+      faults.add("--", flag,
+                 " needs --use_megatron_lm, or a --config_file whose distributed_type is MEGATRON_LM");
+    }
+    return;
+  }
+  const auto degree = [&](const char* name) {
+    std::int64_t value = 1;
+    const std::string text = value_of(options.environment, name).value_or("1");
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && value > 0 && value <= kMostProcesses ? value : 1;
+  };
+  const std::int64_t tensor = degree("MEGATRON_LM_TP_DEGREE"), pipeline = degree("MEGATRON_LM_PP_DEGREE");
+  if (options.num_processes % (tensor * pipeline) != 0) {
+    faults.add("num_processes ", options.num_processes, " must be a multiple of ", tensor * pipeline,
+               ", which is megatron_lm_tp_degree ", tensor, " x megatron_lm_pp_degree ", pipeline);
+  }
+}
+
 void resolve_environment(const LaunchSettings& settings, const LaunchProgram& program,
                          LaunchOptions& options) {
   options.environment = program.environment;
+  if (settings.distributed_type) {
+    set_variable(options.environment, "ACCELERATE_USE_MEGATRON_LM",
+                 settings.distributed_type == "MEGATRON_LM" ? "true" : "false");
+  }
+  if (settings.pin_cores.value_or(false)) {
+    set_variable(options.environment, "ACCELERATE_CPU_AFFINITY", "1");
+  }
   for (const std::string& variable : settings.environment) {
     const auto equals = variable.find('=');
     set_variable(options.environment, variable.substr(0, equals), variable.substr(equals + 1));
@@ -161,8 +199,19 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
   take(result.join_timeout_s, over.join_timeout_s);
   take(result.cpu, over.cpu);
   take(result.quiet, over.quiet);
+  take(result.pin_cores, over.pin_cores);
+  if (over.distributed_type && *over.distributed_type != "MEGATRON_LM") {
+    std::erase_if(result.environment, is_layout);
+  }
+  take(result.distributed_type, over.distributed_type);
+  result.warnings.insert(result.warnings.end(), over.warnings.begin(), over.warnings.end());
   result.environment.insert(result.environment.end(), over.environment.begin(), over.environment.end());
   return result;
+}
+
+bool expects_gpus(const LaunchSettings& settings) {
+  return !settings.cpu.value_or(false) &&
+         (settings.distributed_type == "MULTI_GPU" || settings.distributed_type == "MEGATRON_LM");
 }
 
 LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program) {
@@ -178,7 +227,9 @@ LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram
   options.join_timeout_s =
       seconds("join_timeout_s", settings.join_timeout_s.value_or(options.join_timeout_s), faults);
   options.secret = read_secret(settings, program, options.num_machines, faults);
+  options.pin_cores = settings.pin_cores.value_or(false);
   resolve_environment(settings, program, options);
+  check_layout(settings, options, faults);
   resolve_command(program, options, faults);
   faults.throw_if_any();
   return options;

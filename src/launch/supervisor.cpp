@@ -102,6 +102,7 @@ WorkerSpec Supervisor::spec_of(int local_rank, int attempt) const {
   spec.environment = worker_environment(options, {local_rank, attempt, job_.store_address, job_.secret});
   spec.signal_mask = job_.signals.old_mask();
   spec.guard = job_.guard.fd();
+  if (options.pin_cores) spec.cores = share_of_cores(local_rank, local_size());
   if (!options.log_dir.empty()) {
     spec.log_file = detail::concat(options.log_dir, "/rank-", spec.rank, ".log");
     spec.log_heading = detail::concat("--- attempt ", attempt, ", ", date(), ", host ", job_.host, " ---\n");

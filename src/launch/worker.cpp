@@ -1,6 +1,7 @@
 #include "launch/worker.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ struct Start {
   const sigset_t* mask;
   pid_t parent;
   int null, output, error, guard;
+  const cpu_set_t* cores;  ///< nullptr = all
 };
 
 /// The child, up to exec: only async-signal-safe calls.
@@ -46,6 +48,7 @@ struct Start {
   dup2(start.null, STDIN_FILENO);
   dup2(start.output, STDOUT_FILENO);
   dup2(start.error, STDERR_FILENO);
+  if (start.cores != nullptr) sched_setaffinity(0, sizeof *start.cores, start.cores);
   ::signal(SIGPIPE, SIG_DFL);
   sigprocmask(SIG_SETMASK, start.mask, nullptr);
   execve(start.program, start.argv, start.environment);
@@ -86,6 +89,9 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
   int output[2] = {-1, -1}, error[2] = {-1, -1};
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   const bool ready = null >= 0 && pipe2(output, O_CLOEXEC) == 0 && pipe2(error, O_CLOEXEC) == 0;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const int core : spec.cores) CPU_SET(static_cast<std::size_t>(core), &cores);
   const Start start{spec.program.c_str(),
                     argv.data(),
                     environment.data(),
@@ -94,7 +100,8 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
                     null,
                     output[1],
                     error[1],
-                    spec.guard};
+                    spec.guard,
+                    spec.cores.empty() ? nullptr : &cores};
   end_.pid = ready ? fork() : -1;
   if (end_.pid == 0) run_child(start);
   const int code = errno;

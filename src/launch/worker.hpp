@@ -24,6 +24,7 @@ struct WorkerSpec {
   int guard = -1;           ///< Guard::fd()
   std::string log_file;     ///< what it writes is appended there; empty = nowhere
   std::string log_heading;  ///< a line before that
+  std::vector<int> cores;   ///< it runs on these only; empty = on all
 };
 
 /// One child process: a session of its own, no input, its output in two pipes. It dies with this process.

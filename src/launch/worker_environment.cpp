@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "launch/environment.hpp"
 
@@ -13,6 +14,22 @@ int usable_cores() {
   CPU_ZERO(&cores);
   if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
   return std::max(1, CPU_COUNT(&cores));
+}
+
+std::vector<int> share_of_cores(int local_rank, int workers) {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  std::vector<int> cores, share;
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0) return share;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(static_cast<std::size_t>(core), &usable)) cores.push_back(core);
+  }
+  const auto count = static_cast<std::int64_t>(cores.size());
+  if (count == 0) return share;
+  const std::int64_t begin = local_rank * count / workers;
+  const std::int64_t end = std::max(begin + 1, (local_rank + 1) * count / workers);
+  for (std::int64_t i = begin; i < end; ++i) share.push_back(cores[static_cast<std::size_t>(i % count)]);
+  return share;
 }
 
 std::vector<std::string> worker_environment(const LaunchOptions& options, const WorkerPlace& place) {

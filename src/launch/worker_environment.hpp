@@ -20,4 +20,7 @@ std::vector<std::string> worker_environment(const LaunchOptions& options, const 
 /// CPU cores this process may use, at least 1.
 int usable_cores();
 
+/// The share of one of `workers` workers in the cores this process may use: neighbouring ones, at least one.
+std::vector<int> share_of_cores(int local_rank, int workers);
+
 }  // namespace tessera::launching

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <string>
 
@@ -44,6 +45,65 @@ TEST(Tail, KeepsTheLast) {
   Tail tail(2);
   for (const char* line : {"a", "b", "c"}) tail.add(line);
   EXPECT_EQ(tail.lines(), (Lines{"b", "c"}));
+}
+
+Lines tail_of(const Lines& said, std::size_t lines) {
+  Tail tail(lines);
+  for (const std::string& line : said) tail.add(line);
+  return tail.lines();
+}
+
+TEST(Tail, KeepsATracebackWhole) {
+  Lines traceback{"Traceback (most recent call last):"};
+  for (int frame = 0; frame < 40; ++frame) {
+    traceback.push_back("  File \"a.py\", line " + std::to_string(frame) + ", in f");
+    traceback.push_back("    f()");
+  }
+  traceback.push_back("ValueError: no");
+  Lines said{"before", "it"};
+  said.insert(said.end(), traceback.begin(), traceback.end());
+  EXPECT_EQ(tail_of(said, 3), traceback);
+
+  // What is said afterwards comes after it, until there is more of that than is kept anyway.
+  Lines after = said;
+  after.insert(after.end(), {"x", "y"});
+  Lines expected = traceback;
+  expected.insert(expected.end(), {"x", "y"});
+  EXPECT_EQ(tail_of(after, 3), expected);
+  after.insert(after.end(), {"z", "last"});
+  EXPECT_EQ(tail_of(after, 3), (Lines{"y", "z", "last"}));
+}
+
+TEST(Tail, KeepsChainedTracebacksAndTheLastOfOthers) {
+  const Lines first{"Traceback (most recent call last):", "  File 1", "    a", "KeyError: 1"};
+  const Lines second{"Traceback (most recent call last):", "  File 2", "    b", "ValueError: 2"};
+  Lines chained = first;
+  chained.insert(chained.end(),
+                 {"", "During handling of the above exception, another exception occurred:", ""});
+  chained.insert(chained.end(), second.begin(), second.end());
+  EXPECT_EQ(tail_of(chained, 6), chained);
+  Lines apart = first;
+  apart.insert(apart.end(), second.begin(), second.end());
+  EXPECT_EQ(tail_of(apart, 2), second);
+  EXPECT_EQ(tail_of(apart, 6).size(), 6U);
+  Lines endless{"Traceback (most recent call last):"};
+  endless.resize(5000, "  File");
+  EXPECT_EQ(tail_of(endless, 4).size(), 4U);
+}
+
+TEST(Cores, AreSharedOut) {
+  const int cores = usable_cores();
+  for (const int workers : {1, 2, cores, cores + 3}) {
+    std::vector<int> all;
+    for (int rank = 0; rank < workers; ++rank) {
+      const std::vector<int> share = share_of_cores(rank, workers);
+      EXPECT_GE(share.size(), 1U);
+      all.insert(all.end(), share.begin(), share.end());
+    }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    EXPECT_EQ(all.size(), static_cast<std::size_t>(cores)) << workers << " workers";
+  }
 }
 
 TEST(Outlet, KeepsWhatTheOtherSideDoesNotTake) {

@@ -89,12 +89,14 @@ TEST(LaunchFile, OfAccelerate) {
   EXPECT_EQ(settings.main_process_ip, "10.0.0.7");
   EXPECT_EQ(settings.main_process_port, 5000);
   EXPECT_EQ(settings.cpu, false);
+  EXPECT_EQ(settings.distributed_type, "MEGATRON_LM");
   const std::vector<std::string> expected{
       "ACCELERATE_MIXED_PRECISION=fp16", "ACCELERATE_DEBUG_MODE=true",
-      "CUDA_VISIBLE_DEVICES=0,1",        "ACCELERATE_DYNAMO_BACKEND=INDUCTOR",
-      "MEGATRON_LM_TP_DEGREE=4",         "MEGATRON_LM_RECOMPUTE_ACTIVATIONS=false",
-      "ACCELERATE_USE_MEGATRON_LM=true"};
+      "CUDA_VISIBLE_DEVICES=0,1",        "ACCELERATE_DYNAMO_BACKEND=NO",
+      "MEGATRON_LM_TP_DEGREE=4",         "MEGATRON_LM_RECOMPUTE_ACTIVATIONS=false"};
   EXPECT_EQ(settings.environment, expected);
+  ASSERT_EQ(settings.warnings.size(), 1U);
+  EXPECT_HAS(settings.warnings[0], "the dynamo backend INDUCTOR is left out");
   EXPECT_EQ(parse_launch_file("distributed_type: 'NO'\nfp16: true\n", "a").environment,
             std::vector<std::string>{"ACCELERATE_MIXED_PRECISION=fp16"});
   EXPECT_EQ(parse_launch_file("{\"distributed_type\": \"MULTI_CPU\", \"num_processes\": 2}", "a.json")

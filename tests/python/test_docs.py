@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
@@ -131,7 +132,10 @@ class Program:
 
     def help(self, *words: str) -> str:
         if words not in self.texts:
-            done = subprocess.run([str(self.program), *words, "--help"], capture_output=True, text=True, timeout=60)
+            # Commands of the Python package describe themselves.
+            python = {"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "python")}
+            done = subprocess.run([str(self.program), *words, "--help"], capture_output=True, text=True, timeout=60,
+                                  env={**os.environ, **python})
             assert done.returncode == 0, f"tessera {' '.join(words)} --help: {done.stderr}"
             self.texts[words] = done.stdout
         return self.texts[words]
@@ -141,7 +145,8 @@ class Program:
         return set(re.findall(r"^  (\w+)", listed, flags=re.M))
 
     def flags(self, *words: str) -> Set[str]:
-        return set(re.findall(r"--?[a-z][\w-]*", self.help(*words).partition("Options:")[2]))
+        options = re.split("^[Oo]ptions:", self.help(*words), maxsplit=1, flags=re.M)[1:]
+        return set(re.findall(r"--?[a-z][\w-]*", "".join(options)))
 
     def faults(self, words: List[str], keys: Set[str]) -> Iterator[str]:
         path: List[str] = []
@@ -160,10 +165,10 @@ class Program:
 
 @lru_cache(maxsize=None)
 def source_words() -> Set[str]:
-    """Every identifier of the C++ sources."""
+    """Every identifier of the sources."""
     words: Set[str] = set()
-    for folder in ("include", "src", "kernels", "examples"):
-        for path in (ROOT / folder).rglob("*.?pp"):
+    for folder in ("include", "src", "kernels", "examples", "python"):
+        for path in (*(ROOT / folder).rglob("*.?pp"), *(ROOT / folder).rglob("*.py")):
             words.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return words
 

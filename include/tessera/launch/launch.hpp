@@ -33,7 +33,8 @@ struct LaunchOptions {
 
   int max_restarts = 0;  ///< after a failure everything is started again, so many times
   int threads_per_process =
-      0;  ///< 0 = this machine's cores shared out, unless the environment says otherwise
+      0;                   ///< 0 = this machine's cores shared out, unless the environment says otherwise
+  bool pin_cores = false;  ///< each worker runs on its own share of this machine's cores only
   /// Folder for what each rank writes (rank-0.log, ...), byte for byte; empty = none.
   std::string log_dir;
   /// Only rank 0's output is passed on, as it comes and without a prefix. Otherwise every rank's lines are,

@@ -21,8 +21,13 @@ struct LaunchSettings {
   std::optional<std::string> log_dir, secret_file;
   std::optional<double> grace_s, join_timeout_s;
   std::optional<bool> cpu, quiet;
+  std::optional<bool> pin_cores;  ///< each worker keeps to its share of the machine's cores
+  /// As in an `accelerate config` file: NO, MULTI_CPU, MULTI_GPU or MEGATRON_LM.
+  std::optional<std::string> distributed_type;
   /// "NAME=value" for the workers: what an `accelerate config` file says to them.
   std::vector<std::string> environment;
+  /// What was asked for and has no effect: one sentence each.
+  std::vector<std::string> warnings;
 
   friend bool operator==(const LaunchSettings&, const LaunchSettings&) = default;
 };
@@ -41,8 +46,12 @@ struct LaunchProgram {
   std::vector<std::string> command;      ///< PROGRAM or SCRIPT.py, and its arguments
   bool module = false;                   ///< the command is a Python module, run with -m
   std::vector<std::string> environment;  ///< "NAME=value", of this process
-  std::string python;  ///< interpreter for scripts; empty = this process if it is one, or python3
+  std::string python;      ///< interpreter for scripts; empty = this process if it is one, or python3
+  bool no_python = false;  ///< NAME.py is executed itself, as any program
 };
+
+/// Whether these settings expect GPUs: an `accelerate config` file or flag that names them, without `cpu`.
+bool expects_gpus(const LaunchSettings& settings);
 
 /// Fills in defaults, finds the program, reads the secret.
 /// Errors: ConfigError, one line per fault, all at once.

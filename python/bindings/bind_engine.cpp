@@ -1,0 +1,405 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/engine/build.hpp"
+#include "tessera/engine/collect.hpp"
+#include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/state.hpp"
+
+namespace py = pybind11;
+
+namespace tessera::bindings {
+namespace {
+
+using Released = py::call_guard<py::gil_scoped_release>;
+using Optional = std::optional<py::array>;
+
+/// The [batch, seq] arrays of one data rank as a Batch. An empty batch has no samples.
+Batch make_batch(const py::array& tokens, const Optional& labels, const Optional& position_ids,
+                 const Optional& key_begin, const Optional& key_end, const Optional& document_ids,
+                 std::int64_t sample0, std::int64_t global_batch) {
+  TESSERA_CHECK(tokens.ndim() == 2, "tokens have the shape [batch, seq], not ", shape_of(tokens));
+  Batch batch;
+  batch.batch = tokens.shape(0);
+  batch.seq_length = tokens.shape(1);
+  const auto read = [&](const Optional& array, const char* name, std::vector<std::int32_t>& out, int rank) {
+    if (!array) return;
+    const Shape shape = shape_of(*array);
+    TESSERA_CHECK(
+        shape.rank() == rank && shape[0] == batch.batch && (rank < 2 || shape[1] == batch.seq_length), name,
+        " have the shape ", shape, ", the tokens ", shape_of(tokens));
+    out = integers_of(*array, name);
+  };
+  read(tokens, "tokens", batch.tokens, 2);
+  read(labels, "labels", batch.labels, 2);
+  read(position_ids, "position_ids", batch.position_ids, 2);
+  read(document_ids, "document_ids", batch.document_ids, 2);
+  read(key_begin, "key_begin", batch.key_begin, 1);
+  read(key_end, "key_end", batch.key_end, 1);
+  batch.sample0 = sample0;
+  batch.global_batch = global_batch;
+  return batch;
+}
+
+/// {"lr_factor": ..., "frozen": true, ...}
+ParamGroup group_of(const py::dict& values) {
+  ParamGroup group;
+  for (const auto& [key, value] : values) {
+    const auto name = key.cast<std::string>();
+    if (name == "beta1") {
+      group.beta1 = value.cast<double>();
+    } else if (name == "beta2") {
+      group.beta2 = value.cast<double>();
+    } else if (name == "eps") {
+      group.eps = value.cast<double>();
+    } else if (name == "momentum") {
+      group.momentum = value.cast<double>();
+    } else if (name == "frozen") {
+      group.frozen = value.cast<bool>();
+    } else {
+      TESSERA_CHECK(false, "a parameter group has no '", name, "'");
+    }
+  }
+  return group;
+}
+
+Engine::Output output_of(const std::string& name) {
+  TESSERA_CHECK(name == "logits" || name == "token_losses",
+                "an output is \"logits\" or \"token_losses\", not \"", name, "\"");
+  return name == "logits" ? Engine::Output::logits : Engine::Output::token_losses;
+}
+
+/// The engine and what Python gives it over and over.
+class PyEngine {
+ public:
+  PyEngine(const std::string& config, const std::vector<std::string>& overrides,
+           std::shared_ptr<Communicator> world, bool trainable, const std::vector<ParamGroup>& groups,
+           std::map<std::string, std::size_t> group_of)
+      : config_(parse_config(config, "the configuration made from the plugin", overrides)) {
+    ParamGroups param_groups;
+    if (!groups.empty()) {
+      param_groups.groups = groups;
+      param_groups.group_of = [names = std::move(group_of)](const Parameter& parameter) {
+        const auto it = names.find(parameter.name());
+        TESSERA_CHECK(it != names.end(), "parameter ", parameter.name(), " is in no group");
+        return it->second;
+      };
+    }
+    if (world->size() == 1) world = nullptr;
+    engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups));
+    find_head();
+  }
+
+  Engine& engine() { return *engine_; }
+  const Config& config() const { return config_; }
+
+  /// Outputs of the model's last stage, on every rank of the pipeline. In host memory.
+  Tensor everywhere(Tensor output, const Batch& batch, Engine::Output kind) {
+    Communicator& pipeline = engine_->mesh()[Axis::pp];
+    if (output) output = output.to_host();
+    engine_->ctx().stream->synchronize();
+    if (pipeline.size() == 1 || batch.batch == 0) return output;
+    if (!output) {
+      output = kind == Engine::Output::logits
+                   ? Tensor::empty(host_, {batch.batch, batch.seq_length, engine_->model().vocab_size()},
+                                   DType::f32)
+                   : Tensor::empty(host_, {batch.batch, batch.seq_length}, DType::f32);
+    }
+    pipeline.broadcast(host_, output, head_stage_).wait(host_);
+    return output;
+  }
+
+  Tensor on_device(const Tensor& host) {
+    const Tensor tensor = Tensor::empty(engine_->ctx(), host.shape(), host.dtype());
+    tensor.copy_from_host(host.raw());
+    return tensor;
+  }
+
+ private:
+  void find_head() {
+    Communicator& pipeline = engine_->mesh()[Axis::pp];
+    const std::int64_t own = engine_->holds_head() ? pipeline.rank() : 0;
+    const Tensor stage = Tensor::from(host_, std::vector<std::int64_t>{own}, {1});
+    pipeline.all_reduce(host_, stage).wait(host_);
+    head_stage_ = static_cast<int>(stage.to_vector<std::int64_t>()[0]);
+  }
+
+  Config config_;
+  ExecCtx host_ = ExecCtx::cpu(1);
+  std::unique_ptr<Engine> engine_;
+  int head_stage_ = 0;
+};
+
+py::tuple open_call_with_loss(PyEngine& self, const Batch& batch, const std::string& output,
+                              const py::function& loss) {
+  const auto gradient = [&](int micro_batch, const Part& samples, const Tensor& value) {
+    self.engine().ctx().stream->synchronize();
+    Tensor result;
+    {
+      const py::gil_scoped_acquire gil;
+      const py::object array = loss(micro_batch, samples.begin, samples.count, array_of(value));
+      result = tensor_of(array.cast<py::array>());
+      if (!self.engine().ctx().device().is_cpu()) result = self.on_device(result);
+    }
+    return result;
+  };
+  Engine::Call call;
+  {
+    const py::gil_scoped_release release;
+    call = self.engine().open_call(batch, output_of(output), gradient);
+  }
+  return py::make_tuple(call.number, call.loss);
+}
+
+py::dict update(PyEngine& self, const std::vector<std::pair<double, double>>& rates) {
+  UpdateResult result;
+  {
+    const py::gil_scoped_release release;
+    std::vector<UpdateRates> list;
+    for (const auto& [lr, weight_decay] : rates) list.push_back({lr, weight_decay});
+    result = self.engine().update(list);
+  }
+  py::dict dict;
+  dict["grad_norm"] = result.grad_norm;
+  dict["skipped"] = result.skipped;
+  dict["loss_scale"] = result.loss_scale;
+  return dict;
+}
+
+/// Calls on_rank_0(name, array) for each parameter.
+void collect_arrays(PyEngine& self, bool gradients, const py::function& on_rank_0) {
+  const py::gil_scoped_release release;
+  collect(self.engine(), gradients ? Collected::gradients : Collected::weights,
+          [&](const WeightSource& source) {
+            const ExecCtx host = ExecCtx::cpu(1);
+            for (const TensorSpec& spec : source.tensors()) {
+              const Tensor whole = Tensor::empty(host, spec.shape, DType::f32);
+              source.read(spec.name, {static_cast<std::byte*>(whole.raw()), whole.nbytes()});
+              const py::gil_scoped_acquire gil;
+              on_rank_0(spec.name, array_of(whole));
+            }
+          });
+}
+
+DType float_dtype(const std::string& name) {
+  if (name == "float32") return DType::f32;
+  if (name == "bfloat16") return DType::bf16;
+  TESSERA_CHECK(name == "float16", "weights are saved as float32, bfloat16 or float16, not as ", name);
+  return DType::f16;
+}
+
+/// Writes a Hugging Face folder. `source`: names, files and config.json of this folder again.
+void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string& config_json,
+             const std::string& dtype, const std::optional<std::filesystem::path>& source,
+             std::uint64_t max_shard_bytes) {
+  collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
+    ExportOptions options;
+    options.dtype = float_dtype(dtype);
+    options.max_shard_bytes = max_shard_bytes;
+    std::optional<HfModel> from;
+    HfSource plain;
+    plain.config_json = config_json;
+    const HfModelConfig hf = config_json.empty() ? hf_config_of(self.config().model)
+                                                 : parse_hf_config(config_json, "the model's config");
+    if (source) from.emplace(open_hf(*source));
+    if (from) options.source = from->source();
+    if (!from && !config_json.empty()) {
+      const std::string embedding = hf_mappings(hf).front().parts.front().name;
+      plain.prefix = embedding.substr(0, embedding.find('.') + 1);
+      plain.embedding_names = {embedding};
+      options.source = &plain;
+    }
+    export_hf(out, hf, weights, options);
+  });
+}
+
+py::list parameters_of(const std::string& config_json) {
+  py::list list;
+  for (const HfMapping& mapping : hf_mappings(parse_hf_config(config_json, "the model's config"))) {
+    py::list parts;
+    for (const HfPart& part : mapping.parts)
+      parts.append(py::make_tuple(
+          part.name,
+          py::tuple(py::cast(std::vector<std::int64_t>(part.shape.dims().begin(), part.shape.dims().end()))),
+          part.transposed));
+    list.append(py::make_tuple(mapping.name, parts));
+  }
+  return list;
+}
+
+/// The model section for a config.json, and what is to be told about it.
+py::tuple model_items(const std::string& config_json) {
+  std::vector<std::string> notes;
+  Config config;
+  config.model = model_config_of(parse_hf_config(config_json, "the model's config", &notes));
+  std::vector<std::pair<std::string, std::string>> items;
+  for (const ConfigItem& item : list_items(config)) {
+    if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
+  }
+  return py::make_tuple(items, notes);
+}
+
+/// Tensors in memory by Hugging Face's names: (name, dtype, shape, address).
+using Views = std::vector<std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>>;
+
+void load_views(PyEngine& self, const std::string& config_json, const Views& tensors) {
+  std::vector<TensorView> views;
+  for (const auto& [name, dtype, shape, address] : tensors)
+    views.push_back({name, float_dtype(dtype), Shape(std::span<const std::int64_t>(shape)),
+                     reinterpret_cast<const std::byte*>(address)});
+  const HfModel model = hf_in_memory(config_json, std::move(views));
+  check_same_model(self.config().model, model.config(), "the model's state_dict");
+  load_weights(model, self.engine());
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  py::class_<Batch>(module, "Batch", "Samples of one data rank.")
+      .def(py::init(&make_batch), py::arg("tokens"), py::arg("labels") = py::none(),
+           py::arg("position_ids") = py::none(), py::arg("key_begin") = py::none(),
+           py::arg("key_end") = py::none(), py::arg("document_ids") = py::none(), py::arg("sample0") = 0,
+           py::arg("global_batch") = 0)
+      .def_readonly("batch", &Batch::batch)
+      .def_readonly("seq_length", &Batch::seq_length)
+      .def("targets", &count_targets);
+
+  module.def("hf_model_items", &model_items, py::arg("config_json"));
+  module.def("hf_parameters", &parameters_of, py::arg("config_json"));
+
+  py::class_<PyEngine>(module, "Engine", "One rank's part of training.")
+      .def(py::init([](const std::string& config, const std::vector<std::string>& overrides,
+                       std::shared_ptr<Communicator> world, bool trainable, const py::list& groups,
+                       std::map<std::string, std::size_t> names) {
+             std::vector<ParamGroup> list;
+             for (const auto& group : groups) list.push_back(group_of(group.cast<py::dict>()));
+             const py::gil_scoped_release release;
+             return std::make_unique<PyEngine>(config, overrides, std::move(world), trainable, list,
+                                               std::move(names));
+           }),
+           py::arg("config"), py::arg("overrides"), py::arg("world"), py::arg("trainable") = true,
+           py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
+      .def("config_yaml", [](const PyEngine& self) { return to_yaml(self.config()); })
+      .def("config_items",
+           [](const PyEngine& self) {
+             std::map<std::string, std::string> items;
+             for (const ConfigItem& item : list_items(self.config())) items[item.key] = item.value;
+             return items;
+           })
+      .def("load_views", &load_views, py::arg("config_json"), py::arg("tensors"), Released())
+      .def(
+          "load_folder",
+          [](PyEngine& self, const std::filesystem::path& folder) {
+            load_pretrained(folder, self.config().model, self.engine());
+          },
+          Released())
+      .def("open_call",
+           [](PyEngine& self, const Batch& batch) {
+             Engine::Call call;
+             {
+               const py::gil_scoped_release release;
+               call = self.engine().open_call(batch);
+             }
+             return py::make_tuple(call.number, call.loss);
+           })
+      .def("open_call_with_loss", &open_call_with_loss, py::arg("batch"), py::arg("output"), py::arg("loss"))
+      .def(
+          "add_call",
+          [](PyEngine& self, std::int64_t n, double factor) { self.engine().add_call(n, factor); },
+          Released())
+      .def(
+          "drop_call", [](PyEngine& self, std::int64_t n) { self.engine().drop_call(n); }, Released())
+      .def(
+          "forward",
+          [](PyEngine& self, const Batch& batch, const std::string& output, bool record) {
+            Tensor value;
+            std::int64_t number = 0;
+            {
+              const py::gil_scoped_release release;
+              const Engine::Output kind = output_of(output);
+              value = record ? self.engine().forward(batch, kind) : self.engine().predict(batch, kind);
+              number = self.engine().last_forward();
+              value = self.everywhere(value, batch, kind);
+            }
+            return py::make_tuple(number, array_of(value));
+          },
+          py::arg("batch"), py::arg("output"), py::arg("record"))
+      .def(
+          "backward",
+          [](PyEngine& self, std::int64_t number, const Optional& upstream) {
+            Tensor gradient = upstream ? tensor_of(*upstream) : Tensor();
+            const py::gil_scoped_release release;
+            Engine& engine = self.engine();
+            if (!engine.holds_head()) gradient = Tensor();
+            if (gradient && !engine.ctx().device().is_cpu()) gradient = self.on_device(gradient);
+            engine.backward(gradient, number);
+          },
+          py::arg("number"), py::arg("upstream"))
+      .def(
+          "drop_forward", [](PyEngine& self, std::int64_t n) { self.engine().drop_forward(n); }, Released())
+      .def(
+          "discard", [](PyEngine& self) { self.engine().discard(); }, Released())
+      .def("evaluate_sum",
+           [](PyEngine& self, const Batch& batch) {
+             Engine::LossSum sum;
+             {
+               const py::gil_scoped_release release;
+               sum = self.engine().evaluate_sum(batch);
+             }
+             return py::make_tuple(sum.sum, sum.targets);
+           })
+      .def("update", &update, py::arg("rates"))
+      .def("set_group",
+           [](PyEngine& self, std::size_t place, const py::dict& values) {
+             self.engine().optimizer().set_group(place, group_of(values));
+           })
+      .def("set_micro_batches", [](PyEngine& self, std::int64_t n) { self.engine().set_micro_batches(n); })
+      .def("zero_grad", [](PyEngine& self) { self.engine().params().forget_gradients(); })
+      .def("set_clip_grad",
+           [](PyEngine& self, double norm) { self.engine().optimizer().set_clip_grad(norm); })
+      .def(
+          "grad_norm", [](PyEngine& self) { return self.engine().optimizer().grad_norm(); }, Released())
+      .def_property_readonly("finished_calls",
+                             [](PyEngine& self) { return self.engine().params().finished_calls(); })
+      .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
+      .def_property_readonly("steps_skipped", [](PyEngine& self) { return self.engine().steps_skipped(); })
+      .def_property_readonly("coordinates",
+                             [](PyEngine& self) {
+                               const MeshCoordinates at = self.engine().mesh().coordinates();
+                               return std::map<std::string, int>{{"tp", at.tp}, {"pp", at.pp}, {"dp", at.dp}};
+                             })
+      .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
+      .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),
+           py::arg("max_shard_bytes"), Released())
+      .def(
+          "save",
+          [](PyEngine& self, const std::filesystem::path& root, std::int64_t consumed_samples,
+             bool optimizer) {
+            Engine& engine = self.engine();
+            const RunState run{.step = engine.steps_done(),
+                               .consumed_samples = consumed_samples,
+                               .skipped = engine.steps_skipped(),
+                               .config = self.config()};
+            return save_engine(root, engine, run, {}, {.optimizer = optimizer});
+          },
+          py::arg("root"), py::arg("consumed_samples"), py::arg("optimizer") = true, Released())
+      .def(
+          "load",
+          [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {
+            const CheckpointReader reader(folder);
+            const RunState run = read_run_state(reader);
+            load_engine(reader, self.engine(), {.optimizer = optimizer});
+            self.engine().set_progress(run.step, run.skipped);
+            return run.consumed_samples;
+          },
+          py::arg("folder"), py::arg("optimizer") = true, Released());
+}
+
+}  // namespace tessera::bindings

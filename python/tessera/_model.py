@@ -1,0 +1,333 @@
+"""The model that prepare() returns: a torch module whose parameters live in the engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from tessera._session import ModelParameter, OpenCall, OpenForward, Session, Source
+from tessera.errors import ConfigError, InvalidArgument
+from tessera.logging import get_logger
+from tessera.utils.refusals import warn_once
+
+logger = get_logger(__name__)
+
+_FAMILIES = "gpt2, llama, mistral and qwen2"
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+# Arguments of Hugging Face's forward() that ask for what the engine does not compute.
+_REFUSED = {
+    "inputs_embeds": "embeddings as input", "past_key_values": "a cache of keys", "head_mask": "masking heads",
+    "encoder_hidden_states": "cross-attention", "encoder_attention_mask": "cross-attention",
+    "output_attentions": "attention weights", "output_hidden_states": "hidden states", "cache_position": "a cache of keys"}
+_IGNORED = ("use_cache", "return_dict", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
+
+
+class _Loss(torch.autograd.Function):
+    """The engine's loss, whose gradient was computed with it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, call: OpenCall) -> torch.Tensor:
+        ctx.call = call
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
+        ctx.call.add(float(upstream))
+        return None, None, None
+
+
+class _Logits(torch.autograd.Function):
+    """The engine's logits; backward runs the engine's."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, forward: OpenForward) -> torch.Tensor:
+        ctx.forward = forward
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
+        ctx.forward.backward(upstream.detach().to("cpu", torch.float32).contiguous().numpy())
+        return None, None, None
+
+
+class _Averaged(torch.autograd.Function):
+    """The mean over data ranks of a number each of them has; each keeps its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any, ranks: int) -> torch.Tensor:
+        import numpy as np
+
+        total = np.array([float(value)], dtype=np.float64)
+        group.all_reduce(total)
+        return torch.tensor(total[0] / ranks, dtype=value.dtype, device=value.device)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        return upstream, None, None
+
+
+def is_model(obj: Any) -> bool:
+    return isinstance(obj, torch.nn.Module) and not isinstance(obj, TesseraModel)
+
+
+def _output_class() -> Any:
+    transformers = sys.modules.get("transformers")
+    if transformers is not None:
+        from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+
+        return CausalLMOutputWithCrossAttentions
+    return Output
+
+
+class Output(dict):
+    """What a model returns where transformers is not loaded: `.loss` and `.logits`, also by key and by place."""
+
+    def __init__(self, loss: Any = None, logits: Any = None):
+        super().__init__((key, value) for key, value in (("loss", loss), ("logits", logits)) if value is not None)
+        self.loss, self.logits = loss, logits
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
+
+
+def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], Source, str]:
+    """Text of config.json, parameters, where the weights are, their dtype. Errors: ConfigError for a model that Tessera
+    cannot build."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_json_string"):
+        raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
+                          f"trains {_FAMILIES}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
+    kind = getattr(config, "model_type", None)
+    if kind not in ("gpt2", "llama", "mistral", "qwen2"):
+        raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_FAMILIES}. For another decoder whose "
+                          "layers are those of one of these, make a config of that type; a model of your own is written in "
+                          "C++ (docs/guides/own_model_in_cpp.md)")
+    if not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
+        raise ConfigError(f"{type(model).__name__} is not a language model with a head; pass one made by "
+                          "AutoModelForCausalLM")
+    named = list(model.named_parameters())
+    dtypes = {parameter.dtype for _, parameter in named}
+    if len(dtypes) != 1 or next(iter(dtypes)) not in _DTYPES:
+        raise ConfigError(f"the model's parameters have the dtypes {sorted(map(str, dtypes))}; they must be all float32, "
+                          "bfloat16 or float16")
+    parameters = [ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named]
+    return config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()]
+
+
+def _source_of(model: Any, named: list) -> Source:
+    meta = [name for name, parameter in named if parameter.device.type == "meta"]
+    if meta and len(meta) < len(named):
+        raise ConfigError(f"{len(meta)} of {len(named)} parameters are on the meta device (the first is {meta[0]}); a model "
+                          "has either all its weights or none of them")
+    if meta:
+        folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
+        has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
+        return Source(folder=folder) if has else Source()
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    tensors, owner = [], []
+    for name, parameter in named:
+        if name == "lm_head.weight" and tied:
+            continue
+        value = parameter.detach()
+        value = (value if value.device.type == "cpu" else value.cpu()).contiguous()
+        owner.append(value)
+        tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
+    return Source(tensors=tensors, owner=owner)
+
+
+def release(model: torch.nn.Module) -> None:
+    """Gives back the memory of weights that the engine has taken over: they become meta tensors."""
+    for parameter in model.parameters():
+        if parameter.device.type == "meta":
+            continue
+        try:
+            torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad))
+        except RuntimeError:  # something else refers to it: keep the object, let go of the values
+            parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+
+
+class TesseraModel(torch.nn.Module):
+    """Called like the Hugging Face model it was made from; it begins in training mode. In training mode with labels it
+    runs forward and backward of the whole batch through the pipeline; `loss.backward()` adds the gradient. Without
+    labels, or with `return_logits=True` of the plugin, it returns logits whose backward runs the engine's. In eval mode,
+    or under torch.no_grad(), it runs forward only.
+
+    `named_parameters()` gives the whole model's names, shapes and requires_grad; the values are in the engine."""
+
+    def __init__(self, session: Session, model: torch.nn.Module):
+        super().__init__()
+        self.config = model.config
+        self.generation_config = getattr(model, "generation_config", None)
+        self._session = session
+        self._parameters_of_model = {
+            parameter.name: torch.nn.Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
+            for parameter in session.parameters}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._train_step: Any = None
+        self._original = model  # until the engine has its weights
+
+    @property
+    def session(self) -> Session:
+        """The engine's, which is made now if it was not yet. Collective the first time."""
+        if self._session.engine is None:
+            self.build(trainable=self._session.optimizer is not None or (self.training and torch.is_grad_enabled()))
+        return self._session
+
+    def build(self, trainable: bool = True) -> None:
+        self._session.build(trainable)
+        release(self._original)
+        self._original = None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._session.state.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self._session.dtype)
+
+    @property
+    def module(self) -> "TesseraModel":
+        return self
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+                         ) -> Iterator[Tuple[str, torch.nn.Parameter]]:
+        for name, parameter in self._parameters_of_model.items():
+            yield (f"{prefix}.{name}" if prefix else name), parameter
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        yield from self._parameters_of_model.values()
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        return sum(parameter.numel() for name, parameter in self._parameters_of_model.items()
+                   if (parameter.requires_grad or not only_trainable)
+                   and not (exclude_embeddings and name.endswith(("wte.weight", "wpe.weight", "embed_tokens.weight"))))
+
+    def get_parameter(self, target: str) -> torch.nn.Parameter:
+        if target not in self._parameters_of_model:
+            raise AttributeError(f"the model has no parameter '{target}'")
+        return self._parameters_of_model[target]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._session.zero_grad()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Dict[str, torch.Tensor]:
+        """All weights under Hugging Face's names in the model's dtype on rank 0, {} elsewhere. Collective."""
+        return {name: torch.from_numpy(array).to(self.dtype) for name, array in self.session.collect().items()}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError("load_state_dict() after prepare() is not supported: load the weights into the model before "
+                          "prepare(), or use Accelerator.load_state()")
+
+    def to(self, *args: Any, **kwargs: Any) -> "TesseraModel":
+        """Nothing to do: the engine's weights are where they belong."""
+        return self
+
+    cuda = cpu = float = half = bfloat16 = to
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError("recomputation is a matter of the layout here: MegatronLMPlugin(recompute_activations=True) or "
+                          "recompute_granularity='full'")
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError("resize_token_embeddings() must be called before prepare()")
+
+    def megatron_generate(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("megatron_generate comes later; until then save_pretrained() and `tessera generate`, or "
+                                  "Transformers' generate()")
+
+    generate = megatron_generate
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, labels: Any = None,
+                token_type_ids: Any = None, **others: Any) -> Any:
+        if self._train_step is not None:
+            return self._train_step.run(self, dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels,
+                                                   position_ids=position_ids, token_type_ids=token_type_ids, **others))
+        session = self.session
+        text = others.pop("text", None)
+        if text is not None:  # samples of indexed data: [batch, seq + 1]
+            input_ids, text_labels = text[:, :-1], others.pop("labels", labels)
+            labels = text[:, 1:] if text_labels is None else text_labels
+        documents = others.pop("document_ids", None)
+        self._check_arguments(input_ids, token_type_ids, others)
+        batch = session.batch(*map(_array, (input_ids, attention_mask, labels, position_ids)), shifted=text is not None,
+                              document_ids=_array(documents))
+        training = self.training and torch.is_grad_enabled()
+        plugin = session.plugin
+        wants_logits = labels is None or (plugin is not None and (plugin.return_logits or plugin.require_logits))
+        loss = logits = None
+        if wants_logits:
+            logits = self._logits(batch, training)
+            if labels is not None:
+                loss = self._loss_of(logits, labels if text is not None else _shifted(labels), batch)
+        elif training:
+            value, call = session.train(batch)
+            session.last_loss = value
+            loss = _Loss.apply(self._anchor, torch.tensor(value, device=self.device), call)
+        else:
+            loss = torch.tensor(session.evaluate(batch), device=self.device)
+        result = _output_class()(loss=loss, logits=logits)
+        if others.get("return_dict") is False:
+            return tuple(value for value in (loss, logits) if value is not None)
+        return result
+
+    def _check_arguments(self, input_ids: Any, token_type_ids: Any, others: dict) -> None:
+        if input_ids is None:
+            raise InvalidArgument("the model was called without input_ids")
+        if token_type_ids is not None and (self.config.model_type == "gpt2" or bool(token_type_ids.any())):
+            raise InvalidArgument("token_type_ids are not supported; remove that column from the batches")
+        for name, value in others.items():
+            if name in _REFUSED:
+                if value is not None and value is not False:
+                    raise InvalidArgument(f"{name}: Tessera's models do not take or return {_REFUSED[name]}")
+            elif name not in _IGNORED:
+                raise InvalidArgument(f"the model was called with an argument it does not know: {name}. It takes input_ids, "
+                                      "attention_mask, position_ids and labels; remove other columns from the batches")
+
+    def _logits(self, batch: Any, training: bool) -> torch.Tensor:
+        array, forward = self._session.forward(batch, record=training)
+        if array is None:  # no samples on this data rank
+            import numpy as np
+
+            array = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
+        value = torch.from_numpy(array).to(self.device)
+        return _Logits.apply(self._anchor, value, forward) if training else value
+
+    def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:
+        """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""
+        import numpy as np
+
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
+        targets = np.array([batch.targets()], dtype=np.float64)
+        mesh = self._session.mesh
+        if mesh.dp > 1:
+            mesh.data.all_reduce(targets)
+            # The engine averages over data ranks, and this loss is one number of all of them.
+            return _Averaged.apply(total * (mesh.dp / targets[0]), mesh.data, mesh.dp)
+        return total / targets[0]
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, state_dict: Optional[dict] = None,
+                        save_function: Any = None, push_to_hub: bool = False, max_shard_size: Any = "5GB",
+                        safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Writes a folder that Transformers' from_pretrained loads, in the model's dtype (`torch_dtype` says another).
+        Collective: every rank calls it, rank 0 writes, whatever `is_main_process` and `save_function` say."""
+        from tessera._export import save_pretrained
+
+        if push_to_hub:
+            raise ConfigError("push_to_hub is not supported: save the folder and upload it with huggingface_hub")
+        if not safe_serialization:
+            raise ConfigError("safe_serialization=False would write a pickle, which Tessera never does; leave it out")
+        save_pretrained(self, Path(save_directory), state_dict, max_shard_size, kwargs.pop("torch_dtype", None))
+
+
+def _shifted(labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+
+
+def _array(tensor: Any) -> Any:
+    if tensor is None or not isinstance(tensor, torch.Tensor):
+        return tensor
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,240 @@
+"""What Accelerator.prepare does with each kind of object."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from tessera._session import Group, OptimizerDescription, Session
+from tessera.data_loader import DataLoaderBase, SkipDataLoader, prepare_data_loader
+from tessera.errors import ConfigError
+from tessera.logging import get_logger
+from tessera.utils.config_map import micro_batch_size_of, parameter_rules
+from tessera.utils.lr_horizon import resolve_horizon
+from tessera.utils.refusals import warn_once
+
+logger = get_logger(__name__)
+
+
+def _is_loader(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(obj, (DataLoaderBase, SkipDataLoader)):
+        return True
+    if torch is not None and isinstance(obj, (torch.utils.data.DataLoader, torch.utils.data.IterableDataset)):
+        return True
+    return hasattr(obj, "__iter__") and hasattr(obj, "batch_size") and not hasattr(obj, "shape")
+
+
+def _is_optimizer(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.optim.Optimizer)
+
+
+def _is_scheduler(obj: Any) -> bool:
+    from tessera.utils.megatron_lm import MegatronLMDummyScheduler
+
+    torch = sys.modules.get("torch")
+    if isinstance(obj, MegatronLMDummyScheduler):
+        return True
+    if torch is None:
+        return False
+    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return isinstance(obj, kinds)
+
+
+def _is_plain(obj: Any) -> bool:
+    module = sys.modules.get("tessera.causal_lm")
+    return module is not None and isinstance(obj, (module.CausalLM, module.AdamW))
+
+
+class Preparation:
+    """One call of prepare()."""
+
+    def __init__(self, accelerator: Any):
+        self.accelerator = accelerator
+        self.state = accelerator.state
+        self.plugin = self.state.megatron_lm_plugin
+
+    @property
+    def num_micro_batches(self) -> int:
+        return 1 if self.plugin is None else self.plugin.num_micro_batches
+
+    def run(self, objects: tuple) -> list:
+        from tessera.utils.megatron_lm import MegatronLMDummyDataLoader, is_model, is_prepared
+
+        results: List[Any] = list(objects)
+        kinds: Dict[str, List[int]] = {"plain": [], "loader": [], "indexed": [], "model": [], "optimizer": [], "scheduler": []}
+        for i, obj in enumerate(objects):
+            if is_prepared(obj):
+                continue
+            for kind, test in (("plain", _is_plain), ("indexed", lambda o: isinstance(o, MegatronLMDummyDataLoader)), ("model", is_model),
+                               ("optimizer", _is_optimizer), ("scheduler", _is_scheduler), ("loader", _is_loader)):
+                if test(obj):
+                    kinds[kind].append(i)
+                    break
+        if len(kinds["model"]) + len(self.accelerator._models) > 1:
+            raise ConfigError("prepare() got two models; Tessera trains one model per process: free_memory() lets go of the "
+                              "first")
+        if len(kinds["optimizer"]) + len(self.accelerator._optimizers) > 1:
+            raise ConfigError("prepare() got two optimizers; one optimizer updates the whole model (give it several parameter "
+                              "groups)")
+        for i in kinds["model"]:
+            results[i] = self.model(objects[i])
+        for i in kinds["plain"]:
+            results[i] = self.plain(objects[i])
+        for i in kinds["loader"]:
+            results[i] = self.loader(objects[i])
+        if kinds["indexed"]:
+            self.indexed([objects[i] for i in kinds["indexed"]])
+        for i in kinds["optimizer"]:
+            results[i] = self.optimizer(objects[i])
+        if kinds["optimizer"] and self.accelerator._models:
+            self.accelerator._models[0].build()
+        for i in kinds["scheduler"]:
+            results[i] = self.scheduler(objects[i])
+        if kinds["indexed"]:
+            from tessera.utils.megatron_lm import indexed_loaders
+
+            made = indexed_loaders(self.accelerator, [objects[i] for i in kinds["indexed"]])
+            for i, loader in zip(kinds["indexed"], made):
+                results[i] = loader
+            self.accelerator._dataloaders.extend(loader for loader in made if loader is not None)
+        return results
+
+    # Models and optimizers.
+
+    def plain(self, obj: Any) -> Any:
+        """A model or an optimizer of tessera.causal_lm."""
+        from tessera.causal_lm import CausalLM, prepare_plain
+
+        prepared = prepare_plain(self.accelerator, obj)
+        (self.accelerator._models if isinstance(obj, CausalLM) else self.accelerator._optimizers).append(prepared)
+        return prepared
+
+    def model(self, model: Any) -> Any:
+        from tessera._model import TesseraModel, describe_model
+
+        text, parameters, source, dtype = describe_model(model)
+        session = Session(text, parameters, source, self.state, dtype)
+        session.grad_scaler = self.accelerator.scaler_handler
+        prepared = TesseraModel(session, model)
+        self.accelerator._models.append(prepared)
+        if self.plugin is not None:
+            self.plugin.set_network_size_args(model)
+            from tessera.utils.megatron_lm import train_step_for
+
+            prepared._train_step = train_step_for(self.accelerator, self.plugin)
+        return prepared
+
+    def optimizer(self, optimizer: Any) -> Any:
+        from tessera.optimizer import AcceleratedOptimizer, describe
+
+        if not self.accelerator._models:
+            raise ConfigError("prepare() got an optimizer before its model; give both to one prepare(), or the model first")
+        model = self.accelerator._models[0]
+        session = model._session
+        if session.engine is not None:
+            raise ConfigError("the model was used before its optimizer was prepared; give both to one prepare()")
+        description = describe(optimizer, _names_of(model._original))
+        self._apply_conditions(description, model)
+        session.optimizer = description
+        if self.plugin is not None:
+            self.plugin.set_optimizer_type(optimizer)
+        prepared = AcceleratedOptimizer(optimizer, session, self.accelerator.gradient_state)
+        self.accelerator._optimizers.append(prepared)
+        return prepared
+
+    def _apply_conditions(self, description: OptimizerDescription, model: Any) -> None:
+        """Splits groups by what the plugin's no_wd_decay_cond and scale_lr_cond say."""
+        if self.plugin is None or (self.plugin.no_wd_decay_cond is None and self.plugin.scale_lr_cond is None):
+            return
+        rules = parameter_rules(self.plugin, model._original.named_parameters())
+        groups: List[Group] = []
+        for number, group in enumerate(description.groups):
+            parts: Dict[Tuple, List[str]] = {}
+            for name in group.names:
+                rule = rules.get(name, {})
+                parts.setdefault((rule.get("lr_mult", 1.0), rule.get("weight_decay")), []).append(name)
+            for (lr_mult, weight_decay), names in parts.items():
+                groups.append(Group(names, group.betas, group.eps, group.momentum, number, lr_mult, weight_decay))
+        description.groups[:] = groups
+
+    # Loaders.
+
+    def loader(self, loader: Any, device_placement: Optional[bool] = None, slice_fn: Any = None) -> Any:
+        accelerator, config, mesh = self.accelerator, self.accelerator.dataloader_config, self.state.mesh
+        place = accelerator.device_placement if device_placement is None else device_placement
+        prepared = prepare_data_loader(
+            loader, accelerator.device, split_batches=config.split_batches, put_on_device=place,
+            rng_types=accelerator.rng_types, dispatch_batches=config.dispatch_batches, even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn, use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=getattr(config, "data_seed", None), non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader, num_micro_batches=self.num_micro_batches,
+            data_rank=mesh.coordinates["dp"], data_ranks=mesh.dp, gradient_state=accelerator.gradient_state,
+            world=self.state.world)
+        if accelerator._loader_facts is None:
+            accelerator._loader_facts = {"batches": _length(loader), "steps": _length(prepared)}
+        accelerator._dataloaders.append(prepared)
+        self._note_batch_size(getattr(loader, "batch_size", None), config.split_batches)
+        return prepared
+
+    def _note_batch_size(self, batch_size: Optional[int], split: bool) -> None:
+        if batch_size is None:
+            return
+        if split:
+            batch_size = max(1, batch_size // (self.state.mesh.dp * self.num_micro_batches))
+        accelerator = self.accelerator
+        accelerator._batch_sizes = [*getattr(accelerator, "_batch_sizes", []), batch_size]
+        size = micro_batch_size_of(self.plugin, accelerator._batch_sizes)
+        if self.plugin is not None:
+            self.plugin.set_training_args(size, self.state.mesh.dp)
+        for model in accelerator._models:
+            model._session.micro_batch_size = size
+
+    def indexed(self, dummies: list) -> None:
+        size = dummies[0].dataset_args["micro_batch_size"]
+        self._note_batch_size(size, False)
+
+    # Schedulers.
+
+    def scheduler(self, scheduler: Any) -> Any:
+        from tessera.scheduler import AcceleratedScheduler, MegatronScheduler
+        from tessera.utils.megatron_lm import MegatronLMDummyScheduler
+
+        accelerator = self.accelerator
+        if isinstance(scheduler, MegatronLMDummyScheduler):
+            scheduler = self._horizon(scheduler)
+        prepared = AcceleratedScheduler(scheduler, accelerator._optimizers,
+                                        step_with_optimizer=accelerator.step_scheduler_with_optimizer,
+                                        split_batches=accelerator.split_batches, gradient_state=accelerator.gradient_state)
+        accelerator._schedulers.append(prepared)
+        return prepared
+
+    def _horizon(self, dummy: Any) -> Any:
+        from tessera.scheduler import MegatronScheduler
+
+        accelerator = self.accelerator
+        if not accelerator._optimizers:
+            raise ConfigError("prepare() got a MegatronLMDummyScheduler without its optimizer; give both to one prepare()")
+        facts = accelerator._loader_facts or {}
+        horizon = resolve_horizon(
+            self.plugin, total_num_steps=dummy.total_num_steps, warmup_num_steps=dummy.warmup_num_steps or 0,
+            loader_batches=facts.get("batches"), loader_steps=facts.get("steps"), dp=self.state.mesh.dp,
+            num_micro_batches=self.num_micro_batches, micro_batch_size=max(getattr(accelerator, "_batch_sizes", [1])),
+            gradient_accumulation_steps=accelerator.gradient_accumulation_steps)
+        logger.info(horizon.reason)
+        return MegatronScheduler(accelerator._optimizers[0].optimizer, horizon)
+
+
+def _length(loader: Any) -> Optional[int]:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _names_of(model: Any) -> Dict[int, str]:
+    names: Dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name)
+    return names

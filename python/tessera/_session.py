@@ -1,0 +1,399 @@
+"""What stands between Python and one C++ engine: a model's description, its batches, gradients and updates. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from tessera.errors import ConfigError, InvalidArgument
+from tessera.logging import get_logger
+from tessera.utils.config_map import native_config
+
+_IGNORED = -100
+_FROZEN = "frozen"
+logger = get_logger(__name__)
+
+
+@dataclass
+class ModelParameter:
+    """A parameter of the caller's model, under its Hugging Face name."""
+
+    name: str
+    shape: Tuple[int, ...]
+    requires_grad: bool = True
+    ours: str = ""  # the Tessera parameter it is a part of
+
+
+@dataclass
+class Group:
+    """How some parameters are updated: the values of one of the caller's parameter groups."""
+
+    names: List[str]
+    betas: Tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.0
+    origin: int = 0  # the caller's group it is a part of
+    lr_mult: float = 1.0
+    weight_decay: Optional[float] = None  # instead of that group's
+
+
+@dataclass
+class OptimizerDescription:
+    kind: str = "adamw"  # adamw, adam or sgd
+    nesterov: bool = False
+    groups: List[Group] = field(default_factory=list)
+
+
+@dataclass
+class Source:
+    """Where weights come from: a folder, tensors in memory (name, dtype, shape, address; `owner` keeps them), or neither:
+    drawn at random."""
+
+    folder: Optional[Path] = None
+    tensors: Optional[List[Tuple[str, str, Sequence[int], int]]] = None
+    owner: Any = None
+
+
+class OpenCall:
+    """A gradient that was computed and waits for its factor. Whoever drops it drops the gradient."""
+
+    def __init__(self, session: "Session", number: int):
+        self._session = weakref.ref(session)
+        self.number = number
+        self.used = False
+
+    def add(self, factor: float) -> None:
+        """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
+        if self.used:
+            raise RuntimeError("this loss was backwarded before: its gradient is a part of the accumulated one already. "
+                               "Call the model again for another one")
+        self.used = True
+        session = self._session()
+        session.check_factor(factor)
+        session.engine.add_call(self.number, factor)
+
+    def __del__(self):
+        session = self._session()
+        if not self.used and session is not None and session.engine is not None:
+            session.engine.drop_call(self.number)
+
+
+class OpenForward:
+    """Tapes of a forward pass that wait for the gradient of what it returned."""
+
+    def __init__(self, session: "Session", number: int):
+        self._session = weakref.ref(session)
+        self.number = number
+        self.used = False
+
+    def backward(self, upstream: Any) -> None:
+        if self.used:
+            raise RuntimeError("backward ran through these logits before, and their activations are gone; call the model again")
+        self.used = True
+        self._session().engine.backward(self.number, upstream)
+
+    def __del__(self):
+        session = self._session()
+        if not self.used and session is not None and session.engine is not None:
+            session.engine.drop_forward(self.number)
+
+
+class Session:
+    """One model in training. `config_json`: the text of its config.json.
+
+    The engine comes into being with build(): before that nothing is allocated and parameters can be put into groups."""
+
+    def __init__(self, config_json: str, parameters: Sequence[ModelParameter], source: Source, state: Any,
+                 dtype: str = "float32"):
+        from tessera import _C
+
+        self.config_json = config_json
+        self.config: dict = json.loads(config_json)
+        self.source = source
+        self.dtype = dtype
+        self.state = state
+        self.engine: Any = None
+        self.optimizer: Optional[OptimizerDescription] = None
+        self.clip_grad = 0.0  # the plugin's
+        self.seq_length: Optional[int] = None
+        self.micro_batch_size = 1
+        self.consumed_samples = 0
+        self.last_loss: Optional[float] = None
+        self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
+        self._log: Any = None
+        self.grad_scaler: Any = None
+        self._clip_once: Optional[float] = None
+        self._group_values: List[dict] = []
+        self._items, notes = _C.hf_model_items(config_json)
+        for note in notes:
+            logger.warning(note)
+        self._parts = {part[0]: ours for ours, parts in _C.hf_parameters(config_json) for part in parts}
+        self.mappings = {ours: parts for ours, parts in _C.hf_parameters(config_json)}
+        self.parameters = [self._placed(parameter) for parameter in parameters]
+
+    def _placed(self, parameter: ModelParameter) -> ModelParameter:
+        ours = self._parts.get(parameter.name)
+        if ours is None and parameter.name == "lm_head.weight":  # tied: the table's other name
+            ours = "embedding.word_embeddings.weight"
+        if ours is None:
+            raise ConfigError(f"the model has a parameter '{parameter.name}' that a {self.config.get('model_type')} of this "
+                              "config has not; Tessera builds models from their config alone and cannot train it")
+        parameter.ours = ours
+        return parameter
+
+    @property
+    def plugin(self) -> Any:
+        return self.state.megatron_lm_plugin
+
+    @property
+    def mesh(self) -> Any:
+        return self.state.mesh
+
+    @property
+    def num_micro_batches(self) -> int:
+        return 1 if self.plugin is None else self.plugin.num_micro_batches
+
+    # The engine.
+
+    def build(self, trainable: bool = True) -> None:
+        """Makes the engine and gives it its weights. Collective."""
+        if self.engine is not None:
+            return
+        from tessera import _C
+        from tessera.utils.random import last_seed
+
+        optimizer = self.optimizer or OptimizerDescription()
+        first = optimizer.groups[0] if optimizer.groups else Group([])
+        defaults: Dict[str, Any] = {"name": optimizer.kind, "weight_decay": 0.0}
+        if optimizer.kind == "sgd":
+            defaults.update(momentum=max((group.momentum for group in optimizer.groups), default=0.0),
+                            nesterov=optimizer.nesterov)
+        else:
+            defaults.update(betas=list(first.betas), eps=first.eps)
+        config = native_config(
+            plugin=self.plugin, hf_config=self.config, pretrained=self.source.folder is not None or
+            self.source.tensors is not None, optimizer_defaults=defaults, world_size=self.state.num_processes,
+            mixed_precision=self.state.mixed_precision, seq_length=self.seq_length, micro_batch_size=self.micro_batch_size,
+            seed=last_seed(), timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
+            cpu=self.state._device.type == "cpu", threads=_threads(self.state))
+        if self.state._device.type == "cuda":
+            config["device"].update(type="cuda", index=self.state._device.index or 0)
+        self.clip_grad = config["optimizer"]["clip_grad"]
+        model = dict(self._items)
+        changed = config.pop("model")
+        overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
+        overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
+        if "init_std" not in changed and self.config.get("initializer_range") is not None:
+            overrides.append(f"model.init_std={self.config['initializer_range']}")
+        groups, group_of = self._grouped(optimizer, trainable)
+        self._group_values = [dict(group) for group in groups]
+        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
+        self.engine.set_micro_batches(self.num_micro_batches)
+        self._load(changed)
+
+    def _load(self, changed: dict) -> None:
+        if self.source.tensors is not None:
+            self.engine.load_views(self.config_json, self.source.tensors)
+        elif self.source.folder is not None:
+            logger.info(f"weights from {self.source.folder}")
+            self.engine.load_folder(self.source.folder)
+        else:
+            logger.info("the model has no weights yet: they are drawn at random")
+        self.source.tensors = self.source.owner = None
+
+    def _grouped(self, optimizer: OptimizerDescription, trainable: bool) -> Tuple[List[dict], Dict[str, int]]:
+        """The engine's groups, the last one for what is not trained, and the group of each of its parameters."""
+        if not trainable or not optimizer.groups:
+            return [], {}
+        values = [self._values(optimizer, group) for group in optimizer.groups] + [{_FROZEN: True}]
+        place = {name: i for i, group in enumerate(optimizer.groups) for name in group.names}
+        chosen: Dict[str, Tuple[int, str]] = {}
+        for parameter in self.parameters:
+            number = place.get(parameter.name, len(values) - 1) if parameter.requires_grad else len(values) - 1
+            tied = parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight"
+            if tied and parameter.name not in place:
+                continue  # the table's own name decides
+            other = chosen.setdefault(parameter.ours, (number, parameter.name))
+            if other[0] != number and values[other[0]] != values[number]:
+                raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
+                                  "must be in the same parameter group, or both be frozen")
+            if other[0] != number:
+                raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}); put "
+                                  "them into the same parameter group")
+        return values, {ours: number for ours, (number, _) in chosen.items()}
+
+    @staticmethod
+    def _values(optimizer: OptimizerDescription, group: Group) -> dict:
+        if optimizer.kind == "sgd":
+            return {"momentum": group.momentum}
+        return {"beta1": group.betas[0], "beta2": group.betas[1], "eps": group.eps}
+
+    # Batches.
+
+    def batch(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
+              shifted: bool = False, document_ids: Any = None) -> Any:
+        """This data rank's samples, arrays [batch, seq] as a Hugging Face model takes them, as a _C.Batch. `labels` are
+        those of the same positions unless `shifted`; attention stays within equal `document_ids`. Collective over data
+        ranks."""
+        import numpy as np
+
+        from tessera import _C
+
+        tokens = np.asarray(input_ids)
+        if tokens.ndim != 2:
+            raise InvalidArgument(f"input_ids have the shape {tuple(tokens.shape)}; they must be [batch, sequence]")
+        for name, array in (("attention_mask", attention_mask), ("labels", labels), ("position_ids", position_ids)):
+            if array is not None and name != "position_ids" and tuple(np.shape(array)) != tokens.shape:
+                raise InvalidArgument(f"{name} has the shape {tuple(np.shape(array))}, input_ids {tuple(tokens.shape)}; they "
+                                      "must be the same [batch, sequence]")
+        begin, end = _key_ranges(attention_mask)
+        documents = document_ids
+        if position_ids is not None:
+            position_ids = np.broadcast_to(np.asarray(position_ids), tokens.shape)
+            if attention_mask is None and documents is None and not shifted:  # packed samples: a position that does not follow the one before begins another one
+                steps = np.diff(position_ids, axis=1, prepend=position_ids[:, :1] - 1) != 1
+                documents = np.cumsum(steps, axis=1) if steps.any() else None
+        if labels is not None and not shifted:
+            labels = np.asarray(labels)
+            labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), _IGNORED, labels.dtype)], axis=1)
+        sample0, total = self._place_of(len(tokens))
+        self._batch_tokens = total * tokens.shape[1]
+        return _C.Batch(tokens, labels, position_ids, begin, end, documents, sample0, total)
+
+    def _place_of(self, samples: int) -> Tuple[int, int]:
+        import numpy as np
+
+        if self.mesh.dp == 1:
+            return 0, samples
+        counts = self.mesh.data.all_gather(np.array([samples], dtype=np.int64))[:, 0]
+        return int(counts[: self.mesh.data.rank].sum()), int(counts.sum())
+
+    def train(self, batch: Any) -> Tuple[float, OpenCall]:
+        """Forward and backward: the mean loss over all data ranks, and the gradient, which belongs to nothing yet."""
+        self._tokens += self._batch_tokens
+        number, loss = self.engine.open_call(batch)
+        return loss, OpenCall(self, number)
+
+    def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
+        self._tokens += self._batch_tokens
+        number, _ = self.engine.open_call_with_loss(batch, output, loss)
+        return OpenCall(self, number)
+
+    def evaluate(self, batch: Any) -> float:
+        total, targets = self.engine.evaluate_sum(batch)
+        return total / targets if targets else float("nan")
+
+    def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
+        """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks."""
+        self._tokens += self._batch_tokens if record else 0
+        number, array = self.engine.forward(batch, output, record)
+        return array, OpenForward(self, number) if record else None
+
+    # Updates.
+
+    def check_factor(self, factor: float) -> None:
+        """Every rank must scale a call's gradient alike. Errors: InvalidArgument naming the factors."""
+        import numpy as np
+
+        if self.state.num_processes == 1:
+            return
+        factors = self.state.world.all_gather(np.array([factor], dtype=np.float64))[:, 0]
+        if not (factors == factors[0]).all() and not np.isnan(factors).all():
+            raise InvalidArgument("ranks backwarded the same loss with different factors: "
+                                  f"{', '.join(f'rank {i}: {value:g}' for i, value in enumerate(factors))}. The model's own "
+                                  "loss is known on every rank, so what it is multiplied by must be equal too")
+
+    def has_gradient(self) -> bool:
+        return self.engine is not None and self.engine.finished_calls > 0
+
+    def zero_grad(self) -> None:
+        if self.engine is not None:
+            self.engine.zero_grad()
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """The gradient's true global norm; the next update clips to `max_norm` (or to the plugin's, if that is less)."""
+        norm = self.engine.grad_norm()
+        limits = [limit for limit in (max_norm, self.clip_grad, self._clip_once) if limit]
+        self._clip_once = min(limits)
+        return norm
+
+    def update(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> dict:
+        """One optimizer step with (lr, weight decay) and the other options of each of the caller's groups: grad_norm
+        (before clipping), skipped, loss_scale."""
+        own = []
+        for number, group in enumerate(self.optimizer.groups):
+            lr, weight_decay = rates[group.origin]
+            own.append((lr * group.lr_mult, weight_decay if group.weight_decay is None else group.weight_decay))
+            values = self._values(self.optimizer, Group([], **options[group.origin]))
+            if values != self._group_values[number]:
+                self.engine.set_group(number, values)
+                self._group_values[number] = values
+        self.engine.set_clip_grad(self._clip_once or self.clip_grad)
+        self._clip_once = None
+        result = self.engine.update([*own, (0.0, 0.0)])
+        if self._log is None:
+            from tessera._step_log import StepLog
+
+            self._log = StepLog(self.state)
+        self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
+        self._tokens = 0
+        return result
+
+    # Whole weights and gradients.
+
+    def collect(self, gradients: bool = False) -> Dict[str, Any]:
+        """fp32 arrays by Hugging Face name on rank 0, {} elsewhere. Collective."""
+        whole: Dict[str, Any] = {}
+        self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
+        return whole
+
+    def _split(self, ours: str, array: Any) -> Dict[str, Any]:
+        import numpy as np
+
+        parts, row = {}, 0
+        for name, shape, transposed in self.mappings[ours]:
+            rows = shape[1] if transposed else shape[0]
+            part = array[row: row + rows]
+            parts[name] = np.ascontiguousarray(part.T) if transposed else part
+            row += rows
+        return parts
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        self.engine = None
+
+
+def _threads(state: Any) -> int:
+    """CPU threads of this process; 0 leaves the choice to the engine."""
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("TESSERA_THREADS"):
+        return int(os.environ.get("TESSERA_THREADS") or os.environ["OMP_NUM_THREADS"])
+    if state.num_processes == 1:
+        return 0
+    from tessera import _C
+
+    local = _C.environment().get("local_world_size") or state.num_processes
+    return max(1, (os.cpu_count() or 1) // local)
+
+
+def _key_ranges(attention_mask: Any) -> Tuple[Any, Any]:
+    """First and one past the last key of each sample; (None, None) where all keys count."""
+    import numpy as np
+
+    if attention_mask is None:
+        return None, None
+    mask = np.asarray(attention_mask) != 0
+    if mask.all():
+        return None, None
+    length = mask.shape[1]
+    begin = np.where(mask.any(axis=1), mask.argmax(axis=1), 0)
+    end = np.where(mask.any(axis=1), length - mask[:, ::-1].argmax(axis=1), 0)
+    holes = np.flatnonzero(mask.sum(axis=1) != end - begin)
+    if len(holes):
+        raise InvalidArgument(f"attention_mask of sample {int(holes[0])} has zeros between ones; only padding at the ends can "
+                              "be masked. For packed samples give position_ids that restart, and no mask")
+    return begin, end

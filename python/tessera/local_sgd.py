@@ -1,0 +1,7 @@
+"""LocalSGD under the module path that scripts import it from."""
+
+from tessera.utils.foreign_functions import find
+
+LocalSGD = find("LocalSGD")
+
+__all__ = ["LocalSGD"]

@@ -1,0 +1,150 @@
+"""The optimizer that prepare() returns: torch's in all that schedulers and scripts look at, Tessera's in step()."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import torch
+
+from tessera._session import Group, OptimizerDescription, Session
+from tessera.errors import ConfigError
+from tessera.utils.refusals import warn_once
+
+__all__ = ["AcceleratedOptimizer", "describe"]
+
+_REFUSED = {"amsgrad": "the amsgrad variant", "maximize": "maximising", "differentiable": "differentiating through a step"}
+
+
+def kind_of(optimizer: Any) -> str:
+    """adamw, adam or sgd. Errors: ConfigError naming what is supported."""
+    adam, sgd = torch.optim.Adam, torch.optim.SGD
+    if isinstance(optimizer, torch.optim.AdamW):
+        return "adamw"
+    if type(optimizer) is adam:
+        return "adamw" if optimizer.defaults.get("decoupled_weight_decay") else "adam"
+    if type(optimizer) is sgd:
+        return "sgd"
+    raise ConfigError(f"the optimizer {type(optimizer).__module__}.{type(optimizer).__name__} is not supported: its step would "
+                      "have to run on sharded weights. Use torch.optim.AdamW, Adam or SGD")
+
+
+def group_values(group: dict) -> dict:
+    """What the engine needs of a torch parameter group. Errors: ConfigError for options it does not have."""
+    for key, what in _REFUSED.items():
+        if group.get(key):
+            raise ConfigError(f"the optimizer's option {key}=True ({what}) is not supported")
+    if group.get("dampening"):
+        raise ConfigError(f"the optimizer's dampening={group['dampening']} is not supported; use 0")
+    return {"betas": tuple(float(beta) for beta in group.get("betas", (0.9, 0.999))),
+            "eps": float(group.get("eps", 1e-8)), "momentum": float(group.get("momentum", 0.0))}
+
+
+def describe(optimizer: Any, names: dict) -> OptimizerDescription:
+    """`names`: id of a parameter -> its name in the model."""
+    kind = kind_of(optimizer)
+    groups: List[Group] = []
+    for number, group in enumerate(optimizer.param_groups):
+        unknown = [tuple(parameter.shape) for parameter in group["params"] if id(parameter) not in names]
+        if unknown:
+            raise ConfigError(f"parameter group {number} of the optimizer has {len(unknown)} parameters (the first of shape "
+                              f"{unknown[0]}) that are not the model's; give prepare() the model they belong to, or make the "
+                              "optimizer after the model has its last form")
+        own = [names[id(parameter)] for parameter in group["params"]]
+        groups.append(Group(names=own, origin=number, **group_values(group)))
+    nesterov = {bool(group.get("nesterov")) for group in optimizer.param_groups}
+    if len(nesterov) > 1:
+        raise ConfigError("nesterov must be the same in all parameter groups")
+    return OptimizerDescription(kind, nesterov.pop(), groups)
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """`param_groups` are the caller's: whatever a scheduler writes there is what the next step() uses. With gradient
+    accumulation step() and zero_grad() act when the gradients are synchronised, as in Accelerate. A step uses the
+    gradient up: it is zero afterwards even without zero_grad()."""
+
+    def __init__(self, optimizer: Any, session: Session, gradient_state: Any):
+        self.optimizer = optimizer
+        self._session = session
+        self.gradient_state = gradient_state
+        self._is_overflow = False
+        self.scaler = None
+        self.device_placement = True
+        self.last_step: dict = {}
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> list:
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def defaults(self) -> dict:
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict) -> None:
+        self.optimizer.defaults = defaults
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r})"
+
+    def add_param_group(self, param_group: dict) -> None:
+        raise ConfigError("parameter groups cannot be added after prepare(): give the optimizer all of them before")
+
+    def state_dict(self) -> dict:
+        """Rates and options of the groups. Moments are sharded over the ranks: save_state() saves them."""
+        return {"param_groups": [{key: value for key, value in group.items() if key != "params"}
+                                 for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise ConfigError(f"the saved optimizer has {len(saved)} parameter groups, this one {len(self.param_groups)}")
+        for group, values in zip(self.param_groups, saved):
+            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+                          if key != "params"})
+
+    def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
+        if self.gradient_state.sync_gradients:
+            self._session.zero_grad()
+
+    def train(self) -> None:
+        """Nothing to do: no optimizer here has a mode."""
+
+    def eval(self) -> None:
+        """Nothing to do: no optimizer here has a mode."""
+
+    def step(self, closure: Any = None) -> None:
+        """One update of the weights on all ranks (collective). Errors: TrainingError after too many steps in a row whose
+        gradient was not finite."""
+        if closure is not None:
+            raise ConfigError("step(closure) is not supported: compute the loss and call backward before step()")
+        if not self.gradient_state.sync_gradients:
+            return
+        if not self._session.has_gradient():
+            self._is_overflow = False
+            warn_once("optimizer.step() without a gradient does nothing: no loss was backwarded since the last step")
+            return
+        rates = [(float(group["lr"]), float(group.get("weight_decay", 0.0))) for group in self.param_groups]
+        self.last_step = self._session.update(rates, [group_values(group) for group in self.param_groups])
+        self._is_overflow = self.last_step["skipped"]
+        # torch's schedulers warn when the optimizer they know was not stepped before them.
+        self.optimizer._opt_called = True
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step() changed nothing because the gradient was not finite."""
+        return self._is_overflow
+
+
+MegatronLMOptimizerWrapper = AcceleratedOptimizer

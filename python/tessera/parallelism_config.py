@@ -1,0 +1,5 @@
+"""ParallelismConfig under the module path that scripts import it from."""
+
+from tessera.utils.foreign import ParallelismConfig
+
+__all__ = ["ParallelismConfig"]

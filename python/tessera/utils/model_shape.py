@@ -1,0 +1,129 @@
+"""The model's part of the plugin: what a Hugging Face config says, and what Megatron's arguments would change of it."""
+
+from typing import Any, Dict, Optional
+
+from tessera.utils import megatron_args
+from tessera.utils.refusals import config_error, nearest
+
+_POSITIONS = {"absolute": "learned", "learned_absolute": "learned", "learned": "learned", "rotary": "rotary", "rope": "rotary",
+              "alibi": "alibi", "none": "none"}
+_NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+_HEADS = ("multihead", "multiquery")
+
+# What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
+_STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size")
+# What the model given to prepare() says, and nothing can say otherwise.
+_SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
+
+
+def described(config: Optional[dict]) -> Dict[str, Any]:
+    """The native keys of a transformers `config.to_dict()`, as far as the plugin needs them; {} for other types."""
+    config = config or {}
+    kind = config.get("model_type")
+
+    def get(*names: str, absent: Any = None) -> Any:
+        return next((config[name] for name in names if config.get(name) is not None), absent)
+
+    if kind == "gpt2":
+        hidden, heads = get("n_embd", "hidden_size"), get("n_head", "num_attention_heads")
+        activation = get("activation_function", absent="gelu_new")
+        return dict(num_layers=get("n_layer", "num_hidden_layers"), hidden_size=hidden, num_heads=heads, num_kv_heads=heads,
+                    head_dim=hidden // heads, ffn_hidden_size=get("n_inner", absent=4 * hidden), vocab_size=get("vocab_size"),
+                    max_positions=get("n_positions", "n_ctx", "max_position_embeddings"), norm="layernorm",
+                    norm_eps=get("layer_norm_epsilon", absent=1e-5), position_embedding="learned", rope_fraction=1.0,
+                    activation="gelu_tanh" if activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh") else activation,
+                    tied_head=get("tie_word_embeddings", absent=True), linear_bias=True, qkv_bias=True, rope_interleaved=False)
+    if kind in ("llama", "mistral", "qwen2"):
+        hidden, heads = get("hidden_size"), get("num_attention_heads")
+        rope = get("rope_parameters", "rope_scaling", absent={})
+        return dict(num_layers=get("num_hidden_layers"), hidden_size=hidden, num_heads=heads,
+                    num_kv_heads=get("num_key_value_heads", absent=heads), head_dim=get("head_dim", absent=hidden // heads),
+                    ffn_hidden_size=get("intermediate_size"), vocab_size=get("vocab_size"),
+                    max_positions=get("max_position_embeddings", absent=2048), norm="rmsnorm",
+                    norm_eps=get("rms_norm_eps", absent=1e-6), position_embedding="rotary", rope_fraction=1.0,
+                    rope_theta=rope.get("rope_theta") or get("rope_theta", absent=10000.0), activation="swiglu",
+                    tied_head=get("tie_word_embeddings", absent=False), linear_bias=get("mlp_bias", absent=False),
+                    qkv_bias=kind == "qwen2" or get("attention_bias", absent=False), rope_interleaved=False)
+    return {}
+
+
+def _one_of(name: str, value: Any, table: Dict[str, str]) -> str:
+    if value not in table:
+        raise config_error(f"other_megatron_args: {name} is {value!r}; it must be one of {', '.join(table)}"
+                           f"{nearest(str(value), table)}")
+    return table[value]
+
+
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+        raise config_error(f"other_megatron_args: {name} is {value!r}; it must be "
+                           f"{'an integer' if kind is int else 'a number'} above 0")
+    return value
+
+
+def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
+    """What the arguments of effect "model" ask for, under native keys. Switches that are off ask for nothing."""
+    asked: Dict[str, Any] = {}
+
+    def on(name: str) -> bool:
+        return bool(arguments.get(name))
+
+    kinds = {"ffn_hidden_size": int, "kv_channels": int, "rotary_base": float, "rotary_percent": float, "init_method_std": float,
+             "layernorm_epsilon": float, "norm_epsilon": float, "num_layers": int, "hidden_size": int,
+             "num_attention_heads": int, "max_position_embeddings": int, "orig_vocab_size": int, "vocab_size": int}
+    for name, kind in kinds.items():
+        if arguments.get(name) is not None:
+            asked[megatron_args.ARGUMENTS[name][1]] = _number(name, arguments[name], kind)
+    if arguments.get("position_embedding_type") is not None:
+        asked["position_embedding"] = _one_of("position_embedding_type", arguments["position_embedding_type"], _POSITIONS)
+    elif arguments.get("add_position_embedding") is False:
+        asked["position_embedding"] = "none"
+    if arguments.get("normalization") is not None:
+        asked["norm"] = _one_of("normalization", arguments["normalization"], _NORMS)
+    if arguments.get("attention_head_type") is not None:
+        kind = _one_of("attention_head_type", arguments["attention_head_type"], {name: name for name in _HEADS})
+        asked["num_kv_heads"] = 1 if kind == "multiquery" else (heads or 0)
+    if arguments.get("num_query_groups") is not None and (on("group_query_attention") or arguments["num_query_groups"] != 1):
+        asked["num_kv_heads"] = _number("num_query_groups", arguments["num_query_groups"], int)
+    elif on("group_query_attention"):
+        raise config_error("other_megatron_args: group_query_attention needs num_query_groups")
+    for name, key, value in (("swiglu", "activation", "swiglu"), ("openai_gelu", "activation", "gelu_tanh"),
+                             ("rotary_interleaved", "rope_interleaved", True), ("add_qkv_bias", "qkv_bias", True),
+                             ("untie_embeddings_and_output_weights", "tied_head", False)):
+        if on(name):
+            asked[key] = value
+    if on("disable_bias_linear") or arguments.get("add_bias_linear") is False:
+        asked["linear_bias"] = False
+        asked.setdefault("qkv_bias", False)  # Megatron's switch is for both
+    return asked
+
+
+def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """The keys of the native section `model` that the plugin sets over those of the Hugging Face config.
+
+    Errors: ConfigError when the plugin contradicts pretrained weights, or sizes that the model given to prepare() has.
+    """
+    own = described(hf_config)
+    asked = _asked(megatron_args.normalised(plugin.other_megatron_args or {}), own.get("num_heads"))
+    if plugin.use_rotary_position_embeddings:
+        if asked.get("position_embedding", "rotary") != "rotary":
+            raise config_error("MegatronLMPlugin.use_rotary_position_embeddings contradicts other_megatron_args' "
+                               "position_embedding_type; remove one")
+        asked["position_embedding"] = "rotary"
+    for key in _SIZES:
+        wanted = asked.pop(key, None)
+        if wanted is not None and own and own[key] != wanted:
+            raise config_error(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
+                               "change the model's config")
+    for key in _STRUCTURE:
+        if pretrained and key in asked and key in own and asked[key] != own[key]:
+            raise config_error(f"the plugin asks for {key} {asked[key]!r}, but the pretrained weights are of a model with "
+                               f"{own[key]!r}; remove it, or start from a config without weights")
+    if pretrained and own:
+        asked = {key: value for key, value in asked.items() if key not in _STRUCTURE}
+    if plugin.hidden_dropout is not None:
+        asked["dropout"] = plugin.hidden_dropout
+    if plugin.attention_dropout is not None:
+        asked["attention_dropout"] = plugin.attention_dropout
+    return asked

@@ -1,0 +1,73 @@
+"""Seeds and the states of random generators."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, List, Optional, Union
+
+from tessera.state import PartialState
+from tessera.utils.enums import RNGType
+from tessera.utils.refusals import not_ours
+
+_last_seed: Optional[int] = None
+
+
+def last_seed() -> Optional[int]:
+    """The seed of the last `set_seed`, the same on every process; None if there was none. The engine's own numbers
+    (initial weights, dropout) follow from it."""
+    return _last_seed
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seeds Python's, NumPy's and (where it is installed) PyTorch's generators, and the engine that is prepared after
+    it.
+
+    `device_specific` adds the number of the process; the engine keeps the common seed, as its numbers must not depend
+    on the layout. `deterministic` asks PyTorch for deterministic algorithms; the engine's are."""
+    global _last_seed
+    import numpy as np
+
+    _last_seed = int(seed)
+    own = _last_seed + (PartialState().process_index if device_specific else 0)
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    try:
+        import torch  # also where nobody has yet: a model that is made later draws from its generator
+    except ImportError:
+        return
+    torch.manual_seed(own)  # of all GPUs too
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def synchronize_rng_state(rng_type: Optional[Union[str, RNGType]] = None, generator: Any = None) -> None:
+    """All processes take the state of rank 0's generator: `torch`, `cuda` or `generator` (the torch.Generator given).
+    Collective. Errors: ValueError without a generator; NotImplementedError for other devices."""
+    from tessera.utils.operations import broadcast_object_list
+
+    kind = RNGType(rng_type)
+    if kind == RNGType.GENERATOR and generator is None:
+        raise ValueError("synchronize_rng_state('generator') needs the generator")
+    if kind not in (RNGType.TORCH, RNGType.CUDA, RNGType.GENERATOR):
+        raise not_ours(f"the generator '{kind}'", f"{kind} devices", "name 'torch', 'cuda' or 'generator'")
+    import torch
+
+    if kind == RNGType.CUDA and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA generator: this PyTorch has no GPU")
+    state = {
+        RNGType.TORCH: torch.get_rng_state,
+        RNGType.CUDA: torch.cuda.get_rng_state,
+        RNGType.GENERATOR: lambda: generator.get_state(),
+    }[kind]()
+    state = broadcast_object_list([state])[0]
+    {
+        RNGType.TORCH: torch.set_rng_state,
+        RNGType.CUDA: torch.cuda.set_rng_state,
+        RNGType.GENERATOR: lambda value: generator.set_state(value),
+    }[kind](state)
+
+
+def synchronize_rng_states(rng_types: List[Union[str, RNGType]], generator: Any = None) -> None:
+    """synchronize_rng_state for each of them."""
+    for rng_type in rng_types:
+        synchronize_rng_state(rng_type, generator=generator)

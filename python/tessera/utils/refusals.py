@@ -1,0 +1,29 @@
+"""How settings are refused and warned about: one sentence each."""
+
+import difflib
+from typing import Iterable
+
+from tessera.errors import ConfigError
+
+
+def config_error(message: str) -> Exception:
+    """A tessera.ConfigError (a ValueError too), to be raised by the caller."""
+    return ConfigError(message)
+
+
+def not_ours(name: str, what: str, instead: str) -> NotImplementedError:
+    """The refusal of a name that belongs to another engine, to be raised by the caller."""
+    return NotImplementedError(f"{name} is for {what}, which Tessera does not run; {instead}")
+
+
+def warn_once(text: str) -> None:
+    """Says it once per process, on the main process."""
+    from tessera.logging import warn_once as warn
+
+    warn(text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """"; did you mean 'x'?" or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,58 @@
+#pragma once
+/// The vocabulary of `accelerate launch`: which of its flags and keys Tessera follows, warns about or
+/// refuses.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/launch/settings.hpp"
+
+namespace tessera::launching {
+
+/// A key of `megatron_lm_config`, which is a flag too.
+struct MegatronKey {
+  enum class Kind { integer, number, boolean, text };
+  std::string_view name;  ///< with its prefix megatron_lm_
+  Kind kind;
+  std::string_view help;
+};
+
+/// All of them, of every version of Accelerate.
+std::span<const MegatronKey> megatron_keys();
+
+/// What is wrong with a value of that key, as a sentence without subject ("must be an integer, not 'x'");
+/// empty if nothing is. A value that asks for a part that is not in this build is refused by its reason.
+std::string fault_of(const MegatronKey& key, const std::string& value);
+
+/// The variable that hands it to the script: MEGATRON_LM_TP_DEGREE.
+std::string variable_of(const MegatronKey& key);
+
+/// The flags that are neither of Tessera's launcher nor of Megatron's group.
+struct AccelerateFlags {
+  bool multi_gpu = false, use_megatron_lm = false, debug = false, same_network = false;
+  bool enable_cpu_affinity = false;
+  bool dynamo_use_fullgraph = false, dynamo_use_dynamic = false, dynamo_use_regional_compilation = false;
+  std::optional<std::string> mixed_precision, gpu_ids, tee, role, rdzv_backend, rdzv_conf;
+  std::optional<std::string> dynamo_backend, dynamo_mode, monitor_interval, gradient_accumulation_steps;
+  std::vector<std::optional<std::string>> megatron =
+      std::vector<std::optional<std::string>>(megatron_keys().size());  ///< in the order of megatron_keys()
+};
+
+/// What the flags say. Errors: ConfigError, one line per fault.
+LaunchSettings settings_of(const AccelerateFlags& flags);
+
+/// Says that torch.compile is not used, and switches it off for the script.
+void leave_out_dynamo(LaunchSettings& settings, const std::string& backend);
+
+/// Why a flag of Accelerate's that Tessera does not have is refused; empty if it is none of Accelerate's.
+/// `flag` may be written with '-' or '_'.
+std::string foreign_flag(std::string_view flag);
+
+/// The file that is read when none is named: the one that `tessera config` writes, or else the one that
+/// `accelerate config` writes; nullopt if there is neither. `environment`: "NAME=value".
+std::optional<std::string> default_launch_file(const std::vector<std::string>& environment);
+
+}  // namespace tessera::launching

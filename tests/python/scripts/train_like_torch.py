@@ -1,0 +1,107 @@
+"""Trains a tiny model twice from the same weights: by PyTorch on all samples, and by Tessera on this layout. Rank 0 writes what
+both got as JSON. Arguments: family, tp, pp, micro-batches, output, and key=value options."""
+
+import copy
+import json
+import sys
+
+import torch
+import transformers
+
+from tessera import Accelerator
+from tessera.utils import MegatronLMPlugin, full_gradients
+
+STEPS, SEQ = 20, 12
+
+
+def make_model(family: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    if family == "gpt2":
+        config = transformers.GPT2Config(n_layer=4, n_embd=24, n_head=4, vocab_size=101, n_positions=16, resid_pdrop=0.0,
+                                         embd_pdrop=0.0, attn_pdrop=0.0)
+        return transformers.GPT2LMHeadModel(config)
+    config = transformers.LlamaConfig(num_hidden_layers=4, hidden_size=24, num_attention_heads=6, num_key_value_heads=2,
+                                      intermediate_size=40, vocab_size=101, max_position_embeddings=16,
+                                      tie_word_embeddings=False)
+    return transformers.LlamaForCausalLM(config)
+
+
+def make_dataset() -> list:
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for i in range(STEPS * 8 + 5):  # the last batch is short
+        ids = torch.randint(0, 101, (SEQ,), generator=generator)
+        mask, labels = torch.ones(SEQ, dtype=torch.long), ids.clone()
+        if i % 3 == 1:  # padding on the right
+            mask[SEQ - 1 - i % 4:] = 0
+            labels[SEQ - 1 - i % 4:] = -100
+        labels[: i % 5] = -100
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return rows
+
+
+def make_optimizer(model: torch.nn.Module) -> tuple:
+    decayed = [p for n, p in model.named_parameters() if p.ndim > 1]
+    others = [p for n, p in model.named_parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 2e-3}],
+                                  lr=5e-3, betas=(0.9, 0.95), eps=1e-5)
+    return optimizer, transformers.get_scheduler("cosine", optimizer, num_warmup_steps=4, num_training_steps=STEPS + 1)
+
+
+def main() -> None:
+    family, tp, pp, micro_batches, output = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+    options = dict(text.split("=") for text in sys.argv[6:])
+    model = make_model(family)
+    reference = copy.deepcopy(model)
+    optimizer, scheduler = make_optimizer(model)
+    plugin = None
+    if tp * pp > 1 or "plugin" in options:
+        plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, num_micro_batches=micro_batches, gradient_clipping=0.7,
+                                  use_distributed_optimizer=options.get("zero") == "1",
+                                  sequence_parallelism=options.get("sp") == "1",
+                                  num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
+                                  recompute_activations=options.get("recompute") == "1")
+    accelerator = Accelerator(megatron_lm_plugin=plugin)
+    dp = accelerator.state.mesh.dp
+    loader = torch.utils.data.DataLoader(make_dataset(), batch_size=8 // (dp * micro_batches))
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+
+    plain_optimizer, plain_scheduler = make_optimizer(reference)
+    losses, expected, norms, expected_norms, gradient_error = [], [], [], [], 0.0
+    dataset = make_dataset()
+    for step, batch in enumerate(loader):
+        outputs = model(**batch)
+        accelerator.backward(outputs.loss)
+        gradients = full_gradients(model) if step < 2 else {}
+        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.7)))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(outputs.loss.item())
+        rows = dataset[step * 8: step * 8 + 8]
+        plain = reference(**{key: torch.stack([row[key] for row in rows]) for key in rows[0]})
+        plain.loss.backward()
+        if gradients:  # later ones differ by what rounding has made of the weights
+            largest = max(p.grad.abs().max().item() for p in reference.parameters())
+            gradient_error = max(gradient_error, *((gradients[n] - p.grad).abs().max().item() / largest
+                                                   for n, p in reference.named_parameters()))
+        expected_norms.append(float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.7)))
+        plain_optimizer.step()
+        plain_scheduler.step()
+        plain_optimizer.zero_grad()
+        expected.append(plain.loss.item())
+    state = model.state_dict()
+    model.save_pretrained(output + ".hf")
+    if accelerator.is_main_process:
+        weights = max((state[n] - p).abs().max().item() for n, p in reference.named_parameters())
+        reloaded = transformers.AutoModelForCausalLM.from_pretrained(output + ".hf")
+        again = max((p - state[n]).abs().max().item() for n, p in reloaded.named_parameters())
+        with open(output, "w") as file:
+            json.dump({"losses": losses, "expected": expected, "norms": norms, "expected_norms": expected_norms,
+                       "gradient_error": gradient_error, "weight_error": weights, "reload_error": again,
+                       "steps": len(losses), "lr": scheduler.get_last_lr()[0], "kind": str(accelerator.distributed_type)}, file)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What scripts get wrong: the error says what, where and what to do, and all ranks end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+HEAD = """
+import torch, transformers
+from tessera import Accelerator
+from tessera.utils import MegatronLMPlugin
+
+def gpt2(**changes):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**dict(n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=8),
+                                                                  **changes}))
+
+ids = torch.randint(0, 50, (2, 6))
+
+def expect(kind, *words):
+    class Expect:
+        def __enter__(self):
+            return self
+        def __exit__(self, type, error, traceback):
+            assert type is not None, f"no error, expected {kind} with {words}"
+            assert issubclass(type, kind), (type, error)
+            missing = [word for word in words if word not in str(error)]
+            assert not missing, f"{missing} not in: {error}"
+            return True
+    return Expect()
+"""
+
+ONE_PROCESS = HEAD + """
+import tessera
+accelerator = Accelerator()
+with expect(tessera.ConfigError, "'bert' is not supported", "gpt2, llama, mistral and qwen2"):
+    accelerator.prepare(transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1,
+                                                                             intermediate_size=8, vocab_size=20)))
+with expect(tessera.ConfigError, "no Hugging Face config"):
+    accelerator.prepare(torch.nn.Linear(2, 2))
+with expect(tessera.ConfigError, "two models"):
+    accelerator.prepare(gpt2(), gpt2())
+with expect(tessera.ConfigError, "before its model"):
+    accelerator.prepare(torch.optim.AdamW(gpt2().parameters()))
+with expect(tessera.ConfigError, "RMSprop", "AdamW, Adam or SGD"):
+    model = gpt2()
+    accelerator.prepare(model, torch.optim.RMSprop(model.parameters()))
+accelerator.free_memory()
+with expect(tessera.ConfigError, "amsgrad"):
+    model = gpt2()
+    accelerator.prepare(model, torch.optim.AdamW(model.parameters(), amsgrad=True))
+accelerator.free_memory()
+with expect(tessera.ConfigError, "not the model's"):
+    accelerator.prepare(gpt2(), torch.optim.AdamW(gpt2().parameters()))
+accelerator.free_memory()
+plain = gpt2()
+optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+model, optimizer = accelerator.prepare(plain, optimizer)
+with expect(ValueError, "max_positions 8"):
+    model(input_ids=torch.zeros(1, 9, dtype=torch.long), labels=torch.zeros(1, 9, dtype=torch.long))
+with expect(tessera.Error, "50"):
+    model(input_ids=ids + 50, labels=ids)
+with expect(ValueError, "without input_ids"):
+    model(labels=ids)
+with expect(ValueError, "special_tokens_mask"):
+    model(input_ids=ids, special_tokens_mask=ids)
+with expect(ValueError, "inputs_embeds"):
+    model(input_ids=ids, inputs_embeds=torch.zeros(2, 6, 16))
+with expect(ValueError, "zeros between ones"):
+    model(input_ids=ids, labels=ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1]] * 2))
+with expect(ValueError, "labels has the shape"):
+    model(input_ids=ids, labels=ids[:, :3])
+with expect(tessera.ConfigError, "whole model"):
+    accelerator.clip_grad_norm_(list(model.parameters())[:2], 1.0)
+for width in (6, 3, 8, 1, 6):  # shapes may change from batch to batch; one token has no target
+    if width > 1:
+        accelerator.backward(model(input_ids=ids[:, :1].expand(2, width), labels=ids[:, :1].expand(2, width)).loss)
+        optimizer.step()
+accelerator.save_state("saved")
+accelerator.free_memory()
+other = gpt2(n_layer=3, n_embd=24)
+model, optimizer = accelerator.prepare(other, torch.optim.AdamW(other.parameters()))
+with expect(tessera.CheckpointError, "does not fit", "decoder.layers.2", "[50, 16]", "[50, 24]"):
+    accelerator.load_state("saved")
+with expect(tessera.CheckpointError, "no state"):
+    accelerator.load_state("nowhere")
+with expect(NotImplementedError, "LOMO"):
+    accelerator.lomo_backward(None, 0.1)
+print("ALL REFUSED")
+"""
+
+FAILS_ON_ONE = HEAD + """
+accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=2))
+model = gpt2()
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for step in range(3):
+    if step == 1 and accelerator.process_index == 1:
+        raise ZeroDivisionError("something of the user's")
+    accelerator.backward(model(input_ids=ids, labels=ids).loss)
+    optimizer.step()
+"""
+
+WRONG_DEGREES = HEAD + """
+Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=3))
+"""
+
+
+def run(python_build, tmp_path, script: str, processes: int = 1):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    command = [str(python_build.build / "tessera"), "launch", "--num_processes", str(processes), str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, env={
+        **os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **python_build.environment})
+
+
+def test_what_one_process_refuses(python_build, tmp_path):
+    done = run(python_build, tmp_path, ONE_PROCESS)
+    assert "ALL REFUSED" in done.stdout, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+def test_an_exception_on_one_rank_ends_all(python_build, tmp_path):
+    done = run(python_build, tmp_path, FAILS_ON_ONE, 2)
+    assert done.returncode != 0
+    report = done.stderr[done.stderr.rindex("error: rank"):] if "error: rank" in done.stderr else done.stderr
+    assert report.startswith("error: rank 1"), done.stderr[-4000:]
+    assert "ZeroDivisionError: something of the user's" in done.stderr
+
+
+def test_degrees_that_do_not_fit_the_processes(python_build, tmp_path):
+    done = run(python_build, tmp_path, WRONG_DEGREES, 2)
+    assert done.returncode != 0 and "tp_degree" in done.stderr and "2" in done.stderr, done.stderr[-3000:]

@@ -1,0 +1,61 @@
+"""The same script in plain PyTorch and in Tessera: losses, gradients, weights, on every kind of layout."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_like_torch.py"
+# family, processes, tp, pp, micro-batches, options
+LAYOUTS = [
+    ("llama", 1, 1, 1, 1, []),
+    ("gpt2", 2, 1, 1, 2, ["plugin=1", "zero=1"]),
+    ("llama", 2, 1, 1, 1, []),
+    ("gpt2", 2, 1, 2, 4, ["virtual=1", "recompute=1"]),
+    ("llama", 2, 2, 1, 2, ["sp=1"]),
+    ("gpt2", 8, 2, 2, 2, ["zero=1", "sp=1"]),
+]
+
+
+def launch(build: Path, processes: int, arguments: list, environment: dict, torchrun: bool = False, timeout: float = 300) -> None:
+    """Runs a script on so many processes; its output is in the failure's message."""
+    if torchrun:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), *map(str, arguments)]
+    elif processes == 1:
+        command = [sys.executable, *map(str, arguments)]
+    else:
+        command = [str(build / "tessera"), "launch", "--num_processes", str(processes), *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **environment},
+                          capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+
+
+def check(result: dict) -> None:
+    assert result["steps"] == 21
+    for name, limit in (("losses", 1e-5), ("norms", 1e-3)):
+        expected = result["expected" if name == "losses" else "expected_norms"]
+        worst = max(abs(a - b) / abs(b) for a, b in zip(result[name], expected))
+        assert worst <= limit, (name, worst)
+    assert result["gradient_error"] <= 1e-5
+    assert result["weight_error"] <= 5e-5
+    assert result["reload_error"] == 0
+    assert result["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("family, processes, tp, pp, micro, options", LAYOUTS, ids=lambda value: str(value).replace("'", ""))
+def test_layouts(python_build, tmp_path, family, processes, tp, pp, micro, options):
+    output = tmp_path / "result.json"
+    launch(python_build.build, processes, [SCRIPT, family, tp, pp, micro, output, *options], python_build.environment)
+    check(json.loads(output.read_text()))
+
+
+def test_torchrun(python_build, tmp_path):
+    output = tmp_path / "result.json"
+    launch(python_build.build, 2, [SCRIPT, "gpt2", 2, 1, 1, output], python_build.environment, torchrun=True)
+    check(json.loads(output.read_text()))
