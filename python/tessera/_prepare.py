@@ -220,7 +220,7 @@ class Preparation:
         horizon = resolve_horizon(
             self.plugin, total_num_steps=dummy.total_num_steps, warmup_num_steps=dummy.warmup_num_steps or 0,
             loader_batches=facts.get("batches"), loader_steps=facts.get("steps"), dp=self.state.mesh.dp,
-            num_micro_batches=self.num_micro_batches, micro_batch_size=max(getattr(accelerator, "_batch_sizes", [1])),
+            num_micro_batches=self.num_micro_batches, micro_batch_size=accelerator._models[0]._session.micro_batch_size,
             gradient_accumulation_steps=accelerator.gradient_accumulation_steps)
         logger.info(horizon.reason)
         return MegatronScheduler(accelerator._optimizers[0].optimizer, horizon)

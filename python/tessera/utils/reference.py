@@ -27,7 +27,7 @@ def _shown(effect: Effect) -> str:
     if kind == "config":
         return f"`{detail}`"
     if kind == "model":
-        return f"`model.{detail}` of a new model"
+        return f"the model returns `{detail}`" if "." in detail else f"`model.{detail}` of a new model"
     if kind == "field":
         return f"the field `{detail}`"
     if kind == "horizon":

@@ -1,5 +1,6 @@
-"""Gradients of losses that the script makes itself, against PyTorch's, on this layout. Arguments: family, tp, pp, micro-batches,
-output. Rank 0 writes the largest error of each case, relative to the largest element of the gradient."""
+"""Gradients of losses that the script makes itself, against PyTorch's. Arguments: family, output, and layouts
+"tp,pp,micro-batches[,keyword]". Rank 0 writes, for each layout, the largest error of each case relative to the largest element
+of the gradient."""
 
 import copy
 import json
@@ -10,12 +11,12 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, pad
 
 from tessera import Accelerator
+from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import GPTTrainStep, MegatronLMPlugin, avg_losses_across_data_parallel_group, full_gradients
 from train_like_torch import make_model
 
-family, tp, pp, micro_batches, output = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
-keyword_step = "keyword" in sys.argv[6:]
 ROWS, SEQ = 4, 10  # of one data rank
+KEYWORDS = {"keytokens": [3, 17, 40], "alpha": 2.0}
 
 
 class KeywordStep(GPTTrainStep):
@@ -47,21 +48,6 @@ def weighted(inputs, loss_mask, losses, keytokens, alpha):
     return (per_sample * (1.0 + alpha * count)).mean()
 
 
-KEYWORDS = {"keytokens": [3, 17, 40], "alpha": 2.0}
-model = make_model(family)
-reference = copy.deepcopy(model)
-plugin = None
-if tp * pp > 1 or micro_batches > 1 or keyword_step:
-    plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, num_micro_batches=micro_batches, gradient_clipping=0.0,
-                              custom_train_step_class=KeywordStep if keyword_step else None,
-                              custom_train_step_kwargs=KEYWORDS if keyword_step else None)
-accelerator = Accelerator(megatron_lm_plugin=plugin, gradient_accumulation_steps=1)
-dp, mine = accelerator.state.mesh.dp, accelerator.state.mesh.coordinates["dp"]
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-model, optimizer = accelerator.prepare(model, optimizer)
-errors = {}
-
-
 def batch_of(seed: int, rank: int) -> dict:
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     ids = torch.randint(0, 101, (ROWS, SEQ), generator=generator)
@@ -70,98 +56,142 @@ def batch_of(seed: int, rank: int) -> dict:
     return {"input_ids": ids, "labels": labels}
 
 
-def compare(name: str, make_reference) -> None:
-    """make_reference(): runs PyTorch's backward passes on what all data ranks have."""
-    gradients = full_gradients(model)
-    optimizer.step()
-    optimizer.zero_grad()
-    if not accelerator.is_main_process:
-        return
-    reference.zero_grad()
-    make_reference()
-    largest = max(p.grad.abs().max().item() for p in reference.parameters())
-    errors[name] = max((gradients[n] - p.grad).abs().max().item() for n, p in reference.named_parameters()) / largest
-
-
-def everyone(seed: int) -> dict:
-    parts = [batch_of(seed, rank) for rank in range(dp)]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-
-
 def smoothed(logits, ids):
     """Cross-entropy with label smoothing, and a term that punishes large logits."""
     shifted, targets = logits[:, :-1], ids[:, 1:]
     return cross_entropy(shifted.flatten(0, 1), targets.flatten(), label_smoothing=0.1) + 1e-2 * (logits ** 2).mean()
 
 
-if keyword_step:
-    outputs = model(**batch_of(2, mine))
-    accelerator.backward(outputs.loss * 0.5)
+def distance(one, other):
+    return (log_softmax(one, -1) - log_softmax(other, -1)).pow(2).mean()
 
-    def keyword_reference():
-        losses = []
-        for rank in range(dp):
-            batch = batch_of(2, rank)
-            for part in range(micro_batches):
-                rows = slice(part * ROWS // micro_batches, (part + 1) * ROWS // micro_batches)
-                ids = batch["input_ids"][rows]
-                targets = pad(batch["labels"][rows], (0, 1), value=-100)[:, 1:]
-                logits = reference(input_ids=ids).logits
-                token_losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-                losses.append(weighted(ids, (targets != -100).float(), token_losses, **KEYWORDS))
-        loss = torch.stack(losses).mean()
-        (loss * 0.5).backward()
-        errors["keyword loss"] = abs(loss.item() - outputs.loss.item()) / abs(loss.item())
 
-    compare("keyword step", keyword_reference)
-else:
-    outputs = model(**batch_of(1, mine))
-    accelerator.backward(outputs.loss * 0.5)
-    compare("scaled", lambda: (reference(**everyone(1)).loss * 0.5).backward())
+class Case:
+    """A prepared model and the same one in PyTorch."""
 
-    first, second = model(**batch_of(2, mine)), model(**batch_of(3, mine))
-    unused = model(**batch_of(4, mine))  # contributes nothing
-    accelerator.backward(first.loss * 0.3 + second.loss)
-    del unused
-    compare("two forwards", lambda: (reference(**everyone(2)).loss * 0.3 + reference(**everyone(3)).loss).backward())
-    try:
-        first.loss.backward()
-        errors["second backward"] = 1.0
-    except RuntimeError as error:
-        errors["second backward"] = 0.0 if "backwarded before" in str(error) or "after" in str(error) else 1.0
+    def __init__(self, family: str, tp: int, pp: int, micro_batches: int, keyword: bool):
+        model = make_model(family)
+        self.reference = copy.deepcopy(model)
+        self.micro_batches = micro_batches
+        plugin = None
+        if tp * pp > 1 or micro_batches > 1 or keyword:
+            plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, num_micro_batches=micro_batches, gradient_clipping=0.0,
+                                      custom_train_step_class=KeywordStep if keyword else None,
+                                      custom_train_step_kwargs=KEYWORDS if keyword else None)
+        self.accelerator = Accelerator(megatron_lm_plugin=plugin)
+        self.dp, self.mine = self.accelerator.state.mesh.dp, self.accelerator.state.mesh.coordinates["dp"]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.errors: dict = {}
 
-    accelerator.gradient_accumulation_steps = 4
-    for seed in range(5, 9):
-        with accelerator.accumulate(model):
-            accelerator.backward(model(**batch_of(seed, mine)).loss)
-            optimizer.step() if seed < 8 else None
-            optimizer.zero_grad() if seed < 8 else None
-    compare("accumulate", lambda: [(reference(**everyone(seed)).loss / 4).backward() for seed in range(5, 9)])
-    accelerator.gradient_accumulation_steps = 1
+    def everyone(self, seed: int) -> dict:
+        parts = [batch_of(seed, rank) for rank in range(self.dp)]
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
-    ids = batch_of(9, mine)["input_ids"]
-    accelerator.backward(smoothed(model(input_ids=ids).logits, ids))
+    def compare(self, name: str, make_reference) -> None:
+        """make_reference(): runs PyTorch's backward passes on what all data ranks have."""
+        gradients = full_gradients(self.model)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if not self.accelerator.is_main_process:
+            return
+        self.reference.zero_grad()
+        make_reference()
+        largest = max(p.grad.abs().max().item() for p in self.reference.parameters())
+        self.errors[name] = max((gradients[n] - p.grad).abs().max().item()
+                                for n, p in self.reference.named_parameters()) / largest
 
-    def logits_reference():
-        for rank in range(dp):
-            ids = batch_of(9, rank)["input_ids"]
-            (smoothed(reference(input_ids=ids).logits, ids) / dp).backward()
+    def keyword(self) -> None:
+        outputs = self.model(**batch_of(2, self.mine))
+        self.accelerator.backward(outputs.loss * 0.5)
 
-    compare("own loss on logits", logits_reference)
+        def by_torch():
+            losses = []
+            for rank in range(self.dp):
+                batch = batch_of(2, rank)
+                for part in range(self.micro_batches):
+                    rows = slice(part * ROWS // self.micro_batches, (part + 1) * ROWS // self.micro_batches)
+                    ids = batch["input_ids"][rows]
+                    targets = pad(batch["labels"][rows], (0, 1), value=-100)[:, 1:]
+                    logits = self.reference(input_ids=ids).logits
+                    token_losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+                    losses.append(weighted(ids, (targets != -100).float(), token_losses, **KEYWORDS))
+            loss = torch.stack(losses).mean()
+            (loss * 0.5).backward()
+            self.errors["keyword loss"] = abs(loss.item() - outputs.loss.item()) / abs(loss.item())
 
-    a, b = batch_of(10, mine)["input_ids"], batch_of(11, mine)["input_ids"]
-    distance = (log_softmax(model(input_ids=a).logits, -1) - log_softmax(model(input_ids=b).logits, -1)).pow(2).mean()
-    accelerator.backward(distance)
+        self.compare("keyword step", by_torch)
 
-    def pair_reference():
-        for rank in range(dp):
-            a, b = batch_of(10, rank)["input_ids"], batch_of(11, rank)["input_ids"]
-            d = (log_softmax(reference(input_ids=a).logits, -1) - log_softmax(reference(input_ids=b).logits, -1)).pow(2).mean()
-            (d / dp).backward()
+    def factors(self) -> None:
+        model, backward, reference = self.model, self.accelerator.backward, self.reference
+        backward(model(**batch_of(1, self.mine)).loss * 0.5)
+        self.compare("scaled", lambda: (reference(**self.everyone(1)).loss * 0.5).backward())
 
-    compare("two logits in one loss", pair_reference)
+        first, second = model(**batch_of(2, self.mine)), model(**batch_of(3, self.mine))
+        unused = model(**batch_of(4, self.mine))  # contributes nothing
+        backward(first.loss * 0.3 + second.loss)
+        del unused
+        self.compare("two forwards", lambda: (reference(**self.everyone(2)).loss * 0.3
+                                              + reference(**self.everyone(3)).loss).backward())
+        try:
+            first.loss.backward()
+            self.errors["second backward"] = 1.0
+        except RuntimeError:
+            self.errors["second backward"] = 0.0
 
-if accelerator.is_main_process:
-    with open(output, "w") as file:
-        json.dump(errors, file)
-accelerator.end_training()
+        self.accelerator.gradient_accumulation_steps = 4
+        for seed in range(5, 9):
+            with self.accelerator.accumulate(model):
+                backward(model(**batch_of(seed, self.mine)).loss)
+                if seed < 8:  # accumulating: these do nothing
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+        self.compare("accumulate", lambda: [(reference(**self.everyone(seed)).loss / 4).backward() for seed in range(5, 9)])
+        self.accelerator.gradient_accumulation_steps = 1
+
+    def logits(self) -> None:
+        model, backward, reference = self.model, self.accelerator.backward, self.reference
+        ids = batch_of(9, self.mine)["input_ids"]
+        backward(smoothed(model(input_ids=ids).logits, ids))
+
+        def one():
+            for rank in range(self.dp):
+                ids = batch_of(9, rank)["input_ids"]
+                (smoothed(reference(input_ids=ids).logits, ids) / self.dp).backward()
+
+        self.compare("own loss on logits", one)
+        a, b = batch_of(10, self.mine)["input_ids"], batch_of(11, self.mine)["input_ids"]
+        backward(distance(model(input_ids=a).logits, model(input_ids=b).logits))
+
+        def two():
+            for rank in range(self.dp):
+                a, b = batch_of(10, rank)["input_ids"], batch_of(11, rank)["input_ids"]
+                (distance(reference(input_ids=a).logits, reference(input_ids=b).logits) / self.dp).backward()
+
+        self.compare("two logits in one loss", two)
+
+    def close(self) -> dict:
+        self.accelerator.free_memory()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        return self.errors
+
+
+def main() -> None:
+    family, output, *layouts = sys.argv[1:]
+    results = []
+    for layout in layouts:
+        tp, pp, micro_batches, *kind = layout.split(",")
+        case = Case(family, int(tp), int(pp), int(micro_batches), bool(kind))
+        if kind:
+            case.keyword()
+        else:
+            case.factors()
+            case.logits()
+        results.append(case.close())
+    if PartialState().is_main_process:
+        with open(output, "w") as file:
+            json.dump(results, file)
+
+
+main()

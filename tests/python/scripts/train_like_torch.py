@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from tessera import Accelerator
+from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin, full_gradients
 
 STEPS, SEQ = 20, 12
@@ -48,9 +49,7 @@ def make_optimizer(model: torch.nn.Module) -> tuple:
     return optimizer, transformers.get_scheduler("cosine", optimizer, num_warmup_steps=4, num_training_steps=STEPS + 1)
 
 
-def main() -> None:
-    family, tp, pp, micro_batches, output = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
-    options = dict(text.split("=") for text in sys.argv[6:])
+def train(family: str, tp: int, pp: int, micro_batches: int, output: str, options: dict) -> dict:
     model = make_model(family)
     reference = copy.deepcopy(model)
     optimizer, scheduler = make_optimizer(model)
@@ -78,6 +77,8 @@ def main() -> None:
         scheduler.step()
         optimizer.zero_grad()
         losses.append(outputs.loss.item())
+        if not accelerator.is_main_process:
+            continue
         rows = dataset[step * 8: step * 8 + 8]
         plain = reference(**{key: torch.stack([row[key] for row in rows]) for key in rows[0]})
         plain.loss.backward()
@@ -91,16 +92,32 @@ def main() -> None:
         plain_optimizer.zero_grad()
         expected.append(plain.loss.item())
     state = model.state_dict()
-    model.save_pretrained(output + ".hf")
+    folder = f"{output}.{tp}{pp}{micro_batches}"
+    model.save_pretrained(folder)
+    result = {}
     if accelerator.is_main_process:
         weights = max((state[n] - p).abs().max().item() for n, p in reference.named_parameters())
-        reloaded = transformers.AutoModelForCausalLM.from_pretrained(output + ".hf")
+        reloaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
         again = max((p - state[n]).abs().max().item() for n, p in reloaded.named_parameters())
+        result = {"losses": losses, "expected": expected, "norms": norms, "expected_norms": expected_norms,
+                  "gradient_error": gradient_error, "weight_error": weights, "reload_error": again, "steps": len(losses),
+                  "lr": scheduler.get_last_lr()[0], "kind": str(accelerator.distributed_type)}
+    # The processes stay connected: the next layout needs new states alone.
+    accelerator.free_memory()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return result
+
+
+def main() -> None:
+    family, output, *layouts = sys.argv[1:]
+    results = []
+    for layout in layouts:
+        tp, pp, micro_batches, *options = layout.split(",")
+        results.append(train(family, int(tp), int(pp), int(micro_batches), output, dict(text.split("=") for text in options)))
+    if PartialState().is_main_process:
         with open(output, "w") as file:
-            json.dump({"losses": losses, "expected": expected, "norms": norms, "expected_norms": expected_norms,
-                       "gradient_error": gradient_error, "weight_error": weights, "reload_error": again,
-                       "steps": len(losses), "lr": scheduler.get_last_lr()[0], "kind": str(accelerator.distributed_type)}, file)
-    accelerator.end_training()
+            json.dump(results, file)
 
 
 if __name__ == "__main__":

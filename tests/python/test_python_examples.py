@@ -1,0 +1,117 @@
+"""The scripts of examples/python, run as their users run them; what a layout prints is what one process prints."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples/python"
+LAYOUT = EXAMPLES / "configs/megatron_tp2_pp2.yaml"
+STEPS = 2
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where all of them run, one after the other."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def run(python_build, folder):
+    """Runs a script there and returns what it printed."""
+    def start(script: str, *arguments, layout: bool = False) -> str:
+        environment = {key: value for key, value in os.environ.items()
+                       if key not in LAUNCHERS and not key.startswith(("ACCELERATE_", "MEGATRON_LM_", "TESSERA_"))}
+        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **python_build.environment}
+        launcher = [python_build.build / "tessera", "launch", "--quiet", "--config_file", LAYOUT] if layout else [sys.executable]
+        done = subprocess.run([*map(str, [*launcher, EXAMPLES / script, "--steps", STEPS, *arguments])], cwd=folder,
+                              env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
+    return start
+
+
+def losses(output: str) -> List[float]:
+    found = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+    assert len(found) >= STEPS, output
+    return found
+
+
+@pytest.fixture(scope="module")
+def pretrained(run, folder) -> List[float]:
+    """The losses of the first example, which leaves a model for the second."""
+    return losses(run("1_pretrain.py", "--output", "runs/pretrained"))
+
+
+def test_pretraining_writes_a_model_that_transformers_loads(pretrained, folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "runs/pretrained")
+    assert model.config.vocab_size == 257 and model.num_parameters() > 100_000
+    assert pretrained[-1] < pretrained[0]
+
+
+def test_pretraining_on_four_processes(run, pretrained):
+    assert losses(run("1_pretrain.py", "--output", "runs/layout", layout=True)) == pytest.approx(pretrained, rel=1e-5)
+
+
+def test_finetuning_starts_from_that_model(run, pretrained, folder):
+    assert losses(run("2_finetune_hf.py", "--model", "runs/pretrained"))[0] > 0
+    before, after = (transformers.AutoModelForCausalLM.from_pretrained(folder / f"runs/{name}").state_dict()
+                     for name in ("pretrained", "finetuned"))
+    moved = max((before[name] - after[name]).abs().max().item() for name in before)
+    assert 0 < moved < 0.02, "two steps at a rate of 1e-3 move weights a little; other ones have not been read"
+
+
+def expected_first_loss(monkeypatch) -> float:
+    """The keyword-weighted loss of the third example's first step, in plain PyTorch."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("custom_loss", EXAMPLES / "3_custom_loss.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    torch.manual_seed(7)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=4, n_embd=64, n_head=4, vocab_size=257, n_positions=64, bos_token_id=256, eos_token_id=256, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0))
+    tokens = torch.stack([row["input_ids"] for row in example.rows_of_text(16 * STEPS, 64)[:16]])
+    with torch.no_grad():
+        logits = model(tokens).logits[:, :-1]
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(dim=1)
+    texts = [bytes(row.tolist()) for row in tokens]
+    keywords = torch.tensor([text.count(b"def ") + text.count(b"return") for text in texts])
+    assert keywords.sum() > 0, "no keyword is in the first samples, so nothing is tested"
+    return ((1 + 0.5 * keywords) * each).mean().item()
+
+
+def test_custom_loss(run, monkeypatch):
+    assert losses(run("3_custom_loss.py"))[0] == pytest.approx(expected_first_loss(monkeypatch), rel=1e-5)
+
+
+def test_custom_loss_on_four_processes(run, monkeypatch, long_run):
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    assert losses(run("3_custom_loss.py", layout=True))[0] == pytest.approx(expected_first_loss(monkeypatch), rel=1e-5)
+
+
+def test_indexed_data(run, tessera_program, folder, source_dir):
+    documents = [*(source_dir / "docs").glob("*.md"), *(source_dir / "docs/guides").glob("*.md")]
+    subprocess.run([str(tessera_program), "preprocess", "--input", *map(str, documents), "--append-eod", "--output-prefix",
+                    "data/docs"], cwd=folder, check=True, capture_output=True, timeout=60)
+    output = run("4_indexed_data.py", "--data", "data/docs_text_document")
+    assert "test loss" in output and 4 < losses(output)[0] < 7
+
+
+def test_logits_and_metrics(run, folder):
+    assert "of 20 samples" in run("5_logits_and_metrics.py")
+    lines = [json.loads(line) for line in (folder / "runs/logits/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 2]
+    assert lines[1]["loss"] < lines[0]["loss"] and 0 <= lines[2]["accuracy"] <= 1
