@@ -1,0 +1,179 @@
+"""Fields of MegatronLMPlugin whose effect is seen only in training: a changed number, file or column."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tessera import Accelerator  # noqa: E402
+from tessera._indexed import IndexedDatasetBuilder  # noqa: E402
+from tessera.state import AcceleratorState, GradientState  # noqa: E402
+from tessera.utils import (MegatronLMDummyDataLoader, MegatronLMDummyScheduler, MegatronLMPlugin,  # noqa: E402
+                           avg_losses_across_data_parallel_group, full_gradients)
+
+IDS = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def fresh_states():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def prepared(*more, lr: float = 1e-2, project=None, **fields):
+    """An Accelerator with these fields, a tiny GPT-2 and its optimizer, and what else prepare() is given."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    torch.manual_seed(4)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=40, n_positions=16,
+                                                                 resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, eps=1e-5)
+    accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields), project_dir=project)
+    made = [item(optimizer) if callable(item) else item for item in more]
+    return (accelerator, *accelerator.prepare(model, optimizer, *made))
+
+
+def step(accelerator, model, optimizer, batch=None) -> float:
+    loss = model(**(batch or {"input_ids": IDS, "labels": IDS})).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+@pytest.mark.parametrize("field", ["return_logits", "require_logits"])
+def test_logits(field):
+    accelerator, model, optimizer = prepared()
+    plain = model(input_ids=IDS, labels=IDS)
+    assert plain.logits is None
+    accelerator.backward(plain.loss)
+    expected = full_gradients(model)
+    accelerator, model, optimizer = prepared(**{field: True})
+    outputs = model(input_ids=IDS, labels=IDS)
+    assert outputs.logits.shape == (4, 8, 40) and outputs.loss.item() == pytest.approx(plain.loss.item(), rel=1e-6)
+    accelerator.backward(outputs.loss)
+    for name, gradient in full_gradients(model).items():
+        assert torch.allclose(gradient, expected[name], atol=1e-6), name
+
+
+def test_no_save_optim_and_no_load_optim(tmp_path):
+    accelerator, model, optimizer = prepared()
+    step(accelerator, model, optimizer)
+    accelerator.save_state(str(tmp_path / "whole"))
+    accelerator, model, optimizer = prepared(no_save_optim=True)
+    step(accelerator, model, optimizer)
+    accelerator.save_state(str(tmp_path / "weights"))
+
+    def tensors(folder: Path) -> set:
+        manifest = json.loads(next(folder.rglob("manifest.json")).read_text())
+        return {name.split(".")[0] for name in manifest["tensors"]} if isinstance(manifest["tensors"], dict) else {
+            tensor["name"].split(".")[0] for tensor in manifest["tensors"]}
+
+    assert tensors(tmp_path / "whole") == {"param", "adam_m", "adam_v"}
+    assert tensors(tmp_path / "weights") == {"param"}
+
+    losses = {}
+    for fields in ({}, {"no_load_optim": True}):
+        accelerator, model, optimizer = prepared(**fields)
+        accelerator.load_state(str(tmp_path / "whole"))
+        losses[bool(fields)] = [step(accelerator, model, optimizer) for _ in range(3)]
+    assert losses[True][0] == losses[False][0]  # the same weights
+    assert losses[True][2] != losses[False][2]  # other moments
+    accelerator, model, optimizer = prepared(no_load_optim=True)
+    accelerator.load_state(str(tmp_path / "weights"))
+    assert step(accelerator, model, optimizer) == losses[True][0]
+
+
+def test_custom_loss_and_get_batch():
+    def own_loss(loss_mask, output_tensor):
+        loss = (output_tensor.float() * loss_mask).sum() / loss_mask.sum() * 3.0
+        return loss, {"tripled": avg_losses_across_data_parallel_group([loss])[0]}
+
+    def own_batch(data_iterator):
+        ids = next(data_iterator)["input_ids"]
+        labels = torch.nn.functional.pad(ids, (0, 1), value=-100)[:, 1:]
+        return ids, labels, (labels != -100).float(), None, None
+
+    usual = step(*prepared())
+    assert step(*prepared(custom_loss_function=own_loss, custom_get_batch_function=own_batch)) == pytest.approx(3 * usual, rel=1e-6)
+    assert step(*prepared(custom_get_batch_function=own_batch, num_micro_batches=2)) == pytest.approx(usual, rel=1e-6)
+
+
+def indexed(tmp_path) -> str:
+    builder = IndexedDatasetBuilder(tmp_path / "data", vocab_size=40)
+    rng = np.random.default_rng(1)
+    for _ in range(600):
+        builder.add_document(rng.integers(0, 40, 30))
+    builder.finalize()
+    return str(tmp_path / "data")
+
+
+def test_indexed_data(tmp_path):
+    prefix = indexed(tmp_path)
+    dummy = MegatronLMDummyDataLoader(data_path=prefix, seq_length=8, micro_batch_size=2, splits_string="900,50,50")
+    common = dict(megatron_dataset_flag=True, num_micro_batches=2, train_iters=4, eval_iters=1, eval_interval=2)
+    accelerator, model, optimizer, scheduler, train, valid, test = prepared(
+        lambda optimizer: MegatronLMDummyScheduler(optimizer), dummy, dummy, dummy, **common)
+    batches = [next(train) for _ in range(2)]
+    assert batches[0]["text"].shape == (4, 9) and next(valid)["text"].shape == (4, 9) and next(test)["text"].shape == (4, 9)
+    native = step(accelerator, model, optimizer, batches[0])
+    accelerator, model, optimizer, _, train, _, _ = prepared(lambda optimizer: MegatronLMDummyScheduler(optimizer), dummy, dummy, dummy,
+                                                            consumed_samples=[4, 0, 0], **common)
+    assert torch.equal(next(train)["text"], batches[1]["text"])
+
+    def provider(counts):
+        return tuple([{"text": np.full(9, i % 40)} for i in range(count)] for count in counts)
+
+    accelerator, model, optimizer, _, train, _, _ = prepared(
+        lambda optimizer: MegatronLMDummyScheduler(optimizer), dummy, dummy, dummy,
+        custom_megatron_datasets_provider_function=provider, **common)
+    assert next(train)["text"][:, 0].tolist() == [0, 1, 2, 3]
+
+    def usual_loss(loss_mask, losses):
+        loss = (losses * loss_mask).sum() / loss_mask.sum()
+        return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
+
+    accelerator, model, optimizer, _, train, _, _ = prepared(lambda optimizer: MegatronLMDummyScheduler(optimizer), dummy, dummy, dummy,
+                                                            custom_loss_function=usual_loss, **common)
+    assert step(accelerator, model, optimizer, next(train)) == pytest.approx(native, rel=1e-6)  # a train step reads `text` too
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def scalars(folder, **fields) -> EventAccumulator:
+        accelerator, model, optimizer = prepared(tensorboard_dir=str(folder), **fields)
+        losses = [step(accelerator, model, optimizer) for _ in range(3)]
+        accelerator.free_memory()
+        events = EventAccumulator(str(folder))
+        events.Reload()
+        assert [event.value for event in events.Scalars("lm loss")] == pytest.approx(losses)
+        assert [event.step for event in events.Scalars("lm loss")] == [1, 2, 3]
+        return events
+
+    few = set(scalars(tmp_path / "few").Tags()["scalars"])
+    many = set(scalars(tmp_path / "many", set_all_logging_options=True).Tags()["scalars"])
+    assert few == {"lm loss", "learning-rate", "grad-norm", "loss-scale"} and few < many
+
+
+def test_conditions_of_the_optimizer():
+    def weights(**fields) -> dict:
+        accelerator, model, optimizer = prepared(**fields)
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        step(accelerator, model, optimizer)
+        return model.state_dict()
+
+    usual = weights()
+    undecayed = weights(no_wd_decay_cond=lambda name, parameter: "c_fc" in name)
+    frozen_rate = weights(scale_lr_cond=lambda name, parameter: "wpe" in name, lr_mult=0.0)
+    start = prepared()[1].state_dict()
+    for name, value in usual.items():
+        assert torch.equal(undecayed[name], value) != ("c_fc.weight" in name), name
+        assert torch.equal(frozen_rate[name], value) != ("wpe" in name), name
+    assert torch.equal(frozen_rate["transformer.wpe.weight"], start["transformer.wpe.weight"])
