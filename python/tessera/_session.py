@@ -78,8 +78,8 @@ class OpenCall:
 
     def __del__(self):
         session = self._session()
-        if not self.used and session is not None and session.engine is not None:
-            session.engine.drop_call(self.number)
+        if not self.used and session is not None:
+            session.unwanted_calls.append(self.number)
 
 
 class OpenForward:
@@ -98,8 +98,8 @@ class OpenForward:
 
     def __del__(self):
         session = self._session()
-        if not self.used and session is not None and session.engine is not None:
-            session.engine.drop_forward(self.number)
+        if not self.used and session is not None:
+            session.unwanted_forwards.append(self.number)
 
 
 class Session:
@@ -127,6 +127,9 @@ class Session:
         self._log: Any = None
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
+        # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
+        self.unwanted_calls: List[int] = []
+        self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
         self._items, notes = _C.hf_model_items(config_json)
         for note in notes:
@@ -272,13 +275,23 @@ class Session:
         counts = self.mesh.data.all_gather(np.array([samples], dtype=np.int64))[:, 0]
         return int(counts[: self.mesh.data.rank].sum()), int(counts.sum())
 
+    def _drop_unwanted(self) -> None:
+        while self.unwanted_calls:
+            self.engine.drop_call(self.unwanted_calls.pop())
+        while self.unwanted_forwards:
+            self.engine.drop_forward(self.unwanted_forwards.pop())
+
     def train(self, batch: Any) -> Tuple[float, OpenCall]:
         """Forward and backward: the mean loss over all data ranks, and the gradient, which belongs to nothing yet."""
+        self._drop_unwanted()
         self._tokens += self._batch_tokens
         number, loss = self.engine.open_call(batch)
         return loss, OpenCall(self, number)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
+        """The same with a loss of the caller's, asked micro-batch by micro-batch: loss(number, first sample, samples,
+        outputs) returns the gradient by the outputs."""
+        self._drop_unwanted()
         self._tokens += self._batch_tokens
         number, _ = self.engine.open_call_with_loss(batch, output, loss)
         return OpenCall(self, number)
@@ -289,6 +302,7 @@ class Session:
 
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks."""
+        self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
         number, array = self.engine.forward(batch, output, record)
         return array, OpenForward(self, number) if record else None
@@ -324,6 +338,7 @@ class Session:
     def update(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> dict:
         """One optimizer step with (lr, weight decay) and the other options of each of the caller's groups: grad_norm
         (before clipping), skipped, loss_scale."""
+        self._drop_unwanted()
         own = []
         for number, group in enumerate(self.optimizer.groups):
             lr, weight_decay = rates[group.origin]
