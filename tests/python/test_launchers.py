@@ -235,6 +235,13 @@ def test_real_processes(tmp_path, launch):
     assert "Then ended: ranks 0, 1." in bad.stderr
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it ended before or while it was read
+        return False
+
+
 def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
     needs_module()
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -249,9 +256,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
     process.kill()
     process.wait()
     deadline = time.monotonic() + 10
-    while any(
-        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in pids
-    ):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.stdout.close()
