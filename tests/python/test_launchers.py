@@ -203,7 +203,7 @@ def train(how):
         raise ValueError("boom")
     state.wait_for_everyone()
     if how == "wait":
-        print("waiting", os.getpid(), flush=True)
+        os.write(1, f"waiting {os.getpid()}\\n".encode())  # in one piece: print() may take several writes
         time.sleep(60)
     state.print("done", state.device)
 
@@ -249,10 +249,12 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
         [sys.executable, tmp_path / "script.py", "debug", "wait"],
         env=clean_environment(),
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=(tmp_path / "stderr").open("w"),
         text=True,
     )
-    pids = [int(process.stdout.readline().split()[1]) for _ in range(3)]
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert all(line.startswith("waiting ") for line in lines), (lines, (tmp_path / "stderr").read_text())
+    pids = [int(line.split()[1]) for line in lines]
     process.kill()
     process.wait()
     deadline = time.monotonic() + 10
