@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,15 @@ def test_find_package(prefix, version, tmp_path):
 def test_every_installed_header_compiles_alone(prefix, tmp_path):
     headers = sorted((prefix / "include/tessera").rglob("*.hpp"))
     assert headers
-    for header in headers:
+
+    def compile_alone(header: Path) -> None:
         include = header.relative_to(prefix / "include")
-        source = tmp_path / "one.cpp"
+        source = tmp_path / f"{'_'.join(include.parts)}.cpp"
         source.write_text(f'#include "{include}"\n')
         run("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I", prefix / "include", source)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_alone, headers))
 
 
 def test_another_version_is_refused(prefix, tmp_path):
