@@ -11,7 +11,7 @@ usage() {
   cat <<'TEXT'
 usage: tests/gpu/run_all.sh [--build FOLDER] [PART...]
   PART            info tests ranks sanitizer kernels train faults; all of them when none is named
-  --build FOLDER  a build with TESSERA_CUDA=ON, TESSERA_TESTS=ON and TESSERA_BENCH=ON, or what tests/gpu/pack.sh
+  --build FOLDER  a build with TESSERA_CUDA=ON, TESSERA_TESTS=ON and TESSERA_BENCH=ON, or what tests/gpu/bundle.sh
                   made; otherwise this folder, build/gpu or build/cuda
 Results: build/gpu-results, or the folder that the variable OUT names. Exit code 77 without a GPU.
 TEXT
@@ -36,7 +36,7 @@ if [ ${#parts[@]} -eq 0 ]; then parts=("${all_parts[@]}"); fi
 if [ -z "$build" ]; then
   for build in . build/gpu build/cuda; do [ ! -x "$build/tessera" ] || break; done
 fi
-[ -x "$build/tessera" ] || die "no tessera program in $build: run tests/gpu/pack.sh or cmake --preset cuda && cmake --build --preset cuda"
+[ -x "$build/tessera" ] || die "no tessera program in $build: run tests/gpu/bundle.sh or cmake --preset cuda && cmake --build --preset cuda"
 build="$(cd "$build" && pwd)"
 top="$(mkdir -p "${OUT:-build/gpu-results}" && cd "${OUT:-build/gpu-results}" && pwd)"
 use_libraries

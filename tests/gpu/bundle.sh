@@ -7,7 +7,7 @@ source scripts/testing.sh
 
 usage() {
   cat <<'TEXT'
-usage: tests/gpu/pack.sh [FOLDER]
+usage: tests/gpu/bundle.sh [FOLDER]
   FOLDER  what is made, build/gpu at first: programs for H100 and H200 (sm_90), the libraries they need beside CUDA's,
           scripts and configs. Elsewhere, FOLDER/tests/gpu/run_all.sh runs from it alone.
 The variable ARCHITECTURES compiles for other GPUs, e.g. ARCHITECTURES=80-real.
