@@ -13,6 +13,7 @@ class Processes:
     gradient_state: Any
     project_configuration: Any
     dataloader_config: Any
+    _triggered: bool
 
     use_distributed = property(lambda self: self.state.use_distributed)
     multi_device = property(lambda self: self.state.num_processes > 1)
@@ -120,7 +121,7 @@ class Processes:
         """Whether any process has called set_trigger(); lowers the flag. Collective."""
         import numpy as np
 
-        flag = np.array([int(getattr(self, "_triggered", False))], dtype=np.int64)
+        flag = np.array([int(self._triggered)], dtype=np.int64)
         self.state.world.all_reduce(flag, "max")
         self._triggered = False
         return bool(flag[0])

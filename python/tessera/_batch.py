@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence
 
 from tessera.errors import DataError
+from tessera.utils.split import bounds
 
 
 def is_array(value: Any) -> bool:
@@ -133,18 +134,10 @@ def join_batches(batches: List[Any]) -> Any:
     return _join_columns(batches) if _is_column(first) else _join_others(batches)
 
 
-def even_part(count: int, part: int, parts: int) -> Tuple[int, int]:
-    """[begin, end) of part number `part` when `count` samples are cut into `parts` runs whose lengths differ by at most
-    one, longer ones first."""
-    size, longer = divmod(count, parts)
-    begin = part * size + min(part, longer)
-    return begin, begin + size + (1 if part < longer else 0)
-
-
 def part_of_pieces(pieces: List[Any], part: int, parts: int) -> Any:
     """Part number `part` of the samples that `pieces` hold together; a batch of 0 samples where it has none."""
     sizes = [samples_in(piece) for piece in pieces]
-    begin, end = even_part(sum(sizes), part, parts)
+    begin, end = bounds(sum(sizes), part, parts)
     if begin == end:
         return slice_batch(pieces[0], 0, 0)
     kept, at = [], 0

@@ -184,7 +184,7 @@ class Preparation:
         if split:
             batch_size = max(1, batch_size // (self.state.mesh.dp * self.num_micro_batches))
         accelerator = self.accelerator
-        accelerator._batch_sizes = [*getattr(accelerator, "_batch_sizes", []), batch_size]
+        accelerator._batch_sizes.append(batch_size)
         size = micro_batch_size_of(self.plugin, accelerator._batch_sizes)
         if self.plugin is not None:
             self.plugin.set_training_args(size, self.state.mesh.dp)

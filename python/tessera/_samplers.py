@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional
 
-from tessera._batch import even_part
+from tessera.utils.split import bounds
 from tessera.errors import ConfigError
 
 _MASK = (1 << 64) - 1
@@ -126,7 +126,7 @@ class BatchSamplerShard:
             yield [index for indices in group for index in indices]
 
     def part(self, indices: List[int]) -> List[int]:
-        begin, end = even_part(len(indices), self.process_index, self.num_processes)
+        begin, end = bounds(len(indices), self.process_index, self.num_processes)
         return indices[begin:end]
 
     def __iter__(self) -> Iterator[List[int]]:
@@ -219,13 +219,13 @@ class SampleShard:
         steps, rest = divmod(total, self._whole())
         own = steps * (self._whole() // self.num_processes)
         if rest and not self.drop_last:
-            begin, end = even_part(rest, self.process_index, self.num_processes)
+            begin, end = bounds(rest, self.process_index, self.num_processes)
             own += end - begin
         return own
 
     def __iter__(self) -> Iterator[Any]:
         for group in sample_groups(self.dataset, self._whole(), self.drop_last):
-            begin, end = even_part(len(group), self.process_index, self.num_processes)
+            begin, end = bounds(len(group), self.process_index, self.num_processes)
             yield from group[begin:end]
 
 

@@ -134,8 +134,8 @@ class Session:
         self._items, notes = _C.hf_model_items(config_json)
         for note in notes:
             logger.warning(note)
-        self._parts = {part[0]: ours for ours, parts in _C.hf_parameters(config_json) for part in parts}
-        self.mappings = {ours: parts for ours, parts in _C.hf_parameters(config_json)}
+        self.mappings = dict(_C.hf_parameters(config_json))
+        self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         self.parameters = [self._placed(parameter) for parameter in parameters]
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:

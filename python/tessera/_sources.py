@@ -16,10 +16,11 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from tessera._batch import even_part, move_tensors, part_of_pieces, samples_in, slice_batch
+from tessera._batch import move_tensors, part_of_pieces, samples_in, slice_batch
 from tessera._samplers import (BatchSamplerShard, RankIndices, SeedableRandomSampler, mixed, sample_groups,
                                set_epoch_of)
 from tessera.errors import ConfigError
+from tessera.utils.split import bounds
 
 _WORKERS = 1000  # first random stream of worker processes; those of samplers count from 0
 
@@ -224,7 +225,7 @@ class SampleSource(_StreamSource):
     def batches(self, start: int) -> Iterator[Any]:
         groups = sample_groups(self.loader.dataset, self.total_batch_size, self.drop_last)
         for group in itertools.islice(groups, start, None):
-            begin, end = even_part(len(group), self.share.rank, self.share.ranks)
+            begin, end = bounds(len(group), self.share.rank, self.share.ranks)
             batch = self.loader.collate_fn(group[begin:end] or group[:1])
             yield self.pinned(batch if begin < end else slice_batch(batch, 0, 0))
 

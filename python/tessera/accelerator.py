@@ -76,7 +76,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self.scaler = None  # of torch's; the engine scales fp16's loss by itself
         self.native_amp = False
         self.step = 0
-        self.flag_tensor: Any = None
+        self._triggered = False
         self._models: list = []
         self._optimizers: list = []
         self._schedulers: list = []
@@ -84,6 +84,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self._custom_objects: list = []
         self._save_hooks: Dict[int, Callable] = {}
         self._load_hooks: Dict[int, Callable] = {}
+        self._batch_sizes: List[int] = []  # of the loaders prepared so far
         self._loader_facts: Optional[dict] = None  # of the first loader: what a learning-rate horizon is counted in
         self._choose_trackers(log_with)
 

@@ -17,10 +17,11 @@ import itertools
 import sys
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-from tessera._batch import even_part, move_tensors, part_of_pieces, plain, samples_in
+from tessera._batch import move_tensors, part_of_pieces, plain, samples_in
 from tessera._samplers import (BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed)
 from tessera._sources import Share, rebuilt, source_for
 from tessera.errors import ConfigError, DataError
+from tessera.utils.split import bounds
 
 _END = object()
 
@@ -236,7 +237,7 @@ class DataLoaderDispatcher(DataLoaderBase):
     def _part(self, batch: Any) -> Any:
         if self._slice_fn is None:
             return part_of_pieces([batch], self._rank, self._ranks)
-        part = slice(*even_part(samples_in(batch), self._rank, self._ranks))
+        part = slice(*bounds(samples_in(batch), self._rank, self._ranks))
         return self._slice_fn(batch, part, process_index=self._rank, num_processes=self._ranks)
 
 

@@ -9,6 +9,7 @@ from argparse import Namespace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from tessera.errors import ConfigError
+from tessera.utils.split import bounds
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "MegatronEngine", "MegatronLMDummyDataLoader",
            "MegatronLMDummyScheduler", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper", "T5TrainStep",
@@ -300,9 +301,9 @@ class StepRunner:
         batch = {name: value for name, value in batch.items() if value is not None}
         rows = next(len(value) for value in batch.values() if hasattr(value, "shape"))
         parts = min(rows, session.num_micro_batches) if rows else 0
-        cuts = _even_cuts(rows, parts)
+        cuts = [bounds(rows, i, parts) for i in range(parts)]  # as the engine cuts a batch
         micro = [{name: value[a:b] if hasattr(value, "shape") and value.ndim else value for name, value in batch.items()}
-                 for a, b in zip(cuts, cuts[1:])]
+                 for a, b in cuts]
         asked = [_Recorder() for _ in micro]
         results = [self.step.forward_step(iter([part]), recorder) for part, recorder in zip(micro, asked)]
         whole = self._joined(asked, batch, session)
@@ -337,7 +338,7 @@ class StepRunner:
             call = session.train_with(whole, "token_losses", gradient)
         else:
             array, _ = session.forward(whole, "token_losses", record=False)
-            for number, (a, b) in enumerate(zip(cuts, cuts[1:])):
+            for number, (a, b) in enumerate(cuts):
                 loss_of(number, torch.from_numpy(array[a:b]).to(model.device))
         logged = _mean_over_ranks(values, session)
         own = logged.pop("loss", float("nan"))
@@ -386,14 +387,6 @@ class _Recorder:
         if self.returned is None:
             self.returned = torch.zeros(labels.shape, requires_grad=True)
         return self.returned
-
-
-def _even_cuts(rows: int, parts: int) -> List[int]:
-    """Where `parts` runs begin and end, as even as possible, longer ones first: as the engine cuts a batch."""
-    cuts = [0]
-    for i in range(parts):
-        cuts.append(cuts[-1] + rows // parts + (1 if i < rows % parts else 0))
-    return cuts
 
 
 def _mean_over_ranks(values: List[dict], session: Any) -> Dict[str, float]:
