@@ -1,7 +1,11 @@
 """What the Python tests share."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -41,16 +45,36 @@ def tessera_program(build_dir: Path) -> Path:
     return program
 
 
+# What a launcher tells its processes: a test that was started by one must not pass it on.
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 @dataclass(frozen=True)
 class PythonBuild:
-    """The package in its source tree with the compiled module, and the build it is of."""
+    """The package in its source tree with the compiled module, and the `tessera` program of its build."""
 
-    build: Path
-    environment: dict
+    program: Path
+
+    def launcher(self, *flags) -> list:
+        """What stands before a script that the launcher is to start."""
+        return [self.program, "launch", *flags]
+
+    def run(self, *command, launcher: Optional[list] = None, code: Optional[int] = 0, cwd=None,
+            **variables: str) -> subprocess.CompletedProcess:
+        """A script with its arguments, by this Python or by `launcher`; anything but exit code `code` (None: whatever it is)
+        fails with what was printed."""
+        environment = {key: value for key, value in os.environ.items()
+                       if key not in LAUNCHERS and not key.startswith(("ACCELERATE_", "MEGATRON_LM_", "TESSERA_"))}
+        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "python"), **variables}
+        words = [str(word) for word in [*(launcher or [sys.executable]), *command]]
+        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
+                              stdin=subprocess.DEVNULL)
+        assert code is None or done.returncode == code, f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        return done
 
 
 @pytest.fixture(scope="session")
 def python_build(tessera_program: Path) -> PythonBuild:
     """What scripts that `import tessera` need."""
     assert list((ROOT / "python/tessera").glob("_C.*.so")), "no compiled module in python/tessera: tests/run.sh puts it there"
-    return PythonBuild(tessera_program.parent, {"PYTHONPATH": str(ROOT / "python")})
+    return PythonBuild(tessera_program)

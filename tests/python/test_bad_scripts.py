@@ -1,9 +1,5 @@
 """What scripts get wrong: the error says what, where and what to do, and all ranks end."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -111,9 +107,7 @@ Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=3))
 def run(python_build, tmp_path, script: str, processes: int = 1):
     path = tmp_path / "script.py"
     path.write_text(script)
-    command = [str(python_build.build / "tessera"), "launch", "--num_processes", str(processes), str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, env={
-        **os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **python_build.environment})
+    return python_build.run(path, launcher=python_build.launcher("--num_processes", processes), code=None, cwd=tmp_path)
 
 
 def test_what_one_process_refuses(python_build, tmp_path):

@@ -1,15 +1,11 @@
 """Hugging Face weights into the engine and out again: from memory, from a folder by byte ranges, in every family."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent))
-from test_train_like_torch import launch  # noqa: E402
 
 SCRIPT = """
 import json, sys
@@ -69,7 +65,7 @@ def test_round_trip(python_build, tmp_path, family, dtype, processes, tp, pp, so
     original.save_pretrained(folder)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    launch(python_build.build, processes, [script, folder, tmp_path, tp, pp, source], python_build.environment)
+    python_build.run(script, folder, tmp_path, tp, pp, source, launcher=python_build.launcher("--num_processes", processes))
     same = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "same", dtype="auto").state_dict()
     for name, value in original.state_dict().items():
         assert same[name].dtype == dtype and torch.equal(same[name], value), name

@@ -1,10 +1,6 @@
 """Scripts without PyTorch: importing costs nothing, and a loop over numpy batches trains as the torch one does."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -53,13 +49,6 @@ accelerator.end_training()
 """
 
 
-def python(environment: dict, *arguments, prefix=()) -> str:
-    done = subprocess.run([*map(str, prefix), *([] if prefix else [sys.executable]), *map(str, arguments)], capture_output=True, text=True,
-                          timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **environment})
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    return done.stdout
-
-
 def losses_of(output: str) -> list:
     return json.loads(next(line for line in output.splitlines() if "LOSSES " in line).split("LOSSES ", 1)[1])
 
@@ -67,12 +56,13 @@ def losses_of(output: str) -> list:
 def test_training_without_torch(python_build, tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(SCRIPT)
-    alone = losses_of(python(python_build.environment, script, tmp_path / "1", 1, 1))
+    alone = losses_of(python_build.run(script, tmp_path / "1", 1, 1).stdout)
     assert alone[5] < alone[0]
-    launcher = [python_build.build / "tessera", "launch", "--num_processes", 4]
+    launcher = python_build.launcher("--num_processes", 4)
     for tp, pp in ((2, 1), (1, 2)):
         folder = tmp_path / f"{tp}{pp}"
-        assert losses_of(python(python_build.environment, script, folder, tp, pp, prefix=launcher)) == pytest.approx(alone, rel=1e-5)
+        printed = python_build.run(script, folder, tp, pp, launcher=launcher).stdout
+        assert losses_of(printed) == pytest.approx(alone, rel=1e-5)
         lines = [json.loads(line) for line in next(folder.rglob("*.jsonl")).read_text().splitlines()]
         assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(alone[:6], rel=1e-5)
 
@@ -87,7 +77,7 @@ elapsed = time.perf_counter() - begin
 assert not {"torch", "transformers", "datasets"} & set(sys.modules), "imported what is optional"
 print(elapsed)
 """
-    best = min(float(python(python_build.environment, "-c", code)) for _ in range(3))
+    best = min(float(python_build.run("-c", code).stdout) for _ in range(3))
     assert best <= 0.3
 
 
@@ -102,4 +92,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert "torch" in python(python_build.environment, "-c", code)
+    assert "torch" in python_build.run("-c", code).stdout

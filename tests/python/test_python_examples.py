@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import List
 
@@ -17,7 +15,6 @@ transformers = pytest.importorskip("transformers")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/python"
 LAYOUT = EXAMPLES / "configs/megatron_tp2_pp2.yaml"
 STEPS = 2
-LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +27,8 @@ def folder(tmp_path_factory) -> Path:
 def run(python_build, folder):
     """Runs a script there and returns what it printed."""
     def start(script: str, *arguments, layout: bool = False) -> str:
-        environment = {key: value for key, value in os.environ.items()
-                       if key not in LAUNCHERS and not key.startswith(("ACCELERATE_", "MEGATRON_LM_", "TESSERA_"))}
-        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **python_build.environment}
-        launcher = [python_build.build / "tessera", "launch", "--quiet", "--config_file", LAYOUT] if layout else [sys.executable]
-        done = subprocess.run([*map(str, [*launcher, EXAMPLES / script, "--steps", STEPS, *arguments])], cwd=folder,
-                              env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-        return done.stdout
+        launcher = python_build.launcher("--quiet", "--config_file", LAYOUT) if layout else None
+        return python_build.run(EXAMPLES / script, "--steps", STEPS, *arguments, launcher=launcher, cwd=folder).stdout
 
     return start
 

@@ -1,9 +1,6 @@
 """save_state and load_state: a run that was interrupted goes on as if it had not been, also on another layout."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "save_and_resume.py"
 
 
 def run(python_build, processes: int, *arguments) -> dict:
-    command = [str(python_build.build / "tessera"), "launch", "--num_processes", str(processes), str(SCRIPT), *map(str, arguments)]
-    path = f"{python_build.environment['PYTHONPATH']}:{SCRIPT.parent}"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={
-        **os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    done = python_build.run(SCRIPT, *arguments, launcher=python_build.launcher("--num_processes", processes))
     line = next(line for line in done.stdout.splitlines() if "LOSSES " in line)
     return json.loads(line.split("LOSSES ", 1)[1])
 

@@ -1,8 +1,6 @@
 """The same script in plain PyTorch and in Tessera: losses, gradients, weights, on every kind of layout."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,19 +19,6 @@ LAYOUTS = {
 }
 
 
-def launch(build: Path, processes: int, arguments: list, environment: dict, torchrun: bool = False, timeout: float = 300) -> None:
-    """Runs a script on so many processes; its output is in the failure's message."""
-    if torchrun:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), *map(str, arguments)]
-    elif processes == 1:
-        command = [sys.executable, *map(str, arguments)]
-    else:
-        command = [str(build / "tessera"), "launch", "--num_processes", str(processes), *map(str, arguments)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, **environment},
-                          capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-
-
 def check(result: dict) -> None:
     assert result["steps"] == 21
     for name, limit in (("losses", 1e-5), ("norms", 1e-3)):
@@ -50,7 +35,7 @@ def check(result: dict) -> None:
 def test_layouts(python_build, tmp_path, name):
     processes, family, layouts = LAYOUTS[name]
     output = tmp_path / "result.json"
-    launch(python_build.build, processes, [SCRIPT, family, output, *layouts], python_build.environment)
+    python_build.run(SCRIPT, family, output, *layouts, launcher=python_build.launcher("--num_processes", processes))
     results = json.loads(output.read_text())
     assert len(results) == len(layouts)
     for result in results:
@@ -59,5 +44,6 @@ def test_layouts(python_build, tmp_path, name):
 
 def test_torchrun(python_build, tmp_path):
     output = tmp_path / "result.json"
-    launch(python_build.build, 2, [SCRIPT, "gpt2", output, "2,1,1"], python_build.environment, torchrun=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2]
+    python_build.run(SCRIPT, "gpt2", output, "2,1,1", launcher=torchrun)
     check(json.loads(output.read_text())[0])
