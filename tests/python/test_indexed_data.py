@@ -367,7 +367,8 @@ def test_byte_tokenizer():
 
 
 def test_other_threads_run_during_a_call(tmp_path):
-    """The interpreter lock is released: between two of its steps, another thread never waits for a whole call."""
+    """The interpreter lock is released: another thread takes several steps inside one call, were it one of a hundred on a
+    machine that has other things to do. With the lock held it takes one at most, as the call ends."""
     builder = _indexed.IndexedDatasetBuilder(tmp_path / "large", dtype=np.uint8)
     tokens = np.zeros(30_000_000, np.int32)
     builder.add_document(tokens)
@@ -381,11 +382,12 @@ def test_other_threads_run_during_a_call(tmp_path):
 
     thread = threading.Thread(target=tick)
     thread.start()
-    begin = time.monotonic()
-    for _ in range(5):
+    inside = []
+    while len(inside) < 100 and max(inside, default=0) < 4:
+        begin = time.monotonic()
         files.check_vocabulary(1)
-    end = time.monotonic()
+        end = time.monotonic()
+        inside.append(sum(begin < step < end for step in steps))
     done.set()
     thread.join()
-    during = [begin] + [step for step in steps if begin < step < end] + [end]
-    assert max(after - before for before, after in zip(during, during[1:])) < (end - begin) / 5
+    assert max(inside) >= 4
