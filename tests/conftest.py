@@ -5,8 +5,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Iterator, Optional
 
+import preloaded_python
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,19 +55,21 @@ class PythonBuild:
     """The package in its source tree with the compiled module, and the `tessera` program of its build."""
 
     program: Path
+    preloaded: Path  # stands in for the interpreter: tests/python/preloaded_python.py
 
     def launcher(self, *flags) -> list:
         """What stands before a script that the launcher is to start."""
         return [self.program, "launch", *flags]
 
-    def run(self, *command, launcher: Optional[list] = None, code: Optional[int] = 0, cwd=None,
+    def run(self, *command, launcher: Optional[list] = None, code: Optional[int] = 0, cwd=None, plain: bool = False,
             **variables: str) -> subprocess.CompletedProcess:
-        """A script with its arguments, by this Python or by `launcher`; anything but exit code `code` (None: whatever it is)
-        fails with what was printed."""
+        """A script with its arguments, by Python or by `launcher`; anything but exit code `code` (None: whatever it is) fails
+        with what was printed. `plain`: by a fresh interpreter, not by one that has PyTorch in it already."""
+        python = sys.executable if plain else str(self.preloaded)
         environment = {key: value for key, value in os.environ.items()
                        if key not in LAUNCHERS and not key.startswith(("ACCELERATE_", "MEGATRON_LM_", "TESSERA_"))}
-        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "python"), **variables}
-        words = [str(word) for word in [*(launcher or [sys.executable]), *command]]
+        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": python, "PYTHONPATH": str(ROOT / "python"), **variables}
+        words = [str(word) for word in [*(launcher or [python]), *command]]
         done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
                               stdin=subprocess.DEVNULL)
         assert code is None or done.returncode == code, f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
@@ -74,7 +77,9 @@ class PythonBuild:
 
 
 @pytest.fixture(scope="session")
-def python_build(tessera_program: Path) -> PythonBuild:
+def python_build(tessera_program: Path, tmp_path_factory) -> Iterator[PythonBuild]:
     """What scripts that `import tessera` need."""
     assert list((ROOT / "python/tessera").glob("_C.*.so")), "no compiled module in python/tessera: tests/run.sh puts it there"
-    return PythonBuild(tessera_program)
+    server = preloaded_python.Server(tmp_path_factory.mktemp("preloaded"))
+    yield PythonBuild(tessera_program, server.python)
+    server.close()

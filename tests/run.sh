@@ -65,7 +65,7 @@ run_pytest() {
   shift
   local options=(-q -p no:cacheprovider "--build=$build" --durations=5 "--junitxml=$results/$name.junit.xml")
   if $all; then options+=(--long); fi
-  env -u OPENBLAS_CORETYPE PYTHONPATH="$PWD/python" PYTHONDONTWRITEBYTECODE=1 \
+  env -u OPENBLAS_CORETYPE PYTHONPATH="$PWD/python" \
     "$environment/bin/python" -m pytest "${options[@]}" "$@" </dev/null || code=$?
   # 5: the folder holds no test. Anything but 0, 1 and 5 left no trustworthy report.
   case $code in 0 | 1 | 5) ;; *) echo failed >"$results/$name.status" ;; esac

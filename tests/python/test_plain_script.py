@@ -56,12 +56,12 @@ def losses_of(output: str) -> list:
 def test_training_without_torch(python_build, tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(SCRIPT)
-    alone = losses_of(python_build.run(script, tmp_path / "1", 1, 1).stdout)
+    alone = losses_of(python_build.run(script, tmp_path / "1", 1, 1, plain=True).stdout)
     assert alone[5] < alone[0]
     launcher = python_build.launcher("--num_processes", 4)
     for tp, pp in ((2, 1), (1, 2)):
         folder = tmp_path / f"{tp}{pp}"
-        printed = python_build.run(script, folder, tp, pp, launcher=launcher).stdout
+        printed = python_build.run(script, folder, tp, pp, launcher=launcher, plain=True).stdout
         assert losses_of(printed) == pytest.approx(alone, rel=1e-5)
         lines = [json.loads(line) for line in next(folder.rglob("*.jsonl")).read_text().splitlines()]
         assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(alone[:6], rel=1e-5)
@@ -77,7 +77,7 @@ elapsed = time.perf_counter() - begin
 assert not {"torch", "transformers", "datasets"} & set(sys.modules), "imported what is optional"
 print(elapsed)
 """
-    best = min(float(python_build.run("-c", code).stdout) for _ in range(3))
+    best = min(float(python_build.run("-c", code, plain=True).stdout) for _ in range(3))
     assert best <= 0.3
 
 
@@ -92,4 +92,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert "torch" in python_build.run("-c", code).stdout
+    assert "torch" in python_build.run("-c", code, plain=True).stdout
