@@ -3,7 +3,8 @@
 
 Every contender is a process of its own that steps on command, and they take turns step by step: whatever else happens
 on the machine hits all of them alike. Prints medians, ratios, peak memory and the machine's ceiling; --output writes
-the figures as JSON, beside it a Markdown table. Needs PyTorch and Transformers (tests/requirements-oracles.txt).
+the figures as JSON, beside it a Markdown table, anew after each case. --device cuda does the same on one GPU; memory is
+then what each took of it. Needs PyTorch and Transformers (tests/requirements-oracles.txt).
 """
 
 import argparse
@@ -34,22 +35,24 @@ class Case:
     rounds: int
     steps: int  # of each contender in a round
     warmup: int
-    versus_eager: float  # what we want to reach: tokens/s over PyTorch's
-    versus_compile: float
+    versus_eager: Optional[float]  # what we want to reach: tokens/s over PyTorch's
+    versus_compile: Optional[float]
     memory: Optional[float]  # and peak memory over PyTorch eager's, at most
 
     def flags(self) -> List[str]:
         names = ("layers", "hidden", "heads", "vocab", "batch", "seq", "precision", "warmup")
         return [text for name in names for text in (f"--{name}", str(getattr(self, name)))]
 
-    def overrides(self, threads: int) -> List[str]:
+    def overrides(self, threads: int, device: str = "cpu") -> List[str]:
         """The same model and optimizer as keys of a Tessera configuration."""
         keys = {"model.family": "gpt2", "model.num_layers": self.layers, "model.hidden_size": self.hidden,
                 "model.num_heads": self.heads, "model.vocab_size": self.vocab, "model.max_positions": self.seq,
                 "model.dropout": 0.0, "optimizer.name": "adamw", "optimizer.lr": 3e-4, "optimizer.betas": "[0.9, 0.95]",
                 "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.1, "optimizer.clip_grad": 1.0,
                 "training.precision": self.precision, "training.seq_length": self.seq,
-                "training.micro_batch_size": self.batch, "training.global_batch_size": self.batch, "device.threads": threads}
+                "training.micro_batch_size": self.batch, "training.global_batch_size": self.batch, "device.type": device}
+        if device == "cpu":
+            keys["device.threads"] = threads
         return [f"{key}={value}" for key, value in keys.items()]
 
 
@@ -57,6 +60,10 @@ CASES = [
     Case("gpt2_124m_fp32", 12, 768, 12, 50257, 1, 1024, "fp32", 7, 1, 2, 1.4, 1.25, 0.6),
     Case("gpt2_124m_bf16", 12, 768, 12, 50257, 1, 1024, "bf16", 7, 1, 2, 1.6, 1.35, 0.7),
     Case("small_fp32", 4, 256, 4, 8192, 4, 128, "fp32", 15, 4, 5, 1.5, 1.3, None),
+]
+CUDA_CASES = [
+    Case("gpu_124m_bf16", 12, 768, 12, 50257, 16, 1024, "bf16", 5, 6, 8, None, None, None),
+    Case("gpu_124m_fp32", 12, 768, 12, 50257, 8, 1024, "fp32", 3, 4, 5, None, None, None),
 ]
 
 
@@ -67,11 +74,12 @@ class BenchError(Exception):
 class Contender:
     """A process that trains when told to."""
 
-    def __init__(self, name: str, command: List[str], environment: Dict[str, str]):
+    def __init__(self, name: str, command: List[str], environment: Dict[str, str], device: str = "cpu"):
         self.name = name
         self.seconds: List[float] = []
         self.rss_bytes = 0
         self.loss = float("nan")
+        self.device = device
         self.last_turn: Dict = {}  # whatever else it reports: allocations, page faults, parts of the step
         self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -98,7 +106,7 @@ class Contender:
         self.seconds += answer["seconds"]
         self.loss = answer["loss"]
         self.last_turn = {key: value for key, value in answer.items() if key not in {"seconds", "rss_bytes", "loss"}}
-        self.rss_bytes = self.peak_rss_bytes() or answer["rss_bytes"]
+        self.rss_bytes = (self.device == "cpu" and self.peak_rss_bytes()) or answer["rss_bytes"]
 
     def peak_rss_bytes(self) -> Optional[int]:
         """Measured from outside, the same way for all."""
@@ -131,12 +139,12 @@ def find_program(build: Path, name: str) -> Optional[Path]:
 
 
 def commands(case: Case, options: argparse.Namespace) -> Dict[str, List[str]]:
-    shared = [*case.flags(), "--threads", str(options.threads)]
+    shared = [*case.flags(), "--threads", str(options.threads), "--device", options.device]
     torch = [sys.executable, str(HERE / "torch_contender.py"), *shared]
     found = {"tessera": None, "eager": torch, "compile": [*torch, "--compile"]}
     program = options.program or find_program(options.build, "train_bench")
     if program:
-        found["tessera"] = [str(program), str(case.batch), str(case.seq), str(case.warmup), *case.overrides(options.threads)]
+        found["tessera"] = [str(program), str(case.batch), str(case.seq), str(case.warmup), *case.overrides(options.threads, options.device)]
     return {name: command for name, command in found.items() if name in options.contenders and command}
 
 
@@ -144,7 +152,7 @@ def run_case(case: Case, options: argparse.Namespace) -> Dict:
     contenders: List[Contender] = []
     try:
         for name, command in commands(case, options).items():
-            contender = Contender(name, command, environment_for(options.threads))
+            contender = Contender(name, command, environment_for(options.threads), options.device)
             contenders.append(contender)
             contender.wait_until_ready()
         for _ in range(options.rounds or case.rounds):
@@ -164,9 +172,9 @@ def summary(case: Case, contender: Contender) -> Dict:
 
 
 def gemm_ceiling(case: Case, options: argparse.Namespace) -> Optional[Dict]:
-    """{"seconds", "flop_per_s"} of one step's matrix products alone, through our own GEMM."""
+    """{"seconds", "flop_per_s"} of one step's matrix products alone, through our own GEMM on the CPU."""
     program = find_program(options.build, "gemm_ceiling")
-    if program is None:
+    if program is None or options.device != "cpu":
         return None
     result = subprocess.run([str(program), *case.flags(), "--threads", str(options.threads)],
                             env=environment_for(options.threads), capture_output=True, text=True)
@@ -176,12 +184,17 @@ def gemm_ceiling(case: Case, options: argparse.Namespace) -> Optional[Dict]:
 
 
 def copy_bandwidth(options: argparse.Namespace) -> float:
-    command = [sys.executable, str(HERE / "torch_contender.py"), "--copy-bandwidth", "--threads", str(options.threads)]
+    command = [sys.executable, str(HERE / "torch_contender.py"), "--copy-bandwidth", "--threads", str(options.threads),
+               "--device", options.device]
     result = subprocess.run(command, env=environment_for(options.threads), capture_output=True, text=True, check=True)
     return json.loads(result.stdout)["bytes_per_s"]
 
 
-def machine() -> str:
+def machine(device: str = "cpu") -> str:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -198,14 +211,15 @@ def compare(case: Case, results: Dict[str, Dict], other: str, key: str, wanted: 
 
 
 def table(report: Dict) -> str:
+    memory = "peak RSS" if report["device"] == "cpu" else "GPU memory"
     lines = [f"{report['machine']}, {report['threads']} threads, PyTorch {report['torch']}; "
              f"copy bandwidth {report['copy_bytes_per_s'] / 1e9:.1f} GB/s", "",
-             "| case | contender | step (median) | tokens/s | peak RSS | loss |", "|---|---|---|---|---|---|"]
+             f"| case | contender | step (median) | tokens/s | {memory} | loss |", "|---|---|---|---|---|---|"]
     for name, entry in report["cases"].items():
         for contender, figures in entry["results"].items():
             lines.append(f"| {name} | {contender} | {figures['step_s'] * 1e3:.1f} ms | {figures['tokens_per_s']:.1f} | "
                          f"{figures['rss_bytes'] / 2**30:.2f} GiB | {figures['loss']:.3f} |")
-    lines += ["", "| case | vs eager | vs compile | peak RSS vs eager | GEMM rate | GEMM share of the step |", "|---|---|---|---|---|---|"]
+    lines += ["", f"| case | vs eager | vs compile | {memory} vs eager | GEMM rate | GEMM share of the step |", "|---|---|---|---|---|---|"]
     for name, entry in report["cases"].items():
         case = Case(**entry["case"])
         results, ceiling = entry["results"], entry["ceiling"]
@@ -224,7 +238,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build/tests", help="CMake build folder (default build/tests)")
     parser.add_argument("--program", type=Path, help="Tessera's contender (default: train_bench of the build)")
-    parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one; may be repeated")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES + CUDA_CASES],
+                        help="only this one; may be repeated (default: all of the device)")
     parser.add_argument("--contenders", default="tessera,eager,compile", help="comma-separated; default all three")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, help="turns of each contender (default: by case)")
@@ -242,22 +258,22 @@ def main() -> int:
         return 1
     import torch
 
-    report = {"machine": machine(), "threads": options.threads, "torch": torch.__version__,
-              "copy_bytes_per_s": copy_bandwidth(options), "cases": {}}
+    report = {"machine": machine(options.device), "device": options.device, "threads": options.threads,
+              "torch": torch.__version__, "copy_bytes_per_s": copy_bandwidth(options), "cases": {}}
     try:
-        for case in CASES:
+        for case in CASES + CUDA_CASES if options.case else CUDA_CASES if options.device == "cuda" else CASES:
             if options.case and case.name not in options.case:
                 continue
             print(f"{case.name} ...", file=sys.stderr, flush=True)
             report["cases"][case.name] = {"case": dataclasses.asdict(case), "results": run_case(case, options),
                                           "ceiling": gemm_ceiling(case, options)}
+            if options.output:
+                options.output.write_text(json.dumps(report, indent=1) + "\n")
+                options.output.with_suffix(".md").write_text(table(report) + "\n")
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(table(report))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(table(report) + "\n")
     return 0
 
 

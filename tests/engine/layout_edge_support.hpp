@@ -68,7 +68,7 @@ inline void expect_serial(const Config& config, int ranks, const Body& body) {
   const WholeTensors gradients = trained ? whole_tensors(*serial, true) : WholeTensors();
   const WholeTensors weights = whole_tensors(*serial, false);
   std::mutex mutex;
-  run_local(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+  run_ranks(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
     const auto engine = build_engine(config, true, world);
     const std::vector<double> own = body(*engine);
     std::map<std::string, std::pair<double, double>> errors;

@@ -112,7 +112,7 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
     const Config config = edge_config(Family::llama, kAll + Overrides{zero});
     for (const int culprit : {0, 3, 6}) {
       std::atomic<int> skipped = 0;
-      run_local(8, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+      run_ranks(8, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
         const auto engine = build_engine(config, true, world);
         const Batch own = own_part(*engine, random_batch(8, kSeq, 30, kVocab));
         const WholeTensors before = whole_tensors(*engine, false);
@@ -154,7 +154,7 @@ TEST(LayoutEngine, TextIsGeneratedByRanksThatHoldEveryLayer) {
   for (const Overrides& layout : {kTp2, Overrides{"parallel.tensor=4"}, Overrides{"parallel.data=2"}}) {
     const Config config = edge_config(Family::llama, layout);
     const int ranks = config.parallel.tensor == 4 ? 4 : 2;
-    run_local(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    run_ranks(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
       const auto engine = build_engine(config, false, world);
       const auto tokens = generate(engine->ctx(), engine->model(), prompt, greedy);
       const std::lock_guard lock(mutex);
@@ -162,7 +162,7 @@ TEST(LayoutEngine, TextIsGeneratedByRanksThatHoldEveryLayer) {
     });
   }
   const auto expect_no_text = [&](const Overrides& layout, const char* reason) {
-    run_local(2, {.timeout_s = 20}, [&](std::shared_ptr<Communicator> world) {
+    run_ranks(2, {.timeout_s = 20}, [&](std::shared_ptr<Communicator> world) {
       const auto engine = build_engine(edge_config(Family::llama, layout), false, world);
       expect_error<InvalidArgument>([&] { generate(engine->ctx(), engine->model(), prompt, greedy); },
                                     reason);

@@ -46,7 +46,7 @@ std::vector<double> train_part(const Layout& layout, const std::filesystem::path
                                std::int64_t last) {
   const Config config = config_of(layout);
   std::vector<double> losses;
-  run_local(layout.ranks(), {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
+  run_ranks(layout.ranks(), {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
     const auto engine = build_engine(config, true, world);
     if (first > 0) {
       load_engine(CheckpointReader(resolve_checkpoint(root)), *engine);

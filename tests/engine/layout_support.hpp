@@ -1,6 +1,6 @@
 #pragma once
-/// Trains one model on any layout, ranks as threads, and compares with the serial run: losses, every gradient
-/// of the first step, every weight after the last.
+/// Trains one model on any layout and compares with the serial run: losses, every gradient of the first step,
+/// every weight after the last.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
-#include "tests/support/ranks.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera::test {
 
@@ -117,7 +117,7 @@ inline LayoutErrors compare_layout(const Config& config, int ranks, const std::v
     most = error;
     if (where) *where = name;
   };
-  run_local(ranks, {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
+  run_ranks(ranks, {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
     const auto engine = build_engine(config, true, wrap ? wrap(world) : world);
     const auto check = [&](bool gradients) {
       for (const Parameter* p : engine->params().parameters()) {

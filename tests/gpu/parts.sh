@@ -1,29 +1,39 @@
-# The parts of tests/gpu/run_all.sh. Each runs with $build (programs), $results (its own folder) and $deadline (in
-# $SECONDS) set, says what it finds, and ends with 0, 1 or, without a GPU, 77.
+# The parts of tests/gpu/run_all.sh. Each runs with these set: $build (programs), $results (its own folder), $deadline (in
+# $SECONDS), $device (cuda, or cpu in a rehearsal), $patience (limits of time are multiplied by it). It says what it finds
+# in lines that begin with ok, FAILED, partly or skipped, which tests/gpu/summary.py reads, and ends with 0, 1 or, without
+# a GPU, 77.
 # shellcheck shell=bash disable=SC2154
 
 tessera() { "$build/tessera" "$@"; }
+python() { "$(python_command)" "$@"; }
+rehearsing() { [ "$device" = cpu ]; }
+seconds_left() { printf '%s' $((deadline > SECONDS ? deadline - SECONDS : 0)); }
 
 # limited SECONDS COMMAND...: with a limit of time, and within what is left of the part's.
 limited() {
-  local seconds="$1" left=$((deadline - SECONDS))
+  local seconds=$(($1 * patience)) left
   shift
-  if [ $left -lt 1 ]; then
+  left="$(seconds_left)"
+  if [ "$left" -lt 1 ]; then
     echo "out of time before: $*"
     return 124
   fi
   timeout --kill-after=10 $((left < seconds ? left : seconds)) "$@"
 }
 
+# out_of_time CODE: whether an exit code is that of a limit of time.
+out_of_time() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
+
 # need_gpu: ends the part where there is none.
 need_gpu() {
   local why
+  if rehearsing; then return 0; fi
   if ! command -v nvidia-smi >/dev/null; then
     why="no nvidia-smi"
   elif why="$(nvidia-smi -L 2>&1)"; then
     return 0
   fi
-  echo "no GPU: $why"
+  echo "skipped  no GPU: $why"
   exit 77
 }
 
@@ -36,8 +46,8 @@ use_libraries() {
   for folder in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 /usr/local/cuda/compat; do
     [ ! -d "$folder" ] || paths+=("$folder")
   done
-  if command -v python3 >/dev/null; then
-    while read -r folder; do paths+=("$folder"); done < <(python3 -c '
+  if command -v "$(python_command)" >/dev/null; then
+    while read -r folder; do paths+=("$folder"); done < <(python -c '
 import glob, site, sys
 for packages in dict.fromkeys(sys.path + site.getsitepackages() + [site.getusersitepackages()]):
     for folder in sorted(glob.glob(packages + "/nvidia/*/lib") + glob.glob(packages + "/torch/lib")):
@@ -63,25 +73,24 @@ part_info() {
   tessera env
   ldd "$build/tessera" | grep -E 'cu(dart|blas|dnn)|nccl' || true
   if command -v nvcc >/dev/null; then nvcc --version | tail -n 2; fi
-  if command -v python3 >/dev/null; then
-    python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null || echo "no PyTorch"
-  fi
   nproc
+  if rehearsing; then return 0; fi
   need_gpu
   nvidia-smi
   nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,ecc.mode.current,mig.mode.current --format=csv
   nvidia-smi topo -m || true
 }
 
+# The same test bodies as on the CPU. Those that need several ranks are left to the parts ranks and layouts.
 part_tests() {
   need_gpu
   local entry
   for entry in "${cuda_tests[@]}"; do
     local program="$build/tests/test_${entry%%:*}"
     [ -x "$program" ] || continue
-    gtest_seconds=$((deadline > SECONDS ? deadline - SECONDS : 1)) run_gtest "$program" gpu- "--gtest_filter=${entry#*:}:-*Emulator*"
+    TESSERA_TEST_WORLD=0 gtest_seconds=$(($(seconds_left) + 1)) run_gtest "$program" gpu- "--gtest_filter=${entry#*:}:-*Emulator*"
   done
-  python3 tests/count_results.py "$results"
+  python tests/count_results.py "$results"
 }
 
 # corpus: text to train on, made from what lies here; prints its prefix.
@@ -93,64 +102,154 @@ corpus() {
   find "$results" -name 'corpus*.idx' | sed 's/\.idx$//'
 }
 
-# train_on_gpu RANKS NAME DATA [section.key=value...]: a small Llama, RANKS processes on one GPU. NCCL takes only one
+# A rehearsal trains less.
+train_steps() { if rehearsing; then echo 2; else echo 10; fi; }
+
+# train_ranks RANKS NAME DATA [section.key=value...]: a small Llama, RANKS processes on one GPU. NCCL takes only one
 # process per GPU and host, so each says it is a host of its own (rank.sh).
-train_on_gpu() {
-  local ranks="$1" name="$2" data="$3"
+train_ranks() {
+  local ranks="$1" name="$2" data="$3" where=(device.type=cuda device.index=0)
   shift 3
-  limited 150 "$build/tessera" launch --num_processes "$ranks" tests/gpu/rank.sh "$build/tessera" train configs/llama_tiny.yaml \
+  if rehearsing; then where=(device.type=cpu device.threads=1); fi
+  limited 120 "$build/tessera" launch --num_processes "$ranks" tests/gpu/rank.sh "$build/tessera" train configs/llama_tiny.yaml \
     "data.path=$data" "logging.dir=$results/$name" "checkpoint.dir=$results/$name/checkpoints" checkpoint.every=0 \
-    training.steps=20 training.global_batch_size=16 training.eval_interval=0 \
-    device.type=cuda device.index=0 "$@" >"$results/$name.log" 2>&1
+    "training.steps=$(train_steps)" training.global_batch_size=16 training.eval_interval=0 \
+    "${where[@]}" "$@" >"$results/$name.log" 2>&1
 }
 
-# losses NAME: of every step.
+# losses NAME: of every step of a run.
 losses() { sed -n 's/.*"loss": *\([-0-9.e+]*\).*/\1/p' "$results/$1/metrics.jsonl"; }
 
+# compare_losses WHAT STEPS EXPECTED FOUND: files with a loss in each line.
+compare_losses() {
+  paste "$3" "$4" | awk -v what="$1" -v steps="$2" -v limit=1e-4 '
+    NF != 2 { short = 1 }
+    { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
+    END {
+      bad = short || NR != steps || worst > limit
+      printf "%s %s: %d steps, losses differ from one rank by %.1e (limit %.0e)\n", bad ? "FAILED  " : "ok      ", what, NR, worst, limit
+      exit bad
+    }'
+}
+
+# The communicators' own tests with three processes, then whole runs by the launcher with 2, 4 and 8.
 part_ranks() {
   need_gpu
-  local data layout name ranks failed=0 tolerance=1e-4
+  local data layout name ranks code failed=0
+  code=0
+  limited 90 "$(python_command)" tests/gpu/rank_processes.py "$build/tests/test_comm" 3 \
+    'Nccl/Conformance.*-*.BarrierHoldsUntilAllAreThere/*:*.EventsTellWhatFinished/*' "$results/comm" >"$results/comm.log" 2>&1 || code=$?
+  report_gtest "$code" "communicators, 3 processes" "$results/comm.log" || failed=1
+
   data="$(corpus)" || return 1
-  train_on_gpu 1 ranks1 "$data" training.micro_batch_size=4 || { tail -n 40 "$results/ranks1.log"; return 1; }
+  train_ranks 1 ranks1 "$data" training.micro_batch_size=4 || { tail -n 40 "$results/ranks1.log"; echo "FAILED   1 rank"; return 1; }
   for layout in "2 tp2 parallel.tensor=2 parallel.sequence=true" "2 dp2 parallel.zero_stage=1" "2 pp2 parallel.pipeline=2" \
     "4 tp2_pp2 parallel.tensor=2 parallel.pipeline=2" "8 tp2_pp2_dp2 parallel.tensor=2 parallel.pipeline=2 parallel.zero_stage=1"; do
     read -r ranks name layout <<<"$layout"
+    code=0
     # shellcheck disable=SC2086  # several settings
-    if ! train_on_gpu "$ranks" "$name" "$data" training.micro_batch_size=4 $layout; then
+    train_ranks "$ranks" "$name" "$data" training.micro_batch_size=2 $layout || code=$?
+    if [ $code -eq 0 ]; then
+      compare_losses "$ranks ranks, $name" "$(train_steps)" <(losses ranks1) <(losses "$name") || failed=1
+    elif out_of_time $code; then
+      echo "partly   $ranks ranks, $name: out of time after $(losses "$name" 2>/dev/null | wc -l) steps"
+    else
       tail -n 40 "$results/$name.log"
       echo "FAILED   $ranks ranks, $name"
       failed=1
-      continue
     fi
-    paste <(losses ranks1) <(losses "$name") | awk -v name="$name" -v ranks="$ranks" -v limit="$tolerance" '
-      NF != 2 { short = 1 }
-      { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
-      END {
-        bad = short || NR != 20 || worst > limit
-        printf "%s %s ranks, %s: %d steps, losses differ from one rank by %.1e (limit %.0e)\n", bad ? "FAILED  " : "ok      ", ranks, name, NR, worst, limit
-        exit bad
-      }' || failed=1
   done
   return $failed
 }
 
+# report_gtest CODE WHAT LOG: one line about a run of a test program; its log when it failed.
+report_gtest() {
+  local code="$1" what="$2" log="$3" passed skipped
+  passed="$(grep -c '^\[       OK' "$log" || true)"
+  skipped="$(grep -c '^\[  SKIPPED \].*(' "$log" || true)"
+  if grep -q '^\[  FAILED' "$log"; then code=1; fi
+  if [ "$code" -eq 0 ] && [ "$passed" -gt 0 ]; then
+    echo "ok       $what: $passed tests passed, $skipped skipped"
+  elif [ "$code" -eq 0 ] && rehearsing; then
+    echo "skipped  $what: without a GPU"
+  elif out_of_time "$code"; then
+    echo "partly   $what: out of time after $passed tests passed"
+  else
+    sed '/^\[ RUN /{N;/\n\[ *\(OK\|SKIPPED\) /d}' "$log" | tail -n 60
+    echo "FAILED   $what (exit code $code)"
+    return 1
+  fi
+}
+
+# The layout matrix of tests/engine, a process per rank: losses, every gradient and the weights against one rank.
+part_layouts() {
+  need_gpu
+  local ranks code failed=0 done=0 wanted=20 tests='*LayoutMatrix.*' sizes=(2 4 3 8 6)
+  if rehearsing; then wanted=2 tests='*LayoutMatrix.*/gpt2_tp?_pp1_dp1_zero1_mbs1' sizes=(2 3); fi
+  for ranks in "${sizes[@]}"; do
+    local log="$results/ranks$ranks.log"
+    code=0
+    limited 480 "$(python_command)" tests/gpu/rank_processes.py "$build/tests/test_engine" "$ranks" "$tests" "$results/ranks$ranks" \
+      >"$log" 2>&1 || code=$?
+    report_gtest "$code" "layouts of $ranks ranks" "$log" || failed=1
+    done=$((done + $(grep -c '^\[       OK' "$log" || true)))
+  done
+  if [ "$done" -ge $wanted ]; then
+    echo "ok       $done layouts equal one rank (at least $wanted wanted)"
+  else
+    echo "FAILED   only $done layouts equal one rank (at least $wanted wanted)"
+    failed=1
+  fi
+  return $failed
+}
+
+# Loss, logits and gradients on the GPU against the CPU.
+part_parity() {
+  need_gpu
+  limited 120 "$(python_command)" tests/gpu/parity.py "$build/tests/parity_driver" "$results" "$device"
+}
+
+# sanitize TOOL LIMIT [OPTION...]: the kernels' tests under one tool of compute-sanitizer.
+sanitize() {
+  local tool="$1" limit="$2" code=0 log="$results/$1.log" passed
+  shift 2
+  limited "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" "$build/tests/test_kernels" "--gtest_filter=*Cuda*:*cuda*-*Emulator*" \
+    >"$log" 2>&1 || code=$?
+  passed="$(grep -c '\[       OK' "$log" || true)"
+  if [ $code -eq 0 ]; then
+    echo "ok       $tool: $passed tests, $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$log" | tail -n 1)"
+  elif out_of_time $code; then
+    if grep -q '=== ERROR\|=== Error\|hazard\|Invalid\|Uninitialized' "$log"; then
+      grep -m 20 -A 8 '=== ERROR\|=== Error\|hazard\|Invalid\|Uninitialized' "$log"
+      echo "FAILED   $tool: findings within $passed tests"
+      return 1
+    fi
+    echo "partly   $tool: no findings; out of time after $passed tests"
+  elif [ "$passed" -eq 0 ] && ! grep -q '\[ RUN' "$log"; then
+    tail -n 5 "$log"
+    echo "skipped  $tool: compute-sanitizer does not run the program here (exit code $code)"
+  else
+    tail -n 60 "$log"
+    echo "FAILED   $tool (exit code $code): $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$log" | tail -n 1)"
+    return 1
+  fi
+}
+
 part_sanitizer() {
   need_gpu
-  local tool sanitizer failed=0
+  local tool sanitizer failed=0 tools=(memcheck racecheck initcheck synccheck)
   sanitizer="$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer || true)"
   if [ -z "$sanitizer" ]; then
-    echo "skipped: no compute-sanitizer on this machine"
+    echo "skipped  no compute-sanitizer on this machine"
     return 0
   fi
-  for tool in memcheck racecheck synccheck; do
-    local code=0
-    limited 150 "$sanitizer" --tool "$tool" --error-exitcode 9 "$build/tests/test_kernels" "--gtest_filter=*Cuda*:*cuda*" \
-      >"$results/$tool.log" 2>&1 || code=$?
-    case $code in
-      0) echo "ok       $tool: $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$results/$tool.log" | tail -n 1)" ;;
-      124 | 137) echo "partly   $tool: out of time after $(grep -c '\[       OK' "$results/$tool.log") tests, $(grep -c '=== ERROR\|=== Error\|hazard' "$results/$tool.log" || true) findings" ;;
-      *) echo "FAILED   $tool (exit code $code)" && tail -n 40 "$results/$tool.log" && failed=1 ;;
-    esac
+  for tool in "${!tools[@]}"; do
+    local options=()
+    # NVIDIA's own libraries read memory that they have not written, and ignore what they read.
+    if [ "${tools[$tool]}" = initcheck ] && "$sanitizer" --help | grep -q -- --kernel-name; then
+      options=(--kernel-name kernel_substring=tessera)
+    fi
+    sanitize "${tools[$tool]}" $(($(seconds_left) / (${#tools[@]} - tool))) "${options[@]}" || failed=1
   done
   return $failed
 }
@@ -160,34 +259,147 @@ bench_folder() { printf '%s' "$build/tests/bench"; }
 
 part_kernels() {
   need_gpu
-  local bench found=false failed=0
+  local bench name found=false failed=0
   for bench in "$(bench_folder)"/cuda_*; do
-    [ -x "$bench" ] || continue
-    found=true
-    limited 150 "$bench" | tee "$results/$(basename "$bench").txt" || failed=1
+    if [ ! -f "$bench" ] || [ ! -x "$bench" ]; then continue; fi
+    found=true name="$(basename "$bench")"
+    if limited 150 "$bench" 2>&1 | tee "$results/$name.txt" && grep -q '/s' "$results/$name.txt"; then
+      echo "ok       $name: $(grep -c '/s' "$results/$name.txt") lines with figures"
+    else
+      echo "FAILED   $name"
+      failed=1
+    fi
   done
-  if ! $found; then
-    echo "FAILED   no program cuda_* in $(bench_folder)"
-    failed=1
+  if $found; then return $failed; fi
+  if rehearsing; then
+    echo "skipped  no program cuda_* in a build without CUDA"
+    return 0
   fi
-  return $failed
+  echo "FAILED   no program cuda_* in $(bench_folder)"
+  return 1
+}
+
+# compare_torch: Tessera beside PyTorch, or why not.
+compare_torch() {
+  local code=0 cases=()
+  if ! python -c 'import torch, transformers' 2>/dev/null; then
+    echo "skipped  no PyTorch and Transformers to compare with"
+    return 0
+  fi
+  if rehearsing; then
+    cases=(--case small_fp32 --rounds 1 --contenders 'tessera,eager')
+  elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "skipped  PyTorch sees no GPU"
+    return 0
+  fi
+  limited 400 "$(python_command)" tests/bench/compare_torch.py --device "$device" "${cases[@]}" \
+    --program "$(bench_folder)/train_bench" --build "$build" --output "$results/compare_torch.json" || code=$?
+  if [ $code -eq 0 ]; then
+    echo "ok       compared with PyTorch"
+  elif out_of_time $code && [ -s "$results/compare_torch.json" ]; then
+    echo "partly   compared with PyTorch: out of time"
+  else
+    echo "FAILED   compare_torch.py (exit code $code)"
+    return 1
+  fi
 }
 
 part_train() {
   need_gpu
-  local precision failed=0
+  local precision failed=0 batch=8 seq=1024 steps=20 model=(model.num_layers=12 model.hidden_size=768 model.num_heads=12 model.vocab_size=50257)
+  if rehearsing; then
+    batch=2 seq=64 steps=2 model=(model.num_layers=2 model.hidden_size=64 model.num_heads=2 model.vocab_size=257)
+  fi
   for precision in bf16 fp32; do
-    echo "GPT-2 124M, $precision, 8 samples of 1024 tokens, 20 steps:"
-    echo 20 | limited 120 "$(bench_folder)/train_bench" 8 1024 5 model.family=gpt2 model.num_layers=12 model.hidden_size=768 \
-      model.num_heads=12 model.vocab_size=50257 model.max_positions=1024 training.seq_length=1024 training.micro_batch_size=8 \
-      training.global_batch_size=8 "training.precision=$precision" device.type=cuda | tee "$results/train_$precision.txt" || failed=1
+    echo "GPT-2, $precision, $batch samples of $seq tokens, $steps steps:"
+    if echo $steps | limited 90 "$(bench_folder)/train_bench" $batch $seq 5 model.family=gpt2 "${model[@]}" \
+      model.max_positions=$seq training.seq_length=$seq training.micro_batch_size=$batch training.global_batch_size=$batch \
+      "training.precision=$precision" "device.type=$device" | tee "$results/train_$precision.txt"; then
+      echo "ok       training in $precision"
+    else
+      echo "FAILED   training in $precision"
+      failed=1
+    fi
   done
-  if python3 -c 'import sys, torch, transformers; sys.exit(not torch.cuda.is_available())' 2>/dev/null &&
-    python3 tests/bench/compare_torch.py --help | grep -q -- --device; then
-    limited 240 python3 tests/bench/compare_torch.py --device cuda --program "$(bench_folder)/train_bench" --build "$build" \
-      --output "$results/compare_torch.json" || failed=1
-  else
-    echo "skipped: no PyTorch and Transformers with CUDA to compare with"
+  compare_torch || failed=1
+  return $failed
+}
+
+# build_module FOLDER: compiles the Python module for the machine's Python into FOLDER/tessera; prints why it cannot be,
+# and ends with 77 then.
+build_module() {
+  local folder="$1" library source name pids=() pid headers bindings suffix
+  command -v c++ >/dev/null || { echo "no C++ compiler"; return 77; }
+  headers="$(python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
+  [ -e "$headers/Python.h" ] || { echo "no C headers of $(python -V)"; return 77; }
+  python -c 'import numpy' 2>/dev/null || { echo "no NumPy"; return 77; }
+  bindings="$(python -c 'import pybind11; print(pybind11.get_include())' 2>/dev/null || true)"
+  if [ -d "$build/include/pybind11" ]; then bindings="$build/include"; fi
+  [ -n "$bindings" ] || { echo "no pybind11"; return 77; }
+  library="$(find "$build/lib" "$build" -maxdepth 1 -name 'libtessera.so.*.*' 2>/dev/null | sort | head -n 1)"
+  [ -n "$library" ] || { echo "no libtessera.so in $build"; return 77; }
+  suffix="$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+  rm -rf "$folder"
+  mkdir -p "$folder/objects"
+  cp -r python/tessera "$folder/tessera"
+  rm -rf "$folder"/tessera/_C.*.so
+  for source in python/bindings/*.cpp; do
+    name="$(basename "$source" .cpp)"
+    c++ -std=c++20 -fPIC -fvisibility=hidden "-I$headers" "-I$bindings" -Iinclude -c "$source" -o "$folder/objects/$name.o" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || return 1; done
+  c++ -shared -o "$folder/tessera/_C$suffix" "$folder"/objects/*.o "$library" "-Wl,-rpath,$(dirname "$library")"
+}
+
+# train_plain NAME RANKS TP PP: tests/gpu/train_plain.py; its losses go into a file, one in each line.
+train_plain() {
+  local log="$results/$1.log"
+  limited 60 "$build/tessera" launch --num_processes "$2" tests/gpu/rank.sh "$(python_command)" tests/gpu/train_plain.py "$3" "$4" \
+    >"$log" 2>&1 || { tail -n 30 "$log"; echo "FAILED   $1"; return 1; }
+  sed -n 's/.*LOSSES //p' "$log" | tr ' ' '\n' >"$results/$1.losses"
+}
+
+part_python() {
+  need_gpu
+  local code=0 failed=0 layout name tp pp why
+  build_module "$results/package" >"$results/module.log" 2>&1 || code=$?
+  if [ $code -eq 77 ]; then
+    why="$(tail -n 1 "$results/module.log")"
+    echo "skipped  the Python module cannot be compiled here: $why"
+    return 0
+  elif [ $code -ne 0 ]; then
+    tail -n 40 "$results/module.log"
+    echo "FAILED   the Python module did not compile"
+    return 1
+  fi
+  export PYTHONPATH="$results/package" ACCELERATE_TORCH_DEVICE="$device" OMP_NUM_THREADS=1
+  if ! python -c 'from tessera import _C' 2>"$results/import.log"; then
+    tail -n 5 "$results/import.log"
+    echo "FAILED   the compiled Python module cannot be imported"
+    return 1
+  fi
+  echo "ok       compiled the module for $(python -V)"
+
+  train_plain alone 1 1 1 || return 1
+  echo "ok       a script alone: losses $(tr '\n' ' ' <"$results/alone.losses")"
+  for layout in "tp2 2 1" "pp2 1 2" "dp2 1 1"; do
+    read -r name tp pp <<<"$layout"
+    train_plain "$name" 2 "$tp" "$pp" && compare_losses "a script with 2 ranks, $name" 6 "$results/alone.losses" "$results/$name.losses" || failed=1
+  done
+
+  if ! python -c 'import torch, transformers' 2>/dev/null; then
+    echo "skipped  no PyTorch and Transformers to compare with"
+    return $failed
+  fi
+  code=0
+  limited 120 "$(python_command)" tests/gpu/train_beside_torch.py "$device" 2>"$results/beside_torch.log" || code=$?
+  if out_of_time $code; then
+    echo "partly   comparison with PyTorch: out of time"
+  elif [ $code -ne 0 ]; then
+    tail -n 30 "$results/beside_torch.log"
+    echo "FAILED   comparison with PyTorch"
+    failed=1
   fi
   return $failed
 }
@@ -206,34 +418,44 @@ refused() {
   return 1
 }
 
-part_faults() {
-  need_gpu
-  local data failed=0 launcher victim code=0 begin
-  data="$(corpus)" || return 1
-  local train=("$build/tessera" train configs/llama_tiny.yaml "data.path=$data" training.steps=100000
-    "logging.dir=$results/faults" checkpoint.every=0 device.type=cuda)
-  refused no_device "no .*device|no GPU" env CUDA_VISIBLE_DEVICES= "${train[@]}" || failed=1
-  refused no_such_device "device" "${train[@]}" device.index=99 || failed=1
-  refused too_large "memory" "${train[@]}" model.hidden_size=65536 model.ffn_hidden_size=262144 || failed=1
+# child_of PROCESS: the last of its children.
+child_of() { grep -lE "^PPid:[[:space:]]+$1\$" /proc/[0-9]*/status 2>/dev/null | sed 's|/proc/\([0-9]*\)/.*|\1|' | sort -n | tail -n 1; }
 
-  begin=$SECONDS
+# lost_rank TRAIN...: kills one of two ranks; the launcher must end and say so.
+lost_rank() {
+  local launcher victim ended code=0 begin=$SECONDS
   rm -rf "$results/faults"
-  "$build/tessera" launch --num_processes 2 tests/gpu/rank.sh "${train[@]}" device.index=0 parallel.timeout_s=30 \
-    >"$results/lost_rank.log" 2>&1 &
+  "$build/tessera" launch --num_processes 2 tests/gpu/rank.sh "$@" >"$results/lost_rank.log" 2>&1 &
   launcher=$!
-  while [ "$(losses faults 2>/dev/null | wc -l)" -lt 3 ] && kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - begin)) -lt 90 ]; do sleep 1; done
-  victim="$(pgrep -P "$launcher" | tail -n 1 || true)"
+  while [ "$(losses faults 2>/dev/null | wc -l)" -lt 3 ] && kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - begin)) -lt 60 ]; do sleep 1; done
+  victim="$(child_of "$launcher" || true)"
   [ -z "$victim" ] || kill -KILL "$victim"
   begin=$SECONDS
-  while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - begin)) -lt 90 ]; do sleep 1; done
-  kill -KILL "$launcher" 2>/dev/null || true
+  while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - begin)) -lt 60 ]; do sleep 1; done
+  ended=$((SECONDS - begin))
+  kill -KILL "$launcher" 2>/dev/null && ended=-1
   wait "$launcher" || code=$?
-  if [ -n "$victim" ] && [ $code -ne 0 ] && [ $code -ne 137 ] && grep -q 'rank [01]' "$results/lost_rank.log"; then
-    echo "ok       lost_rank: the launcher ended $((SECONDS - begin)) s after a rank was killed: $(grep 'rank [01]' "$results/lost_rank.log" | tail -n 1)"
+  if [ -n "$victim" ] && [ $ended -ge 0 ] && [ $code -ne 0 ] && grep -q 'rank [01]' "$results/lost_rank.log"; then
+    echo "ok       lost_rank: the launcher ended $ended s after a rank was killed: $(grep -m 1 'was killed' "$results/lost_rank.log" || true)"
   else
     echo "FAILED   lost_rank: exit code $code"
     tail -n 20 "$results/lost_rank.log"
-    failed=1
+    return 1
   fi
+}
+
+part_faults() {
+  need_gpu
+  local data failed=0 where=(device.index=0)
+  data="$(corpus)" || return 1
+  if rehearsing; then where=(device.threads=1); fi
+  local train=("$build/tessera" train configs/llama_tiny.yaml "data.path=$data" training.steps=100000
+    training.micro_batch_size=4 training.eval_interval=0 "logging.dir=$results/faults" checkpoint.every=0)
+  refused no_device "no .*device|no GPU|CUDA" env CUDA_VISIBLE_DEVICES= "${train[@]}" device.type=cuda || failed=1
+  if ! rehearsing; then
+    refused no_such_device "device" "${train[@]}" device.type=cuda device.index=99 || failed=1
+    refused too_large "memory" "${train[@]}" device.type=cuda model.hidden_size=65536 model.ffn_hidden_size=262144 || failed=1
+  fi
+  lost_rank "${train[@]}" "device.type=$device" "${where[@]}" parallel.timeout_s=30 || failed=1
   return $failed
 }

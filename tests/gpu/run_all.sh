@@ -9,21 +9,26 @@ source tests/gpu/parts.sh
 
 usage() {
   cat <<'TEXT'
-usage: tests/gpu/run_all.sh [--build FOLDER] [PART...]
-  PART            info tests ranks sanitizer kernels train faults; all of them when none is named
+usage: tests/gpu/run_all.sh [--build FOLDER] [--rehearse] [PART...]
+  PART            info tests ranks layouts parity sanitizer kernels train python faults; all when none is named
   --build FOLDER  a build with TESSERA_CUDA=ON, TESSERA_TESTS=ON and TESSERA_BENCH=ON, or what tests/gpu/bundle.sh
                   made; otherwise this folder, build/gpu or build/cuda
-Results: build/gpu-results, or the folder that the variable OUT names. Exit code 77 without a GPU.
+  --rehearse      without a GPU: the same on the CPU, with less of everything; any build will do
+Results go to build/gpu-results (variable RESULTS), those of a part in place of its last ones. After each part
+results.json and results.md there say all there is; with OUT=FOLDER these two and logs.tar.gz are put there as well.
+Exit code 77 without a GPU. PYTHON names the Python, else it is python3.
 TEXT
 }
 
-all_parts=(info tests ranks sanitizer kernels train faults)
-declare -A part_seconds=([info]=30 [tests]=330 [ranks]=270 [sanitizer]=240 [kernels]=150 [train]=270 [faults]=150)
+all_parts=(info tests ranks layouts parity sanitizer kernels train python faults)
+declare -A part_seconds=([info]=30 [tests]=240 [ranks]=180 [layouts]=300 [parity]=60 [sanitizer]=180 [kernels]=120
+  [train]=210 [python]=120 [faults]=60)
 parts=()
-build=""
+build="" device=cuda patience=1
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build="${2:-}" && shift ;;
+    --rehearse) device=cpu patience=4 ;;
     -h | --help) usage; exit 0 ;;
     *)
       [[ " ${all_parts[*]} " == *" $1 "* ]] || { usage >&2; exit 2; }
@@ -38,8 +43,19 @@ if [ -z "$build" ]; then
 fi
 [ -x "$build/tessera" ] || die "no tessera program in $build: run tests/gpu/bundle.sh or cmake --preset cuda && cmake --build --preset cuda"
 build="$(cd "$build" && pwd)"
-top="$(mkdir -p "${OUT:-build/gpu-results}" && cd "${OUT:-build/gpu-results}" && pwd)"
+top="${RESULTS:-build/gpu-results}"
+top="$(mkdir -p "$top" && cd "$top" && pwd)"
 use_libraries
+
+# hand_over: everything found so far, in few files.
+hand_over() {
+  python tests/gpu/summary.py "$top" "$build" "$device" || note "no summary: tests/gpu/summary.py failed"
+  [ -n "${OUT:-}" ] || return 0
+  mkdir -p "$OUT"
+  cp "$top/results.json" "$top/results.md" "$OUT/" || true
+  # Without the data and the models, which can be made again.
+  tar -czf "$OUT/logs.tar.gz" -C "$top" --exclude='corpus*' --exclude='*.safetensors' --exclude=package --exclude=checkpoints . || true
+}
 
 begin=$SECONDS code=0
 for part in "${parts[@]}"; do
@@ -47,8 +63,9 @@ for part in "${parts[@]}"; do
   results="$top/$part"
   rm -rf "$results"
   mkdir -p "$results"
-  deadline=$((SECONDS + ${part_seconds[$part]})) part_code=0
+  part_begin=$SECONDS deadline=$((SECONDS + ${part_seconds[$part]} * patience)) part_code=0
   ("part_$part") 2>&1 | tee "$results.txt" || part_code=$? # a process of its own, which may exit
+  echo "$part_code $((SECONDS - part_begin))" >"$results.status"
   case $part_code in
     0) note "$part: done" ;;
     77) [ $code -ne 0 ] || code=77 ;;
@@ -57,6 +74,7 @@ for part in "${parts[@]}"; do
       code=1
       ;;
   esac
+  hand_over
 done
 say "All parts in $(elapsed $begin); results in $top"
 exit $code

@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "tessera/comm/nccl.hpp"
-#include "tests/support/ranks.hpp"
+#include "tests/support/process_ranks.hpp"
 
 namespace tessera::test {
 
@@ -28,9 +30,24 @@ inline std::shared_ptr<Communicator> on_device(std::shared_ptr<Communicator> gro
   return on_cuda() ? make_nccl_communicator(std::move(group), {DeviceType::cuda, 0}) : group;
 }
 
-/// run_local whose groups take tensors of the device.
+/// Skips the test that runs, from wherever it is.
+[[noreturn]] inline void skip(const std::string& why) {
+  [&] { GTEST_SKIP() << why; }();
+  throw ::testing::AssertionException({::testing::TestPartResult::kSkip, __FILE__, __LINE__, why.c_str()});
+}
+
+/// run_local for ranks that compute on the device. Where ranks are processes (process_ranks.hpp) this is one
+/// of them, and a test for another number of ranks is skipped.
+inline void run_ranks(int size, const CommOptions& options, const RankFunction& function) {
+  const auto here = ProcessRank::from_environment();
+  if (!here || size == 1) return run_local(size, options, function);
+  if (here->size != size) skip("needs " + std::to_string(size) + " ranks: tests/gpu/rank_processes.py");
+  run_process(*here, size, options, function);
+}
+
+/// The same with groups that take tensors of the device.
 inline void run_on_device(int size, const CommOptions& options, const RankFunction& function) {
-  run_local(size, options,
+  run_ranks(size, options,
             [&](std::shared_ptr<Communicator> group) { function(on_device(std::move(group))); });
 }
 inline void run_on_device(int size, const RankFunction& function) {
