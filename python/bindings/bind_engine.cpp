@@ -286,13 +286,6 @@ void bind_engine(py::module_& module) {
            }),
            py::arg("config"), py::arg("overrides"), py::arg("world"), py::arg("trainable") = true,
            py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
-      .def("config_yaml", [](const PyEngine& self) { return to_yaml(self.config()); })
-      .def("config_items",
-           [](const PyEngine& self) {
-             std::map<std::string, std::string> items;
-             for (const ConfigItem& item : list_items(self.config())) items[item.key] = item.value;
-             return items;
-           })
       .def("load_views", &load_views, py::arg("config_json"), py::arg("tensors"), Released())
       .def(
           "load_folder",
@@ -344,8 +337,6 @@ void bind_engine(py::module_& module) {
           py::arg("number"), py::arg("upstream"))
       .def(
           "drop_forward", [](PyEngine& self, std::int64_t n) { self.engine().drop_forward(n); }, Released())
-      .def(
-          "discard", [](PyEngine& self) { self.engine().discard(); }, Released())
       .def("evaluate_sum",
            [](PyEngine& self, const Batch& batch) {
              Engine::LossSum sum;
@@ -369,27 +360,18 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("finished_calls",
                              [](PyEngine& self) { return self.engine().params().finished_calls(); })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
-      .def_property_readonly("steps_skipped", [](PyEngine& self) { return self.engine().steps_skipped(); })
-      .def_property_readonly("coordinates",
-                             [](PyEngine& self) {
-                               const MeshCoordinates at = self.engine().mesh().coordinates();
-                               return std::map<std::string, int>{{"tp", at.tp}, {"pp", at.pp}, {"dp", at.dp}};
-                             })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),
            py::arg("max_shard_bytes"), Released())
       .def(
           "save",
-          [](PyEngine& self, const std::filesystem::path& root, std::int64_t consumed_samples,
-             bool optimizer) {
+          [](PyEngine& self, const std::filesystem::path& root, bool optimizer) {
             Engine& engine = self.engine();
-            const RunState run{.step = engine.steps_done(),
-                               .consumed_samples = consumed_samples,
-                               .skipped = engine.steps_skipped(),
-                               .config = self.config()};
+            const RunState run{
+                .step = engine.steps_done(), .skipped = engine.steps_skipped(), .config = self.config()};
             return save_engine(root, engine, run, {}, {.optimizer = optimizer});
           },
-          py::arg("root"), py::arg("consumed_samples"), py::arg("optimizer") = true, Released())
+          py::arg("root"), py::arg("optimizer") = true, Released())
       .def(
           "load",
           [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {
@@ -397,7 +379,6 @@ void bind_engine(py::module_& module) {
             const RunState run = read_run_state(reader);
             load_engine(reader, self.engine(), {.optimizer = optimizer});
             self.engine().set_progress(run.step, run.skipped);
-            return run.consumed_samples;
           },
           py::arg("folder"), py::arg("optimizer") = true, Released());
 }

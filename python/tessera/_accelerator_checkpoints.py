@@ -79,7 +79,7 @@ class Checkpoints:
             staging.mkdir(parents=True)
         self.wait_for_everyone()
         for number, model in enumerate(self._models):
-            model.session.engine.save(staging / f"model_{number}", model.session.consumed_samples,
+            model.session.engine.save(staging / f"model_{number}",
                                       optimizer=not getattr(self.state.megatron_lm_plugin, "no_save_optim", False))
         save_objects(staging / f"random_states_{self.process_index}", _random_states())
         if self.is_main_process:
@@ -144,7 +144,7 @@ class Checkpoints:
             steps = sorted((folder / f"model_{number}").glob("step-*"))
             if not steps:
                 raise CheckpointError(f"{folder} has no model_{number}: it was saved without one, or is damaged")
-            model.session.consumed_samples = model.session.engine.load(
+            model.session.engine.load(
                 steps[-1], optimizer=not getattr(self.state.megatron_lm_plugin, "no_load_optim", False))
         for kind, objects in self._small_objects():
             for number, obj in enumerate(objects):

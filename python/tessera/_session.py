@@ -121,7 +121,6 @@ class Session:
         self.clip_grad = 0.0  # the plugin's
         self.seq_length: Optional[int] = None
         self.micro_batch_size = 1
-        self.consumed_samples = 0
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self._log: Any = None

@@ -103,6 +103,10 @@ struct HfModel::Impl {
   }
 
   void check_tied_copies() const;
+  /// Reads a box of a parameter, contiguous, in the dtype it is stored in.
+  void read_box(const HfMapping& mapping, const TensorSlice& box, std::span<std::byte> out) const;
+  /// Reads a box of the rows that a part gives its parameter; `element`: bytes.
+  void read_part(const HfPart& part, TensorSlice wanted, std::size_t element, std::span<std::byte> out) const;
   void describe_source(const std::string& prefix, std::string config_json);
 };
 
@@ -166,25 +170,43 @@ std::vector<TensorSpec> HfModel::tensors() const {
   return specs;
 }
 
+void HfModel::Impl::read_box(const HfMapping& mapping, const TensorSlice& box,
+                             std::span<std::byte> out) const {
+  const std::size_t element = size_of(dtype_of(mapping));
+  std::int64_t row = 0;  // of the parameter, where the next part begins
+  for (const HfPart& part : mapping.parts) {
+    TensorSlice own = TensorSlice::whole(part.shape);
+    if (part.transposed) std::swap(own.shape[0], own.shape[1]);
+    own.offset[0] = row;
+    row += own.shape[0];
+    std::optional<TensorSlice> wanted = intersect(own, box);
+    if (!wanted) continue;
+    wanted->offset[0] -= own.offset[0];
+    const std::size_t bytes = static_cast<std::size_t>(wanted->shape.numel()) * element;
+    read_part(part, *wanted, element, out.first(bytes));
+    out = out.subspan(bytes);
+  }
+}
+
+void HfModel::Impl::read_part(const HfPart& part, TensorSlice wanted, std::size_t element,
+                              std::span<std::byte> out) const {
+  if (!part.transposed) return tensors->read_slice(part.name, wanted, out);
+  std::swap(wanted.shape[0], wanted.shape[1]);
+  std::swap(wanted.offset[0], wanted.offset[1]);
+  for_row_blocks(wanted.shape, element, [&](std::int64_t row, std::int64_t rows, std::span<std::byte> block) {
+    const TensorSlice slice{{wanted.offset[0] + row, wanted.offset[1]}, {rows, wanted.shape[1]}};
+    tensors->read_slice(part.name, slice, block);
+    put_rows_as_columns(block, out, wanted.shape, row, rows, element);
+  });
+}
+
 void HfModel::read(const std::string& name, std::span<std::byte> out) const {
   const HfMapping& mapping = impl_->mapping_of(name);
-  const std::size_t element = size_of(impl_->dtype_of(mapping));
-  const std::size_t bytes = static_cast<std::size_t>(mapping.shape.numel()) * element;
+  const std::size_t bytes =
+      static_cast<std::size_t>(mapping.shape.numel()) * size_of(impl_->dtype_of(mapping));
   TESSERA_CHECK(out.size() == bytes, "parameter '", name, "': ", bytes, " bytes to read into a buffer of ",
                 out.size());
-  for (const auto& part : mapping.parts) {
-    const std::size_t part_bytes = static_cast<std::size_t>(part.shape.numel()) * element;
-    const std::span<std::byte> target = out.first(part_bytes);
-    out = out.subspan(part_bytes);
-    if (!part.transposed) {
-      impl_->tensors->read_slice(part.name, TensorSlice::whole(part.shape), target);
-      continue;
-    }
-    for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t rows, std::span<std::byte> block) {
-      impl_->tensors->read_slice(part.name, TensorSlice::rows(part.shape, row, row + rows), block);
-      put_rows_as_columns(block, target, part.shape, row, rows, element);
-    });
-  }
+  impl_->read_box(mapping, TensorSlice::whole(mapping.shape), out);
 }
 
 void HfModel::read_f32(const std::string& name, std::span<float> out) const {
@@ -196,29 +218,9 @@ void HfModel::read_f32(const std::string& name, const TensorSlice& slice, std::s
   check_slice(name, mapping.shape, slice);
   TESSERA_CHECK_EQ(static_cast<std::int64_t>(out.size()), slice.shape.numel(), "elements of '", name, "'");
   const DType dtype = impl_->dtype_of(mapping);
-  std::vector<std::byte> stored(out.size() * size_of(dtype)), block;
-  std::int64_t row = 0;  // of the parameter, where the next part begins
-  std::span<std::byte> target = stored;
-  for (const HfPart& part : mapping.parts) {
-    TensorSlice own = TensorSlice::whole(part.shape);
-    if (part.transposed) std::swap(own.shape[0], own.shape[1]);
-    own.offset[0] = row;
-    row += own.shape[0];
-    std::optional<TensorSlice> wanted = intersect(own, slice);
-    if (!wanted) continue;
-    wanted->offset[0] -= own.offset[0];
-    const std::size_t bytes = static_cast<std::size_t>(wanted->shape.numel()) * size_of(dtype);
-    if (!part.transposed) {
-      impl_->tensors->read_slice(part.name, *wanted, target.first(bytes));
-    } else {
-      std::swap(wanted->shape[0], wanted->shape[1]);
-      std::swap(wanted->offset[0], wanted->offset[1]);
-      block.resize(bytes);
-      impl_->tensors->read_slice(part.name, *wanted, block);
-      put_rows_as_columns(block, target.first(bytes), wanted->shape, 0, wanted->shape[0], size_of(dtype));
-    }
-    target = target.subspan(bytes);
-  }
+  if (dtype == DType::f32) return impl_->read_box(mapping, slice, std::as_writable_bytes(out));
+  std::vector<std::byte> stored(out.size() * size_of(dtype));
+  impl_->read_box(mapping, slice, stored);
   convert_floats(dtype, stored, DType::f32, std::as_writable_bytes(out));
 }
 

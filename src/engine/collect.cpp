@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/ranks.hpp"
+#include "tessera/comm/bytes.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
@@ -50,7 +51,7 @@ class Collector final : public WeightSource {
                        numbers_of(place.shape)});
       }
     }
-    const std::vector<std::string> texts = gather_texts(host_, world_, own.dump());
+    const std::vector<std::string> texts = all_gather_bytes(world_, own.dump());
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       for (const auto& item : nlohmann::json::parse(texts[rank])) {
         Directory& entry = directory_[item[0].get<std::string>()];
@@ -97,27 +98,10 @@ class Collector final : public WeightSource {
       for (std::size_t i = 0; i < boxes; ++i) world_.send(host_, own_box(name, i), 0).wait(host_);
     }
   }
-  void tell(const std::string& name) const {
-    const Tensor length =
-        Tensor::from(host_, std::vector<std::int64_t>{static_cast<std::int64_t>(name.size())}, {1});
-    world_.broadcast(host_, length, 0).wait(host_);
-    if (name.empty()) return;
-    const Tensor text = Tensor::from(host_, std::vector<std::uint8_t>(name.begin(), name.end()),
-                                     {static_cast<std::int64_t>(name.size())});
-    world_.broadcast(host_, text, 0).wait(host_);
-  }
+  void tell(const std::string& name) const { broadcast_bytes(world_, name); }
 
  private:
-  std::string heard() const {
-    const Tensor length = Tensor::from(host_, std::vector<std::int64_t>{0}, {1});
-    world_.broadcast(host_, length, 0).wait(host_);
-    const std::int64_t count = length.to_vector<std::int64_t>()[0];
-    if (count == 0) return "";
-    const Tensor text = Tensor::empty(host_, {count}, DType::u8);
-    world_.broadcast(host_, text, 0).wait(host_);
-    const auto letters = text.to_vector<std::uint8_t>();
-    return {letters.begin(), letters.end()};
-  }
+  std::string heard() const { return broadcast_bytes(world_, {}); }
   Tensor own_box(const std::string& name, std::size_t i) const {
     Tensor box = own_.at(name)[i].to_host();
     if (factor_ == 1.0) return box;

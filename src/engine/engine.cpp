@@ -157,7 +157,7 @@ StepReport Engine::finish_step() {
     result.traffic[i].bytes_sent += more[i].bytes_sent;
     result.traffic[i].wait_s += more[i].wait_s;
   }
-  result.update = finish_update();
+  result.update = finish_update(scheduled_lr());
   result.times.forward = step->passes.forward.seconds();
   result.times.backward = step->passes.backward.seconds();
   result.times.update = step->update.seconds();
@@ -309,22 +309,25 @@ void Engine::discard() {
   samples_this_step_ = 0;
 }
 
-UpdateResult Engine::update() {
+void Engine::check_can_update() const {
+  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   TESSERA_CHECK(steps_.empty(), "update() was called while ", steps_.size(), " steps are under way");
+}
+
+UpdateResult Engine::update() {
+  check_can_update();
   launch_update();
-  return finish_update();
+  return finish_update(scheduled_lr());
 }
 
 UpdateResult Engine::update(std::span<const UpdateRates> rates) {
-  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  TESSERA_CHECK(steps_.empty(), "update() was called while ", steps_.size(), " steps are under way");
+  check_can_update();
   optimizer_->launch_step([&](std::int64_t) { return std::vector<UpdateRates>(rates.begin(), rates.end()); });
   after_update();
-  return finish_update();
+  return finish_update(rates.front().lr);
 }
 
 void Engine::launch_update() {
-  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   optimizer_->launch_step([this](std::int64_t updates) {
     return UpdateRates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
   });
@@ -339,8 +342,7 @@ void Engine::after_update() {
   samples_this_step_ = 0;
 }
 
-UpdateResult Engine::finish_update() {
-  const double lr = lr_schedule_.at(optimizer_->updates());
+UpdateResult Engine::finish_update(double lr) {
   const StepResult done = optimizer_->finish_step();
   // While the loss scale can still fall, a gradient that overflowed only says that it was too large.
   const LossScaleRule& rule = options_.loss_scale.rule;

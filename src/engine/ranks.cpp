@@ -1,7 +1,8 @@
 #include "engine/ranks.hpp"
 
 #include <algorithm>
-#include <numeric>
+
+#include "tessera/comm/bytes.hpp"
 
 namespace tessera {
 namespace {
@@ -56,30 +57,6 @@ void wait_before_failing(const ExecCtx& ctx, Communicator& group) {
 
 }  // namespace
 
-std::vector<std::string> gather_texts(const ExecCtx& ctx, Communicator& group, const std::string& text) {
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const Tensor length =
-      Tensor::from(ctx, std::vector<std::int64_t>{static_cast<std::int64_t>(text.size())}, {1});
-  const Tensor lengths = Tensor::empty(ctx, {group.size()}, DType::i64);
-  group.all_gather(ctx, length, lengths).wait(ctx);
-  ctx.stream->synchronize();
-  const std::vector<std::int64_t> counts = lengths.to_vector<std::int64_t>();
-  const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  const Tensor own = Tensor::from(ctx, std::vector<std::uint8_t>(text.begin(), text.end()),
-                                  {static_cast<std::int64_t>(text.size())});
-  const Tensor all = Tensor::empty(ctx, {total}, DType::u8);
-  group.all_gather(ctx, own, all, counts).wait(ctx);
-  ctx.stream->synchronize();
-  const std::vector<std::uint8_t> bytes = all.to_vector<std::uint8_t>();
-  std::vector<std::string> texts;
-  auto begin = bytes.begin();
-  for (std::size_t r = 0; r < ranks; ++r) {
-    texts.emplace_back(begin, begin + counts[r]);
-    begin += counts[r];
-  }
-  return texts;
-}
-
 std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::function<std::string()>& fn) {
   std::string message;
   if (group.rank() == 0) {
@@ -87,7 +64,7 @@ std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::fu
     const std::string error = error_of([&] { result = fn(); });
     message = error.empty() ? "+" + result : "-" + error;
   }
-  message = gather_texts(ctx, group, message)[0];
+  message = broadcast_bytes(group, message);
   if (message[0] == '+') return message.substr(1);
   wait_before_failing(ctx, group);
   throw_as(message[1], message.substr(2));
@@ -95,7 +72,7 @@ std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::fu
 
 void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<void()>& fn) {
   const std::string own = error_of(fn);
-  const auto errors = gather_texts(ctx, group, own);
+  const auto errors = all_gather_bytes(group, own);
   const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& e) { return !e.empty(); });
   if (first == errors.end()) return;
   wait_before_failing(ctx, group);

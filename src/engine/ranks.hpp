@@ -1,14 +1,10 @@
 #pragma once
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera {
-
-/// Every rank's text, on every rank. Collective.
-std::vector<std::string> gather_texts(const ExecCtx& ctx, Communicator& group, const std::string& text);
 
 /// Calls fn on rank 0 only; its result, or its error, reaches every rank. Collective.
 std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::function<std::string()>& fn);

@@ -5,6 +5,7 @@
 
 #include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/comm/bytes.hpp"
 
 namespace tessera {
 namespace {
@@ -80,7 +81,7 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   std::uint64_t own_bytes = 0, bytes = 0;
   for (const CheckpointTensor& t : shard.tensors)
     own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
-  for (const std::string& each : gather_texts(host, world, std::to_string(own_bytes)))
+  for (const std::string& each : all_gather_bytes(world, std::to_string(own_bytes)))
     bytes += std::stoull(each);
   std::optional<CheckpointSave> save;  // on rank 0
   const std::string staging = on_first_rank(host, world, [&] {
@@ -91,7 +92,7 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   on_every_rank(host, world, [&] {
     record = write_checkpoint_shard(staging, world.rank(), world.size(), shard.tensors, options);
   });
-  const std::vector<std::string> records = gather_texts(host, world, record);
+  const std::vector<std::string> records = all_gather_bytes(world, record);
   return on_first_rank(host, world,
                        [&] { return save->commit(checkpoint_state(engine, run), records).string(); });
 }

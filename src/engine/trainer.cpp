@@ -10,6 +10,7 @@
 #include "engine/throughput.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
+#include "tessera/comm/bytes.hpp"
 #include "tessera/data/dataset.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/engine/build.hpp"
@@ -151,7 +152,7 @@ class TrainingRun {
                  .ranks = world_->size(),
                  .gemm_flops_per_s = std::nullopt};
     const double rate = measure_gemm_rate(engine_->ctx(), engine_->options().compute);
-    for (const std::string& each : gather_texts(host_, *world_, std::to_string(rate)))
+    for (const std::string& each : all_gather_bytes(*world_, std::to_string(rate)))
       peak_flops_ += std::stod(each);
     info.gemm_flops_per_s = peak_flops_;
     if (first_ && hooks_.on_start) hooks_.on_start(info);

@@ -179,6 +179,78 @@ TEST_F(Hf, MissingUnexpectedAndMisshapenTensorsAreListedTogether) {
                                 "mixed dtype: model.layers.0.self_attn.k_proj.weight bfloat16");
 }
 
+/// The bits, as float32, of element (row, column) of a matrix made of these parts.
+std::uint32_t element_of(const HfMapping& mapping, Tensors& stored, std::int64_t row, std::int64_t column) {
+  for (const HfPart& part : mapping.parts) {
+    const std::int64_t rows = part.shape[part.transposed ? 1 : 0];
+    if (row >= rows) {
+      row -= rows;
+      continue;
+    }
+    const std::int64_t at = part.transposed ? column * rows + row : row * part.shape[1] + column;
+    const Stored& tensor = stored.at(part.name);
+    std::uint32_t bits = 0;
+    const std::size_t size = size_of(tensor.dtype);
+    std::memcpy(&bits, tensor.bytes.data() + static_cast<std::size_t>(at) * size, size);
+    return tensor.dtype == DType::bf16 ? bits << 16 : bits;
+  }
+  ADD_FAILURE() << "row " << row << " of " << mapping.name;
+  return 0;
+}
+
+/// Compares every `step`-th element of boxes of every matrix.
+void expect_boxes(const fs::path& dir, HfFolder& folder, std::int64_t step = 1) {
+  folder.write(dir);
+  const HfModel model = open_hf(dir);
+  for (const HfMapping& mapping : hf_mappings(model.config())) {
+    if (mapping.shape.rank() < 2) continue;
+    const std::int64_t rows = mapping.shape[0], columns = mapping.shape[1];
+    for (const TensorSlice& box :
+         {TensorSlice::whole(mapping.shape), TensorSlice{{rows / 3, 0}, {rows / 2, columns}},
+          TensorSlice{{0, columns / 2}, {rows, columns - columns / 2}},
+          TensorSlice{{1, 1}, {rows - 2, columns - 2}}, TensorSlice{{rows - 1, columns - 1}, {1, 1}}}) {
+      std::vector<float> got(static_cast<std::size_t>(box.shape.numel()));
+      model.read_f32(mapping.name, box, got);
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < box.shape.numel(); i += step) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, got.data() + i, sizeof bits);
+        wrong += bits != element_of(mapping, folder.tensors(), box.offset[0] + i / box.shape[1],
+                                    box.offset[1] + i % box.shape[1]);
+      }
+      EXPECT_EQ(wrong, 0) << mapping.name << ", " << box.shape << " from " << box.offset;
+    }
+  }
+}
+
+/// Of transposed matrices, of rows of several tensors, in fp32 and in 16 bits.
+TEST_F(Hf, ABoxOfAParameterIsReadAlone) {
+  int number = 0;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (HfFolder folder :
+         {HfFolder::gpt2("transformer.", true, false), HfFolder::llama(false, false, false)}) {
+      for (auto& [name, tensor] : folder.tensors()) {
+        tensor.dtype = dtype;
+        tensor.bytes.resize(tensor.bytes.size() / 4 * size_of(dtype));
+      }
+      expect_boxes(dir_ / std::to_string(number++), folder);
+    }
+  }
+}
+
+TEST_F(Hf, ATransposedMatrixIsReadInSeveralBlocks) {
+  HfFolder folder = HfFolder::gpt2("transformer.", true, false);
+  const std::int64_t ffn = 180'000;  // rows of 0.7 MB, of which a block of 4 MB has five
+  folder.config["n_layer"] = 1;
+  folder.config["n_inner"] = ffn;
+  std::erase_if(folder.tensors(),
+                [](const auto& item) { return item.first.starts_with("transformer.h.1."); });
+  folder.add("transformer.h.0.mlp.c_fc.weight", {6, ffn});
+  folder.add("transformer.h.0.mlp.c_fc.bias", {ffn});
+  folder.add("transformer.h.0.mlp.c_proj.weight", {ffn, 6});
+  expect_boxes(dir_ / "hf", folder, 101);
+}
+
 TEST_F(Hf, ConvertedValuesAreReadAsFloat) {
   HfFolder folder = HfFolder::gpt2("", true, false);
   folder.tensors()["ln_f.bias"].dtype = DType::f16;

@@ -215,6 +215,36 @@ TEST(Engine, AnInferenceEngineOnlyInfers) {
   EXPECT_EQ(engine->evaluate(batch), trained->evaluate(batch));
   expect_error<InvalidArgument>([&] { engine->forward_backward(batch); }, "trainable");
   expect_error<InvalidArgument>([&] { engine->update(); }, "trainable");
+  expect_error<InvalidArgument>([&] { engine->update(std::vector<UpdateRates>(2)); }, "trainable");
+}
+
+TEST(Engine, UpdateReportsTheRateItUsed) {
+  Config config = tiny_config();
+  config.lr_schedule.warmup_steps = 4;
+  const auto engine = engine_with(config);
+  const Batch batch = random_batch(2, 5, 1);
+  EXPECT_EQ(engine->step(batch).update.lr, 0.0);
+  engine->forward_backward(batch);
+  EXPECT_DOUBLE_EQ(engine->update().lr, config.optimizer.lr / 4);
+
+  const auto before = weights_in(*engine);
+  ASSERT_EQ(engine->optimizer().groups().size(), 2u);
+  engine->forward_backward(batch);
+  EXPECT_EQ(engine->update(std::vector<UpdateRates>(2)).lr, 0.0);
+  EXPECT_EQ(weights_in(*engine), before);
+  engine->forward_backward(batch);
+  EXPECT_EQ(engine->update(std::vector<UpdateRates>{{0.25, 0.0}, {0.5, 0.0}}).lr, 0.25);
+  EXPECT_NE(weights_in(*engine), before);
+
+  expect_error<InvalidArgument>([&] { engine->update(std::vector<UpdateRates>(2)); }, "no call was finished");
+  engine->forward_backward(batch);
+  expect_error<InvalidArgument>([&] { engine->update({}); }, "one for each parameter group");
+  engine->update();
+  engine->launch_step(batch);
+  expect_error<InvalidArgument>([&] { engine->update(); }, "1 steps are under way");
+  expect_error<InvalidArgument>([&] { engine->update(std::vector<UpdateRates>(2)); },
+                                "1 steps are under way");
+  engine->finish_step();
 }
 
 void put(Engine& engine, float value) {

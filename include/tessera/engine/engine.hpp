@@ -65,7 +65,7 @@ struct AxisTraffic {
 
 struct UpdateResult {
   double grad_norm = 0;  ///< before clipping; not finite if the step was skipped
-  double lr = 0;
+  double lr = 0;         ///< the schedule's; if the caller gave rates, that of the first group
   bool skipped = false;
   double loss_scale = 1;  ///< of the next step (fp16)
 };
@@ -190,9 +190,12 @@ class Engine {
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
   double read_loss(const PassesUnderWay& passes) const;
+  void check_can_update() const;
   void after_update();
   void launch_update();
-  UpdateResult finish_update();
+  /// The rate of the oldest update under way.
+  double scheduled_lr() const { return lr_schedule_.at(optimizer_->updates()); }
+  UpdateResult finish_update(double lr);
   struct StepUnderWay;
 
   ExecCtx ctx_;
