@@ -226,6 +226,22 @@ void check_batches(Rules& rules, const Config& c) {
   });
 }
 
+void check_profile(Rules& rules, const Config& c) {
+  const std::vector<std::int64_t>& window = c.logging.profile;
+  rules.rule({"logging.profile"}, [&]() -> std::string {
+    if (window.empty()) return {};
+    if (window.size() != 2)
+      return detail::concat("logging.profile must be two steps, [START, STOP], not ", window.size());
+    return unless(window[0] < window[1], "logging.profile [", window[0], ", ", window[1],
+                  "] holds no step: steps START to STOP - 1 are recorded");
+  });
+  rules.rule({"logging.profile", "training.steps"}, [&]() -> std::string {
+    if (window.size() != 2) return {};
+    return unless(window[1] - 1 <= c.training.steps, "logging.profile ends with step ", window[1] - 1,
+                  ", but training.steps is ", c.training.steps);
+  });
+}
+
 void check_texts(Rules& rules, const Config& c) {
   rules.rule({"data.split"}, [&] {
     try {
@@ -287,6 +303,7 @@ std::vector<Finding> check(const Config& config, std::set<std::string> unreadabl
   check_loss_scale(rules, config.training);
   check_batches(rules, config);
   check_layout(rules, config);
+  check_profile(rules, config);
   check_texts(rules, config);
   return findings;
 }

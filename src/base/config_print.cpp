@@ -74,6 +74,7 @@ std::string type_text(double, const Limits& limits) { return "number" + range_te
 std::string type_text(bool, const Limits&) { return "true or false"; }
 std::string type_text(const std::string&, const Limits&) { return "text"; }
 std::string type_text(const std::vector<double>&, const Limits&) { return "list of two numbers"; }
+std::string type_text(const std::vector<std::int64_t>&, const Limits&) { return "list of two integers"; }
 std::string type_text(const std::vector<std::string>&, const Limits&) { return "list of texts"; }
 std::string type_text(const WeightedPaths&, const Limits&) { return "text, list or null"; }
 

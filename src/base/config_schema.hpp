@@ -228,6 +228,10 @@ void describe(Visitor& visit, Section& c) {
   visit.field("dir", c.dir, "the run's folder: metrics.jsonl, config.yaml, loss.png");
   visit.field("every", c.every, "steps between lines on the terminal", between(1, 1e12));
   visit.field("trackers", c.trackers, "further places for metrics; jsonl is always on");
+  visit.field(
+      "profile", c.profile,
+      "[START, STOP]: steps START to STOP - 1 are recorded, see [profile a run](guides/profile_a_run.md)",
+      between(1, 1e12));
 }
 
 template <typename Visitor, IsSection<DeviceConfig> Section>

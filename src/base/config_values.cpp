@@ -148,8 +148,10 @@ Refusal read_value(const YamlNode& node, std::string& value) {
   return {};
 }
 
-Refusal read_value(const YamlNode& node, std::vector<double>& value) {
-  if (node.kind != YamlNode::Kind::sequence) return "must be a list of numbers, not " + node.describe();
+template <typename T>
+static Refusal read_list(const YamlNode& node, const char* of, std::vector<T>& value) {
+  if (node.kind != YamlNode::Kind::sequence)
+    return detail::concat("must be a list of ", of, ", not ", node.describe());
   value.clear();
   for (const YamlNode& item : node.items) {
     if (Refusal refusal = read_value(item, value.emplace_back()); !refusal.empty())
@@ -158,14 +160,14 @@ Refusal read_value(const YamlNode& node, std::vector<double>& value) {
   return {};
 }
 
+Refusal read_value(const YamlNode& node, std::vector<double>& value) {
+  return read_list(node, "numbers", value);
+}
+Refusal read_value(const YamlNode& node, std::vector<std::int64_t>& value) {
+  return read_list(node, "integers", value);
+}
 Refusal read_value(const YamlNode& node, std::vector<std::string>& value) {
-  if (node.kind != YamlNode::Kind::sequence) return "must be a list of texts, not " + node.describe();
-  value.clear();
-  for (const YamlNode& item : node.items) {
-    if (Refusal refusal = read_value(item, value.emplace_back()); !refusal.empty())
-      return "element " + refusal;
-  }
-  return {};
+  return read_list(node, "texts", value);
 }
 
 Refusal read_value(const YamlNode& node, WeightedPaths& value) {
@@ -255,6 +257,7 @@ static std::string flow_list(const std::vector<T>& values) {
 }
 
 std::string yaml_text(const std::vector<double>& value) { return flow_list(value); }
+std::string yaml_text(const std::vector<std::int64_t>& value) { return flow_list(value); }
 std::string yaml_text(const std::vector<std::string>& value) { return flow_list(value); }
 
 std::string yaml_text(const WeightedPaths& value) {

@@ -23,6 +23,7 @@ Refusal read_value(const YamlNode& node, double& value);
 Refusal read_value(const YamlNode& node, bool& value);
 Refusal read_value(const YamlNode& node, std::string& value);
 Refusal read_value(const YamlNode& node, std::vector<double>& value);
+Refusal read_value(const YamlNode& node, std::vector<std::int64_t>& value);
 Refusal read_value(const YamlNode& node, std::vector<std::string>& value);
 Refusal read_value(const YamlNode& node, WeightedPaths& value);
 
@@ -60,6 +61,7 @@ std::string yaml_text(double value);
 std::string yaml_text(bool value);
 std::string yaml_text(const std::string& value);
 std::string yaml_text(const std::vector<double>& value);
+std::string yaml_text(const std::vector<std::int64_t>& value);
 std::string yaml_text(const std::vector<std::string>& value);
 std::string yaml_text(const WeightedPaths& value);
 

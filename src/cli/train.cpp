@@ -131,6 +131,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
   hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
   hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
+  hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
   hooks.should_stop = [] { return stop_requested != 0; };
   const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world);
   if (result.interrupted) program.exit_code = 128 + (stop_requested != 0 ? stop_requested : SIGINT);

@@ -8,6 +8,7 @@
 #include "comm/check.hpp"
 #include "comm/reduce.hpp"
 #include "tessera/comm/placement.hpp"
+#include "tessera/device/trace.hpp"
 
 namespace tessera {
 namespace {
@@ -73,13 +74,17 @@ struct Communicator::Counters {
   std::uint64_t collectives = 0, exchanges = 0;
 };
 
-/// Measures how long a wait blocks.
+/// Measures how long a wait blocks. `call`: what a trace is told that is waited for; empty if it began before
+/// the trace.
 class Communicator::Waiting : public Pending::State {
  public:
-  Waiting(Pending inner, std::shared_ptr<Counters> counters)
-      : inner_(std::move(inner)), counters_(std::move(counters)) {}
+  Waiting(Pending inner, std::shared_ptr<Counters> counters, std::string call)
+      : inner_(std::move(inner)), counters_(std::move(counters)), call_(std::move(call)) {}
   bool done() const override { return inner_.done(); }
   void wait(const ExecCtx& ctx) override {
+    const TraceSpan span(*ctx.stream, [&] {
+      return Work{WorkKind::communication, "wait " + (call_.empty() ? "for what began before" : call_)};
+    });
     if (inner_.done()) return inner_.wait(ctx);
     const Stopwatch stopwatch{*counters_};
     inner_.wait(ctx);
@@ -96,6 +101,7 @@ class Communicator::Waiting : public Pending::State {
   };
   Pending inner_;
   std::shared_ptr<Counters> counters_;
+  std::string call_;
 };
 
 void Pending::wait(const ExecCtx& ctx) const {
@@ -201,23 +207,28 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
     if (request.in.raw() == request.out.raw() || request.in.nbytes() == 0) return {};
     return Pending(std::make_shared<Copied>(ctx, request.in, request.out));
   }
-  if (options_.on_event) {
-    const CommEvent event{name_, name_of(request.operation), request.sequence,
-                          seconds(Clock::now().time_since_epoch()), 0};
-    request.finished = [event, report = options_.on_event](double end_s) {
+  const std::shared_ptr<Trace>& trace = ctx.stream->trace();
+  const Work work{.kind = WorkKind::communication,
+                  .name = trace ? detail::concat(name_of(request.operation), " ", name_) : "",
+                  .bytes = static_cast<double>(bytes)};
+  if (options_.on_event || trace) {
+    const CommEvent event{name_, name_of(request.operation), request.sequence, trace_clock_s(), 0};
+    request.finished = [event, work, trace, report = options_.on_event](double end_s) {
+      if (trace) trace->add("communication " + event.group, {work, event.begin_s, end_s});
       CommEvent finished = event;
       finished.end_s = end_s;
-      report(finished);
+      if (report) report(finished);
     };
   }
   request.held_up = [counters = counters_](double held_up_s) {
     const std::lock_guard lock(counters->mutex);
     counters->stats.wait_s += held_up_s;
   };
+  const TraceSpan span(*ctx.stream, [&] { return Work{WorkKind::communication, "start " + work.name}; });
   Pending pending = start(ctx, std::move(request));
   const std::lock_guard lock(counters_->mutex);
   counters_->stats.bytes_sent += bytes;
-  return Pending(std::make_shared<Waiting>(std::move(pending), counters_));
+  return Pending(std::make_shared<Waiting>(std::move(pending), counters_, work.name));
 }
 
 Pending Communicator::all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op, const Where& where) {

@@ -10,6 +10,7 @@
 
 #include "device/cuda.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/trace.hpp"
 
 namespace tessera {
 namespace {
@@ -157,6 +158,9 @@ void Stream::enqueue(std::function<void()> work) {
 
 void Stream::copy(void* target, const void* source, std::size_t bytes) {
   if (bytes == 0) return;
+  const TraceSpan span(*this, [&] {
+    return Work{.kind = WorkKind::elementwise, .name = "copy", .bytes = 2.0 * static_cast<double>(bytes)};
+  });
   if (native_ != nullptr) return cuda::copy(target, source, bytes, native_);
   launch([=] { std::memcpy(target, source, bytes); });
 }

@@ -377,6 +377,11 @@ void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
   steps_skipped_ = steps_skipped;
 }
 
+void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
+  ctx_.stream->set_trace(trace);
+  host_.stream->set_trace(trace);
+}
+
 std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions options) {
   options.step = static_cast<std::uint32_t>(steps_done_);
   options.samples_before = samples_this_step_;

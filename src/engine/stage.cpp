@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/autograd/functions.hpp"
+#include "tessera/device/trace.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/reduce.hpp"
@@ -29,6 +30,7 @@ Part Stage::samples(int micro_batch) const {
 const MicroBatch& Stage::input_of(int micro_batch) {
   auto& input = inputs_[static_cast<std::size_t>(micro_batch)];
   if (!input) {
+    const TraceSpan span(*ctx_.stream, [] { return Work{WorkKind::data, "micro-batch"}; });
     const Part part = samples(micro_batch);
     Batch piece = slice(batch_, part.begin, part.count);
     piece.sample0 += options_.samples_before;

@@ -8,4 +8,7 @@ namespace tessera {
 /// relative to.
 double measure_gemm_rate(const ExecCtx& ctx, DType dtype);
 
+/// Bytes read and written per second by a copy that is larger than caches, the best of a few.
+double measure_copy_rate(const ExecCtx& ctx);
+
 }  // namespace tessera

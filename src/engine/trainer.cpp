@@ -5,6 +5,7 @@
 #include <deque>
 #include <fstream>
 
+#include "engine/profiler.hpp"
 #include "engine/ranks.hpp"
 #include "engine/run_folder.hpp"
 #include "engine/throughput.hpp"
@@ -22,6 +23,11 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// On the clock of a Trace.
+double seconds_of(Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -76,16 +82,18 @@ class TrainingRun {
     DataLoader loader(data_.train, loader_options(state_.consumed_samples));
     finished_ = Clock::now();
     while (engine_->steps_done() < config_.training.steps && !result_.interrupted) {
+      if (profiler_) profiler_->before_step(engine_->steps_done() + 1);
       launch_step(loader);
       const std::int64_t step = engine_->steps_done();
       const bool last = step == config_.training.steps;
       const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
       // A device that works on its own runs a step while the next one is launched, unless something is due
       // after it.
-      const bool ahead =
-          engine_->ctx().stream->is_asynchronous() && !last && !save_due && !evaluation_due(step);
+      const bool ahead = engine_->ctx().stream->is_asynchronous() && !last && !save_due &&
+                         !evaluation_due(step) && !(profiler_ && profiler_->is_edge(step));
       finish_steps(ahead ? 1 : 0);
       if (result_.interrupted) finish_steps(0);
+      if (profiler_) report_profile(step);
       if (last || save_due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
     }
     result_.step = state_.step;
@@ -155,6 +163,8 @@ class TrainingRun {
     for (const std::string& each : all_gather_bytes(*world_, std::to_string(rate)))
       peak_flops_ += std::stod(each);
     info.gemm_flops_per_s = peak_flops_;
+    const std::vector<std::int64_t>& window = config_.logging.profile;
+    if (!window.empty() && state_.step + 1 < window[1]) profiler_.emplace(config_, *engine_, *world_, rate);
     if (first_ && hooks_.on_start) hooks_.on_start(info);
   }
 
@@ -167,14 +177,24 @@ class TrainingRun {
 
   void launch_step(DataLoader& loader) {
     Launched launched{.begin = Clock::now()};
-    const auto batch = loader.next();
+    const auto batch = next_batch(loader);
     TESSERA_ENSURE(DataError, batch, "the training data ended at step ", engine_->steps_done(), " of ",
                    config_.training.steps);
     launched.data_s = seconds_since(launched.begin);
-    engine_->launch_step(*batch);
+    {
+      const TraceSpan span(*engine_->ctx().stream, [&] {
+        return Work{WorkKind::scope, "launch step " + std::to_string(engine_->steps_done() + 1)};
+      });
+      engine_->launch_step(*batch);
+    }
     launched.step = engine_->steps_done();
     launched.consumed_samples = loader.consumed_samples();
     launched_.push_back(launched);
+  }
+
+  std::optional<Batch> next_batch(DataLoader& loader) {
+    const TraceSpan span(*engine_->ctx().stream, [] { return Work{WorkKind::data, "next batch"}; });
+    return loader.next();
   }
 
   /// Takes the results of all steps but the last `remain`.
@@ -186,10 +206,12 @@ class TrainingRun {
   }
 
   void finish_step(const Launched& launched) {
-    const StepReport step = engine_->finish_step();
+    const StepReport step = take_result(launched.step);
     // While another step was under way this one began when that ended.
-    const double step_s = seconds_since(std::max(launched.begin, finished_));
+    const Clock::time_point begin = std::max(launched.begin, finished_);
     finished_ = Clock::now();
+    const double step_s = seconds_of(finished_) - seconds_of(begin);
+    if (profiler_) profiler_->add_step({launched.step, seconds_of(begin), seconds_of(finished_)});
     state_.step = launched.step;
     state_.skipped = engine_->steps_skipped();
     state_.consumed_samples = launched.consumed_samples;
@@ -228,6 +250,18 @@ class TrainingRun {
     if (first_) report(record);
     const bool stop = hooks_.should_stop && hooks_.should_stop();
     if (most_over_ranks(stop ? 1 : 0) != 0) result_.interrupted = true;
+  }
+
+  StepReport take_result(std::int64_t step) {
+    const TraceSpan span(*engine_->ctx().stream, [&] {
+      return Work{WorkKind::scope, "finish step " + std::to_string(step)};
+    });
+    return engine_->finish_step();
+  }
+
+  void report_profile(std::int64_t step) {
+    const std::optional<std::string> table = profiler_->after_step(step, result_.interrupted);
+    if (table && first_ && hooks_.on_profile) hooks_.on_profile(*table);
   }
 
   bool evaluation_due(std::int64_t step) const {
@@ -285,6 +319,7 @@ class TrainingRun {
   GptData data_;
   std::optional<MetricsFile> metrics_;
   double peak_flops_ = 0.0;
+  std::optional<Profiler> profiler_;  // logging.profile
   std::deque<Launched> launched_;
   Clock::time_point finished_;  // when the last result was taken
 };

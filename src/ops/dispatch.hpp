@@ -2,6 +2,7 @@
 /// The one switch between devices: an op fills a kernel's parameter struct and launches it here.
 
 #include "kernels/api/launch.hpp"
+#include "ops/work.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
 namespace tessera::ops::detail {
@@ -10,7 +11,13 @@ template <typename Params>
 using Launcher = void (*)(const Params&, const kernels::Launch&);
 
 template <typename Params>
-void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, const Params& params) {
+void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, const char* name,
+              const Params& params) {
+  const TraceSpan span(*ctx.stream, [&] {
+    Work work = work_of(params);
+    if (work.name.empty()) work.name = name;
+    return work;
+  });
   if (ctx.device().is_cpu()) {
     ctx.stream->launch([cpu, params, threads = ctx.stream->threads()] { cpu(params, {nullptr, threads}); });
   } else {
@@ -23,4 +30,4 @@ void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, c
 
 #define TESSERA_DISPATCH(ctx, name, params)                                                              \
   ::tessera::ops::detail::dispatch(ctx, &::tessera::kernels::cpu::name, &::tessera::kernels::cuda::name, \
-                                   params)
+                                   #name, params)

@@ -9,6 +9,7 @@
 
 #include "pipeline/label.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/trace.hpp"
 
 namespace tessera {
 
@@ -200,7 +201,8 @@ class Outbox {
 class StageRun {
  public:
   StageRun(const ExecCtx& ctx, Communicator& pipeline, const Schedule& schedule, StageProgram& program)
-      : stage_(pipeline.rank()),
+      : ctx_(ctx),
+        stage_(pipeline.rank()),
         schedule_(schedule),
         program_(program),
         routes_(schedule),
@@ -255,6 +257,9 @@ class StageRun {
   }
 
   Tensor compute(const Action& action, Tensor input) {
+    const TraceSpan span(*ctx_.stream, [&] {
+      return Work{WorkKind::scope, label_of(action, schedule_.chunks)};
+    });
     switch (action.kind) {
       case Kind::forward:
         return program_.forward(action.chunk, action.micro_batch, std::move(input));
@@ -283,6 +288,7 @@ class StageRun {
     }
   }
 
+  const ExecCtx& ctx_;
   int stage_;
   const Schedule& schedule_;
   StageProgram& program_;

@@ -109,6 +109,14 @@ TEST(Rules, LateRules) {
                   "even number of features");
   expect_contains(refusal("model: {family: llama, max_positions: 8}\n"),
                   "training.seq_length (1024) is more than");
+  EXPECT_EQ(refusal("logging: {profile: [1, 1001]}\n"), "");
+  expect_contains(refusal("logging: {profile: [1, 1002]}\n"),
+                  "logging.profile ends with step 1001, but training.steps is 1000");
+  expect_contains(refusal("logging: {profile: [3, 3]}\n"), "holds no step");
+  expect_contains(refusal("logging: {profile: [3]}\n"), "must be two steps, [START, STOP], not 1");
+  expect_contains(refusal("logging: {profile: [0, 3]}\n"), "element must be at least 1, not 0");
+  expect_contains(refusal("logging: {profile: [1.5, 3]}\n"), "element must be an integer");
+  expect_contains(refusal("logging: {profile: 3}\n"), "must be a list of integers");
   expect_contains(refusal("lr_schedule: {warmup_steps: 1001}\n"),
                   "training.steps, as decay_steps is 0, (1000)");
   EXPECT_EQ(refusal("lr_schedule: {warmup_steps: 1000}\n"), "");
@@ -184,7 +192,7 @@ training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18
 data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "~", reset_position_ids: true,
   reset_attention_mask: true, eod_mask_loss: true}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
-logging: {dir: "a#b", every: 3, trackers: [jsonl]}
+logging: {dir: "a#b", every: 3, trackers: [jsonl], profile: [2, 5]}
 device: {type: cpu, index: 1, threads: 3, tune_gemm: true, gemm_cache: runs/gemm.txt}
 )");
 }

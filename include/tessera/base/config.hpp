@@ -183,6 +183,7 @@ struct LoggingConfig {
   std::string dir = "runs/default";
   std::int64_t every = 10;
   std::vector<std::string> trackers = {};
+  std::vector<std::int64_t> profile = {};  ///< first step and the one after the last; empty = none
 
   friend bool operator==(const LoggingConfig&, const LoggingConfig&) = default;
 };

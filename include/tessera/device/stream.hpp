@@ -13,6 +13,8 @@
 
 namespace tessera {
 
+class Trace;
+
 /// A point in a stream's work that other streams or the host can wait for. Copies share the point.
 class Event {
  public:
@@ -74,6 +76,10 @@ class Stream {
   /// Blocks until all work launched so far is done. Errors: whatever that work threw.
   void synchronize();
 
+  /// Who is told what runs here (trace.hpp); null, the default: nobody. Not while another thread launches.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  const std::shared_ptr<Trace>& trace() const { return trace_; }
+
  private:
   struct Queue;
   void enqueue(std::function<void()> work);
@@ -82,6 +88,7 @@ class Stream {
   Device device_;
   void* native_ = nullptr;
   std::unique_ptr<Queue> queue_;
+  std::shared_ptr<Trace> trace_;
 };
 
 }  // namespace tessera

@@ -167,6 +167,8 @@ class Engine {
   /// The order in which this rank's last forward_backward ran.
   const std::vector<ExecutedAction>& executed() const { return executor_.executed(); }
   const EngineOptions& options() const { return options_; }
+  /// Who is told what this rank does from now on (tessera/device/trace.hpp); null: nobody.
+  void set_trace(const std::shared_ptr<Trace>& trace);
   /// Updates tried so far, skipped ones included.
   std::int64_t steps_done() const { return steps_done_; }
   std::int64_t steps_skipped() const { return steps_skipped_; }

@@ -24,6 +24,8 @@ struct TrainHooks {
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t step, double loss)> on_evaluation;
   std::function<void(const std::filesystem::path&)> on_checkpoint;
+  /// logging.profile: rank 0's table, after the last step that was recorded.
+  std::function<void(const std::string& table)> on_profile;
   /// Asked after every step: true ends the run (after saving, if checkpoint.on_interrupt).
   std::function<bool()> should_stop;
 };

@@ -11,6 +11,7 @@ TEST(CudaStep, IsCountedOnTheEmulator) {
 #else
 
 #include "emulator.hpp"
+#include "tessera/device/trace.hpp"
 #include "tessera/engine/build.hpp"
 #include "tests/engine/engine_support.hpp"
 
@@ -35,6 +36,24 @@ TEST_P(CudaStep, NeitherWaitsNorAllocates) {
   }
   EXPECT_EQ(in_steps, 0u);
   engine->finish_step();
+}
+
+TEST(CudaStep, RecordingItDoesNotWaitEither) {
+  Config config = tiny_config(0.1);
+  config.device.type = DeviceChoice::cuda;
+  const auto engine = build_engine(config);
+  for (unsigned i = 0; i < 3; ++i) engine->step(random_batch(4, 11, i));
+  const auto trace = std::make_shared<Trace>(*engine->ctx().stream);
+  engine->set_trace(trace);
+  const Batch batch = random_batch(4, 11, 3);
+  const std::uint64_t before = tessera_emulator::slow_calls();
+  engine->launch_step(batch);
+  EXPECT_EQ(tessera_emulator::slow_calls() - before, 0u);
+  engine->finish_step();
+  const auto lanes = trace->lanes();
+  ASSERT_EQ(lanes.size(), 2u);
+  EXPECT_EQ(lanes[0].name, "stream");
+  EXPECT_EQ(lanes[0].work.size() - lanes[1].work.size(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, CudaStep,
