@@ -164,9 +164,11 @@ void Machines::meet(double deadline_s) {
       peer.host = split == std::string::npos ? "" : theirs.substr(split + 2);
       theirs = theirs.substr(0, split);
       if (machine == 0) ours = theirs;
-      TESSERA_ENSURE(CommunicationError, theirs == ours,
-                     "the launchers were told different things: machine 0 ", ours, "; machine ", machine,
-                     " (host ", peer.host, ") ", theirs);
+      if (theirs != ours) {
+        leave_last(machine);
+        throw CommunicationError(detail::concat("the launchers were told different things: machine 0 ", ours,
+                                                "; machine ", machine, " (host ", peer.host, ") ", theirs));
+      }
       ++machine;
       continue;
     }
@@ -183,6 +185,16 @@ void Machines::meet(double deadline_s) {
     if (!pause(kTurn)) return;
   }
   for (Peer& peer : peers_) peer.heard_s = now_s();
+}
+
+/// The machine that keeps the store waits a little for `other`, which must still read in it what differs.
+void Machines::leave_last(int other) {
+  store_->set(key("refused", options_.machine_rank), "yes");
+  std::string seen;
+  const double deadline = now_s() + kFarewell;
+  while (options_.machine_rank == 0 && now_s() < deadline && !store_->try_get(key("refused", other), seen)) {
+    if (!pause(kTurn)) return;
+  }
 }
 
 void Machines::exchange() {
