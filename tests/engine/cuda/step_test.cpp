@@ -26,15 +26,17 @@ TEST_P(CudaStep, NeitherWaitsNorAllocates) {
   config.training.precision = GetParam();
   config.training.initial_loss_scale = 65536;
   const auto engine = build_engine(config);
-  std::uint64_t in_steps = 0;
-  for (unsigned i = 0; i < 8; ++i) {
+  // The first steps fill the pools; how many do depends on how far the device is behind when the next is
+  // launched.
+  int in_a_row = 0;
+  for (unsigned i = 0; i < 40 && in_a_row < 4; ++i) {
     const Batch batch = random_batch(4, 11, i);
     const std::uint64_t before = tessera_emulator::slow_calls();
     engine->launch_step(batch);
-    if (i >= 4) in_steps += tessera_emulator::slow_calls() - before;  // the first ones fill the pools
+    in_a_row = tessera_emulator::slow_calls() == before ? in_a_row + 1 : 0;
     if (engine->steps_under_way() > 1) engine->finish_step();
   }
-  EXPECT_EQ(in_steps, 0u);
+  EXPECT_EQ(in_a_row, 4);
   engine->finish_step();
 }
 
@@ -42,7 +44,7 @@ TEST(CudaStep, RecordingItDoesNotWaitEither) {
   Config config = tiny_config(0.1);
   config.device.type = DeviceChoice::cuda;
   const auto engine = build_engine(config);
-  for (unsigned i = 0; i < 3; ++i) engine->step(random_batch(4, 11, i));
+  for (unsigned i = 0; i < 4; ++i) engine->step(random_batch(4, 11, i));
   const auto trace = std::make_shared<Trace>(*engine->ctx().stream);
   engine->set_trace(trace);
   const Batch batch = random_batch(4, 11, 3);
