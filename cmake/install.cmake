@@ -16,6 +16,12 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmak
 install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
   ${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake DESTINATION ${package_dir} COMPONENT development)
 
+# Tables of `tessera tune` that come with Tessera: where gemm_tables() looks.
+file(GLOB tables CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_tables/*.txt)
+if(tables)
+  install(FILES ${tables} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/gemm_tables COMPONENT development)
+endif()
+
 if(TARGET tessera_program)
   install(TARGETS tessera_program COMPONENT development RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

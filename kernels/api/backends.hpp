@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/api/gemm.hpp"
+
 namespace tessera::kernels {
 
 /// One line per library or device of a backend, for `tessera env`.
@@ -24,12 +26,27 @@ struct GemmTuning {
   /// foreign file counts as empty and is replaced.
   std::string cache_path;
 };
+/// What a search for the fastest way of a product found.
+struct GemmTrial {
+  bool known = false;     ///< the file had it already: nothing was timed, and what follows is not set
+  int candidates = 0;     ///< that ran
+  double first_s = 0;     ///< one product the way it is done without a search: cuBLASLt's first suggestion
+  double best_s = 0;      ///< the way that was kept
+  bool separate = false;  ///< kept: what could be fused is faster as a pass of its own
+};
 namespace cuda {
 Description describe();
 /// Errors: IoError if choices are to be timed and the file cannot be written; without timing it is only read
 /// then.
 void set_gemm_tuning(const GemmTuning& tuning);
-/// What is to be told of the file; empty the next time, or if all is well.
+/// Files that are only read, for products that the file of set_gemm_tuning does not have; where several have
+/// one, the first of them counts. Set before the first product. Those that are not there are no error.
+void set_gemm_tables(const std::vector<std::string>& paths);
+/// Searches for the fastest way of one product: more of cuBLASLt's algorithms than a product in training
+/// tries, shares of k, a pass of its own for what could be fused. Keeps it in the file of set_gemm_tuning at
+/// once, and for this process. Overwrites what `gemm` writes; beta 1 adds many times. Waits for the stream.
+GemmTrial tune_gemm(const Gemm& gemm, const Launch& launch);
+/// What is to be told of the files; empty the next time, or if all is well.
 std::string take_gemm_note();
 }  // namespace cuda
 

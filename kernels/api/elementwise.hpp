@@ -31,7 +31,7 @@ struct Dropout {
   DType dtype = DType::f32;
   const void* x = nullptr;
   void* y = nullptr;  ///< may be the same memory as x
-  DropoutSpec spec;
+  DropoutSpec spec = {};
 };
 
 /// x *= *factor, n floats; the factor is where kernels run.

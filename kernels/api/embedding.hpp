@@ -18,7 +18,7 @@ struct EmbeddingForward {
   const std::int32_t* positions = nullptr;  ///< [rows]; null iff position_table is null
   const void* position_table = nullptr;     ///< [max_positions, cols] or null
   void* y = nullptr;                        ///< [rows, cols]
-  DropoutSpec dropout;
+  DropoutSpec dropout = {};
 };
 
 /// dtable[tokens[r] - begin] += dropout-masked dy[r] for r in rising order (so the sum does not depend on
@@ -31,7 +31,7 @@ struct EmbeddingBackward {
   std::int64_t begin = 0, count = 0;    ///< rows of dtable: index range [begin, begin + count)
   float* dtable = nullptr;              ///< [count, cols]
   float beta = 0.0f;                    ///< 0: dtable is cleared first; 1: added to
-  DropoutSpec dropout;
+  DropoutSpec dropout = {};
 };
 
 }  // namespace tessera::kernels

@@ -20,7 +20,7 @@ struct AddNormForward {
   DType dtype = DType::f32;           ///< of branch and y
   const void* residual = nullptr;     ///< [rows, cols]
   const void* branch = nullptr;       ///< [rows, cols] or null: nothing is added
-  DropoutSpec dropout;                ///< on branch
+  DropoutSpec dropout = {};           ///< on branch
   const float* weight = nullptr;      ///< [cols]
   const float* bias = nullptr;        ///< [cols] or null
   void* residual_out =
@@ -48,7 +48,7 @@ struct AddNormBackward {
   const void* dresidual = nullptr;  ///< [rows, cols] gradient of residual_out from above, or null = 0
   void* dresidual_in = nullptr;     ///< [rows, cols]; may be the same memory as dresidual
   void* dbranch = nullptr;          ///< [rows, cols] or null (no branch, or it equals dresidual_in)
-  DropoutSpec dropout;              ///< as in forward; applied to dbranch
+  DropoutSpec dropout = {};         ///< as in forward; applied to dbranch
 };
 
 /// dweight = beta dweight + sum over rows of dy * xhat; dbias likewise with sum of dy. The order of summation

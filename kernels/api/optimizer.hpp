@@ -85,25 +85,67 @@ struct GroupsOfElements {
   const std::uint8_t* of_block = nullptr;  ///< [n / kGroupBlock, rounded up] index of factors, or kNoGroup
 };
 
+/// An fp32 main weight as the bf16 weight that kernels read and its own low 16 bits. The bf16 weight is the
+/// main weight rounded to nearest, ties away from zero: so the low bits say which way it was rounded, and
+/// joining gives back every bit. A NaN stays one, without its sign and payload.
+struct SplitWeight {
+  bfloat16 model;
+  std::uint16_t low;
+
+  static TESSERA_INLINE SplitWeight split(float main) {
+    std::uint32_t word;
+    __builtin_memcpy(&word, &main, sizeof word);
+    if (main != main) word = 0x7fc00000u;
+    SplitWeight parts;
+    parts.low = static_cast<std::uint16_t>(word);
+    parts.model.bits = static_cast<std::uint16_t>((word >> 16) + ((word >> 15) & 1u));
+    return parts;
+  }
+  TESSERA_INLINE float join() const {
+    const std::uint32_t upper = static_cast<std::uint32_t>(model.bits) - (low >> 15);
+    const std::uint32_t word = (upper << 16) | low;
+    float main;
+    __builtin_memcpy(&main, &word, sizeof main);
+    return main;
+  }
+};
+
+/// Main weights into their two parts.
+struct SplitMain {
+  std::int64_t n = 0;
+  const float* main = nullptr;   ///< [n]
+  bfloat16* model = nullptr;     ///< [n]
+  std::uint16_t* low = nullptr;  ///< [n]
+};
+/// The reverse.
+struct JoinMain {
+  std::int64_t n = 0;
+  const bfloat16* model = nullptr;
+  const std::uint16_t* low = nullptr;
+  float* main = nullptr;
+};
+
 /// One Adam(W) update of n consecutive elements in one pass (Loshchilov & Hutter, "Decoupled weight decay").
 /// g = grad * state.grad_factor (+ decay * main if not decoupled); m, v as usual;
 /// main -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), after main *= 1 - lr * decay if
-/// decoupled; t = state.updates. Nothing changes if state.skip, nor where there is no group.
+/// decoupled; t = state.updates. Nothing changes if state.skip, nor where there is no group. With `low` the
+/// main weights are split: `model` (bf16) and `low` are read and written, and `main` is null.
 struct Adam {
   std::int64_t n = 0;
   GroupsOfElements groups = {};
   const UpdateState* state = nullptr;
-  const float* grad = nullptr;  ///< [n]
-  float* main = nullptr;        ///< [n] fp32 weights
-  float* m = nullptr;           ///< [n]
-  float* v = nullptr;           ///< [n]
-  void* model = nullptr;        ///< [n] compute copy to refresh, or null
+  const float* grad = nullptr;   ///< [n]
+  float* main = nullptr;         ///< [n] fp32 weights
+  float* m = nullptr;            ///< [n]
+  float* v = nullptr;            ///< [n]
+  std::uint16_t* low = nullptr;  ///< [n] of split main weights, or null
+  void* model = nullptr;         ///< [n] compute copy to refresh, or null
   DType model_dtype = DType::bf16;
 };
 
 /// SGD with momentum: g = grad * state.grad_factor + decay * main; momentum = mu momentum + g; main -= lr *
 /// momentum (or lr * (g + mu momentum) if nesterov). A group without momentum leaves the buffer as it is.
-/// Skip and groups as for Adam.
+/// Skip, groups and split main weights as for Adam.
 struct Sgd {
   std::int64_t n = 0;
   GroupsOfElements groups = {};
@@ -112,6 +154,7 @@ struct Sgd {
   const float* grad = nullptr;
   float* main = nullptr;
   float* buffer = nullptr;  ///< [n] momentum; null: no group has any
+  std::uint16_t* low = nullptr;
   void* model = nullptr;
   DType model_dtype = DType::bf16;
 };
@@ -119,5 +162,7 @@ struct Sgd {
 }  // namespace tessera::kernels
 TESSERA_DECLARE_KERNEL(begin_update, BeginUpdate)
 TESSERA_DECLARE_KERNEL(update_groups, UpdateGroups)
+TESSERA_DECLARE_KERNEL(split_main, SplitMain)
+TESSERA_DECLARE_KERNEL(join_main, JoinMain)
 TESSERA_DECLARE_KERNEL(adam, Adam)
 TESSERA_DECLARE_KERNEL(sgd, Sgd)

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/api/activation.hpp"
 #include "kernels/api/elementwise.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/scratch.hpp"
@@ -58,6 +57,21 @@ void write_block(const Gemm& g, std::int64_t row0, std::int64_t col0, std::int64
                 0, cols);
         }
       });
+}
+
+/// The epilogue on `count` neighbours from C's element `first` on.
+void apply_epilogue(const Gemm& g, std::int64_t first, std::int64_t count) {
+  const bool tanh = g.epilogue == Epilogue::gelu_tanh || g.epilogue == Epilogue::dgelu_tanh;
+  const Activation kind = tanh ? Activation::gelu_tanh : Activation::gelu_erf;
+  void* c = at(g.c, g.c_dtype, first);
+  const void* x = g.pre != nullptr ? at(g.pre, g.c_dtype, first) : c;
+  if (is_gradient(g.epilogue)) {
+    TESSERA_PICK(activation_backward_range)
+    ({.n = count, .kind = kind, .dtype = g.c_dtype, .x = x, .dy = c, .dx = c}, 0, count);
+  } else {
+    TESSERA_PICK(activation_forward_range)
+    ({.n = count, .kind = kind, .dtype = g.c_dtype, .x = x, .y = c}, 0, count);
+  }
 }
 
 }  // namespace
@@ -118,7 +132,7 @@ void gemm_without_product(const Gemm& g, const Launch& launch) {
 }
 
 void* gemm_target(const Gemm& g, const Launch& launch) {
-  if (g.epilogue == Epilogue::none || g.pre == nullptr) return g.c;
+  if (g.epilogue == Epilogue::none || is_gradient(g.epilogue) || g.pre == nullptr) return g.c;
   if (g.beta != 0.0f) {
     copy_strided({.size = {1, 1, g.m, g.n},
                   .src_stride = {0, 0, g.ldc, 1},
@@ -133,23 +147,14 @@ void* gemm_target(const Gemm& g, const Launch& launch) {
 
 void gemm_apply_epilogue(const Gemm& g, const Launch& launch) {
   if (g.epilogue == Epilogue::none) return;
-  const Activation kind = g.epilogue == Epilogue::gelu_tanh ? Activation::gelu_tanh : Activation::gelu_erf;
-  const void* x = g.pre != nullptr ? g.pre : g.c;
   if (g.ldc == g.n) {
-    activation_forward({.n = g.m * g.n, .kind = kind, .dtype = g.c_dtype, .x = x, .y = g.c}, launch);
+    parallel_for(launch.threads, g.m * g.n, 4096,
+                 [&](std::int64_t begin, std::int64_t end, int) { apply_epilogue(g, begin, end - begin); });
     return;
   }
-  auto* range = TESSERA_PICK(activation_forward_range);
   parallel_for(launch.threads, g.m, std::max<std::int64_t>(1, 4096 / g.n),
                [&](std::int64_t begin, std::int64_t end, int) {
-                 for (std::int64_t r = begin; r < end; ++r) {
-                   range({.n = g.n,
-                          .kind = kind,
-                          .dtype = g.c_dtype,
-                          .x = at(x, g.c_dtype, r * g.ldc),
-                          .y = at(g.c, g.c_dtype, r * g.ldc)},
-                         0, g.n);
-                 }
+                 for (std::int64_t r = begin; r < end; ++r) apply_epilogue(g, r * g.ldc, g.n);
                });
 }
 

@@ -13,10 +13,11 @@ void gemm_through_f32(const Gemm& params, const Launch& launch);
 /// C = beta C + bias: what is left of the product when k is 0.
 void gemm_without_product(const Gemm& params, const Launch& launch);
 
-/// Where the product goes: `pre` if it is wanted (holding C then, if beta asks for it), else C.
+/// Where the product goes: to `pre` if that is to be written (holding C then, if beta asks for it), else to
+/// C.
 void* gemm_target(const Gemm& params, const Launch& launch);
 
-/// C = activation of what gemm_target holds.
+/// C = activation of what gemm_target holds, or C times the activation's slope at `pre`.
 void gemm_apply_epilogue(const Gemm& params, const Launch& launch);
 
 }  // namespace tessera::kernels::cpu

@@ -34,6 +34,18 @@ void update_groups(const UpdateGroups& params, const Launch&) {
   for (int group = 0; group < params.count; ++group) params.run(group);
 }
 
+void split_main(const SplitMain& params, const Launch& launch) {
+  auto* range = TESSERA_PICK(split_main_range);
+  parallel_for(launch.threads, params.n, kGrain,
+               [&](std::int64_t begin, std::int64_t end, int) { range(params, begin, end); });
+}
+
+void join_main(const JoinMain& params, const Launch& launch) {
+  auto* range = TESSERA_PICK(join_main_range);
+  parallel_for(launch.threads, params.n, kGrain,
+               [&](std::int64_t begin, std::int64_t end, int) { range(params, begin, end); });
+}
+
 void adam(const Adam& params, const Launch& launch) {
   if (params.state->skip != 0) return;
   auto* range = TESSERA_PICK(adam_range);

@@ -18,9 +18,12 @@
 #include <vector>
 
 #include "kernels/cuda/gemm_cache.hpp"
+#include "kernels/cuda/gemm_choice.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_finish.hpp"
 #include "kernels/cuda/gemm_plan.hpp"
+#include "kernels/cuda/gemm_stopwatch.hpp"
+#include "kernels/cuda/gemm_sums.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
@@ -34,7 +37,7 @@ constexpr int kTimedRuns = 5;
 constexpr std::size_t kMostChoices = 1 << 16;
 
 struct Choice {
-  bool exists = false;  ///< false: cuBLASLt has no algorithm for the problem
+  bool exists = false;  ///< false: cuBLASLt has no algorithm, or what it fuses is faster apart
   bool settled = true;  ///< false: to be timed when the stream is not being captured
   cublasLtMatmulAlgo_t algorithm{};
 };
@@ -58,6 +61,10 @@ struct ProcessState {
 ProcessState& process() {
   static ProcessState* const state = new ProcessState;
   return *state;
+}
+
+void add_note(ProcessState& all, const std::string& note) {
+  if (!note.empty()) all.note += (all.note.empty() ? "" : "\n") + note;
 }
 
 DeviceState& device_state() {
@@ -91,19 +98,16 @@ bool is_captured(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// Frees device memory and events whatever happens.
+/// Frees device memory whatever happens.
 struct Trial {
   void* c = nullptr;
   void* pre = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
   Trial() = default;
   Trial(const Trial&) = delete;
   Trial& operator=(const Trial&) = delete;
   ~Trial() {
     cudaFree(c);
     cudaFree(pre);
-    if (begin != nullptr) cudaEventDestroy(begin);
-    if (end != nullptr) cudaEventDestroy(end);
   }
   /// False if the device has not enough.
   static bool allocate(void** memory, std::size_t bytes) {
@@ -114,8 +118,9 @@ struct Trial {
   }
 };
 
-/// A copy of p that writes elsewhere, into memory of `trial`, so that timing changes nothing the caller sees.
-/// Empty if the device has no memory to spare.
+/// A copy of p that writes elsewhere, into memory of `trial`, so that timing changes nothing the caller sees;
+/// but for column sums, which the product that follows overwrites anyway. Empty if the device has no memory
+/// to spare.
 std::optional<Product> on_copies(const Product& p, Trial& trial, cudaStream_t stream) {
   const std::size_t bytes = static_cast<std::size_t>(extent(p.result, p.batch)) * size_of(p.result.dtype);
   Product copy = p;
@@ -123,7 +128,7 @@ std::optional<Product> on_copies(const Product& p, Trial& trial, cudaStream_t st
   const std::size_t shift = offset(p.result.data);
   if (!Trial::allocate(&trial.c, bytes + shift)) return std::nullopt;
   copy.result.data = static_cast<char*>(trial.c) + shift;
-  if (p.pre != nullptr) {
+  if (p.fused.pre) {
     if (!Trial::allocate(&trial.pre, bytes)) return std::nullopt;
     copy.pre = trial.pre;
   }
@@ -133,21 +138,15 @@ std::optional<Product> on_copies(const Product& p, Trial& trial, cudaStream_t st
   return copy;
 }
 
-/// Milliseconds of one run; empty if the algorithm does not run.
-std::optional<float> time_of(DeviceState& device, const Descriptors& descriptors, const Product& p,
-                             const cublasLtMatmulAlgo_t& algorithm, void* workspace, const Trial& trial,
-                             cudaStream_t stream) {
+/// Seconds of one run; empty if the algorithm does not run.
+std::optional<double> time_of(DeviceState& device, const Descriptors& descriptors, const Product& p,
+                              const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                              const Stopwatch& stopwatch, cudaStream_t stream) {
   const auto once = [&] {
     return multiply(device.handle, descriptors, p, algorithm, workspace, kWorkspaceBytes, stream);
   };
   if (once() != CUBLAS_STATUS_SUCCESS) return std::nullopt;
-  check_runtime(cudaEventRecord(trial.begin, stream), "cudaEventRecord", p);
-  for (int run = 0; run < kTimedRuns; ++run) check_library(once(), "cublasLtMatmul", p);
-  check_runtime(cudaEventRecord(trial.end, stream), "cudaEventRecord", p);
-  check_runtime(cudaEventSynchronize(trial.end), "cudaEventSynchronize", p);
-  float milliseconds = 0.0f;
-  check_runtime(cudaEventElapsedTime(&milliseconds, trial.begin, trial.end), "cudaEventElapsedTime", p);
-  return milliseconds / kTimedRuns;
+  return stopwatch.seconds(kTimedRuns, [&] { check_library(once(), "cublasLtMatmul", p); });
 }
 
 /// The fastest of the candidates; the first where the device has no memory for a trial.
@@ -157,14 +156,13 @@ std::optional<cublasLtMatmulAlgo_t> fastest(DeviceState& device, const Product& 
   Trial trial;
   const std::optional<Product> copy = on_copies(p, trial, stream);
   if (!copy) return std::nullopt;
-  check_runtime(cudaEventCreate(&trial.begin), "cudaEventCreate", p);
-  check_runtime(cudaEventCreate(&trial.end), "cudaEventCreate", p);
+  const Stopwatch stopwatch(stream);
   const Descriptors descriptors(*copy);
   std::optional<cublasLtMatmulAlgo_t> best;
-  float least = 0.0f;
+  double least = 0.0;
   for (const cublasLtMatmulAlgo_t& candidate : candidates) {
-    const std::optional<float> time =
-        time_of(device, descriptors, *copy, candidate, workspace, trial, stream);
+    const std::optional<double> time =
+        time_of(device, descriptors, *copy, candidate, workspace, stopwatch, stream);
     if (!time || (best && *time >= least)) continue;
     best = candidate;
     least = *time;
@@ -177,16 +175,17 @@ std::string cache_key(const DeviceState& device, const ProductKey& key) {
 }
 
 /// The choice of an earlier run, if this library accepts it for this problem; with `timed` only the fastest.
-std::optional<cublasLtMatmulAlgo_t> remembered(DeviceState& device, const Descriptors& descriptors,
-                                               const ProductKey& key, bool timed) {
+std::optional<Choice> remembered(DeviceState& device, const Product& p, const Descriptors& descriptors,
+                                 const ProductKey& key, bool timed) {
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
   const KeptAlgorithm* const kept = all.memo.find(cache_key(device, key), timed);
   if (kept == nullptr) return std::nullopt;
-  cublasLtMatmulAlgo_t algorithm{};
-  std::copy(kept->words.begin(), kept->words.end(), algorithm.data);
-  if (!accepts(device.handle, descriptors, algorithm, kWorkspaceBytes)) return std::nullopt;
-  return algorithm;
+  if (kept->separate()) return p.fused.any() ? std::optional(Choice{}) : std::nullopt;
+  Choice choice{.exists = true};
+  std::copy(kept->words.begin(), kept->words.end(), choice.algorithm.data);
+  if (!accepts(device.handle, descriptors, choice.algorithm, kWorkspaceBytes)) return std::nullopt;
+  return choice;
 }
 
 void remember(const DeviceState& device, const ProductKey& key, const cublasLtMatmulAlgo_t& algorithm,
@@ -208,11 +207,7 @@ Choice choose(DeviceState& device, const Product& p, const Descriptors& descript
               cudaStream_t stream) {
   Choice choice;
   const bool tune = tuning_wanted();
-  if (const auto known = remembered(device, descriptors, key, tune)) {
-    choice.exists = true;
-    choice.algorithm = *known;
-    return choice;
-  }
+  if (const auto known = remembered(device, p, descriptors, key, tune)) return *known;
   const auto candidates =
       candidates_for(device.handle, descriptors, p, kWorkspaceBytes, tune ? kCandidates : 1);
   if (candidates.empty()) return choice;
@@ -260,28 +255,14 @@ void run_or_throw(const Product& p, const Launch& launch) {
     throw DeviceError(tessera::detail::concat("cuBLASLt offers no algorithm for a ", describe_product(p)));
 }
 
-void finish(const Gemm& g, const Fused& fused, bool clear, const Launch& launch) {
-  gemm_finish({.c = g.c,
-               .bias = fused.bias ? nullptr : g.bias,
-               .pre = g.pre,
-               .m = g.m,
-               .n = g.n,
-               .ldc = g.ldc,
-               .c_dtype = g.c_dtype,
-               .bias_dtype = g.ab_dtype,
-               .epilogue = g.epilogue,
-               .clear = clear},
-              launch);
-}
-
 }  // namespace
 
 void gemm(const Gemm& g, const Launch& launch) {
   if (g.m == 0 || g.n == 0) return;
   check_dtypes(g.ab_dtype, g.c_dtype);
   if (g.k == 0) {
-    const bool clear = g.beta == 0.0f;
-    if (clear || needs_finish(g, {})) finish(g, {}, clear, launch);
+    if (g.beta == 0.0f || needs_finish(g, {})) gemm_finish(finish_of(g, {}), launch);
+    finish_sums(g, {}, launch);
     return;
   }
   Fused fused = choose_fused(g);
@@ -289,7 +270,8 @@ void gemm(const Gemm& g, const Launch& launch) {
     fused = {};
     run_or_throw(product_of(g, fused), launch);
   }
-  if (needs_finish(g, fused)) finish(g, fused, false, launch);
+  if (needs_finish(g, fused)) gemm_finish(finish_of(g, fused), launch);
+  finish_sums(g, fused, launch);
 }
 
 void batched_gemm(const BatchedGemm& g, const Launch& launch) {
@@ -302,8 +284,36 @@ void batched_gemm(const BatchedGemm& g, const Launch& launch) {
 void set_gemm_tuning(const GemmTuning& tuning) {
   ProcessState& all = process();
   const std::lock_guard lock(all.mutex);
-  all.note = all.memo.open(tuning.cache_path, tuning.tune);
+  add_note(all, all.memo.open(tuning.cache_path, tuning.tune));
   all.tune = tuning.tune;
+}
+
+void set_gemm_tables(const std::vector<std::string>& paths) {
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  add_note(all, all.memo.read_tables(paths));
+}
+
+LtDevice lt_device() { return {device_state().handle, kWorkspaceBytes}; }
+
+bool is_tuned(const Product& p) {
+  const std::string key = cache_key(device_state(), key_of(p));
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  return all.memo.find_own(key) != nullptr;
+}
+
+void use_algorithm(const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
+  Choice choice{.exists = algorithm != nullptr};
+  if (algorithm != nullptr) choice.algorithm = *algorithm;
+  DeviceState& device = device_state();
+  const std::lock_guard lock(device.mutex);
+  device.choices[key_of(p)] = choice;
+}
+
+void keep_algorithm(const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
+  use_algorithm(p, algorithm);
+  remember(device_state(), key_of(p), algorithm != nullptr ? *algorithm : cublasLtMatmulAlgo_t{}, true);
 }
 
 std::string take_gemm_note() {

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "tessera/base/error.hpp"
 
@@ -26,6 +27,8 @@ using AlgorithmWords = std::array<std::uint64_t, 8>;
 struct KeptAlgorithm {
   AlgorithmWords words{};
   bool timed = false;  ///< the fastest of several; else cuBLASLt's first choice
+  /// Words of 0: no algorithm. What could be fused into the product is faster as a pass of its own.
+  bool separate() const { return words == AlgorithmWords{}; }
   bool operator==(const KeptAlgorithm&) const = default;
 };
 /// Algorithm by `gemm_cache_key`.
@@ -194,11 +197,30 @@ class GemmMemo {
     return note;
   }
 
-  /// Null if there is none, or none that was timed.
-  const KeptAlgorithm* find(const std::string& key, bool timed) const {
-    const auto found = known_.find(key);
-    return found == known_.end() || (timed && !found->second.timed) ? nullptr : &found->second;
+  /// Reads files that are never written; of two with the same key the first counts. Those that are not there
+  /// are no fault. What is worth telling, as of open().
+  std::string read_tables(const std::vector<std::string>& paths) {
+    tables_.clear();
+    std::string note;
+    for (const std::string& path : paths) {
+      if (const auto found = load_gemm_cache(path)) {
+        merge_gemm_cache(tables_, *found);
+      } else {
+        note +=
+            tessera::detail::concat(note.empty() ? "" : "\n", "the table of matrix product algorithms ", path,
+                                    " is damaged or of another version of Tessera: it counts as empty");
+      }
+    }
+    return note;
   }
+
+  /// Null if there is none, or none that was timed. The file's own come before those of the tables.
+  const KeptAlgorithm* find(const std::string& key, bool timed) const {
+    const KeptAlgorithm* const own = find_in(known_, key, timed);
+    return own != nullptr ? own : find_in(tables_, key, timed);
+  }
+  /// Of the file alone, timed.
+  const KeptAlgorithm* find_own(const std::string& key) const { return find_in(known_, key, true); }
 
   /// Remembers, and writes what was timed at once. First choices are cheap to make again: they are written
   /// when enough of them are new, and only so many are kept, as texts of every length make ever new products.
@@ -219,8 +241,13 @@ class GemmMemo {
   static constexpr std::size_t kMostKept = 4096;
 
  private:
+  static const KeptAlgorithm* find_in(const GemmCache& cache, const std::string& key, bool timed) {
+    const auto found = cache.find(key);
+    return found == cache.end() || (timed && !found->second.timed) ? nullptr : &found->second;
+  }
+
   std::string path_;
-  GemmCache known_;
+  GemmCache known_, tables_;
   std::size_t fresh_ = 0;  ///< since the file was written
 };
 

@@ -27,6 +27,8 @@ cudaDataType type_of(DType dtype) {
 }
 
 cublasLtEpilogue_t epilogue_of(const Fused& fused) {
+  if (fused.sums) return CUBLASLT_EPILOGUE_BGRADB;  // of the second operand, over what is multiplied out
+  if (fused.dgelu) return CUBLASLT_EPILOGUE_DGELU;
   if (fused.gelu && fused.pre)
     return fused.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
   if (fused.gelu) return fused.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
@@ -75,11 +77,11 @@ Descriptors::Descriptors(const Product& p) {
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_second ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (p.fused.any()) set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p.fused));
-  if (p.fused.bias) {
+  if (p.fused.bias || p.fused.sums) {
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(type_of(p.result.dtype)));
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.fused.sums ? p.sums : p.bias);
   }
-  if (p.fused.pre) {
+  if (p.pre != nullptr) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.pre);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.result.ld);
   }
@@ -113,8 +115,9 @@ std::vector<cublasLtMatmulAlgo_t> candidates_for(cublasLtHandle_t handle, const 
       handle, descriptors.operation(), descriptors.first(), descriptors.second(), descriptors.result(),
       descriptors.result(), &preference, most, results.data(), &found);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
-  // "Not supported" is an answer: the caller has another way.
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return algorithms;
+  // "Not supported" is an answer: the caller has another way. So is the refusal of what is to be fused.
+  const bool refused = p.fused.any() && status == CUBLAS_STATUS_INVALID_VALUE;
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || refused) return algorithms;
   check_library(status, "cublasLtMatmulAlgoGetHeuristic", p);
   for (int i = 0; i < found; ++i) {
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<std::size_t>(i)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/gelu.cuh"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -21,13 +22,13 @@ __device__ float bias_at(const GemmFinish& p, std::int64_t column) {
   }
 }
 
-__device__ float activate(float x, Epilogue kind) {
-  if (kind == Epilogue::gelu_tanh) {
-    constexpr float kSqrt2OverPi = 0.7978845608028654f;
-    return 0.5f * x * (1.0f + tanhf(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
-  }
-  if (kind == Epilogue::gelu_erf) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-  return x;
+template <typename T>
+__device__ float gelu(float x, Epilogue kind) {
+  return kind == Epilogue::gelu_tanh ? GeluTanh<T>::value(x) : GeluErf<T>::value(x);
+}
+template <typename T>
+__device__ float gelu_slope(float x, Epilogue kind) {
+  return kind == Epilogue::dgelu_tanh ? GeluTanh<T>::slope(x) : GeluErf<T>::slope(x);
 }
 
 /// N neighbours of a row a thread and turn.
@@ -39,15 +40,20 @@ __global__ void finish_kernel(GemmFinish p) {
        i += step) {
     const std::int64_t row = i / groups, column = (i - row * groups) * N, at = row * p.ldc + column;
     float x[N] = {};
-    if (!p.clear) load(static_cast<const T*>(p.c) + at, x);
+    if (!p.clear) load(static_cast<const T*>(p.product) + at, x);
     if (p.bias != nullptr) {
 #pragma unroll
       for (int j = 0; j < N; ++j) x[j] += bias_at(p, column + j);
     }
-    if (p.epilogue != Epilogue::none) {
+    if (is_gradient(p.epilogue)) {
+      float pre[N];
+      load(static_cast<const T*>(p.pre) + at, pre);
+#pragma unroll
+      for (int j = 0; j < N; ++j) x[j] *= gelu_slope<T>(pre[j], p.epilogue);
+    } else if (p.epilogue != Epilogue::none) {
       if (p.pre != nullptr) store(static_cast<T*>(p.pre) + at, x);
 #pragma unroll
-      for (int j = 0; j < N; ++j) x[j] = activate(x[j], p.epilogue);
+      for (int j = 0; j < N; ++j) x[j] = gelu<T>(x[j], p.epilogue);
     }
     store(static_cast<T*>(p.c) + at, x);
   }
@@ -67,7 +73,8 @@ void gemm_finish(const GemmFinish& p, const Launch& where) {
   visit_float(p.c_dtype, "result of a product", [&](auto zero) {
     using T = decltype(zero);
     constexpr int N = kPack<T>;
-    const bool packs = p.n % N == 0 && p.ldc % N == 0 && is_aligned(p.c, 16) && is_aligned(p.pre, 16);
+    const bool packs = p.n % N == 0 && p.ldc % N == 0 && is_aligned(p.product, 16) && is_aligned(p.c, 16) &&
+                       is_aligned(p.pre, 16);
     packs ? start<T, N>(p, where) : start<T, 1>(p, where);
   });
 }

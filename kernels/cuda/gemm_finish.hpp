@@ -8,15 +8,17 @@
 
 namespace tessera::kernels::cuda {
 
-/// x = C + bias; pre = x; C = activation(x). C[m,n] is row-major with leading dimension ldc.
+/// x = product + bias; pre = x; C = activation(x). With the gradient of one C = x activation'(pre) instead.
+/// Matrices are [m,n], row-major with leading dimension ldc.
 struct GemmFinish {
+  const void* product = nullptr;  ///< may be c or pre
   void* c = nullptr;
   const void* bias = nullptr;  ///< [n] or null
-  void* pre = nullptr;         ///< like c, or null; only written with an activation
+  void* pre = nullptr;         ///< or null, but read by a gradient; only written with an activation
   std::int64_t m = 0, n = 0, ldc = 0;
   DType c_dtype = DType::f32, bias_dtype = DType::f32;
   Epilogue epilogue = Epilogue::none;
-  bool clear = false;  ///< C counts as 0 and is not read
+  bool clear = false;  ///< the product counts as 0 and is not read
 };
 void gemm_finish(const GemmFinish& params, const Launch& launch);
 

@@ -12,6 +12,7 @@
 
 #include "kernels/api/gemm.hpp"
 #include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/gemm_finish.hpp"
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/error.hpp"
 
@@ -27,10 +28,12 @@ struct ColumnMajor {
 
 /// What the product itself does beyond multiplying; the rest is one pass over C afterwards.
 struct Fused {
-  bool bias = false;  ///< adds the bias
-  bool gelu = false;  ///< applies gelu_tanh
-  bool pre = false;   ///< writes what gelu is applied to
-  bool any() const { return bias || gelu || pre; }
+  bool bias = false;   ///< adds the bias
+  bool gelu = false;   ///< applies gelu_tanh
+  bool pre = false;    ///< writes what gelu is applied to
+  bool dgelu = false;  ///< multiplies by the slope of gelu_tanh at pre
+  bool sums = false;   ///< writes the column sums
+  bool any() const { return bias || gelu || pre || dgelu || sums; }
   bool operator==(const Fused&) const = default;
 };
 
@@ -51,7 +54,8 @@ struct Product {
   float alpha = 1.0f, beta = 0.0f;
   Fused fused;
   const void* bias = nullptr;  ///< [result.rows], of result's dtype
-  void* pre = nullptr;         ///< as result
+  void* pre = nullptr;         ///< as result; read with dgelu
+  float* sums = nullptr;       ///< [result.cols], sums of op(second) over `inner`; overwritten
   Scales scales;
 };
 
@@ -83,22 +87,57 @@ inline void check_dtypes(DType ab, DType c) {
                 " is not offered on CUDA: the result must have the operands' dtype or float32");
 }
 
+/// Where an epilogue puts the column sums, which it overwrites: beside those it has to be added to.
+inline float* sums_target(const Gemm& g) { return g.sums_beta == 0.0f ? g.column_sums : g.sums_scratch; }
+
 /// What cuBLASLt's epilogue can do for `g`. It reads a bias of the result's dtype only, knows gelu in the
-/// tanh form only, and writes the values before it where their columns start at multiples of 16 bytes and
-/// their leading dimension is a multiple of 8.
+/// tanh form only, and takes the values before it where their columns start at multiples of 16 bytes and
+/// their leading dimension is a multiple of 8. How exact its gelu is, is written nowhere; float32 has to give
+/// the same on every layout and device to 1e-5, so there our own pass does it. The same holds for its sums,
+/// which are of the result's dtype.
 inline Fused choose_fused(const Gemm& g) {
   Fused fused;
   fused.bias = g.bias != nullptr && g.ab_dtype == g.c_dtype && detail::aligned(g.bias, 16);
   const bool bias_done = g.bias == nullptr || fused.bias;
   const bool pre_fits = g.pre == nullptr || (detail::aligned(g.pre, 16) && g.ldc % 8 == 0);
-  fused.gelu = g.epilogue == Epilogue::gelu_tanh && bias_done && pre_fits;
+  const bool activates = g.c_dtype != DType::f32 && bias_done && pre_fits;
+  fused.gelu = activates && g.epilogue == Epilogue::gelu_tanh;
   fused.pre = fused.gelu && g.pre != nullptr;
+  fused.dgelu = activates && g.epilogue == Epilogue::dgelu_tanh;
+  fused.sums = g.column_sums != nullptr && g.ab_dtype != DType::f32 && g.c_dtype == DType::f32 &&
+               detail::aligned(sums_target(g), 16);
   return fused;
 }
 
 /// Whether a pass over C has to follow the product.
 inline bool needs_finish(const Gemm& g, const Fused& fused) {
-  return (g.bias != nullptr && !fused.bias) || (g.epilogue != Epilogue::none && !fused.gelu);
+  const bool activated = fused.gelu || fused.dgelu;
+  return (g.bias != nullptr && !fused.bias) || (g.epilogue != Epilogue::none && !activated);
+}
+
+/// Where the product goes: to `pre` if it is wanted and a pass has to make C of it, which then reads one
+/// matrix and writes one.
+inline void* product_target(const Gemm& g, const Fused& fused) {
+  const bool activated_after = g.epilogue != Epilogue::none && !is_gradient(g.epilogue) && !fused.gelu;
+  return activated_after && g.pre != nullptr && g.beta == 0.0f ? g.pre : g.c;
+}
+
+/// The pass after the product, or in its place if there is nothing to multiply.
+inline GemmFinish finish_of(const Gemm& g, const Fused& fused) {
+  const bool clear = g.k == 0 && g.beta == 0.0f, bias_done = g.bias == nullptr || fused.bias;
+  void* const product = product_target(g, fused);
+  const bool pre_done = product == g.pre && bias_done && !clear;
+  return {.product = product,
+          .c = g.c,
+          .bias = fused.bias ? nullptr : g.bias,
+          .pre = pre_done ? nullptr : g.pre,
+          .m = g.m,
+          .n = g.n,
+          .ldc = g.ldc,
+          .c_dtype = g.c_dtype,
+          .bias_dtype = g.ab_dtype,
+          .epilogue = g.epilogue,
+          .clear = clear};
 }
 
 inline Product product_of(const Gemm& g, const Fused& fused) {
@@ -107,14 +146,15 @@ inline Product product_of(const Gemm& g, const Fused& fused) {
                       : detail::stored(g.b, g.ab_dtype, g.k, g.n, g.ldb);
   p.second = g.trans_a ? detail::stored(g.a, g.ab_dtype, g.k, g.m, g.lda)
                        : detail::stored(g.a, g.ab_dtype, g.m, g.k, g.lda);
-  p.result = detail::stored(g.c, g.c_dtype, g.m, g.n, g.ldc);
+  p.result = detail::stored(product_target(g, fused), g.c_dtype, g.m, g.n, g.ldc);
   p.transpose_first = g.trans_b;
   p.transpose_second = g.trans_a;
   p.inner = g.k;
   p.beta = g.beta;
   p.fused = fused;
   if (fused.bias) p.bias = g.bias;
-  if (fused.pre) p.pre = g.pre;
+  if (fused.pre || fused.dgelu) p.pre = g.pre;
+  if (fused.sums) p.sums = sums_target(g);
   return p;
 }
 
@@ -170,6 +210,8 @@ struct ProductKeyHash {
 inline ProductKey key_of(const Product& p) {
   std::int64_t flags = 0;
   const auto add = [&flags](std::int64_t value, int bits) { flags = (flags << bits) | value; };
+  add(p.fused.sums, 1);
+  add(p.fused.dgelu, 1);
   add(p.transpose_first, 1);
   add(p.transpose_second, 1);
   add(static_cast<std::int64_t>(p.first.dtype), 4);
@@ -199,7 +241,8 @@ inline std::string describe_product(const Product& p) {
       p.result.dtype, ", leading dimensions ", p.second.ld, ", ", p.first.ld, ", ", p.result.ld, ", beta ",
       p.beta, p.batch > 1 ? tessera::detail::concat(", batch of ", p.batch) : "",
       p.fused.bias ? ", with bias" : "", p.fused.gelu ? ", with gelu" : "",
-      p.fused.pre ? " and its input" : "");
+      p.fused.pre ? " and its input" : "", p.fused.dgelu ? ", with gelu's gradient" : "",
+      p.fused.sums ? ", with column sums" : "");
 }
 
 }  // namespace tessera::kernels::cuda

@@ -16,18 +16,102 @@ __device__ __forceinline__ std::uint8_t group_of(const GroupsOfElements& groups,
   return groups.of_block[static_cast<std::uint64_t>(i) / kGroupBlock];
 }
 
-/// Stands for the element type where there is no compute copy.
+/// Stand for the element type of the compute copy where there is none, and where main weights are split.
 struct NoModel {};
+struct Split {};
 
-template <typename Model, int N>
-__device__ __forceinline__ void store_model(Model* model, std::int64_t i, const float (&main)[N]) {
-  if constexpr (!std::is_same_v<Model, NoModel>) store(model + i, main);
+/// Split main weights of N elements, moved by one access each.
+template <int N>
+struct SplitPack {
+  using Model = detail::Chunk<bfloat16, N>;
+  using Low = detail::Chunk<std::uint16_t, N>;
+
+  static __device__ __forceinline__ void load(const bfloat16* model, const std::uint16_t* low,
+                                              float (&main)[N]) {
+    Model models;
+    Low lows;
+    const auto* model_word = reinterpret_cast<const decltype(models.word)*>(model);
+    const auto* low_word = reinterpret_cast<const decltype(lows.word)*>(low);
+    detail::check_access(model_word);
+    detail::check_access(low_word);
+    models.word = *model_word;
+    lows.word = *low_word;
+#pragma unroll
+    for (int j = 0; j < N; ++j) main[j] = SplitWeight{models.items[j], lows.items[j]}.join();
+  }
+  static __device__ __forceinline__ void store(bfloat16* model, std::uint16_t* low, const float (&main)[N]) {
+    Model models;
+    Low lows;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const SplitWeight parts = SplitWeight::split(main[j]);
+      models.items[j] = parts.model;
+      lows.items[j] = parts.low;
+    }
+    auto* model_word = reinterpret_cast<decltype(models.word)*>(model);
+    auto* low_word = reinterpret_cast<decltype(lows.word)*>(low);
+    detail::check_access(model_word);
+    detail::check_access(low_word);
+    *model_word = models.word;
+    *low_word = lows.word;
+  }
+};
+
+/// The main weights of an update, and after it their compute copy.
+template <typename Model, typename Params, int N>
+__device__ __forceinline__ void load_main(const Params& p, std::int64_t i, float (&main)[N]) {
+  if constexpr (std::is_same_v<Model, Split>) {
+    SplitPack<N>::load(static_cast<const bfloat16*>(p.model) + i, p.low + i, main);
+  } else {
+    load(p.main + i, main);
+  }
 }
+template <typename Model, typename Params, int N>
+__device__ __forceinline__ void store_main(const Params& p, std::int64_t i, const float (&main)[N]) {
+  if constexpr (std::is_same_v<Model, Split>) {
+    SplitPack<N>::store(static_cast<bfloat16*>(p.model) + i, p.low + i, main);
+  } else {
+    store(p.main + i, main);
+    if constexpr (!std::is_same_v<Model, NoModel>) store(static_cast<Model*>(p.model) + i, main);
+  }
+}
+
+struct SplitMainOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = PackOf<N>;
+  SplitMain p;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    cuda::load(p.main + i, v.x);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& v) const {
+    SplitPack<N>::store(p.model + i, p.low + i, v.x);
+  }
+};
+
+struct JoinMainOp {
+  static constexpr int kUnroll = 2;
+  template <int N>
+  using Values = PackOf<N>;
+  JoinMain p;
+
+  template <int N>
+  __device__ void load(std::int64_t i, Values<N>& v) const {
+    SplitPack<N>::load(p.model + i, p.low + i, v.x);
+  }
+  template <int N>
+  __device__ void store(std::int64_t i, Values<N>& v) const {
+    cuda::store(p.main + i, v.x);
+  }
+};
 
 template <typename Model>
 struct AdamOp {
-  // Two packs of five float buffers do not fit into the registers.
-  static constexpr int kUnroll = std::is_same_v<Model, float> ? 1 : 2;
+  // Two packs of five float buffers do not fit into the registers, nor two of split weights.
+  static constexpr int kUnroll = std::is_same_v<Model, float> || std::is_same_v<Model, Split> ? 1 : 2;
   template <int N>
   struct Values {
     float grad[N], main[N], m[N], v[N];
@@ -44,7 +128,7 @@ struct AdamOp {
   __device__ void load(std::int64_t i, Values<N>& x) const {
     x.group = group_of(p.groups, i);
     cuda::load(p.grad + i, x.grad);
-    cuda::load(p.main + i, x.main);
+    load_main<Model>(p, i, x.main);
     cuda::load(p.m + i, x.m);
     cuda::load(p.v + i, x.v);
   }
@@ -61,8 +145,7 @@ struct AdamOp {
     }
     cuda::store(p.m + i, x.m);
     cuda::store(p.v + i, x.v);
-    cuda::store(p.main + i, x.main);
-    store_model(static_cast<Model*>(p.model), i, x.main);
+    store_main<Model>(p, i, x.main);
   }
 };
 
@@ -85,7 +168,7 @@ struct SgdOp {
   __device__ void load(std::int64_t i, Values<N>& x) const {
     x.group = group_of(p.groups, i);
     cuda::load(p.grad + i, x.grad);
-    cuda::load(p.main + i, x.main);
+    load_main<Model>(p, i, x.main);
     if constexpr (kMomentum) cuda::load(p.buffer + i, x.momentum);
   }
   template <int N>
@@ -102,8 +185,7 @@ struct SgdOp {
       x.main[j] -= f.lr * update;
     }
     if constexpr (kMomentum) cuda::store(p.buffer + i, x.momentum);
-    cuda::store(p.main + i, x.main);
-    store_model(static_cast<Model*>(p.model), i, x.main);
+    store_main<Model>(p, i, x.main);
   }
 };
 
@@ -128,20 +210,31 @@ void launch_update(const Params& p, const Launch& where) {
          where, p);
 }
 
-/// Calls `run(tag)` with the element type of the compute copy, NoModel if there is none.
+/// Calls `run(tag)` with the element type of the compute copy, or NoModel or Split.
 template <typename Params, typename Run>
 void with_model(const Params& p, const char* what, Run&& run) {
+  if (p.low != nullptr) return run(Split{});
   if (p.model == nullptr) return run(NoModel{});
   visit_float(p.model_dtype, what, run);
 }
 
 template <typename Op, typename Params>
 void update(const Params& p, bool aligned, const Launch& where) {
-  if (aligned && is_aligned(p.grad, 16) && is_aligned(p.main, 16) &&
+  if (aligned && is_aligned(p.grad, 16) && is_aligned(p.main, 16) && is_aligned(p.low, 8) &&
       is_aligned(p.model, 4 * std::min<std::size_t>(4, size_of(p.model_dtype)))) {
     launch_update<Op, kPack<float>>(p, where);
   } else {
     launch_update<Op, 1>(p, where);
+  }
+}
+
+/// Applies `Op` to all of params.
+template <typename Op, typename Params>
+void each_weight(const Params& p, const Launch& where) {
+  if (is_aligned(p.main, 16) && is_aligned(p.model, 8) && is_aligned(p.low, 8)) {
+    each_pack<kPack<float>>(Op{p}, p.n, where);
+  } else {
+    each_pack<1>(Op{p}, p.n, where);
   }
 }
 
@@ -161,6 +254,10 @@ void begin_update(const BeginUpdate& params, const Launch& where) {
 void update_groups(const UpdateGroups& params, const Launch& where) {
   launch(update_groups_kernel, dim3(1), dim3(UpdateGroups::kMost), 0, where, params);
 }
+
+void split_main(const SplitMain& params, const Launch& where) { each_weight<SplitMainOp>(params, where); }
+
+void join_main(const JoinMain& params, const Launch& where) { each_weight<JoinMainOp>(params, where); }
 
 void adam(const Adam& params, const Launch& where) {
   const bool aligned = is_aligned(params.m, 16) && is_aligned(params.v, 16);

@@ -7,11 +7,15 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "dlpack.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/env.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/state.hpp"
+#include "tessera/engine/tune.hpp"
+#include "tessera/ops/backends.hpp"
 
 namespace py = pybind11;
 
@@ -93,6 +97,7 @@ class PyEngine {
       };
     }
     if (world->size() == 1) world = nullptr;
+    ops::set_gemm_tables(gemm_tables(read_environment()));
     engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups));
     find_head();
   }
@@ -100,26 +105,21 @@ class PyEngine {
   Engine& engine() { return *engine_; }
   const Config& config() const { return config_; }
 
-  /// Outputs of the model's last stage, on every rank of the pipeline. In host memory.
+  /// Outputs of the model's last stage, on every rank of the pipeline; finished.
   Tensor everywhere(Tensor output, const Batch& batch, Engine::Output kind) {
+    const ExecCtx& ctx = engine_->ctx();
     Communicator& pipeline = engine_->mesh()[Axis::pp];
-    if (output) output = output.to_host();
-    engine_->ctx().stream->synchronize();
-    if (pipeline.size() == 1 || batch.batch == 0) return output;
-    if (!output) {
-      output = kind == Engine::Output::logits
-                   ? Tensor::empty(host_, {batch.batch, batch.seq_length, engine_->model().vocab_size()},
-                                   DType::f32)
-                   : Tensor::empty(host_, {batch.batch, batch.seq_length}, DType::f32);
+    if (pipeline.size() > 1 && batch.batch > 0) {
+      if (!output) {
+        output = kind == Engine::Output::logits
+                     ? Tensor::empty(ctx, {batch.batch, batch.seq_length, engine_->model().vocab_size()},
+                                     DType::f32)
+                     : Tensor::empty(ctx, {batch.batch, batch.seq_length}, DType::f32);
+      }
+      pipeline.broadcast(ctx, output, head_stage_).wait(ctx);
     }
-    pipeline.broadcast(host_, output, head_stage_).wait(host_);
+    ctx.stream->synchronize();
     return output;
-  }
-
-  Tensor on_device(const Tensor& host) {
-    const Tensor tensor = Tensor::empty(engine_->ctx(), host.shape(), host.dtype());
-    tensor.copy_from_host(host.raw());
-    return tensor;
   }
 
  private:
@@ -144,9 +144,8 @@ py::tuple open_call_with_loss(PyEngine& self, const Batch& batch, const std::str
     Tensor result;
     {
       const py::gil_scoped_acquire gil;
-      const py::object array = loss(micro_batch, samples.begin, samples.count, array_of(value));
-      result = tensor_of(array.cast<py::array>());
-      if (!self.engine().ctx().device().is_cpu()) result = self.on_device(result);
+      const ExecCtx& ctx = self.engine().ctx();
+      result = tensor_from(ctx, loss(micro_batch, samples.begin, samples.count, shared_of(ctx, value)));
     }
     return result;
   };
@@ -321,17 +320,16 @@ void bind_engine(py::module_& module) {
               number = self.engine().last_forward();
               value = self.everywhere(value, batch, kind);
             }
-            return py::make_tuple(number, array_of(value));
+            return py::make_tuple(number, shared_of(self.engine().ctx(), value));
           },
           py::arg("batch"), py::arg("output"), py::arg("record"))
       .def(
           "backward",
-          [](PyEngine& self, std::int64_t number, const Optional& upstream) {
-            Tensor gradient = upstream ? tensor_of(*upstream) : Tensor();
-            const py::gil_scoped_release release;
+          [](PyEngine& self, std::int64_t number, const py::object& upstream) {
             Engine& engine = self.engine();
-            if (!engine.holds_head()) gradient = Tensor();
-            if (gradient && !engine.ctx().device().is_cpu()) gradient = self.on_device(gradient);
+            Tensor gradient;
+            if (!upstream.is_none() && engine.holds_head()) gradient = tensor_from(engine.ctx(), upstream);
+            const py::gil_scoped_release release;
             engine.backward(gradient, number);
           },
           py::arg("number"), py::arg("upstream"))
@@ -359,6 +357,11 @@ void bind_engine(py::module_& module) {
           "grad_norm", [](PyEngine& self) { return self.engine().optimizer().grad_norm(); }, Released())
       .def_property_readonly("finished_calls",
                              [](PyEngine& self) { return self.engine().params().finished_calls(); })
+      .def_property_readonly("graph_trial",
+                             [](PyEngine& self) {
+                               const std::optional<GraphTrial>& trial = self.engine().graph_trial();
+                               return trial ? std::optional(trial->text()) : std::nullopt;
+                             })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),

@@ -7,6 +7,7 @@ namespace tessera::bindings {
 
 void bind_comm(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
+void bind_dlpack(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 
 }  // namespace tessera::bindings

@@ -76,6 +76,7 @@ PYBIND11_MODULE(_C, module) {
   bind_errors(module);
   bind_comm(module);
   bind_data(module);
+  bind_dlpack(module);
   bind_engine(module);
   module.def("environment", &environment, "What a launcher told this process.");
   module.def("cuda_devices", &device_names, "Names of the GPUs this process can use.");

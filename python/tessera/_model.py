@@ -49,7 +49,7 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
-        ctx.forward.backward(upstream.detach().to("cpu", torch.float32).contiguous().numpy())
+        ctx.forward.backward(upstream.detach().to(torch.float32).contiguous())
         return None, None, None
 
 
@@ -288,12 +288,12 @@ class TesseraModel(torch.nn.Module):
                                       "attention_mask, position_ids and labels; remove other columns from the batches")
 
     def _logits(self, batch: Any, training: bool) -> torch.Tensor:
-        array, forward = self._session.forward(batch, record=training)
-        if array is None:  # no samples on this data rank
+        output, forward = self._session.forward(batch, record=training)
+        if output is None:  # no samples on this data rank
             import numpy as np
 
-            array = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
-        value = torch.from_numpy(array).to(self.device)
+            output = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
+        value = torch.from_dlpack(output).to(self.device)
         return _Logits.apply(self._anchor, value, forward) if training else value
 
     def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,9 @@ def tell_others_at_the_end(world: Any) -> None:
                 stream.flush()
             world.abort(f"rank {world.rank} failed: {describe(error)}")
         elif _TOLD.match(str(error)):
-            # Another rank's traceback is the one to read. The launcher knows by the type's name that this is no cause.
+            # Another rank's traceback is the one to read, and it is in another pipe to the launcher, which may look into
+            # this one first. The launcher knows by the type's name that this is no cause.
+            time.sleep(0.2)
             sys.stderr.write(f"rank {world.rank} ends: CommunicationError: {error}\n")
             sys.stderr.flush()
         else:

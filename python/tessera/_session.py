@@ -124,6 +124,7 @@ class Session:
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self._log: Any = None
+        self._told_of_graphs = False
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
@@ -285,11 +286,14 @@ class Session:
         self._drop_unwanted()
         self._tokens += self._batch_tokens
         number, loss = self.engine.open_call(batch)
+        if not self._told_of_graphs and self.engine.graph_trial:
+            self._told_of_graphs = True
+            logger.info(self.engine.graph_trial)
         return loss, OpenCall(self, number)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
         """The same with a loss of the caller's, asked micro-batch by micro-batch: loss(number, first sample, samples,
-        outputs) returns the gradient by the outputs."""
+        outputs) returns the gradient by the outputs; both are arrays or have __dlpack__."""
         self._drop_unwanted()
         self._tokens += self._batch_tokens
         number, _ = self.engine.open_call_with_loss(batch, output, loss)
@@ -300,11 +304,12 @@ class Session:
         return total / targets if targets else float("nan")
 
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
-        """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks."""
+        """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,
+        on a GPU something with __dlpack__."""
         self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
-        number, array = self.engine.forward(batch, output, record)
-        return array, OpenForward(self, number) if record else None
+        number, value = self.engine.forward(batch, output, record)
+        return value, OpenForward(self, number) if record else None
 
     # Updates.
 

@@ -129,7 +129,8 @@ class PlainModel:
         session = self.session
         batch = session.batch(input_ids, attention_mask, labels, position_ids)
         if labels is None:
-            return PlainOutput(None, session.forward(batch, record=False)[0])
+            logits, _ = session.forward(batch, record=False)
+            return PlainOutput(None, logits.numpy() if hasattr(logits, "numpy") else logits)
         if not self.training:
             return PlainOutput(Loss(session.evaluate(batch)), None)
         value, call = session.train(batch)

@@ -18,9 +18,10 @@ class ActivatedLinear final : public Function {
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     dy_ = std::move(grads[0]);
-    const Tensor da = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
-    const Tensor x = x_.get(ctx);
-    return {kind_ ? ops::activation_backward(ctx, x, da, *kind_) : ops::swiglu_backward(ctx, x, da)};
+    const Tensor weight = weights_.weight.value();
+    if (kind_) return {ops::linear_backward_input(ctx, dy_, weight, x_.get(ctx), *kind_)};
+    const Tensor da = ops::linear_backward_input(ctx, dy_, weight);
+    return {ops::swiglu_backward(ctx, x_.get(ctx), da)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
@@ -37,9 +38,10 @@ class ActivatedLinear final : public Function {
 
 }  // namespace
 
-Var activated_linear(const ExecCtx& ctx, const Var& x, Kind kind, Parameter& weight, Parameter* bias) {
-  Tensor y =
-      ops::linear(ctx, activate(ctx, x.value(), kind), weight.value(), bias ? bias->value() : Tensor());
+Var activated_linear(const ExecCtx& ctx, const Var& x, Kind kind, Parameter& weight, Parameter* bias,
+                     const Tensor& activated) {
+  Tensor y = ops::linear(ctx, activated ? activated : activate(ctx, x.value(), kind), weight.value(),
+                         bias ? bias->value() : Tensor());
   return record({x}, std::move(y), [&] { return std::make_unique<ActivatedLinear>(x, kind, weight, bias); });
 }
 

@@ -35,11 +35,23 @@ class Linear final : public Function {
   detail::LinearWeights weights_;
 };
 
+Var record_linear(const Var& x, Tensor y, Parameter& weight, Parameter* bias) {
+  return record({x}, std::move(y), [&] { return std::make_unique<Linear>(x, weight, bias); });
+}
+
 }  // namespace
 
 Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias, std::int64_t row_padding) {
   Tensor y = ops::linear(ctx, x.value(), weight.value(), bias ? bias->value() : Tensor(), row_padding);
-  return record({x}, std::move(y), [&] { return std::make_unique<Linear>(x, weight, bias); });
+  return record_linear(x, std::move(y), weight, bias);
+}
+
+LinearActivation linear_with_activation(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
+                                        ops::ActivationKind kind) {
+  const bool recorded = x.tape() != nullptr;
+  ops::LinearActivation result = ops::linear_with_activation(ctx, x.value(), weight.value(),
+                                                             bias ? bias->value() : Tensor(), kind, recorded);
+  return {record_linear(x, std::move(result.pre), weight, bias), std::move(result.y)};
 }
 
 }  // namespace tessera

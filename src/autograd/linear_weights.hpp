@@ -10,11 +10,19 @@ struct LinearWeights {
   Parameter& weight;
   Parameter* bias;
 
-  /// Adds dy^T x to the weight's gradient; `x()` is called only if that is wanted.
+  /// Adds dy^T x to the weight's gradient and the column sums of dy to the bias's, as far as they are
+  /// trained; `x()` is called only for the former.
   template <typename Input>
   void add_gradients(const ExecCtx& ctx, const Tensor& dy, Input&& x) const {
-    if (weight.trained()) ops::linear_backward_weight(ctx, dy, x(), weight.grad(), weight.next_beta());
-    if (bias && bias->trained()) ops::column_sum(ctx, dy, bias->grad(), bias->next_beta());
+    const bool with_bias = bias && bias->trained();
+    if (weight.trained() && with_bias) {
+      ops::linear_backward_weight(ctx, dy, x(), weight.grad(), weight.next_beta(), bias->grad(),
+                                  bias->next_beta());
+    } else if (weight.trained()) {
+      ops::linear_backward_weight(ctx, dy, x(), weight.grad(), weight.next_beta());
+    } else if (with_bias) {
+      ops::column_sum(ctx, dy, bias->grad(), bias->next_beta());
+    }
   }
   std::vector<Parameter*> trained() const {
     std::vector<Parameter*> list;

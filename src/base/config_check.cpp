@@ -136,9 +136,17 @@ void check_model(Rules& rules, const ModelConfig& c) {
   check_size(rules, c);
 }
 
-void check_optimizer(Rules& rules, const OptimizerConfig& c) {
+void check_optimizer(Rules& rules, const Config& config) {
+  const OptimizerConfig& c = config.optimizer;
   rules.rule({"optimizer.betas"}, [&] {
     return unless(c.betas.size() == 2, "optimizer.betas must be two numbers, not ", c.betas.size());
+  });
+  rules.rule({"optimizer.split_main_weights", "training.precision"}, [&] {
+    return unless(
+        !c.split_main_weights || config.training.precision == Precision::bf16,
+        "optimizer.split_main_weights needs training.precision bf16, not ",
+        name_of(config.training.precision),
+        ": only a bf16 weight is the upper half of its fp32 main weight; leave it out or train in bf16");
   });
 }
 
@@ -298,7 +306,7 @@ std::vector<Finding> check(const Config& config, std::set<std::string> unreadabl
   add_keys(unreadable, findings);
   Rules rules(std::move(unreadable), findings);
   check_model(rules, config.model);
-  check_optimizer(rules, config.optimizer);
+  check_optimizer(rules, config);
   check_schedule(rules, config);
   check_loss_scale(rules, config.training);
   check_batches(rules, config);

@@ -198,6 +198,15 @@ void check_recompute(Rules& rules, const Config& c) {
     return unless(!full || t.recompute_layers <= c.model.num_layers, "training.recompute_layers (",
                   t.recompute_layers, ") is more than model.num_layers (", c.model.num_layers, ")");
   });
+  const bool automatic = t.recompute == Recompute::automatic;
+  rules.rule({"training.recompute_method", "training.recompute"}, [&] {
+    return unless(!automatic || t.recompute_method == RecomputeMethod::uniform, "training.recompute_method (",
+                  name_of(t.recompute_method), ") is for training.recompute auto to find; leave it out");
+  });
+  rules.rule({"training.recompute_layers", "training.recompute"}, [&] {
+    return unless(!automatic || t.recompute_layers == 1, "training.recompute_layers (", t.recompute_layers,
+                  ") is for training.recompute auto to find; leave it out");
+  });
   rules.rule({"training.recompute_partition", "training.recompute"}, [&] {
     return unless(!t.recompute_partition || full,
                   "training.recompute_partition needs training.recompute full, not ", name_of(t.recompute));

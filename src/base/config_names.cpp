@@ -24,8 +24,10 @@ constexpr EnumName<Precision> kPrecisions[] = {
     {Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}};
 constexpr LaterName kLaterPrecisions[] = {{"fp8", "use bf16 or fp32"}};
 
-constexpr EnumName<Recompute> kRecompute[] = {
-    {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
+constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"},
+                                              {Recompute::selective, "selective"},
+                                              {Recompute::full, "full"},
+                                              {Recompute::automatic, "auto"}};
 constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
                                                            {RecomputeMethod::block, "block"}};
 
@@ -56,6 +58,9 @@ constexpr EnumName<WeightDecayStyle> kWeightDecayStyles[] = {{WeightDecayStyle::
 constexpr EnumName<DeviceChoice> kDevices[] = {
     {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
 
+constexpr EnumName<GraphUse> kGraphUses[] = {
+    {GraphUse::automatic, "auto"}, {GraphUse::off, "false"}, {GraphUse::on, "true"}};
+
 template <typename E>
 std::string_view find_name(E value) {
   for (const EnumName<E>& entry : names_of(value).values) {
@@ -79,6 +84,7 @@ EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecayStyles, {}}; }
 EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, {}}; }
+EnumNames<GraphUse> names_of(GraphUse) { return {kGraphUses, {}}; }
 
 std::string_view name_of(Family value) { return find_name(value); }
 std::string_view name_of(PositionKind value) { return find_name(value); }
@@ -93,5 +99,6 @@ std::string_view name_of(LrStyle value) { return find_name(value); }
 std::string_view name_of(WsdStyle value) { return find_name(value); }
 std::string_view name_of(WeightDecayStyle value) { return find_name(value); }
 std::string_view name_of(DeviceChoice value) { return find_name(value); }
+std::string_view name_of(GraphUse value) { return find_name(value); }
 
 }  // namespace tessera

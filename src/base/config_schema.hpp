@@ -102,6 +102,11 @@ void describe(Visitor& visit, Section& c) {
   visit.field("tensor", c.tensor, "tensor-parallel ranks", between(1, 4096));
   visit.field("sequence", c.sequence,
               "sequence parallelism over the tensor ranks; over one rank it changes nothing");
+  visit.field(
+      "tensor_chunks", c.tensor_chunks,
+      "pieces in which a product's sum over tensor ranks travels, each while the next is multiplied; 1 = "
+      "the product first, then the sum, 0 = automatic: 1 on the CPU, up to 4 on a GPU",
+      between(0, 64));
   visit.field("pipeline", c.pipeline, "pipeline stages", between(1, 4096));
   visit.field("virtual_stages", c.virtual_stages,
               "model chunks per pipeline stage; interleaved needs more than 1, zb-v has 2 (1 is read as 2)",
@@ -135,6 +140,10 @@ void describe(Visitor& visit, Section& c) {
   visit.field("nesterov", c.nesterov, "sgd only");
   visit.field("clip_grad", c.clip_grad, "largest global gradient norm; 0 = no clipping", at_least(0));
   visit.field("no_decay", c.no_decay, "globs of parameter names that get no weight decay either");
+  visit.field(
+      "split_main_weights", c.split_main_weights,
+      "bf16: keep the fp32 main weights of matrices as the bf16 weights and their low 16 bits, 16 bytes "
+      "per parameter instead of 18");
 }
 
 template <typename Visitor, IsSection<LrScheduleConfig> Section>
@@ -186,7 +195,9 @@ void describe(Visitor& visit, Section& c) {
   visit.field("precision", c.precision, "of activations and matrix products; main weights are fp32 always");
   visit.field("fp32_residual", c.fp32_residual, "bf16, fp16: keep the residual stream in fp32");
   describe_loss_scale(visit, c);
-  visit.field("recompute", c.recompute, "what the backward pass computes again instead of keeping it");
+  visit.field("recompute", c.recompute,
+              "what the backward pass computes again instead of keeping it; auto = the least that fits into "
+              "`device.memory_gb`");
   visit.field("recompute_method", c.recompute_method,
               "recompute full: every `recompute_layers` layers are one segment (uniform), or only the first "
               "`recompute_layers` of each piece are computed again (block)");
@@ -241,10 +252,19 @@ void describe(Visitor& visit, Section& c) {
               "CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own",
               between(0, 1023));
   visit.field("threads", c.threads, "CPU threads per process; 0 = all cores", between(0, 4096));
+  visit.field(
+      "cuda_graph", c.cuda_graph,
+      "CUDA: launch the passes of a step as one graph, so that the GPU need not wait for the host; auto = if "
+      "a trial in the third step gives the same numbers in no more time");
   visit.field("tune_gemm", c.tune_gemm,
               "CUDA: time the algorithms of each new matrix product and keep the fastest");
   visit.field("gemm_cache", c.gemm_cache,
               "CUDA: file that keeps the choice of algorithms between runs, by GPU and cuBLASLt version");
+  visit.field(
+      "memory_gb", c.memory_gb,
+      "what `recompute: auto` and `tessera plan` may fill on one rank, GB of 10^9 bytes; null = what the "
+      "device has, less a reserve",
+      Limits{.min = 0, .max = 1e9, .above = true});
 }
 
 template <typename Visitor, IsSection<Config> Section>

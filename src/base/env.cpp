@@ -243,6 +243,8 @@ Environment read_environment(std::span<const std::string> variables) {
   env.no_color = reader.text("NO_COLOR").has_value();
   env.threads = reader.integer("TESSERA_THREADS", 1, 4096);
   env.python = reader.text("TESSERA_PYTHON");
+  env.cache_dir = reader.text("XDG_CACHE_HOME");
+  if (const auto home = reader.text("HOME"); home && !env.cache_dir) env.cache_dir = *home + "/.cache";
   if (const auto level = reader.text("TESSERA_LOG_LEVEL")) {
     env.log_level = log_level(*level);
     if (!env.log_level) {

@@ -164,7 +164,8 @@ std::string write_checkpoint_shard(const fs::path& staging, int rank, int world_
   const std::string file = shard_name(rank, world_size);
   SafetensorsWriter writer(staging / file, specs, {.metadata = {}, .chunk_bytes = options.chunk_bytes});
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    writer.append(specs[i].name, {tensors[i].data, specs[i].bytes()});
+    const auto made = tensors[i].read ? tensors[i].read() : nullptr;
+    writer.append(specs[i].name, {made ? made.get() : tensors[i].data, specs[i].bytes()});
     tell(options, SavePhase::tensor_written);
   }
   const SafetensorsSummary summary = writer.finish();

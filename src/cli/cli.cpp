@@ -5,7 +5,9 @@
 
 #include "cli/commands.hpp"
 #include "tessera/base/version.hpp"
+#include "tessera/engine/tune.hpp"
 #include "tessera/launch/launch.hpp"
+#include "tessera/ops/backends.hpp"
 
 namespace tessera {
 namespace {
@@ -22,12 +24,14 @@ int run(std::vector<std::string> args) {
   log.no_color = program.environment.no_color;
   program.log = Logger(log);
   for (const std::string& warning : program.environment.warnings) program.log.warning(warning);
+  ops::set_gemm_tables(gemm_tables(program.environment));
 
   CLI::App app{"Tessera trains transformers.", "tessera"};
   app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
   cli::add_train(app, program);
   cli::add_plan(app, program);
+  cli::add_tune(app, program);
   cli::add_launch(app, program);
   cli::add_test(app, program);
   cli::add_preprocess(app, program);

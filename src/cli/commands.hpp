@@ -23,6 +23,7 @@ std::vector<std::string> inherited_environment();
 
 void add_train(CLI::App& app, Program& program);
 void add_plan(CLI::App& app, Program& program);
+void add_tune(CLI::App& app, Program& program);
 void add_launch(CLI::App& app, Program& program);
 void add_test(CLI::App& app, Program& program);
 void add_preprocess(CLI::App& app, Program& program);

@@ -1,4 +1,3 @@
-#include <cmath>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -33,9 +32,12 @@ void run_plan(const PlanArguments& a, Program& program) {
                  "; at least 1 is needed");
   TESSERA_ENSURE(ConfigError, !a.memory_gb || (*a.memory_gb > 0 && *a.memory_gb < 1e9), "--memory_gb is ",
                  a.memory_gb.value_or(0), "; give the memory of one rank in GB");
-  const Plan plan = make_plan(load_config(a.config, a.overrides), a.processes);
+  Config config = load_config(a.config, a.overrides);
+  if (a.memory_gb) config.device.memory_gb = a.memory_gb;
+  const Plan plan = make_plan(config, a.processes);
   std::optional<std::int64_t> memory_bytes;
-  if (a.memory_gb) memory_bytes = std::llround(*a.memory_gb * 1e9);
+  if (config.device.memory_gb || plan.recompute)
+    memory_bytes = memory_limit(config.device, plan.mesh.world()).bytes;
   if (!a.svg.empty()) write_svg(plan, a.svg);
   std::cout << (a.json ? to_json(plan, memory_bytes) : to_text(plan, memory_bytes)) << std::flush;
   if (memory_bytes && plan.largest().memory_bytes() > *memory_bytes) program.exit_code = kDoesNotFit;
@@ -52,8 +54,8 @@ void add_plan(CLI::App& app, Program& program) {
   command->add_option("--processes", a->processes,
                       "processes there are; without it, as many as the layout needs");
   command->add_option("--memory_gb", a->memory_gb,
-                      "memory of one rank in GB of 10^9 bytes: says whether it fits and what to change; exit "
-                      "code 5 if not");
+                      "memory of one rank in GB of 10^9 bytes, in place of device.memory_gb: says whether it "
+                      "fits and what to change; exit code 5 if not");
   command->add_option("--svg", a->svg, "write the pipeline schedule as a picture to this file");
   command->add_flag("--json", a->json, "print everything as JSON");
   command->callback([a, &program] { run_plan(*a, program); });

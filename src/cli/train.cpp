@@ -115,6 +115,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
     if (processes > 1) {
       resolve_layout(config, processes);
       check_run_folder(config);
+      settle_recompute(config, processes);  // what fits nowhere is refused here
       return start_processes(arguments, config, processes, program);
     }
   }

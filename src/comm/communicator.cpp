@@ -7,6 +7,7 @@
 
 #include "comm/check.hpp"
 #include "comm/reduce.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/comm/placement.hpp"
 #include "tessera/device/trace.hpp"
 
@@ -212,7 +213,7 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
                   .name = trace ? detail::concat(name_of(request.operation), " ", name_) : "",
                   .bytes = static_cast<double>(bytes)};
   if (options_.on_event || trace) {
-    const CommEvent event{name_, name_of(request.operation), request.sequence, trace_clock_s(), 0};
+    const CommEvent event{name_, name_of(request.operation), request.sequence, now_s(), 0};
     request.finished = [event, work, trace, report = options_.on_event](double end_s) {
       if (trace) trace->add("communication " + event.group, {work, event.begin_s, end_s});
       CommEvent finished = event;

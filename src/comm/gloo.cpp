@@ -14,13 +14,12 @@
 #include "comm/gloo_collectives.hpp"
 #include "comm/gloo_fabric.hpp"
 #include "comm/gloo_signals.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
 
 namespace {
-
-double now_s() { return std::chrono::duration<double>(store::Clock::now().time_since_epoch()).count(); }
 
 /// A collective in the queue of its communicator's thread, which keeps the deadline.
 class QueuedCall : public Pending::State {

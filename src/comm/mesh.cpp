@@ -133,6 +133,29 @@ std::shared_ptr<ProcessMesh> ProcessMesh::self() {
   return std::make_shared<ProcessMesh>(make_self_communicator("world"), MeshShape{});
 }
 
+std::shared_ptr<ProcessMesh> ProcessMesh::alone(const MeshShape& shape, int rank) {
+  const auto group = [](int at, int size, const std::string& name) {
+    return size == 1 ? make_self_communicator(name) : make_absent_communicator(at, size, name);
+  };
+  const std::shared_ptr<ProcessMesh> mesh(new ProcessMesh);
+  mesh->shape_ = shape;
+  mesh->coordinates_ = coordinates_of(shape, rank);
+  mesh->world_ = group(rank, shape.world(), "world");
+  const MeshCoordinates& at = mesh->coordinates_;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    mesh->axes_.at(static_cast<std::size_t>(axis)) =
+        group(at.along(axis), shape.along(axis), std::string(name_of(axis)));
+  }
+  const bool holds = shape.pp > 1 && (at.pp == 0 || at.pp == shape.pp - 1);
+  mesh->embedding_ = group(holds && at.pp > 0 ? 1 : 0, holds ? 2 : 1, "embedding");
+  mesh->tp_blocks_.resize(static_cast<std::size_t>(shape.tp));
+  for (int copies = 2; copies < shape.tp; ++copies) {
+    if (shape.tp % copies == 0)
+      mesh->tp_blocks_[static_cast<std::size_t>(copies)] = group(at.tp % copies, copies, "tp_block");
+  }
+  return mesh;
+}
+
 Communicator& ProcessMesh::operator[](Axis axis) const { return *axes_.at(static_cast<std::size_t>(axis)); }
 
 Communicator& ProcessMesh::tp_block(int copies) {

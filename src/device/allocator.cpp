@@ -113,7 +113,9 @@ struct CachingAllocator::Impl {
   Block* new_segment(std::size_t size, bool small) {
     const std::size_t bytes = small ? kSmallSegment : std::max(kLargeSegment, round_up(size, kHugePage));
     char* begin = source->allocate(bytes);
-    if (begin == nullptr && stream) {  // what is cached in pieces of the wrong size may be what is missing
+    // What is cached in pieces of the wrong size may be what is missing. A graph being recorded uses it
+    // later.
+    if (begin == nullptr && stream && !stream->is_recorded()) {
       stream->synchronize();
       trim(true);
       trim(false);
@@ -222,6 +224,11 @@ void CachingAllocator::trim() {
 std::shared_ptr<void> CachingAllocator::host_memory(std::size_t bytes) {
   if (impl_->staging) return impl_->staging->lend(bytes);
   return std::shared_ptr<std::byte[]>(new std::byte[std::max<std::size_t>(bytes, 1)]);
+}
+
+void CachingAllocator::keep_host_memory(std::shared_ptr<void> memory, const Event& event) {
+  if (impl_->staging) return impl_->staging->keep(std::move(memory), event);
+  event.synchronize();
 }
 
 void CachingAllocator::copy_from_host(void* target, const void* source, std::size_t bytes) {

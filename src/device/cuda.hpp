@@ -14,6 +14,8 @@ int device_count();
 std::string why_none();
 /// Name, memory, compute capability.
 std::string describe(int device);
+/// Its memory in bytes; asked without making a context on it, which would take some of that memory.
+std::size_t total_memory(int device);
 
 /// Makes `device` the calling thread's: kernels and libraries need that of their stream.
 void use_device(int device);
@@ -32,6 +34,23 @@ bool done(void* event);
 void synchronize_event(void* event);
 /// Seconds from one recorded event to another; both are done.
 double seconds_between(void* begin, void* end);
+
+/// From here to end_recording, what is put on `stream`, and on streams that wait for events recorded on it,
+/// becomes a graph instead. All such streams must have been waited for by `stream` before the end.
+void begin_recording(void* stream);
+/// The graph; null if it cannot be made, because the recording was broken off.
+void* end_recording(void* stream);
+/// Of a stream that is being recorded: a record of an event that others see when the graph runs, a wait for
+/// an event of work outside the graph.
+void record_outside(void* event, void* stream);
+void wait_outside(void* stream, void* event);
+void* make_executable(void* graph);
+/// Replaces the parameters of the graph an executable was made of; false if that was of another shape.
+bool update_executable(void* executable, void* graph);
+void launch_executable(void* executable, void* stream);
+void destroy_graph(void* graph) noexcept;
+/// Not while it runs.
+void destroy_executable(void* executable) noexcept;
 
 /// Device memory, 256-byte aligned; null when there is not enough.
 void* allocate(int device, std::size_t bytes);

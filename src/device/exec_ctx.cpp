@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device/cuda.hpp"
+#include "device/host_memory.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -38,5 +39,10 @@ ExecCtx ExecCtx::cuda(int index, std::uint64_t seed) {
 CudaDevices cuda_devices() { return {cuda::device_count(), cuda::why_none()}; }
 
 std::string describe_cuda_device(int index) { return cuda::describe(index); }
+
+std::int64_t memory_bytes_of(Device device) {
+  if (device.is_cpu()) return host_memory_bytes();
+  return static_cast<std::int64_t>(cuda::total_memory(device.index));
+}
 
 }  // namespace tessera

@@ -46,6 +46,12 @@ std::shared_ptr<void> HostStaging::lend(std::size_t bytes) {
   return {pool_->take(bytes), [pool = pool_](void* memory) { pool->give_back(memory); }};
 }
 
+void HostStaging::keep(std::shared_ptr<void> memory, const Event& event) {
+  const std::lock_guard lock(mutex_);
+  reap();
+  leaving_.emplace_back(std::move(memory), event);
+}
+
 void HostStaging::reap() {
   std::erase_if(leaving_, [](const auto& part) { return part.second.done(); });
 }

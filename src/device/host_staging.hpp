@@ -40,6 +40,8 @@ class HostStaging {
   void copy(void* target, const void* source, std::size_t bytes);
   /// Pinned memory until its last owner is gone. Errors: IoError.
   std::shared_ptr<void> lend(std::size_t bytes);
+  /// Holds what was lent until `event` is done.
+  void keep(std::shared_ptr<void> memory, const Event& event);
 
  private:
   void reap();
@@ -47,7 +49,7 @@ class HostStaging {
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<PinnedPool> pool_ = std::make_shared<PinnedPool>();
   std::mutex mutex_;
-  std::vector<std::pair<std::shared_ptr<void>, Event>> leaving_;  ///< the stream still reads these
+  std::vector<std::pair<std::shared_ptr<void>, Event>> leaving_;  ///< the stream still needs these
 };
 
 }  // namespace tessera

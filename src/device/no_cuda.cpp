@@ -17,6 +17,7 @@ namespace {
 int device_count() { return 0; }
 std::string why_none() { return "this build of Tessera has no CUDA backend"; }
 std::string describe(int) { refuse(); }
+std::size_t total_memory(int) { refuse(); }
 void use_device(int) { refuse(); }
 void* create_stream(int, bool) { refuse(); }
 void destroy_stream(void*) noexcept {}
@@ -28,6 +29,15 @@ void wait(void*, void*) { refuse(); }
 bool done(void*) { refuse(); }
 void synchronize_event(void*) { refuse(); }
 double seconds_between(void*, void*) { refuse(); }
+void begin_recording(void*) { refuse(); }
+void* end_recording(void*) { refuse(); }
+void record_outside(void*, void*) { refuse(); }
+void wait_outside(void*, void*) { refuse(); }
+void* make_executable(void*) { refuse(); }
+bool update_executable(void*, void*) { refuse(); }
+void launch_executable(void*, void*) { refuse(); }
+void destroy_graph(void*) noexcept {}
+void destroy_executable(void*) noexcept {}
 void* allocate(int, std::size_t) { refuse(); }
 void deallocate(void*) noexcept {}
 void* allocate_pinned(std::size_t) { refuse(); }

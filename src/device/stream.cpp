@@ -1,14 +1,12 @@
 #include "tessera/device/stream.hpp"
 
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <thread>
 
 #include "device/cuda.hpp"
+#include "device/recording.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/trace.hpp"
 
@@ -19,39 +17,45 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-struct Event::State {
-  mutable std::mutex mutex;
-  mutable std::condition_variable changed;
-  bool done = true;
-  Clock::time_point time;
-  void* cuda = nullptr;  ///< the event of a CUDA stream: then the members above are unused
+Recording::Recording() : end(cuda::create_event()) {}
 
-  State() = default;
-  ~State() {
-    if (cuda != nullptr) cuda::destroy_event(cuda);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
+Recording::~Recording() { cuda::destroy_event(end); }
 
-  void reach() {
-    {
-      const std::lock_guard lock(mutex);
-      done = true;
-      time = Clock::now();
-    }
-    changed.notify_all();
-  }
-  bool is_done() const {
-    if (cuda != nullptr) return cuda::done(cuda);
+Event::State::~State() {
+  if (cuda != nullptr) cuda::destroy_event(cuda);
+}
+
+void Event::State::reach() {
+  {
     const std::lock_guard lock(mutex);
-    return done;
+    done = true;
+    time = Clock::now();
   }
-  void wait() const {
-    if (cuda != nullptr) return cuda::synchronize_event(cuda);
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return done; });
+  changed.notify_all();
+}
+
+void* Event::State::done_by() const {
+  if (!recording) return cuda;
+  TESSERA_ENSURE(InternalError, recording->stage != Recording::Stage::open,
+                 "work was waited for while the graph it belongs to is being recorded");
+  return recording->stage == Recording::Stage::launched ? recording->end : nullptr;
+}
+
+bool Event::State::is_done() const {
+  if (in_open_recording()) return false;
+  if (cuda != nullptr) return done_by() == nullptr || cuda::done(done_by());
+  const std::lock_guard lock(mutex);
+  return done;
+}
+
+void Event::State::wait() const {
+  if (cuda != nullptr) {
+    if (void* const event = done_by()) cuda::synchronize_event(event);
+    return;
   }
-};
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return done; });
+}
 
 Event::Event() : state_(std::make_shared<State>()) {}
 
@@ -61,7 +65,10 @@ void Event::synchronize() const { state_->wait(); }
 
 double Event::seconds_between(const Event& begin, const Event& end) {
   const State &a = *begin.state_, &b = *end.state_;
-  if (a.cuda != nullptr && b.cuda != nullptr) return cuda::seconds_between(a.cuda, b.cuda);
+  if (a.cuda != nullptr && b.cuda != nullptr) {
+    const bool said = a.done_by() != nullptr && b.done_by() != nullptr;
+    return said ? cuda::seconds_between(a.done_by(), b.done_by()) : 0;
+  }
   if (a.time == Clock::time_point() || b.time == Clock::time_point()) return 0;
   return std::chrono::duration<double>(b.time - a.time).count();
 }
@@ -170,6 +177,7 @@ void Stream::record(Event& event) {
   if (native_ != nullptr) {
     make_current();
     event.state_->cuda = cuda::create_event();
+    event.state_->recording = recording_;
     cuda::record(event.state_->cuda, native_);
   } else if (queue_ == nullptr) {
     event.state_->reach();  // everything launched before has run
@@ -179,13 +187,43 @@ void Stream::record(Event& event) {
   }
 }
 
+void Stream::record_time(Event& event) {
+  if (!recording_) return record(event);
+  event.state_ = std::make_shared<Event::State>();
+  event.state_->cuda = cuda::create_event();
+  cuda::record_outside(event.state_->cuda, native_);
+  recording_->named.push_back(event);
+}
+
 void Stream::wait(const Event& event) {
   if (native_ != nullptr && event.state_->cuda != nullptr) {
-    cuda::wait(native_, event.state_->cuda);
+    wait_on_device(event);
   } else if (queue_ == nullptr) {
     event.synchronize();
   } else {
     queue_->push({[state = event.state_] { state->wait(); }, true});
+  }
+}
+
+void Stream::wait_on_device(const Event& event) {
+  const Event::State& state = *event.state_;
+  if (state.in_open_recording()) {
+    if (recording_ == nullptr) {
+      Event before;  // what runs here already comes first in the graph as well
+      record(before);
+      recording_ = state.recording;
+      recording_->joined.push_back(this);
+      cuda::wait(native_, state.cuda);
+      return wait_on_device(before);
+    }
+    cuda::wait(native_, state.cuda);
+  } else if (state.done_by() == nullptr) {
+    return;
+  } else if (recording_) {
+    cuda::wait_outside(native_, state.done_by());
+    recording_->named.push_back(event);
+  } else {
+    cuda::wait(native_, state.done_by());
   }
 }
 

@@ -1,7 +1,8 @@
 #include "tessera/device/trace.hpp"
 
 #include <algorithm>
-#include <chrono>
+
+#include "tessera/base/clock.hpp"
 
 namespace tessera {
 
@@ -25,14 +26,10 @@ std::string_view name_of(WorkKind kind) {
   return "?";
 }
 
-double trace_clock_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 Trace::Trace(Stream& stream) : asynchronous_(stream.is_asynchronous()) {
   stream.record(origin_);
   origin_.synchronize();
-  origin_s_ = trace_clock_s();
+  origin_s_ = now_s();
 }
 
 void Trace::add(const std::string& lane, TimedWork work) {
@@ -69,16 +66,19 @@ std::vector<TraceLane> Trace::lanes() const {
 void TraceSpan::begin(Stream& stream, Work work) {
   open_.reset(new Open{stream, stream.trace(), {std::move(work)}, {}});
   if (stream.is_asynchronous()) stream.record(open_->begin);
-  open_->work.begin_s = trace_clock_s();
+  open_->work.begin_s = now_s();
 }
 
 void TraceSpan::end() {
-  open_->work.end_s = trace_clock_s();
+  open_->work.end_s = now_s();
   Trace& trace = *open_->trace;
   Event end;
   if (open_->stream.is_asynchronous()) open_->stream.record(end);
   const std::lock_guard lock(trace.mutex_);
-  if (open_->stream.is_asynchronous()) trace.stream_.push_back({open_->work.work, open_->begin, end});
+  if (open_->stream.is_asynchronous()) {
+    trace.stream_.push_back({open_->work.work, open_->begin, end});
+    open_->work.work.asked.reset();  // asked for once, though it is in both lanes
+  }
   trace.host_.push_back(std::move(open_->work));
 }
 

@@ -49,15 +49,40 @@ Device device_of(const DeviceConfig& config) {
   return {DeviceType::cuda, static_cast<int>(config.index.value_or(0))};
 }
 
-std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
-                                     std::shared_ptr<Communicator> world, ParamGroups groups) {
+namespace {
+
+/// On the CPU products leave no processor to send with, so automatic means no overlap there.
+int tensor_chunks(const ParallelConfig& parallel, Device device) {
+  const auto chunks = static_cast<int>(parallel.tensor_chunks);
+  return chunks == 0 && device.is_cpu() ? 1 : chunks;
+}
+
+/// The engine of this rank of options.layout.mesh.
+std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options) {
+  const auto seed = static_cast<std::uint64_t>(config.training.seed);
+  const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
+                                      : ExecCtx::cuda(device.index, seed);
+  ProcessMesh& mesh = *options.layout.mesh;
+  const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],
+                                     .sequence = config.parallel.sequence,
+                                     .chunks = tensor_chunks(config.parallel, device)},
+                          .pieces = pieces_of(config, mesh.coordinates().pp),
+                          .recompute = RecomputeOptions::from(config.training)};
+  return std::make_unique<Engine>(
+      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options, ctx);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::shared_ptr<Communicator> world,
+                                     ParamGroups groups) {
+  Config config = trainable ? settle_recompute(given, world) : given;
+  // What is not trained keeps nothing that could be computed again.
+  if (!trainable) config.training.recompute = Recompute::none;
   EngineOptions options = EngineOptions::from(config);
   options.trainable = trainable;
   options.groups = std::move(groups);
   const Device device = device_of(config.device);
-  const auto seed = static_cast<std::uint64_t>(config.training.seed);
-  const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
-                                      : ExecCtx::cuda(device.index, seed);
   if (!device.is_cpu() && (config.device.tune_gemm || config.device.gemm_cache))
     ops::set_gemm_tuning(config.device.tune_gemm, config.device.gemm_cache.value_or(""));
   if (world && world->size() > 1 && !device.is_cpu())
@@ -65,12 +90,13 @@ std::unique_ptr<Engine> build_engine(const Config& config, bool trainable,
   const int ranks = world ? world->size() : 1;
   const MeshShape shape = mesh_shape(config.parallel, ranks);
   options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
-  ProcessMesh& mesh = *options.layout.mesh;
-  const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp], .sequence = config.parallel.sequence},
-                          .pieces = pieces_of(config, mesh.coordinates().pp),
-                          .recompute = RecomputeOptions::from(config.training)};
-  return std::make_unique<Engine>(
-      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options, ctx);
+  return assemble(config, device, options);
+}
+
+std::unique_ptr<Engine> build_engine(const Config& config, Device device, std::shared_ptr<ProcessMesh> mesh) {
+  EngineOptions options = EngineOptions::from(config);
+  options.layout.mesh = std::move(mesh);
+  return assemble(config, device, options);
 }
 
 }  // namespace tessera

@@ -45,8 +45,8 @@ class Collector final : public WeightSource {
     for (const StatePiece& piece : gradients_ ? engine.params().gradient_pieces(PieceSet::owned)
                                               : engine.params().pieces(PieceSet::owned)) {
       const std::string& name = piece.parameter->name();
-      for (const auto& [place, tensor] : piece.boxes()) {
-        own_[name].push_back(tensor);
+      for (const auto& [place, values] : piece.boxes()) {
+        own_[name].push_back(values);
         own.push_back({name, numbers_of(piece.parameter->placement().global()), numbers_of(place.global),
                        numbers_of(place.shape)});
       }
@@ -103,7 +103,7 @@ class Collector final : public WeightSource {
  private:
   std::string heard() const { return broadcast_bytes(world_, {}); }
   Tensor own_box(const std::string& name, std::size_t i) const {
-    Tensor box = own_.at(name)[i].to_host();
+    Tensor box = own_.at(name)[i].read(engine_.ctx()).to_host();
     if (factor_ == 1.0) return box;
     const Tensor scaled = Tensor::empty(host_, box.shape(), DType::f32);
     ops::axpby(host_, static_cast<float>(factor_), box, 0.0f, scaled);
@@ -116,7 +116,7 @@ class Collector final : public WeightSource {
   bool gradients_ = false;
   double factor_ = 1;
   std::map<std::string, Directory> directory_;
-  std::map<std::string, std::vector<Tensor>> own_;  // on the engine's device
+  std::map<std::string, std::vector<StateValues>> own_;  // on the engine's device
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/passes.hpp"
 #include "engine/stage.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
@@ -65,12 +66,6 @@ struct Engine::Forwarded {
   std::unique_ptr<Stage> stage;
 };
 
-struct Engine::PassesUnderWay {
-  HostCopy loss_sum;
-  double targets = 0;
-  Spans forward, backward;
-};
-
 /// A step whose result was not read yet.
 struct Engine::StepUnderWay {
   PassesUnderWay passes;
@@ -86,7 +81,8 @@ EngineOptions EngineOptions::from(const Config& config) {
                         .micro_batch_size = config.training.micro_batch_size,
                         .compute = numerics_of(config.training).compute,
                         .loss_scale = loss_scale_of(config.training),
-                        .max_skipped_steps = config.training.max_skipped_steps};
+                        .max_skipped_steps = config.training.max_skipped_steps,
+                        .cuda_graph = config.device.cuda_graph};
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
@@ -101,6 +97,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       params_(std::make_unique<ParamStore>(
           ctx_, model_->parameters(),
           ParamStoreOptions{.compute = options.compute,
+                            .split_main = options.optimizer.split_main_weights,
                             .trainable = options.trainable,
                             .groups = {.data = &(*mesh_)[Axis::dp],
                                        .tensor = &(*mesh_)[Axis::tp],
@@ -117,7 +114,10 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                    : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
-      executor_(ctx_, (*mesh_)[Axis::pp]) {
+      executor_(ctx_, (*mesh_)[Axis::pp]),
+      graph_(options.cuda_graph != GraphUse::off && options.trainable && !ctx_.device().is_cpu()
+                 ? std::make_unique<StreamGraph>(ctx_.stream)
+                 : nullptr) {
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");
 }
@@ -171,20 +171,6 @@ double Engine::forward_backward(const Batch& batch, double factor) {
   return read_loss(passes);
 }
 
-Engine::PassesUnderWay Engine::launch_passes(const Batch& batch) {
-  TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  check_batch(batch, true);
-  const double targets = sum_over_data(static_cast<double>(count_targets(batch)));
-  TESSERA_CHECK(targets > 0, "no label of this batch counts: all are ", kIgnoredLabel);
-  const auto stage = make_stage(batch, {.output = Model::Output::losses});
-  stage->set_loss_gradient(1.0 / targets, optimizer_->loss_scale());
-  begin_call(stage->full_micro_batches());
-  run(*stage, false);
-  params_->close_call();
-  count_samples(batch);
-  return {HostCopy(ctx_, stage->loss_sum()), targets, stage->forward_spans(), stage->backward_spans()};
-}
-
 Engine::Call Engine::open_call(const Batch& batch) {
   const PassesUnderWay passes = launch_passes(batch);
   calls_[++last_call_] = Tensor();
@@ -230,10 +216,6 @@ void Engine::add_call(std::int64_t number, double factor) {
 void Engine::drop_call(std::int64_t number) {
   const auto call = calls_.extract(number);
   if (call && !call.mapped()) params_->drop_call();
-}
-
-double Engine::read_loss(const PassesUnderWay& passes) const {
-  return sum_over_data(passes.loss_sum.value<double>()) / passes.targets;
 }
 
 Tensor Engine::forward(const Batch& batch, Output output) {
@@ -430,10 +412,7 @@ bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 
 
 double Engine::sum_over_data(double value) const {
   if (mesh_->world().size() == 1) return value;
-  const bool gives = holds_head() && mesh_->coordinates().tp == 0;
-  const Tensor sum = Tensor::from(host_, std::vector<double>{gives ? value : 0.0}, {1});
-  mesh_->world().all_reduce(host_, sum).wait(host_);
-  return sum.to_vector<double>()[0];
+  return sum_over_ranks(holds_head() && mesh_->coordinates().tp == 0 ? value : 0.0);
 }
 
 std::vector<AxisTraffic> Engine::since(const std::vector<AxisTraffic>& before) const {

@@ -69,7 +69,7 @@ RankPlan plan_stage(const Plan& plan, const DeclaredRank& declared, const Activa
   rank.parameters = declared.parameters();
   rank.most_in_flight =
       most_in_flight(plan.schedule.actions[static_cast<std::size_t>(stage)], plan.schedule.chunks);
-  rank.memory = detail::memory_of_stage(plan, declared, activations, stage);
+  rank.memory = detail::memory_of_stage(plan, stage, rank.pieces, declared, activations);
   for (const ModelPiece& piece : rank.pieces)
     activations.add_traffic(piece, plan.micro_batches, rank.traffic);
   add_pipeline_traffic(plan, stage, activations.boundary(), rank.traffic);
@@ -125,11 +125,11 @@ Plan plan_layout(const Config& config, std::optional<std::int64_t> processes) {
   return plan;
 }
 
-std::vector<MemoryTerm> memory_of_stage(const Plan& plan, const DeclaredRank& declared,
-                                        const Activations& activations, int stage) {
+std::vector<MemoryTerm> memory_of_stage(const Plan& plan, int stage, const std::vector<ModelPiece>& pieces,
+                                        const DeclaredRank& declared, const Activations& activations) {
   std::vector<std::int64_t> kept, deferred;
   std::int64_t temporary = 0;
-  for (const ModelPiece& piece : pieces_of(plan.config, stage)) {
+  for (const ModelPiece& piece : pieces) {
     kept.push_back(activations.kept(piece));
     deferred.push_back(activations.deferred(piece));
     temporary = std::max(temporary, activations.temporary(piece));
@@ -142,6 +142,31 @@ std::vector<MemoryTerm> memory_of_stage(const Plan& plan, const DeclaredRank& de
   if (plan.mesh.pp > 1) terms.push_back({"messages", kMessages * activations.boundary()});
   terms.push_back({"batch", plan.micro_batches * activations.batch()});
   return terms;
+}
+
+LayoutMemory::LayoutMemory(const Plan& layout, const PaperGroup& tensor) : layout_(layout) {
+  Config config = layout.config;
+  config.training.recompute = Recompute::none;
+  for (int stage = 0; stage < layout.mesh.pp; ++stage) {
+    pieces_.push_back(pieces_of(config, stage));
+    declared_.emplace_back(config, layout.mesh, tensor, stage, 0);
+    for (const ModelPiece& piece : pieces_.back()) most_layers_ = std::max(most_layers_, piece.num_layers);
+  }
+}
+
+MostMemory LayoutMemory::with(const TrainingConfig& training) const {
+  Config config = layout_.config;
+  config.training = training;
+  const Activations activations(config, 0);
+  MostMemory most;
+  for (std::size_t stage = 0; stage < pieces_.size(); ++stage) {
+    RankPlan rank;
+    rank.memory =
+        memory_of_stage(layout_, static_cast<int>(stage), pieces_[stage], declared_[stage], activations);
+    most.bytes = std::max(most.bytes, rank.memory_bytes());
+    most.persistent_bytes = std::max(most.persistent_bytes, rank.persistent_bytes());
+  }
+  return most;
 }
 
 }  // namespace detail
@@ -177,6 +202,11 @@ const RankPlan& Plan::largest() const {
 
 Plan make_plan(const Config& config, std::optional<std::int64_t> processes) {
   Plan plan = detail::plan_layout(config, processes);
+  TrainingConfig& training = plan.config.training;
+  if (training.recompute == Recompute::automatic) {
+    plan.recompute = detail::choose_recompute(plan, memory_limit(plan.config.device, plan.mesh.world()));
+    training = detail::with_recompute(training, plan.recompute->chosen.options);
+  }
   plan.parameters = parameter_count(plan.config.model);
   plan.pieces = pieces_in_order(plan.config, plan.schedule);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {

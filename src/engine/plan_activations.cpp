@@ -199,9 +199,10 @@ PassTimes pass_times(const Config& config, const ModelPiece& piece) {
   const double attention = 2 * query * static_cast<double>(config.training.seq_length);
   PassTimes times{layers * (2 * weights + attention), layers * (2 * weights + 2.5 * attention),
                   layers * 2 * weights, 0};
-  if (config.training.recompute == Recompute::full) {
-    const bool block = config.training.recompute_method == RecomputeMethod::block;
-    const auto again = static_cast<double>(std::min(config.training.recompute_layers, piece.num_layers));
+  const RecomputeOptions recompute = RecomputeOptions::from(config.training);
+  if (recompute.what == Recompute::full) {
+    const bool block = recompute.method == RecomputeMethod::block;
+    const auto again = static_cast<double>(std::min(recompute.layers, piece.num_layers));
     times.input_gradient += times.forward * (block && layers > 0 ? again / layers : 1.0);
   }
   // The head's gradients are computed with its loss.

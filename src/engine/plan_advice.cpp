@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "engine/plan_memory.hpp"
+#include "tessera/engine/build.hpp"
 
 namespace tessera {
 namespace {
@@ -86,7 +87,7 @@ std::vector<Candidate> candidates(const Plan& plan) {
   return list;
 }
 
-/// The most any rank needs. The first tensor rank has the largest parts.
+/// The most any rank needs.
 class Memory {
  public:
   /// Nothing if the layout is impossible, or if even the parameters need more than `limit`.
@@ -97,18 +98,10 @@ class Memory {
       return std::nullopt;
     try {
       const Plan plan = detail::plan_layout(candidate.config, candidate.processes);
-      const auto& tensor = group(plan.mesh.tp);
-      const detail::Activations activations(plan.config, 0);
-      std::int64_t most = 0;
-      for (int stage = 0; stage < plan.mesh.pp; ++stage) {
-        const detail::DeclaredRank declared(plan.config, plan.mesh, tensor, stage, 0);
-        RankPlan rank;
-        rank.memory = detail::memory_of_stage(plan, declared, activations, stage);
-        most = std::max(most, rank.memory_bytes());
-        std::int64_t& persistent = persistent_[key];
-        persistent = std::max(persistent, rank.persistent_bytes());
-      }
-      return most;
+      const detail::MostMemory most =
+          detail::LayoutMemory(plan, group(plan.mesh.tp)).with(plan.config.training);
+      persistent_[key] = most.persistent_bytes;
+      return most.bytes;
     } catch (const ConfigError&) {
       return std::nullopt;
     }

@@ -39,6 +39,7 @@ DeclaredRank::DeclaredRank(const Config& config, const MeshShape& mesh, const Pa
       tensor_rank_(tensor_rank),
       zero_stage_(static_cast<int>(config.parallel.zero_stage)),
       has_copy_(numerics_of(config.training).compute != DType::f32),
+      split_(config.optimizer.split_main_weights),
       moments_(moments_of(config.optimizer)),
       model_(declare(config, tensor, stage, tensor_rank)) {
   const std::vector<Parameter*> parameters = model_->parameters();
@@ -57,9 +58,9 @@ void DeclaredRank::add_memory(std::vector<MemoryTerm>& terms) const {
   for (const Bucket& bucket : layout_.buckets()) {
     const std::int64_t own = updated(bucket, 0).count;
     state += own;
-    main += main_is_whole(bucket) ? bucket.count : own;
+    main += (splits_main(bucket) ? 2 : 4) * (main_is_whole(bucket) ? bucket.count : own);
   }
-  terms.push_back({"weights", 4 * main});
+  terms.push_back({"weights", main});
   if (has_copy_) terms.push_back({"16-bit weights", 2 * layout_.numel()});
   terms.push_back({"gradients", 4 * layout_.numel()});
   terms.push_back({"optimizer", 4 * moments_ * state});

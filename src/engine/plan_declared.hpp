@@ -29,6 +29,8 @@ class DeclaredRank {
  private:
   bool sharded() const { return zero_stage_ == 1 && mesh_.dp > 1; }
   bool main_is_whole(const Bucket& bucket) const { return !sharded() || !has_copy_ || bucket.reads_main; }
+  /// Of fp32 weights only the low 16 bits are kept beside the copy.
+  bool splits_main(const Bucket& bucket) const { return split_ && !bucket.reads_main; }
   FlatRun updated(const Bucket& bucket, int data_rank) const {
     return sharded() ? bucket.share(data_rank, mesh_.dp) : bucket.run();
   }
@@ -37,6 +39,7 @@ class DeclaredRank {
   MeshShape mesh_;
   int stage_, tensor_rank_, zero_stage_;
   bool has_copy_;         // kernels read 16-bit copies of the main weights
+  bool split_;            // optimizer.split_main_weights
   std::int64_t moments_;  // fp32 buffers of optimizer state
   std::unique_ptr<Decoder> model_;
   FlatLayout layout_;

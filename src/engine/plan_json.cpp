@@ -51,6 +51,25 @@ Json schedule_json(const Plan& plan) {
           {"stages", lines}};
 }
 
+Json candidate_json(const RecomputeCandidate& candidate) {
+  const RecomputeOptions& options = candidate.options;
+  Json json = {{"recompute", name_of(options.what)}};
+  if (options.what == Recompute::full)
+    json.update({{"recompute_method", name_of(options.method)}, {"recompute_layers", options.layers}});
+  json["memory_bytes"] = candidate.memory_bytes;
+  return json;
+}
+
+Json recompute_json(const RecomputeChoice& choice) {
+  Json tried = Json::array();
+  for (const RecomputeCandidate& candidate : choice.tried) tried.push_back(candidate_json(candidate));
+  return {{"chosen", candidate_json(choice.chosen)},
+          {"fits", choice.fits()},
+          {"limit_bytes", choice.limit.bytes},
+          {"limit_source", choice.limit.source},
+          {"tried", tried}};
+}
+
 Json advice_json(const Plan& plan, std::int64_t memory_bytes) {
   const std::optional<PlanAdvice> advice = advise(plan, memory_bytes);
   if (!advice) return nullptr;
@@ -72,6 +91,7 @@ std::string to_json(const Plan& plan, std::optional<std::int64_t> memory_bytes) 
                  {"data", plan.mesh.dp},
                  {"sequence", plan.config.parallel.sequence},
                  {"zero_stage", plan.config.parallel.zero_stage}}}};
+  if (plan.recompute) json["recompute_auto"] = recompute_json(*plan.recompute);
   Json groups = Json::object(), ranks = Json::array();
   for (const RankGroups& axis : plan.groups) groups[std::string(axis.axis)] = axis.groups;
   for (const RankPlan& rank : plan.ranks) ranks.push_back(rank_json(rank));

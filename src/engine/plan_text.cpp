@@ -67,6 +67,14 @@ std::string piece_text(const ModelPiece& piece) {
   return text;
 }
 
+/// "selective", "full (block, 3 layers)".
+std::string way_text(const RecomputeOptions& options) {
+  std::string text(name_of(options.what));
+  if (options.what != Recompute::full) return text;
+  return text + detail::concat(" (", name_of(options.method), ", ", options.layers,
+                               options.layers == 1 ? " layer)" : " layers)");
+}
+
 /// The rank of a stage that needs most memory.
 const RankPlan& largest_of(const Plan& plan, int stage) {
   const RankPlan* found = nullptr;
@@ -91,7 +99,8 @@ std::string summary(const Plan& plan) {
                          " on each of ", *p.data, " data ranks\n");
   text += detail::concat("numbers    ", name_of(t.precision),
                          t.precision != Precision::fp32 && t.fp32_residual ? ", residual stream fp32" : "",
-                         ", recompute ", name_of(t.recompute), "\n");
+                         ", recompute ", way_text(RecomputeOptions::from(t)), "\n");
+  if (plan.recompute) text += "recompute  " + to_text(*plan.recompute) + "\n";
   return text;
 }
 
@@ -200,15 +209,33 @@ std::string verdict(const Plan& plan, std::int64_t memory_bytes) {
   std::string text = detail::concat(
       "\nDoes not fit: ", over, " of ", plan.ranks.size(), " ranks need more than ", gigabytes(memory_bytes),
       " GB; rank ", worst.rank, " (stage ", worst.at.pp, ") needs ", gigabytes(needed), " GB.\n");
-  const std::optional<PlanAdvice> advice = advise(plan, memory_bytes);
-  if (!advice) return text + "No layout was found that fits. Use a smaller model or shorter sequences.\n";
-  text += "What fits:";
-  for (const ConfigItem& change : advice->changes) text += " " + change.key + "=" + change.value;
-  return text +
-         detail::concat(" on ", advice->processes, " processes: ", gigabytes(advice->memory_bytes), " GB.\n");
+  return text + advice_text(plan, memory_bytes) + "\n";
 }
 
 }  // namespace
+
+std::string advice_text(const Plan& plan, std::int64_t memory_bytes) {
+  const std::optional<PlanAdvice> advice = advise(plan, memory_bytes);
+  if (!advice) return "No layout was found that fits. Use a smaller model or shorter sequences.";
+  std::string text = "What fits:";
+  for (const ConfigItem& change : advice->changes) text += " " + change.key + "=" + change.value;
+  return text +
+         detail::concat(" on ", advice->processes, " processes: ", gigabytes(advice->memory_bytes), " GB.");
+}
+
+std::string to_text(const RecomputeChoice& choice) {
+  const std::string limit = detail::concat(bytes_text(choice.limit.bytes), " (", choice.limit.source, ")");
+  const std::string way = way_text(choice.chosen.options);
+  std::string text = choice.fits()
+                         ? detail::concat("auto is ", way, ", the first that fits into ", limit)
+                         : detail::concat("auto finds nothing that fits into ", limit, "; least needs ", way);
+  const char* join = ": ";
+  for (const RecomputeCandidate& tried : choice.tried) {
+    text += join + way_text(tried.options) + " " + bytes_text(tried.memory_bytes);
+    join = ", ";
+  }
+  return text;
+}
 
 std::string to_text(const Plan& plan, std::optional<std::int64_t> memory_bytes, int width) {
   std::string text =

@@ -131,10 +131,10 @@ void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const 
 void load_weights(const HfModel& model, Engine& engine) {
   std::vector<float> box;
   for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
-    for (const auto& [place, tensor] : piece.boxes()) {
+    for (const auto& [place, values] : piece.boxes()) {
       box.resize(static_cast<std::size_t>(place.shape.numel()));
       model.read_f32(piece.parameter->name(), {place.global, place.shape}, box);
-      tensor.copy_from_host(box.data());
+      values.write(engine.ctx(), box.data());
     }
   }
   engine.params().gather_weights();
@@ -150,7 +150,7 @@ ViewSource weights_of(Engine& engine) {
   std::vector<TensorView> views;
   auto memory = std::make_shared<std::vector<Tensor>>();
   for (const Parameter* parameter : engine.params().parameters()) {
-    const Tensor& main = memory->emplace_back(engine.params().main(*parameter).to_host());
+    const Tensor& main = memory->emplace_back(engine.params().whole_main(*parameter).to_host());
     views.push_back(
         {parameter->name(), main.dtype(), main.shape(), static_cast<const std::byte*>(main.raw())});
   }

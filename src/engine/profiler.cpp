@@ -6,6 +6,7 @@
 
 #include "engine/ranks.hpp"
 #include "engine/throughput.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/bytes.hpp"
 
@@ -42,7 +43,7 @@ void Profiler::before_step(std::int64_t step) {
   trace_ = std::make_shared<Trace>(*engine_.ctx().stream);
   // Ranks count time from a moment they share, as clocks of two hosts have nothing in common.
   world_.barrier(host_);
-  origin_s_ = trace_clock_s();
+  origin_s_ = now_s();
   engine_.set_trace(trace_);
 }
 

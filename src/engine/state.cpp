@@ -24,23 +24,20 @@ std::string describe(const Placement& placement) {
   return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
 }
 
-/// What this rank saves, and the host memory it is in.
-struct Shard {
-  std::vector<CheckpointTensor> tensors;
-  std::vector<Tensor> memory;
-};
-
-Shard shard_of(Engine& engine, const StateParts& parts) {
-  Shard shard;
+/// What this rank saves, read from the device box by box.
+std::vector<CheckpointTensor> shard_of(Engine& engine, const StateParts& parts) {
+  std::vector<CheckpointTensor> shard;
   for (const StatePiece& piece : pieces_of(engine, PieceSet::owned, parts)) {
-    for (const auto& [place, tensor] : piece.boxes()) {
-      shard.memory.push_back(tensor.to_host());
-      shard.tensors.push_back({.name = piece.name(),
-                               .dtype = tensor.dtype(),
-                               .shape = piece.parameter->placement().global(),
-                               .slice = {place.global, place.shape},
-                               .placement = describe(piece.parameter->placement()),
-                               .data = static_cast<const std::byte*>(shard.memory.back().raw())});
+    for (const auto& [place, values] : piece.boxes()) {
+      shard.push_back({.name = piece.name(),
+                       .dtype = DType::f32,
+                       .shape = piece.parameter->placement().global(),
+                       .slice = {place.global, place.shape},
+                       .placement = describe(piece.parameter->placement()),
+                       .read = [ctx = engine.ctx(), values = values] {
+                         const auto host = std::make_shared<Tensor>(values.read(ctx).to_host());
+                         return std::shared_ptr<const std::byte>(host, static_cast<std::byte*>(host->raw()));
+                       }});
     }
   }
   return shard;
@@ -77,9 +74,9 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
-  const Shard shard = shard_of(engine, parts);
+  const std::vector<CheckpointTensor> shard = shard_of(engine, parts);
   std::uint64_t own_bytes = 0, bytes = 0;
-  for (const CheckpointTensor& t : shard.tensors)
+  for (const CheckpointTensor& t : shard)
     own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
   for (const std::string& each : all_gather_bytes(world, std::to_string(own_bytes)))
     bytes += std::stoull(each);
@@ -90,7 +87,7 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   });
   std::string record;
   on_every_rank(host, world, [&] {
-    record = write_checkpoint_shard(staging, world.rank(), world.size(), shard.tensors, options);
+    record = write_checkpoint_shard(staging, world.rank(), world.size(), shard, options);
   });
   const std::vector<std::string> records = all_gather_bytes(world, record);
   return on_first_rank(host, world,
@@ -127,20 +124,20 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
       problems += "\n  " + name + " is missing";
     } else {
       last = stored->name;
-      if (stored->shape != shape || stored->dtype != piece.tensor.dtype()) {
+      if (stored->shape != shape || stored->dtype != DType::f32) {
         problems += detail::concat("\n  ", name, " is ", stored->dtype, " ", stored->shape,
-                                   ", the model needs ", piece.tensor.dtype(), " ", shape);
+                                   ", the model needs ", DType::f32, " ", shape);
       }
     }
   }
   TESSERA_ENSURE(CheckpointError, problems.empty(), reader.dir().string(),
                  " does not fit this model:", problems);
-  std::vector<std::byte> bytes;
+  std::vector<float> box;
   for (const StatePiece& piece : wanted) {
-    for (const auto& [place, tensor] : piece.boxes()) {
-      bytes.resize(tensor.nbytes());
-      reader.read(piece.name(), {place.global, place.shape}, bytes);
-      tensor.copy_from_host(bytes.data());
+    for (const auto& [place, values] : piece.boxes()) {
+      box.resize(static_cast<std::size_t>(values.numel()));
+      reader.read(piece.name(), {place.global, place.shape}, std::as_writable_bytes(std::span(box)));
+      values.write(engine.ctx(), box.data());
     }
   }
   engine.params().gather_weights();

@@ -15,10 +15,10 @@ class Spans {
   /// From its construction to its end of life.
   class Span {
    public:
-    explicit Span(Spans& spans) : spans_(spans) { spans_.stream_->record(begin_); }
+    explicit Span(Spans& spans) : spans_(spans) { spans_.stream_->record_time(begin_); }
     ~Span() {
       Event end;
-      spans_.stream_->record(end);
+      spans_.stream_->record_time(end);
       spans_.list_.emplace_back(begin_, end);
     }
     Span(const Span&) = delete;

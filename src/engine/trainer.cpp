@@ -1,7 +1,6 @@
 #include "tessera/engine/trainer.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <fstream>
 
@@ -9,6 +8,7 @@
 #include "engine/ranks.hpp"
 #include "engine/run_folder.hpp"
 #include "engine/throughput.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
 #include "tessera/comm/bytes.hpp"
@@ -21,17 +21,6 @@
 
 namespace tessera {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// On the clock of a Trace.
-double seconds_of(Clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 GptData open_data(const Config& config) {
   const TrainingConfig& t = config.training;
@@ -80,7 +69,7 @@ class TrainingRun {
     if (state_.step >= config_.training.steps) return result_;
     announce();
     DataLoader loader(data_.train, loader_options(state_.consumed_samples));
-    finished_ = Clock::now();
+    finished_s_ = now_s();
     while (engine_->steps_done() < config_.training.steps && !result_.interrupted) {
       if (profiler_) profiler_->before_step(engine_->steps_done() + 1);
       launch_step(loader);
@@ -171,16 +160,15 @@ class TrainingRun {
   /// A step that runs, and the state of the run after it.
   struct Launched {
     std::int64_t step = 0, consumed_samples = 0;
-    Clock::time_point begin;
-    double data_s = 0;
+    double begin_s = 0, data_s = 0;
   };
 
   void launch_step(DataLoader& loader) {
-    Launched launched{.begin = Clock::now()};
+    Launched launched{.begin_s = now_s()};
     const auto batch = next_batch(loader);
     TESSERA_ENSURE(DataError, batch, "the training data ended at step ", engine_->steps_done(), " of ",
                    config_.training.steps);
-    launched.data_s = seconds_since(launched.begin);
+    launched.data_s = now_s() - launched.begin_s;
     {
       const TraceSpan span(*engine_->ctx().stream, [&] {
         return Work{WorkKind::scope, "launch step " + std::to_string(engine_->steps_done() + 1)};
@@ -208,10 +196,14 @@ class TrainingRun {
   void finish_step(const Launched& launched) {
     const StepReport step = take_result(launched.step);
     // While another step was under way this one began when that ended.
-    const Clock::time_point begin = std::max(launched.begin, finished_);
-    finished_ = Clock::now();
-    const double step_s = seconds_of(finished_) - seconds_of(begin);
-    if (profiler_) profiler_->add_step({launched.step, seconds_of(begin), seconds_of(finished_)});
+    const double begin_s = std::max(launched.begin_s, finished_s_);
+    finished_s_ = now_s();
+    const double step_s = finished_s_ - begin_s;
+    if (profiler_) profiler_->add_step({launched.step, begin_s, finished_s_});
+    if (first_ && engine_->graph_trial() && !graph_trial_told_) {
+      graph_trial_told_ = true;
+      log_.info(engine_->graph_trial()->text());
+    }
     state_.step = launched.step;
     state_.skipped = engine_->steps_skipped();
     state_.consumed_samples = launched.consumed_samples;
@@ -320,8 +312,9 @@ class TrainingRun {
   std::optional<MetricsFile> metrics_;
   double peak_flops_ = 0.0;
   std::optional<Profiler> profiler_;  // logging.profile
+  bool graph_trial_told_ = false;
   std::deque<Launched> launched_;
-  Clock::time_point finished_;  // when the last result was taken
+  double finished_s_ = 0;  // when the last result was taken
 };
 
 }  // namespace
@@ -329,7 +322,8 @@ class TrainingRun {
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world) {
   try {
-    return TrainingRun(config, hooks, log, world).train();
+    const Config settled = settle_recompute(config, world, log);
+    return TrainingRun(settled, hooks, log, world).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::launching {
@@ -15,10 +15,6 @@ namespace {
 constexpr double kTurn = 0.2;         ///< seconds between looks at the store
 constexpr double kLostInFailure = 5;  ///< once something failed, a silent launcher is given up sooner
 constexpr double kFarewell = 5;       ///< for the others to read the verdict
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -94,19 +90,8 @@ void Machines::run() {
     do {
       exchange();
     } while (pause(kTurn));
-    // The last outcome may have been given after the last look; the others wait for what is decided here.
-    const double deadline = now_s() + kFarewell;
-    while (options_.machine_rank == 0 && now_s() < deadline) {
-      std::string seen;
-      bool all = true;
-      for (int machine = 1; machine < options_.num_machines; ++machine) {
-        all = all &&
-              (peers_[static_cast<std::size_t>(machine)].lost || store_->try_get(key("seen", machine), seen));
-      }
-      if (all) return;
-      std::this_thread::sleep_for(std::chrono::duration<double>(kTurn));
-    }
-    if (options_.machine_rank != 0) store_->set(key("seen", options_.machine_rank), "yes");
+    // The last outcome may have been given after the last look.
+    farewell(1, options_.num_machines);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     if (news_.joined) {
@@ -165,7 +150,7 @@ void Machines::meet(double deadline_s) {
       theirs = theirs.substr(0, split);
       if (machine == 0) ours = theirs;
       if (theirs != ours) {
-        leave_last(machine);
+        farewell(machine, machine + 1);
         throw CommunicationError(detail::concat("the launchers were told different things: machine 0 ", ours,
                                                 "; machine ", machine, " (host ", peer.host, ") ", theirs));
       }
@@ -187,13 +172,19 @@ void Machines::meet(double deadline_s) {
   for (Peer& peer : peers_) peer.heard_s = now_s();
 }
 
-/// The machine that keeps the store waits a little for `other`, which must still read in it what differs.
-void Machines::leave_last(int other) {
-  store_->set(key("refused", options_.machine_rank), "yes");
-  std::string seen;
-  const double deadline = now_s() + kFarewell;
-  while (options_.machine_rank == 0 && now_s() < deadline && !store_->try_get(key("refused", other), seen)) {
-    if (!pause(kTurn)) return;
+/// The machine that keeps the store waits a little for machines `first` to `end` - 1, which must still read
+/// in it how things ended; those say that they have.
+void Machines::farewell(int first, int end) {
+  if (options_.machine_rank != 0) return store_->set(key("seen", options_.machine_rank), "yes");
+  for (const double deadline = now_s() + kFarewell; now_s() < deadline;) {
+    std::string seen;
+    bool all = true;
+    for (int machine = first; machine < end; ++machine) {
+      all = all &&
+            (peers_[static_cast<std::size_t>(machine)].lost || store_->try_get(key("seen", machine), seen));
+    }
+    if (all) return;
+    std::this_thread::sleep_for(std::chrono::duration<double>(kTurn));
   }
 }
 

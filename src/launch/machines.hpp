@@ -51,7 +51,7 @@ class Machines {
   bool join();
   bool connect(double deadline_s);
   void meet(double deadline_s);
-  void leave_last(int other);
+  void farewell(int first, int end);
   void exchange();
   void listen();
   void judge(int attempt, bool failing);

@@ -59,10 +59,20 @@ Var Linear::forward(const Forward& forward, const Var& x) {
   return linear(forward.exec, x, weight_, bias_);
 }
 
-Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind) {
+LinearActivation Linear::forward_with_activation(const Forward& forward, const Var& x,
+                                                 ops::ActivationKind kind) {
+  TESSERA_CHECK(split_ != Split::row, "a linear split by rows does not take an activation behind it");
+  return split_ == Split::column
+             ? column_linear_with_activation(forward.exec, tensor_, x, weight_, bias_, kind)
+             : linear_with_activation(forward.exec, x, weight_, bias_, kind);
+}
+
+Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
+                              Tensor activated) {
   TESSERA_CHECK(split_ != Split::column, "a linear split by columns does not take an activation in front");
-  return split_ == Split::row ? activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_)
-                              : activated_linear(forward.exec, x, kind, weight_, bias_);
+  return split_ == Split::row
+             ? activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_, std::move(activated))
+             : activated_linear(forward.exec, x, kind, weight_, bias_, activated);
 }
 
 Norm::Norm(std::string name, const Options& options)
@@ -119,7 +129,10 @@ Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tens
                           {}})) {}
 
 Var Mlp::forward(const Forward& forward, const Var& x) {
-  return fc2_.forward_activated(forward, fc1_.forward(forward, x), activation_kind(activation_));
+  const auto kind = activation_kind(activation_);
+  if (!kind) return fc2_.forward_activated(forward, fc1_.forward(forward, x), kind);
+  LinearActivation h = fc1_.forward_with_activation(forward, x, *kind);
+  return fc2_.forward_activated(forward, h.pre, kind, std::move(h.y));
 }
 
 std::vector<float> alibi_slopes(std::int64_t heads) {

@@ -3,6 +3,8 @@
 namespace tessera {
 
 RecomputeOptions RecomputeOptions::from(const TrainingConfig& training) {
+  TESSERA_CHECK(training.recompute != Recompute::automatic,
+                "training.recompute is still auto: settle_recompute says what it is on this device");
   return {training.recompute, training.recompute_method, training.recompute_layers,
           training.recompute_partition};
 }

@@ -24,23 +24,38 @@ kernels::Activation kernel_kind(ActivationKind kind) {
 }  // namespace
 
 Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind) {
-  detail::check_contiguous_floats(x, "x");
   Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
-  const kernels::ActivationForward params{x.numel(), kernel_kind(kind), x.dtype(), x.raw(), y.raw()};
-  TESSERA_DISPATCH(ctx, activation_forward, params);
+  activation_into(ctx, x, y, kind);
   return y;
 }
 
+void activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& y, ActivationKind kind) {
+  detail::check_contiguous_floats(x, "x");
+  detail::check_contiguous(y, "y");
+  detail::check_same_shape(x, y, "activation");
+  TESSERA_CHECK_EQ(y.dtype(), x.dtype(), "dtype of an activation");
+  const kernels::ActivationForward params{x.numel(), kernel_kind(kind), x.dtype(), x.raw(), y.raw()};
+  TESSERA_DISPATCH(ctx, activation_forward, params);
+}
+
 Tensor activation_backward(const ExecCtx& ctx, const Tensor& x, const Tensor& dy, ActivationKind kind) {
+  Tensor dx = dy.is_unique() ? dy : Tensor::empty(ctx, x.shape(), x.dtype());
+  activation_backward_into(ctx, x, dy, dx, kind);
+  return dx;
+}
+
+void activation_backward_into(const ExecCtx& ctx, const Tensor& x, const Tensor& dy, const Tensor& dx,
+                              ActivationKind kind) {
   detail::check_contiguous_floats(x, "x");
   detail::check_contiguous_floats(dy, "dy");
+  detail::check_contiguous(dx, "dx");
   detail::check_same_shape(x, dy, "activation gradient");
+  detail::check_same_shape(x, dx, "activation gradient");
   TESSERA_CHECK_EQ(dy.dtype(), x.dtype(), "dtype of the gradient of an activation");
-  Tensor dx = dy.is_unique() ? dy : Tensor::empty(ctx, x.shape(), x.dtype());
+  TESSERA_CHECK_EQ(dx.dtype(), x.dtype(), "dtype of the gradient of an activation");
   const kernels::ActivationBackward params{x.numel(), kernel_kind(kind), x.dtype(),
                                            x.raw(),   dy.raw(),          dx.raw()};
   TESSERA_DISPATCH(ctx, activation_backward, params);
-  return dx;
 }
 
 Tensor swiglu(const ExecCtx& ctx, const Tensor& gate_up) {

@@ -3,6 +3,7 @@
 #include "kernels/api/gemm.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/matrix.hpp"
+#include "tessera/ops/reduce.hpp"
 
 namespace tessera::ops {
 
@@ -39,6 +40,42 @@ void run(const ExecCtx& ctx, const kernels::Gemm& gemm) {
   TESSERA_DISPATCH(ctx, gemm, gemm);
 }
 
+kernels::Gemm describe_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
+  kernels::Gemm gemm =
+      describe(as_matrix(x, "x"), as_matrix(weight, "weight"), as_matrix(y, "y"), false, true);
+  if (bias) {
+    TESSERA_CHECK(bias.shape() == Shape{gemm.n} && bias.dtype() == x.dtype(), "bias of shape ", bias.shape(),
+                  " and dtype ", bias.dtype(), " for a linear with ", gemm.n, " outputs in ", x.dtype());
+    gemm.bias = bias.raw();
+  }
+  return gemm;
+}
+
+/// Of x's shape, but for the last dimension.
+Tensor empty_rows(const ExecCtx& ctx, const Tensor& x, const char* what, std::int64_t cols) {
+  as_matrix(x, what);
+  Shape shape = x.shape();
+  shape[-1] = cols;
+  return Tensor::empty(ctx, shape, x.dtype());
+}
+
+/// How a product applies an activation, and its gradient; none: it does not.
+struct Epilogues {
+  kernels::Epilogue forward = kernels::Epilogue::none, backward = kernels::Epilogue::none;
+};
+Epilogues epilogues_of(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::gelu_tanh:
+      return {kernels::Epilogue::gelu_tanh, kernels::Epilogue::dgelu_tanh};
+    case ActivationKind::gelu_erf:
+      return {kernels::Epilogue::gelu_erf, kernels::Epilogue::dgelu_erf};
+    case ActivationKind::relu:
+    case ActivationKind::silu:
+      break;
+  }
+  return {};
+}
+
 }  // namespace
 
 Tensor matmul(const ExecCtx& ctx, const Tensor& a, const Tensor& b, const MatmulOptions& options) {
@@ -58,39 +95,111 @@ void matmul_into(const ExecCtx& ctx, const Tensor& a, const Tensor& b, const Ten
 
 Tensor linear(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
               std::int64_t row_padding) {
-  const Matrix mx = as_matrix(x, "x"), mw = as_matrix(weight, "weight");
+  as_matrix(x, "x");
   Shape shape = x.shape();
-  shape[-1] = mw.rows;
-  Tensor y;
-  if (row_padding > 1) {
-    const std::int64_t ld = (mw.rows + row_padding - 1) / row_padding * row_padding;
-    y = Tensor::empty(ctx, {mx.rows, ld}, x.dtype()).narrow(1, 0, mw.rows);
-  } else {
-    y = Tensor::empty(ctx, shape, x.dtype());
-  }
-  kernels::Gemm gemm = describe(mx, mw, as_matrix(y, "y"), false, true);
-  if (bias) {
-    TESSERA_CHECK(bias.shape() == Shape{mw.rows} && bias.dtype() == x.dtype(), "bias of shape ", bias.shape(),
-                  " and dtype ", bias.dtype(), " for a linear with ", mw.rows, " outputs in ", x.dtype());
-    gemm.bias = bias.raw();
-  }
-  run(ctx, gemm);
+  shape[-1] = as_matrix(weight, "weight").rows;
+  Tensor y = empty_linear(ctx, shape, x.dtype(), row_padding);
+  linear_into(ctx, x, weight, bias, y);
   return y;
+}
+
+Tensor empty_linear(const ExecCtx& ctx, const Shape& shape, DType dtype, std::int64_t row_padding) {
+  if (row_padding <= 1) return Tensor::empty(ctx, shape, dtype);
+  const std::int64_t cols = shape[-1], rows = cols == 0 ? 0 : shape.numel() / cols;
+  const std::int64_t ld = (cols + row_padding - 1) / row_padding * row_padding;
+  return Tensor::empty(ctx, {rows, ld}, dtype).narrow(1, 0, cols);
+}
+
+void linear_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                 const Tensor& y) {
+  run(ctx, describe_linear(x, weight, bias, y));
+}
+
+LinearActivation linear_with_activation(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
+                                        const Tensor& bias, ActivationKind kind, bool keep_pre) {
+  const std::int64_t cols = as_matrix(weight, "weight").rows;
+  LinearActivation result{keep_pre ? empty_rows(ctx, x, "x", cols) : Tensor(), empty_rows(ctx, x, "x", cols)};
+  linear_with_activation_into(ctx, x, weight, bias, kind, result);
+  return result;
+}
+
+void linear_with_activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
+                                 const Tensor& bias, ActivationKind kind, const LinearActivation& result) {
+  const kernels::Epilogue epilogue = epilogues_of(kind).forward;
+  const Tensor& pre = result.pre ? result.pre : result.y;
+  if (epilogue == kernels::Epilogue::none) {
+    linear_into(ctx, x, weight, bias, pre);
+    return activation_into(ctx, pre, result.y, kind);
+  }
+  detail::check_contiguous_floats(pre, "pre");
+  detail::check_contiguous(result.y, "y");
+  detail::check_same_shape(pre, result.y, "activation");
+  TESSERA_CHECK_EQ(result.y.dtype(), pre.dtype(), "dtype of an activation");
+  kernels::Gemm gemm = describe_linear(x, weight, bias, result.y);
+  if (result.pre) gemm.pre = result.pre.raw();
+  gemm.epilogue = epilogue;
+  run(ctx, gemm);
 }
 
 Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight) {
   const Matrix mw = as_matrix(weight, "weight");
-  Shape shape = dy.shape();
-  shape[-1] = mw.cols;
-  Tensor dx = Tensor::empty(ctx, shape, dy.dtype());
+  Tensor dx = empty_rows(ctx, dy, "dy", mw.cols);
   run(ctx, describe(as_matrix(dy, "dy"), mw, as_matrix(dx, "dx"), false, false));
   return dx;
 }
 
+Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
+                             ActivationKind kind) {
+  Tensor dpre = empty_rows(ctx, dy, "dy", as_matrix(weight, "weight").cols);
+  linear_backward_input_into(ctx, dy, weight, pre, kind, dpre);
+  return dpre;
+}
+
+void linear_backward_input_into(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
+                                ActivationKind kind, const Tensor& dpre) {
+  const kernels::Epilogue epilogue = epilogues_of(kind).backward;
+  if (epilogue == kernels::Epilogue::none) {
+    matmul_into(ctx, dy, weight, dpre, 0.0f, false, false);
+    return activation_backward_into(ctx, pre, dpre, dpre, kind);
+  }
+  const Matrix mw = as_matrix(weight, "weight");
+  detail::check_contiguous(dpre, "dpre");
+  detail::check_contiguous_floats(pre, "pre");
+  detail::check_same_shape(pre, dpre, "activation gradient");
+  TESSERA_CHECK_EQ(dy.dtype(), pre.dtype(), "dtype of the gradient of an activation");
+  kernels::Gemm gemm = describe(as_matrix(dy, "dy"), mw, as_matrix(dpre, "dpre"), false, false);
+  gemm.pre = pre.raw();
+  gemm.epilogue = epilogue;
+  run(ctx, gemm);
+}
+
+namespace {
+
+kernels::Gemm describe_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& dweight, float beta) {
+  TESSERA_CHECK(dweight.dtype() == DType::f32, "weight gradients are float32, not ", dweight.dtype());
+  kernels::Gemm gemm =
+      describe(as_matrix(dy, "dy"), as_matrix(x, "x"), as_matrix(dweight, "dweight"), true, false);
+  gemm.beta = beta;
+  return gemm;
+}
+
+}  // namespace
+
 void linear_backward_weight(const ExecCtx& ctx, const Tensor& dy, const Tensor& x, const Tensor& dweight,
                             float beta) {
-  TESSERA_CHECK(dweight.dtype() == DType::f32, "weight gradients are float32, not ", dweight.dtype());
-  matmul_into(ctx, dy, x, dweight, beta, true, false);
+  run(ctx, describe_weight_gradient(dy, x, dweight, beta));
+}
+
+void linear_backward_weight(const ExecCtx& ctx, const Tensor& dy, const Tensor& x, const Tensor& dweight,
+                            float beta, const Tensor& dbias, float bias_beta) {
+  kernels::Gemm gemm = describe_weight_gradient(dy, x, dweight, beta);
+  if (gemm.n == 0) return column_sum(ctx, dy, dbias, bias_beta);
+  TESSERA_CHECK_EQ(dbias.numel(), gemm.m, "column sums");
+  const Tensor scratch = Tensor::empty(ctx, {kernels::kReduceParts, gemm.m}, DType::f32);
+  gemm.column_sums = dbias.data<float>();
+  gemm.sums_scratch = scratch.data<float>();
+  gemm.sums_beta = bias_beta;
+  run(ctx, gemm);
 }
 
 }  // namespace tessera::ops

@@ -10,16 +10,38 @@
 namespace tessera::ops {
 namespace {
 
-void* model_copy(const Tensor& model, std::int64_t n) {
-  if (!model) return nullptr;
-  detail::check_contiguous_floats(model, "the model copy");
-  TESSERA_CHECK_EQ(model.numel(), n, "elements of the model copy");
-  return model.raw();
+void check_flat(const Tensor& t, std::int64_t n, const char* what, DType dtype = DType::f32) {
+  detail::check_contiguous(t, what);
+  TESSERA_CHECK(t.numel() == n && t.dtype() == dtype, what, " must hold ", n, " values of ", dtype, ", not ",
+                t.numel(), " of ", t.dtype());
 }
 
-void check_flat(const Tensor& t, std::int64_t n, const char* what) {
-  detail::check_contiguous(t, what);
-  TESSERA_CHECK(t.numel() == n && t.dtype() == DType::f32, what, " must hold ", n, " float32 values");
+/// The two parts of split main weights.
+bfloat16* model_half(const Tensor& model, std::int64_t n) {
+  check_flat(model, n, "the upper half of main weights", DType::bf16);
+  return model.data<bfloat16>();
+}
+std::uint16_t* low_half(const Tensor& low, std::int64_t n) {
+  check_flat(low, n, "the lower half of main weights", DType::u16);
+  return low.data<std::uint16_t>();
+}
+
+/// Gives an update of params.n elements its weights.
+template <typename Params>
+void set_weights(Params& params, const MainWeights& weights) {
+  if (weights.low) {
+    TESSERA_CHECK(!weights.main, "main weights are whole or split, not both");
+    params.model = model_half(weights.model, params.n);
+    params.low = low_half(weights.low, params.n);
+    return;
+  }
+  check_flat(weights.main, params.n, "main weights");
+  params.main = weights.main.data<float>();
+  if (!weights.model) return;
+  detail::check_contiguous_floats(weights.model, "the model copy");
+  TESSERA_CHECK_EQ(weights.model.numel(), params.n, "elements of the model copy");
+  params.model = weights.model.raw();
+  params.model_dtype = weights.model.dtype();
 }
 
 UpdateState* state_of(const Tensor& state) {
@@ -102,41 +124,49 @@ void update_groups(const ExecCtx& ctx, const Tensor& state, const Tensor& factor
   }
 }
 
-void adam(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
-          const Tensor& main, const Tensor& m, const Tensor& v, const Tensor& model) {
+void split_main(const ExecCtx& ctx, const Tensor& main, const Tensor& model, const Tensor& low) {
   const std::int64_t n = main.numel();
   check_flat(main, n, "main weights");
+  const kernels::SplitMain params{n, main.data<float>(), model_half(model, n), low_half(low, n)};
+  TESSERA_DISPATCH(ctx, split_main, params);
+}
+
+void join_main(const ExecCtx& ctx, const Tensor& model, const Tensor& low, const Tensor& main) {
+  const std::int64_t n = main.numel();
+  check_flat(main, n, "main weights");
+  const kernels::JoinMain params{n, model_half(model, n), low_half(low, n), main.data<float>()};
+  TESSERA_DISPATCH(ctx, join_main, params);
+}
+
+void adam(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
+          const MainWeights& weights, const Tensor& m, const Tensor& v) {
+  const std::int64_t n = grad.numel();
   check_flat(grad, n, "gradient");
   check_flat(m, n, "first moment");
   check_flat(v, n, "second moment");
-  const kernels::Adam params{.n = n,
-                             .groups = groups_of(groups, n),
-                             .state = state_of(state),
-                             .grad = grad.data<float>(),
-                             .main = main.data<float>(),
-                             .m = m.data<float>(),
-                             .v = v.data<float>(),
-                             .model = model_copy(model, n),
-                             .model_dtype = model ? model.dtype() : DType::bf16};
+  kernels::Adam params{.n = n,
+                       .groups = groups_of(groups, n),
+                       .state = state_of(state),
+                       .grad = grad.data<float>(),
+                       .m = m.data<float>(),
+                       .v = v.data<float>()};
+  set_weights(params, weights);
   TESSERA_DISPATCH(ctx, adam, params);
 }
 
 void sgd(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
-         const Tensor& main, const Tensor& buffer, const Tensor& model, bool nesterov) {
-  const std::int64_t n = main.numel();
-  check_flat(main, n, "main weights");
+         const MainWeights& weights, const Tensor& buffer, bool nesterov) {
+  const std::int64_t n = grad.numel();
   check_flat(grad, n, "gradient");
   TESSERA_CHECK(buffer || !nesterov, "nesterov needs the buffer of the momentum");
   if (buffer) check_flat(buffer, n, "momentum");
-  const kernels::Sgd params{.n = n,
-                            .groups = groups_of(groups, n),
-                            .nesterov = nesterov,
-                            .state = state_of(state),
-                            .grad = grad.data<float>(),
-                            .main = main.data<float>(),
-                            .buffer = buffer ? buffer.data<float>() : nullptr,
-                            .model = model_copy(model, n),
-                            .model_dtype = model ? model.dtype() : DType::bf16};
+  kernels::Sgd params{.n = n,
+                      .groups = groups_of(groups, n),
+                      .nesterov = nesterov,
+                      .state = state_of(state),
+                      .grad = grad.data<float>(),
+                      .buffer = buffer ? buffer.data<float>() : nullptr};
+  set_weights(params, weights);
   TESSERA_DISPATCH(ctx, sgd, params);
 }
 

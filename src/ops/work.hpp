@@ -28,11 +28,13 @@ inline Work moves(double bytes) { return {.kind = WorkKind::elementwise, .bytes 
 inline Work updates(double bytes) { return {.kind = WorkKind::optimizer, .bytes = bytes}; }
 
 inline Work work_of(const kernels::Gemm& g) {
-  const double c = product(g.m, g.n) * bytes_of(g.c_dtype) * (g.beta != 0.0f ? 2 : 1);
+  const int results = 1 + (g.beta != 0.0f ? 1 : 0) + (g.pre != nullptr ? 1 : 0);
+  const double c = product(g.m, g.n) * bytes_of(g.c_dtype) * results;
   return {.kind = WorkKind::gemm,
           .name = tessera::detail::concat("gemm ", g.m, "x", g.n, "x", g.k),
           .flops = 2.0 * product(g.m, g.n) * static_cast<double>(g.k),
-          .bytes = (product(g.m, g.k) + product(g.k, g.n)) * bytes_of(g.ab_dtype) + c};
+          .bytes = (product(g.m, g.k) + product(g.k, g.n)) * bytes_of(g.ab_dtype) + c,
+          .asked = g};
 }
 
 /// `products`: of the size of the scores. Only what causality leaves is counted; documents and key ranges are
@@ -133,12 +135,18 @@ inline Work work_of(const kernels::SumSquares& s) {
 }
 inline Work work_of(const kernels::BeginUpdate&) { return updates(0); }
 inline Work work_of(const kernels::UpdateGroups&) { return updates(0); }
+inline Work work_of(const kernels::SplitMain& s) { return updates(static_cast<double>(s.n) * 8); }
+inline Work work_of(const kernels::JoinMain& j) { return updates(static_cast<double>(j.n) * 8); }
+/// Of a compute copy; a split main weight is as long as one in fp32, with its copy inside.
+inline double copy_bytes(const void* model, const void* low, DType dtype) {
+  return model != nullptr && low == nullptr ? bytes_of(dtype) : 0.0;
+}
 inline Work work_of(const kernels::Adam& a) {
-  const double model = a.model != nullptr ? bytes_of(a.model_dtype) : 0.0;
+  const double model = copy_bytes(a.model, a.low, a.model_dtype);
   return updates(static_cast<double>(a.n) * (4.0 * 7 + model));  // reads g, w, m, v; writes w, m, v
 }
 inline Work work_of(const kernels::Sgd& s) {
-  const double model = s.model != nullptr ? bytes_of(s.model_dtype) : 0.0;
+  const double model = copy_bytes(s.model, s.low, s.model_dtype);
   return updates(static_cast<double>(s.n) * (4.0 * (s.buffer != nullptr ? 5 : 3) + model));
 }
 

@@ -110,7 +110,10 @@ void Optimizer::find_parts() {
     if (first == last) return;
     parts_.push_back({bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
   };
-  if (store_.sharded()) {
+  const auto& buckets = layout.buckets();
+  const bool split = std::any_of(buckets.begin(), buckets.end(),
+                                 [&](const Bucket& bucket) { return store_.splits_main(bucket); });
+  if (store_.sharded() || split) {
     for (std::size_t i = 0; i < changes_.size(); ++i) add(i, store_.updated(i));
   } else if (!changes_.empty()) {
     add(0, {0, store_.numel()});
@@ -155,16 +158,16 @@ void Optimizer::add_up_squares() const {
 }
 
 void Optimizer::update(const Part& part) const {
-  const auto [grad, main, model, place] = store_.slice(part.bucket, part.run);
+  const auto [grad, weights, place] = store_.slice(part.bucket, part.run);
   const auto narrow = [run = place](const Tensor& state) {
     return state ? state.narrow(0, run.begin, run.count) : Tensor();
   };
   const ops::ElementGroups groups{factors_,
                                   of_block_.narrow(0, place.begin / kGroupBlock, place.count / kGroupBlock)};
   if (config_.name == OptimizerName::sgd) {
-    ops::sgd(ctx_, state_, groups, grad, main, narrow(momentum_), model, config_.nesterov);
+    ops::sgd(ctx_, state_, groups, grad, weights, narrow(momentum_), config_.nesterov);
   } else {
-    ops::adam(ctx_, state_, groups, grad, main, narrow(m_), narrow(v_), model);
+    ops::adam(ctx_, state_, groups, grad, weights, narrow(m_), narrow(v_));
   }
 }
 

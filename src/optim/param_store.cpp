@@ -13,6 +13,8 @@ void check_options(const ParamStoreOptions& options) {
   TESSERA_CHECK(
       options.compute == DType::f32 || options.compute == DType::bf16 || options.compute == DType::f16,
       "parameters are computed with in float32, bfloat16 or float16, not ", options.compute);
+  TESSERA_CHECK(!options.split_main || options.compute == DType::bf16,
+                "split main weights need bfloat16 parameters, not ", options.compute);
   TESSERA_CHECK(options.zero_stage == 0 || options.zero_stage == 1, "zero_stage is ", options.zero_stage,
                 "; 0 and 1 are there");
   const StoreGroups& groups = options.groups;
@@ -77,27 +79,27 @@ bool ParamStore::main_is_whole(const Bucket& bucket) const {
 
 void ParamStore::divide() {
   for (const Bucket& bucket : layout_.buckets()) {
-    Owned owned{bucket.run(), state_numel_, main_numel_};
+    std::int64_t& held = splits_main(bucket) ? low_numel_ : main_numel_;
+    Owned owned{bucket.run(), state_numel_, held};
     if (sharded_) owned.run = bucket.share(data_rank_, data_ranks_);
     if (main_is_whole(bucket)) owned.main += owned.run.begin - bucket.begin;
     state_numel_ += owned.run.count;
-    main_numel_ += main_is_whole(bucket) ? bucket.count : owned.run.count;
+    held += main_is_whole(bucket) ? bucket.count : owned.run.count;
     owned_.push_back(owned);
   }
   gathers_.resize(owned_.size());
 }
 
 void ParamStore::allocate() {
-  const auto zeroed = [&](std::int64_t n) {
-    Tensor buffer = Tensor::empty(ctx_, {n}, DType::f32);
+  const auto zeroed = [&](std::int64_t n, DType dtype) {
+    Tensor buffer = Tensor::empty(ctx_, {n}, dtype);
     ops::fill_zero(ctx_, buffer);
     return buffer;
   };
-  main_ = zeroed(main_numel_);
-  if (options_.trainable) grad_ = zeroed(numel());
-  if (options_.compute == DType::f32) return;
-  model_ = Tensor::empty(ctx_, {numel()}, options_.compute);
-  ops::fill_zero(ctx_, model_);
+  main_ = zeroed(main_numel_, DType::f32);
+  if (options_.split_main) low_ = zeroed(low_numel_, DType::u16);
+  if (options_.trainable) grad_ = zeroed(numel(), DType::f32);
+  if (options_.compute != DType::f32) model_ = zeroed(numel(), options_.compute);
 }
 
 void ParamStore::initialise(const ParamSlot& slot, const Tensor& weight) const {
@@ -122,21 +124,43 @@ void ParamStore::initialise(const ParamSlot& slot, const Tensor& weight) const {
   }
 }
 
+/// `scratch`: zeros [slot.numel].
+void ParamStore::initialise_from_scratch(const ParamSlot& slot, const Tensor& scratch) {
+  initialise(slot, scratch.view(slot.parameter->shape()));
+  const FlatRun own = overlap(slot.run(), updated(slot.bucket));
+  const Tensor part = scratch.narrow(0, own.count > 0 ? own.begin - slot.offset : 0, own.count);
+  if (!splits_main(layout_.buckets()[slot.bucket])) {
+    ops::axpby(ctx_, 1.0f, scratch, 0.0f, model_.narrow(0, slot.offset, slot.numel));
+    if (own.count > 0) ops::copy(ctx_, part, main_of(slot.bucket, own));
+    return;
+  }
+  // The others' shares are rounded like our own.
+  const Tensor others = Tensor::empty(ctx_, {slot.numel}, DType::u16);
+  ops::split_main(ctx_, scratch, model_.narrow(0, slot.offset, slot.numel), others);
+  if (own.count > 0) {
+    const StateValues target = main_values(slot.bucket, own);
+    ops::split_main(ctx_, part, target.values, target.low);
+  }
+}
+
 void ParamStore::initialise_all() {
   bool borrowed = false;
   for (const ParamSlot& slot : slots()) {
     const Bucket& bucket = layout_.buckets()[slot.bucket];
-    if (main_is_whole(bucket)) {
+    if (main_is_whole(bucket) && !splits_main(bucket)) {
       initialise(slot, main_of(slot.bucket, slot.run()).view(slot.parameter->shape()));
       continue;
     }
-    // This rank keeps a share in fp32 and the whole in 16 bits: the gradient buffer lends the space between.
-    const Tensor scratch = view(grad_, slot);
-    initialise(slot, scratch);
-    ops::axpby(ctx_, 1.0f, scratch, 0.0f, view(model_, slot));
-    const FlatRun own = overlap(slot.run(), updated(slot.bucket));
-    if (own.count > 0) ops::copy(ctx_, grad_.narrow(0, own.begin, own.count), main_of(slot.bucket, own));
-    borrowed = true;
+    // This rank does not keep all of it in fp32: the gradient buffer lends the space.
+    Tensor scratch;
+    if (grad_) {
+      scratch = grad_.narrow(0, slot.offset, slot.numel);
+      borrowed = true;
+    } else {
+      scratch = Tensor::empty(ctx_, {slot.numel}, DType::f32);
+      ops::fill_zero(ctx_, scratch);
+    }
+    initialise_from_scratch(slot, scratch);
   }
   if (borrowed) ops::fill_zero(ctx_, grad_);
   refresh_model_copy();
@@ -145,8 +169,9 @@ void ParamStore::initialise_all() {
 void ParamStore::bind_all() {
   for (std::size_t i = 0; i < slots().size(); ++i) {
     const ParamSlot& slot = slots()[i];
+    const Bucket& bucket = layout_.buckets()[slot.bucket];
     Tensor main;
-    if (main_is_whole(layout_.buckets()[slot.bucket]))
+    if (main_is_whole(bucket) && !splits_main(bucket))
       main = main_of(slot.bucket, slot.run()).view(slot.parameter->shape());
     const bool trained = grad_ && !frozen_[i];
     slot.parameter->bind(model_ ? view(model_, slot) : main, trained ? view(grad_, slot) : Tensor(), main);
@@ -155,7 +180,7 @@ void ParamStore::bind_all() {
 
 std::size_t ParamStore::persistent_bytes() const {
   std::size_t bytes = 0;
-  for (const Tensor* buffer : {&main_, &model_, &grad_, &sum_}) {
+  for (const Tensor* buffer : {&main_, &low_, &model_, &grad_, &sum_}) {
     if (*buffer) bytes += buffer->nbytes();
   }
   return bytes;
@@ -164,6 +189,13 @@ std::size_t ParamStore::persistent_bytes() const {
 Tensor ParamStore::main_of(std::size_t bucket, const FlatRun& run) const {
   const Owned& owned = owned_[bucket];
   return main_.narrow(0, owned.main + run.begin - owned.run.begin, run.count);
+}
+
+StateValues ParamStore::main_values(std::size_t bucket, const FlatRun& run) const {
+  if (!splits_main(layout_.buckets()[bucket])) return {main_of(bucket, run)};
+  const Owned& owned = owned_[bucket];
+  return {model_.narrow(0, run.begin, run.count),
+          low_.narrow(0, owned.main + run.begin - owned.run.begin, run.count)};
 }
 
 Tensor ParamStore::view(const Tensor& buffer, const ParamSlot& slot) const {
@@ -189,9 +221,10 @@ const Tensor& ParamStore::model_buffer() const {
 
 Tensor ParamStore::main(const Parameter& parameter) const {
   const ParamSlot& slot = slots()[layout_.index_of(parameter)];
-  TESSERA_CHECK(main_is_whole(layout_.buckets()[slot.bucket]),
-                "this rank holds a share of the main weights of ", parameter.name(),
-                ": whole_main gathers them, pieces gives what is here");
+  const Bucket& bucket = layout_.buckets()[slot.bucket];
+  TESSERA_CHECK(main_is_whole(bucket) && !splits_main(bucket), "this rank holds ",
+                splits_main(bucket) ? "the two halves" : "a share", " of the main weights of ",
+                parameter.name(), ": whole_main gathers them, pieces gives what is here");
   wait_for_weights();
   return main_of(slot.bucket, slot.run()).view(parameter.shape());
 }

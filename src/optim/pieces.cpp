@@ -7,6 +7,24 @@
 
 namespace tessera {
 
+StateValues StateValues::narrow(std::int64_t begin, std::int64_t count) const {
+  return {values.narrow(0, begin, count), low ? low.narrow(0, begin, count) : Tensor()};
+}
+
+Tensor StateValues::read(const ExecCtx& ctx) const {
+  if (!low) return values;
+  Tensor main = Tensor::empty(ctx, values.shape(), DType::f32);
+  ops::join_main(ctx, values, low, main);
+  return main;
+}
+
+void StateValues::write(const ExecCtx& ctx, const float* source) const {
+  if (!low) return values.copy_from_host(source);
+  const Tensor main = Tensor::empty(ctx, values.shape(), DType::f32);
+  main.copy_from_host(source);
+  ops::split_main(ctx, main, values, low);
+}
+
 std::vector<StatePiece::Box> StatePiece::boxes() const {
   const Shape strides = parameter->shape().contiguous_strides();
   std::vector<Box> list;
@@ -16,7 +34,7 @@ std::vector<StatePiece::Box> StatePiece::boxes() const {
     const std::int64_t count = place.shape.numel();
     TESSERA_ENSURE(InternalError, first >= begin && first + count <= end, "a box of ", name(),
                    " is not contiguous");
-    list.push_back({place, tensor.narrow(0, first - begin, count)});
+    list.push_back({place, values.narrow(first - begin, count)});
   }
   return list;
 }
@@ -33,10 +51,16 @@ FlatRun ParamStore::share(std::size_t bucket) const {
 
 ParamStore::Slice ParamStore::slice(std::size_t bucket, const FlatRun& run) const {
   const Bucket& b = layout_.buckets()[bucket];
+  const Tensor gradient = gradient_of(bucket, run);
+  if (splits_main(b)) {
+    const auto [model, low] = main_values(bucket, run);
+    return {gradient, {Tensor(), model, low}, in_state(bucket, run)};
+  }
   // Where the fp32 weights are gathered the copy is made from all of them, later.
   const bool rounds = model_ && !(sharded_ && main_is_whole(b));
-  return {gradient_of(bucket, run), main_of(bucket, run),
-          rounds ? model_.narrow(0, run.begin, run.count) : Tensor(), in_state(bucket, run)};
+  return {gradient,
+          {main_of(bucket, run), rounds ? model_.narrow(0, run.begin, run.count) : Tensor()},
+          in_state(bucket, run)};
 }
 
 std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
@@ -86,7 +110,7 @@ std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
   std::vector<StatePiece> pieces;
   for (const auto& [slot, run] : cuts(set)) {
     const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({"param", slot->parameter, begin, begin + run.count, main_of(slot->bucket, run)});
+    pieces.push_back({"param", slot->parameter, begin, begin + run.count, main_values(slot->bucket, run)});
   }
   return pieces;
 }
@@ -95,7 +119,7 @@ std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
   std::vector<StatePiece> pieces;
   for (const auto& [slot, run] : cuts(set)) {
     const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({"grad", slot->parameter, begin, begin + run.count, gradient_of(slot->bucket, run)});
+    pieces.push_back({"grad", slot->parameter, begin, begin + run.count, {gradient_of(slot->bucket, run)}});
   }
   return pieces;
 }
@@ -106,8 +130,11 @@ std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind
   std::vector<StatePiece> pieces;
   for (const auto& [slot, run] : cuts(set)) {
     const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({kind, slot->parameter, begin, begin + run.count,
-                      state.narrow(0, in_state(slot->bucket, run).begin, run.count)});
+    pieces.push_back({kind,
+                      slot->parameter,
+                      begin,
+                      begin + run.count,
+                      {state.narrow(0, in_state(slot->bucket, run).begin, run.count)}});
   }
   return pieces;
 }

@@ -10,6 +10,7 @@ void ParamStore::refresh_model_copy() {
   wait_for_weights();
   for (std::size_t i = 0; i < owned_.size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
+    if (splits_main(bucket)) continue;
     const FlatRun held = main_is_whole(bucket) ? bucket.run() : updated(i);
     ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_.narrow(0, held.begin, held.count));
   }
@@ -65,8 +66,10 @@ Tensor ParamStore::gathered(const ParamSlot& slot, const Tensor& own) const {
 
 Tensor ParamStore::whole_main(const Parameter& parameter) const {
   const ParamSlot& slot = slots()[layout_.index_of(parameter)];
-  if (main_is_whole(layout_.buckets()[slot.bucket])) return main(parameter);
-  return gathered(slot, main_of(slot.bucket, overlap(slot.run(), updated(slot.bucket))));
+  wait_for_weights();
+  if (main_is_whole(layout_.buckets()[slot.bucket]))
+    return main_values(slot.bucket, slot.run()).read(ctx_).view(parameter.shape());
+  return gathered(slot, main_values(slot.bucket, overlap(slot.run(), updated(slot.bucket))).read(ctx_));
 }
 
 Tensor ParamStore::whole_gradient(const Parameter& parameter) const {

@@ -5,18 +5,16 @@
 namespace tessera::detail {
 namespace {
 
-/// Shape of one rank's positions of x.
-Shape part_shape(const TensorParallel& tp, const Tensor& x) {
-  TESSERA_CHECK(x.size(0) % tp.size() == 0, x.size(0), " positions cannot be shared evenly by ", tp.size(),
-                " tensor ranks");
-  Shape shape = x.shape();
-  shape[0] /= tp.size();
-  return shape;
-}
-
 Tensor dense(const ExecCtx& ctx, const Tensor& x) { return x.is_contiguous() ? x : ops::contiguous(ctx, x); }
 
 }  // namespace
+
+Shape own_positions_shape(const TensorParallel& tp, Shape shape) {
+  TESSERA_CHECK(shape[0] % tp.size() == 0, shape[0], " positions cannot be shared evenly by ", tp.size(),
+                " tensor ranks");
+  shape[0] /= tp.size();
+  return shape;
+}
 
 Arriving all_reduce(const ExecCtx& ctx, const TensorParallel& tp, Tensor x, const Where& where) {
   if (!x.is_unique() || !x.is_contiguous()) x = ops::contiguous(ctx, x);
@@ -34,7 +32,7 @@ Arriving gather_positions(const ExecCtx& ctx, const TensorParallel& tp, const Te
 
 Arriving reduce_scatter_positions(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& x,
                                   const Where& where) {
-  Tensor part = Tensor::empty(ctx, part_shape(tp, x), x.dtype());
+  Tensor part = Tensor::empty(ctx, own_positions_shape(tp, x.shape()), x.dtype());
   Pending pending = tp.comm->reduce_scatter(ctx, dense(ctx, x), part, {}, ReduceOp::sum, where);
   return {std::move(part), std::move(pending)};
 }
@@ -45,7 +43,7 @@ Arriving sum_partial(const ExecCtx& ctx, const TensorParallel& tp, Tensor x, con
 }
 
 Tensor own_positions(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& x) {
-  const std::int64_t count = part_shape(tp, x)[0];
+  const std::int64_t count = own_positions_shape(tp, x.shape())[0];
   return ops::contiguous(ctx, x.narrow(0, tp.rank() * count, count));
 }
 

@@ -37,6 +37,8 @@ Arriving reduce_scatter_positions(const ExecCtx& ctx, const TensorParallel& tp, 
 /// parallelism.
 Arriving sum_partial(const ExecCtx& ctx, const TensorParallel& tp, Tensor x,
                      const Where& where = Where::current());
+/// Shape of one rank's positions of a tensor. Errors as reduce_scatter_positions.
+Shape own_positions_shape(const TensorParallel& tp, Shape shape);
 /// A copy of this rank's positions of x. Errors as reduce_scatter_positions.
 Tensor own_positions(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& x);
 

@@ -1,5 +1,5 @@
 #include "autograd/linear_weights.hpp"
-#include "parallel/arriving.hpp"
+#include "parallel/overlap.hpp"
 
 namespace tessera {
 namespace {
@@ -24,19 +24,29 @@ class RowLinear final : public Function {
   const char* name() const override { return "row_linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    dy_ =
-        tp_.sharded_sequence() ? detail::gather_positions(ctx, tp_, grads[0]).take(ctx) : std::move(grads[0]);
-    if (!x_grad_) return {Tensor()};
-    Tensor da = ops::linear_backward_input(ctx, dy_, weights_.weight.value());
-    switch (prologue_.kind) {
-      case Prologue::Kind::none:
-        break;
-      case Prologue::Kind::activation:
-        return {ops::activation_backward(ctx, x_.get(ctx), da, prologue_.activation)};
-      case Prologue::Kind::swiglu:
-        return {ops::swiglu_backward(ctx, x_.get(ctx), da)};
+    const Tensor weight = weights_.weight.value();
+    const std::int64_t cols = weight.size(1);
+    const bool gathers = tp_.sharded_sequence();
+    if (!x_grad_) {
+      dy_ = gathers ? detail::gather_positions(ctx, tp_, grads[0]).take(ctx) : std::move(grads[0]);
+      return {Tensor()};
     }
-    return {std::move(da)};
+    const Tensor pre = prologue_.kind == Prologue::Kind::activation ? x_.get(ctx) : Tensor();
+    Shape shape = grads[0].shape();
+    if (gathers) shape[0] *= tp_.size();
+    shape[-1] = cols;
+    Tensor dx = Tensor::empty(ctx, shape, grads[0].dtype());
+    const auto multiply = [&, dx_rows = detail::as_rows(dx)](const Tensor& dy, std::int64_t first) {
+      multiply_gradient(ctx, dy, weight, pre, first, dx_rows.narrow(0, first, dy.size(0)));
+    };
+    if (gathers) {
+      dy_ = detail::gather_and_multiply(ctx, tp_, grads[0], cols, multiply);
+    } else {
+      dy_ = std::move(grads[0]);
+      multiply(detail::as_rows(dy_), 0);
+    }
+    if (prologue_.kind == Prologue::Kind::swiglu) return {ops::swiglu_backward(ctx, x_.get(ctx), dx)};
+    return {std::move(dx)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
@@ -45,6 +55,14 @@ class RowLinear final : public Function {
   std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
+  /// dx = dy weight for rows from `first` on; with `pre` through the activation of it.
+  void multiply_gradient(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
+                         std::int64_t first, const Tensor& dx) const {
+    if (!pre) return ops::matmul_into(ctx, dy, weight, dx, 0.0f, false, false);
+    ops::linear_backward_input_into(ctx, dy, weight, detail::as_rows(pre).narrow(0, first, dy.size(0)),
+                                    prologue_.activation, dx);
+  }
+
   TensorParallel tp_;
   SavedInput x_;
   bool x_grad_;
@@ -53,13 +71,25 @@ class RowLinear final : public Function {
   Tensor dy_;  // of all positions
 };
 
+/// `input`: what `prologue` makes of x, or empty.
 Var run(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, const Prologue& prologue,
-        Parameter& weight, Parameter* bias) {
+        Parameter& weight, Parameter* bias, Tensor input) {
+  if (!input) input = prologue.forward(ctx, x.value());
+  const Tensor w = weight.value();
   // One rank adds the bias, so that the sum has it once.
-  const Tensor bias_value = bias ? bias->value() : Tensor();
-  Tensor part = ops::linear(ctx, prologue.forward(ctx, x.value()), weight.value(),
-                            tp.rank() == 0 ? bias_value : Tensor());
-  Tensor y = detail::sum_partial(ctx, tp, std::move(part)).take(ctx);
+  const Tensor b = bias && tp.rank() == 0 ? bias->value() : Tensor();
+  Shape shape = input.shape();
+  shape[-1] = w.size(0);
+  const DType dtype = input.dtype();
+  // The product has the only hold on the input, so that its memory is free while the sum is under way.
+  detail::MultiplyBlock multiply = [&, rows = detail::as_rows(std::exchange(input, Tensor()))](
+                                       const detail::Block& block, const Tensor& part) {
+    ops::linear_into(ctx, rows.narrow(0, block.row, block.rows), w.narrow(0, block.col, block.cols),
+                     b ? b.narrow(0, block.col, block.cols) : Tensor(), part);
+  };
+  detail::ArrivingSum sum =
+      detail::multiply_and_sum(ctx, tp, shape, dtype, detail::pieces_of_sum(tp, shape), std::move(multiply));
+  Tensor y = sum.take(ctx);
   return record({x}, std::move(y),
                 [&] { return std::make_unique<RowLinear>(tp, x, prologue, weight, bias); });
 }
@@ -69,15 +99,16 @@ Var run(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, const Prolog
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias) {
   if (!tp.active()) return linear(ctx, x, weight, bias);
-  return run(ctx, tp, x, {}, weight, bias);
+  return run(ctx, tp, x, {}, weight, bias, {});
 }
 
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
-                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias) {
-  if (!tp.active()) return activated_linear(ctx, x, kind, weight, bias);
+                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
+                         Tensor activated) {
+  if (!tp.active()) return activated_linear(ctx, x, kind, weight, bias, activated);
   Prologue prologue{Prologue::Kind::swiglu};
   if (kind) prologue = {Prologue::Kind::activation, *kind};
-  return run(ctx, tp, x, prologue, weight, bias);
+  return run(ctx, tp, x, prologue, weight, bias, std::move(activated));
 }
 
 }  // namespace tessera

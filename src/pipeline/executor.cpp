@@ -1,13 +1,13 @@
 #include "tessera/pipeline/executor.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <limits>
 #include <map>
 #include <optional>
 
 #include "pipeline/label.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/trace.hpp"
 
@@ -20,10 +20,6 @@ using Kind = Action::Kind;
 /// Receives posted beyond the pass that runs next: enough to hide a message behind one pass, few enough to
 /// cost little memory.
 constexpr std::size_t kReceivesAhead = 2;
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// What passes between piece `boundary` and the next, in one direction, for one micro-batch.
 struct Message {
@@ -120,9 +116,9 @@ class Inbox {
     post(1);
     TESSERA_ENSURE(InternalError, taken_ < messages_.size(), "an input that no pass of the column needs");
     auto message = arriving_.extract(routes_.tag_of(messages_[taken_++]));
-    ctx_.stream->record(wanted);
+    ctx_.stream->record_time(wanted);
     message.mapped().pending.wait(ctx_);
-    ctx_.stream->record(arrived);
+    ctx_.stream->record_time(arrived);
     return std::move(message.mapped().tensor);
   }
 

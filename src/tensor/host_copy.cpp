@@ -7,9 +7,13 @@ HostCopy::HostCopy(const ExecCtx& ctx, const Tensor& source) {
   TESSERA_CHECK(source.is_contiguous(), "host copies need a contiguous tensor, strides are ",
                 source.strides());
   bytes_ = source.nbytes();
-  memory_ = ctx.allocator->host_memory(bytes_);
-  ctx.stream->copy(memory_.get(), source.raw(), bytes_);
+  const std::shared_ptr<void> lent = ctx.allocator->host_memory(bytes_);
+  ctx.stream->copy(lent.get(), source.raw(), bytes_);
   ctx.stream->record(arrived_);
+  // A copy nobody waited for is still to be written when its last owner goes.
+  memory_ = {lent.get(), [allocator = ctx.allocator, lent, arrived = arrived_](void*) {
+               if (!arrived.done()) allocator->keep_host_memory(lent, arrived);
+             }};
 }
 
 }  // namespace tessera

@@ -71,8 +71,9 @@ class Block {
     o = linear(ctx, o, weight(4), nullptr);
     const ResidualNorm second =
         add_norm(ctx, first.residual, o, weight(5), &weight(6), norm, drop("mid"), sizes_.forget);
-    const Var h = linear(ctx, second.y, weight(7), nullptr);
-    return {second.residual, activated_linear(ctx, h, ops::ActivationKind::gelu_tanh, weight(8), &weight(9))};
+    const auto gelu = ops::ActivationKind::gelu_tanh;
+    const LinearActivation h = linear_with_activation(ctx, second.y, weight(7), nullptr, gelu);
+    return {second.residual, activated_linear(ctx, h.pre, gelu, weight(8), &weight(9), h.y)};
   }
 
   std::vector<Parameter*> parameters() const {

@@ -55,6 +55,14 @@ TEST_P(Kept, ByLinears) {
             e * kWidth);
   EXPECT_EQ(per_row([&](Tape& t) { activated_linear(ctx, input(t, kWidth), {}, *half, nullptr); }),
             e * kWidth);
+  // Of an MLP its input and what is activated.
+  const auto down = make_weight(ctx, "down", {kWidth, kOut}, 1, dtype);
+  EXPECT_EQ(per_row([&](Tape& t) {
+              const LinearActivation h =
+                  linear_with_activation(ctx, input(t, kWidth), *weight, nullptr, gelu);
+              activated_linear(ctx, h.pre, gelu, *down, nullptr, h.y);
+            }),
+            e * (kWidth + kOut));
   weight->bind(weight->value(), Tensor());  // frozen: its input is not needed
   EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, input(t, kWidth), *weight, nullptr); }), 0);
 }

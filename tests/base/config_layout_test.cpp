@@ -122,6 +122,26 @@ TEST(Layouts, Recompute) {
   expect_contains(
       fault("tensor: 2, sequence: true", {"training.recompute=full", "training.recompute_partition=true"}),
       "training.recompute_partition has nothing to do under parallel.sequence");
+  EXPECT_EQ(fault("tensor: 2", {"training.recompute=auto"}), "");
+  expect_contains(fault("", {"training.recompute=auto", "training.recompute_layers=2"}),
+                  "training.recompute_layers (2) is for training.recompute auto to find; leave it out");
+  expect_contains(fault("", {"training.recompute=auto", "training.recompute_method=block"}),
+                  "training.recompute_method (block) is for training.recompute auto to find; leave it out");
+  expect_contains(fault("tensor: 2", {"training.recompute=auto", "training.recompute_partition=true"}),
+                  "training.recompute_partition needs training.recompute full, not auto");
+}
+
+TEST(SplitMainWeights, AreForBf16Alone) {
+  const auto with_precision = [](const char* precision) {
+    return fault("", {"optimizer.split_main_weights=true", std::string("training.precision=") + precision});
+  };
+  EXPECT_EQ(with_precision("bf16"), "");
+  expect_contains(with_precision("fp16"),
+                  "optimizer.split_main_weights needs training.precision bf16, not fp16");
+  expect_contains(with_precision("fp32"), "leave it out or train in bf16");
+  const Config config = sound("", {"optimizer.split_main_weights=true", "training.precision=bf16"});
+  EXPECT_TRUE(config.optimizer.split_main_weights);
+  EXPECT_TRUE(parse_config(to_yaml(config), "printed").optimizer.split_main_weights);
 }
 
 TEST(Layouts, AllAtOnce) {

@@ -222,6 +222,7 @@ const Mutation kValues[] = {
     {"recompute: none", "loss_scale_window: 0", 22, "must be at least 1"},
     {"recompute: none", "hysteresis: 0", 15, "must be at least 1"},
     {"recompute: none", "recompute: ful", 14, "did you mean 'full'?"},
+    {"recompute: none", "recompute: automatic", 14, "must be none, selective, full or auto"},
     {"recompute: none", "recompute_method: blocks", 21, "did you mean 'block'?"},
     {"recompute: none", "recompute_layers: 0", 21, "must be at least 1"},
     {"seed: 1234", "seed: -1", 9, "must be at least 0"},

@@ -179,8 +179,8 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, qkv_bias: true, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
-parallel: {tensor: 3, sequence: true, pipeline: 2, virtual_stages: 2, schedule: interleaved, pipeline_layout: "0,1,2,0", data: 3,
-  zero_stage: 0, timeout_s: 12.5}
+parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,
+  pipeline_layout: "0,1,2,0", data: 3, zero_stage: 0, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
 lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
@@ -193,7 +193,7 @@ data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "
   reset_attention_mask: true, eod_mask_loss: true}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl], profile: [2, 5]}
-device: {type: cpu, index: 1, threads: 3, tune_gemm: true, gemm_cache: runs/gemm.txt}
+device: {type: cpu, index: 1, threads: 3, cuda_graph: true, tune_gemm: true, gemm_cache: runs/gemm.txt, memory_gb: 7.5}
 )");
 }
 
@@ -214,10 +214,10 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   ASSERT_EQ(items.size(), defaults.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
-    // recompute_partition excludes parallel.sequence.
+    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16.
     const std::string& key = items[i].key;
     const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
-                        key == "training.recompute_partition";
+                        key == "training.recompute_partition" || key == "optimizer.split_main_weights";
     EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
   }
 }
@@ -242,6 +242,7 @@ TEST(Names, SpelledAsInYaml) {
   EXPECT_EQ(name_of(Precision::bf16), "bf16");
   EXPECT_EQ(name_of(Precision::fp16), "fp16");
   EXPECT_EQ(name_of(Recompute::none), "none");
+  EXPECT_EQ(name_of(Recompute::automatic), "auto");
   EXPECT_EQ(name_of(PipelineSchedule::one_f_one_b), "1f1b");
   EXPECT_EQ(name_of(OptimizerName::sgd), "sgd");
   EXPECT_EQ(name_of(LrStyle::inverse_sqrt), "inverse-square-root");

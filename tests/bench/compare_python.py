@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-from compare_torch import CASES, HERE, ROOT, BenchError, Case, Contender, environment_for, find_program, machine, summary
+from compare_torch import CASES, HERE, ROOT, BenchError, Case, environment_for, find_program, machine, summary, take_turns
 
 GOAL = 0.98  # of the C++ loop's tokens/s
 
@@ -27,23 +27,13 @@ def commands(case: Case, program: Path, threads: int) -> Dict[str, List[str]]:
 
 
 def run_case(case: Case, options: argparse.Namespace, program: Path) -> Dict[str, Dict]:
-    contenders: List[Contender] = []
     environment = environment_for(options.threads) | {"PYTHONPATH": str(options.package)}
-    try:
-        for name, command in commands(case, program, options.threads).items():
-            contenders.append(Contender(name, command, environment))
-            contenders[-1].wait_until_ready()
-        for _ in range(options.rounds or case.rounds):
-            for contender in contenders:
-                contender.run(case.steps)
-        results = {contender.name: summary(case, contender) for contender in contenders}
-        # Turn by turn: what else the machine did in that moment is in both.
-        results["Python loop"]["of_cpp"] = statistics.median(
-            cpp / python for cpp, python in zip(contenders[0].seconds, contenders[1].seconds))
-        return results
-    finally:
-        for contender in contenders:
-            contender.close()
+    contenders = take_turns(case, options.rounds, commands(case, program, options.threads), environment)
+    results = {name: summary(case, contender) for name, contender in contenders.items()}
+    # Turn by turn: what else the machine did in that moment is in both.
+    results["Python loop"]["of_cpp"] = statistics.median(
+        cpp / python for cpp, python in zip(contenders["C++ loop"].seconds, contenders["Python loop"].seconds))
+    return results
 
 
 def table(report: Dict) -> str:

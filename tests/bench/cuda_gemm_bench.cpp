@@ -30,19 +30,29 @@ constexpr double kPeak = 989.4;
 struct Layer {
   const char* name;
   std::int64_t tokens, in, out;
-  bool gelu = false;
+  bool gelu = false;         ///< of the result
+  bool gelu_before = false;  ///< of the input
 };
 
 constexpr Layer kLayers[] = {
-    {"124M qkv", 65536, 768, 2304},       {"124M proj", 65536, 768, 768},
-    {"124M fc1", 65536, 768, 3072, true}, {"124M fc2", 65536, 3072, 768},
-    {"124M head", 512, 768, 50304},       {"XL qkv", 16384, 1600, 4800},
-    {"XL proj", 16384, 1600, 1600},       {"XL fc1", 16384, 1600, 6400, true},
-    {"XL fc2", 16384, 6400, 1600},        {"7B qkv", 8192, 4096, 12288},
-    {"7B proj", 8192, 4096, 4096},        {"7B gate-up", 8192, 4096, 22016},
-    {"7B down", 8192, 11008, 4096},       {"8B qkv", 8192, 4096, 6144},
-    {"8B gate-up", 8192, 4096, 28672},    {"8B down", 8192, 14336, 4096},
-    {"8B head", 512, 4096, 128256},       {"square 4096", 4096, 4096, 4096},
+    {"124M qkv", 65536, 768, 2304},
+    {"124M proj", 65536, 768, 768},
+    {"124M fc1", 65536, 768, 3072, true},
+    {"124M fc2", 65536, 3072, 768, false, true},
+    {"124M head", 512, 768, 50304},
+    {"XL qkv", 16384, 1600, 4800},
+    {"XL proj", 16384, 1600, 1600},
+    {"XL fc1", 16384, 1600, 6400, true},
+    {"XL fc2", 16384, 6400, 1600, false, true},
+    {"7B qkv", 8192, 4096, 12288},
+    {"7B proj", 8192, 4096, 4096},
+    {"7B gate-up", 8192, 4096, 22016},
+    {"7B down", 8192, 11008, 4096},
+    {"8B qkv", 8192, 4096, 6144},
+    {"8B gate-up", 8192, 4096, 28672},
+    {"8B down", 8192, 14336, 4096},
+    {"8B head", 512, 4096, 128256},
+    {"square 4096", 4096, 4096, 4096},
     {"square 8192", 8192, 8192, 8192},
 };
 
@@ -83,13 +93,14 @@ class Values {
   void* memory_ = nullptr;
 };
 
-/// y = gelu(x W^T + b); dx = dy W; dW += dy^T x in fp32.
+/// y = gelu(x W^T + b); dx = dy W, times gelu's slope; dW += dy^T x in fp32.
 std::vector<std::pair<std::string, Gemm>> products(const Layer& l, DType dtype) {
   Gemm forward, input, weight;
   forward.m = l.tokens, forward.n = l.out, forward.k = l.in;
   forward.lda = l.in, forward.ldb = l.in, forward.ldc = l.out;
   forward.trans_b = true;
   if (l.gelu) forward.epilogue = Epilogue::gelu_tanh;
+  if (l.gelu_before) input.epilogue = Epilogue::dgelu_tanh;
   input.m = l.tokens, input.n = l.in, input.k = l.out;
   input.lda = l.out, input.ldb = l.in, input.ldc = l.in;
   weight.m = l.out, weight.n = l.in, weight.k = l.tokens;

@@ -292,6 +292,7 @@ void run_optimizers(const Report& report, const Sizes& s) {
   const kernels::GroupFactors factors[] = {
       {{1.0f, 0.0f, 0.1f, 0.999f, 0.001f, 1e-4f, 1.0f, 1e-8f}, {1e-4f, 0.0f, 0.9f}},
       {{0.9999f, 0.0f, 0.1f, 0.999f, 0.001f, 1e-4f, 1.0f, 1e-8f}, {1e-4f, 0.1f, 0.9f}}};
+  const Random low(gpu, DType::bf16, n);  // any bits will do
   // Two groups that take turns, a matrix and a vector each time.
   std::vector<std::uint8_t> of_block;
   for (int64_t i = 0; i < n; i += kGroupBlock)
@@ -311,6 +312,17 @@ void run_optimizers(const Report& report, const Sizes& s) {
              .main = main.floats(),
              .m = m.floats(),
              .v = v.floats(),
+             .model = model.data()},
+            gpu.launch());
+  });
+  report.row("adam, split main weights", 28.0 * static_cast<double>(n), [&] {
+    k::adam({.n = n,
+             .groups = groups,
+             .state = at,
+             .grad = grad.floats(),
+             .m = m.floats(),
+             .v = v.floats(),
+             .low = static_cast<std::uint16_t*>(low.data()),
              .model = model.data()},
             gpu.launch());
   });

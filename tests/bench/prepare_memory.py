@@ -22,7 +22,7 @@ SIZES = {"xl": dict(n_layer=48, n_embd=1600, n_head=20, vocab_size=50257, n_posi
 
 
 def memory(field: str) -> int:
-    """Bytes of this process by /proc: VmRSS now, VmHWM at its highest, RssFile of mapped files."""
+    """Bytes of this process by /proc: VmRSS now, VmHWM at its highest."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

@@ -8,12 +8,10 @@ schedule, and the loss as a number.
 
 import argparse
 import contextlib
-import json
 import sys
-import time
 
 import torch
-from torch_contender import peak_rss_bytes
+from torch_contender import contender_parser, take_orders
 from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
 
@@ -76,25 +74,12 @@ class Loop:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("layers", "hidden", "heads", "vocab", "seq", "batch", "threads", "warmup"):
-        parser.add_argument(f"--{name}", type=int, default=1)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser = contender_parser(__doc__)
     parser.add_argument("--tessera", action="store_true", help="with the lines that Tessera takes; otherwise PyTorch alone")
+    parser.set_defaults(device="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-
-    loop = Loop(options)
-    for _ in range(options.warmup):
-        loss = loop.step()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            begin = time.perf_counter()
-            loss = loop.step()
-            seconds.append(time.perf_counter() - begin)
-        print(json.dumps({"seconds": seconds, "rss_bytes": peak_rss_bytes(), "loss": loss}), flush=True)
+    take_orders(Loop(options).step, options)
     return 0
 
 

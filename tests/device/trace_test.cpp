@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/base/clock.hpp"
+
 namespace tessera {
 namespace {
 
@@ -29,7 +31,7 @@ TEST_P(Traced, WorkIsTimedWhereItRuns) {
   Stream stream(1, GetParam());
   const auto trace = std::make_shared<Trace>(stream);
   stream.set_trace(trace);
-  const double before = trace_clock_s();
+  const double before = now_s();
   {
     const TraceSpan outer(stream, [] { return Work{WorkKind::scope, "outer"}; });
     for (const char* name : {"first", "second"}) {
@@ -39,7 +41,7 @@ TEST_P(Traced, WorkIsTimedWhereItRuns) {
   }
   stream.set_trace(nullptr);
   const auto lanes = trace->lanes();
-  const double after = trace_clock_s();
+  const double after = now_s();
 
   const bool queued = GetParam() == Stream::Mode::queued;
   ASSERT_EQ(lanes.size(), queued ? 2u : 1u);

@@ -61,6 +61,22 @@ inline Config tiny_llama(double dropout = 0.0) {
   return resolve(c);
 }
 
+using Overrides = std::vector<std::string>;
+
+/// As a command line changes a file.
+inline Config with_overrides(const Config& config, const Overrides& overrides) {
+  return parse_config(to_yaml(resolve(config)), "case", overrides);
+}
+
+/// A layout of `ranks` for a parametrised test.
+struct NamedLayout {
+  const char* name;
+  Family family;
+  Overrides overrides;
+  int ranks;
+};
+inline void PrintTo(const NamedLayout& c, std::ostream* out) { *out << c.name; }
+
 /// Random tokens; every seventh label is ignored.
 inline Batch random_batch(std::int64_t samples, std::int64_t length, unsigned seed,
                           std::int32_t vocab = 257) {

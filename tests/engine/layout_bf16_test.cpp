@@ -11,14 +11,6 @@ namespace {
 /// and 1.07), so squares are summed over these.
 constexpr unsigned kBatches = 24;
 
-struct Bf16Case {
-  const char* name;
-  Family family;
-  int ranks;
-  std::vector<std::string> overrides;
-};
-void PrintTo(const Bf16Case& c, std::ostream* out) { *out << c.name; }
-
 Config config_of(Family family, const std::vector<std::string>& overrides) {
   Config c;
   c.model = {.family = family,
@@ -36,7 +28,7 @@ Config config_of(Family family, const std::vector<std::string>& overrides) {
   c.training.global_batch_size = 8;
   c.training.micro_batch_size = 2;
   c.device.threads = 1;
-  return parse_config(to_yaml(resolve(c)), "case", overrides);
+  return with_overrides(c, overrides);
 }
 
 /// First-step gradients of several batches, put together from all ranks.
@@ -123,11 +115,11 @@ const Serial& serial_of(Family family) {
   return runs.emplace(family, std::move(serial)).first->second;
 }
 
-class LayoutBf16 : public ::testing::TestWithParam<Bf16Case> {};
+class LayoutBf16 : public ::testing::TestWithParam<NamedLayout> {};
 
 TEST_P(LayoutBf16, RoundsNoWorseThanTheSerialRun) {
   if (on_cuda()) GTEST_SKIP() << "NCCL rounds a sum of bfloat16 once per rank";
-  const Bf16Case& c = GetParam();
+  const NamedLayout& c = GetParam();
   const Serial& serial = serial_of(c.family);
   std::vector<std::string> overrides = c.overrides;
   overrides.push_back("training.precision=bf16");
@@ -158,29 +150,29 @@ TEST_P(LayoutBf16, RoundsNoWorseThanTheSerialRun) {
   EXPECT_LE(loss_error, 2e-3);
 }
 
-const Bf16Case kBf16Cases[] = {
-    {"tp2", Family::gpt2, 2, {"parallel.tensor=2"}},
-    {"tp4_gpt2", Family::gpt2, 4, {"parallel.tensor=4"}},
-    {"tp4", Family::llama, 4, {"parallel.tensor=4"}},
-    {"tp2_sp", Family::gpt2, 2, {"parallel.tensor=2", "parallel.sequence=true"}},
-    {"tp4_sp", Family::llama, 4, {"parallel.tensor=4", "parallel.sequence=true"}},
-    {"pp2", Family::gpt2, 2, {"parallel.pipeline=2"}},
-    {"pp2_zb_v", Family::gpt2, 2, {"parallel.pipeline=2", "parallel.schedule=zb-v"}},
-    {"pp2_zb_h1", Family::llama, 2, {"parallel.pipeline=2", "parallel.schedule=zb-h1"}},
-    {"dp2", Family::gpt2, 2, {}},
-    {"dp4_zero0", Family::llama, 4, {"parallel.zero_stage=0"}},
+const NamedLayout kBf16Cases[] = {
+    {"tp2", Family::gpt2, {"parallel.tensor=2"}, 2},
+    {"tp4_gpt2", Family::gpt2, {"parallel.tensor=4"}, 4},
+    {"tp4", Family::llama, {"parallel.tensor=4"}, 4},
+    {"tp2_sp", Family::gpt2, {"parallel.tensor=2", "parallel.sequence=true"}, 2},
+    {"tp4_sp", Family::llama, {"parallel.tensor=4", "parallel.sequence=true"}, 4},
+    {"pp2", Family::gpt2, {"parallel.pipeline=2"}, 2},
+    {"pp2_zb_v", Family::gpt2, {"parallel.pipeline=2", "parallel.schedule=zb-v"}, 2},
+    {"pp2_zb_h1", Family::llama, {"parallel.pipeline=2", "parallel.schedule=zb-h1"}, 2},
+    {"dp2", Family::gpt2, {}, 2},
+    {"dp4_zero0", Family::llama, {"parallel.zero_stage=0"}, 4},
     {"tp2_sp_pp2_dp2",
      Family::llama,
-     8,
-     {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"}},
+     {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"},
+     8},
     {"tp2_sp_selective",
      Family::gpt2,
-     2,
-     {"parallel.tensor=2", "parallel.sequence=true", "training.recompute=selective"}},
+     {"parallel.tensor=2", "parallel.sequence=true", "training.recompute=selective"},
+     2},
     {"tp2_full",
      Family::llama,
-     2,
-     {"parallel.tensor=2", "training.recompute=full", "training.recompute_partition=true"}},
+     {"parallel.tensor=2", "training.recompute=full", "training.recompute_partition=true"},
+     2},
 };
 INSTANTIATE_TEST_SUITE_P(All, LayoutBf16, ::testing::ValuesIn(kBf16Cases),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -9,8 +9,6 @@
 
 namespace tessera::test::edge {
 
-using Overrides = std::vector<std::string>;
-
 inline constexpr std::int64_t kSeq = 8, kVocab = 61;
 
 inline Config edge_config(Family family, const Overrides& overrides) {
@@ -33,7 +31,7 @@ inline Config edge_config(Family family, const Overrides& overrides) {
   c.training.global_batch_size = 8;
   c.training.micro_batch_size = 1;
   c.device.threads = 1;
-  return parse_config(to_yaml(resolve(c)), "case", overrides);
+  return with_overrides(c, overrides);
 }
 
 inline const Overrides kTp2{"parallel.tensor=2"};

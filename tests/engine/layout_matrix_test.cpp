@@ -25,6 +25,7 @@ struct LayoutCase {
   std::int64_t recompute_layers = 1;
   const char* pipeline_layout = nullptr;
   bool partition = false;
+  std::int64_t chunks = 0;
 };
 
 const char* name_of(Kind kind) {
@@ -59,6 +60,7 @@ std::string describe(const LayoutCase& c) {
   if (c.recompute == Recompute::full)
     text += tessera::detail::concat(tessera::name_of(c.method), c.recompute_layers);
   if (c.partition) text += "_partition";
+  if (c.chunks > 0) text += tessera::detail::concat("_chunks", c.chunks);
   return text;
 }
 
@@ -98,6 +100,7 @@ Config config_of(const LayoutCase& c) {
   Config config = matrix_config(c.kind);
   config.parallel.tensor = c.tp;
   config.parallel.sequence = c.sp;
+  config.parallel.tensor_chunks = c.chunks;
   config.parallel.pipeline = c.pp;
   config.parallel.schedule = c.schedule;
   config.parallel.virtual_stages = c.virtual_stages;
@@ -193,6 +196,12 @@ std::vector<LayoutCase> layouts() {
   list.push_back(
       {.kind = Kind::llama4, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .recompute = kSelective});
   list.push_back({.dp = 3, .recompute = kSelective, .micro_batch = 4});
+  // Products of tensor ranks in pieces.
+  list.push_back({.tp = 2, .chunks = 2});
+  list.push_back({.tp = 3, .sp = true, .chunks = 3});
+  list.push_back({.kind = Kind::llama4, .tp = 2, .recompute = kSelective, .chunks = 3});
+  list.push_back({.kind = Kind::llama2, .tp = 4, .sp = true, .recompute = kFull, .chunks = 2});
+  list.push_back({.kind = Kind::llama6, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .chunks = 2});
   // Several axes.
   list.push_back({.tp = 2, .pp = 2});
   list.push_back({.tp = 2, .dp = 2});

@@ -48,7 +48,7 @@ Config config_of(const std::vector<std::string>& overrides) {
   c.training.seq_length = 32;
   c.training.global_batch_size = 8;
   c.model.head_dim = 16;
-  return parse_config(to_yaml(resolve(c)), "case", overrides);
+  return with_overrides(c, overrides);
 }
 
 /// As build_engine, with buckets small enough that there are many.

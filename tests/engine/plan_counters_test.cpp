@@ -12,6 +12,8 @@
 namespace tessera {
 namespace {
 
+using test::NamedLayout;
+
 /// Sizes whose tensors all fill whole blocks of the allocator.
 Config base(Family family) {
   Config c;
@@ -30,17 +32,9 @@ Config base(Family family) {
   return resolve(c);
 }
 
-struct Case {
-  const char* name;
-  Family family;
-  std::vector<std::string> overrides;
-  int ranks;
-};
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+Config config_of(const NamedLayout& c) { return test::with_overrides(base(c.family), c.overrides); }
 
-Config config_of(const Case& c) { return parse_config(to_yaml(base(c.family)), "case", c.overrides); }
-
-class PlanCounters : public ::testing::TestWithParam<Case> {};
+class PlanCounters : public ::testing::TestWithParam<NamedLayout> {};
 
 TEST_P(PlanCounters, BytesSentAreTheRunsOwn) {
   const Config config = config_of(GetParam());
@@ -70,15 +64,28 @@ TEST_P(PlanCounters, BytesSentAreTheRunsOwn) {
   });
 }
 
-const Case kCases[] = {
+const NamedLayout kCases[] = {
     {"tp2", Family::gpt2, {"parallel.tensor=2"}, 2},
     {"tp4_sp", Family::gpt2, {"parallel.tensor=4", "parallel.sequence=true"}, 4},
+    {"tp2_chunks", Family::gpt2, {"parallel.tensor=2", "parallel.tensor_chunks=3"}, 2},
+    {"tp4_sp_chunks",
+     Family::gpt2,
+     {"parallel.tensor=4", "parallel.sequence=true", "parallel.tensor_chunks=2"},
+     4},
     {"tp2_sp_dp3", Family::llama, {"parallel.tensor=2", "parallel.sequence=true"}, 6},
     {"tp4_copies_dp2", Family::llama, {"parallel.tensor=4", "parallel.sequence=true"}, 8},
     {"tp4_one_kv_head", Family::llama, {"parallel.tensor=4", "model.num_kv_heads=1"}, 4},
     {"dp3_zero0", Family::gpt2, {"parallel.zero_stage=0"}, 3},
     {"dp4_bf16", Family::gpt2, {"training.precision=bf16"}, 4},
     {"dp4_fp16", Family::gpt2, {"training.precision=fp16"}, 4},
+    {"tp2_bf16_split",
+     Family::llama,
+     {"parallel.tensor=2", "training.precision=bf16", "optimizer.split_main_weights=true"},
+     2},
+    {"tp2_bf16_split_dp2",
+     Family::llama,
+     {"parallel.tensor=2", "training.precision=bf16", "optimizer.split_main_weights=true"},
+     4},
     {"tp2_bf16_dp2", Family::llama, {"parallel.tensor=2", "training.precision=bf16"}, 4},
     {"tp2_sp_bf16_residual",
      Family::gpt2,
@@ -122,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, PlanCounters, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// What a tape holds: after forward, and after a backward pass that defers weight gradients.
-class PlanActivations : public ::testing::TestWithParam<Case> {};
+class PlanActivations : public ::testing::TestWithParam<NamedLayout> {};
 
 std::int64_t used(const ExecCtx& ctx) {
   ctx.stream->synchronize();
@@ -189,7 +196,7 @@ TEST_P(PlanActivations, AreWhatTheFunctionsKeep) {
   }
 }
 
-const Case kTapes[] = {
+const NamedLayout kTapes[] = {
     {"gpt2", Family::gpt2, {}, 1},
     {"llama", Family::llama, {}, 1},
     {"gpt2_bf16", Family::gpt2, {"training.precision=bf16"}, 1},

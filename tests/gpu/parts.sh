@@ -181,10 +181,11 @@ report_gtest() {
   fi
 }
 
-# The layout matrix of tests/engine, a process per rank: losses, every gradient and the weights against one rank.
+# The layout matrix of tests/engine, a process per rank: losses, every gradient and the weights against one rank. And CUDA
+# graphs, bit for bit.
 part_layouts() {
   need_gpu
-  local ranks code failed=0 done=0 wanted=20 tests='*LayoutMatrix.*' sizes=(2 4 3 8 6)
+  local ranks code failed=0 done=0 wanted=20 tests='*LayoutMatrix.*:CudaGraph.*' sizes=(2 4 3 8 6)
   if rehearsing; then wanted=2 tests='*LayoutMatrix.*/gpt2_tp?_pp1_dp1_zero1_mbs1' sizes=(2 3); fi
   for ranks in "${sizes[@]}"; do
     local log="$results/ranks$ranks.log"
@@ -279,20 +280,23 @@ part_kernels() {
   return 1
 }
 
-# compare_torch: Tessera beside PyTorch, or why not.
+# compare_torch REHEARSED CASE...: Tessera beside PyTorch, or why not; a rehearsal runs the case REHEARSED instead.
 compare_torch() {
-  local code=0 cases=()
+  local code=0 rehearsed="$1" name cases=()
+  shift
   if ! python -c 'import torch, transformers' 2>/dev/null; then
     echo "skipped  no PyTorch and Transformers to compare with"
     return 0
   fi
   if rehearsing; then
-    cases=(--case small_fp32 --rounds 1 --contenders 'tessera,eager')
+    cases=(--case "$rehearsed" --contenders 'tessera,eager')
   elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     echo "skipped  PyTorch sees no GPU"
     return 0
+  else
+    for name in "$@"; do cases+=(--case "$name"); done
   fi
-  limited 400 "$(python_command)" tests/bench/compare_torch.py --device "$device" "${cases[@]}" \
+  limited 475 "$(python_command)" tests/bench/compare_torch.py --device "$device" "${cases[@]}" --seconds $(($(seconds_left) * 9 / 10)) \
     --program "$(bench_folder)/train_bench" --build "$build" --output "$results/compare_torch.json" || code=$?
   if [ $code -eq 0 ]; then
     echo "ok       compared with PyTorch"
@@ -303,6 +307,13 @@ compare_torch() {
     return 1
   fi
 }
+
+# Each within eight minutes: what one command on the machine may take.
+part_compare_small() { need_gpu && compare_torch tiny_gpt2 gpu_124m_fp32 gpu_124m_autocast; }
+part_compare_124m() { need_gpu && compare_torch tiny_llama gpu_124m_bf16; }
+part_compare_xl() { need_gpu && compare_torch tiny_llama gpu_xl_bf16; }
+part_compare_llama() { need_gpu && compare_torch tiny_llama gpu_llama_7b_bf16; }
+part_compare_llama3() { need_gpu && compare_torch tiny_llama gpu_llama3_8b_bf16; }
 
 part_train() {
   need_gpu
@@ -321,7 +332,6 @@ part_train() {
       failed=1
     fi
   done
-  compare_torch || failed=1
   return $failed
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What to run on a machine with a GPU: tests, ranks, sanitizers, benches. All together takes 25 minutes at most.
+# What to run on a machine with a GPU: tests, ranks, sanitizers, benches in 25 minutes at most, and beside PyTorch in forty
+# minutes more. No part takes more than eight minutes.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."
@@ -10,7 +11,8 @@ source tests/gpu/parts.sh
 usage() {
   cat <<'TEXT'
 usage: tests/gpu/run_all.sh [--build FOLDER] [--rehearse] [PART...]
-  PART            info tests ranks layouts parity sanitizer kernels train python faults; all when none is named
+  PART            info tests ranks layouts parity sanitizer kernels train python faults: these when none is named;
+                  compare_small compare_124m compare_xl compare_llama compare_llama3, together: compare
   --build FOLDER  a build with TESSERA_CUDA=ON, TESSERA_TESTS=ON and TESSERA_BENCH=ON, or what tests/gpu/bundle.sh
                   made; otherwise this folder, build/gpu or build/cuda
   --rehearse      without a GPU: the same on the CPU, with less of everything; any build will do
@@ -20,9 +22,11 @@ Exit code 77 without a GPU. PYTHON names the Python, else it is python3.
 TEXT
 }
 
-all_parts=(info tests ranks layouts parity sanitizer kernels train python faults)
+usual_parts=(info tests ranks layouts parity sanitizer kernels train python faults)
+compare_parts=(compare_small compare_124m compare_xl compare_llama compare_llama3)
 declare -A part_seconds=([info]=30 [tests]=240 [ranks]=180 [layouts]=300 [parity]=60 [sanitizer]=180 [kernels]=120
-  [train]=210 [python]=120 [faults]=60)
+  [train]=120 [python]=120 [faults]=60 [compare_small]=400 [compare_124m]=480 [compare_xl]=480 [compare_llama]=480
+  [compare_llama3]=480)
 parts=()
 build="" device=cuda patience=1
 while [ $# -gt 0 ]; do
@@ -30,14 +34,15 @@ while [ $# -gt 0 ]; do
     --build) build="${2:-}" && shift ;;
     --rehearse) device=cpu patience=4 ;;
     -h | --help) usage; exit 0 ;;
+    compare) parts+=("${compare_parts[@]}") ;;
     *)
-      [[ " ${all_parts[*]} " == *" $1 "* ]] || { usage >&2; exit 2; }
+      [[ " ${usual_parts[*]} ${compare_parts[*]} " == *" $1 "* ]] || { usage >&2; exit 2; }
       parts+=("$1")
       ;;
   esac
   shift
 done
-if [ ${#parts[@]} -eq 0 ]; then parts=("${all_parts[@]}"); fi
+if [ ${#parts[@]} -eq 0 ]; then parts=("${usual_parts[@]}"); fi
 if [ -z "$build" ]; then
   for build in . build/gpu build/cuda; do [ ! -x "$build/tessera" ] || break; done
 fi

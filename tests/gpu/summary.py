@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ["info", "tests", "ranks", "layouts", "parity", "sanitizer", "kernels", "train", "python", "faults"]
+PARTS = ["info", "tests", "ranks", "layouts", "parity", "sanitizer", "kernels", "train", "python", "faults",
+         "compare_small", "compare_124m", "compare_xl", "compare_llama", "compare_llama3"]
 OUTCOMES = ("ok", "FAILED", "partly", "skipped")
 PACKAGES = ("torch", "transformers", "numpy", "pybind11")
 
@@ -119,6 +120,7 @@ def read_part(folder: Path, name: str) -> Optional[Dict]:
 
 def figures(folder: Path, name: str) -> Dict:
     readers = {"tests": tests, "parity": parity, "kernels": kernels, "train": train, "python": beside_torch}
+    readers |= {part: compared for part in PARTS if part.startswith("compare_")}
     try:
         return readers[name](folder) if name in readers else {}
     except (OSError, ValueError, KeyError, IndexError) as error:
@@ -153,10 +155,12 @@ def train(folder: Path) -> Dict:
         if lines:
             turn = json.loads(lines[-1])
             found[path.stem] = {**turn, "step_s": statistics.median(turn["seconds"])}
-    compared = folder / "compare_torch.json"
-    if compared.exists():
-        found["compare_torch"] = json.loads(compared.read_text())
     return found
+
+
+def compared(folder: Path) -> Dict:
+    report = folder / "compare_torch.json"
+    return json.loads(report.read_text()) if report.exists() else {}
 
 
 def beside_torch(folder: Path) -> Dict:
@@ -190,8 +194,8 @@ def block_of_kernels(report: Dict) -> List[str]:
 
 def paragraph(folder: Path, report: Dict) -> str:
     rehearsal = [] if report["device"] == "cuda" else ["A rehearsal on the CPU: no figure here is that of a GPU.", ""]
-    compared = folder / "train" / "compare_torch.md"
-    training = ["", "Training beside PyTorch, which takes turns with it:", "", compared.read_text().strip()] if compared.exists() else []
+    tables = [path.read_text().strip() for part in PARTS if (path := folder / part / "compare_torch.md").exists()]
+    training = ["", "Training beside PyTorch, which takes turns with it:", *(line for text in tables for line in ("", text))] if tables else []
     return "\n".join([f"{headline(report)}:", "", *rehearsal, *table_of_parts(report), *training, *block_of_kernels(report)]) + "\n"
 
 

@@ -11,6 +11,15 @@ from tessera import Accelerator, AdamW, CausalLM
 from tessera.utils import MegatronLMPlugin, set_seed
 
 
+def train_step(accelerator, model, optimizer, ids) -> float:
+    loss = model(input_ids=ids, labels=ids).loss
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
 def main() -> None:
     tp, pp = int(sys.argv[1]), int(sys.argv[2])
     set_seed(7)
@@ -23,14 +32,7 @@ def main() -> None:
     whole = np.random.default_rng(0).integers(0, 257, (8, 64))
     part, parts = accelerator.state.mesh.coordinates["dp"], accelerator.state.mesh.dp
     ids = whole[8 * part // parts: 8 * (part + 1) // parts]
-    losses = []
-    for _ in range(6):
-        loss = model(input_ids=ids, labels=ids).loss
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = [train_step(accelerator, model, optimizer, ids) for _ in range(6)]
     if accelerator.is_main_process:
         print("LOSSES", *losses, flush=True)
 

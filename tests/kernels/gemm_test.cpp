@@ -7,8 +7,10 @@
 #include <array>
 #include <thread>
 
+#include "kernels/api/reduce.hpp"
 #include "kernels/cpu/gemm_common.hpp"
 #include "tests/kernels/buffer.hpp"
+#include "tests/kernels/gelu.hpp"
 
 namespace tessera::kernels {
 namespace {
@@ -37,9 +39,21 @@ std::ostream& operator<<(std::ostream& out, const Case& t) {
              << (t.keep_pre ? " with pre" : "") << " threads " << t.threads;
 }
 
-double gelu(double x, Epilogue kind) {
-  if (kind == Epilogue::gelu_erf) return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
-  return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x)));
+/// What the epilogue makes of the sum x.
+double applied(double x, double pre, Epilogue kind) {
+  switch (kind) {
+    case Epilogue::none:
+      return x;
+    case Epilogue::gelu_tanh:
+      return testing::gelu_tanh(x);
+    case Epilogue::gelu_erf:
+      return testing::gelu_erf(x);
+    case Epilogue::dgelu_tanh:
+      return x * testing::gelu_tanh_slope(pre);
+    case Epilogue::dgelu_erf:
+      return x * testing::gelu_erf_slope(pre);
+  }
+  return std::nan("");
 }
 
 constexpr double kUntouched = 77.0;  // what padding holds before and must hold after
@@ -53,7 +67,8 @@ struct Operands {
         b(Buffer::random(t.ab, (t.trans_b ? t.n : t.k) * ((t.trans_b ? t.k : t.n) + t.pad_b), 2)),
         bias(Buffer::random(t.ab, t.n, 3)),
         c(t.c, t.m * (t.n + t.pad_c), kUntouched),
-        pre(t.c, t.m * (t.n + t.pad_c), kUntouched) {
+        pre(is_gradient(t.epilogue) ? Buffer::random(t.c, t.m * (t.n + t.pad_c), 5, 3.0)
+                                    : Buffer(t.c, t.m * (t.n + t.pad_c), kUntouched)) {
     const Buffer start = Buffer::random(t.c, t.m * t.n, 4);
     for (std::int64_t i = 0; i < t.m * t.n; ++i) {
       // With beta 0 C must not be read: NaN in it would show.
@@ -101,7 +116,7 @@ std::pair<double, double> reference(const Operands& o, const Buffer& c_before, s
 void check(const Case& t, Implementation multiply = cpu::gemm) {
   SCOPED_TRACE(::testing::Message() << t);
   Operands o(t);
-  const Buffer before = o.c;
+  const Buffer before = o.c, pre_before = o.pre;
   multiply(o.params, {.threads = t.threads});
   // Rounding of C (and of pre, through which C then goes) to 16 bits; of sums in fp32 otherwise.
   const double unit = testing::rounding_of(t.c);
@@ -110,15 +125,17 @@ void check(const Case& t, Implementation multiply = cpu::gemm) {
       const std::int64_t at = i * o.params.ldc + j;
       if (j >= t.n) {
         ASSERT_EQ(o.c[at], kUntouched) << "padding of row " << i;
-        ASSERT_EQ(o.pre[at], kUntouched) << "padding of row " << i;
+        ASSERT_EQ(o.pre[at], pre_before[at]) << "padding of row " << i;
         continue;
       }
       const auto [x, size] = reference(o, before, i, j);
       const double rounding = 1e-6 * size + 1e-6;
-      if (t.keep_pre) {
+      if (is_gradient(t.epilogue)) {
+        ASSERT_EQ(o.pre[at], pre_before[at]) << i << ", " << j;
+      } else if (t.keep_pre) {
         ASSERT_NEAR(o.pre[at], x, rounding + unit * std::fabs(x)) << i << ", " << j;
       }
-      const double y = t.epilogue == Epilogue::none ? x : gelu(x, t.epilogue);
+      const double y = applied(x, pre_before[at], t.epilogue);
       // |gelu'| <= 1.13.
       const double through = t.epilogue == Epilogue::none ? 0.0 : 1.2 * unit * std::fabs(x);
       ASSERT_NEAR(o.c[at], y, 1.2 * rounding + through + unit * std::fabs(y)) << i << ", " << j;
@@ -198,6 +215,39 @@ TEST(Gemm, BiasAndEpilogues) {
   }
 }
 
+TEST(Gemm, GradientsOfActivations) {
+  for (const Epilogue epilogue : {Epilogue::dgelu_tanh, Epilogue::dgelu_erf}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const std::int64_t pad : {0, 5}) {
+        for (const auto& [m, n, k] : kSizes) {
+          for (const int threads : {1, 2}) {
+            check({.m = m,
+                   .n = n,
+                   .k = k,
+                   .ab = dtype,
+                   .c = dtype,
+                   .pad_c = pad,
+                   .epilogue = epilogue,
+                   .keep_pre = true,
+                   .threads = threads});
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+      // More than one part for each thread; nothing to multiply.
+      check({.m = 70,
+             .n = 130,
+             .k = 3,
+             .ab = dtype,
+             .c = dtype,
+             .epilogue = epilogue,
+             .keep_pre = true,
+             .threads = 2});
+      check({.m = 5, .n = 7, .k = 0, .ab = dtype, .c = dtype, .epilogue = epilogue, .keep_pre = true});
+    }
+  }
+}
+
 // Sizes that are cut into several blocks, with a small block left over, in the implementations that cut.
 TEST(Gemm, BlockedSizes) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -212,6 +262,59 @@ TEST(Gemm, BlockedSizes) {
     check(
         {.m = 3, .n = 1030, .k = 1027, .trans_b = true, .ab = dtype, .c = dtype, .bias = true, .threads = 2},
         cpu::gemm_through_f32);
+  }
+}
+
+/// Bit for bit the product without the sums and the sums as a pass of their own.
+void check_column_sums(const Case& t, float sums_beta) {
+  SCOPED_TRACE(::testing::Message() << t << " sums beta " << sums_beta);
+  Operands with(t), without(t);
+  Buffer start = Buffer::random(DType::f32, t.m, 6), scratch(DType::f32, kReduceParts * t.m, std::nan(""));
+  if (sums_beta == 0.0f) start.set(0, std::nan(""));
+  Buffer sums = start, expected = start;
+  with.params.column_sums = sums.floats();
+  with.params.sums_scratch = scratch.floats();
+  with.params.sums_beta = sums_beta;
+  cpu::gemm(with.params, {.threads = t.threads});
+  cpu::gemm(without.params, {.threads = t.threads});
+  expect_same(with.c, without.c);
+  cpu::column_sum({.rows = t.k,
+                   .cols = t.m,
+                   .ld = t.m + t.pad_a,
+                   .dtype = t.ab,
+                   .x = without.a.data(),
+                   .out = expected.floats(),
+                   .beta = sums_beta,
+                   .scratch = scratch.floats()},
+                  {.threads = t.threads});
+  expect_same(sums, expected);
+  for (std::int64_t i = 0; i < t.m; ++i) {
+    double sum = sums_beta == 0.0f ? 0.0 : start[i];
+    for (std::int64_t k = 0; k < t.k; ++k) sum += with.a[k * (t.m + t.pad_a) + i];
+    ASSERT_NEAR(sums[i], sum, 1e-6 * static_cast<double>(t.k + 1)) << i;
+  }
+}
+
+TEST(Gemm, ColumnSumsBesideTheProduct) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const auto& [m, n, k] : kSizes) {
+      for (const std::int64_t pad : {0, 3}) {
+        for (const float sums_beta : {0.0f, 1.0f}) {
+          check_column_sums({.m = m,
+                             .n = n,
+                             .k = k,
+                             .trans_a = true,
+                             .ab = dtype,
+                             .pad_a = pad,
+                             .beta = 1.0f - sums_beta,
+                             .threads = pad == 0 ? 1 : 2},
+                            sums_beta);
+        }
+      }
+    }
+    check_column_sums({.m = 5, .n = 3, .k = 0, .trans_a = true, .ab = dtype}, 0.0f);
+    check_column_sums({.m = 5, .n = 3, .k = 0, .trans_a = true, .ab = dtype, .beta = 1.0f}, 1.0f);
+    if (HasFatalFailure()) return;
   }
 }
 

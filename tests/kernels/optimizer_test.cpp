@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -267,6 +268,119 @@ TEST(Optimizers, ASkippedUpdateChangesNothing) {
   cpu::adam(s.adam(0, 67), {});
   cpu::sgd(s.sgd(0, 67), {});
   expect_same_state(s, before);
+}
+
+/// Every kind of float: ties both ways, both zeros, denormals, carries into the next exponent, what rounds to
+/// infinity, infinities; then words at random, NaNs among them left out.
+std::vector<float> many_floats() {
+  std::vector<std::uint32_t> words;
+  for (const std::uint32_t sign : {0u, 0x80000000u}) {
+    for (const std::uint32_t word : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, 0x10000u, 0x18000u,
+                                     0x7fffffu, 0x800000u, 0x3f7fffffu, 0x3f800000u, 0x3f808000u, 0x3f818000u,
+                                     0x3f817fffu, 0x7f7f7fffu, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u})
+      words.push_back(sign | word);
+  }
+  for (std::uint64_t i = 0; words.size() < 20011; ++i) {
+    const std::uint32_t word = random_block({.seed = 5, .site = 1}, i).word[0];
+    if ((word & 0x7f800000u) != 0x7f800000u) words.push_back(word);
+  }
+  std::vector<float> values(words.size());
+  std::memcpy(values.data(), words.data(), 4 * words.size());
+  return values;
+}
+
+std::uint32_t word_of(float x) {
+  std::uint32_t word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+
+/// Rounded to nearest, ties away from zero.
+bfloat16 rounded_away(float main) {
+  bfloat16 model;
+  model.bits = static_cast<std::uint16_t>((word_of(main) + 0x8000u) >> 16);
+  return model;
+}
+
+struct SplitParts {
+  explicit SplitParts(std::size_t n) : model(n), low(n) {}
+  std::vector<bfloat16> model;
+  std::vector<std::uint16_t> low;
+};
+
+TEST(SplitMain, EveryCopyKeepsEveryBit) {
+  const std::vector<float> main = many_floats();
+  for (const std::int64_t n : {1, 3, 16, 31, 20011}) {
+    const auto copies = TESSERA_COPIES(split_main_range);
+    for (std::size_t copy = 0; copy < copies.size(); ++copy) {
+      SCOPED_TRACE(::testing::Message() << cpu::isa_name(copies[copy].isa) << ", " << n);
+      SplitParts parts(static_cast<std::size_t>(n));
+      std::vector<float> joined(static_cast<std::size_t>(n), 7.0f);
+      copies[copy].function({n, main.data(), parts.model.data(), parts.low.data()}, 0, n);
+      TESSERA_COPIES(join_main_range)
+      [copy].function({n, parts.model.data(), parts.low.data(), joined.data()}, 0, n);
+      for (std::size_t i = 0; i < joined.size(); ++i) {
+        ASSERT_EQ(parts.model[i].bits, rounded_away(main[i]).bits) << main[i];
+        ASSERT_EQ(parts.low[i], word_of(main[i]) & 0xffffu) << main[i];
+        ASSERT_EQ(word_of(joined[i]), word_of(main[i])) << main[i];
+        const SplitWeight one = SplitWeight::split(main[i]);
+        ASSERT_TRUE(one.model.bits == parts.model[i].bits && one.low == parts.low[i] &&
+                    word_of(one.join()) == word_of(main[i]))
+            << main[i];
+      }
+    }
+  }
+}
+
+TEST(SplitMain, NaNStaysNaNInBothParts) {
+  for (const std::uint32_t word :
+       {0x7f800001u, 0x7f808000u, 0x7fffffffu, 0x7fc00000u, 0xff800001u, 0xffffffffu}) {
+    float main[17], joined[17];
+    for (float& x : main) std::memcpy(&x, &word, sizeof x);
+    SplitParts parts(17);
+    cpu::split_main({17, main, parts.model.data(), parts.low.data()}, {.threads = 2});
+    cpu::join_main({17, parts.model.data(), parts.low.data(), joined}, {.threads = 2});
+    const SplitWeight one = SplitWeight::split(main[0]);
+    for (std::size_t i = 0; i < 17; ++i) {
+      EXPECT_TRUE(std::isnan(static_cast<float>(parts.model[i]))) << word;
+      EXPECT_TRUE(std::isnan(joined[i])) << word;
+      EXPECT_EQ(parts.model[i].bits, one.model.bits);
+      EXPECT_EQ(parts.low[i], one.low);
+    }
+  }
+}
+
+/// Splits the main weights of `s` and calls update(params) with them; returns what they are joined to.
+template <typename Params, typename Update>
+std::vector<float> updated_when_split(State& s, Params params, Update update) {
+  SplitParts parts(static_cast<std::size_t>(params.n));
+  cpu::split_main({params.n, s.main.floats(), parts.model.data(), parts.low.data()}, {});
+  params.main = nullptr;
+  params.model = parts.model.data();
+  params.low = parts.low.data();
+  update(params);
+  std::vector<float> joined(static_cast<std::size_t>(params.n));
+  cpu::join_main({params.n, parts.model.data(), parts.low.data(), joined.data()}, {});
+  for (std::size_t i = 0; i < joined.size(); ++i)
+    EXPECT_EQ(parts.model[i].bits, rounded_away(joined[i]).bits) << "element " << i;
+  return joined;
+}
+
+TEST(SplitMain, UpdatesAreThoseOfWholeWeights) {
+  for (const std::int64_t n : {1, 67, 9001}) {
+    State whole(n), split(n);
+    cpu::adam(whole.adam(0, n), {.threads = 2});
+    std::vector<float> main =
+        updated_when_split(split, split.adam(0, n), [](const Adam& p) { cpu::adam(p, {.threads = 2}); });
+    EXPECT_EQ(std::memcmp(main.data(), whole.main.floats(), 4 * main.size()), 0) << n;
+    expect_same(split.m, whole.m);
+    expect_same(split.v, whole.v);
+    whole = split = State(n);
+    cpu::sgd(whole.sgd(0, n), {.threads = 2});
+    main = updated_when_split(split, split.sgd(0, n), [](const Sgd& p) { cpu::sgd(p, {.threads = 2}); });
+    EXPECT_EQ(std::memcmp(main.data(), whole.main.floats(), 4 * main.size()), 0) << n;
+    expect_same(split.m, whole.m);
+  }
 }
 
 TEST(BeginUpdate, NormAndClipping) {

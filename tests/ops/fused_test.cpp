@@ -74,6 +74,85 @@ TEST_P(Fused, LinearGradientsAreProducts) {
   EXPECT_LE(distance(dw.to_floats(), expected), 2e-6);
 }
 
+// Twice: the second call adds to the first.
+TEST_P(Fused, WeightAndBiasGradientsInOneCall) {
+  const Tensor x = values({29, 11}, 1), dy = values({29, 13}, 3);
+  for (const float bias_beta : {0.0f, 1.0f}) {
+    std::vector<std::vector<float>> results[2];
+    for (const bool together : {false, true}) {
+      const Tensor dw = random_tensor(ctx, {13, 11}, 5), db = random_tensor(ctx, {13}, 7);
+      for (const float more : {bias_beta, 1.0f}) {
+        if (together) {
+          ops::linear_backward_weight(ctx, dy, x, dw, 1.0f, db, more);
+        } else {
+          ops::linear_backward_weight(ctx, dy, x, dw, 1.0f);
+          ops::column_sum(ctx, dy, db, more);
+        }
+      }
+      results[together] = {dw.to_floats(), db.to_floats()};
+    }
+    for (std::size_t i = 0; i < 2; ++i) EXPECT_LE(distance(results[1][i], results[0][i]), 2e-6);
+    if (!test::on_cuda()) {
+      EXPECT_EQ(results[1], results[0]);
+    }
+  }
+}
+
+TEST_P(Fused, WeightAndBiasGradientsOfNothing) {
+  const Tensor x = values({0, 11}, 1), dy = values({0, 13}, 3), dw = random_tensor(ctx, {13, 11}, 5),
+               db = random_tensor(ctx, {13}, 7);
+  const std::vector<float> weights = dw.to_floats(), biases = db.to_floats();
+  ops::linear_backward_weight(ctx, dy, x, dw, 1.0f, db, 1.0f);
+  EXPECT_EQ(dw.to_floats(), weights);
+  EXPECT_EQ(db.to_floats(), biases);
+  ops::linear_backward_weight(ctx, dy, x, dw, 0.0f, db, 0.0f);
+  EXPECT_EQ(db.to_floats(), std::vector<float>(13, 0.0f));
+}
+
+constexpr ops::ActivationKind kActivations[] = {ops::ActivationKind::gelu_tanh, ops::ActivationKind::gelu_erf,
+                                                ops::ActivationKind::relu, ops::ActivationKind::silu};
+
+TEST_P(Fused, LinearWithActivationIsItsTwoParts) {
+  for (const ops::ActivationKind kind : kActivations) {
+    for (const std::int64_t rows : {1, 5, 129}) {
+      const Tensor x = values({rows, 3, 37}, 1), w = values({23, 37}, 2), b = values({23}, 3);
+      for (const Tensor& bias : {b, Tensor()}) {
+        const Tensor pre = ops::linear(ctx, x, w, bias), y = ops::activation(ctx, pre, kind);
+        const ops::LinearActivation fused = ops::linear_with_activation(ctx, x, w, bias, kind);
+        EXPECT_EQ(fused.pre.shape(), pre.shape());
+        EXPECT_EQ(fused.y.dtype(), dtype);
+        EXPECT_LE(distance(fused.pre.to_floats(), pre.to_floats()), tolerance);
+        EXPECT_LE(distance(fused.y.to_floats(), y.to_floats()), tolerance);
+        const ops::LinearActivation alone = ops::linear_with_activation(ctx, x, w, bias, kind, false);
+        EXPECT_FALSE(alone.pre);
+        EXPECT_LE(distance(alone.y.to_floats(), y.to_floats()), tolerance);
+        if (test::on_cuda()) continue;  // there the product's own epilogue rounds less often
+        EXPECT_EQ(alone.y.to_floats(), y.to_floats());
+        EXPECT_EQ(fused.pre.to_floats(), pre.to_floats());
+        EXPECT_EQ(fused.y.to_floats(), y.to_floats());
+      }
+    }
+  }
+}
+
+TEST_P(Fused, ActivatedLinearsInputGradientIsItsTwoParts) {
+  for (const ops::ActivationKind kind : kActivations) {
+    for (const std::int64_t rows : {1, 5, 129}) {
+      const Tensor dy = values({rows, 3, 23}, 1), w = values({23, 37}, 2),
+                   pre = values({rows, 3, 37}, 3, 3.0f);
+      const Tensor expected =
+          ops::activation_backward(ctx, pre, ops::linear_backward_input(ctx, dy, w), kind);
+      const Tensor fused = ops::linear_backward_input(ctx, dy, w, pre, kind);
+      EXPECT_EQ(fused.shape(), pre.shape());
+      EXPECT_LE(distance(fused.to_floats(), expected.to_floats()), tolerance);
+      if (!test::on_cuda()) {
+        EXPECT_EQ(fused.to_floats(), expected.to_floats());
+      }
+      EXPECT_EQ(pre.to_floats(), values({rows, 3, 37}, 3, 3.0f).to_floats());
+    }
+  }
+}
+
 TEST_P(Fused, SwigluIsSiluTimesUp) {
   const Tensor gate_up = values({7, 2 * 19}, 1, 3.0f);
   const auto gate =

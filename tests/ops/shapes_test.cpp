@@ -56,11 +56,26 @@ TEST_F(Ops, GemmRefuses) {
   refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 4}), {}); }, "4", "5");
   refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), f32({6})); }, "[6]", "7 outputs");
   refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), bf16({7})); }, "bfloat16");
+  for (const ops::ActivationKind kind : {ops::ActivationKind::gelu_tanh, ops::ActivationKind::relu}) {
+    refused([&] { ops::linear_with_activation(ctx, f32({2, 5}), f32({7, 4}), {}, kind); }, "4", "5");
+    refused([&] { ops::linear_with_activation(ctx, f32({2, 5}), f32({7, 5}), f32({6}), kind); }, "[6]");
+    const auto gradient = [&](const Tensor& pre) {
+      ops::linear_backward_input(ctx, f32({2, 7}), f32({7, 5}), pre, kind);
+    };
+    refused([&] { gradient(f32({5, 2})); }, "[5, 2]", "[2, 5]");
+    refused([&] { gradient(bf16({2, 5})); }, "float32", "bfloat16");
+    refused([&] { gradient(f32({5, 2}).transpose(0, 1)); }, "contiguous");
+  }
   refused(
       [&] {
         ops::linear_backward_weight(ctx, bf16({3, 7}), bf16({3, 5}), bf16({7, 5}), 0.0f);
       },
       "float32", "bfloat16");
+  const auto with_bias = [&](const Tensor& dbias) {
+    ops::linear_backward_weight(ctx, f32({3, 7}), f32({3, 5}), f32({7, 5}), 0.0f, dbias, 0.0f);
+  };
+  refused([&] { with_bias(f32({6})); }, "6", "7");
+  refused([&] { with_bias(bf16({7})); }, "float32", "bfloat16");
   refused([&] { ops::matmul(ctx, f32({3, 5}).transpose(0, 1), f32({3, 7})); }, "contiguous");
   refused([&] { ops::matmul(ctx, ints({1, 2}).view({1, 2}), ints({1, 2}).view({2, 1})); }, "int32");
 }
@@ -195,16 +210,30 @@ TEST_F(Ops, OptimizersRefuse) {
     return ops::ElementGroups{factors, Tensor::from(ctx, std::vector<std::uint8_t>(blocks), {blocks})};
   };
   const ops::ElementGroups one = groups(1);
-  refused([&] { ops::adam(ctx, state, one, f32({3}), f32({4}), f32({4}), f32({4}), {}); }, "3", "4");
-  refused([&] { ops::adam(ctx, state, groups(2), f32({4}), f32({4}), f32({4}), f32({4}), {}); }, "blocks");
-  refused([&] { ops::sgd(ctx, state, groups(1), f32({65}), f32({65}), {}, {}, false); }, "blocks", "2", "1");
+  const ops::MainWeights four{f32({4}), {}};
+  refused([&] { ops::adam(ctx, state, one, f32({3}), four, f32({3}), f32({3})); }, "main weights", "3", "4");
+  refused([&] { ops::adam(ctx, state, groups(2), f32({4}), four, f32({4}), f32({4})); }, "blocks");
   refused(
       [&] {
-        ops::sgd(ctx, state, {state, one.of_block}, f32({4}), f32({4}), {}, {}, false);
+        ops::sgd(ctx, state, groups(1), f32({65}), {f32({65}), {}}, {}, false);
+      },
+      "blocks", "2", "1");
+  refused(
+      [&] {
+        ops::sgd(ctx, state, {state, one.of_block}, f32({4}), four, {}, false);
       },
       "make_group_factors");
-  refused([&] { ops::sgd(ctx, state, one, f32({4}), f32({4}), {}, {}, true); }, "momentum");
-  refused([&] { ops::sgd(ctx, f32({4}), one, f32({4}), f32({4}), {}, {}, false); }, "make_update_state");
+  refused([&] { ops::sgd(ctx, state, one, f32({4}), four, {}, true); }, "momentum");
+  refused([&] { ops::sgd(ctx, f32({4}), one, f32({4}), four, {}, false); }, "make_update_state");
+  const Tensor brain = Tensor::empty(ctx, {4}, DType::bf16), low = Tensor::empty(ctx, {4}, DType::u16);
+  refused([&] { ops::sgd(ctx, state, one, f32({4}), {four.main, brain, low}, {}, false); }, "not both");
+  refused(
+      [&] {
+        ops::sgd(ctx, state, one, f32({4}), {{}, f32({4}), low}, {}, false);
+      },
+      "bfloat16", "float32");
+  refused([&] { ops::split_main(ctx, f32({4}), brain, brain); }, "lower half", "uint16");
+  refused([&] { ops::join_main(ctx, brain, low.narrow(0, 0, 3), f32({4})); }, "lower half", "4", "3");
   refused([&] { ops::make_group_factors(ctx, 256); }, "1 to 255", "256");
   const std::vector<GroupRule> rules(3);
   refused([&] { ops::update_groups(ctx, state, factors, {.num_rates = 5, .rules = rules}); }, "1 to 4");
@@ -250,6 +279,9 @@ TEST_F(Ops, PaddedRowsBeginOnMultiples) {
 
 TEST_F(Ops, EmptyTensorsAreNoTrouble) {
   EXPECT_EQ(ops::linear(ctx, f32({0, 5}), f32({7, 5}), {}).shape(), (Shape{0, 7}));
+  EXPECT_EQ(
+      ops::linear_with_activation(ctx, f32({0, 5}), f32({7, 5}), {}, ops::ActivationKind::gelu_erf).y.shape(),
+      (Shape{0, 7}));
   EXPECT_EQ(ops::activation(ctx, f32({0, 5}), ops::ActivationKind::silu).numel(), 0);
   EXPECT_EQ(ops::swiglu(ctx, f32({0, 6})).shape(), (Shape{0, 3}));
   EXPECT_EQ(ops::add(ctx, f32({0}), f32({0}), DType::f32).numel(), 0);

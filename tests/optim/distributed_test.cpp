@@ -21,8 +21,8 @@ struct Outcome {
 OptimizerConfig adamw(double clip) { return {.eps = 1e-5, .clip_grad = clip}; }
 
 /// Small buckets: most shares begin or end inside a parameter.
-ParamStoreOptions small_buckets(DType compute, int zero_stage) {
-  return {.compute = compute, .zero_stage = zero_stage, .bucket_elements = 500};
+ParamStoreOptions small_buckets(DType compute, int zero_stage, bool split = false) {
+  return {.compute = compute, .split_main = split, .zero_stage = zero_stage, .bucket_elements = 500};
 }
 
 Outcome run(const Grid& grid, const ParamStoreOptions& options, const OptimizerConfig& config, bool exact,
@@ -69,6 +69,10 @@ void expect_same_norms(const std::vector<double>& found, const std::vector<doubl
   }
 }
 
+std::string grid_name(const Grid& grid) {
+  return detail::concat("tp", grid.tp, "_dp", grid.dp, "_pp", grid.pp);
+}
+
 class DataParallel : public testing::TestWithParam<std::tuple<int, DType>> {};
 
 TEST_P(DataParallel, WithoutClippingBothStagesEqualOneProcessBitForBit) {
@@ -108,6 +112,40 @@ TEST(DataParallel, OtherOptimizersToo) {
   }
 }
 
+/// Updates of split main weights are those of whole ones, to the last bit.
+TEST(DataParallel, SplitMainWeightsAreTrainedAlike) {
+  const OptimizerConfig sgd{.name = OptimizerName::sgd, .momentum = 0.8, .clip_grad = 0};
+  for (const OptimizerConfig& config : {adamw(0), sgd}) {
+    for (const Grid& grid : {Grid{1, 1, 1}, Grid{1, 3, 1}, Grid{4, 2, 2}}) {
+      const Outcome serial = run_serial(grid, DType::bf16, config, true);
+      for (const int stage : {0, 1}) {
+        const Outcome found = run(grid, small_buckets(DType::bf16, stage, true), config, true);
+        EXPECT_EQ(found.weights, serial.weights) << grid_name(grid) << " zero_stage " << stage;
+        expect_same_norms(found.norms, serial.norms, 1e-12);
+      }
+    }
+  }
+}
+
+TEST(DataParallel, SplitMainWeightsStartRoundedAlikeOnAllRanks) {
+  run_local(2, [&](auto world) {
+    Parameter w("w", {701, 503}, Init::normal(1));
+    const ParamStore store(ExecCtx::cpu(1), {&w},
+                           {.compute = DType::bf16,
+                            .split_main = true,
+                            .groups = {.data = world.get(), .world = world.get()},
+                            .zero_stage = 1});
+    const auto main = store.whole_main(w).to_floats(), model = w.value().to_floats();
+    int ties = 0, differences = 0;
+    for (std::size_t i = 0; i < main.size(); ++i) {
+      ties += (std::bit_cast<std::uint32_t>(main[i]) & 0x1ffffu) == 0x8000u;  // to even it would go down
+      differences += model[i] != rounded_away(main[i]);
+    }
+    EXPECT_GT(ties, 1);
+    EXPECT_EQ(differences, 0);
+  });
+}
+
 class Grids : public testing::TestWithParam<std::tuple<Grid, int, DType>> {};
 
 /// Vocabulary rows that do not divide, copied key-value heads, norms in the sequence-parallel region, a tied
@@ -124,9 +162,9 @@ TEST_P(Grids, EqualOneProcess) {
   expect_same_norms(clipped.norms, serial_clipped.norms, 1e-12);
 }
 
-std::string grid_name(const testing::TestParamInfo<Grids::ParamType>& info) {
+std::string case_name(const testing::TestParamInfo<Grids::ParamType>& info) {
   const auto& [grid, stage, compute] = info.param;
-  return detail::concat("tp", grid.tp, "_dp", grid.dp, "_pp", grid.pp, "_zero", stage, "_", compute);
+  return detail::concat(grid_name(grid), "_zero", stage, "_", compute);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Grids,
@@ -134,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Grids,
                                                           Grid{1, 2, 2}, Grid{4, 2, 1}, Grid{2, 3, 1},
                                                           Grid{2, 2, 2}, Grid{4, 2, 2}),
                                           testing::Values(0, 1), testing::Values(DType::f32, DType::bf16)),
-                         grid_name);
+                         case_name);
 
 TEST(Distributed, GradientsAreTheSumsOverAllRanks) {
   for (const int stage : {0, 1}) {

@@ -113,7 +113,7 @@ TEST(FrozenBuckets, WeightsLoadedFromACheckpointAreGathered) {
     const ParamGroups g = groups(OptimizerName::adamw);
     Rank rank(world, {.dp = 2}, options(DType::bf16, 1, g, true), {}, g);
     for (const StatePiece& piece : rank.store->pieces(PieceSet::held))
-      test::edit(piece.tensor, [](auto& values) { values.assign(values.size(), 0.75f); });
+      test::edit(piece.values.values, [](auto& values) { values.assign(values.size(), 0.75f); });
     rank.store->gather_weights();
     const Parameter& frozen = rank.declared["layer0.proj"];
     EXPECT_EQ(frozen.value().to_floats(),

@@ -118,10 +118,12 @@ struct Layout {
   int size = 1;
   bool sequence = false;
   WeightGradients mode = WeightGradients::immediate;
+  int chunks = 1;
 
   friend std::ostream& operator<<(std::ostream& out, const Layout& layout) {
     return out << "tp " << layout.size << (layout.sequence ? " with sp" : "")
-               << (layout.mode == WeightGradients::deferred ? ", deferred" : "");
+               << (layout.mode == WeightGradients::deferred ? ", deferred" : "") << ", chunks "
+               << layout.chunks;
   }
 };
 
@@ -136,11 +138,19 @@ inline std::vector<Layout> all_layouts() {
   return list;
 }
 
+inline std::vector<Layout> all_layouts_in_pieces() {
+  std::vector<Layout> list;
+  for (Layout layout : all_layouts()) {
+    for (layout.chunks = 2; layout.chunks <= 3; ++layout.chunks) list.push_back(layout);
+  }
+  return list;
+}
+
 inline std::vector<Outcome> run_parallel(const Layout& layout, const RankTest& test,
                                          DType dtype = DType::f32) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(layout.size));
   run_on_device(layout.size, [&](const std::shared_ptr<Communicator>& comm) {
-    Rank rank({comm.get(), layout.sequence});
+    Rank rank({comm.get(), layout.sequence, layout.chunks});
     rank.mode = layout.mode;
     rank.dtype = dtype;
     test(rank);

@@ -7,6 +7,7 @@ namespace {
 
 using ops::ActivationKind;
 using test::all_layouts;
+using test::all_layouts_in_pieces;
 using test::expect_serial;
 using test::Layout;
 using test::Rank;
@@ -14,10 +15,11 @@ using test::Rank;
 constexpr std::int64_t kSeq = 12, kBatch = 3;
 
 /// y = column_linear(x): gradients of x, weight and bias.
-void column(Rank& r, std::int64_t in, std::int64_t out, bool with_bias, std::int64_t padding, bool recipe) {
-  const auto weight = r.parameter("weight", r.split({out, in}, 0), 11);
+void column(Rank& r, std::int64_t in, std::int64_t out, bool with_bias, std::int64_t padding, bool recipe,
+            std::int64_t seq = kSeq, bool trained = true) {
+  const auto weight = r.parameter("weight", r.split({out, in}, 0), 11, trained);
   const auto bias = r.parameter("bias", r.split({out}, 0), 13);
-  const Placement x_place = r.stream({kSeq, kBatch, in}), y_place = r.split({kSeq, kBatch, out}, 2);
+  const Placement x_place = r.stream({seq, kBatch, in}), y_place = r.split({seq, kBatch, out}, 2);
   Tape tape;
   Var x = tape.input(r.part(x_place, 5), true);
   if (recipe) {
@@ -28,7 +30,7 @@ void column(Rank& r, std::int64_t in, std::int64_t out, bool with_bias, std::int
   r.backward(tape, y, r.part(y_place, 7).view(y.value().shape()));
   EXPECT_EQ(tape.grad(x).shape(), x_place.local());
   r.keep("dx", x_place, tape.grad(x));
-  r.keep_gradient(*weight);
+  if (trained) r.keep_gradient(*weight);
   if (with_bias) r.keep_gradient(*bias);
 }
 
@@ -39,6 +41,19 @@ TEST(ColumnLinear, IsSerial) {
     }
   }
   expect_serial(all_layouts(), [](Rank& r) { column(r, 1, 5, false, 1, false); });
+}
+
+// Results wide enough for pieces of columns; with and without a product that could hide the sum.
+TEST(ColumnLinear, InPiecesIsSerial) {
+  for (const Layout& layout : all_layouts_in_pieces()) {
+    for (const bool trained : {false, true}) {
+      expect_serial({layout}, [=](Rank& r) { column(r, 26, 13, true, 1, false, kSeq, trained); });
+      // One position of each rank, and of all.
+      const std::int64_t least = layout.sequence ? layout.size : 1;
+      expect_serial({layout}, [=](Rank& r) { column(r, 26, 13, false, 1, false, least, trained); });
+    }
+    expect_serial({layout}, [](Rank& r) { column(r, 26, 13, true, 32, true); });
+  }
 }
 
 /// Kinds of row_linear: alone, after an activation, after SwiGLU.
@@ -59,12 +74,13 @@ Placement feature_halves(const Rank& r, const Shape& shape) {
        {.local = part.count, .global = shape[2] / 2 + part.begin, .count = part.count}});
 }
 
-void row(Rank& r, std::int64_t in, std::int64_t out, bool with_bias, Before before, bool recipe) {
+void row(Rank& r, std::int64_t in, std::int64_t out, bool with_bias, Before before, bool recipe,
+         std::int64_t seq = kSeq) {
   const auto weight = r.parameter("weight", r.split({out, in}, 1), 21);
   const auto bias = r.parameter("bias", r.whole({out}), 23);
-  const Shape x_shape{kSeq, kBatch, before == Before::swiglu ? 2 * in : in};
+  const Shape x_shape{seq, kBatch, before == Before::swiglu ? 2 * in : in};
   const Placement x_place = before == Before::swiglu ? feature_halves(r, x_shape) : r.split(x_shape, 2);
-  const Placement y_place = r.stream({kSeq, kBatch, out});
+  const Placement y_place = r.stream({seq, kBatch, out});
   Tape tape;
   Var x = tape.input(r.part(x_place, 25, 2.0f), true);
   if (recipe) {
@@ -88,6 +104,62 @@ TEST(RowLinear, IsSerial) {
   }
 }
 
+TEST(RowLinear, InPiecesIsSerial) {
+  for (const Layout& layout : all_layouts_in_pieces()) {
+    for (const Before before : {Before::nothing, Before::gelu, Before::swiglu}) {
+      expect_serial({layout}, [=](Rank& r) { row(r, 13, 26, true, before, false); });
+      const std::int64_t least = layout.sequence ? layout.size : 1;
+      expect_serial({layout}, [=](Rank& r) { row(r, 5, 26, false, before, true, least); });
+    }
+  }
+}
+
+/// An MLP whose activation is made by the first product, or by the second one's function.
+void mlp(Rank& r, ActivationKind kind, bool at_once) {
+  const auto up = r.parameter("up", r.split({9, 6}, 0), 81),
+             up_bias = r.parameter("up bias", r.split({9}, 0), 83),
+             down = r.parameter("down", r.split({5, 9}, 1), 85);
+  const Placement x_place = r.stream({kSeq, kBatch, 6}), y_place = r.stream({kSeq, kBatch, 5});
+  Tape tape;
+  const Var x = tape.input(r.part(x_place, 87, 2.0f), true);
+  LinearActivation h = at_once ? column_linear_with_activation(r.ctx, r.tp, x, *up, up_bias.get(), kind)
+                               : LinearActivation{column_linear(r.ctx, r.tp, x, *up, up_bias.get()), {}};
+  const Var y = activated_row_linear(r.ctx, r.tp, h.pre, kind, *down, nullptr, std::move(h.y));
+  r.keep("y", y_place, y.value());
+  r.backward(tape, y, r.part(y_place, 89));
+  r.keep("dx", x_place, tape.grad(x));
+  for (const auto* p : {&up, &up_bias, &down}) r.keep_gradient(**p);
+}
+
+TEST(ParallelLinear, AnMlpIsSerial) {
+  for (const ActivationKind kind :
+       {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu}) {
+    expect_serial(all_layouts(), [=](Rank& r) { mlp(r, kind, true); });
+    expect_serial(all_layouts_in_pieces(), [=](Rank& r) { mlp(r, kind, true); });
+    const test::Outcome apart = test::run_serial([=](Rank&r) { mlp(r, kind, false); }),
+                        at_once = test::run_serial([=](Rank&r) { mlp(r, kind, true); });
+    for (const auto& [name, expected] : apart)
+      EXPECT_LE(test::distance(at_once.at(name).values, expected.values), 2e-6) << name;
+  }
+}
+
+TEST(ParallelLinear, WithoutATapeAnMlpDoesNotKeepWhatIsActivated) {
+  for (const auto& layouts : {all_layouts(), all_layouts_in_pieces()}) {
+    for (const auto kind : {ActivationKind::gelu_tanh, ActivationKind::relu}) {
+      expect_serial(layouts, [=](Rank& r) {
+        const auto up = r.parameter("up", r.split({9, 6}, 0), 81),
+                   down = r.parameter("down", r.split({5, 9}, 1), 85);
+        LinearActivation h = column_linear_with_activation(
+            r.ctx, r.tp, r.part(r.stream({kSeq, kBatch, 6}), 87, 2.0f), *up, nullptr, kind);
+        EXPECT_FALSE(h.pre);
+        const Var y = activated_row_linear(r.ctx, r.tp, h.pre, kind, *down, nullptr, std::move(h.y));
+        EXPECT_EQ(y.tape(), nullptr);
+        r.keep("y", r.stream({kSeq, kBatch, 5}), y.value());
+      });
+    }
+  }
+}
+
 /// The linears of a block with residuals, a norm's place taken by an activation.
 struct Block {
   explicit Block(const Rank& r, std::int64_t width = 8, std::int64_t ffn = 12)
@@ -100,9 +172,11 @@ struct Block {
         down_bias(r.parameter("down bias", r.whole({width}), 43)) {}
 
   Var forward(const ExecCtx& ctx, const TensorParallel& tp, const Var& x) const {
-    const Var a = column_linear(ctx, tp, activation(ctx, x, ActivationKind::silu), *qkv, qkv_bias.get());
+    const auto gelu = ActivationKind::gelu_erf;
+    LinearActivation a = column_linear_with_activation(ctx, tp, activation(ctx, x, ActivationKind::silu),
+                                                       *qkv, qkv_bias.get(), gelu);
     const Var mid =
-        add(ctx, x, activated_row_linear(ctx, tp, a, ActivationKind::gelu_erf, *out, out_bias.get()));
+        add(ctx, x, activated_row_linear(ctx, tp, a.pre, gelu, *out, out_bias.get(), std::move(a.y)));
     const Var b = column_linear(ctx, tp, activation(ctx, mid, ActivationKind::silu), *up, nullptr);
     return add(ctx, mid, activated_row_linear(ctx, tp, b, std::nullopt, *down, down_bias.get()));
   }
@@ -113,9 +187,9 @@ struct Block {
   std::unique_ptr<Parameter> qkv, qkv_bias, out, out_bias, up, down, down_bias;
 };
 
-void block(Rank& r) {
-  const Block layers(r);
-  const Placement place = r.stream({kSeq, kBatch, 8});
+void block(Rank& r, std::int64_t width = 8) {
+  const Block layers(r, width);
+  const Placement place = r.stream({kSeq, kBatch, width});
   Tape tape;
   const Var x = tape.input(r.part(place, 45), true);
   const Var y = layers.forward(r.ctx, r.tp, x);
@@ -125,19 +199,27 @@ void block(Rank& r) {
   for (const Parameter* p : layers.parameters()) r.keep_gradient(*p);
 }
 
-TEST(ParallelLinear, ABlockIsSerial) { expect_serial(all_layouts(), block); }
+TEST(ParallelLinear, ABlockIsSerial) {
+  expect_serial(all_layouts(), [](Rank& r) { block(r); });
+  expect_serial(all_layouts_in_pieces(), [](Rank& r) { block(r, 24); });
+}
 
-TEST(ParallelLinear, ABlockInBf16IsAsCloseAsSerialBf16) {
-  const test::Outcome exact = test::run_serial(block), serial = test::run_serial(block, DType::bf16);
-  for (const Layout& layout : all_layouts()) {
+void expect_as_close_as_serial_bf16(const std::vector<Layout>& layouts, const test::RankTest& test) {
+  const test::Outcome exact = test::run_serial(test), serial = test::run_serial(test, DType::bf16);
+  for (const Layout& layout : layouts) {
     SCOPED_TRACE(::testing::Message() << layout);
-    const auto ranks = test::run_parallel(layout, block, DType::bf16);
+    const auto ranks = test::run_parallel(layout, test, DType::bf16);
     for (const auto& [name, expected] : exact) {
       const double allowed = 1.5 * test::distance(serial.at(name).values, expected.values);
       for (const auto& whole : test::assemble(ranks, name))
         EXPECT_LE(test::distance(whole, expected.values), allowed) << name;
     }
   }
+}
+
+TEST(ParallelLinear, ABlockInBf16IsAsCloseAsSerialBf16) {
+  expect_as_close_as_serial_bf16(all_layouts(), [](Rank& r) { block(r); });
+  expect_as_close_as_serial_bf16(all_layouts_in_pieces(), [](Rank& r) { block(r, 24); });
 }
 
 TEST(ParallelLinear, ASecondContributionIsAdded) {

@@ -166,6 +166,11 @@ def open_ports() -> set:
     return {int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == "0A"}
 
 
+def assert_closed(ports: set):
+    """Nobody listens on these ports any more. A process that ends shows no environment a moment before its sockets close."""
+    wait_for(lambda: not ports & open_ports(), f"the end of the ports {sorted(ports)}", 2)
+
+
 def shared_files() -> set:
     """What a job could leave where all programs put their files."""
     return {path for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()

@@ -1,5 +1,6 @@
 """tessera train: killed, interrupted, resumed, and given what it cannot use."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,30 @@ def test_configurations_it_cannot_use(tessera_program, tmp_path, corpus):
     refused(tessera_program, 2, config, "parallel.data=3", parts=["parallel.data", 3, 2], env=launched)
     refused(tessera_program, 2, tmp_path / "absent.yaml", parts=["absent.yaml"])
     assert not (tmp_path / "run").exists()
+
+
+def test_recompute_auto_is_settled_before_anything_starts(tessera_program, tmp_path, corpus):
+    config = write_config(tmp_path, corpus, "auto", parallel__pipeline=2, training__recompute="auto", device__type="cpu")
+    block = ["training.recompute=full", "training.recompute_method=block"]
+    planned = json.loads(run(tessera_program, "plan", config, *block, "--json").stdout)
+    limit = max(rank["memory_bytes"] for rank in planned["ranks"])
+
+    refused = run(tessera_program, "train", config, f"device.memory_gb={(limit - 1) / 1e9!r}", code=2).stderr
+    assert "auto finds nothing that fits into" in refused and "What fits:" in refused
+    assert not (tmp_path / "auto").exists()
+
+    done = run(tessera_program, "train", config, f"device.memory_gb={limit / 1e9!r}")
+    assert done.stderr.count("training.recompute auto is full (block, 1 layer), the first that fits into") == 1
+    saved = (tmp_path / "auto/config.yaml").read_text()
+    assert "recompute: full\n" in saved and "recompute_method: block\n" in saved
+    by_hand = write_config(tmp_path, corpus, "by_hand", parallel__pipeline=2)
+    run(tessera_program, "train", by_hand, *block)
+    losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("auto", "by_hand")]
+    assert losses[0] == losses[1]
+    # More memory, another choice, the same run: it goes on.
+    again = run(tessera_program, "train", config, "training.steps=8", "lr_schedule.decay_steps=6", "device.memory_gb=1").stderr
+    assert "training.recompute changes from full to none" in again and "auto is none, the first" in again
+    assert [line["step"] for line in metrics(tmp_path / "auto")] == list(range(1, 9))
 
 
 def test_data_it_cannot_use(tessera_program, tmp_path, corpus):

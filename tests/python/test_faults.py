@@ -8,7 +8,7 @@ import time
 
 import pytest
 from cli_support import metrics
-from process_support import (FOREVER, FOUR_RANKS, Job, figures, last_step, listening, make_config, open_ports, shared_files, train,
+from process_support import (FOREVER, FOUR_RANKS, Job, assert_closed, figures, last_step, listening, make_config, shared_files, train,
                              wait_for)
 
 ENDLESS = {"training__steps": FOREVER, "lr_schedule__decay_steps": 100, "checkpoint__every": 0}
@@ -37,7 +37,7 @@ def test_a_killed_worker_ends_the_job(tessera_program, tmp_path, layout, victim)
         said = report[report.index("which waited for others, said:"):]
         assert re.search(rf"connection to rank {victim} \(.*process {pid}\)", said), report
         assert re.search(r"(all_reduce|reduce_scatter|all_gather|exchange|broadcast|barrier) \d+ on group \w+ \(ranks ", said), report
-        assert not ports & open_ports()
+        assert_closed(ports)
     assert shared_files() <= before
 
 
@@ -94,7 +94,7 @@ def test_a_killed_launcher_leaves_nothing(tessera_program, tmp_path):
         assert len(job.processes()) >= 5 and ports
         job.process.kill()
         job.gone(SOON)
-        assert not ports & open_ports()
+        assert_closed(ports)
     assert shared_files() <= before
 
 

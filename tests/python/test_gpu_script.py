@@ -44,6 +44,25 @@ def test_rehearsal(script):
     assert {path.name for path in script.out.iterdir()} == {"results.json", "results.md", "logs.tar.gz"}
 
 
+def test_comparison_with_pytorch(script, build_dir):
+    """Contenders side by side, and one at a time."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if not (build_dir / "tests/bench/train_bench").exists():
+        pytest.skip("the build has no benches")
+    code, results, printed = script("--rehearse", "compare_small", "compare_llama3")
+    assert code == 0, printed
+    for part, case, turns in (("compare_small", "tiny_gpt2", "beside"), ("compare_llama3", "tiny_llama", "restarted")):
+        assert results["parts"][part]["outcome"] == "ok", printed
+        entry = results["parts"][part]["figures"]["cases"][case]
+        assert entry["turns"] == turns and set(entry["results"]) == {"tessera", "eager"}
+        assert {name: (f["recompute"], f["last_turn"]["bytes_per_parameter"]) for name, f in entry["results"].items()} == {
+            "tessera": (entry["case"]["tessera"][0], 16), "eager": (entry["case"]["eager"][0], 16)}
+        assert all(figures["steps"] == entry["case"]["rounds"] for figures in entry["results"].values())
+    summary = (script.out / "results.md").read_text()
+    assert "| tiny_gpt2 | eager |" in summary and "started anew for each turn" in summary
+
+
 def test_a_failure_is_seen(script, tmp_path):
     """A program that is not what it should be, in place of the tests."""
     build = tmp_path / "build"

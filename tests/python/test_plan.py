@@ -230,6 +230,47 @@ def test_what_does_not_fit_gets_advice_that_does(tessera_program: Path, tmp_path
     assert not done["fits"] and done["advice"]["changes"] == advice.group(1).split()
 
 
+def test_recompute_auto_is_the_cheapest_that_fits(tessera_program: Path):
+    config = ROOT / "configs/llama_7b_dp8.yaml"
+
+    def needed(*overrides) -> int:
+        return max(rank["memory_bytes"] for rank in plan(tessera_program, config, *overrides)["ranks"])
+
+    none, selective = needed(), needed("training.recompute=selective")
+    block = needed("training.recompute=full", "training.recompute_method=block", "training.recompute_layers=9")
+    for limit, expected in [(none, {"recompute": "none"}), (none - 1, {"recompute": "selective"}),
+                            (block, {"recompute": "full", "recompute_method": "block", "recompute_layers": 9})]:
+        done = plan(tessera_program, config, "training.recompute=auto", f"device.memory_gb={limit / 1e9!r}")
+        auto = done["recompute_auto"]
+        assert done["fits"] and done["available_bytes"] == auto["limit_bytes"] == limit and auto["fits"]
+        assert auto["chosen"] == expected | {"memory_bytes": max(rank["memory_bytes"] for rank in done["ranks"])}
+        assert [tried["memory_bytes"] for tried in auto["tried"][:2]] == [none, selective][:len(auto["tried"])]
+    # The flag stands for the key.
+    text = run(tessera_program, "plan", config, "training.recompute=auto", "device.memory_gb=1", "--memory_gb", 60).stdout
+    assert "recompute  auto is none, the first that fits into 60.0 GB (device.memory_gb): none 59.5 GB" in text
+    assert run(tessera_program, "plan", config, "device.memory_gb=80").stdout.endswith("needs 59.50 of 80.00 GB.\n")
+
+
+def test_recompute_auto_that_finds_nothing_says_what_would_fit(tessera_program: Path):
+    config = ROOT / "configs/llama_7b_dp8.yaml"
+    auto = ("training.recompute=auto", "device.memory_gb=40")
+    text = run(tessera_program, "plan", config, *auto, code=5).stdout
+    assert "recompute  auto finds nothing that fits into 40.0 GB (device.memory_gb); least needs full (uniform, " in text
+    advice = re.search(r"What fits: (.*) on 8 processes: ([\d.]+) GB", text)
+    assert advice and "Fits:" in run(tessera_program, "plan", config, *auto, *advice.group(1).split()).stdout
+    for wrong, fault in [("recompute_layers=2", "recompute_layers (2) is for training.recompute auto to find"),
+                         ("recompute_method=block", "recompute_method (block) is for training.recompute auto to find"),
+                         ("recompute_partition=true", "needs training.recompute full, not auto")]:
+        assert fault in run(tessera_program, "plan", config, *auto, f"training.{wrong}", code=2).stderr
+
+
+def test_recompute_auto_without_a_number_asks_this_machine(tessera_program: Path):
+    config = ROOT / "configs/quickstart_tp2_pp2.yaml"
+    done = plan(tessera_program, config, "training.recompute=auto", "device.type=cpu")
+    assert done["recompute_auto"]["chosen"]["recompute"] == "none"
+    assert done["recompute_auto"]["limit_source"].startswith("1 / 4 of a machine's ")
+
+
 def test_picture_and_refusals(tessera_program: Path, tmp_path: Path):
     svg = tmp_path / "schedule.svg"
     config = ROOT / "configs/gpt3_175b_tp8_pp4_dp4.yaml"

@@ -61,6 +61,7 @@ IN_CONFIG = {
     "sequence_parallelism": ({"tp_degree": 2}, True, {"parallel.sequence": True}),
     "recompute_activations": ({}, True, {"training.recompute": "selective"}),
     "use_distributed_optimizer": ({}, True, {"parallel.zero_stage": 1}),
+    "use_precision_aware_optimizer": ({"mixed_precision": "bf16"}, True, {"optimizer.split_main_weights": True}),
     "num_layers_per_virtual_pipeline_stage": (
         {"pp_degree": 2, "num_micro_batches": 4}, 2, {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2}),
     "seq_length": ({}, 64, {"training.seq_length": 64}),
@@ -359,6 +360,19 @@ def test_arguments_come_last_and_unknown_ones_are_refused():
         with pytest.raises(ConfigError, match=message):
             config_of(other_megatron_args=arguments)
     assert config_of(other_megatron_args={"distributed_timeout_minutes": 2})["parallel.timeout_s"] == 120.0
+    assert config_of(other_megatron_args={"enable_cuda_graph": True})["device.cuda_graph"] is True
+    for overlap, chunks in ((True, 0), (False, 1)):
+        assert config_of(other_megatron_args={"tp_comm_overlap": overlap})["parallel.tensor_chunks"] == chunks
+
+
+def test_main_weights_are_split_in_bf16_alone(caplog):
+    with caplog.at_level(logging.WARNING, "tessera"):
+        for precision in ("no", "fp16"):
+            keys = config_of(mixed_precision=precision, use_precision_aware_optimizer=True)
+            assert "optimizer.split_main_weights" not in keys
+    assert len(caplog.messages) == 1 and "mixed_precision='bf16'" in caplog.text
+    keys = config_of(mixed_precision="bf16", other_megatron_args={"use_precision_aware_optimizer": True})
+    assert keys["optimizer.split_main_weights"] is True
 
 
 # Methods

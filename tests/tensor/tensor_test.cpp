@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/tensor/host_copy.hpp"
+
 namespace tessera {
 namespace {
 
@@ -213,6 +215,21 @@ TEST_F(TensorTest, WrappedMemoryIsNeverOursToOverwrite) {
   owner.reset();  // it may live on elsewhere: the tensor cannot know
   EXPECT_FALSE(kept.is_unique());
   EXPECT_FALSE(Tensor().is_unique());
+}
+
+// Its pinned memory went back while the copy was still to be written into it, and then what was on its way to
+// the device from there was overwritten.
+TEST(HostCopy, OneGivenUpKeepsItsMemoryUntilItIsWritten) {
+  const ExecCtx ctx = cuda_devices().count > 0 ? ExecCtx::cuda(0) : ExecCtx::cpu();
+  const std::vector<float> ones(1000, 1.0f), twos(1000, 2.0f);
+  const Tensor source = Tensor::from(ctx, ones, {1000});
+  const Tensor from = Tensor::empty(ctx, {1 << 24}, DType::f32),
+               to = Tensor::empty(ctx, {1 << 24}, DType::f32);
+  for (int i = 0; i < 4; ++i) ctx.stream->copy(to.raw(), from.raw(), from.nbytes());  // keeps the stream busy
+  HostCopy(ctx, source);
+  std::vector<Tensor> targets;  // several, as the pool has other memory too
+  for (int i = 0; i < 4; ++i) targets.push_back(Tensor::from(ctx, twos, {1000}));
+  for (const Tensor& target : targets) EXPECT_EQ(target.to_vector<float>(), twos);
 }
 
 }  // namespace

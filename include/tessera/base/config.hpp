@@ -16,7 +16,7 @@ enum class PositionKind { learned, rotary, alibi, none };
 enum class NormStyle { layernorm, rmsnorm };
 enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
 enum class Precision { fp32, bf16, fp16 };
-enum class Recompute { none, selective, full };
+enum class Recompute { none, selective, full, automatic };
 enum class RecomputeMethod { uniform, block };
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
 enum class OptimizerName { adamw, adam, sgd };
@@ -24,6 +24,7 @@ enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
 enum class WeightDecayStyle { constant, linear, cosine };
 enum class DeviceChoice { automatic, cpu, cuda };
+enum class GraphUse { automatic, off, on };
 
 /// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
 std::string_view name_of(Family value);
@@ -39,6 +40,7 @@ std::string_view name_of(LrStyle value);
 std::string_view name_of(WsdStyle value);
 std::string_view name_of(WeightDecayStyle value);
 std::string_view name_of(DeviceChoice value);
+std::string_view name_of(GraphUse value);
 
 /// Llama-3 frequency scaling of rotary embeddings; factor 1 = none.
 struct RopeScaling {
@@ -87,6 +89,7 @@ struct ModelConfig {
 struct ParallelConfig {
   std::int64_t tensor = 1;
   bool sequence = false;
+  std::int64_t tensor_chunks = 0;  ///< as TensorParallel::chunks; on the CPU 0 is 1
   std::int64_t pipeline = 1;
   std::int64_t virtual_stages = 1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
@@ -112,6 +115,7 @@ struct OptimizerConfig {
   /// Parameters whose name matches one of these globs get no weight decay, besides biases and norms (1-D
   /// tensors).
   std::vector<std::string> no_decay = {};
+  bool split_main_weights = false;  ///< bf16: fp32 main weights as the bf16 weights and their low 16 bits
 
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
@@ -143,7 +147,7 @@ struct TrainingConfig {
   double min_loss_scale = 1.0;
   std::int64_t loss_scale_window = 1000;  ///< finite steps before the scale doubles
   std::int64_t hysteresis = 2;            ///< non-finite steps from which on the scale is halved
-  Recompute recompute = Recompute::none;
+  Recompute recompute = Recompute::none;  ///< automatic: settle_recompute (engine) finds the other three
   RecomputeMethod recompute_method =
       RecomputeMethod::uniform;       ///< full: every N layers one segment, or the first N
   std::int64_t recompute_layers = 1;  ///< full: that N
@@ -193,8 +197,12 @@ struct DeviceConfig {
   /// CUDA device of this process; null = LOCAL_RANK, so each process of a host has its own.
   std::optional<std::int64_t> index = std::nullopt;
   std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
-  bool tune_gemm = false;    ///< CUDA: time the algorithms of each new matrix product and keep the fastest
+  /// CUDA: launch the passes of a step as one graph; automatic: where a trial shows that it serves.
+  GraphUse cuda_graph = GraphUse::automatic;
+  bool tune_gemm = false;  ///< CUDA: time the algorithms of each new matrix product and keep the fastest
   std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps choices between runs
+  /// What a plan may fill on one rank, GB of 10^9 bytes; null = what the device has, less a reserve.
+  std::optional<double> memory_gb = std::nullopt;
 
   friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;
 };

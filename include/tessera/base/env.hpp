@@ -42,6 +42,8 @@ struct Environment {
   std::optional<std::int64_t> threads;  ///< TESSERA_THREADS: CPU threads where device.threads is 0
   std::optional<std::string> python;    ///< TESSERA_PYTHON: the interpreter that runs `-m tessera`
 
+  std::optional<std::string> cache_dir;  ///< of this user: XDG_CACHE_HOME, or HOME/.cache
+
   /// Variables that begin with TESSERA_ but mean nothing to this version, with the nearest name that does.
   std::vector<std::string> warnings;
 

@@ -53,7 +53,7 @@ constexpr std::uint32_t site_of(std::string_view name) {
 /// f % 4 of block `row * ceil(features / 4) + f / 4` is below `threshold`. A row stands for one (sample,
 /// position) of the global batch, whatever rank or micro-batch computes it.
 struct DropoutSpec {
-  RngKey key;
+  RngKey key = {};
   float probability = 0.0f;  ///< 0 = no dropout
   std::int64_t batch = 1;  ///< rows run position-major: local row r = (position r / batch, sample r % batch)
   std::int64_t sample0 = 0;     ///< global number of local sample 0

@@ -20,19 +20,20 @@
 
 namespace tessera {
 
-/// One rank's part of a tensor, contiguous in host memory.
+/// One rank's part of a tensor.
 struct CheckpointTensor {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;                          ///< of the whole tensor
   TensorSlice slice;                    ///< the box held here
   std::string placement = "replicate";  ///< for people and for inspect; reading goes by `slice`
-  const std::byte* data = nullptr;
+  const std::byte* data = nullptr;      ///< contiguous in host memory; null: `read` gives it when it is due
+  std::function<std::shared_ptr<const std::byte>()> read = nullptr;
 
   /// A tensor that this rank holds whole.
   static CheckpointTensor whole(const TensorView& view, std::string placement = "replicate") {
     return {view.name, view.dtype, view.shape, TensorSlice::whole(view.shape), std::move(placement),
-            view.data};
+            view.data, nullptr};
   }
 };
 

@@ -71,7 +71,7 @@ struct CommStats {
 struct CommEvent {
   std::string group, operation;
   std::uint64_t sequence = 0;     ///< collectives of a group are counted together, exchanges on their own
-  double begin_s = 0, end_s = 0;  ///< std::chrono::steady_clock, seconds since its epoch
+  double begin_s = 0, end_s = 0;  ///< in the seconds of now_s()
 };
 
 struct CommOptions {
@@ -213,6 +213,11 @@ class Communicator {
 /// The group of one.
 std::shared_ptr<Communicator> make_self_communicator(const std::string& name = "self",
                                                      const CommOptions& options = {});
+
+/// Rank `rank` of `size` where the others are not there: every operation is over at once and what they would
+/// have sent stays as it is in memory. Only to a sum of float64, as counts are, each of them gives 1. For
+/// shapes and sizes, never for values. Cannot be split.
+std::shared_ptr<Communicator> make_absent_communicator(int rank, int size, const std::string& name);
 
 /// `size` ranks for threads of this process: element r is for thread r.
 std::vector<std::shared_ptr<Communicator>> make_local_communicators(int size,

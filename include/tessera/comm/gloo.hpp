@@ -11,7 +11,7 @@ struct GlooOptions {
   CommOptions comm;
   /// Address of this machine that other ranks can reach (an IP or host name); empty = the one it reaches the
   /// store from.
-  std::string address;
+  std::string address = {};
   /// Keeps the keys of restarted jobs apart: one value for one call of make_gloo_communicator on all ranks.
   std::string job = "0";
 };

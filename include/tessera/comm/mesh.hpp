@@ -43,6 +43,9 @@ class ProcessMesh {
   ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& shape);
   /// One rank.
   static std::shared_ptr<ProcessMesh> self();
+  /// Rank `rank` of a mesh whose other ranks are not there (make_absent_communicator): to see what that rank
+  /// would compute.
+  static std::shared_ptr<ProcessMesh> alone(const MeshShape& shape, int rank);
 
   const MeshShape& shape() const { return shape_; }
   const MeshCoordinates& coordinates() const { return coordinates_; }
@@ -61,6 +64,7 @@ class ProcessMesh {
   int rank() const { return world_->rank(); }
 
  private:
+  ProcessMesh() = default;
   MeshShape shape_;
   MeshCoordinates coordinates_;
   std::shared_ptr<Communicator> world_, embedding_;

@@ -13,8 +13,8 @@ namespace tessera {
 /// Starting never blocks, and Pending::wait only makes ctx.stream wait; the host goes on. What that means for
 /// errors, for messages (matched in the order of the sender, not by tag) and for sums (not in rank order) is
 /// in docs/floors/comm.md. Ranks of one job must be on different GPUs. Errors: ConfigError in a build without
-/// CUDA, InvalidArgument for a device that is not a GPU, CommunicationError naming the group when NCCL does
-/// not come up in time.
+/// CUDA or without that device, InvalidArgument for a device that is not a GPU, CommunicationError naming the
+/// group when NCCL does not come up in time.
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> host, Device device);
 
 }  // namespace tessera

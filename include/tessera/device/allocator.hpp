@@ -42,6 +42,8 @@ class CachingAllocator {
   /// Memory of the host that the stream can copy to and from while the host goes on; its owner gives it back.
   /// Errors: IoError.
   std::shared_ptr<void> host_memory(std::size_t bytes);
+  /// Its owner needs `memory` no longer, the stream until `event` is done.
+  void keep_host_memory(std::shared_ptr<void> memory, const Event& event);
   /// Bytes from the host, which may be changed as soon as this returns. On the CPU a plain copy.
   void copy_from_host(void* target, const void* source, std::size_t bytes);
   /// Bytes to the host, there when this returns. On CUDA that waits for the stream; on the CPU it is a plain

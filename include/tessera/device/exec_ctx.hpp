@@ -31,5 +31,8 @@ struct CudaDevices {
 CudaDevices cuda_devices();
 /// Name, memory and compute capability of one of them.
 std::string describe_cuda_device(int index);
+/// Bytes of memory: all of a GPU's; of the CPU's what the processes of this machine (or of their control
+/// group, where that has a limit) may have in all.
+std::int64_t memory_bytes_of(Device device);
 
 }  // namespace tessera

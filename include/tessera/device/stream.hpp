@@ -13,6 +13,7 @@
 
 namespace tessera {
 
+struct Recording;
 class Trace;
 
 /// A point in a stream's work that other streams or the host can wait for. Copies share the point.
@@ -52,6 +53,8 @@ class Stream {
   void* native() const { return native_; }
   /// Whether work may still be running when the call that launched it has returned.
   bool is_asynchronous() const { return native_ != nullptr || queue_ != nullptr; }
+  /// Whether a StreamGraph is recording what is launched here.
+  bool is_recorded() const { return recording_ != nullptr; }
   /// Makes this stream's device the calling thread's, as launching CUDA kernels needs. Nothing on the CPU.
   void make_current() const;
 
@@ -71,6 +74,8 @@ class Stream {
   void copy(void* target, const void* source, std::size_t bytes);
   /// Marks the present end of this stream's work in `event`.
   void record(Event& event);
+  /// The same for Event::seconds_between: no stream may wait for it.
+  void record_time(Event& event);
   /// Work launched from now on starts only when `event` is done.
   void wait(const Event& event);
   /// Blocks until all work launched so far is done. Errors: whatever that work threw.
@@ -81,13 +86,16 @@ class Stream {
   const std::shared_ptr<Trace>& trace() const { return trace_; }
 
  private:
+  friend class StreamGraph;
   struct Queue;
   void enqueue(std::function<void()> work);
+  void wait_on_device(const Event& event);
 
   int threads_ = 1;
   Device device_;
   void* native_ = nullptr;
   std::unique_ptr<Queue> queue_;
+  std::shared_ptr<Recording> recording_;
   std::shared_ptr<Trace> trace_;
 };
 

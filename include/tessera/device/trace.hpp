@@ -4,6 +4,7 @@
 /// branch while the stream has no trace. Work is timed where it runs: by the clock on a stream that runs it
 /// in the calling thread, by events, read when all is over, on one that does not.
 
+#include <any>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,9 +26,10 @@ struct Work {
   WorkKind kind = WorkKind::scope;
   std::string name = {};
   double flops = 0, bytes = 0;
+  std::any asked = {};  ///< what exactly was asked for, where its floor tells: a matrix product's parameters
 };
 
-/// Work with its time: std::chrono::steady_clock, seconds since its epoch.
+/// Work with its time, in the seconds of now_s().
 struct TimedWork {
   Work work;
   double begin_s = 0, end_s = 0;
@@ -93,8 +95,5 @@ class TraceSpan {
   void end();
   std::unique_ptr<Open> open_;  ///< null without a trace
 };
-
-/// The clock of a Trace, now.
-double trace_clock_s();
 
 }  // namespace tessera

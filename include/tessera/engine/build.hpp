@@ -3,17 +3,31 @@
 
 #include <memory>
 
+#include "tessera/base/log.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/nn/sharding.hpp"
 
 namespace tessera {
 
-/// Context, this rank's part of the decoder, and engine for `config`. trainable = false leaves gradients and
-/// optimizer state out. `world`: all ranks of the job, null = this one alone; then the call is collective
-/// over it. `groups`: instead of those of config.optimizer. Errors: ConfigError for a layout that does not
-/// fit the model or the number of ranks.
+/// Context, this rank's part of the decoder, and engine for `config`; training.recompute auto is settled
+/// first. trainable = false leaves gradients and optimizer state out. `world`: all ranks of the job, null =
+/// this one alone; then the call is collective over it. `groups`: instead of those of config.optimizer.
+/// Errors: ConfigError for a layout that does not fit the model or the number of ranks.
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
                                      std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {});
+
+/// The engine of one rank of a mesh that exists already, trainable, on `device`; nothing of config.device but
+/// the threads counts. training.recompute is not auto.
+std::unique_ptr<Engine> build_engine(const Config& config, Device device, std::shared_ptr<ProcessMesh> mesh);
+
+/// `config` with training.recompute auto replaced by what fits on every rank: rank 0 decides, by the smallest
+/// memory_limit of all ranks, and logs why. Anything else is left as it is, and nothing is sent. Collective
+/// over `world` (null = this rank alone). Errors: ConfigError, with the least that was found and what would
+/// fit, if nothing does.
+Config settle_recompute(Config config, const std::shared_ptr<Communicator>& world,
+                        const Logger& log = Logger::silent());
+/// The same before there are ranks, of which `processes` will run on this machine.
+Config settle_recompute(Config config, std::int64_t processes);
 
 /// The device a configuration asks for: auto is CUDA if there is a device. Errors: ConfigError, with the
 /// reason, if cuda is asked for by name and there is none.

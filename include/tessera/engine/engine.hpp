@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tessera/base/config.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
+#include "tessera/device/graph.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/param_store.hpp"
@@ -33,8 +35,8 @@ struct EngineLayout {
 };
 
 struct EngineOptions {
-  OptimizerConfig optimizer;
-  LrScheduleConfig lr_schedule;
+  OptimizerConfig optimizer = {};  ///< split_main_weights only where `compute` is bf16
+  LrScheduleConfig lr_schedule = {};
   std::int64_t steps = 1000;          ///< length of the run: where the learning rate ends
   std::int64_t micro_batch_size = 0;  ///< samples computed at once; 0 = the whole batch
   std::int64_t micro_batches = 0;     ///< cut every batch into so many parts instead, as even as possible
@@ -42,11 +44,22 @@ struct EngineOptions {
   LossScale loss_scale = {};
   std::int64_t max_skipped_steps = 20;  ///< non-finite steps in a row before update() gives up
   bool trainable = true;  ///< false: no gradients, no optimizer state; forward and evaluate only
+  GraphUse cuda_graph = GraphUse::off;  ///< CUDA: whether the passes of a step are launched as one graph
   EngineLayout layout = {};
   ParamGroups groups = {};  ///< none: ParamGroups::by_decay
 
   /// The options a configuration asks for.
   static EngineOptions from(const Config& config);
+};
+
+/// What came of trying whether the passes of a step serve better as a graph (GraphUse::automatic).
+struct GraphTrial {
+  bool used = false;                ///< from now on
+  std::string refusal;              ///< why they cannot be one; empty if they can
+  double plain_s = 0, graph_s = 0;  ///< passes of a batch either way; of all ranks the sums
+
+  /// A line for the log.
+  std::string text() const;
 };
 
 /// Seconds of the parts of a step, measured where the work runs.
@@ -163,6 +176,10 @@ class Engine {
   void set_micro_batches(std::int64_t count) { options_.micro_batches = count; }
   Optimizer& optimizer() { return *optimizer_; }
   const ExecCtx& ctx() const { return ctx_; }
+  /// Nothing until the third step with options.cuda_graph automatic on a GPU, in which it happens.
+  const std::optional<GraphTrial>& graph_trial() const { return graph_trial_; }
+  /// How the passes were launched; all zeros without a graph.
+  StreamGraph::Stats graph_stats() const { return graph_ ? graph_->stats() : StreamGraph::Stats(); }
   ProcessMesh& mesh() const { return *mesh_; }
   /// The order in which this rank's last forward_backward ran.
   const std::vector<ExecutedAction>& executed() const { return executor_.executed(); }
@@ -191,6 +208,12 @@ class Engine {
   /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
+  PassesUnderWay launch_once(const Batch& batch, double targets, StreamGraph* graph,
+                             const std::function<void()>& before_launch = nullptr);
+  PassesUnderWay try_graph(const Batch& batch, double targets);
+  std::string why_not_graph(const Batch& batch, double targets, const std::vector<std::uint64_t>& expected);
+  std::vector<std::uint64_t> result_of(const PassesUnderWay& passes) const;
+  double sum_over_ranks(double value) const;
   double read_loss(const PassesUnderWay& passes) const;
   void check_can_update() const;
   void after_update();
@@ -210,6 +233,9 @@ class Engine {
   LrSchedule lr_schedule_;
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
+  std::unique_ptr<StreamGraph> graph_;  ///< of the passes; null where there will be none
+  std::int64_t passes_launched_ = 0;
+  std::optional<GraphTrial> graph_trial_;
   struct Forwarded;
   std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
   std::int64_t forwards_ = 0;

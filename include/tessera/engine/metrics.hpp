@@ -17,15 +17,15 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0;
   std::int64_t tokens = 0;  ///< since the start of the run
   double tokens_per_s = 0;
-  std::optional<double> mfu;  ///< model FLOPs/s over the machine's measured GEMM rate
+  std::optional<double> mfu = {};  ///< model FLOPs/s over the machine's measured GEMM rate
   double step_ms = 0, data_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;
-  std::int64_t peak_mem_bytes = 0;   ///< of the rank that held most
-  std::int64_t skipped = 0;          ///< steps skipped so far because their gradient was not finite
-  std::optional<double> loss_scale;  ///< fp16: of the next step
-  std::optional<double> eval_loss;
+  std::int64_t peak_mem_bytes = 0;        ///< of the rank that held most
+  std::int64_t skipped = 0;               ///< steps skipped so far because their gradient was not finite
+  std::optional<double> loss_scale = {};  ///< fp16: of the next step
+  std::optional<double> eval_loss = {};
   /// Several ranks only: rank 0's waits for its pipeline neighbours, and what it sent and waited for on each
   /// axis.
-  std::optional<double> bubble_ms;
+  std::optional<double> bubble_ms = {};
   struct Traffic {
     std::string axis;
     std::int64_t bytes = 0;

@@ -47,13 +47,41 @@ struct RankPlan {
   std::int64_t bytes_sent(std::string_view axis = {}) const;
 };
 
+/// What a plan may fill on one rank, and where that number comes from.
+struct MemoryLimit {
+  std::int64_t bytes = 0;
+  std::string source;  ///< "device.memory_gb", or what was asked
+};
+
+/// device.memory_gb. Where that is null: for a job whose `ranks` ranks are all on this machine, the memory of
+/// its smallest GPU, or each rank's share of the machine's, in both cases less a reserve for what plans do
+/// not count. Errors: ConfigError if device.type asks for a GPU and there is none.
+MemoryLimit memory_limit(const DeviceConfig& device, std::int64_t ranks);
+
+/// A way to recompute, and what the rank that needs most needs with it.
+struct RecomputeCandidate {
+  RecomputeOptions options;
+  std::int64_t memory_bytes = 0;
+};
+
+/// What training.recompute auto is for one layout. `tried` holds none, selective, full with the smallest
+/// `block` that fits, full with the `uniform` segments that need least, each of which costs more time than
+/// the one before, up to the first that fits.
+struct RecomputeChoice {
+  MemoryLimit limit;
+  std::vector<RecomputeCandidate> tried;
+  RecomputeCandidate chosen;  ///< the last one tried; if none fits, the one that needs least
+
+  bool fits() const { return chosen.memory_bytes <= limit.bytes; }
+};
+
 struct RankGroups {
   std::string_view axis;
   std::vector<std::vector<int>> groups;
 };
 
 struct Plan {
-  Config config;  ///< resolved, parallel.data given
+  Config config;  ///< resolved, parallel.data and what to recompute given
   MeshShape mesh;
   std::int64_t parameters = 0;     ///< of the model
   std::int64_t micro_batches = 0;  ///< per step and data rank
@@ -64,13 +92,15 @@ struct Plan {
   double bubble = 0;               ///< idle share of the step at these times, transfers taking none
   double even_bubble = 0;          ///< at equal pieces, backward twice as long as forward
   std::vector<RankPlan> ranks;
+  std::optional<RecomputeChoice> recompute;  ///< how training.recompute auto was settled, if it was auto
 
   /// The rank that needs most memory.
   const RankPlan& largest() const;
 };
 
-/// Plans `config` on so many processes (null: processes_needed). Errors: ConfigError as resolve_layout, and
-/// for schedules of more passes than can be simulated.
+/// Plans `config` on so many processes (null: processes_needed); training.recompute auto by memory_limit as
+/// if all of them were here. Errors: ConfigError as resolve_layout and memory_limit, and for schedules of
+/// more passes than can be simulated.
 Plan make_plan(const Config& config, std::optional<std::int64_t> processes = std::nullopt);
 
 /// Changes to a configuration that make it fit.
@@ -84,11 +114,15 @@ struct PlanAdvice {
 /// recomputation; with as many processes, or, if that is impossible, with up to 64 times as many. Each was
 /// planned. Nothing if none was found.
 std::optional<PlanAdvice> advise(const Plan& plan, std::int64_t memory_bytes);
+/// The same as a sentence.
+std::string advice_text(const Plan& plan, std::int64_t memory_bytes);
 
 /// For people: tables, groups, the schedule as a picture of at most `width` columns. `memory_bytes`: what
 /// each rank has, to say whether it fits and what to change.
 std::string to_text(const Plan& plan, std::optional<std::int64_t> memory_bytes = std::nullopt,
                     int width = 100);
+/// "auto is selective, the first that fits into 80.0 GB (device.memory_gb): none 81.2 GB, selective 78.9 GB".
+std::string to_text(const RecomputeChoice& choice);
 /// For programs: everything, bytes as integers.
 std::string to_json(const Plan& plan, std::optional<std::int64_t> memory_bytes = std::nullopt);
 

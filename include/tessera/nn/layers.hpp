@@ -25,8 +25,12 @@ class Linear : public Module {
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
+  /// forward(x), and the activation of it for the next layer's forward_activated.
+  LinearActivation forward_with_activation(const Forward& forward, const Var& x, ops::ActivationKind kind);
   /// forward(activation(x)), or forward(swiglu(x)) if kind is none, without keeping the activated values.
-  Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind);
+  /// `activated`: these, where they are there already.
+  Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
+                        Tensor activated = {});
 
  private:
   TensorParallel tensor_;

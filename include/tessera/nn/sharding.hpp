@@ -23,7 +23,10 @@ struct RecomputeOptions {
   std::int64_t layers = 1;
   bool partition = false;
 
+  /// Errors: InvalidArgument while training.recompute is auto: settle_recompute (engine) comes first.
   static RecomputeOptions from(const TrainingConfig& training);
+
+  friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
 };
 
 /// Attention heads of one tensor rank. Query heads are shared out; key-value heads too, or, where there are

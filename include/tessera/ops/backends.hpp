@@ -13,7 +13,10 @@ std::vector<std::pair<std::string, std::string>> describe_backends();
 /// file that keeps choices between runs, by GPU and library version; empty = memory only. Errors: ConfigError
 /// in a build without CUDA; IoError if `tune` and the file cannot be written.
 void set_gemm_tuning(bool tune, const std::string& cache_path);
-/// What is to be told of that file (damaged, read-only); empty the next time, or if all is well.
+/// Files of `tessera tune` that are only read, for products that the file above does not have; the first that
+/// has one counts. Before the first product. Ignored in a build without CUDA.
+void set_gemm_tables(const std::vector<std::string>& paths);
+/// What is to be told of these files (damaged, read-only); empty the next time, or if all is well.
 std::string take_gemm_note();
 
 }  // namespace tessera::ops

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/ops/activation.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera::ops {
@@ -22,10 +23,37 @@ void matmul_into(const ExecCtx& ctx, const Tensor& a, const Tensor& b, const Ten
 /// rounds the distance between rows of y up to that many elements (y is then a strided view); 1 = contiguous.
 Tensor linear(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
               std::int64_t row_padding = 1);
+/// Memory for a linear's result of `shape`, as `row_padding` wants it.
+Tensor empty_linear(const ExecCtx& ctx, const Shape& shape, DType dtype, std::int64_t row_padding = 1);
+/// linear into `y`, a matrix whose rows may be apart.
+void linear_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                 const Tensor& y);
+/// A linear's result before and after an activation; `pre` is undefined where nobody needs it.
+struct LinearActivation {
+  Tensor pre, y;
+};
+/// pre = linear(x), y = f(pre), contiguous. GELU is made by the product; other activations are a pass after
+/// it. Without keep_pre there is only y.
+LinearActivation linear_with_activation(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
+                                        const Tensor& bias, ActivationKind kind, bool keep_pre = true);
+/// linear_with_activation into `result`, whose `pre` may be undefined.
+void linear_with_activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
+                                 const Tensor& bias, ActivationKind kind, const LinearActivation& result);
+
 /// dx = dy weight, in dy's dtype.
 Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight);
+/// dpre = f'(pre) (dy weight): the gradient of pre in linear(f(pre)). GELU's is made by the product. pre is
+/// contiguous and has dy's dtype.
+Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
+                             ActivationKind kind);
+/// linear_backward_input into `dpre`, contiguous.
+void linear_backward_input_into(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
+                                ActivationKind kind, const Tensor& dpre);
 /// dweight = beta dweight + dy^T x, in fp32.
 void linear_backward_weight(const ExecCtx& ctx, const Tensor& dy, const Tensor& x, const Tensor& dweight,
                             float beta);
+/// And dbias = bias_beta dbias + column sums of dy, within the same product where the backend can.
+void linear_backward_weight(const ExecCtx& ctx, const Tensor& dy, const Tensor& x, const Tensor& dweight,
+                            float beta, const Tensor& dbias, float bias_beta);
 
 }  // namespace tessera::ops

@@ -41,12 +41,23 @@ struct ElementGroups {
   Tensor of_block;  ///< u8 [n / kGroupBlock, rounded up]: group, or kNoGroup for what is left as it is
 };
 
-/// One pass over a flat range: fp32 grad, main, m, v of equal length; `model` (16-bit copy to refresh) may be
-/// undefined.
+/// Splits fp32 main weights into `model`, bf16, which is rounded to nearest (ties away from zero), and `low`,
+/// u16, the low 16 bits of each. Together they hold every bit; a NaN stays one.
+void split_main(const ExecCtx& ctx, const Tensor& main, const Tensor& model, const Tensor& low);
+/// The reverse: writes fp32 `main`.
+void join_main(const ExecCtx& ctx, const Tensor& model, const Tensor& low, const Tensor& main);
+
+/// What an update changes: fp32 `main` with `model`, a 16-bit copy to refresh, which may be undefined; or
+/// `model` and `low` as split_main makes them, and `main` undefined.
+struct MainWeights {
+  Tensor main, model, low = {};
+};
+
+/// One pass over a flat range: weights and fp32 grad, m, v of equal length.
 void adam(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
-          const Tensor& main, const Tensor& m, const Tensor& v, const Tensor& model);
+          const MainWeights& weights, const Tensor& m, const Tensor& v);
 /// `buffer` holds the momentum; it may be undefined if no group has any.
 void sgd(const ExecCtx& ctx, const Tensor& state, const ElementGroups& groups, const Tensor& grad,
-         const Tensor& main, const Tensor& buffer, const Tensor& model, bool nesterov);
+         const MainWeights& weights, const Tensor& buffer, bool nesterov);
 
 }  // namespace tessera::ops

@@ -38,7 +38,7 @@ struct NamedTensor {
 };
 
 /// AdamW, Adam or SGD with momentum, by OptimizerConfig, each parameter by the values of its group. All that
-/// a rank updates is one kernel call, or, sharded, one for each bucket.
+/// a rank updates is one kernel call, or, if the store is sharded or split, one for each bucket.
 class Optimizer {
  public:
   /// Keeps a reference to `store`. Without groups they are ParamGroups::by_decay(config). What the store has
@@ -102,7 +102,8 @@ class Optimizer {
   bool decays(const Parameter& parameter) const;
 
  private:
-  /// Neighbours that one kernel call updates: in one bucket, or, if the store is not sharded, anywhere.
+  /// Neighbours that one kernel call updates: in one bucket, or, if the store is neither sharded nor split,
+  /// anywhere.
   struct Part {
     std::size_t bucket = 0;
     FlatRun run;

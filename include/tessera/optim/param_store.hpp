@@ -10,6 +10,7 @@
 
 #include "tessera/autograd/parameter.hpp"
 #include "tessera/comm/communicator.hpp"
+#include "tessera/ops/optimizer.hpp"
 #include "tessera/optim/layout.hpp"
 
 namespace tessera {
@@ -28,7 +29,10 @@ struct StoreGroups {
 
 struct ParamStoreOptions {
   DType compute = DType::f32;  ///< what kernels read: f32 (the main weights themselves), bf16 or f16 (a copy)
-  bool trainable = true;       ///< false: no gradient memory, parameters are not trained
+  /// bf16: main weights that no kernel reads in fp32 are kept as the copy and their low 16 bits
+  /// (ops::split_main).
+  bool split_main = false;
+  bool trainable = true;  ///< false: no gradient memory, parameters are not trained
   StoreGroups groups = {};
   /// 0: every data rank updates everything; 1: each updates its share of every bucket, then weights are
   /// gathered.
@@ -46,20 +50,33 @@ struct FlatGradient {
   double scale = 1.0;
 };
 
+/// Values of a store that count as fp32, where they lie: as such, or split by ops::split_main.
+struct StateValues {
+  Tensor values;    ///< f32, or bf16 beside `low`
+  Tensor low = {};  ///< u16; undefined unless the values are split
+
+  std::int64_t numel() const { return values.numel(); }
+  StateValues narrow(std::int64_t begin, std::int64_t count) const;
+  /// In fp32: a view, or of split values a copy.
+  Tensor read(const ExecCtx& ctx) const;
+  /// Sets them to numel() floats of host memory.
+  void write(const ExecCtx& ctx, const float* source) const;
+};
+
 /// Elements [begin, end) of this rank's part of a parameter, as checkpoints read and write them; where they
 /// lie in the whole parameter: parameter->placement().boxes(begin, end).
 struct StatePiece {
   std::string kind;  ///< "param", "adam_m", "adam_v" or "momentum"
   Parameter* parameter = nullptr;
   std::int64_t begin = 0, end = 0;
-  Tensor tensor;  ///< fp32 [end - begin], a view: writing to it restores a checkpoint
+  StateValues values;  ///< [end - begin]: writing restores a checkpoint
 
   /// "param.<name of the parameter>", ...
   std::string name() const { return kind + "." + parameter->name(); }
-  /// The boxes of the whole parameter that it consists of, and the contiguous part of `tensor` each one is.
+  /// The boxes of the whole parameter that it consists of, and the values of each, which lie together.
   struct Box {
     Placed place;
-    Tensor tensor;
+    StateValues values;
   };
   std::vector<Box> boxes() const;
 };
@@ -71,7 +88,8 @@ enum class PieceSet {
 };
 
 /// Owns fp32 main weights, their 16-bit compute copy (bf16 and f16 only) and fp32 gradients: flat buffers
-/// that share one layout (FlatLayout); the gaps are zero and stay zero.
+/// that share one layout (FlatLayout); the gaps are zero and stay zero. With split_main the low 16 bits of
+/// the main weights stand in their place, except for ParameterTraits::reads_main.
 ///
 /// Gradients of several calls: begin_call, backward passes, finish_call(factor), once or more; then an update
 /// takes their sum. The gradient buffer holds one call's gradient; a second buffer for the sum comes into
@@ -81,7 +99,7 @@ enum class PieceSet {
 /// only those of this rank's share of each bucket: it alone has optimizer state, and with a copy it alone has
 /// main weights, except where kernels read these. So persistent bytes per parameter, the optimizer's two
 /// moments included, are 16 in fp32 and 18 in bf16 or f16, sharded over d ranks 8 + 8/d and 6 + 12/d
-/// (10 + 8/d for ParameterTraits::reads_main).
+/// (10 + 8/d for ParameterTraits::reads_main). Split they are 16, and 6 + 10/d.
 class ParamStore {
  public:
   static constexpr std::int64_t kAlignment = FlatLayout::kAlignment;
@@ -89,7 +107,8 @@ class ParamStore {
   /// Allocates, initialises every parameter by its Init (normal numbers keyed by (ctx.seed, name, global
   /// element): every layout draws the same) and binds it. Collective over groups.tensor if that has several
   /// ranks. Errors: InvalidArgument for null or empty parameters, a name used twice, a compute dtype other
-  /// than f32, bf16 and f16, a zero_stage other than 0 and 1, or groups without a world.
+  /// than f32, bf16 and f16, split_main with one other than bf16, a zero_stage other than 0 and 1, or groups
+  /// without a world.
   ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters, const ParamStoreOptions& options = {});
   ~ParamStore();
   ParamStore(const ParamStore&) = delete;
@@ -109,10 +128,12 @@ class ParamStore {
   const StoreGroups& groups() const { return options_.groups; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
+  /// Whether the main weights of a bucket are split.
+  bool splits_main(const Bucket& bucket) const { return options_.split_main && !bucket.reads_main; }
   /// Bytes of the buffers held at present. The optimizer's own are not among them.
   std::size_t persistent_bytes() const;
 
-  /// fp32 [numel()], or undefined when this rank holds only shares of it (a copy, sharded).
+  /// fp32 [numel()], or undefined when this rank holds only shares of it (a copy, sharded) or splits some.
   Tensor main_buffer() const;
   /// In the compute dtype [numel()], or undefined when kernels read the main weights.
   const Tensor& model_buffer() const;
@@ -121,7 +142,7 @@ class ParamStore {
   const Tensor& grad_buffer() const { return grad_; }
 
   /// The fp32 main weight, in the parameter's shape. Errors: InvalidArgument if the parameter is not in this
-  /// store, or this rank holds only a share of it.
+  /// store, this rank holds only a share of it, or it is split.
   Tensor main(const Parameter& parameter) const;
   /// The parameter's part of a buffer of numel() elements with this store's layout, in the parameter's shape.
   Tensor view(const Tensor& buffer, const Parameter& parameter) const;
@@ -129,15 +150,15 @@ class ParamStore {
   /// other.
   Tensor zeros() const;
 
-  /// Main weights in the parameter's shape, whole on every data rank: a view, or where needed a gathered
-  /// copy. Collective over groups.data.
+  /// Main weights in fp32 in the parameter's shape, whole on every data rank: a view, or where needed a
+  /// copy that was gathered or joined. Collective over groups.data.
   Tensor whole_main(const Parameter& parameter) const;
   /// The gradient an update would take, likewise (always a copy). Errors: InvalidArgument if no call was
   /// finished.
   Tensor whole_gradient(const Parameter& parameter) const;
 
   /// Rounds the main weights this rank holds into what kernels read; needed after main weights were written
-  /// by hand. No-op for f32.
+  /// by hand. No-op for f32, and for split weights, which are what kernels read.
   void refresh_model_copy();
   /// After main weights were written, on every rank those of PieceSet::held: brings them to all data ranks
   /// and into what kernels read. Collective over groups.data if sharded.
@@ -169,6 +190,8 @@ class ParamStore {
   /// (collective), and then add_call adds, drop_call forgets, or set_call_aside copies what was summed (laid
   /// out like zeros()), so that the next call may begin; add_set_aside adds such a copy.
   void close_call();
+  /// Whether a call is closed and was neither added nor dropped nor set aside.
+  bool call_is_closed() const { return closed_; }
   void add_call(double factor);
   void drop_call();
   Tensor set_call_aside();
@@ -202,11 +225,12 @@ class ParamStore {
     bool summed = false;
   };
   PendingGradient pending_gradient() const;
-  /// What an update of elements `run` reads and writes; they lie inside updated(bucket) or, not sharded,
-  /// anywhere behind the bucket's begin. `model` is undefined where nothing is to be rounded; `state`: where
-  /// they lie in a buffer made by zeros().
+  /// What an update of elements `run` reads and writes; they lie inside updated(bucket) or, where the store
+  /// is neither sharded nor split, anywhere behind the bucket's begin. `weights.model` is undefined where
+  /// nothing is to be rounded; `state`: where they lie in a buffer made by zeros().
   struct Slice {
-    Tensor gradient, main, model;
+    Tensor gradient;
+    ops::MainWeights weights;
     FlatRun state;
   };
   Slice slice(std::size_t bucket, const FlatRun& run) const;
@@ -223,7 +247,8 @@ class ParamStore {
   std::vector<StatePiece> pieces(PieceSet set, const std::string& kind, const Tensor& state) const;
 
  private:
-  /// The part of a bucket this rank updates, and where it begins in the other buffers.
+  /// The part of a bucket this rank updates, and where it begins in the other buffers: `main` in main_, or in
+  /// low_ if the bucket is split.
   struct Owned {
     FlatRun run;
     std::int64_t state = 0, main = 0;
@@ -238,11 +263,14 @@ class ParamStore {
   void divide();
   void allocate();
   void initialise(const ParamSlot& slot, const Tensor& weight) const;
+  void initialise_from_scratch(const ParamSlot& slot, const Tensor& scratch);
   void initialise_all();
   void bind_all();
   bool main_is_whole(const Bucket& bucket) const;
-  /// fp32 main weights of `run`, which lies in one bucket and is held here.
+  /// fp32 main weights of `run`, which lies in one bucket that is not split and is held here.
   Tensor main_of(std::size_t bucket, const FlatRun& run) const;
+  /// The same of any bucket, as they lie.
+  StateValues main_values(std::size_t bucket, const FlatRun& run) const;
   Tensor gradient_of(std::size_t bucket, const FlatRun& run) const;
   Tensor view(const Tensor& buffer, const ParamSlot& slot) const;
   Tensor gathered(const ParamSlot& slot, const Tensor& own) const;
@@ -261,8 +289,8 @@ class ParamStore {
   bool sharded_ = false;
   std::vector<Owned> owned_;      // by bucket
   std::int64_t state_numel_ = 0;  // of a buffer made by zeros()
-  std::int64_t main_numel_ = 0;
-  Tensor main_, model_, grad_;
+  std::int64_t main_numel_ = 0, low_numel_ = 0;
+  Tensor main_, low_, model_, grad_;
   std::unique_ptr<GradientReduction> reduction_;
   mutable std::vector<Gather> gathers_;  // by bucket
   mutable int gathers_running_ = 0;

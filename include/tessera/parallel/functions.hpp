@@ -15,6 +15,10 @@ namespace tessera {
 struct TensorParallel {
   Communicator* comm = nullptr;  ///< null = one rank
   bool sequence = false;         ///< shard norms, dropout and residual stream along the sequence
+  /// Communication beside the product it depends on: 1 = none; n = a product's sum over ranks travels in n
+  /// pieces, each while the next is multiplied, and own positions are multiplied while others' are gathered;
+  /// 0 = as many pieces, at most 4, as are products large enough to fill a GPU.
+  int chunks = 1;
 
   int size() const { return comm ? comm->size() : 1; }
   int rank() const { return comm ? comm->rank() : 0; }
@@ -43,6 +47,9 @@ Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
 /// meanwhile instead of kept.
 Var column_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                   Parameter* bias, std::int64_t row_padding = 1);
+/// column_linear(x), and the activation of it; see linear_with_activation.
+LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
+                                               Parameter& weight, Parameter* bias, ops::ActivationKind kind);
 
 /// y = sum over ranks of x weight^T, + bias: [seq, batch, in of this rank] to [seq (or seq / size), batch,
 /// out]. weight holds this rank's columns, bias is whole on every rank. The gradient of bias is the whole one
@@ -51,7 +58,8 @@ Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Param
                Parameter* bias);
 /// row_linear(activation(x)), and of swiglu(x) if kind is none; see activated_linear.
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
-                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias);
+                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
+                         Tensor activated = {});
 
 /// dropout(table[tokens] + position_table[positions]), table split by rows (table.placement());
 /// position_table, which may be null, is whole on every rank. tokens [seq, batch] and positions [seq * batch]

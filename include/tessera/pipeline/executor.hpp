@@ -28,7 +28,7 @@ class StageProgram {
   virtual Boundary boundary(int micro_batch) const = 0;
 };
 
-/// An action as it ran: std::chrono::steady_clock, seconds since its epoch.
+/// An action as it ran, in the seconds of now_s().
 struct ExecutedAction {
   Action action;
   double begin_s = 0, end_s = 0;

@@ -140,8 +140,10 @@ def _convert(name: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e18:
             raise config_error(f"other_megatron_args: {name} is {value!r}; it must be a number above 0 and at most 1e18")
         return float(value)
-    if name.startswith("reset_"):
+    if name.startswith("reset_") or name == "enable_cuda_graph":
         return bool(value)
+    if name == "tp_comm_overlap":  # 0 = as the device and the sizes suggest, 1 = off
+        return 0 if value else 1
     return str(value)
 
 
@@ -221,6 +223,13 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         else:
             training["max_skipped_steps"] = 1
     config["optimizer"] = _optimizer(optimizer_defaults, plugin.gradient_clipping)
+    if plugin.use_precision_aware_optimizer:
+        # What Megatron's does with its default dtypes: fp32 state, and of main weights what bf16 weights lack.
+        if mixed_precision == "bf16":
+            config["optimizer"]["split_main_weights"] = True
+        else:
+            warn_once("use_precision_aware_optimizer has no effect without mixed_precision='bf16': the optimizer's state is fp32, "
+                      "and only bf16 weights are halves of their main weights")
     config["model"] = model_overrides(plugin, hf_config, pretrained)
     if plugin.eod_mask_loss:
         config["data"]["eod_mask_loss"] = True

@@ -43,6 +43,8 @@ ARGUMENTS: Dict[str, Effect] = {
     "min_loss_scale": ("config", "training.min_loss_scale"),
     "loss_scale_window": ("config", "training.loss_scale_window"),
     "hysteresis": ("config", "training.hysteresis"),
+    "enable_cuda_graph": ("config", "device.cuda_graph"),
+    "tp_comm_overlap": ("config", "parallel.tensor_chunks"),
     "reset_position_ids": ("config", "data.reset_position_ids"),
     "reset_attention_mask": ("config", "data.reset_attention_mask"),
     "split": ("config", "data.split"),
@@ -92,7 +94,7 @@ ARGUMENTS: Dict[str, Effect] = {
             "onnx_safe make_vocab_size_divisible_by"),
     **_each(("warns", "it tunes Megatron's communication"),
             "async_tensor_model_parallel_allreduce no_async_tensor_model_parallel_allreduce overlap_grad_reduce "
-            "overlap_param_gather overlap_p2p_communication no_overlap_p2p_communication tp_comm_overlap "
+            "overlap_param_gather overlap_p2p_communication no_overlap_p2p_communication "
             "delay_grad_reduce ddp_bucket_size use_ring_exchange_p2p scatter_gather_tensors_in_pipeline "
             "no_scatter_gather_tensors_in_pipeline distributed_backend DDP_impl use_contiguous_buffers_in_local_ddp "
             "accumulate_allreduce_grads_in_fp32 empty_unused_memory_level nccl_communicator_config_path"),

@@ -294,7 +294,6 @@ class StepRunner:
         self.step = step
 
     def run(self, model: Any, batch: Dict[str, Any]) -> Any:
-        import numpy as np
         import torch
 
         session = model.session
@@ -329,17 +328,18 @@ class StepRunner:
         training = model.training and torch.is_grad_enabled()
         call = None
         if training:
-            def gradient(number: int, begin: int, count: int, array: Any) -> Any:
+            def gradient(number: int, begin: int, count: int, losses: Any) -> Any:
                 with torch.enable_grad():
-                    leaf = torch.from_numpy(np.array(array)).to(model.device)
+                    leaf = torch.from_dlpack(losses).clone().to(model.device)
                     loss_of(number, leaf).backward()
-                return leaf.grad.to("cpu", torch.float32).contiguous().numpy()
+                return leaf.grad.to(torch.float32).contiguous()
 
             call = session.train_with(whole, "token_losses", gradient)
         else:
-            array, _ = session.forward(whole, "token_losses", record=False)
+            output, _ = session.forward(whole, "token_losses", record=False)
+            losses = None if output is None else torch.from_dlpack(output).to(model.device)
             for number, (a, b) in enumerate(cuts):
-                loss_of(number, torch.from_numpy(array[a:b]).to(model.device))
+                loss_of(number, losses[a:b])
         logged = _mean_over_ranks(values, session)
         own = logged.pop("loss", float("nan"))
         loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)

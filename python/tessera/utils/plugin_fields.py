@@ -129,7 +129,6 @@ REFUSED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
 WARNED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "overlap_cpu_optimizer_d2h_h2d": (bool, "the optimizer's state stays on the device"),
     "optimizer_cpu_offload": (bool, "the optimizer's state stays on the device; use_distributed_optimizer=True shards it"),
-    "use_precision_aware_optimizer": (bool, "the optimizer's state is fp32"),
     "attention_backend": (lambda v: v is not None, "there is one attention kernel for each device"),
     "attention_softmax_in_fp32": (lambda on: not on, "the softmax of attention is always computed in fp32"),
 }
@@ -152,6 +151,7 @@ FIELD_EFFECTS: Dict[str, Tuple[str, str]] = {
     "sequence_parallelism": ("config", "parallel.sequence"),
     "recompute_activations": ("config", "training.recompute"),
     "use_distributed_optimizer": ("config", "parallel.zero_stage"),
+    "use_precision_aware_optimizer": ("config", "optimizer.split_main_weights"),
     "num_layers_per_virtual_pipeline_stage": ("config", "parallel.virtual_stages"),
     "is_train_batch_min": ("data loader", "which batch_size is the micro-batch: config_map.micro_batch_size_of"),
     "train_iters": ("horizon", "train_iters"),

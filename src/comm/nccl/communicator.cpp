@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "comm/check.hpp"
@@ -7,15 +6,13 @@
 #include "comm/nccl/collectives.hpp"
 #include "comm/nccl/link.hpp"
 #include "comm/nccl/pending.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/nccl.hpp"
+#include "tessera/device/exec_ctx.hpp"
 
 namespace tessera {
 namespace {
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 class NcclCommunicator : public Communicator {
  public:
@@ -320,6 +317,11 @@ std::shared_ptr<Communicator> NcclCommunicator::do_split(int color, int key, con
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> host, Device device) {
   TESSERA_CHECK(host != nullptr, "a communicator over NCCL needs one over the host");
   TESSERA_CHECK(!device.is_cpu(), "a communicator over NCCL needs a CUDA device, not ", device);
+  const CudaDevices devices = cuda_devices();
+  TESSERA_ENSURE(ConfigError,
+                 device.index<devices.count, "a communicator over NCCL on ", device, ": ", devices.count> 0
+                     ? detail::concat("there are ", devices.count, " devices")
+                     : devices.why_none);
   auto job = std::make_shared<NcclJob>(host, device);
   return std::make_shared<NcclCommunicator>(std::move(job), std::move(host));
 }

@@ -45,6 +45,12 @@ std::string describe(int device) {
                         " multiprocessors");
 }
 
+std::size_t total_memory(int device) {
+  cudaDeviceProp properties;
+  TESSERA_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.totalGlobalMem;
+}
+
 void use_device(int device) { TESSERA_CUDA_CHECK(cudaSetDevice(device)); }
 
 void* create_stream(int device, bool high_priority) {
@@ -87,6 +93,52 @@ double seconds_between(void* begin, void* end) {
   float milliseconds = 0;
   TESSERA_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, as_event(begin), as_event(end)));
   return static_cast<double>(milliseconds) * 1e-3;
+}
+
+void begin_recording(void* stream) {
+  // Relaxed: other calls of this process, in this thread or another, go on as always.
+  TESSERA_CUDA_CHECK(cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeRelaxed));
+}
+
+void* end_recording(void* stream) {
+  cudaGraph_t graph = nullptr;
+  TESSERA_CUDA_CHECK(cudaStreamEndCapture(as_stream(stream), &graph));
+  return graph;
+}
+
+void record_outside(void* event, void* stream) {
+  TESSERA_CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream), cudaEventRecordExternal));
+}
+
+void wait_outside(void* stream, void* event) {
+  TESSERA_CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event), cudaEventWaitExternal));
+}
+
+void* make_executable(void* graph) {
+  cudaGraphExec_t executable = nullptr;
+  TESSERA_CUDA_CHECK(cudaGraphInstantiate(&executable, static_cast<cudaGraph_t>(graph), 0));
+  return executable;
+}
+
+bool update_executable(void* executable, void* graph) {
+  cudaGraphExecUpdateResultInfo info;
+  const cudaError_t code =
+      cudaGraphExecUpdate(static_cast<cudaGraphExec_t>(executable), static_cast<cudaGraph_t>(graph), &info);
+  if (code == cudaErrorGraphExecUpdateFailure) {
+    cudaGetLastError();
+    return false;
+  }
+  check(code, "cudaGraphExecUpdate");
+  return true;
+}
+
+void launch_executable(void* executable, void* stream) {
+  TESSERA_CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable), as_stream(stream)));
+}
+
+void destroy_graph(void* graph) noexcept { cudaGraphDestroy(static_cast<cudaGraph_t>(graph)); }
+void destroy_executable(void* executable) noexcept {
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable));
 }
 
 void* allocate(int device, std::size_t bytes) {

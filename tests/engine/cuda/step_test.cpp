@@ -18,12 +18,18 @@ TEST(CudaStep, IsCountedOnTheEmulator) {
 namespace tessera::test {
 namespace {
 
-class CudaStep : public ::testing::TestWithParam<Precision> {};
+struct StepCase {
+  Precision precision = Precision::fp32;
+  bool graph = false;
+};
+
+class CudaStep : public ::testing::TestWithParam<StepCase> {};
 
 TEST_P(CudaStep, NeitherWaitsNorAllocates) {
   Config config = tiny_config(0.1);
   config.device.type = DeviceChoice::cuda;
-  config.training.precision = GetParam();
+  config.training.precision = GetParam().precision;
+  config.device.cuda_graph = GetParam().graph ? GraphUse::on : GraphUse::off;
   config.training.initial_loss_scale = 65536;
   const auto engine = build_engine(config);
   // The first steps fill the pools; how many do depends on how far the device is behind when the next is
@@ -59,8 +65,12 @@ TEST(CudaStep, RecordingItDoesNotWaitEither) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, CudaStep,
-                         ::testing::Values(Precision::fp32, Precision::bf16, Precision::fp16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         ::testing::Values(StepCase{Precision::fp32}, StepCase{Precision::bf16},
+                                           StepCase{Precision::fp16}, StepCase{Precision::bf16, true}),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.precision)) +
+                                  (info.param.graph ? "_graph" : "");
+                         });
 
 }  // namespace
 }  // namespace tessera::test

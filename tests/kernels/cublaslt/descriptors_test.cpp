@@ -56,7 +56,18 @@ void expect_described(const Product& product) {
             transposition(product.transpose_second));
   EXPECT_EQ(operation_value<std::int32_t>(operation, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE), CUBLAS_COMPUTE_32F);
   const auto epilogue = operation_value<std::uint32_t>(operation, CUBLASLT_MATMUL_DESC_EPILOGUE);
-  EXPECT_EQ((epilogue & CUBLASLT_EPILOGUE_BIAS) != 0, product.fused.bias);
+  if (product.fused.sums) {
+    EXPECT_EQ(epilogue, static_cast<std::uint32_t>(CUBLASLT_EPILOGUE_BGRADB));
+  } else if (product.fused.dgelu) {
+    EXPECT_EQ(epilogue, static_cast<std::uint32_t>(CUBLASLT_EPILOGUE_DGELU));
+  } else {
+    EXPECT_EQ((epilogue & CUBLASLT_EPILOGUE_BIAS) != 0, product.fused.bias);
+    EXPECT_EQ((epilogue & CUBLASLT_EPILOGUE_GELU) != 0, product.fused.gelu);
+  }
+  // The matrix that gelu's input is written to or read from lies like the result.
+  EXPECT_EQ(operation_value<void*>(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), product.pre);
+  EXPECT_EQ(operation_value<std::int64_t>(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD),
+            product.pre != nullptr ? product.result.ld : 0);
 }
 
 TEST(CublasLt, TakesTheDescriptionOfEveryLayout) {
@@ -79,6 +90,60 @@ TEST(CublasLt, TakesTheDescriptionOfEveryLayout) {
         SCOPED_TRACE(::testing::Message() << name_of(ab) << " into " << name_of(c) << ", way " << way);
         expect_described(product_of(gemm, choose_fused(gemm)));
       }
+    }
+  }
+}
+
+TEST(CublasLt, TakesTheDescriptionOfGelusGradient) {
+  alignas(16) static bfloat16 memory[4096];
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Gemm gemm{.a = memory,
+                    .b = memory,
+                    .c = memory,
+                    .pre = memory + 64,
+                    .m = 24,
+                    .n = 40,
+                    .k = 16,
+                    .lda = 16,
+                    .ldb = 40,
+                    .ldc = 56,
+                    .ab_dtype = dtype,
+                    .c_dtype = dtype,
+                    .epilogue = Epilogue::dgelu_tanh};
+    const Product product = product_of(gemm, choose_fused(gemm));
+    EXPECT_TRUE(product.fused.dgelu);
+    EXPECT_EQ(product.pre, gemm.pre);
+    expect_described(product);
+  }
+}
+
+TEST(CublasLt, TakesTheDescriptionOfColumnSums) {
+  alignas(16) static float memory[4096];
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const float sums_beta : {0.0f, 1.0f}) {
+      const Gemm gemm{.a = memory,
+                      .b = memory,
+                      .c = memory,
+                      .column_sums = memory + 64,
+                      .sums_scratch = memory + 128,
+                      .m = 24,
+                      .n = 40,
+                      .k = 16,
+                      .lda = 24,
+                      .ldb = 40,
+                      .ldc = 40,
+                      .trans_a = true,
+                      .ab_dtype = dtype,
+                      .beta = 1.0f,
+                      .sums_beta = sums_beta};
+      const Product product = product_of(gemm, choose_fused(gemm));
+      EXPECT_TRUE(product.fused.sums);
+      expect_described(product);
+      const Descriptors descriptors(product);
+      const cublasLtMatmulDesc_t operation = descriptors.operation();
+      EXPECT_EQ(operation_value<void*>(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER),
+                sums_beta == 0.0f ? gemm.column_sums : gemm.sums_scratch);
+      EXPECT_EQ(operation_value<std::int32_t>(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE), CUDA_R_32F);
     }
   }
 }

@@ -126,6 +126,30 @@ TEST_F(CudaGemmCache, AMemoTellsWhatIsWrongWithItsFile) {
   EXPECT_THROW(memo.open(path_, true), IoError);
 }
 
+TEST_F(CudaGemmCache, TablesServeWhatTheFileDoesNotHave) {
+  const std::string second = path_ + ".second", damaged = path_ + ".damaged";
+  const KeptAlgorithm one{.words = {1}, .timed = true}, two{.words = {2}, .timed = true},
+      apart{.timed = true};
+  save_gemm_cache(path_, {{"a", one}, {"b", apart}});
+  save_gemm_cache(second, {{"a", two}, {"c", two}});
+  std::ofstream(damaged) << "something else";
+  GemmMemo memo;
+  EXPECT_EQ(memo.read_tables({path_, "/nowhere/table.txt", second}), "");
+  EXPECT_EQ(memo.open("", false), "");
+  EXPECT_EQ(*memo.find("a", true), one) << "the first file counts";
+  EXPECT_EQ(*memo.find("c", false), two);
+  EXPECT_TRUE(memo.find("b", true)->separate());
+  EXPECT_FALSE(memo.find("a", true)->separate());
+  EXPECT_EQ(memo.find_own("a"), nullptr) << "a search times again what only a table has";
+  memo.put("a", {.words = {3}});
+  EXPECT_EQ(*memo.find("a", false), (KeptAlgorithm{.words = {3}})) << "what the run itself chose";
+  EXPECT_EQ(*memo.find("a", true), one);
+  EXPECT_EQ(memo.find_own("a"), nullptr) << "not timed";
+  const std::string note = memo.read_tables({damaged});
+  EXPECT_NE(note.find(damaged + " is damaged or of another version"), std::string::npos) << note;
+  EXPECT_EQ(memo.find("c", false), nullptr);
+}
+
 TEST_F(CudaGemmCache, CountsADamagedFileAsEmpty) {
   save_gemm_cache(path_, some_winners());
   const std::string good = print_gemm_cache(some_winners());

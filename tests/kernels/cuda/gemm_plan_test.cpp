@@ -45,7 +45,12 @@ void multiply_column_major(const Product& p) {
         target = p.alpha * sum + (p.beta == 0.0f ? 0.0f : p.beta * target);
         if (p.fused.bias) target += static_cast<const float*>(p.bias)[r];
         if (p.fused.pre) static_cast<float*>(p.pre)[r + c * p.result.ld] = target;
+        if (p.fused.dgelu) target *= static_cast<const float*>(p.pre)[r + c * p.result.ld];
       }
+    }
+    for (std::int64_t c = 0; p.fused.sums && c < p.result.cols; ++c) {
+      p.sums[c] = 0.0f;
+      for (std::int64_t i = 0; i < p.inner; ++i) p.sums[c] += element(p.second, p.transpose_second, i, c, b);
     }
   }
 }
@@ -159,6 +164,82 @@ TEST(CudaGemmPlan, BatchesWithStrides) {
   }
 }
 
+// The slope's place: element by element beside the result. Here it is the factor itself.
+TEST(CudaGemmPlan, ReadsWhatAGradientNeedsWhereTheResultIs) {
+  const std::int64_t m = 3, n = 5, k = 4, ld = 8;
+  const Floats a = numbers(m * k, 1), b = numbers(k * n, 2), slopes = numbers(m * ld, 3);
+  Floats c(static_cast<std::size_t>(m * ld), -99.0f), factors = slopes;
+  const Gemm g{.a = a.data(),
+               .b = b.data(),
+               .c = c.data(),
+               .pre = factors.data(),
+               .m = m,
+               .n = n,
+               .k = k,
+               .lda = k,
+               .ldb = n,
+               .ldc = ld,
+               .epilogue = Epilogue::dgelu_tanh};
+  multiply_column_major(product_of(g, {.dgelu = true}));
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < ld; ++j) {
+      const auto at = static_cast<std::size_t>(i * ld + j);
+      ASSERT_EQ(c[at], j < n ? row_major(g, {}, i, j) * slopes[at] : -99.0f) << i << ", " << j;
+    }
+  }
+  EXPECT_EQ(factors, slopes);
+}
+
+/// A weight gradient with a bias gradient that begins at 0 or is added to.
+struct SumsProblem {
+  static constexpr std::int64_t kRows = 6, kOut = 5, kIn = 3, kLd = 7;
+  Floats dy = numbers(kRows * kLd, 1), x = numbers(kRows * kIn, 2), dw = Floats(kOut * kIn),
+         sums = numbers(kOut, 3), scratch = Floats(kReduceParts * kOut, -99.0f);
+
+  Gemm gemm(float sums_beta) {
+    return {.a = dy.data(),
+            .b = x.data(),
+            .c = dw.data(),
+            .column_sums = sums.data(),
+            .sums_scratch = scratch.data(),
+            .m = kOut,
+            .n = kIn,
+            .k = kRows,
+            .lda = kLd,
+            .ldb = kIn,
+            .ldc = kIn,
+            .trans_a = true,
+            .sums_beta = sums_beta};
+  }
+  float sum(std::int64_t column) const {
+    float total = 0.0f;
+    for (std::int64_t row = 0; row < kRows; ++row) total += dy[static_cast<std::size_t>(row * kLd + column)];
+    return total;
+  }
+};
+
+TEST(CudaGemmPlan, SumsGoBesideThoseTheyAreAddedTo) {
+  for (const float beta : {0.0f, 1.0f}) {
+    SumsProblem problem;
+    const Floats before = problem.sums;
+    multiply_column_major(product_of(problem.gemm(beta), {.sums = true}));
+    for (std::int64_t i = 0; i < SumsProblem::kOut; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      EXPECT_EQ(problem.sums[at], beta == 0.0f ? problem.sum(i) : before[at]);
+      EXPECT_EQ(problem.scratch[at], beta == 0.0f ? -99.0f : problem.sum(i));
+    }
+  }
+}
+
+TEST(CudaGemmPlan, AsAPassOfTheirOwnSumsAreOverTheRowsOfA) {
+  SumsProblem problem;
+  const Floats before = problem.sums;
+  cpu::column_sum(sums_of(problem.gemm(1.0f)), {});
+  for (std::int64_t i = 0; i < SumsProblem::kOut; ++i)
+    EXPECT_EQ(problem.sums[static_cast<std::size_t>(i)],
+              before[static_cast<std::size_t>(i)] + problem.sum(i));
+}
+
 /// Addresses that are never read; `offset` bytes past a multiple of 16.
 const void* address(std::size_t offset) {
   return reinterpret_cast<const void*>(std::uintptr_t{4096} + offset);
@@ -202,6 +283,113 @@ TEST(CudaGemmPlan, FusesWhatTheLibraryOffers) {
   EXPECT_TRUE(needs_finish(g, choose_fused(g)));
 }
 
+Gemm gradient_gemm() {
+  Gemm g = fused_gemm();
+  g.bias = nullptr;
+  g.epilogue = Epilogue::dgelu_tanh;
+  return g;
+}
+
+TEST(CudaGemmPlan, FusesTheGradientOfGelu) {
+  Gemm g = gradient_gemm();
+  EXPECT_EQ(choose_fused(g), (Fused{.dgelu = true}));
+  EXPECT_FALSE(needs_finish(g, choose_fused(g)));
+  EXPECT_EQ(product_of(g, choose_fused(g)).pre, g.pre);
+  for (const auto& change : std::vector<void (*)(Gemm&)>{
+           [](Gemm& x) { x.epilogue = Epilogue::dgelu_erf; }, [](Gemm& x) { x.pre = target(8); },
+           [](Gemm& x) { x.ldc = 68; }, [](Gemm& x) { x.ab_dtype = x.c_dtype = DType::f32; }}) {
+    g = gradient_gemm();
+    change(g);
+    EXPECT_FALSE(choose_fused(g).any());
+    EXPECT_TRUE(needs_finish(g, {}));
+    EXPECT_EQ(product_of(g, {}).pre, nullptr);
+  }
+}
+
+Gemm weight_gradient_gemm() {
+  return {.a = address(0),
+          .b = address(0),
+          .c = target(0),
+          .column_sums = static_cast<float*>(target(256)),
+          .sums_scratch = static_cast<float*>(target(512)),
+          .m = 64,
+          .n = 32,
+          .k = 40,
+          .lda = 64,
+          .ldb = 32,
+          .ldc = 32,
+          .trans_a = true,
+          .ab_dtype = DType::bf16,
+          .c_dtype = DType::f32,
+          .beta = 1.0f,
+          .sums_beta = 1.0f};
+}
+
+TEST(CudaGemmPlan, FusesColumnSumsOfSixteenBits) {
+  Gemm g = weight_gradient_gemm();
+  EXPECT_EQ(choose_fused(g), (Fused{.sums = true}));
+  EXPECT_FALSE(needs_finish(g, choose_fused(g)));
+  EXPECT_EQ(product_of(g, choose_fused(g)).sums, g.sums_scratch);
+  EXPECT_EQ(product_of(g, {}).sums, nullptr);
+  g.sums_beta = 0.0f;
+  EXPECT_EQ(product_of(g, choose_fused(g)).sums, g.column_sums);
+
+  g.column_sums = static_cast<float*>(target(260));  // too little aligned to be written by the product
+  EXPECT_FALSE(choose_fused(g).any());
+  g.sums_beta = 1.0f;  // which writes elsewhere then
+  EXPECT_TRUE(choose_fused(g).sums);
+  g.c_dtype = DType::bf16;  // the sums would be rounded
+  EXPECT_FALSE(choose_fused(g).any());
+  g.ab_dtype = g.c_dtype = DType::f32;
+  EXPECT_FALSE(choose_fused(g).any());
+}
+
+TEST(CudaGemmPlan, Float32IsActivatedByThePassAfter) {
+  Gemm g = fused_gemm();
+  g.ab_dtype = g.c_dtype = DType::f32;
+  EXPECT_EQ(choose_fused(g), (Fused{.bias = true}));
+  EXPECT_TRUE(needs_finish(g, choose_fused(g)));
+}
+
+/// Where the product goes, and what the pass after it is told of `pre`.
+struct Passes {
+  const void* product;
+  const void* pre;
+  bool operator==(const Passes&) const = default;
+};
+Passes passes_of(const Gemm& g, const Fused& fused) {
+  EXPECT_EQ(finish_of(g, fused).product, product_of(g, fused).result.data);
+  EXPECT_EQ(finish_of(g, fused).c, g.c);
+  return {product_of(g, fused).result.data, finish_of(g, fused).pre};
+}
+
+TEST(CudaGemmPlan, TheProductGoesToPreWhereAPassActivatesIt) {
+  Gemm g = fused_gemm();
+  g.c = target(1024);
+  EXPECT_EQ(product_of(g, choose_fused(g)).result.data, g.c);
+  // The bias is done: pre is complete, and the pass only reads it.
+  EXPECT_EQ(passes_of(g, {.bias = true}), (Passes{g.pre, nullptr}));
+  EXPECT_EQ(finish_of(g, {.bias = true}).bias, nullptr);
+  EXPECT_EQ(passes_of(g, {}), (Passes{g.pre, g.pre}));
+  EXPECT_EQ(finish_of(g, {}).bias, g.bias);
+  Gemm adding = g;
+  adding.beta = 1.0f;  // what it adds to is in C
+  EXPECT_EQ(passes_of(adding, {.bias = true}), (Passes{g.c, g.pre}));
+  Gemm unwanted = g;
+  unwanted.pre = nullptr;
+  EXPECT_EQ(passes_of(unwanted, {.bias = true}), (Passes{g.c, nullptr}));
+  Gemm empty = g;
+  empty.k = 0;
+  empty.bias = nullptr;
+  EXPECT_TRUE(finish_of(empty, {}).clear);
+  EXPECT_EQ(finish_of(empty, {}).pre, g.pre);  // no product has written it
+
+  Gemm gradient = gradient_gemm();
+  gradient.c = target(1024);
+  EXPECT_EQ(passes_of(gradient, {}), (Passes{gradient.c, gradient.pre}));
+  EXPECT_EQ(finish_of(gradient, {}).epilogue, Epilogue::dgelu_tanh);
+}
+
 TEST(CudaGemmPlan, LeavesWhatCannotBeFusedToThePassAfter) {
   Gemm g = fused_gemm();
   g.c_dtype = DType::f32;  // the library wants the bias in C's dtype, and gelu comes after the bias
@@ -235,6 +423,9 @@ TEST(CudaGemmPlan, KeysTellProblemsApart) {
   EXPECT_TRUE(add(base, {}));
   EXPECT_TRUE(add(base, {.bias = true}));
   EXPECT_TRUE(add(base, {.bias = true, .gelu = true}));
+  EXPECT_TRUE(add(gradient_gemm(), {.dgelu = true}));
+  EXPECT_TRUE(add(weight_gradient_gemm(), {}));
+  EXPECT_TRUE(add(weight_gradient_gemm(), {.sums = true}));
   const auto changed = [&](auto change) {
     Gemm g = base;
     change(g);

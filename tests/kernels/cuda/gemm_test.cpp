@@ -143,6 +143,23 @@ void check_epilogues() {
   }
 }
 
+template <typename T>
+void check_gradients() {
+  for (const Epilogue epilogue : {Epilogue::dgelu_tanh, Epilogue::dgelu_erf}) {
+    for (const std::int64_t n : {48, 43}) {
+      for (const std::int64_t pad : {0, 5, 8}) {
+        for (const std::size_t offset : {std::size_t{0}, std::size_t{1}}) {
+          for (const std::int64_t k : {40, 0}) {
+            check<T, T>(
+                {.m = 21, .n = n, .k = k, .pad = pad, .offset = offset, .epilogue = epilogue, .pre = true});
+            if (::testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaGemm, Float32InEveryLayout) {
   SKIP_WITHOUT_CUDA();
   check_layouts<float, float>();
@@ -167,6 +184,87 @@ TEST(CudaGemm, BiasAndEpilogues) {
   check_epilogues<bfloat16, bfloat16>();
   check_epilogues<float16, float16>();
   check_epilogues<bfloat16, float>();
+}
+
+TEST(CudaGemm, GradientsOfActivations) {
+  SKIP_WITHOUT_CUDA();
+  check_gradients<float>();
+  check_gradients<bfloat16>();
+  check_gradients<float16>();
+}
+
+/// A weight gradient with its bias gradient, twice: the second adds to the first.
+template <typename AB>
+void check_column_sums(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t pad, float sums_beta,
+                       std::size_t sums_offset) {
+  const Case t{.m = m, .n = n, .k = k, .trans_a = true, .pad = pad, .offset = pad == 3 ? std::size_t{1} : 0};
+  SCOPED_TRACE(::testing::Message() << t << " " << name_of(dtype_of<AB>::value) << " sums beta " << sums_beta
+                                    << " offset " << sums_offset);
+  Operands<AB, float> o(t);
+  auto sums = random<float>(m, 6);
+  if (sums_beta == 0.0f) sums[0] = NAN;
+  std::vector<float> scratch(static_cast<std::size_t>(kReduceParts * m), NAN);
+  const DeviceStream stream;
+  const DeviceBuffer<AB> a(stream, o.a, t.offset), b(stream, o.b, t.offset);
+  const DeviceBuffer<float> c(stream, o.c), device_sums(stream, sums, sums_offset),
+      device_scratch(stream, scratch);
+  for (const float beta : {sums_beta, 1.0f}) {
+    Gemm g = o.params;
+    g.sums_beta = beta;
+    g.a = a.data(), g.b = b.data(), g.c = c.data();
+    g.column_sums = device_sums.data(), g.sums_scratch = device_scratch.data();
+    cuda::gemm(g, stream.launch());
+    g.a = o.a.data(), g.b = o.b.data(), g.c = o.c.data();
+    g.column_sums = sums.data(), g.sums_scratch = scratch.data();
+    cpu::gemm(g, {.threads = 1});
+  }
+  expect_near(c.host(), o.c, static_cast<double>(k + 2), "c");
+  expect_near(device_sums.host(), sums, static_cast<double>(2 * k + 1), "sums");
+}
+
+TEST(CudaGemm, ColumnSumsBesideTheProduct) {
+  SKIP_WITHOUT_CUDA();
+  constexpr std::int64_t kSizes[][3] = {{1, 1, 1}, {40, 1, 24}, {31, 29, 37}, {96, 64, 264}, {24, 40, 0}};
+  for (const auto& [m, n, k] : kSizes) {
+    for (const std::int64_t pad : {0, 3, 8}) {
+      for (const float beta : {0.0f, 1.0f}) {
+        for (const std::size_t offset : {std::size_t{0}, std::size_t{1}}) {
+          check_column_sums<float>(m, n, k, pad, beta, offset);
+          check_column_sums<bfloat16>(m, n, k, pad, beta, offset);
+          check_column_sums<float16>(m, n, k, pad, beta, offset);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// 2^-12 beside 1 would vanish in 16 bits.
+TEST(CudaGemm, ColumnSumsAreFloat32) {
+  SKIP_WITHOUT_CUDA();
+  constexpr std::int64_t n = 64;
+  const DeviceStream stream;
+  std::vector<bfloat16> values(n * n, bfloat16(1.0f / 4096));
+  std::fill_n(values.begin(), n, bfloat16(1.0f));
+  const DeviceBuffer<bfloat16> a(stream, values), b(stream, values);
+  const DeviceBuffer<float> c(stream, std::vector<float>(n * n)), sums(stream, std::vector<float>(n, 2.0f)),
+      scratch(stream, std::vector<float>(kReduceParts * n));
+  cuda::gemm({.a = a.data(),
+              .b = b.data(),
+              .c = c.data(),
+              .column_sums = sums.data(),
+              .sums_scratch = scratch.data(),
+              .m = n,
+              .n = n,
+              .k = n,
+              .lda = n,
+              .ldb = n,
+              .ldc = n,
+              .trans_a = true,
+              .ab_dtype = DType::bf16,
+              .sums_beta = 1.0f},
+             stream.launch());
+  for (const float x : sums.host()) ASSERT_EQ(x, 3.0f + 63.0f / 4096);
 }
 
 // What is left of a product when there is nothing to multiply.
@@ -210,6 +308,26 @@ TEST(CudaGemm, RepeatsBitForBit) {
     cuda::gemm(g, stream.launch());
     const auto again = c.host();
     for (std::size_t i = 0; i < first.size(); ++i) ASSERT_EQ(again[i].bits, first[i].bits);
+  }
+}
+
+TEST(CudaGemm, ColumnSumsRepeatBitForBit) {
+  SKIP_WITHOUT_CUDA();
+  const Case t{.m = 48, .n = 24, .k = 5000, .trans_a = true};  // few elements, long sums
+  Operands<bfloat16, float> o(t);
+  const DeviceStream stream;
+  const DeviceBuffer<bfloat16> a(stream, o.a), b(stream, o.b);
+  const DeviceBuffer<float> c(stream, o.c), sums(stream, std::vector<float>(48)),
+      scratch(stream, std::vector<float>(kReduceParts * 48));
+  Gemm g = o.params;
+  g.a = a.data(), g.b = b.data(), g.c = c.data();
+  g.column_sums = sums.data(), g.sums_scratch = scratch.data();
+  cuda::gemm(g, stream.launch());
+  const auto product = c.host(), first = sums.host();
+  for (int run = 0; run < 5; ++run) {
+    cuda::gemm(g, stream.launch());
+    ASSERT_EQ(c.host(), product);
+    ASSERT_EQ(sums.host(), first);
   }
 }
 

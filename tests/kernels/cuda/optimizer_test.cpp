@@ -2,6 +2,9 @@
 
 #include "kernels/api/optimizer.hpp"
 
+#include <algorithm>
+#include <bit>
+
 #include "tests/kernels/cuda/compare.hpp"
 
 namespace tessera::kernels {
@@ -193,6 +196,101 @@ TEST(CudaOptimizer, UpdatesDoNotDependOnTheOrderOfThreads) {
     check_adam<bfloat16>(stream, 3001, 0, true, 0);
     check_sgd<bfloat16>(stream, 3001, 0, true, true, 0);
   });
+}
+
+/// Split main weights, and what an update makes of them.
+struct SplitParts {
+  SplitParts(const DeviceStream& stream, const std::vector<float>& main, std::size_t offset)
+      : n(static_cast<std::int64_t>(main.size())),
+        whole(stream, main, offset),
+        model(stream, std::vector<bfloat16>(main.size(), bfloat16(7.0f)), offset),
+        low(stream, std::vector<std::uint16_t>(main.size(), 7), offset) {
+    cuda::split_main({n, whole.data(), model.data(), low.data()}, stream.launch());
+  }
+  std::vector<float> joined(const DeviceStream& stream) const {
+    cuda::join_main({n, model.data(), low.data(), whole.data()}, stream.launch());
+    return whole.host();
+  }
+  std::int64_t n;
+  DeviceBuffer<float> whole;
+  DeviceBuffer<bfloat16> model;
+  DeviceBuffer<std::uint16_t> low;
+};
+
+TEST(CudaOptimizer, SplitAndJoinEqualTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  // Zeros, denormals, ties, carries, what rounds to infinity, infinities, NaNs.
+  std::vector<float> special;
+  for (const std::uint32_t sign : {0u, 0x80000000u}) {
+    for (const std::uint32_t word :
+         {0u, 1u, 0x8000u, 0x8001u, 0x18000u, 0x7fffffu, 0x3f808000u, 0x3f818000u, 0x3f817fffu, 0x7f7f7fffu,
+          0x7f7f8000u, 0x7f7fffffu, 0x7f800000u, 0x7f800001u, 0x7fffffffu})
+      special.push_back(std::bit_cast<float>(sign | word));
+  }
+  for (const std::size_t n : {1, 4, 30, 4099}) {
+    for (const std::size_t offset : {0, 1}) {
+      SCOPED_TRACE(::testing::Message() << n << ", offset " << offset);
+      std::vector<float> main = random_values<float>(static_cast<std::int64_t>(n), 2);
+      std::copy_n(special.begin(), std::min(n, special.size()), main.begin());
+      std::vector<bfloat16> model(n);
+      std::vector<std::uint16_t> low(n);
+      cpu::split_main({static_cast<std::int64_t>(n), main.data(), model.data(), low.data()}, {});
+      const SplitParts parts(stream, main, offset);
+      expect_same_bits(parts.model.host(), model);
+      expect_same_bits(parts.low.host(), low);
+      std::vector<float> joined(n);
+      cpu::join_main({static_cast<std::int64_t>(n), model.data(), low.data(), joined.data()}, {});
+      expect_same_bits(parts.joined(stream), joined);
+    }
+  }
+}
+
+/// An update of split main weights and one of whole ones: every bit of weights and state.
+template <typename Params, typename Update>
+void check_split(const DeviceStream& stream, std::int64_t n, std::size_t offset, Params params,
+                 Update update) {
+  SCOPED_TRACE(::testing::Message() << n << ", offset " << offset);
+  const Parameters<bfloat16> before(n);
+  const DeviceBuffer<UpdateState> state(stream, {state_of_an_update()});
+  const DeviceParameters<bfloat16> whole(stream, before, offset), split(stream, before, offset);
+  const SplitParts parts(stream, before.main, offset);
+  params.n = n;
+  params.state = state.data();
+  point_to(params, whole, true);
+  update(params, whole);
+  point_to(params, split, true);
+  params.main = nullptr;
+  params.model = parts.model.data();
+  params.low = parts.low.data();
+  update(params, split);
+  expect_same_bits(parts.joined(stream), whole.main.host());
+  expect_same_bits(split.m.host(), whole.m.host());
+  expect_same_bits(split.v.host(), whole.v.host());
+  std::vector<bfloat16> model = parts.model.host();
+  const std::vector<float> main = whole.main.host();
+  for (std::size_t i = 0; i < main.size(); ++i)
+    ASSERT_EQ(model[i].bits, SplitWeight::split(main[i]).model.bits) << "element " << i;
+}
+
+TEST(CudaOptimizer, UpdatesOfSplitWeightsAreThoseOfWholeOnes) {
+  SKIP_WITHOUT_CUDA();
+  const DeviceStream stream;
+  for (const std::int64_t n : {1, 4, 13, 4099}) {
+    for (const std::size_t offset : {0, 1}) {
+      check_split(stream, n, offset, Adam{}, [&](Adam p, const auto& memory) {
+        p.m = memory.m.data();
+        p.v = memory.v.data();
+        cuda::adam(p, stream.launch());
+      });
+      for (const bool has_buffer : {false, true}) {
+        check_split(stream, n, offset, Sgd{.nesterov = has_buffer}, [&](Sgd p, const auto& memory) {
+          p.buffer = has_buffer ? memory.m.data() : nullptr;
+          cuda::sgd(p, stream.launch());
+        });
+      }
+    }
+  }
 }
 
 void expect_same_state(const UpdateState& got, const UpdateState& want) {

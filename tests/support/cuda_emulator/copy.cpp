@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "graph.hpp"
 #include "runtime.hpp"
 
 namespace tessera_emulator {
@@ -44,6 +45,9 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
   if (bytes == 0) return cudaSuccess;
   if (!fits(kind, target, source)) return report(cudaErrorInvalidValue);
   CUstream_st& stream = resolve(handle);
+  if (is_pageable(source, bytes) || is_pageable(target, bytes)) {  // when the graph runs, it may be another's
+    if (const cudaError_t code = refuse_if_recorded(stream); code != cudaSuccess) return report(code);
+  }
   std::shared_ptr<std::vector<char>> staged;  // pageable memory may change once the call has returned
   if (is_pageable(source, bytes)) {
     const char* const begin = static_cast<const char*>(source);

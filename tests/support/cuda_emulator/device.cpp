@@ -154,6 +154,14 @@ const char* cudaGetErrorName(cudaError_t code) {
     TESSERA_NAME(cudaErrorNotReady)
     TESSERA_NAME(cudaErrorPeerAccessAlreadyEnabled)
     TESSERA_NAME(cudaErrorLaunchFailure)
+    TESSERA_NAME(cudaErrorIllegalState)
+    TESSERA_NAME(cudaErrorStreamCaptureUnsupported)
+    TESSERA_NAME(cudaErrorStreamCaptureInvalidated)
+    TESSERA_NAME(cudaErrorStreamCaptureUnmatched)
+    TESSERA_NAME(cudaErrorStreamCaptureUnjoined)
+    TESSERA_NAME(cudaErrorStreamCaptureIsolation)
+    TESSERA_NAME(cudaErrorCapturedEvent)
+    TESSERA_NAME(cudaErrorGraphExecUpdateFailure)
   }
 #undef TESSERA_NAME
   return "cudaErrorUnknown";
@@ -179,6 +187,22 @@ const char* cudaGetErrorString(cudaError_t code) {
       return "device not ready";
     case cudaErrorPeerAccessAlreadyEnabled:
       return "peer access is already enabled";
+    case cudaErrorIllegalState:
+      return "the operation cannot be performed in the present state";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnmatched:
+      return "the capture was not initiated in this stream";
+    case cudaErrorStreamCaptureUnjoined:
+      return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation:
+      return "dependency created on uncaptured work in another stream";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream";
+    case cudaErrorGraphExecUpdateFailure:
+      return "the graph update was not performed";
     case cudaErrorLaunchFailure:
       break;
   }

@@ -45,6 +45,11 @@ struct NcclCounts {
 };
 NcclCounts nccl_counts();
 
+/// What goes wrong with graphs of a device from now on: nothing, recordings become none, or a launch leaves
+/// out a kernel.
+enum class GraphMistake : std::uint8_t { none, refused, incomplete };
+void plant_graph_mistake(int device, GraphMistake mistake);
+
 /// What a kernel did that a GPU would stop it for.
 class Fault : public std::runtime_error {
   using std::runtime_error::runtime_error;

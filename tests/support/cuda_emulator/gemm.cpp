@@ -5,14 +5,29 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/api/backends.hpp"
 #include "kernels/api/gemm.hpp"
+#include "kernels/cuda/gemm_cache.hpp"
+#include "kernels/cuda/gemm_plan.hpp"
+#include "kernels/cuda/gemm_sums.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
 namespace {
+
+struct Kept {
+  GemmMemo memo;
+  std::string note;
+};
+Kept& kept() {
+  static Kept all;
+  return all;
+}
 
 void enqueue(const Launch& launch, const char* name, std::function<void()> work) {
   const cudaError_t code =
@@ -66,9 +81,20 @@ void multiply(const BatchedGemm& p, std::int64_t index) {
 
 }  // namespace
 
+/// Column sums that cuBLASLt would fuse overwrite what is there, as those of its epilogue do.
 void gemm(const Gemm& params, const Launch& launch) {
   if (params.m == 0 || params.n == 0) return;
-  enqueue(launch, "gemm", [params] { cpu::gemm(params, {}); });
+  const Fused fused = choose_fused(params);
+  Gemm product = params;
+  product.column_sums = fused.sums ? sums_target(params) : nullptr;
+  product.sums_beta = 0.0f;
+  enqueue(launch, "gemm", [product] {
+    std::vector<float> scratch(product.column_sums != nullptr ? kReduceParts * product.m : 0);
+    Gemm with_scratch = product;
+    with_scratch.sums_scratch = scratch.data();
+    cpu::gemm(with_scratch, {});
+  });
+  finish_sums(params, fused, launch);
 }
 
 void batched_gemm(const BatchedGemm& params, const Launch& launch) {
@@ -78,8 +104,23 @@ void batched_gemm(const BatchedGemm& params, const Launch& launch) {
   });
 }
 
-void set_gemm_tuning(const GemmTuning&) {}  // there is one algorithm
-std::string take_gemm_note() { return ""; }
+void set_gemm_tuning(const GemmTuning& tuning) {
+  kept().note = kept().memo.open(tuning.cache_path, tuning.tune);
+}
+void set_gemm_tables(const std::vector<std::string>& paths) { kept().note = kept().memo.read_tables(paths); }
+std::string take_gemm_note() { return std::exchange(kept().note, ""); }
+
+/// There is one algorithm: it is timed, and kept as if there had been others.
+GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
+  const std::string key = gemm_cache_key("emulated", 1, key_of(product_of(g, choose_fused(g))).text());
+  if (kept().memo.find_own(key) != nullptr) return {.known = true};
+  const auto begin = std::chrono::steady_clock::now();
+  gemm(g, launch);
+  cudaStreamSynchronize(static_cast<cudaStream_t>(launch.stream));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  kept().memo.put(key, {.words = {1}, .timed = true});
+  return {.candidates = 1, .first_s = seconds, .best_s = seconds};
+}
 
 Description describe() { return {{"cuda", "emulated on the host, for tests"}}; }
 

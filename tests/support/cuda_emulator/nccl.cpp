@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,6 +83,7 @@ struct Member {
   int polls = 0;  ///< so often ncclInProgress is still the answer
   ncclResult_t error = ncclSuccess;
   std::uint64_t issued = 0, executed = 0, collectives = 0, splits = 0;
+  std::set<std::uint64_t> given_up;  ///< of those issued
   std::shared_ptr<Split> splitting;
   ncclComm_t* split_target = nullptr;
   std::function<void()> background;  ///< a first call, whose connections are being made
@@ -203,11 +205,35 @@ void receive(Member& member, Lock& lock, const Call& call) {
   member.clique->changed.notify_all();
 }
 
+/// The place of a group's calls among all of its member. Given up if they never run, as they were recorded
+/// for a graph that was not launched.
+struct Turn {
+  MemberPtr member;
+  std::uint64_t ticket = 0;
+  bool taken = false;
+
+  Turn(MemberPtr of, std::uint64_t number) : member(std::move(of)), ticket(number) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (taken) return;
+    const Lock lock(member->clique->mutex);
+    member->given_up.insert(ticket);
+    member->clique->changed.notify_all();
+  }
+  bool has_come() {
+    while (member->given_up.erase(member->executed) > 0) ++member->executed;
+    return member->executed == ticket || member->aborted;
+  }
+};
+
 /// One group's calls, on the stream's thread.
-void run(Member& member, std::uint64_t ticket, const std::vector<Call>& calls) {
+void run(Turn& turn, const std::vector<Call>& calls) {
+  Member& member = *turn.member;
   Clique& clique = *member.clique;
   Lock lock(clique.mutex);
-  clique.changed.wait(lock, [&] { return member.executed == ticket || member.aborted; });
+  turn.taken = true;
+  clique.changed.wait(lock, [&] { return turn.has_come(); });
   std::vector<std::shared_ptr<Offer>> sent;
   for (const Call& call : calls) {
     if (call.kind != Call::Kind::send || member.aborted) continue;
@@ -254,12 +280,14 @@ void divide(Split& split) {
 }
 
 ncclResult_t issue(const MemberPtr& member, std::vector<Call> calls) {
+  std::shared_ptr<Turn> turn;  // outlives the lock, which it may take
+  std::function<void()> launch;
   const Lock lock(member->clique->mutex);
   if (!member->joined || member->aborted || member->finalizing) return ncclInvalidUsage;
-  const std::uint64_t ticket = member->issued++;
   const cudaStream_t stream = calls.front().stream;
-  auto launch = [member, ticket, stream, calls = std::move(calls)] {
-    enqueue(stream, "NCCL", [member, ticket, calls] { run(*member, ticket, calls); });
+  turn = std::make_shared<Turn>(member, member->issued++);
+  launch = [turn, stream, calls = std::move(calls)] {
+    enqueue(stream, "NCCL", [turn, calls] { run(*turn, calls); });
   };
   if (!member->blocking && !member->connected) {
     member->background = launch;

@@ -16,6 +16,8 @@
 
 namespace tessera_emulator {
 
+struct Graph;
+
 /// Keeps the code for cudaGetLastError unless it is success, and returns it.
 cudaError_t report(cudaError_t code);
 /// Notes a failure for last_failure(), and prints it.
@@ -78,6 +80,12 @@ struct CUevent_st {
     std::uint64_t recorded = 0, completed = 0;
     cudaError_t error = cudaSuccess;
     double seconds = 0;
+    std::weak_ptr<tessera_emulator::Graph> graph;  ///< in which it was recorded last, if in one
+    std::size_t node = 0;                          ///< there
+    bool captured = false;                         ///< also when that graph is gone
+    std::uint64_t next_record();
+    std::uint64_t last_record();
+    void complete(std::uint64_t record, cudaError_t so_far);
     /// Waits for the given record; the error of the stream that recorded it.
     cudaError_t wait(std::uint64_t record);
   };
@@ -98,6 +106,9 @@ struct CUstream_st {
   cudaError_t enqueue(std::string name, bool always, Work work);
   cudaError_t synchronize();
   cudaError_t query();
+  /// What work is added to instead of being done; null: it is done.
+  std::shared_ptr<tessera_emulator::Graph> recording();
+  void set_recording(std::shared_ptr<tessera_emulator::Graph> graph);
 
  private:
   struct Item {
@@ -114,6 +125,7 @@ struct CUstream_st {
   std::deque<Item> items_;
   bool busy_ = false, ending_ = false;
   cudaError_t error_ = cudaSuccess;
+  std::shared_ptr<tessera_emulator::Graph> recording_;
   std::thread thread_;
 };
 

@@ -1,10 +1,11 @@
 /// Streams, events and what is put on them.
 
-#include <chrono>
 #include <cstring>
 #include <map>
 
+#include "graph.hpp"
 #include "runtime.hpp"
+#include "tessera/base/clock.hpp"
 
 namespace tessera_emulator {
 namespace {
@@ -19,10 +20,6 @@ struct Streams {
 Streams& streams() {
   static Streams* const instance = new Streams;  // streams may be used while the process ends
   return *instance;
-}
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
@@ -49,7 +46,8 @@ cudaError_t synchronize_device(int device) {
   }
   cudaError_t first = cudaSuccess;
   for (const auto& stream : waiting) {
-    const cudaError_t code = stream->synchronize();
+    cudaError_t code = refuse_if_recorded(*stream);
+    if (code == cudaSuccess) code = stream->synchronize();
     if (first == cudaSuccess) first = code;
   }
   return first;
@@ -80,6 +78,8 @@ CUstream_st::~CUstream_st() {
 }
 
 cudaError_t CUstream_st::enqueue(std::string name, bool always, Work work) {
+  if (const auto graph = recording())
+    return graph->add(*this, {.name = std::move(name), .always = always, .work = std::move(work)});
   std::lock_guard lock(mutex_);
   if (error_ != cudaSuccess && !always) return error_;
   items_.push_back({std::move(name), always, std::move(work)});
@@ -97,6 +97,16 @@ cudaError_t CUstream_st::query() {
   std::lock_guard lock(mutex_);
   if (error_ != cudaSuccess) return error_;
   return items_.empty() && !busy_ ? cudaSuccess : cudaErrorNotReady;
+}
+
+std::shared_ptr<Graph> CUstream_st::recording() {
+  std::lock_guard lock(mutex_);
+  return recording_;
+}
+
+void CUstream_st::set_recording(std::shared_ptr<Graph> graph) {
+  std::lock_guard lock(mutex_);
+  recording_ = std::move(graph);
 }
 
 void CUstream_st::work() {
@@ -131,6 +141,27 @@ cudaError_t CUstream_st::perform(const Item& item, cudaError_t so_far) {
   return cudaErrorLaunchFailure;
 }
 
+std::uint64_t CUevent_st::State::next_record() {
+  std::lock_guard lock(mutex);
+  captured = false;
+  return ++recorded;
+}
+
+std::uint64_t CUevent_st::State::last_record() {
+  std::lock_guard lock(mutex);
+  return recorded;
+}
+
+void CUevent_st::State::complete(std::uint64_t record, cudaError_t so_far) {
+  std::lock_guard lock(mutex);
+  if (record > completed) {
+    completed = record;
+    error = so_far;
+    seconds = tessera::now_s();
+  }
+  changed.notify_all();
+}
+
 cudaError_t CUevent_st::State::wait(std::uint64_t record) {
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return completed >= record; });
@@ -162,24 +193,60 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   note_slow_call();
-  return report(resolve(stream).synchronize());
+  const cudaError_t refused = refuse_if_recorded(resolve(stream));
+  return report(refused != cudaSuccess ? refused : resolve(stream).synchronize());
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const cudaError_t refused = refuse_if_recorded(resolve(stream)); refused != cudaSuccess)
+    return report(refused);
   const cudaError_t code = resolve(stream).query();
   return code == cudaErrorNotReady ? code : report(code);
 }
 cudaError_t cudaDeviceSynchronize() { return report(synchronize_device(current_device())); }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+namespace {
+
+/// A wait for an event of the graph being recorded, which `stream` joins if it has not.
+cudaError_t wait_in_graph(CUstream_st& stream, const std::shared_ptr<Graph>& graph, std::size_t node) {
+  const auto own = stream.recording();
+  if (own && own != graph) return cudaErrorStreamCaptureIsolation;
+  if (!own) {
+    std::lock_guard lock(graph->mutex);
+    graph->streams.push_back(&stream);
+    stream.set_recording(graph);
+  }
+  return graph->add(stream, {.kind = Graph::Kind::wait, .awaited = node});
+}
+
+}  // namespace
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  CUstream_st& stream = resolve(handle);
+  const auto own = stream.recording();
+  if (flags == cudaEventWaitExternal) {
+    if (!own) return report(cudaErrorInvalidValue);
+    return report(own->add(stream, {.kind = Graph::Kind::wait_outside, .event = event->state}));
+  }
+  std::shared_ptr<Graph> graph;
+  std::size_t node = 0;
   std::uint64_t record = 0;
   {
     std::lock_guard lock(event->state->mutex);
     record = event->state->recorded;
+    if (event->state->captured) {
+      graph = event->state->graph.lock();
+      node = event->state->node;
+      if (!graph || !graph->open) return report(cudaErrorCapturedEvent);
+    }
   }
-  return report(
-      resolve(stream).enqueue("cudaStreamWaitEvent", false,
-                              [state = event->state, record](cudaError_t) { return state->wait(record); }));
+  if (graph) return report(wait_in_graph(stream, graph, node));
+  if (own) {
+    refuse_if_recorded(stream);
+    return report(cudaErrorStreamCaptureIsolation);
+  }
+  return report(stream.enqueue("cudaStreamWaitEvent", false,
+                               [state = event->state, record](cudaError_t) { return state->wait(record); }));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -193,30 +260,36 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
   CUstream_st& stream = resolve(handle);
-  std::uint64_t record = 0;
-  {
-    std::lock_guard lock(event->state->mutex);
-    record = ++event->state->recorded;
+  const auto graph = stream.recording();
+  if (flags == cudaEventRecordExternal) {
+    if (!graph) return report(cudaErrorInvalidValue);
+    return report(graph->add(stream, {.kind = Graph::Kind::record_outside, .event = event->state}));
   }
-  const auto complete = [state = event->state, record](cudaError_t so_far) {
-    std::lock_guard lock(state->mutex);
-    if (record > state->completed) {
-      state->completed = record;
-      state->error = so_far;
-      state->seconds = now();
-    }
-    state->changed.notify_all();
+  if (graph) {
+    const cudaError_t code = graph->add(stream, {.kind = Graph::Kind::record});
+    std::lock_guard lock(event->state->mutex);
+    event->state->captured = true;
+    event->state->graph = graph;
+    event->state->node = graph->nodes.size() - 1;
+    return report(code);
+  }
+  const std::uint64_t record = event->state->next_record();
+  return report(stream.enqueue("cudaEventRecord", true, [state = event->state, record](cudaError_t so_far) {
+    state->complete(record, so_far);
     return cudaSuccess;
-  };
-  return report(stream.enqueue("cudaEventRecord", true, complete));
+  }));
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
   std::lock_guard lock(event->state->mutex);
+  if (event->state->captured) return report(cudaErrorCapturedEvent);
   if (event->state->completed < event->state->recorded) return cudaErrorNotReady;
   return report(event->state->error);
 }
@@ -227,6 +300,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   std::uint64_t record = 0;
   {
     std::lock_guard lock(event->state->mutex);
+    if (event->state->captured) return report(cudaErrorCapturedEvent);
     record = event->state->recorded;
   }
   return report(event->state->wait(record));

@@ -1,0 +1,58 @@
+#pragma once
+/// Work of a stream that is launched as one CUDA graph, so that the GPU need not wait for the host between
+/// kernels.
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "tessera/device/stream.hpp"
+
+namespace tessera {
+
+struct Recording;
+
+/// Records the same stretch of work at every turn and launches it as one graph: what is recorded may differ
+/// from turn to turn in sizes, addresses and numbers, which only replaces the graph's parameters. A graph of
+/// another shape is made anew, once for every `key`.
+class StreamGraph {
+ public:
+  struct Stats {
+    std::uint64_t plain = 0;     ///< turns that were launched piece by piece
+    std::uint64_t launched = 0;  ///< turns that were launched as a graph
+    std::uint64_t made = 0;      ///< graphs made for that; the others replaced parameters of one
+  };
+
+  explicit StreamGraph(std::shared_ptr<Stream> stream);
+  ~StreamGraph();
+  StreamGraph(const StreamGraph&) = delete;
+  StreamGraph& operator=(const StreamGraph&) = delete;
+
+  /// Calls `work`; what it launches on the stream, and on streams that wait for the stream's events
+  /// meanwhile, becomes one graph, launched when it returns. `work` must not wait for the stream: events
+  /// recorded in it are done when the graph is. A key's first turn is launched piece by piece, since then
+  /// connections, plans and memory come into being; so is every turn on the CPU and while the stream has a
+  /// trace. Errors: DeviceError; whatever `work` throws, then nothing it launched runs; whatever
+  /// `before_launch` throws, which is called when the graph is ready, with the same effect.
+  void run(const std::string& key, const std::function<void()>& work,
+           const std::function<void()>& before_launch = nullptr);
+  const Stats& stats() const { return stats_; }
+
+ private:
+  struct Turns;
+  using Owned = std::unique_ptr<void, void (*)(void*)>;
+  void remember(const std::string& key);
+  Owned finish(Recording& recording);
+  void leave(const Recording& recording);
+  void abandon(Recording& recording);
+  void prepare(Turns& turns, const Owned& graph);
+  void launch(Turns& turns, const std::shared_ptr<Recording>& recording);
+
+  std::shared_ptr<Stream> stream_;
+  std::list<Turns> turns_;  ///< most recently used first
+  Stats stats_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,128 @@
+#include "tessera/device/graph.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "device/cuda.hpp"
+#include "device/recording.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+/// Graphs kept for keys: texts of ever new lengths make ever new ones.
+constexpr std::size_t kMostGraphs = 8;
+
+}  // namespace
+
+/// What is known of one key.
+struct StreamGraph::Turns {
+  std::string key;
+  void* executable = nullptr;
+  /// Whose graphs may still be running; the last one names the events in the executable.
+  std::deque<std::shared_ptr<Recording>> recordings = {};
+
+  /// Waits for what was launched.
+  void forget() {
+    if (executable == nullptr) return;
+    if (!recordings.empty()) cuda::synchronize_event(recordings.back()->end);  // none if no launch succeeded
+    cuda::destroy_executable(std::exchange(executable, nullptr));
+    recordings.clear();
+  }
+};
+
+StreamGraph::StreamGraph(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
+
+StreamGraph::~StreamGraph() {
+  try {
+    for (Turns& turns : turns_) turns.forget();
+  } catch (const std::exception&) {
+    // The device has failed, and whoever waits for its work hears of it there.
+  }
+}
+
+void StreamGraph::run(const std::string& key, const std::function<void()>& work,
+                      const std::function<void()>& before_launch) {
+  const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
+  const bool first = known == turns_.end();
+  if (stream_->native() == nullptr || stream_->trace() || stream_->is_recorded() || first) {
+    ++stats_.plain;
+    work();
+    if (first) remember(key);
+    return;
+  }
+  turns_.splice(turns_.begin(), turns_, known);
+  const auto recording = std::make_shared<Recording>();
+  stream_->make_current();
+  cuda::begin_recording(stream_->native());
+  stream_->recording_ = recording;
+  try {
+    work();
+    prepare(turns_.front(), finish(*recording));
+    if (before_launch) before_launch();
+    launch(turns_.front(), recording);
+  } catch (...) {
+    abandon(*recording);
+    throw;
+  }
+}
+
+void StreamGraph::remember(const std::string& key) {
+  if (turns_.size() == kMostGraphs) {
+    turns_.back().forget();
+    turns_.pop_back();
+  }
+  turns_.push_front({key});
+}
+
+/// Ends the recording.
+StreamGraph::Owned StreamGraph::finish(Recording& recording) {
+  for (Stream* const stream : recording.joined) {
+    Event end;
+    stream->record(end);
+    stream_->wait(end);
+  }
+  Owned graph(cuda::end_recording(stream_->native()), cuda::destroy_graph);
+  leave(recording);
+  return graph;
+}
+
+/// The streams are as they were, but do not wait for the graph yet.
+void StreamGraph::leave(const Recording& recording) {
+  stream_->recording_.reset();
+  for (Stream* const stream : recording.joined) stream->recording_.reset();
+}
+
+void StreamGraph::abandon(Recording& recording) {
+  if (stream_->is_recorded()) {
+    try {
+      const Owned graph(cuda::end_recording(stream_->native()), cuda::destroy_graph);
+    } catch (const DeviceError&) {
+      // Streams that had joined were not waited for: there is no graph.
+    }
+    leave(recording);
+  }
+  recording.stage = Recording::Stage::abandoned;
+}
+
+/// Makes the turn's executable one of `graph`.
+void StreamGraph::prepare(Turns& turns, const Owned& graph) {
+  if (turns.executable != nullptr && !cuda::update_executable(turns.executable, graph.get())) turns.forget();
+  if (turns.executable == nullptr) {
+    turns.executable = cuda::make_executable(graph.get());
+    ++stats_.made;
+  }
+}
+
+void StreamGraph::launch(Turns& turns, const std::shared_ptr<Recording>& recording) {
+  cuda::launch_executable(turns.executable, stream_->native());
+  cuda::record(recording->end, stream_->native());
+  recording->stage = Recording::Stage::launched;
+  for (Stream* const stream : recording->joined) cuda::wait(stream->native(), recording->end);
+  while (!turns.recordings.empty() && cuda::done(turns.recordings.front()->end)) turns.recordings.pop_front();
+  turns.recordings.push_back(recording);
+  ++stats_.launched;
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#pragma once
+/// What events and streams know of a graph that is being recorded.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tessera/device/stream.hpp"
+
+namespace tessera {
+
+/// One turn of a StreamGraph. Until its graph is launched, nothing recorded meanwhile has begun; afterwards
+/// all of it is done when `end` is.
+struct Recording {
+  enum class Stage { open, launched, abandoned };
+
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  std::atomic<Stage> stage = Stage::open;
+  void* end = nullptr;          ///< event after the graph
+  std::vector<Stream*> joined;  ///< beside the stream whose turn it is
+  std::vector<Event> named;     ///< events outside that the graph waits for or records
+};
+
+struct Event::State {
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  bool done = true;
+  std::chrono::steady_clock::time_point time;
+  void* cuda = nullptr;                  ///< the event of a CUDA stream: then the members above are unused
+  std::shared_ptr<Recording> recording;  ///< in which it was recorded, if it was
+
+  State() = default;
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void reach();
+  bool is_done() const;
+  void wait() const;
+  bool in_open_recording() const { return recording && recording->stage == Recording::Stage::open; }
+  /// The event that says when this one is done; null if that will never be said, as a recording was
+  /// abandoned.
+  void* done_by() const;
+};
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+#include "tessera/engine/tune.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <set>
+
+#include "tessera/base/config_file.hpp"
+#include "tessera/engine/build.hpp"
+#include "tessera/nn/models/decoder.hpp"
+#include "tessera/ops/backends.hpp"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The folder of the file that this code was loaded from: the library, the program, or the Python module.
+fs::path own_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&default_gemm_table), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  std::error_code error;
+  return fs::canonical(info.dli_fname, error).parent_path();
+}
+
+void add_tables(const fs::path& folder, std::vector<std::string>& paths) {
+  std::error_code error;
+  std::set<std::string> sorted;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".txt") sorted.insert(entry.path().string());
+  paths.insert(paths.end(), sorted.begin(), sorted.end());
+}
+
+/// The same shapes with as few layers as the layout allows, and a batch that fills its pipeline.
+Config smallest(Config config) {
+  const std::int64_t pieces = config.parallel.pipeline * pieces_per_stage(config.parallel);
+  config.model.num_layers = pieces;
+  config.model.init_from.reset();
+  config.parallel.pipeline_layout.reset();
+  config.parallel.data = 1;
+  config.device.cuda_graph = GraphUse::off;
+  // What is computed again is computed as it was the first time.
+  config.training.recompute = Recompute::none;
+  config.training.global_batch_size = 2 * config.parallel.pipeline * config.training.micro_batch_size;
+  return config;
+}
+
+Batch random_batch(const Config& config) {
+  Batch batch{.batch = config.training.global_batch_size, .seq_length = config.training.seq_length};
+  std::mt19937_64 random(static_cast<std::uint64_t>(config.training.seed));
+  std::uniform_int_distribution<std::int32_t> token(0,
+                                                    static_cast<std::int32_t>(config.model.vocab_size - 1));
+  for (std::int64_t i = 0; i < batch.batch * batch.seq_length; ++i) {
+    batch.tokens.push_back(token(random));
+    batch.labels.push_back(token(random));
+  }
+  return batch;
+}
+
+/// First and last of `count`, and one between them: all there is that differs among them.
+std::set<int> kinds_of(int count) { return {0, std::min(1, count - 1), count - 1}; }
+
+std::vector<TraceLane> step_of(const Config& config, Device device, const MeshShape& shape,
+                               const MeshCoordinates& at) {
+  const auto engine = build_engine(config, device, ProcessMesh::alone(shape, rank_of(shape, at)));
+  const auto trace = std::make_shared<Trace>(*engine->ctx().stream);
+  engine->set_trace(trace);
+  engine->forward_backward(random_batch(config));
+  engine->set_trace(nullptr);
+  return trace->lanes();
+}
+
+}  // namespace
+
+std::string default_gemm_table(const Environment& environment) {
+  return environment.cache_dir ? *environment.cache_dir + "/tessera/gemm_table.txt" : "";
+}
+
+std::vector<std::string> gemm_tables(const Environment& environment) {
+  std::vector<std::string> paths;
+  if (const std::string own = default_gemm_table(environment); !own.empty()) paths.push_back(own);
+  const fs::path folder = own_folder();
+  if (folder.empty()) return paths;
+  add_tables(folder / "gemm_tables", paths);
+  add_tables(folder.parent_path() / "share/tessera/gemm_tables", paths);
+  return paths;
+}
+
+std::vector<ops::RecordedProduct> products_of(const Config& config, Device device) {
+  const Config small = smallest(config);
+  const MeshShape shape =
+      mesh_shape(small.parallel,
+                 static_cast<int>(small.parallel.tensor * small.parallel.pipeline * small.parallel.context));
+  std::vector<TraceLane> lanes;
+  for (const int stage : kinds_of(shape.pp)) {
+    for (const int tensor : kinds_of(shape.tp)) {
+      for (TraceLane& lane : step_of(small, device, shape, {.tp = tensor, .pp = stage}))
+        lanes.push_back(std::move(lane));
+    }
+  }
+  return ops::recorded_products(lanes);
+}
+
+std::int64_t tune_products(const ExecCtx& ctx, const std::vector<ops::RecordedProduct>& products,
+                           const std::string& output, const OnProduct& on_product) {
+  ops::set_gemm_tuning(true, output);
+  std::int64_t timed = 0;
+  for (const ops::RecordedProduct& product : products) {
+    const ops::ProductTrial trial = ops::tune_product(ctx, product);
+    timed += trial.known ? 0 : 1;
+    on_product(product, trial);
+  }
+  return timed;
+}
+
+}  // namespace tessera

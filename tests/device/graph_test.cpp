@@ -1,0 +1,255 @@
+#include "tessera/device/graph.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tessera/device/exec_ctx.hpp"
+#include "tessera/device/trace.hpp"
+
+namespace tessera {
+namespace {
+
+using Numbers = std::vector<int>;
+
+TEST(StreamGraph, OnTheCpuWorkIsJustDone) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  StreamGraph graph(ctx.stream);
+  int ran = 0;
+  for (int turn = 0; turn < 3; ++turn) graph.run("step", [&] { ++ran; });
+  EXPECT_EQ(ran, 3);
+  EXPECT_EQ(graph.stats().plain, 3u);
+  EXPECT_EQ(graph.stats().launched, 0u);
+}
+
+/// Device memory, and copies of numbers through it.
+class StreamGraphOnCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const CudaDevices devices = cuda_devices(); devices.count == 0) GTEST_SKIP() << devices.why_none;
+    ctx_ = ExecCtx::cuda();
+    other_ = std::make_unique<Stream>(ctx_.device());
+    graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+  }
+
+  std::shared_ptr<void> device_memory(std::size_t count) {
+    const auto allocator = ctx_.allocator;
+    return {allocator->allocate(count * sizeof(int)),
+            [allocator](void* memory) { allocator->release(memory); }};
+  }
+  std::shared_ptr<void> host_memory(std::size_t count) {
+    return ctx_.allocator->host_memory(count * sizeof(int));
+  }
+  void upload(void* target, const Numbers& values) {
+    ctx_.allocator->copy_from_host(target, values.data(), values.size() * sizeof(int));
+  }
+  Numbers download(const void* source, std::size_t count) {
+    Numbers values(count);
+    ctx_.allocator->copy_to_host(values.data(), source, count * sizeof(int));
+    return values;
+  }
+  /// Keeps a stream at work for a while, so that who should wait for it and does not comes first.
+  void delay(Stream& stream) {
+    constexpr std::size_t kBytes = std::size_t{4} << 20;
+    const auto memory = device_memory(2 * kBytes / sizeof(int));
+    auto* const half = static_cast<std::byte*>(memory.get());
+    for (int i = 0; i < 50; ++i) stream.copy(half + kBytes, half, kBytes);
+    delays_.push_back(memory);
+  }
+  static Numbers numbers(std::size_t count, int first) {
+    Numbers values(count);
+    std::iota(values.begin(), values.end(), first);
+    return values;
+  }
+  static Numbers read(const std::shared_ptr<void>& memory, std::size_t count) {
+    const int* begin = static_cast<const int*>(memory.get());
+    return {begin, begin + count};
+  }
+
+  ExecCtx ctx_;
+  std::unique_ptr<Stream> other_;
+  std::unique_ptr<StreamGraph> graph_;
+  std::vector<std::shared_ptr<void>> delays_;
+};
+
+TEST_F(StreamGraphOnCuda, NewNumbersAddressesAndSizesReplaceParameters) {
+  std::vector<std::shared_ptr<void>> held;  // every turn has memory of its own
+  for (int turn = 0; turn < 6; ++turn) {
+    const std::size_t count = 100 + static_cast<std::size_t>(turn);
+    const auto a = device_memory(count), b = device_memory(count), back = host_memory(count);
+    Event arrived;
+    graph_->run("copies", [&] {
+      upload(a.get(), numbers(count, turn));
+      ctx_.stream->copy(b.get(), a.get(), count * sizeof(int));
+      ctx_.stream->copy(back.get(), b.get(), count * sizeof(int));
+      ctx_.stream->record(arrived);
+    });
+    arrived.synchronize();
+    EXPECT_TRUE(arrived.done());
+    EXPECT_EQ(read(back, count), numbers(count, turn)) << "turn " << turn;
+    held.insert(held.end(), {a, b, back});
+  }
+  EXPECT_EQ(graph_->stats().plain, 1u);
+  EXPECT_EQ(graph_->stats().launched, 5u);
+  EXPECT_EQ(graph_->stats().made, 1u);
+}
+
+TEST_F(StreamGraphOnCuda, AnotherShapeIsMadeAnew) {
+  const auto a = device_memory(64), b = device_memory(64);
+  for (int turn = 0; turn < 8; ++turn) {
+    graph_->run("step", [&] {
+      upload(a.get(), numbers(64, turn));
+      for (int again = 0; again <= turn / 4; ++again) ctx_.stream->copy(b.get(), a.get(), 64 * sizeof(int));
+    });
+    EXPECT_EQ(download(b.get(), 64), numbers(64, turn));
+  }
+  EXPECT_EQ(graph_->stats().launched, 7u);
+  EXPECT_EQ(graph_->stats().made, 2u);
+}
+
+TEST_F(StreamGraphOnCuda, KeysHaveGraphsOfTheirOwn) {
+  const auto a = device_memory(8);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (int key = 0; key < 10; ++key) {  // more than are kept
+      graph_->run(std::to_string(key), [&] { upload(a.get(), numbers(8, 100 * turn + key)); });
+      EXPECT_EQ(download(a.get(), 8), numbers(8, 100 * turn + key));
+    }
+    for (int key : {8, 9}) graph_->run(std::to_string(key), [&] { upload(a.get(), numbers(8, key)); });
+  }
+  EXPECT_EQ(graph_->stats().plain, 30u);  // each was forgotten before it came again
+  EXPECT_EQ(graph_->stats().launched, 6u);
+}
+
+/// Work on another stream before, in and after the graph, ordered by events alone.
+TEST_F(StreamGraphOnCuda, OtherStreamsTakePart) {
+  constexpr std::size_t kCount = 1 << 18, kBytes = kCount * sizeof(int);
+  const auto a = device_memory(kCount), b = device_memory(kCount), c = device_memory(kCount),
+             d = device_memory(kCount), e = device_memory(kCount);
+  const auto source = host_memory(kCount), back = host_memory(kCount);
+  for (int turn = 0; turn < 5; ++turn) {
+    const Numbers values = numbers(kCount, turn);
+    std::copy(values.begin(), values.end(), static_cast<int*>(source.get()));
+    Event there, made, taken, sent;
+    delay(*other_);
+    other_->copy(a.get(), source.get(), kBytes);
+    other_->record(there);
+    graph_->run("step", [&] {
+      ctx_.stream->wait(there);  // from outside
+      ctx_.stream->copy(b.get(), a.get(), kBytes);
+      ctx_.stream->record(made);
+      other_->wait(made);  // joins
+      other_->copy(c.get(), b.get(), kBytes);
+      other_->record(taken);
+      ctx_.stream->wait(taken);
+      ctx_.stream->copy(d.get(), c.get(), kBytes);
+    });
+    other_->copy(e.get(), c.get(), kBytes);  // after what it did in the graph
+    other_->copy(back.get(), e.get(), kBytes);
+    other_->record(sent);
+    sent.synchronize();
+    EXPECT_EQ(read(back, kCount), values) << "turn " << turn;
+    EXPECT_EQ(download(d.get(), kCount), values) << "turn " << turn;
+  }
+  EXPECT_EQ(graph_->stats().made, 1u);
+}
+
+/// What was put on another stream before it joins comes first, without an event that says so.
+TEST_F(StreamGraphOnCuda, AStreamThatJoinsKeepsItsOrder) {
+  constexpr std::size_t kCount = 1 << 20, kBytes = kCount * sizeof(int);
+  const auto a = device_memory(kCount), b = device_memory(kCount);
+  const auto source = host_memory(kCount), back = host_memory(kCount);
+  for (int turn = 0; turn < 4; ++turn) {
+    const Numbers values = numbers(kCount, turn);
+    std::copy(values.begin(), values.end(), static_cast<int*>(source.get()));
+    delay(*other_);
+    other_->copy(a.get(), source.get(), kBytes);
+    Event begin, end;
+    graph_->run("step", [&] {
+      ctx_.stream->record(begin);
+      other_->wait(begin);
+      other_->copy(b.get(), a.get(), kBytes);
+      other_->record(end);
+      ctx_.stream->wait(end);
+      ctx_.stream->copy(back.get(), b.get(), kBytes);
+    });
+    ctx_.stream->synchronize();
+    EXPECT_EQ(read(back, kCount), values) << "turn " << turn;
+  }
+}
+
+TEST_F(StreamGraphOnCuda, WhatThrowsLeavesNothingBehind) {
+  const auto a = device_memory(16);
+  Event lost;
+  const auto turn = [&](int first, bool throws) {
+    graph_->run("step", [&] {
+      upload(a.get(), numbers(16, first));
+      ctx_.stream->record(lost);
+      other_->wait(lost);  // joined when it throws
+      if (throws) throw std::runtime_error("in the middle");
+    });
+  };
+  turn(0, false);
+  turn(1, false);
+  EXPECT_THROW(turn(2, true), std::runtime_error);
+  EXPECT_TRUE(lost.done());
+  lost.synchronize();
+  other_->wait(lost);
+  EXPECT_FALSE(ctx_.stream->is_recorded());
+  EXPECT_EQ(download(a.get(), 16), numbers(16, 1));
+  turn(3, false);
+  EXPECT_EQ(download(a.get(), 16), numbers(16, 3));
+}
+
+TEST_F(StreamGraphOnCuda, TheHostCannotWaitForWhatIsBeingRecorded) {
+  const auto a = device_memory(16);
+  const auto step = [&](bool waits) {
+    graph_->run("step", [&] {
+      upload(a.get(), numbers(16, 0));
+      Event event;
+      ctx_.stream->record(event);
+      if (!waits) return;
+      EXPECT_FALSE(event.done());
+      event.synchronize();
+    });
+  };
+  step(false);
+  EXPECT_THROW(step(true), InternalError);
+  graph_->run("other", [] {});
+  EXPECT_THROW(graph_->run("other", [&] { ctx_.stream->synchronize(); }), DeviceError);
+  step(false);
+  ctx_.stream->synchronize();
+}
+
+TEST_F(StreamGraphOnCuda, TimesAreThoseOfTheGraph) {
+  constexpr std::size_t kCount = 1 << 20;
+  const auto a = device_memory(kCount), b = device_memory(kCount);
+  for (int turn = 0; turn < 4; ++turn) {
+    Event begin, middle, end;
+    graph_->run("step", [&] {
+      ctx_.stream->record_time(begin);
+      for (int i = 0; i < 4; ++i) ctx_.stream->copy(b.get(), a.get(), kCount * sizeof(int));
+      ctx_.stream->record_time(middle);
+      ctx_.stream->record_time(end);
+    });
+    ctx_.stream->synchronize();
+    EXPECT_GT(Event::seconds_between(begin, middle), 0) << "turn " << turn;
+    EXPECT_LT(Event::seconds_between(middle, end), Event::seconds_between(begin, middle));
+  }
+}
+
+TEST_F(StreamGraphOnCuda, ATraceSeesPieceByPiece) {
+  const auto a = device_memory(16);
+  for (int turn = 0; turn < 2; ++turn) graph_->run("step", [&] { upload(a.get(), numbers(16, 0)); });
+  const auto trace = std::make_shared<Trace>(*ctx_.stream);
+  ctx_.stream->set_trace(trace);
+  graph_->run("step", [&] { upload(a.get(), numbers(16, 1)); });
+  ctx_.stream->set_trace(nullptr);
+  EXPECT_EQ(trace->lanes().front().work.size(), 1u);
+  EXPECT_EQ(graph_->stats().launched, 1u);
+}
+
+}  // namespace
+}  // namespace tessera
