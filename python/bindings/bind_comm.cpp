@@ -95,7 +95,10 @@ void bind_comm(py::module_& module) {
           py::arg("color"), py::arg("key"), py::arg("name"), Released(),
           "Ranks of one color form a group, in the order of (key, rank); None for a color < 0.")
       .def("abort", &Communicator::abort, py::arg("reason"), Released(),
-           "Ends every wait of all ranks with a CommunicationError that begins with `reason`.");
+           "Ends every wait of all ranks with a CommunicationError that begins with `reason`.")
+      .def("leave", &Communicator::leave, Released(),
+           "Parts from the other processes: what was called is finished, later calls on any group of this process "
+           "fail.");
   module.def(
       "connect_world", [](double timeout_s) { return connect_world(read_environment(), timeout_s); },
       py::arg("timeout_s") = 600.0, Released(),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,33 @@ class _Connection:
 
     world: Any = None
     pid = 0
+    users: Any = weakref.WeakSet()
+    ends_in = 0  # the process whose end is awaited
+
+
+def close_at_exit(user: Any) -> None:
+    """When the interpreter ends, `user.close()` is called if it still lives, and then this process parts from the others.
+
+    Objects that a reference cycle or a global name keeps are not destroyed then, and the C++ threads behind them would run on
+    while the libraries they use are taken down."""
+    _Connection.users.add(user)
+    _await_the_end()
+
+
+def _await_the_end() -> None:
+    if _Connection.ends_in != os.getpid():
+        atexit.register(_close_all, os.getpid())
+        _Connection.ends_in = os.getpid()
+
+
+def _close_all(pid: int) -> None:
+    if os.getpid() != pid:  # a forked child has none of the threads
+        return
+    try:
+        for user in list(_Connection.users):
+            user.close()
+    finally:
+        disconnect()
 
 
 def connect(timeout_s: float) -> Any:
@@ -46,6 +75,7 @@ def connect(timeout_s: float) -> Any:
     if _Connection.world is None or _Connection.pid != os.getpid():  # a forked child has none
         _Connection.world = native().connect_world(timeout_s)
         _Connection.pid = os.getpid()
+        _await_the_end()
         if _Connection.world.size > 1:
             tell_others_at_the_end(_Connection.world)
     return _Connection.world
@@ -57,7 +87,9 @@ def connected_ranks() -> int:
 
 
 def disconnect() -> None:
-    """Lets go of the world; the connections end with their last user."""
+    """Parts from the other processes: calls on any of their groups fail from now on."""
+    if connected_ranks() > 1:
+        _Connection.world.leave()
     _Connection.world = None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tessera._process_group import close_at_exit
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
 from tessera.utils.config_map import native_config
@@ -166,6 +167,7 @@ class Session:
         """Makes the engine and gives it its weights. Collective."""
         if self.engine is not None:
             return
+        close_at_exit(self)
         from tessera import _C
         from tessera.utils.random import last_seed
 

@@ -145,6 +145,7 @@ class GlooCommunicator : public Communicator {
   }
 
   void abort(const std::string& reason) override { fabric_->fail(reason); }
+  void leave() override { fabric_->leave(); }
   std::string failure() const override { return fabric_->failure(); }
 
  protected:
@@ -218,6 +219,7 @@ class GlooCommunicator : public Communicator {
     auto state = std::make_shared<QueuedCall>();
     const std::lock_guard lock(mutex_);
     queue_.push_back({std::move(request), ready, texts, state});
+    fabric_->call_queued();
     if (!thread_.joinable()) {
       const SignalsBlocked signals;
       thread_ = std::thread([this] { work(); });
@@ -246,6 +248,7 @@ class GlooCommunicator : public Communicator {
       }
       call.request = {};  // the tensors are let go of before anybody is told
       call.state->finish(error);
+      fabric_->call_finished();
       lock.lock();
     }
   }

@@ -90,14 +90,33 @@ GlooFabric::GlooFabric(std::shared_ptr<Store> store, int rank, int size, const G
 
 GlooFabric::~GlooFabric() {
   if (std::uncaught_exceptions() > 0) give_up();
+  leave();
+}
+
+void GlooFabric::leave() {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (left_) return;
+    left_ = true;
+    changed_.wait(lock, [&] { return calls_ == 0 || failed_; });
     no_more_orphans_ = true;
     changed_.notify_all();
   }
   if (finisher_.joinable()) finisher_.join();
   if (!failed_) say_goodbye();
   stop();
+  set_failure(name_of(rank_) + " has left the job", Origin::elsewhere);
+  store_.reset();
+}
+
+void GlooFabric::call_queued() {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+}
+
+void GlooFabric::call_finished() {
+  const std::lock_guard lock(mutex_);
+  if (--calls_ == 0) changed_.notify_all();
 }
 
 void GlooFabric::stop() {

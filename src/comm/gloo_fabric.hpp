@@ -79,13 +79,18 @@ class GlooFabric {
   using GroupPtr = std::shared_ptr<const GlooGroup>;
   /// Collective over all ranks. Errors: CommunicationError, IoError.
   GlooFabric(std::shared_ptr<Store> store, int rank, int size, const GlooOptions& options);
-  /// Says goodbye to the others and closes the connections.
+  /// Leaves, and closes the connections.
   ~GlooFabric();
   GlooFabric(const GlooFabric&) = delete;
   GlooFabric& operator=(const GlooFabric&) = delete;
 
   int rank() const { return rank_; }
   void add_group(const std::shared_ptr<GlooGroup>& group);
+  /// Of a collective in some communicator's queue.
+  void call_queued();
+  void call_finished();
+  /// Communicator::leave. Waits for the queues; does nothing the second time.
+  void leave();
 
   /// Starts a message; never blocks. Errors: CommunicationError once the fabric has failed.
   GlooMessage post(GlooMessage::Kind kind, int peer, std::uint64_t slot, void* data, std::size_t bytes,
@@ -153,7 +158,7 @@ class GlooFabric {
   bool with_store(Work&& work);
   std::string key(const std::string& name) const { return job_ + "/" + name; }
 
-  const std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_;  // until this rank has left
   const int rank_, size_;
   const std::string job_;
   static constexpr std::uint64_t kGoodbyeSlot = 1;
@@ -183,6 +188,8 @@ class GlooFabric {
   /// by then: finished buffers stay for a while.
   std::deque<std::unique_ptr<gloo::transport::UnboundBuffer>> finished_;
   bool no_more_orphans_ = false;
+  int calls_ = 0;  // queued or running
+  bool left_ = false;
   store::Deadline wake_ = store::Deadline::max();  // when the guard looks at the deadlines next
   std::set<int> lost_;
   std::vector<std::weak_ptr<GlooGroup>> groups_;

@@ -22,10 +22,10 @@ struct MeetingPoint {
   int ports = 1;  ///< so many from `port` on: the first free one is taken
 };
 
-/// The store must outlive nobody but the communicator that the caller holds.
-struct World {
+/// The store as one rank uses it, with the server where that is in this process: both end together.
+struct ServedStore {
   std::unique_ptr<StoreServer> server;
-  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Store> store;
 };
 
 bool is_loopback(const std::string& address) {
@@ -112,9 +112,10 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   const int rank = static_cast<int>(*environment.rank), size = static_cast<int>(*environment.world_size);
   MeetingPoint point = meeting_point(environment);
   const std::string secret = secret_of(environment, point);
-  const auto world = std::make_shared<World>();
-  if (point.served_here) world->server = serve(point, secret);
-  auto store = reach(point, secret, timeout_s);
+  const auto served = std::make_shared<ServedStore>();
+  if (point.served_here) served->server = serve(point, secret);
+  served->store = reach(point, secret, timeout_s);
+  std::shared_ptr<Store> store(served, served->store.get());
   const bool one_machine = environment.world_size == environment.local_world_size;
   TESSERA_ENSURE(
       ConfigError,
@@ -124,8 +125,7 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   const GlooOptions gloo{.comm = options,
                          .address = environment.comm_address.value_or(""),
                          .job = "world-" + std::to_string(environment.restart)};
-  world->communicator = make_gloo_communicator(std::move(store), rank, size, gloo);
-  return {world, world->communicator.get()};
+  return make_gloo_communicator(std::move(store), rank, size, gloo);
 }
 
 void tell_others(Communicator& world, const std::exception& error) noexcept {

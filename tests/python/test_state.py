@@ -1,6 +1,7 @@
 """States of the processes: ranks as threads first, then real processes over the compiled module."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -443,6 +444,39 @@ state.destroy_process_group()
 """
     for rank, (code, out, err) in enumerate(run_processes(script(tmp_path, body), 4)):
         assert code == 0 and out == f"rank {rank} done\n" and err == "", err
+
+
+def test_connections_end_before_the_libraries_below_them(tmp_path):
+    """Whatever still refers to them: threads that ran on while the process was taken down have crashed it."""
+    needs_module()
+    path = tmp_path / "script.py"
+    path.write_text("""
+import atexit
+
+@atexit.register  # before Tessera registers anything, so it is called after that
+def last():
+    try:
+        kept[1].barrier()
+    except Exception as error:
+        print(type(error).__name__, error)
+
+from tessera import _process_group
+from tessera.state import PartialState
+
+class User:
+    def close(self):
+        kept[1].barrier()
+        print("closed")
+
+world = PartialState()._connected()
+kept = [None, world.split(0, world.rank, "kept"), User()]
+kept[0] = kept
+_process_group.close_at_exit(kept[2])
+""")
+    for rank, (code, out, err) in enumerate(run_processes(path, 2)):
+        assert code == 0 and err == "", err
+        closed, left = out.splitlines()
+        assert closed == "closed" and re.match(rf"CommunicationError rank {rank} .*has left the job", left), out
 
 
 def test_a_rank_that_fails_ends_all_with_its_traceback_first(tmp_path):
