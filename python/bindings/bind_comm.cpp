@@ -97,7 +97,8 @@ void bind_comm(py::module_& module) {
       .def("abort", &Communicator::abort, py::arg("reason"), Released(),
            "Ends every wait of all ranks with a CommunicationError that begins with `reason`.")
       .def("leave", &Communicator::leave, Released(),
-           "Parts from the other processes: what was called is finished, later calls on any group of this process "
+           "Parts from the other processes: what was called is finished, later calls on any group of this "
+           "process "
            "fail.");
   module.def(
       "connect_world", [](double timeout_s) { return connect_world(read_environment(), timeout_s); },

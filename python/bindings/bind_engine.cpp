@@ -357,11 +357,7 @@ void bind_engine(py::module_& module) {
           "grad_norm", [](PyEngine& self) { return self.engine().optimizer().grad_norm(); }, Released())
       .def_property_readonly("finished_calls",
                              [](PyEngine& self) { return self.engine().params().finished_calls(); })
-      .def_property_readonly("graph_trial",
-                             [](PyEngine& self) {
-                               const std::optional<GraphTrial>& trial = self.engine().graph_trial();
-                               return trial ? std::optional(trial->text()) : std::nullopt;
-                             })
+      .def("take_notes", [](PyEngine& self) { return self.engine().take_notes(); })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),

@@ -125,7 +125,6 @@ class Session:
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self._log: Any = None
-        self._told_of_graphs = False
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
@@ -288,9 +287,8 @@ class Session:
         self._drop_unwanted()
         self._tokens += self._batch_tokens
         number, loss = self.engine.open_call(batch)
-        if not self._told_of_graphs and self.engine.graph_trial:
-            self._told_of_graphs = True
-            logger.info(self.engine.graph_trial)
+        for note in self.engine.take_notes():
+            logger.info(note)
         return loss, OpenCall(self, number)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:

@@ -9,13 +9,6 @@
 #include "tessera/base/error.hpp"
 
 namespace tessera {
-namespace {
-
-/// Graphs kept for keys: texts of ever new lengths make ever new ones.
-constexpr std::size_t kMostGraphs = 8;
-
-}  // namespace
-
 /// What is known of one key.
 struct StreamGraph::Turns {
   std::string key;
@@ -66,6 +59,10 @@ void StreamGraph::run(const std::string& key, const std::function<void()>& work,
     abandon(*recording);
     throw;
   }
+}
+
+bool StreamGraph::knows(const std::string& key) const {
+  return std::any_of(turns_.begin(), turns_.end(), [&](const Turns& turns) { return turns.key == key; });
 }
 
 void StreamGraph::remember(const std::string& key) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <iomanip>
 #include <sstream>
+#include <utility>
 
 #include "engine/stage.hpp"
 #include "tessera/base/clock.hpp"
@@ -20,11 +21,16 @@ constexpr std::int64_t kCallsBeforeTrial = 2;
 constexpr int kTimed = 3;
 
 /// What decides which kernels the passes over a batch launch.
-std::string shape_of(const Batch& batch, bool first_of_step) {
-  std::string shape = detail::concat(batch.batch, "x", batch.seq_length);
-  for (const auto* part : {&batch.position_ids, &batch.key_begin, &batch.key_end, &batch.document_ids})
-    shape += part->empty() ? '-' : '+';
-  return shape + (first_of_step ? " first" : "");
+std::string shape_of(const Batch& batch) {
+  std::string shape = detail::concat(batch.batch, " x ", batch.seq_length);
+  const auto add = [&](const char* name, const auto& part) {
+    if (!part.empty()) shape += name;
+  };
+  add(" + positions", batch.position_ids);
+  add(" + key begins", batch.key_begin);
+  add(" + key ends", batch.key_end);
+  add(" + documents", batch.document_ids);
+  return shape;
 }
 
 }  // namespace
@@ -63,8 +69,23 @@ Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, S
     params_->close_call();
     loss_sum = HostCopy(ctx_, stage->loss_sum());
   };
-  graph ? graph->run(shape_of(batch, samples_this_step_ == 0), launch, before_launch) : launch();
+  if (graph == nullptr) {
+    launch();
+  } else {
+    const std::string shape = shape_of(batch), first = shape + ", first of a step";
+    if (graph->stats().launched > 0 && !graph->knows(shape) && !graph->knows(first)) tell_of_new_shape(shape);
+    graph->run(samples_this_step_ == 0 ? first : shape, launch, before_launch);
+  }
   return {std::move(loss_sum), targets, stage->forward_spans(), stage->backward_spans()};
+}
+
+void Engine::tell_of_new_shape(const std::string& shape) {
+  if (std::exchange(told_of_new_shape_, true)) return;
+  notes_.push_back(
+      detail::concat("device.cuda_graph: a batch of a new shape (", shape,
+                     "): its first turn runs piece by piece, later ones as a graph of their own; "
+                     "the ",
+                     StreamGraph::kMostGraphs, " shapes used last keep theirs"));
 }
 
 double Engine::read_loss(const PassesUnderWay& passes) const {
@@ -99,6 +120,7 @@ Engine::PassesUnderWay Engine::try_graph(const Batch& batch, double targets) {
     passes = launch_once(batch, targets, nullptr);
   }
   if (!trial.used) graph_.reset();
+  notes_.push_back(trial.text());
   graph_trial_ = std::move(trial);
   return passes;
 }

@@ -200,9 +200,8 @@ class TrainingRun {
     finished_s_ = now_s();
     const double step_s = finished_s_ - begin_s;
     if (profiler_) profiler_->add_step({launched.step, begin_s, finished_s_});
-    if (first_ && engine_->graph_trial() && !graph_trial_told_) {
-      graph_trial_told_ = true;
-      log_.info(engine_->graph_trial()->text());
+    for (const std::string& note : engine_->take_notes()) {
+      if (first_) log_.info(note);
     }
     state_.step = launched.step;
     state_.skipped = engine_->steps_skipped();
@@ -312,7 +311,6 @@ class TrainingRun {
   std::optional<MetricsFile> metrics_;
   double peak_flops_ = 0.0;
   std::optional<Profiler> profiler_;  // logging.profile
-  bool graph_trial_told_ = false;
   std::deque<Launched> launched_;
   double finished_s_ = 0;  // when the last result was taken
 };

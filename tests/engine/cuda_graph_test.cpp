@@ -20,6 +20,7 @@ struct Run {
   std::vector<double> numbers;
   std::vector<std::vector<float>> weights;
   StreamGraph::Stats graph;
+  std::vector<std::string> notes;
 };
 
 /// Texts of two lengths, odd ones where positions are not shared out; every third batch holds documents.
@@ -51,6 +52,7 @@ Run train(Engine& engine, const Config& config) {
   for (const Parameter* parameter : engine.params().parameters())
     run.weights.push_back(parameter->value().to_floats());
   run.graph = engine.graph_stats();
+  run.notes = engine.take_notes();
   return run;
 }
 
@@ -62,6 +64,11 @@ void expect_equal(const Run& plain, const Run& graph) {
   EXPECT_EQ(graph.graph.plain, 3u);
   EXPECT_EQ(graph.graph.launched, kSteps - 3u);
   EXPECT_EQ(graph.graph.made, 3u);
+  // The second kind is told of, the third is not.
+  EXPECT_EQ(plain.notes.size(), 0u);
+  ASSERT_EQ(graph.notes.size(), 1u);
+  EXPECT_NE(graph.notes[0].find(" + documents): its first turn runs piece by piece"), std::string::npos)
+      << graph.notes[0];
 }
 
 void compare(Config config, int ranks) {

@@ -139,11 +139,11 @@ class Communicator {
   /// CommunicationError that begins with `reason`; later calls fail at once. The first reason stays. Never
   /// waits.
   virtual void abort(const std::string& reason) = 0;
-  /// This rank takes part in nothing more, here and in groups made from this one or its parents by split: what
-  /// was called is finished, the other processes are told, the threads that serve the connections end, and
-  /// every later call fails. For a process that is about to end while others than the caller may hold its
-  /// communicators: such threads must not run while the libraries below them are taken down. Gloo only; on the
-  /// other kinds nothing happens.
+  /// This rank takes part in nothing more, here and in groups made from this one or its parents by split:
+  /// what was called is finished, the other processes are told, the threads that serve the connections end,
+  /// and every later call fails. For a process that is about to end while others than the caller may hold its
+  /// communicators: such threads must not run while the libraries below them are taken down. Gloo only; on
+  /// the other kinds nothing happens.
   virtual void leave() {}
   /// Why nothing can be called any more; empty while all is well. Never waits.
   virtual std::string failure() const = 0;

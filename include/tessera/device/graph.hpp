@@ -25,6 +25,9 @@ class StreamGraph {
     std::uint64_t made = 0;      ///< graphs made for that; the others replaced parameters of one
   };
 
+  /// Graphs kept, those used last: texts of ever new lengths make ever new ones.
+  static constexpr std::size_t kMostGraphs = 8;
+
   explicit StreamGraph(std::shared_ptr<Stream> stream);
   ~StreamGraph();
   StreamGraph(const StreamGraph&) = delete;
@@ -38,6 +41,8 @@ class StreamGraph {
   /// `before_launch` throws, which is called when the graph is ready, with the same effect.
   void run(const std::string& key, const std::function<void()>& work,
            const std::function<void()>& before_launch = nullptr);
+  /// Whether the key's first turn is over, and its graph not forgotten.
+  bool knows(const std::string& key) const;
   const Stats& stats() const { return stats_; }
 
  private:

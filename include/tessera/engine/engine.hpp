@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/config.hpp"
@@ -178,6 +179,9 @@ class Engine {
   const ExecCtx& ctx() const { return ctx_; }
   /// Nothing until the third step with options.cuda_graph automatic on a GPU, in which it happens.
   const std::optional<GraphTrial>& graph_trial() const { return graph_trial_; }
+  /// What became known since the last call and a log should say: the trial's outcome; once, that a batch of a
+  /// new shape runs piece by piece for a turn.
+  std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
   /// How the passes were launched; all zeros without a graph.
   StreamGraph::Stats graph_stats() const { return graph_ ? graph_->stats() : StreamGraph::Stats(); }
   ProcessMesh& mesh() const { return *mesh_; }
@@ -208,6 +212,7 @@ class Engine {
   /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
+  void tell_of_new_shape(const std::string& shape);
   PassesUnderWay launch_once(const Batch& batch, double targets, StreamGraph* graph,
                              const std::function<void()>& before_launch = nullptr);
   PassesUnderWay try_graph(const Batch& batch, double targets);
@@ -236,6 +241,8 @@ class Engine {
   std::unique_ptr<StreamGraph> graph_;  ///< of the passes; null where there will be none
   std::int64_t passes_launched_ = 0;
   std::optional<GraphTrial> graph_trial_;
+  bool told_of_new_shape_ = false;
+  std::vector<std::string> notes_;
   struct Forwarded;
   std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
   std::int64_t forwards_ = 0;

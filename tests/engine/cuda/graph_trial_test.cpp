@@ -25,6 +25,7 @@ struct Trained {
   std::vector<std::vector<float> > weights;
   std::optional<GraphTrial> trial;
   StreamGraph::Stats stats;
+  std::vector<std::string> notes;
 };
 
 class CudaGraphTrial : public ::testing::Test {
@@ -52,6 +53,7 @@ class CudaGraphTrial : public ::testing::Test {
       run.weights.push_back(parameter->value().to_floats());
     run.trial = engine->graph_trial();
     run.stats = engine->graph_stats();
+    run.notes = engine->take_notes();
     return run;
   }
 
@@ -72,6 +74,7 @@ class CudaGraphTrial : public ::testing::Test {
 
   static void expect_decision(const Trained& run) {
     ASSERT_TRUE(run.trial);
+    EXPECT_EQ(run.notes, std::vector{run.trial->text()});
     EXPECT_EQ(run.trial->refusal, "");
     EXPECT_GT(run.trial->plain_s, 0);
     EXPECT_GT(run.trial->graph_s, 0);
