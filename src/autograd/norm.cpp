@@ -28,32 +28,39 @@ class AddNormFunction final : public Function {
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    if (!dy_ || !weight_.trained()) return;
-    const ops::NormWeightSums sums = next_sums();
+    if (!dy_ || parameters().empty()) return;
+    const ops::NormWeightSums sums = next_sums(ctx);
     ops::norm_weight_grad(ctx, saved_, dy_, sums.dweight, sums.dbias, sums.beta, options_);
   }
 
   Tensors backward(const ExecCtx& ctx, Tensors grads) override {
-    if (!grads[1] || !weight_.trained()) return backward_input(ctx, std::move(grads));
+    if (!grads[1] || parameters().empty()) return backward_input(ctx, std::move(grads));
     Tensor dresidual = std::move(grads[0]);
     ops::AddNormGrad grad = ops::add_norm_gradients(ctx, saved_, weight_.main(), grads[1], dresidual,
-                                                    has_branch_, next_sums(), options_, dropout_);
+                                                    has_branch_, next_sums(ctx), options_, dropout_);
     return {std::move(grad.residual), std::move(grad.branch)};
   }
 
   std::vector<Parameter*> parameters() const override {
-    if (!weight_.trained()) return {};
-    std::vector<Parameter*> list{&weight_};
-    if (bias_) list.push_back(bias_);
+    std::vector<Parameter*> list;
+    if (weight_.trained()) list.push_back(&weight_);
+    if (bias_ && bias_->trained()) list.push_back(bias_);
     return list;
   }
 
  private:
-  /// The gradients of weight and bias. One pass writes both, so always with the same beta.
-  ops::NormWeightSums next_sums() const {
-    const float beta = weight_.next_beta();
-    if (bias_) bias_->next_beta();
-    return {weight_.grad(), bias_ ? bias_->grad() : Tensor(), beta};
+  /// The gradients of weight and bias. One pass writes both, so always with the same beta; that of one which
+  /// is not trained goes nowhere.
+  ops::NormWeightSums next_sums(const ExecCtx& ctx) const {
+    float beta = 0;
+    for (Parameter* parameter : parameters()) beta = parameter->next_beta();
+    const auto sum_of = [&](const Parameter& parameter) {
+      if (parameter.trained()) return parameter.grad();
+      const Tensor unwanted = Tensor::empty(ctx, parameter.shape(), DType::f32);
+      ops::fill_zero(ctx, unwanted);
+      return unwanted;
+    };
+    return {sum_of(weight_), bias_ ? sum_of(*bias_) : Tensor(), beta};
   }
   /// The gradient of the branch when the norm itself was not used further on.
   Tensor branch_of(const ExecCtx& ctx, const Tensor& dresidual) const {
@@ -75,8 +82,6 @@ class AddNormFunction final : public Function {
 ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch, Parameter& weight,
                       Parameter* bias, const ops::NormOptions& options, const DropoutSpec& dropout,
                       bool forget) {
-  TESSERA_CHECK(!bias || bias->trained() == weight.trained(),
-                "weight and bias of a norm are trained together or not at all");
   ops::AddNorm out = ops::add_norm(ctx, residual.value(), branch.value(), weight.main(),
                                    bias ? bias->main() : Tensor(), options, dropout);
   std::vector<Var> vars = record({residual, branch}, Tensors{out.residual, out.y}, [&] {

@@ -138,6 +138,36 @@ TEST_F(Phased, NormsGiveTheSameGradientsInOnePassAndInTwo) {
   }
 }
 
+/// What is trained of a norm has the same gradient whether the rest is trained or not.
+TEST_F(Phased, TheWeightOrTheBiasOfANormMayBeFrozen) {
+  using Gradients = std::vector<std::vector<float>>;
+  const auto gradients = [&](bool train_weight, bool train_bias, Tape::WeightGradients when) {
+    const auto weight = make_parameter(ctx, "weight", {17}, 5, train_weight),
+               bias = make_parameter(ctx, "bias", {17}, 7, train_bias);
+    Gradients found(3);
+    for (int contribution = 0; contribution < 2; ++contribution) {  // written, then added to
+      Tape tape;
+      const Var x = tape.input(random_tensor(ctx, {3, 5, 17}, 1), true);
+      const ResidualNorm n = add_norm(ctx, x, Var(), *weight, bias.get(), {});
+      tape.backward(ctx, n.y, random_tensor(ctx, {3, 5, 17}, 3), when);
+      tape.run_weight_gradients(ctx);
+      found[0] = tape.grad(x).to_floats();
+    }
+    EXPECT_EQ(weight->has_grad(), train_weight);
+    EXPECT_EQ(bias->has_grad(), train_bias);
+    if (train_weight) found[1] = weight->grad().to_floats();
+    if (train_bias) found[2] = bias->grad().to_floats();
+    return found;
+  };
+  for (const auto when : {Tape::WeightGradients::immediate, Tape::WeightGradients::deferred}) {
+    const Gradients both = gradients(true, true, when);
+    EXPECT_EQ(gradients(true, false, when), (Gradients{both[0], both[1], {}}));
+    EXPECT_EQ(gradients(false, true, when), (Gradients{both[0], {}, both[2]}));
+    const Gradients none = gradients(false, false, when);
+    for (std::size_t i = 0; i < both[0].size(); ++i) ASSERT_NEAR(none[0][i], both[0][i], 2e-5f) << i;
+  }
+}
+
 TEST_F(Phased, AFailedWeightGradientLeavesNothingToRunTwice) {
   const auto weight = make_parameter(ctx, "weight", {5}, 5);
   std::string log = "!";

@@ -16,6 +16,7 @@ LAYOUTS = {
     "two": (2, "gpt2", ["1,1,1", "1,1,2,plugin=1,zero=1", "1,2,4,virtual=1,recompute=1", "2,1,2,sp=1"]),
     "four": (4, "llama", ["2,2,2,sp=1", "2,1,1,zero=1", "1,2,2", "1,1,1"]),
     "eight": (8, "gpt2", ["2,2,2,zero=1,sp=1"]),
+    "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
 }
 
 
@@ -27,7 +28,7 @@ def check(result: dict) -> None:
         assert worst <= limit, (name, worst)
     assert result["gradient_error"] <= 1e-5
     assert result["weight_error"] <= 5e-5
-    assert result["reload_error"] == 0
+    assert result["reload_error"] == 0 and result["frozen_error"] == 0
     assert result["lr"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -38,8 +39,9 @@ def test_layouts(python_build, tmp_path, name):
     python_build.run(SCRIPT, family, output, *layouts, launcher=python_build.launcher("--num_processes", processes))
     results = json.loads(output.read_text())
     assert len(results) == len(layouts)
-    for result in results:
+    for layout, result in zip(layouts, results):
         check(result)
+        assert (result["frozen"] > 0) == ("train=" in layout)
 
 
 def test_torchrun(python_build, tmp_path):

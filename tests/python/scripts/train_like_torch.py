@@ -15,7 +15,23 @@ from tessera.utils import MegatronLMPlugin, full_gradients
 STEPS, SEQ = 20, 12
 
 
-def make_model(family: str) -> torch.nn.Module:
+# What may be left of a model to train, by name; the rest is frozen.
+TRAINED = {
+    "all": lambda name: True,
+    "biases": lambda name: name.endswith(".bias"),
+    "matrices": lambda name: not name.endswith(".bias") and "wte" not in name and "wpe" not in name,
+    "upper": lambda name: any(part in name for part in (".h.2.", ".h.3.", "ln_f", ".layers.2.", ".layers.3.", "lm_head")),
+}
+
+
+def make_model(family: str, trained: str) -> torch.nn.Module:
+    model = whole_model(family)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(TRAINED[trained](name))
+    return model
+
+
+def whole_model(family: str) -> torch.nn.Module:
     torch.manual_seed(3)
     if family == "gpt2":
         config = transformers.GPT2Config(n_layer=4, n_embd=24, n_head=4, vocab_size=101, n_positions=16, resid_pdrop=0.0,
@@ -42,15 +58,17 @@ def make_dataset() -> list:
 
 
 def make_optimizer(model: torch.nn.Module) -> tuple:
+    # Frozen parameters may be handed to the optimizer or not: the matrices are, the others are not.
     decayed = [p for n, p in model.named_parameters() if p.ndim > 1]
-    others = [p for n, p in model.named_parameters() if p.ndim <= 1]
+    others = [p for n, p in model.named_parameters() if p.ndim <= 1 and p.requires_grad]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 2e-3}],
                                   lr=5e-3, betas=(0.9, 0.95), eps=1e-5)
     return optimizer, transformers.get_scheduler("cosine", optimizer, num_warmup_steps=4, num_training_steps=STEPS + 1)
 
 
 def train(family: str, tp: int, pp: int, micro_batches: int, output: str, options: dict) -> dict:
-    model = make_model(family)
+    model = make_model(family, options.get("train", "all"))
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     reference = copy.deepcopy(model)
     optimizer, scheduler = make_optimizer(model)
     plugin = None
@@ -83,9 +101,10 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
         plain = reference(**{key: torch.stack([row[key] for row in rows]) for key in rows[0]})
         plain.loss.backward()
         if gradients:  # later ones differ by what rounding has made of the weights
-            largest = max(p.grad.abs().max().item() for p in reference.parameters())
-            gradient_error = max(gradient_error, *((gradients[n] - p.grad).abs().max().item() / largest
-                                                   for n, p in reference.named_parameters()))
+            trained = {n: p.grad for n, p in reference.named_parameters() if p.requires_grad}
+            largest = max(grad.abs().max().item() for grad in trained.values())
+            gradient_error = max(gradient_error, *((gradients[n] - grad).abs().max().item() / largest
+                                                   for n, grad in trained.items()))
         expected_norms.append(float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.7)))
         plain_optimizer.step()
         plain_scheduler.step()
@@ -98,9 +117,11 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
     if accelerator.is_main_process:
         weights = max((state[n] - p).abs().max().item() for n, p in reference.named_parameters())
         reloaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        frozen = [n for n, p in reference.named_parameters() if not p.requires_grad]
         again = max((p - state[n]).abs().max().item() for n, p in reloaded.named_parameters())
         result = {"losses": losses, "expected": expected, "norms": norms, "expected_norms": expected_norms,
                   "gradient_error": gradient_error, "weight_error": weights, "reload_error": again, "steps": len(losses),
+                  "frozen": len(frozen), "frozen_error": max([(state[n] - start[n]).abs().max().item() for n in frozen], default=0.0),
                   "lr": scheduler.get_last_lr()[0], "kind": str(accelerator.distributed_type)}
     # The processes stay connected: the next layout needs new states alone.
     accelerator.free_memory()
