@@ -229,8 +229,10 @@ class TesseraModel(torch.nn.Module):
     cuda = cpu = float = half = bfloat16 = to
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        raise ConfigError("recomputation is a matter of the layout here: MegatronLMPlugin(recompute_activations=True) or "
-                          "recompute_granularity='full'")
+        raise ConfigError("gradient_checkpointing_enable() must be called before prepare(); or give MegatronLMPlugin("
+                          "recompute_activations=True) or recompute_granularity='full'")
+
+    activation_checkpointing_enable = gradient_checkpointing_enable
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigError("resize_token_embeddings() must be called before prepare()")

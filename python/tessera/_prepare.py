@@ -11,6 +11,7 @@ from tessera.errors import ConfigError
 from tessera.logging import get_logger
 from tessera.utils.config_map import micro_batch_size_of, parameter_rules
 from tessera.utils.lr_horizon import resolve_horizon
+from tessera.utils.other import is_compiled_module
 from tessera.utils.refusals import warn_once
 
 logger = get_logger(__name__)
@@ -114,8 +115,12 @@ class Preparation:
     def model(self, model: Any) -> Any:
         from tessera._model import TesseraModel, describe_model
 
+        if is_compiled_module(model):
+            warn_once("torch.compile is not used: Tessera's kernels are compiled already")
+            model = model._orig_mod
         text, parameters, source, dtype = describe_model(model)
         session = Session(text, parameters, source, self.state, dtype)
+        session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         session.grad_scaler = self.accelerator.scaler_handler
         prepared = TesseraModel(session, model)
         self.accelerator._models.append(prepared)

@@ -122,6 +122,7 @@ class Session:
         self.clip_grad = 0.0  # the plugin's
         self.seq_length: Optional[int] = None
         self.micro_batch_size = 1
+        self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self._log: Any = None
@@ -183,7 +184,7 @@ class Session:
             self.source.tensors is not None, optimizer_defaults=defaults, world_size=self.state.num_processes,
             mixed_precision=self.state.mixed_precision, seq_length=self.seq_length, micro_batch_size=self.micro_batch_size,
             seed=last_seed(), timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
-            cpu=self.state._device.type == "cpu", threads=_threads(self.state))
+            cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=self.checkpointed)
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]

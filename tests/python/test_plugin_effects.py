@@ -9,11 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tessera import Accelerator  # noqa: E402
+from tessera import Accelerator, _session  # noqa: E402
 from tessera._indexed import IndexedDatasetBuilder  # noqa: E402
+from tessera.errors import ConfigError  # noqa: E402
 from tessera.state import AcceleratorState, GradientState  # noqa: E402
 from tessera.utils import (MegatronLMDummyDataLoader, MegatronLMDummyScheduler, MegatronLMPlugin,  # noqa: E402
                            avg_losses_across_data_parallel_group, full_gradients)
+from tessera.utils.config_map import native_config  # noqa: E402
 
 IDS = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(2))
 
@@ -25,15 +27,17 @@ def fresh_states():
     GradientState._reset_state()
 
 
-def prepared(*more, lr: float = 1e-2, project=None, **fields):
-    """An Accelerator with these fields, a tiny GPT-2 and its optimizer, and what else prepare() is given."""
+def prepared(*more, lr: float = 1e-2, project=None, change=lambda model: model, plugin: bool = True, **fields):
+    """An Accelerator with these fields, a tiny GPT-2 (as `change` returns it) and its optimizer, and what else prepare() is
+    given."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     torch.manual_seed(4)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=40, n_positions=16,
                                                                  resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    model = change(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, eps=1e-5)
-    accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields), project_dir=project)
+    accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields) if plugin else None, project_dir=project)
     made = [item(optimizer) if callable(item) else item for item in more]
     return (accelerator, *accelerator.prepare(model, optimizer, *made))
 
@@ -59,6 +63,39 @@ def test_logits(field):
     accelerator.backward(outputs.loss)
     for name, gradient in full_gradients(model).items():
         assert torch.allclose(gradient, expected[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("plugin, expected", [(None, "full"), ({}, "full"), ({"recompute_activations": True}, "selective")])
+def test_checkpointed_models(monkeypatch, plugin, expected):
+    """gradient_checkpointing_enable() counts unless the plugin says what is recomputed; numbers stay."""
+    def gradients(model) -> dict:
+        loss = model(input_ids=IDS, labels=IDS).loss
+        accelerator.backward(loss)
+        return {"loss": loss.detach(), **full_gradients(model)}
+
+    def checkpointed(model):
+        model.gradient_checkpointing_enable()
+        return model
+
+    accelerator, model, _ = prepared()
+    usual = gradients(model)
+    configs = []
+    monkeypatch.setattr(_session, "native_config", lambda **given: configs.append(native_config(**given)) or configs[-1])
+    accelerator, model, _ = prepared(change=checkpointed, plugin=plugin is not None, **(plugin or {}))
+    assert configs[0]["training"]["recompute"] == expected
+    for name, value in gradients(model).items():
+        assert torch.equal(value, usual[name]), name
+    with pytest.raises(ConfigError, match="before prepare"):
+        model.gradient_checkpointing_enable()
+
+
+def test_compiled_models(caplog):
+    accelerator, model, optimizer = prepared()
+    loss = step(accelerator, model, optimizer)
+    accelerator, model, optimizer = prepared(change=torch.compile)
+    assert "torch.compile is not used" in caplog.text
+    assert step(accelerator, model, optimizer) == loss
+    assert "transformer.wte.weight" in dict(model.named_parameters())
 
 
 def test_no_save_optim_and_no_load_optim(tmp_path):

@@ -180,13 +180,15 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
                   optimizer_defaults: Optional[dict] = None, world_size: int = 1, mixed_precision: str = "no",
                   seq_length: Optional[int] = None, micro_batch_size: int = 1, train_steps: Optional[int] = None,
                   seed: Optional[int] = None, timeout_s: Optional[float] = None, grad_scaler=None, cpu: bool = False,
-                  threads: int = 0) -> Dict[str, Dict[str, Any]]:
+                  threads: int = 0, checkpointed: bool = False) -> Dict[str, Dict[str, Any]]:
     """Tessera's configuration (docs/configuration.md) as nested dicts; keys that nobody sets are left out.
 
     `plugin` None is plain data parallelism. `hf_config`: a transformers `config.to_dict()`; the section `model` holds only
     what the plugin sets over it. `pretrained`: the model has weights that must be kept. `optimizer_defaults`: name
     (adamw, adam, sgd), lr, betas, eps, weight_decay, momentum. `micro_batch_size`: samples on one data rank;
     `seq_length`: tokens. `grad_scaler`: a GradScalerKwargs. `seed` (of set_seed) yields to other_megatron_args' seed.
+    `checkpointed`: gradient_checkpointing_enable() was called on the model, which means full recomputation of activations
+    unless the plugin says what is recomputed.
     The learning rate is constant here: the caller sets that of each step.
     Errors: ConfigError for what cannot be had together, all by the names that scripts use.
     """
@@ -199,6 +201,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     training: Dict[str, Any] = {
         "micro_batch_size": micro_batch_size, "global_batch_size": dp * micro_batches * micro_batch_size,
         "precision": _PRECISIONS[mixed_precision], **_scaling(grad_scaler)}
+    if checkpointed:
+        training["recompute"] = "full"
     for key, value in (("seq_length", length), ("steps", train_steps), ("seed", seed)):
         if value is not None:
             training[key] = value
@@ -215,7 +219,10 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
 
     parallel.update(_pipeline(plugin, described(hf_config).get("num_layers")), tensor=plugin.tp_degree,
                     sequence=plugin.sequence_parallelism, zero_stage=int(plugin.use_distributed_optimizer))
-    training.update(_recompute(plugin), eval_iters=plugin.eval_iters, eval_interval=plugin.eval_interval)
+    recomputed = _recompute(plugin)
+    if not checkpointed or recomputed["recompute"] != "none":
+        training.update(recomputed)
+    training.update(eval_iters=plugin.eval_iters, eval_interval=plugin.eval_interval)
     if plugin.check_for_nan_in_loss_and_grad:
         # As in Megatron: with a dynamic loss scale a step that is not finite is part of the search for the scale.
         if mixed_precision == "fp16" and "loss_scale" not in (plugin.other_megatron_args or {}):
