@@ -24,7 +24,7 @@ TRAINED = {
 }
 
 
-def make_model(family: str, trained: str) -> torch.nn.Module:
+def make_model(family: str, trained: str = "all") -> torch.nn.Module:
     model = whole_model(family)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(TRAINED[trained](name))
