@@ -25,6 +25,22 @@ _REFUSED = {
 _IGNORED = ("use_cache", "return_dict", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
 
 
+class _Parameter(torch.nn.Parameter):
+    """A parameter of the whole model: its name, shape and requires_grad. Value and gradient are in the engine."""
+
+    @property
+    def grad(self) -> None:
+        # torch.nn.utils.clip_grad_norm_ and loops that log norms would otherwise do nothing, and say nothing.
+        warn_once("parameter.grad is None: gradients are in the engine. Clip with accelerator.clip_grad_norm_(), which returns the "
+                  "norm, or read them with tessera.utils.full_gradients(model)")
+        return None
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            raise ConfigError("gradients are in the engine and cannot be set; give outputs.loss.backward() another loss")
+
+
 class _Loss(torch.autograd.Function):
     """The engine's loss, whose gradient was computed with it."""
 
@@ -163,7 +179,7 @@ class TesseraModel(torch.nn.Module):
         self.generation_config = getattr(model, "generation_config", None)
         self._session = session
         self._parameters_of_model = {
-            parameter.name: torch.nn.Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
+            parameter.name: _Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
             for parameter in session.parameters}
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None

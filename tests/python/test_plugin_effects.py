@@ -89,6 +89,19 @@ def test_checkpointed_models(monkeypatch, plugin, expected):
         model.gradient_checkpointing_enable()
 
 
+def test_gradients_are_not_where_torch_looks_for_them(caplog):
+    accelerator, model, optimizer = prepared()
+    accelerator.backward(model(input_ids=IDS, labels=IDS).loss)
+    assert "full_gradients" not in caplog.text
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert caplog.text.count("Clip with accelerator.clip_grad_norm_()") == 1 and "full_gradients" in caplog.text
+    parameter = next(model.parameters())
+    parameter.grad = None
+    with pytest.raises(ConfigError, match="cannot be set"):
+        parameter.grad = torch.zeros_like(parameter)
+    assert isinstance(parameter, torch.nn.Parameter) and parameter.is_leaf
+
+
 def test_compiled_models(caplog):
     accelerator, model, optimizer = prepared()
     loss = step(accelerator, model, optimizer)
