@@ -50,6 +50,7 @@ void ParamStore::add_call(double factor) {
     bucket_factor_ = factor;
   }
   ++finished_calls_;
+  ++gradient_version_;
 }
 
 void ParamStore::finish_call(double factor) {
@@ -82,6 +83,7 @@ void ParamStore::add_set_aside(const Tensor& gradient, double factor) {
   ops::axpby(ctx_, static_cast<float>(factor), gradient, first ? 0.0f : 1.0f, sum_);
   summed_ = true;
   ++finished_calls_;
+  ++gradient_version_;
 }
 
 void ParamStore::sum_up() {
@@ -89,6 +91,7 @@ void ParamStore::sum_up() {
   if (!sum_) sum_ = Tensor::empty(ctx_, {state_numel_}, DType::f32);
   add_to_sum(static_cast<float>(bucket_factor_), 0.0f);
   summed_ = true;
+  ++gradient_version_;
 }
 
 FlatGradient ParamStore::gradients() const {
@@ -115,6 +118,7 @@ Tensor ParamStore::gradient_of(std::size_t bucket, const FlatRun& run) const {
 void ParamStore::forget_gradients() {
   if (!closed_) return discard_gradients();
   finished_calls_ = 0;
+  ++gradient_version_;
   summed_ = false;
 }
 
@@ -123,6 +127,7 @@ void ParamStore::discard_gradients() {
   clear_contributions();
   if (reduction_) reduction_->open(nullptr);
   finished_calls_ = 0;
+  ++gradient_version_;
   summed_ = closed_ = false;
   open_ = true;
 }

@@ -148,13 +148,18 @@ void Optimizer::find_counted() {
   counted_in_sum_ = store_.sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
 }
 
-void Optimizer::add_up_squares() const {
+void Optimizer::find_squares() {
+  if (squares_of_ == store_.gradient_version()) return;
   const Tensor squares = ops::squares_of(state_);
+  if (has_squares_) ops::fill_zero(ctx_, squares);
+  has_squares_ = true;
+  squares_of_ = -1;
   const auto [gradient, summed] = store_.pending_gradient();
   const Tensor& runs = summed ? counted_in_sum_ : counted_;
   if (runs.numel() > 0) ops::add_sum_squares(ctx_, gradient, runs, squares);
   if (Communicator* world = store_.groups().world; world && world->size() > 1)
     world->all_reduce(ctx_, squares).wait(ctx_);
+  squares_of_ = store_.gradient_version();
 }
 
 void Optimizer::update(const Part& part) const {
@@ -198,9 +203,11 @@ void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::in
   }
   const double scale = store_.gradient_scale();
   store_.wait_for_weights();
-  add_up_squares();
+  find_squares();
   ops::begin_update(ctx_, state_,
                     {.grad_scale = scale, .clip_grad = config_.clip_grad, .loss_scale = loss_scale_.rule});
+  has_squares_ = false;  // begin_update has used them up
+  squares_of_ = -1;
   ops::update_groups(ctx_, state_, factors_,
                      {.decoupled = config_.name == OptimizerName::adamw,
                       .base = updates_,
@@ -220,9 +227,8 @@ void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::in
 double Optimizer::grad_norm() {
   const double scale = store_.gradient_scale();
   store_.wait_for_weights();
-  add_up_squares();
+  find_squares();
   const auto state = HostCopy(ctx_, state_).value<UpdateState>();
-  ops::fill_zero(ctx_, ops::squares_of(state_));
   return std::sqrt(state.squares) * std::abs(scale) / static_cast<double>(state.loss_scale);
 }
 
@@ -258,7 +264,9 @@ Tensor Optimizer::loss_scale() const {
 
 UpdateState Optimizer::update_state() const {
   TESSERA_CHECK(under_way_.empty(), "an update is under way: finish_step() comes first");
-  return HostCopy(ctx_, state_).value<UpdateState>();
+  auto state = HostCopy(ctx_, state_).value<UpdateState>();
+  state.squares = 0;
+  return state;
 }
 
 void Optimizer::set_update_state(const UpdateState& state) {
@@ -266,6 +274,8 @@ void Optimizer::set_update_state(const UpdateState& state) {
   TESSERA_CHECK(under_way_.empty(), "an update is under way: finish_step() comes first");
   updates_ = state.updates;
   state_.copy_from_host(&state);
+  has_squares_ = true;  // whatever they are, they are of no gradient here
+  squares_of_ = -1;
 }
 
 std::vector<NamedTensor> Optimizer::state() const {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -37,6 +38,10 @@ struct Trainer {
     optimizer = std::make_unique<Optimizer>(ctx, *store, config, scale, all);
   }
   void write(int step, float factor = 1) {
+    fill(step, factor);
+    store->finish_call();
+  }
+  void fill(int step, float factor = 1) {
     for (std::size_t k = 0; k < 5; ++k) {
       Parameter& p = *store->parameters()[k];
       if (!p.trained()) continue;
@@ -45,7 +50,6 @@ struct Trainer {
         for (std::size_t i = 0; i < grad.size(); ++i) grad[i] = factor * gradient(k, step, i);
       });
     }
-    store->finish_call();
   }
   StepResult update(int step, const std::vector<UpdateRates>& rates) {
     write(step);
@@ -389,6 +393,66 @@ TEST(Groups, RefusesWhatNoUpdateCanUse) {
   EXPECT_THROW(optimizer.group_of(p), InvalidArgument);
   Trainer plain({.name = OptimizerName::sgd, .momentum = 0}, {{}, {}, {}});
   EXPECT_THROW(plain.optimizer->set_group(0, {.momentum = 0.9}), ConfigError);
+}
+
+/// The norm that grad_norm() gives is the one the next update finds, whatever happens to calls in between.
+TEST(GradNorm, FollowsThePendingGradient) {
+  Trainer trainer({.clip_grad = 0.1}, {{}, {}, {}});
+  ParamStore& store = *trainer.store;
+  Optimizer& optimizer = *trainer.optimizer;
+  const auto call = [&](int step, const std::function<void()>& then) {
+    store.begin_call();
+    trainer.fill(step);
+    store.close_call();
+    then();
+  };
+  const auto norm_of = [](int first, double a, int second, double b) {
+    const std::size_t sizes[] = {13 * 21, 7, 64, 5, 65 * 3};
+    double squares = 0;
+    for (std::size_t k = 0; k < 5; ++k) {
+      for (std::size_t i = 0; i < sizes[k]; ++i) {
+        const double g =
+            a * static_cast<double>(gradient(k, first, i)) + b * static_cast<double>(gradient(k, second, i));
+        squares += g * g;
+      }
+    }
+    return std::sqrt(squares);
+  };
+  const auto expect = [&](double expected) {
+    EXPECT_NEAR(optimizer.grad_norm(), expected, 1e-5 * expected);
+    EXPECT_NEAR(optimizer.grad_norm(), expected, 1e-5 * expected);
+  };
+  const auto update = [&] { return optimizer.step(0.01, 0.0).grad_norm; };
+  for (int round = 0; round < 2; ++round) {
+    SCOPED_TRACE(round);
+    call(1, [&] { store.add_call(0.5); });
+    expect(norm_of(1, 0.5, 0, 0));
+    const double before = optimizer.grad_norm();
+    EXPECT_EQ(update(), before);
+
+    call(2, [&] { store.add_call(0.25); });
+    expect(norm_of(2, 0.25, 0, 0));
+    call(3, [&] { store.drop_call(); });  // the gradient is the same, but lies elsewhere, times the factor
+    EXPECT_NEAR(update(), norm_of(2, 0.25, 0, 0), 1e-5);
+
+    call(2, [&] { store.add_call(0.25); });
+    expect(norm_of(2, 0.25, 0, 0));
+    call(3, [&] { store.add_call(-2); });
+    EXPECT_NEAR(update(), norm_of(2, 0.25, 3, -2), 1e-4);
+
+    call(4, [&] { store.add_call(1); });
+    expect(norm_of(4, 1, 0, 0));
+    EXPECT_EQ(optimizer.update_state().squares, 0.0);
+    optimizer.set_update_state(optimizer.update_state());
+    EXPECT_NEAR(update(), norm_of(4, 1, 0, 0), 1e-4);
+
+    call(5, [&] { store.add_call(1); });
+    expect(norm_of(5, 1, 0, 0));
+    store.discard_gradients();
+    call(6, [&] { store.add_call(1); });
+    expect(norm_of(6, 1, 0, 0));
+    EXPECT_NEAR(update(), norm_of(6, 1, 0, 0), 1e-4);
+  }
 }
 
 }  // namespace

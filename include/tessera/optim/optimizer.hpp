@@ -114,7 +114,8 @@ class Optimizer {
   void find_counted();
   /// The state by kind, as checkpoints name it.
   std::vector<std::pair<std::string, Tensor>> buffers() const;
-  void add_up_squares() const;
+  /// Puts the squares of the pending gradient into the state, unless they are there.
+  void find_squares();
   void update(const Part& part) const;
 
   ExecCtx ctx_;
@@ -126,6 +127,8 @@ class Optimizer {
   std::vector<Part> parts_;       // in the order of their buckets
   std::vector<bool> changes_;     // by bucket: whether anything in it is updated, on any data rank
   Tensor state_;                  // UpdateState
+  bool has_squares_ = false;      // they are not zero in the state
+  std::int64_t squares_of_ = -1;  // the store's gradient_version() they belong to, if they are whole
   Tensor factors_;                // of the groups
   Tensor of_block_;               // group of each kGroupBlock elements, laid out like the store's zeros()
   Tensor counted_;                // runs this rank adds to the norm, in the store's gradient

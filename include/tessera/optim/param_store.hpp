@@ -198,6 +198,9 @@ class ParamStore {
   void add_set_aside(const Tensor& gradient, double factor);
   /// Calls finished since the last discard_gradients().
   int finished_calls() const { return finished_calls_; }
+  /// Another number whenever pending_gradient() or gradient_scale() may give something else. The same on all
+  /// ranks.
+  std::int64_t gradient_version() const { return gradient_version_; }
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
   FlatGradient gradients() const;
   /// What the gradients of owned() are still to be multiplied by. Errors: InvalidArgument if there are none.
@@ -300,6 +303,7 @@ class ParamStore {
   bool open_ = true;
   bool closed_ = false;  // a call's sum is in grad_, and nobody has said its factor
   int finished_calls_ = 0;
+  std::int64_t gradient_version_ = 0;
 };
 
 }  // namespace tessera
