@@ -3,6 +3,7 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/comm/meeting.hpp"
 #include "tessera/launch/world.hpp"
 
 namespace py = pybind11;
@@ -20,6 +21,14 @@ ReduceOp reduction_of(const std::string& name) {
 }
 
 }  // namespace
+
+std::function<std::string()> place_of_call(const py::object& place) {
+  if (place.is_none()) return nullptr;
+  return [&place] {
+    const py::gil_scoped_acquire gil;
+    return place().cast<std::string>();
+  };
+}
 
 void bind_comm(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(
@@ -87,6 +96,19 @@ void bind_comm(py::module_& module) {
             return py::bytes(result);
           },
           py::arg("data"), py::arg("root") = 0, "The bytes of rank `root`.")
+      .def(
+          "meet",
+          [](Communicator& self, const std::string& call, const std::vector<std::int64_t>& values,
+             const py::object& place) {
+            MeetingValues own{};
+            TESSERA_CHECK(values.size() <= own.size(), values.size(), " values for a meeting of ", own.size());
+            std::copy(values.begin(), values.end(), own.begin());
+            const std::function<std::string()> where = place_of_call(place);
+            const py::gil_scoped_release release;
+            return meet(self, call, own, where);
+          },
+          py::arg("call"), py::arg("values") = std::vector<std::int64_t>(), py::arg("place") = py::none(),
+          "What every rank gave, 7 numbers each, once all are about to do the same.")
       .def(
           "split",
           [](Communicator& self, int color, int key, const std::string& name) {

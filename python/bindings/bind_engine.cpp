@@ -10,6 +10,7 @@
 #include "dlpack.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/env.hpp"
+#include "tessera/engine/agreement.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
 #include "tessera/engine/pretrained.hpp"
@@ -27,8 +28,7 @@ using Optional = std::optional<py::array>;
 
 /// The [batch, seq] arrays of one data rank as a Batch. An empty batch has no samples.
 Batch make_batch(const py::array& tokens, const Optional& labels, const Optional& position_ids,
-                 const Optional& key_begin, const Optional& key_end, const Optional& document_ids,
-                 std::int64_t sample0, std::int64_t global_batch) {
+                 const Optional& key_begin, const Optional& key_end, const Optional& document_ids) {
   TESSERA_CHECK(tokens.ndim() == 2, "tokens have the shape [batch, seq], not ", shape_of(tokens));
   Batch batch;
   batch.batch = tokens.shape(0);
@@ -47,8 +47,7 @@ Batch make_batch(const py::array& tokens, const Optional& labels, const Optional
   read(document_ids, "document_ids", batch.document_ids, 2);
   read(key_begin, "key_begin", batch.key_begin, 1);
   read(key_end, "key_end", batch.key_end, 1);
-  batch.sample0 = sample0;
-  batch.global_batch = global_batch;
+  batch.global_batch = Batch::kUnknown;
   return batch;
 }
 
@@ -136,6 +135,30 @@ class PyEngine {
   std::unique_ptr<Engine> engine_;
   int head_stage_ = 0;
 };
+
+/// `give`: what peers without a batch get, as bytes.
+void agree_on(PyEngine& self, Batch& batch, const std::string& call, const py::object& place,
+              const py::function& give) {
+  const std::function<std::string()> bytes = [&give] {
+    const py::gil_scoped_acquire gil;
+    return give().cast<std::string>();
+  };
+  BatchCall about{.name = call, .place = place_of_call(place), .give = bytes};
+  const py::gil_scoped_release release;
+  self.engine().agree_on(batch, std::move(about), false);
+}
+
+/// What a peer gave, and a batch that has its place and nothing else.
+py::tuple take_from_peer(PyEngine& self, const std::string& call, const py::object& place) {
+  const BatchCall about{.name = call, .step = self.engine().steps_done(), .place = place_of_call(place)};
+  Batch batch;
+  std::string bytes;
+  {
+    const py::gil_scoped_release release;
+    bytes = take_batch(self.engine().mesh(), batch, about);
+  }
+  return py::make_tuple(py::bytes(bytes), batch);
+}
 
 py::tuple open_call_with_loss(PyEngine& self, const Batch& batch, const std::string& output,
                               const py::function& loss) {
@@ -264,8 +287,17 @@ void bind_engine(py::module_& module) {
   py::class_<Batch>(module, "Batch", "Samples of one data rank.")
       .def(py::init(&make_batch), py::arg("tokens"), py::arg("labels") = py::none(),
            py::arg("position_ids") = py::none(), py::arg("key_begin") = py::none(),
-           py::arg("key_end") = py::none(), py::arg("document_ids") = py::none(), py::arg("sample0") = 0,
-           py::arg("global_batch") = 0)
+           py::arg("key_end") = py::none(), py::arg("document_ids") = py::none())
+      .def(
+          "take_place",
+          [](Batch& self, const Batch& other) {
+            self.sample0 = other.sample0;
+            self.global_batch = other.global_batch;
+            self.global_targets = other.global_targets;
+          },
+          "Its place in the global batch is that of `other`.")
+      .def_readonly("global_batch", &Batch::global_batch, "Samples of all data ranks, once they have agreed.")
+      .def_readonly("global_targets", &Batch::global_targets)
       .def_readonly("batch", &Batch::batch)
       .def_readonly("seq_length", &Batch::seq_length)
       .def("targets", &count_targets);
@@ -292,6 +324,8 @@ void bind_engine(py::module_& module) {
             load_pretrained(folder, self.config().model, self.engine());
           },
           Released())
+      .def("agree", &agree_on, py::arg("batch"), py::arg("call"), py::arg("place"), py::arg("give"))
+      .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
       .def("open_call",
            [](PyEngine& self, const Batch& batch) {
              Engine::Call call;

@@ -3,7 +3,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
+#include <string>
+
 namespace tessera::bindings {
+
+/// A Python function that says where in a script a call stands, or None, for meet(). It is not kept: `place`
+/// must outlive the result.
+std::function<std::string()> place_of_call(const pybind11::object& place);
 
 void bind_comm(pybind11::module_& module);
 void bind_data(pybind11::module_& module);

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
+from tessera._process_group import meet
 from tessera.errors import CheckpointError, ConfigError
 from tessera.logging import get_logger
 from tessera.utils.objects import load_objects, save_objects
@@ -66,6 +67,7 @@ class Checkpoints:
         Collective. The folder loads under any other layout. An earlier state in it is replaced when the new one is whole."""
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write pickles, which Tessera never does; leave it out")
+        meet(self.state.world, "accelerator.save_state()")
         target = self._naming_target() if self.project_configuration.automatic_checkpoint_naming else output_dir
         if target is None:
             raise ConfigError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
@@ -128,6 +130,7 @@ class Checkpoints:
     def load_state(self, input_dir: Optional[str] = None, load_kwargs: Optional[dict] = None, **kwargs: Any) -> None:
         """Puts a saved state into what was prepared, whatever layout saved it; without `input_dir` the last automatically
         named one. Collective. Errors: CheckpointError listing what does not fit; then nothing was changed."""
+        meet(self.state.world, "accelerator.load_state()")
         if input_dir is None:
             if not self.project_configuration.automatic_checkpoint_naming:
                 raise ConfigError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")

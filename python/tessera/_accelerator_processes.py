@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Optional
 
+from tessera._process_group import meet
 from tessera.state import PartialState
 
 
@@ -119,12 +120,9 @@ class Processes:
 
     def check_trigger(self) -> bool:
         """Whether any process has called set_trigger(); lowers the flag. Collective."""
-        import numpy as np
-
-        flag = np.array([int(self._triggered)], dtype=np.int64)
-        self.state.world.all_reduce(flag, "max")
+        told = meet(self.state.world, "check_trigger()", int(self._triggered))
         self._triggered = False
-        return bool(flag[0])
+        return any(values[0] for values in told)
 
 
 def _function(self: Any, function: Optional[Callable], name: str) -> Callable:

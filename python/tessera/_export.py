@@ -35,6 +35,7 @@ def save_pretrained(model: Any, folder: Path, state_dict: Optional[dict], max_sh
     session = model.session
     main = session.state.is_main_process
     name = dtype_name(dtype, session.dtype)
+    session.meet("model.save_pretrained()")
     if state_dict is not None:
         if main:
             _save_given(model, folder, state_dict)

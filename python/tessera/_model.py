@@ -265,6 +265,12 @@ class TesseraModel(torch.nn.Module):
             return self._train_step.run(self, dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels,
                                                    position_ids=position_ids, token_type_ids=token_type_ids, **others))
         session = self.session
+        session.calling = self.call_name()
+        arguments = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels,
+                         token_type_ids=token_type_ids, **others)
+        session.arguments = {name: value for name, value in arguments.items() if value is not None}
+        if not any(isinstance(value, torch.Tensor) for value in session.arguments.values()):
+            return self(**session.take_peers_arguments())
         text = others.pop("text", None)
         if text is not None:  # samples of indexed data: [batch, seq + 1]
             input_ids, text_labels = text[:, :-1], others.pop("labels", labels)
@@ -291,6 +297,12 @@ class TesseraModel(torch.nn.Module):
         if others.get("return_dict") is False:
             return tuple(value for value in (loss, logits) if value is not None)
         return result
+
+    def call_name(self) -> str:
+        """How a call now is told to other ranks."""
+        if not torch.is_grad_enabled():
+            return "model(...) without gradient"
+        return "model(...) in training mode" if self.training else "model(...) in eval mode"
 
     def _check_arguments(self, input_ids: Any, token_type_ids: Any, others: dict) -> None:
         if input_ids is None:
@@ -319,13 +331,11 @@ class TesseraModel(torch.nn.Module):
         import numpy as np
 
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
-        targets = np.array([batch.targets()], dtype=np.float64)
         mesh = self._session.mesh
         if mesh.dp > 1:
-            mesh.data.all_reduce(targets)
             # The engine averages over data ranks, and this loss is one number of all of them.
-            return _Averaged.apply(total * (mesh.dp / targets[0]), mesh.data, mesh.dp)
-        return total / targets[0]
+            return _Averaged.apply(total * (mesh.dp / batch.global_targets), mesh.data, mesh.dp)
+        return total / batch.global_targets
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, state_dict: Optional[dict] = None,
                         save_function: Any = None, push_to_hub: bool = False, max_shard_size: Any = "5GB",

@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import socket
+import struct
 import sys
 import threading
 import time
@@ -97,6 +98,37 @@ def abort(reason: str) -> None:
     """Ends the waits of all ranks with that reason, if there are others."""
     if connected_ranks() > 1:
         _Connection.world.abort(f"rank {_Connection.world.rank} failed: {reason}")
+
+
+_PACKAGES = tuple(os.sep + name + os.sep for name in ("tessera", "torch"))  # whose own files a script's place is not in
+
+
+def script_place() -> str:
+    """`train.py:31`: where the caller's script stands."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not any(package in path for package in _PACKAGES) and not path.startswith("<frozen"):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "a thread of its own"
+
+
+def meet(world: Any, call: str, *values: int) -> list:
+    """The first message of everything that all ranks of `world` do together: returns what each rank gave, at most 7 numbers of
+    64 bits, padded with zeros. Collective. Errors: InvalidArgument on every rank where ranks called different things, naming
+    calls, places in the scripts and ranks."""
+    return world.meet(call, list(values), script_place) if world.size > 1 else [list(values)]
+
+
+def bits_of(number: float) -> int:
+    """The bits of a float64, for meet()."""
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def float_of(bits: int) -> float:
+    """The number of bits_of()."""
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
 def describe(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from tessera._process_group import close_at_exit
+from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
 from tessera.utils.config_map import native_config
@@ -95,7 +95,9 @@ class OpenForward:
         if self.used:
             raise RuntimeError("backward ran through these logits before, and their activations are gone; call the model again")
         self.used = True
-        self._session().engine.backward(self.number, upstream)
+        session = self._session()
+        session.meet("backward() of a loss of logits")
+        session.engine.backward(self.number, upstream)
 
     def __del__(self):
         session = self._session()
@@ -125,6 +127,9 @@ class Session:
         self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
+        self.calling = "the model"  # what batches are for, as ranks tell each other
+        self.arguments: dict = {}  # of that call
+        self._peers_place: Any = None  # in the global batch, of a batch that came from a peer
         self._log: Any = None
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
@@ -167,6 +172,7 @@ class Session:
         """Makes the engine and gives it its weights. Collective."""
         if self.engine is not None:
             return
+        self.meet("prepare(), or the first use of the model")
         close_at_exit(self)
         from tessera import _C
         from tessera.utils.random import last_seed
@@ -265,17 +271,33 @@ class Session:
         if labels is not None and not shifted:
             labels = np.asarray(labels)
             labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), _IGNORED, labels.dtype)], axis=1)
-        sample0, total = self._place_of(len(tokens))
-        self._batch_tokens = total * tokens.shape[1]
-        return _C.Batch(tokens, labels, position_ids, begin, end, documents, sample0, total)
+        batch = _C.Batch(tokens, labels, position_ids, begin, end, documents)
+        self._agree(batch)
+        self._batch_tokens = batch.global_batch * tokens.shape[1]
+        return batch
 
-    def _place_of(self, samples: int) -> Tuple[int, int]:
-        import numpy as np
+    def _agree(self, batch: Any) -> None:
+        """The batch's place in the global one, after every rank has told what it calls and what batch it has."""
+        from tessera.utils.objects import encode
 
-        if self.mesh.dp == 1:
-            return 0, samples
-        counts = self.mesh.data.all_gather(np.array([samples], dtype=np.int64))[:, 0]
-        return int(counts[: self.mesh.data.rank].sum()), int(counts.sum())
+        if self._peers_place is not None:
+            batch.take_place(self._peers_place)
+            self._peers_place = None
+        else:
+            self.engine.agree(batch, self.calling, script_place, lambda: encode(self.arguments))
+
+    def take_peers_arguments(self) -> dict:
+        """What a rank of this one's data rank calls the model with, for a rank that has no batch of its own (Megatron's loops
+        hand it {}). Collective: the others are in batch(). Errors: DataError if none of them has one."""
+        from tessera.utils.objects import decode
+
+        if self.mesh.tp * self.mesh.pp == 1:
+            raise InvalidArgument("the model was called without input_ids")
+        data, self._peers_place = self.engine.take_batch(self.calling, script_place)
+        return decode(data)
+
+    def meet(self, call: str, *values: int) -> list:
+        return meet(self.state.world, call, *values)
 
     def _drop_unwanted(self) -> None:
         while self.unwanted_calls:
@@ -316,15 +338,15 @@ class Session:
 
     def check_factor(self, factor: float) -> None:
         """Every rank must scale a call's gradient alike. Errors: InvalidArgument naming the factors."""
-        import numpy as np
+        self._meet_with("loss.backward()", factor, "backwarded the same loss with different factors",
+                        "The model's own loss is known on every rank, so what it is multiplied by must be equal too")
 
-        if self.state.num_processes == 1:
-            return
-        factors = self.state.world.all_gather(np.array([factor], dtype=np.float64))[:, 0]
-        if not (factors == factors[0]).all() and not np.isnan(factors).all():
-            raise InvalidArgument("ranks backwarded the same loss with different factors: "
-                                  f"{', '.join(f'rank {i}: {value:g}' for i, value in enumerate(factors))}. The model's own "
-                                  "loss is known on every rank, so what it is multiplied by must be equal too")
+    def _meet_with(self, call: str, number: float, what: str, remedy: str) -> None:
+        """meet(), for a number that must be the same on every rank."""
+        number = float("nan") if number != number else float(number)  # of the many, one
+        told = [float_of(values[0]) for values in self.meet(call, bits_of(number))]
+        if any(bits_of(each) != bits_of(told[0]) for each in told):
+            raise InvalidArgument(f"ranks {what}: {', '.join(f'rank {i}: {value:g}' for i, value in enumerate(told))}. {remedy}")
 
     def has_gradient(self) -> bool:
         return self.engine is not None and self.engine.finished_calls > 0
@@ -335,6 +357,7 @@ class Session:
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """The gradient's true global norm; the next update clips to `max_norm` (or to the plugin's, if that is less)."""
+        self._meet_with("clip_grad_norm_()", max_norm, "clip the same gradient to different norms", "Give the same max_norm")
         norm = self.engine.grad_norm()
         limits = [limit for limit in (max_norm, self.clip_grad, self._clip_once) if limit]
         self._clip_once = min(limits)
@@ -344,6 +367,7 @@ class Session:
         """One optimizer step with (lr, weight decay) and the other options of each of the caller's groups: grad_norm
         (before clipping), skipped, loss_scale."""
         self._drop_unwanted()
+        self._check_rates(rates, options)
         own = []
         for number, group in enumerate(self.optimizer.groups):
             lr, weight_decay = rates[group.origin]
@@ -363,11 +387,27 @@ class Session:
         self._tokens = 0
         return result
 
+    def _check_rates(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
+        """Every rank must step with the same rates and options. Errors: InvalidArgument naming two ranks and their values."""
+        own = [{"lr": lr, "weight_decay": weight_decay, **option} for (lr, weight_decay), option in zip(rates, options)]
+        digest = hash(tuple(tuple(group.values()) for group in own))
+        if len({values[0] for values in self.meet("optimizer.step()", digest)}) == 1:
+            return
+        everyone = [json.loads(text) for text in self.state.world.all_gather_bytes(json.dumps(own).encode())]
+        for rank, theirs in enumerate(everyone):
+            for number, (a, b) in enumerate(zip(everyone[0], theirs)):
+                for key in a:
+                    if a[key] != b[key]:
+                        raise InvalidArgument(
+                            f"optimizer.step() with different values: {key} of parameter group {number} is {a[key]} on rank 0 and "
+                            f"{b[key]} on rank {rank}. Schedulers must be stepped alike on every rank")
+
     # Whole weights and gradients.
 
     def collect(self, gradients: bool = False) -> Dict[str, Any]:
         """fp32 arrays by Hugging Face name on rank 0, {} elsewhere. Collective."""
         whole: Dict[str, Any] = {}
+        self.meet("full_gradients()" if gradients else "model.state_dict()")
         self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
         return whole
 

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 from tessera._batch import move_tensors, part_of_pieces, plain, samples_in
 from tessera._samplers import (BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed)
+from tessera._process_group import meet
 from tessera._sources import Share, rebuilt, source_for
 from tessera.errors import ConfigError, DataError
 from tessera.utils.split import bounds
@@ -301,6 +302,7 @@ def _agree_over(world: Any) -> Callable[[int], int]:
         import numpy
 
         array = numpy.array([number], dtype=numpy.int64)
+        meet(world, "iterating over a prepared loader")
         world.broadcast(array)
         return int(array[0])
 
@@ -311,6 +313,7 @@ def _share_over(world: Any) -> Callable[[Any], Any]:
     def share(value: Any) -> Any:
         from tessera.utils.objects import decode, encode
 
+        meet(world, "iterating over a loader with dispatch_batches=True")
         return decode(world.broadcast_bytes(encode(value) if world.rank == 0 else None))
 
     return share

@@ -221,7 +221,7 @@ class PartialState(StateWithDevice):
         """A barrier: returns when all processes have called it. Errors: CommunicationError naming those that did
         not."""
         if self.num_processes > 1:
-            self._connected().barrier()
+            _process_group.meet(self._connected(), "wait_for_everyone()")
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Parts from the other processes; nothing happens in a process of notebook_launcher. `group` must be None."""
@@ -235,20 +235,23 @@ class PartialState(StateWithDevice):
     def main_process_first(self):
         """Rank 0 runs the `with` block first, for as long as it takes; then the others run it. An exception there ends
         all processes."""
-        yield from self._in_turns("_turns", lambda world: world.split(0, world.rank, "main_process_first"))
+        yield from self._in_turns("main_process_first", "_turns", lambda world: world.split(0, world.rank, "main_process_first"))
 
     @contextmanager
     def local_main_process_first(self):
         """The first process of each machine runs the `with` block first, then the others of that machine."""
         yield from self._in_turns(
-            "_local_turns", lambda world: _process_group.local_group(world, self.local_process_index)
+            "local_main_process_first", "_local_turns", lambda world: _process_group.local_group(world, self.local_process_index)
         )
 
-    def _in_turns(self, name: str, make_group: Callable[[Any], Any]):
+    def _in_turns(self, call: str, name: str, make_group: Callable[[Any], Any]):
         if self.num_processes == 1:
             yield
             return
-        if self.__dict__.get(name) is None:
+        turns = self.__dict__.get(name)
+        if turns is None or not turns.taken:
+            _process_group.meet(self._connected(), f"{call}()")
+        if turns is None:
             world = self._connected()
             self.__dict__[name] = Turns(make_group(world), world, self._timeout_s)
         with self.__dict__[name].first():

@@ -131,6 +131,27 @@ StepReport Engine::step(const Batch& batch) {
   return finish_step();
 }
 
+void Engine::agree_on(Batch& batch, BatchCall call, bool needs_labels) const {
+  try {
+    check_batch(batch, needs_labels);
+  } catch (const Error&) {
+    if (mesh_->world().size() == 1) throw;
+    call.failure = std::current_exception();
+  }
+  call.step = steps_done_;
+  agree(*mesh_, batch, call);
+}
+
+Batch Engine::agreed(const Batch& batch, const char* call, bool needs_labels) const {
+  Batch result = batch;
+  if (batch.global_targets == Batch::kUnknown) {
+    agree_on(result, {.name = call}, needs_labels);
+  } else {
+    check_batch(batch, needs_labels);
+  }
+  return result;
+}
+
 void Engine::launch_step(const Batch& batch) {
   const std::vector<AxisTraffic> before = traffic();
   auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
@@ -177,9 +198,9 @@ Engine::Call Engine::open_call(const Batch& batch) {
   return {last_call_, read_loss(passes)};
 }
 
-Engine::Call Engine::open_call(const Batch& batch, Output output, const LossFunction& loss) {
+Engine::Call Engine::open_call(const Batch& given, Output output, const LossFunction& loss) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  check_batch(batch, output == Output::token_losses);
+  const Batch batch = agreed(given, "Engine::open_call()", output == Output::token_losses);
   std::unique_ptr<Stage> stage;
   const auto gradient = [&](int micro_batch, const Tensor& value) {
     const Part samples = stage->samples(micro_batch);
@@ -218,11 +239,11 @@ void Engine::drop_call(std::int64_t number) {
   if (call && !call.mapped()) params_->drop_call();
 }
 
-Tensor Engine::forward(const Batch& batch, Output output) {
+Tensor Engine::forward(const Batch& given, Output output) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  check_batch(batch, output == Output::token_losses);
   auto next = std::make_unique<Forwarded>();
-  next->batch = batch;
+  next->batch = agreed(given, "Engine::forward()", output == Output::token_losses);
+  const Batch& batch = next->batch;
   next->stage = make_stage(next->batch, {.output = of(output), .keep_outputs = true});
   run(*next->stage, true);
   count_samples(batch);
@@ -231,8 +252,8 @@ Tensor Engine::forward(const Batch& batch, Output output) {
   return result;
 }
 
-Tensor Engine::predict(const Batch& batch, Output output) {
-  check_batch(batch, output == Output::token_losses);
+Tensor Engine::predict(const Batch& given, Output output) {
+  const Batch batch = agreed(given, "Engine::predict()", output == Output::token_losses);
   const auto stage =
       make_stage(batch, {.output = of(output), .training = false, .record = false, .keep_outputs = true});
   run(*stage, true);
@@ -346,12 +367,12 @@ double Engine::evaluate(const Batch& batch) {
   return loss.sum / std::max(1.0, loss.targets);
 }
 
-Engine::LossSum Engine::evaluate_sum(const Batch& batch) {
-  check_batch(batch, true);
+Engine::LossSum Engine::evaluate_sum(const Batch& given) {
+  const Batch batch = agreed(given, "Engine::evaluate()", true);
   const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
   run(*stage, true);
   return {sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>()),
-          sum_over_data(static_cast<double>(count_targets(batch)))};
+          static_cast<double>(batch.global_targets)};
 }
 
 void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {

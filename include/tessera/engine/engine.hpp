@@ -14,6 +14,7 @@
 #include "tessera/base/config.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
+#include "tessera/engine/agreement.hpp"
 #include "tessera/device/graph.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -94,13 +95,19 @@ struct StepReport {
 
 /// One rank's part of training. With several ranks every one calls the same members in the same order, each
 /// with the batch of its data rank: ranks that differ in other axes give the same batch. Losses are those of
-/// the whole batch over all data ranks, and every rank gets them.
+/// the whole batch over all data ranks, and every rank gets them. Members that take a batch begin with
+/// agree_on(): ranks that call something else, hold another batch than their peers, or cannot use theirs are
+/// an error on every rank.
 class Engine {
  public:
   /// Gives the model's parameters memory and first values (keyed by ctx.seed). `model` holds this rank's
   /// pieces.
   Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecCtx ctx);
   ~Engine();
+
+  /// agree() of agreement.hpp, with what is wrong with this rank's batch, if anything is. A batch whose
+  /// global_targets are known is not agreed on again. call.step and call.failure are filled in.
+  void agree_on(Batch& batch, BatchCall call, bool needs_labels) const;
 
   /// forward_backward, then update.
   StepReport step(const Batch& batch);
@@ -202,6 +209,8 @@ class Engine {
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
   void check_batch(const Batch& batch, bool needs_labels) const;
+  /// A checked batch that ranks have agreed on: agree_on() unless that was done before.
+  Batch agreed(const Batch& batch, const char* call, bool needs_labels) const;
   void count_samples(const Batch& batch);
   Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
   /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the

@@ -8,8 +8,7 @@ import inspect
 import sys
 from typing import Callable, List, Optional
 
-import numpy as np
-
+from tessera._process_group import meet
 from tessera.state import PartialState
 
 # What PyTorch, its backends and Tessera say; Tessera's own errors begin with "out of memory".
@@ -56,9 +55,7 @@ def _somewhere(happened: bool) -> bool:
     state = PartialState._shared_state
     if state.get("num_processes", 1) == 1 or state.get("world") is None:
         return happened
-    flag = np.array([int(happened)], np.int64)
-    state["world"].all_reduce(flag, "max")
-    return bool(flag[0])
+    return any(values[0] for values in meet(state["world"], "a function of find_executable_batch_size", int(happened)))
 
 
 def find_executable_batch_size(

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Optional
 
 import numpy as np
 
+from tessera._process_group import meet
 from tessera.errors import DistributedOperationException
 from tessera.state import AcceleratorState, PartialState
 from tessera.utils import _exchange
@@ -263,6 +264,11 @@ def data_group() -> Any:
     return world if mesh is None else mesh.data
 
 
+def _meet(call: str) -> None:
+    """Before a call of several ranks: see tessera._process_group.meet."""
+    meet(PartialState()._connected(), call)
+
+
 def verify_operation(function: Callable) -> Callable:
     """Decorator: with ACCELERATE_DEBUG_MODE, compares the shapes on all ranks first. Errors:
     DistributedOperationException."""
@@ -314,6 +320,7 @@ def gather(tensor: Any) -> Any:
     leaves = _leaves(tensor, "gather")
     if group.size == 1:
         return tensor
+    _meet("gather()")
     ranks = _exchange.gathered_objects([_exchange.pack(leaf) for leaf in leaves], group)
     if len({len(parts) for parts in ranks}) > 1:
         raise DistributedOperationException(f"gather: the ranks gave {[len(parts) for parts in ranks]} tensors")
@@ -327,6 +334,7 @@ def gather_object(object: Any) -> Any:
     group = data_group()
     if group.size == 1:
         return object
+    _meet("gather_object()")
     gathered: List[Any] = []
     for item in _exchange.gathered_objects(object, group):
         gathered.extend(item if isinstance(item, (list, tuple, set, frozenset)) else [item])
@@ -341,6 +349,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         raise ValueError(f"reduction '{reduction}' is unknown; say 'mean', 'sum', 'max' or 'none'")
     group = data_group()
     _leaves(tensor, "reduce")
+    if group.size > 1 and reduction != "none":
+        _meet("reduce()")
 
     def reduce_leaf(leaf: Any) -> Any:
         if reduction == "none":
@@ -358,6 +368,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     leaves = _leaves(tensor, "broadcast")
     if state.num_processes == 1:
         return tensor
+    _meet("broadcast()")
     mine = [_exchange.pack(leaf) for leaf in leaves] if state.process_index == from_process else None
     parts = _exchange.broadcast_object(mine, state._connected(), from_process)
     if len(parts) != len(leaves):
@@ -373,6 +384,7 @@ def broadcast_object_list(object_list: list, from_process: int = 0) -> list:
     travel; DistributedOperationException if the lengths differ."""
     state = PartialState()
     if state.num_processes > 1:
+        _meet("broadcast_object_list()")
         items = _exchange.broadcast_object(list(object_list), state._connected(), from_process)
         if len(items) != len(object_list):
             raise DistributedOperationException(
@@ -385,6 +397,7 @@ def broadcast_object_list(object_list: list, from_process: int = 0) -> list:
 def copy_tensor_to_devices(tensor: Any = None) -> Any:
     """The tensor that exactly one process has (the others give None), on every process. Errors: ValueError."""
     state = PartialState()
+    _meet("copy_tensor_to_devices()")
     found = [item for item in _exchange.gathered_objects(tensor, state._connected()) if item is not None]
     if len(found) != 1:
         raise ValueError(f"copy_tensor_to_devices: one process must have the tensor, but {len(found)} do")
@@ -402,6 +415,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: Any = 0, pad_firs
     if any(nested):
         warnings.warn("nested tensors are not padded", CannotPadNestedTensorWarning)
     shapes = [None if skip else [int(size) for size in leaf.shape] for leaf, skip in zip(leaves, nested)]
+    if group.size > 1:
+        _meet("pad_across_processes()")
     ranks = _exchange.gathered_objects(shapes, group)
     if any([shape and len(shape) for shape in rank] != [shape and len(shape) for shape in shapes] for rank in ranks):
         raise DistributedOperationException(f"the ranks' tensors have different numbers of dimensions: {ranks}")

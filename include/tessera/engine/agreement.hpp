@@ -1,0 +1,33 @@
+#pragma once
+/// What ranks tell each other about their batches before a step: one small message from each.
+
+#include <exception>
+#include <functional>
+#include <string>
+
+#include "tessera/comm/mesh.hpp"
+#include "tessera/data/batch.hpp"
+
+namespace tessera {
+
+/// The call that a batch is for.
+struct BatchCall {
+  std::string name;                              ///< as in meet()
+  std::int64_t step = 0;                         ///< updates so far: ranks must have made equally many
+  std::function<std::string()> place = nullptr;  ///< as in meet()
+  std::exception_ptr failure = nullptr;          ///< why this rank cannot use its batch
+  /// What ranks of the same data rank get that came without a batch; null: there are none such.
+  std::function<std::string()> give = nullptr;
+};
+
+/// Collective over mesh.world(), one meeting. Fills in global_targets, and the batch's place among the data
+/// ranks where global_batch is kUnknown. Errors, on every rank: InvalidArgument for ranks that called
+/// something else; DataError where ranks of one data rank hold different batches, naming ranks, step and what
+/// differs; call.failure where there is one, CommunicationError with its text on the other ranks.
+void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
+
+/// The same for a rank without a batch: returns what a peer of its data rank gives, and in `batch` its place.
+/// Errors: also DataError if none of them has a batch.
+std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
+
+}  // namespace tessera

@@ -1,0 +1,248 @@
+#include "tessera/engine/agreement.hpp"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <span>
+#include <sstream>
+#include <vector>
+
+#include "tessera/comm/bytes.hpp"
+#include "tessera/comm/meeting.hpp"
+
+namespace tessera {
+namespace {
+
+/// What a rank tells of its batch.
+struct Notice {
+  std::int64_t targets = 0, hash = 0, samples = 0, seq_length = 0, step = 0;
+  bool labels = false, absent = false, failed = false;
+
+  MeetingValues values() const {
+    return {targets, hash, samples, seq_length, step, labels ? 1 : 0, absent ? 1 : failed ? 2 : 0};
+  }
+  static Notice from(const MeetingValues& v) {
+    return {.targets = v[0],
+            .hash = v[1],
+            .samples = v[2],
+            .seq_length = v[3],
+            .step = v[4],
+            .labels = v[5] != 0,
+            .absent = v[6] == 1,
+            .failed = v[6] == 2};
+  }
+};
+
+std::string text_of(const std::exception_ptr& failure) {
+  if (!failure) return {};
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+struct Field {
+  const char* name;
+  std::uint64_t hash;
+};
+
+/// Everything of a batch that decides what a step computes.
+std::array<Field, 7> fields_of(const Batch& batch) {
+  const auto of = [](const auto& values) { return hash_bytes(std::as_bytes(std::span(values))); };
+  const std::array<std::int64_t, 2> shape{batch.batch, batch.seq_length};
+  const std::array<std::int64_t, 4> numbers{batch.sample0, batch.sample_block, batch.sample_stride,
+                                            batch.global_batch};
+  const std::array<std::uint64_t, 2> keys{of(batch.key_begin), of(batch.key_end)};
+  return {{{"shape", of(shape)},
+           {"tokens", of(batch.tokens)},
+           {"labels", of(batch.labels)},
+           {"position_ids", of(batch.position_ids)},
+           {"attention_mask", of(keys)},
+           {"document_ids", of(batch.document_ids)},
+           {"sample numbers", of(numbers)}}};
+}
+
+Notice notice_of(const Batch& batch, const BatchCall& call) {
+  if (call.failure) return {.step = call.step, .failed = true};
+  std::uint64_t hash = 0;
+  for (const Field& field : fields_of(batch))
+    hash = hash_bytes(std::as_bytes(std::span(&field.hash, 1)), hash);
+  return {.targets = count_targets(batch),
+          .hash = static_cast<std::int64_t>(hash),
+          .samples = batch.batch,
+          .seq_length = batch.seq_length,
+          .step = call.step,
+          .labels = !batch.labels.empty()};
+}
+
+/// The hashes of a batch's fields as text, for the second message when something differs.
+std::string encode(const Batch& batch) {
+  std::ostringstream out;
+  for (const Field& field : fields_of(batch)) out << field.hash << ' ';
+  out << batch.batch << ' ' << batch.seq_length;
+  return out.str();
+}
+
+struct Detail {
+  std::array<std::uint64_t, 7> hashes{};
+  std::int64_t samples = 0, seq_length = 0;
+};
+
+Detail decode(const std::string& text) {
+  Detail detail;
+  std::istringstream in(text);
+  for (std::uint64_t& hash : detail.hashes) in >> hash;
+  in >> detail.samples >> detail.seq_length;
+  return detail;
+}
+
+class Meeting {
+ public:
+  Meeting(const ProcessMesh& mesh, const BatchCall& call, const Notice& own) : mesh_(mesh) {
+    for (const MeetingValues& values : meet(mesh.world(), call.name, own.values(), call.place))
+      notices_.push_back(Notice::from(values));
+  }
+
+  /// The first rank of a data rank that has a batch; -1 if none has.
+  int holder(int data_rank) const {
+    for (int r = 0; r < size(); ++r)
+      if (data_rank_of(r) == data_rank && !at(r).absent) return r;
+    return -1;
+  }
+
+  /// Collective if a rank has failed; throws then.
+  void check_failures(const std::exception_ptr& own) const {
+    if (std::none_of(notices_.begin(), notices_.end(), [](const Notice& n) { return n.failed; })) return;
+    const auto texts = all_gather_bytes(mesh_.world(), text_of(own));
+    if (own) std::rethrow_exception(own);
+    const auto first = std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
+    throw CommunicationError(detail::concat("rank ", first - texts.begin(), " failed: ", *first));
+  }
+
+  void check_steps() const {
+    for (int r = 1; r < size(); ++r)
+      TESSERA_ENSURE(DataError, at(r).step == at(0).step, "rank ", r, " has made ", at(r).step,
+                     " optimizer steps and rank 0 ", at(0).step,
+                     ": every rank must make the same steps, also where a condition of the script skips one");
+  }
+
+  /// Every data rank has a batch somewhere, and either all of them have labels or none.
+  void check_holders() const {
+    const Notice* first = nullptr;
+    int first_rank = 0;
+    for (int d = 0; d < mesh_.shape().dp; ++d) {
+      const int r = holder(d);
+      TESSERA_ENSURE(DataError, r >= 0, "no rank of data rank ", d,
+                     " was given a batch; at least one of its tensor and pipeline ranks needs one");
+      if (at(r).samples == 0) continue;
+      if (first == nullptr) {
+        first = &at(r);
+        first_rank = r;
+      }
+      TESSERA_ENSURE(DataError, at(r).labels == first->labels, "the batch of rank ", at(r).labels ? r : first_rank,
+                     " has labels and that of rank ", at(r).labels ? first_rank : r,
+                     " has none: either all ranks give labels or none does");
+    }
+  }
+
+  /// The first rank whose batch is not that of its data rank's holder; -1 if there is none.
+  int odd_one() const {
+    for (int r = 0; r < size(); ++r)
+      if (!at(r).absent && at(r).hash != at(holder(data_rank_of(r))).hash) return r;
+    return -1;
+  }
+
+  void fill(Batch& batch) const {
+    std::int64_t targets = 0, samples = 0, before = 0;
+    for (int d = 0; d < mesh_.shape().dp; ++d) {
+      const Notice& notice = at(holder(d));
+      if (d < mesh_.coordinates().dp) before += notice.samples;
+      samples += notice.samples;
+      targets += notice.targets;
+    }
+    batch.global_targets = targets;
+    if (batch.global_batch != Batch::kUnknown) return;
+    batch.sample0 = before;
+    batch.global_batch = samples;
+  }
+
+  std::vector<int> absent_peers() const {
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r)
+      if (at(r).absent && data_rank_of(r) == mesh_.coordinates().dp) ranks.push_back(r);
+    return ranks;
+  }
+
+  int data_rank_of(int rank) const { return coordinates_of(mesh_.shape(), rank).dp; }
+
+ private:
+  int size() const { return static_cast<int>(notices_.size()); }
+  const Notice& at(int rank) const { return notices_[static_cast<std::size_t>(rank)]; }
+
+  const ProcessMesh& mesh_;
+  std::vector<Notice> notices_;
+};
+
+/// Throws on every rank. Collective: `odd` is the same everywhere.
+[[noreturn]] void fail_different(const ProcessMesh& mesh, const Meeting& meeting, int odd, const Batch& batch,
+                                 std::int64_t step) {
+  const int d = meeting.data_rank_of(odd), holder = meeting.holder(d);
+  const auto texts = all_gather_bytes(mesh.world(), encode(batch));
+  const Detail a = decode(texts[static_cast<std::size_t>(holder)]),
+               b = decode(texts[static_cast<std::size_t>(odd)]);
+  std::string what;
+  const auto fields = fields_of(batch);
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (a.hashes[i] != b.hashes[i]) what += (what.empty() ? "" : ", ") + std::string(fields[i].name);
+  throw DataError(detail::concat(
+      "ranks ", holder, " and ", odd, " were given different batches at step ", step + 1,
+      ", and both are tensor or pipeline ranks of data rank ", d, ", which computes one batch together. They differ in: ",
+      what, " (rank ", holder, ": ", a.samples, " x ", a.seq_length, " tokens, rank ", odd, ": ", b.samples,
+      " x ", b.seq_length,
+      "). Let the loader give both the same samples: the same seed and order on every rank, or "
+      "DataLoaderConfiguration(dispatch_batches=True), which reads on rank 0 alone"));
+}
+
+void check(const ProcessMesh& mesh, const Meeting& meeting, const Batch& batch, const BatchCall& call) {
+  meeting.check_failures(call.failure);
+  meeting.check_steps();
+  meeting.check_holders();
+  if (const int odd = meeting.odd_one(); odd >= 0) fail_different(mesh, meeting, odd, batch, call.step);
+}
+
+}  // namespace
+
+void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
+  const Meeting meeting(mesh, call, notice_of(batch, call));
+  check(mesh, meeting, batch, call);
+  meeting.fill(batch);
+  const std::vector<int> absent = meeting.absent_peers();
+  if (absent.empty() || meeting.holder(mesh.coordinates().dp) != mesh.rank()) return;
+  TESSERA_CHECK(call.give, ranks_text(absent), " came without a batch to ", call.name);
+  const ExecCtx host = ExecCtx::cpu(1);
+  const std::string bytes = call.give();
+  const Tensor length = Tensor::from(host, std::vector<std::int64_t>{static_cast<std::int64_t>(bytes.size())}, {1});
+  const Tensor data = Tensor::empty(host, {static_cast<std::int64_t>(bytes.size())}, DType::u8);
+  data.copy_from_host(bytes.data());
+  for (const int peer : absent) {
+    mesh.world().send(host, length, peer).wait(host);
+    mesh.world().send(host, data, peer).wait(host);
+  }
+}
+
+std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
+  const Meeting meeting(mesh, call, {.step = call.step, .absent = true});
+  check(mesh, meeting, batch, call);
+  batch.global_batch = Batch::kUnknown;
+  meeting.fill(batch);
+  const int holder = meeting.holder(mesh.coordinates().dp);
+  const ExecCtx host = ExecCtx::cpu(1);
+  const Tensor length = Tensor::empty(host, {1}, DType::i64);
+  mesh.world().recv(host, length, holder).wait(host);
+  const Tensor data = Tensor::empty(host, {length.to_vector<std::int64_t>()[0]}, DType::u8);
+  mesh.world().recv(host, data, holder).wait(host);
+  return {static_cast<const char*>(data.raw()), static_cast<std::size_t>(data.numel())};
+}
+
+}  // namespace tessera
