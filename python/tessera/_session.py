@@ -133,6 +133,7 @@ class Session:
         self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
         self._items, notes = _C.hf_model_items(config_json)
+        self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         for note in notes:
             logger.warning(note)
         self.mappings = dict(_C.hf_parameters(config_json))
@@ -188,7 +189,7 @@ class Session:
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]
-        model = dict(self._items)
+        model = {**dict(self._items), **{key: json.dumps(value) for key, value in self.model_values.items()}}
         changed = config.pop("model")
         overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
