@@ -105,7 +105,7 @@ def outcome(family: str, mutation: Mutation) -> str:
         return f"accepted, and PyTorch says {type(expected).__name__}: {expected}"
     if drawn:
         values = found[2].session.model_values
-        if [{values["dropout"]}, {values["attention_dropout"]}] != rates:
+        if [{values["dropout"], values.get("embedding_dropout", values["dropout"])}, {values["attention_dropout"]}] != rates:
             return f"dropout {values} instead of {rates}"
         found = (found[2].eval()(**batch())[0].item(), expected[1], found[2])
     return difference(expected, found) or "equal"
