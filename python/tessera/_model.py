@@ -8,6 +8,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from tessera import _call_arguments
+from tessera._model_check import refused_loss
 from tessera._session import ModelParameter, OpenCall, OpenForward, Session, Source
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -17,12 +19,6 @@ logger = get_logger(__name__)
 
 _FAMILIES = "gpt2, llama, mistral and qwen2"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-# Arguments of Hugging Face's forward() that ask for what the engine does not compute.
-_REFUSED = {
-    "inputs_embeds": "embeddings as input", "past_key_values": "a cache of keys", "head_mask": "masking heads",
-    "encoder_hidden_states": "cross-attention", "encoder_attention_mask": "cross-attention",
-    "output_attentions": "attention weights", "output_hidden_states": "hidden states", "cache_position": "a cache of keys"}
-_IGNORED = ("use_cache", "return_dict", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
 
 
 class _Parameter(torch.nn.Parameter):
@@ -184,6 +180,7 @@ class TesseraModel(torch.nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None
         self._original = model  # until the engine has its weights
+        self._places = _call_arguments.positional_names(type(model))
 
     @property
     def session(self) -> Session:
@@ -191,6 +188,11 @@ class TesseraModel(torch.nn.Module):
         if self._session.engine is None:
             self.build(trainable=self._session.optimizer is not None or (self.training and torch.is_grad_enabled()))
         return self._session
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("loss_function", "loss_type"):  # what Transformers' forward would use
+            raise refused_loss(getattr(value, "__qualname__", repr(value)))
+        super().__setattr__(name, value)
 
     def build(self, trainable: bool = True) -> None:
         self._session.build(trainable)
@@ -259,26 +261,28 @@ class TesseraModel(torch.nn.Module):
 
     generate = megatron_generate
 
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, labels: Any = None,
-                token_type_ids: Any = None, **others: Any) -> Any:
-        if self._train_step is not None:
-            return self._train_step.run(self, dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels,
-                                                   position_ids=position_ids, token_type_ids=token_type_ids, **others))
+    def forward(self, input_ids: Any = None, *positional: Any, attention_mask: Any = None, position_ids: Any = None,
+                labels: Any = None, token_type_ids: Any = None, **others: Any) -> Any:
+        given = dict(attention_mask=attention_mask, labels=labels, position_ids=position_ids, token_type_ids=token_type_ids,
+                     **others)
+        if positional:
+            return self.forward(input_ids, **_call_arguments.named(self._places[1:], positional, given))
         session = self.session
-        session.calling = self.call_name()
-        arguments = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels,
-                         token_type_ids=token_type_ids, **others)
-        session.arguments = {name: value for name, value in arguments.items() if value is not None}
-        if not any(isinstance(value, torch.Tensor) for value in session.arguments.values()):
-            return self(**session.take_peers_arguments())
+        peers = session.begin_call(self.call_name(), dict(input_ids=input_ids, **given))
+        if peers is not None:
+            return self.forward(**peers)
+        if self._train_step is not None:
+            return self._train_step.run(self, dict(input_ids=input_ids, **given))
         text = others.pop("text", None)
         if text is not None:  # samples of indexed data: [batch, seq + 1]
             input_ids, text_labels = text[:, :-1], others.pop("labels", labels)
             labels = text[:, 1:] if text_labels is None else text_labels
         documents = others.pop("document_ids", None)
-        self._check_arguments(input_ids, token_type_ids, others)
+        _call_arguments.check_call(self.config.model_type, input_ids, labels, token_type_ids, others)
         batch = session.batch(*map(_array, (input_ids, attention_mask, labels, position_ids)), shifted=text is not None,
                               document_ids=_array(documents))
+        items, kept = others.get("num_items_in_batch"), others.get("logits_to_keep")
+        per_item = 1.0 if items is None or labels is None else _call_arguments.per_item(session, batch, items)
         training = self.training and torch.is_grad_enabled()
         plugin = session.plugin
         wants_logits = labels is None or (plugin is not None and (plugin.return_logits or plugin.require_logits))
@@ -293,6 +297,10 @@ class TesseraModel(torch.nn.Module):
             loss = _Loss.apply(self._anchor, torch.tensor(value, device=self.device), call)
         else:
             loss = torch.tensor(session.evaluate(batch), device=self.device)
+        if loss is not None and items is not None:
+            loss = loss * per_item
+        if kept is not None and logits is not None:
+            logits = _call_arguments.kept(logits, kept)
         result = _output_class()(loss=loss, logits=logits)
         if others.get("return_dict") is False:
             return tuple(value for value in (loss, logits) if value is not None)
@@ -303,19 +311,6 @@ class TesseraModel(torch.nn.Module):
         if not torch.is_grad_enabled():
             return "model(...) without gradient"
         return "model(...) in training mode" if self.training else "model(...) in eval mode"
-
-    def _check_arguments(self, input_ids: Any, token_type_ids: Any, others: dict) -> None:
-        if input_ids is None:
-            raise InvalidArgument("the model was called without input_ids")
-        if token_type_ids is not None and (self.config.model_type == "gpt2" or bool(token_type_ids.any())):
-            raise InvalidArgument("token_type_ids are not supported; remove that column from the batches")
-        for name, value in others.items():
-            if name in _REFUSED:
-                if value is not None and value is not False:
-                    raise InvalidArgument(f"{name}: Tessera's models do not take or return {_REFUSED[name]}")
-            elif name not in _IGNORED:
-                raise InvalidArgument(f"the model was called with an argument it does not know: {name}. It takes input_ids, "
-                                      "attention_mask, position_ids and labels; remove other columns from the batches")
 
     def _logits(self, batch: Any, training: bool) -> torch.Tensor:
         output, forward = self._session.forward(batch, record=training)
@@ -328,8 +323,6 @@ class TesseraModel(torch.nn.Module):
 
     def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:
         """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""
-        import numpy as np
-
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
         mesh = self._session.mesh
         if mesh.dp > 1:

@@ -114,12 +114,15 @@ class Preparation:
 
     def model(self, model: Any) -> Any:
         from tessera._model import TesseraModel, describe_model
+        from tessera._model_check import check_model
 
         if is_compiled_module(model):
             warn_once("torch.compile is not used: Tessera's kernels are compiled already")
             model = model._orig_mod
         text, parameters, source, dtype = describe_model(model)
+        values = check_model(model, text)
         session = Session(text, parameters, source, self.state, dtype)
+        session.model_values = values
         session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         session.grad_scaler = self.accelerator.scaler_handler
         prepared = TesseraModel(session, model)

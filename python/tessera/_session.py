@@ -138,6 +138,7 @@ class Session:
         self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
         self._items, notes = _C.hf_model_items(config_json)
+        self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         for note in notes:
             logger.warning(note)
         self.mappings = dict(_C.hf_parameters(config_json))
@@ -194,7 +195,7 @@ class Session:
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]
-        model = dict(self._items)
+        model = {**dict(self._items), **{key: json.dumps(value) for key, value in self.model_values.items()}}
         changed = config.pop("model")
         overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
@@ -286,14 +287,16 @@ class Session:
         else:
             self.engine.agree(batch, self.calling, script_place, lambda: encode(self.arguments))
 
-    def take_peers_arguments(self) -> dict:
-        """What a rank of this one's data rank calls the model with, for a rank that has no batch of its own (Megatron's loops
-        hand it {}). Collective: the others are in batch(). Errors: DataError if none of them has one."""
+    def begin_call(self, call: str, arguments: dict) -> Optional[dict]:
+        """Notes what batch() tells other ranks. A rank without any array (Megatron's loops hand it {}) gets the arguments of a
+        peer of its data rank, whose batch this call is for; others get None. Errors: DataError if no peer has a batch."""
         from tessera.utils.objects import decode
 
-        if self.mesh.tp * self.mesh.pp == 1:
-            raise InvalidArgument("the model was called without input_ids")
-        data, self._peers_place = self.engine.take_batch(self.calling, script_place)
+        self.calling = call
+        self.arguments = {name: value for name, value in arguments.items() if value is not None}
+        if any(hasattr(value, "shape") for value in self.arguments.values()) or self.mesh.tp * self.mesh.pp == 1:
+            return None
+        data, self._peers_place = self.engine.take_batch(call, script_place)
         return decode(data)
 
     def meet(self, call: str, *values: int) -> list:

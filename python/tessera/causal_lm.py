@@ -123,10 +123,15 @@ class PlainModel:
 
     def __call__(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, labels: Any = None,
                  **others: Any) -> PlainOutput:
+        session = self.session
+        peers = session.begin_call("model(...) in training mode" if self.training else "model(...) in eval mode",
+                                   dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                                        labels=labels))
+        if peers is not None:
+            return self(**peers)
         if input_ids is None or others:
             raise InvalidArgument("the model takes input_ids, attention_mask, position_ids and labels"
                                   + (f", not {', '.join(others)}" if others else "; input_ids are missing"))
-        session = self.session
         batch = session.batch(input_ids, attention_mask, labels, position_ids)
         if labels is None:
             logits, _ = session.forward(batch, record=False)

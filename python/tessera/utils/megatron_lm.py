@@ -8,7 +8,8 @@ from abc import ABC
 from argparse import Namespace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from tessera.errors import ConfigError
+from tessera import _call_arguments
+from tessera.errors import ConfigError, InvalidArgument
 from tessera.utils.split import bounds
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "MegatronEngine", "MegatronLMDummyDataLoader",
@@ -249,6 +250,11 @@ def tokens_and_labels(batch: dict, args: Any = None) -> Tuple:
     indexed one ({"text": [batch, seq + 1]})."""
     import torch
 
+    _call_arguments.check(batch, known=None)
+    for name in ("num_items_in_batch", "logits_to_keep", "token_type_ids"):
+        if batch.get(name) is not None:
+            raise InvalidArgument(f"{name}: a train step does not use it; normalise the loss in its loss function, or train without "
+                                  "a train step")
     if "text" in batch:
         text = torch.as_tensor(batch["text"]).long()
         tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -382,11 +388,26 @@ class _Recorder:
 
         if labels is None:
             raise ConfigError("a train step's forward_step must give the model labels: it returns per-token losses")
+        _call_arguments.check({name: value for name, value in others.items() if value is not None}, known=())
+        if getattr(attention_mask, "ndim", 2) != 2:
+            _check_causal(attention_mask)
         self.tokens, self.position_ids, self.attention_mask, self.labels = tokens, position_ids, attention_mask, labels
         self.returned = self.losses
         if self.returned is None:
             self.returned = torch.zeros(labels.shape, requires_grad=True)
         return self.returned
+
+
+def _check_causal(mask: Any) -> None:
+    """A mask that is not [batch, seq] must say what a decoder does anyway. Errors: InvalidArgument."""
+    import torch
+
+    size = mask.shape[-1]
+    causal = torch.ones(size, size, dtype=torch.bool, device=mask.device).tril()
+    seen = mask.to(torch.bool)
+    if tuple(mask.shape[-2:]) != (size, size) or not (bool((seen == causal).all()) or bool((seen != causal).all())):
+        raise InvalidArgument(f"attention_mask of shape {tuple(mask.shape)} is not a causal mask; give one [batch, sequence] for "
+                              "padding, and position_ids that restart for packed samples")
 
 
 def _mean_over_ranks(values: List[dict], session: Any) -> Dict[str, float]:
