@@ -268,6 +268,7 @@ void bind_engine(py::module_& module) {
            py::arg("global_batch") = 0)
       .def_readonly("batch", &Batch::batch)
       .def_readonly("seq_length", &Batch::seq_length)
+      .def_readonly("global_batch", &Batch::global_batch)
       .def("targets", &count_targets);
 
   module.def("hf_model_items", &model_items, py::arg("config_json"));
