@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tessera._not_finite import NotFinite
 from tessera._process_group import close_at_exit
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -126,6 +127,7 @@ class Session:
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self._log: Any = None
+        self._not_finite = NotFinite()
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
@@ -290,6 +292,7 @@ class Session:
         number, loss = self.engine.open_call(batch)
         for note in self.engine.take_notes():
             logger.info(note)
+        self.note_loss(loss, batch)
         return loss, OpenCall(self, number)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
@@ -299,6 +302,11 @@ class Session:
         self._tokens += self._batch_tokens
         number, _ = self.engine.open_call_with_loss(batch, output, loss)
         return OpenCall(self, number)
+
+    def note_loss(self, loss: float, batch: Any) -> None:
+        """The loss of the call just made, equal on all ranks; says once if it is not finite. Collective then."""
+        self.last_loss = loss
+        self._not_finite.check_loss(self, loss, batch)
 
     def evaluate(self, batch: Any) -> float:
         total, targets = self.engine.evaluate_sum(batch)
@@ -359,6 +367,7 @@ class Session:
             from tessera._step_log import StepLog
 
             self._log = StepLog(self.state)
+        self._not_finite.check_step(self, result)
         self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
         self._tokens = 0
         return result
