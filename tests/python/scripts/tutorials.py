@@ -65,7 +65,7 @@ class Differences(dict):
     """The largest of each name."""
 
     def note(self, name: str, one: float, other: float) -> None:
-        self[name] = max(self.get(name, 0.0), apart(float(one), float(other)))
+        self[name] = max(self.get(name, 0.0), apart(torch.as_tensor(one).item(), torch.as_tensor(other).item()))
 
 
 def plugin_of(tp: int, pp: int, micro_batches: int, **fields):
@@ -258,15 +258,12 @@ def dpo(tp: int, pp: int, micro_batches: int) -> dict:
     return found
 
 
-SCRIPTS = {"documented": documented, "finetune": finetune, "dpo": dpo}
-
-
-def main() -> None:
+def run(scripts: dict) -> None:
     output, *layouts = sys.argv[1:]
     results = []
     for layout in layouts:
         name, *numbers = layout.split(",")
-        results.append(SCRIPTS[name](*map(int, numbers)))
+        results.append(scripts[name](*map(int, numbers)))
         # The processes stay connected: the next layout needs new states alone.
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
@@ -276,4 +273,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run({"documented": documented, "finetune": finetune, "dpo": dpo})
