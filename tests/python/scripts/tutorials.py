@@ -87,7 +87,7 @@ def documented(tp: int, pp: int, micro_batches: int) -> dict:
     num_epochs = 2
     megatron_plugin = plugin_of(tp, pp, micro_batches, gradient_clipping=1.0)
     accelerator = Accelerator(mixed_precision="no", gradient_accumulation_steps=8, megatron_lm_plugin=megatron_plugin)
-    torch.manual_seed(4)
+    torch.seed()  # as no seed does in a fresh process: another one on every rank
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
     train_loader = torch.utils.data.DataLoader(lines_of(source), batch_size=2, shuffle=True, collate_fn=collate)
