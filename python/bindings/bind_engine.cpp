@@ -300,6 +300,7 @@ void bind_engine(py::module_& module) {
       .def_readonly("global_targets", &Batch::global_targets)
       .def_readonly("batch", &Batch::batch)
       .def_readonly("seq_length", &Batch::seq_length)
+      .def_readonly("global_batch", &Batch::global_batch)
       .def("targets", &count_targets);
 
   module.def("hf_model_items", &model_items, py::arg("config_json"));

@@ -95,13 +95,15 @@ class Processes:
         return gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """gather(), for what was computed of a prepared loader's batches: each sample once, as nothing is repeated there.
-        What holds no tensors is gathered as lists of objects."""
-        from tessera.utils.operations import gather, gather_object, recursively_apply
+        """gather(), for what was computed of a prepared loader's batches: a row for each sample, on every layout as many as
+        Accelerate keeps (tessera._metrics). What holds anything but tensors is gathered as lists of objects."""
+        from tessera._metrics import holds_objects, objects_of_samples, rows_of_samples
+        from tessera.utils.operations import gather, gather_object
 
-        tensors: list = []
-        recursively_apply(tensors.append, input_data, test_type=lambda leaf: hasattr(leaf, "dtype"))
-        return gather(input_data) if tensors and not use_gather_object else gather_object(input_data)
+        loader = self.gradient_state.active_dataloader
+        if holds_objects(input_data, loader, use_gather_object):
+            return gather_object(objects_of_samples(input_data, loader))
+        return gather(rows_of_samples(input_data, loader))
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Over all data ranks: "sum" or "mean", times scale."""

@@ -65,20 +65,22 @@ class _Logits(torch.autograd.Function):
         return None, None, None
 
 
-class _Averaged(torch.autograd.Function):
-    """The mean over data ranks of a number each of them has; each keeps its own gradient."""
+class _Summed(torch.autograd.Function):
+    """The sum over data ranks of this rank's part of a number. The engine weighs a rank's gradient by `share`, its part of
+    the samples, which the gradient of a sum is not."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, group: Any, ranks: int) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, group: Any, share: float) -> torch.Tensor:
         import numpy as np
 
-        total = np.array([float(value)], dtype=np.float64)
+        ctx.share = share
+        total = np.array([float(part)], dtype=np.float64)
         group.all_reduce(total)
-        return torch.tensor(total[0] / ranks, dtype=value.dtype, device=value.device)
+        return torch.tensor(total[0], dtype=part.dtype, device=part.device)
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        return upstream, None, None
+        return upstream / (ctx.share or 1.0), None, None
 
 
 def is_model(obj: Any) -> bool:
@@ -293,7 +295,6 @@ class TesseraModel(torch.nn.Module):
                 loss = self._loss_of(logits, labels if text is not None else _shifted(labels), batch)
         elif training:
             value, call = session.train(batch)
-            session.last_loss = value
             loss = _Loss.apply(self._anchor, torch.tensor(value, device=self.device), call)
         else:
             loss = torch.tensor(session.evaluate(batch), device=self.device)
@@ -326,8 +327,7 @@ class TesseraModel(torch.nn.Module):
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
         mesh = self._session.mesh
         if mesh.dp > 1:
-            # The engine averages over data ranks, and this loss is one number of all of them.
-            return _Averaged.apply(total * (mesh.dp / batch.global_targets), mesh.data, mesh.dp)
+            return _Summed.apply(total / batch.global_targets, mesh.data, batch.batch / batch.global_batch)
         return total / batch.global_targets
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, state_dict: Optional[dict] = None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tessera._not_finite import NotFinite
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -131,6 +132,7 @@ class Session:
         self.arguments: dict = {}  # of that call
         self._peers_place: Any = None  # in the global batch, of a batch that came from a peer
         self._log: Any = None
+        self._not_finite = NotFinite()
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
@@ -288,13 +290,13 @@ class Session:
             self.engine.agree(batch, self.calling, script_place, lambda: encode(self.arguments))
 
     def begin_call(self, call: str, arguments: dict) -> Optional[dict]:
-        """Notes what batch() tells other ranks. A rank without any array (Megatron's loops hand it {}) gets the arguments of a
+        """Notes what batch() tells other ranks. A rank without any argument (Megatron's loops hand it {}) gets the arguments of a
         peer of its data rank, whose batch this call is for; others get None. Errors: DataError if no peer has a batch."""
         from tessera.utils.objects import decode
 
         self.calling = call
         self.arguments = {name: value for name, value in arguments.items() if value is not None}
-        if any(hasattr(value, "shape") for value in self.arguments.values()) or self.mesh.tp * self.mesh.pp == 1:
+        if self.arguments or self.mesh.tp * self.mesh.pp == 1:
             return None
         data, self._peers_place = self.engine.take_batch(call, script_place)
         return decode(data)
@@ -315,6 +317,7 @@ class Session:
         number, loss = self.engine.open_call(batch)
         for note in self.engine.take_notes():
             logger.info(note)
+        self.note_loss(loss, batch)
         return loss, OpenCall(self, number)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
@@ -324,6 +327,11 @@ class Session:
         self._tokens += self._batch_tokens
         number, _ = self.engine.open_call_with_loss(batch, output, loss)
         return OpenCall(self, number)
+
+    def note_loss(self, loss: float, batch: Any) -> None:
+        """The loss of the call just made, equal on all ranks; says once if it is not finite. Collective then."""
+        self.last_loss = loss
+        self._not_finite.check_loss(self, loss, batch)
 
     def evaluate(self, batch: Any) -> float:
         total, targets = self.engine.evaluate_sum(batch)
@@ -386,6 +394,7 @@ class Session:
             from tessera._step_log import StepLog
 
             self._log = StepLog(self.state)
+        self._not_finite.check_step(self, result)
         self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
         self._tokens = 0
         return result

@@ -8,7 +8,7 @@ pipeline peers read the same. Its `batch_size` is the micro-batch of one data ra
 step k of the prepared loader is samples [k * G, (k + 1) * G) of the caller's order on every layout, and data rank r
 gets the r-th run of them. Nothing is repeated or left out: the last step (kept unless drop_last) is cut into runs whose
 lengths differ by at most one, and a rank that gets none is handed an EMPTY batch, tensors of shape [0, ...], because
-every rank takes part in every step. So `even_batches` has nothing to do, and gathered metrics need no cutting.
+every rank takes part in every step. So `even_batches` has nothing to do.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class DataLoaderBase:
     def __init__(self, source: Any, *, gradient_state: Any = None, device: Any = None, non_blocking: bool = False,
                  rng_types: Optional[Sequence] = None, use_stateful_dataloader: bool = False):
         self._source = source
+        self.repeats: Optional[int] = None  # the caller's batch_size, which scripts repeat a loss by
         self.gradient_state = gradient_state
         self.device = device
         self.non_blocking = non_blocking
@@ -55,6 +56,7 @@ class DataLoaderBase:
         self._at = (0, 0)  # epoch and steps handed out of the pass that runs or was left
         self._orders: Optional[list] = None  # states of the caller's generators where the epoch of _at began
         self._pending_orders: Optional[list] = None
+        self._handed: Any = None  # the batch just handed out
 
     @property
     def __class__(self) -> type:
@@ -104,6 +106,21 @@ class DataLoaderBase:
         return 0 if self._source.drop_last else total % whole
 
     @property
+    def local_samples(self) -> Optional[int]:
+        """Samples of the batch just handed out, on this data rank; None if that is not known."""
+        try:
+            return None if self._handed is None else samples_in(self._handed)
+        except DataError:
+            return None
+
+    @property
+    def is_short_batch(self) -> bool:
+        """Whether the batch just handed out is the epoch's last and has fewer samples than others, over all ranks."""
+        if not self.end_of_dataloader or self.remainder == 0:
+            return False
+        return self.remainder > 0 or (self.batch_size is not None and (self.local_samples or 0) < self.batch_size)
+
+    @property
     def epoch(self) -> int:
         """The epoch that runs, or the one the next pass begins."""
         return self._at[0]
@@ -143,10 +160,12 @@ class DataLoaderBase:
                 following = next(batches, _END)  # read ahead by one: whether this is the last must be known with it
                 self.end_of_dataloader = following is _END
                 self._at = (epoch, self._at[1] + 1)
+                self._handed = batch
                 yield batch if self.device is None else move_tensors(batch, self.device, self.non_blocking)
                 batch = following
             self.end_of_dataloader = True
         finally:
+            self._handed = None
             if self.gradient_state is not None:
                 self.gradient_state._remove_dataloader(self)
 
@@ -356,16 +375,19 @@ def prepare_data_loader(dataloader: Any, device: Any = None, num_processes: Opti
     options = {"gradient_state": gradient_state, "device": device if put_on_device else None,
                "non_blocking": non_blocking, "rng_types": rng_types,
                "use_stateful_dataloader": use_stateful_dataloader}
-    if not dispatch_batches:
+    if dispatch_batches:
+        if alone and ranks > 1:
+            raise ConfigError(f"dispatch_batches=True with {ranks} data ranks needs `world`, to send batches over")
+        whole = Share(0, 1, num_micro_batches * ranks, split_batches)
+        prepared: DataLoaderBase = DataLoaderDispatcher(
+            source_for(dataloader, whole, data_seed, agree, drawn_seed),
+            share=(lambda value: value) if alone else _share_over(world), reads=alone or world.rank == 0, data_rank=rank,
+            data_ranks=ranks, slice_fn=slice_fn_for_dispatch, **options)
+    else:
         share = Share(rank, ranks, num_micro_batches, split_batches)
-        return DataLoaderShard(source_for(dataloader, share, data_seed, agree, drawn_seed), **options)
-    if alone and ranks > 1:
-        raise ConfigError(f"dispatch_batches=True with {ranks} data ranks needs `world`, to send batches over")
-    whole = Share(0, 1, num_micro_batches * ranks, split_batches)
-    return DataLoaderDispatcher(source_for(dataloader, whole, data_seed, agree, drawn_seed),
-                                share=(lambda value: value) if alone else _share_over(world),
-                                reads=alone or world.rank == 0, data_rank=rank, data_ranks=ranks,
-                                slice_fn=slice_fn_for_dispatch, **options)
+        prepared = DataLoaderShard(source_for(dataloader, share, data_seed, agree, drawn_seed), **options)
+    prepared.repeats = None if split_batches else getattr(dataloader, "batch_size", None)
+    return prepared
 
 
 def _iterable_dataset_shard() -> type:

@@ -1,6 +1,7 @@
 #include "tessera/engine/engine.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/passes.hpp"
 #include "engine/stage.hpp"
@@ -44,14 +45,23 @@ Tensor batch_major(const ExecCtx& ctx, const Tensor& rows, std::int64_t samples,
   return rows.rank() > 1 ? result : result.view({samples, seq_length});
 }
 
-/// The way back for a gradient [n, seq, width] or [n, seq] of `rows`, still in fp32.
-Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& rows) {
+/// The way back for a gradient [n, seq, width] or [n, seq] of `rows`, still in fp32, times `factor`.
+Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& rows, float factor) {
   const std::int64_t n = gradient.size(0), seq = gradient.size(1), width = gradient.numel() / (n * seq);
   TESSERA_CHECK_EQ(rows.numel(), n * seq * width, "elements of the upstream gradient");
   const Tensor result = Tensor::empty(ctx, {seq, n, width}, DType::f32);
   ops::copy(ctx, gradient.view({n, seq, width}).transpose(0, 1), result);
+  if (factor != 1.0f) ops::axpby(ctx, factor, result, 0.0f, result);
   return result.view(rows.shape());
 }
+
+/// Samples of all data ranks together.
+std::int64_t samples_of_all(const Batch& batch, int data_ranks) {
+  return batch.global_batch > 0 ? batch.global_batch : batch.batch * data_ranks;
+}
+
+/// What is not a number has no sign to print either.
+double without_sign_of_nan(double value) { return std::isnan(value) ? std::nan("") : value; }
 
 Tensor finish_gradient(const ExecCtx& ctx, Tensor gradient, const Tensor& loss_scale, DType dtype) {
   if (loss_scale) ops::scale_by(ctx, gradient, loss_scale);
@@ -172,7 +182,7 @@ StepReport Engine::finish_step() {
   steps_.pop_front();
   StepReport result = std::move(step->report);
   const std::vector<AxisTraffic> before = traffic();
-  result.loss = read_loss(step->passes);
+  result.loss = without_sign_of_nan(read_loss(step->passes));
   const std::vector<AxisTraffic> more = since(before);
   for (std::size_t i = 0; i < more.size(); ++i) {
     result.traffic[i].bytes_sent += more[i].bytes_sent;
@@ -209,11 +219,10 @@ Engine::Call Engine::open_call(const Batch& given, Output output, const LossFunc
     TESSERA_CHECK(grad && grad.dtype() == DType::f32 && grad.shape() == seen.shape(),
                   "the gradient of a loss by outputs of shape ", seen.shape(), " has the shape ",
                   grad.shape(), " and dtype ", grad.dtype());
-    const Tensor rows = position_major(ctx_, grad, value);
-    const Tensor mean = Tensor::empty(ctx_, rows.shape(), DType::f32);
-    ops::axpby(ctx_, 1.0f / static_cast<float>(stage->full_micro_batches() * mesh_->shape().dp), rows, 0.0f,
-               mean);
-    return finish_gradient(ctx_, mean, optimizer_->loss_scale(), value.dtype());
+    const float share =
+        static_cast<float>(samples.count) / static_cast<float>(samples_of_all(batch, mesh_->shape().dp));
+    return finish_gradient(ctx_, position_major(ctx_, grad, value, share), optimizer_->loss_scale(),
+                           value.dtype());
   };
   stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
   begin_call(stage->full_micro_batches());
@@ -283,13 +292,15 @@ void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> number
                       upstream.size(0) == batch.batch && upstream.size(1) == batch.seq_length,
                   "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
                   " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
+    // 1 where all data ranks have equally many: finish_call() below divides by their number.
+    const std::int64_t dp = mesh_->shape().dp, whole = samples_of_all(batch, mesh_->shape().dp);
+    const float weight = static_cast<float>(batch.batch * dp) / static_cast<float>(whole);
     for (int i = 0; i < stage.full_micro_batches(); ++i) {
       const Part samples = stage.samples(i);
       const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
-      stage.set_upstream(
-          i,
-          finish_gradient(ctx_, position_major(ctx_, upstream.narrow(0, samples.begin, samples.count), value),
-                          optimizer_->loss_scale(), value.dtype()));
+      const Tensor part = upstream.narrow(0, samples.begin, samples.count);
+      stage.set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
+                                            optimizer_->loss_scale(), value.dtype()));
     }
   }
   begin_call(stage.full_micro_batches());
@@ -359,7 +370,7 @@ UpdateResult Engine::finish_update(double lr) {
       skipped_in_a_row_,
       " steps in a row. The weights are those of the last good step. Lower optimizer.lr, lengthen the "
       "warm-up, or check the data");
-  return {done.grad_norm, lr, done.skipped, done.loss_scale};
+  return {without_sign_of_nan(done.grad_norm), lr, done.skipped, done.loss_scale};
 }
 
 double Engine::evaluate(const Batch& batch) {
@@ -371,7 +382,7 @@ Engine::LossSum Engine::evaluate_sum(const Batch& given) {
   const Batch batch = agreed(given, "Engine::evaluate()", true);
   const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
   run(*stage, true);
-  return {sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>()),
+  return {without_sign_of_nan(sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>())),
           static_cast<double>(batch.global_targets)};
 }
 
@@ -405,7 +416,7 @@ void Engine::run(Stage& stage, bool forward_only) {
 }
 
 void Engine::count_samples(const Batch& batch) {
-  samples_this_step_ += batch.global_batch > 0 ? batch.global_batch : batch.batch * mesh_->shape().dp;
+  samples_this_step_ += samples_of_all(batch, mesh_->shape().dp);
 }
 
 Schedule Engine::schedule(int micro_batches, bool forward_only) const {

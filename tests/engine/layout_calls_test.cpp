@@ -72,46 +72,61 @@ TEST(LayoutCalls, AnUpdateForgetsWhatWasComputedBeforeIt) {
   engine->step(batch);
 }
 
-TEST(LayoutCalls, SeveralForwardsEachWithItsBackward) {
-  const Body body = [](Engine& engine) {
+/// The mean over this data rank's samples of squares of their logits, of two forwards out of three.
+Body squares_of_logits(std::int64_t samples) {
+  return [samples](Engine& engine) {
+    engine.set_micro_batches(3);
     std::vector<Tensor> outputs;
     std::vector<std::int64_t> numbers;
+    std::int64_t own = 0;
     for (unsigned i = 0; i < 3; ++i) {
-      const Batch own = own_part(engine, random_batch(8, kSeq, 10 + i, kVocab));
-      outputs.push_back(engine.forward(own, Engine::Output::logits));
+      const Batch batch = contiguous_part(engine, random_batch(samples, kSeq, 10 + i, kVocab));
+      own = batch.batch;
+      outputs.push_back(engine.forward(batch, Engine::Output::logits));
       numbers.push_back(engine.last_forward());
     }
     engine.drop_forward(numbers[1]);
     for (const std::size_t i : {2u, 0u}) {
       Tensor upstream;
-      if (outputs[i]) {
+      if (outputs[i] && own > 0) {
         std::vector<float> values = outputs[i].to_floats();
-        for (float& v : values) v = v * static_cast<float>(engine.mesh().shape().dp) / 64.0f;
+        for (float& v : values) v /= static_cast<float>(8 * own);
         upstream = Tensor::from(engine.ctx(), values, outputs[i].shape());
       }
       engine.backward(upstream, numbers[i]);
     }
     return std::vector<double>{};
   };
+}
+
+TEST(LayoutCalls, SeveralForwardsEachWithItsBackward) {
   for (const Overrides& layout : {kDp2, kTp2, kPp2, kZbV})
-    expect_serial(edge_config(Family::llama, layout), 2, body);
-  expect_serial(edge_config(Family::gpt2, kAll), 8, body);
+    expect_serial(edge_config(Family::llama, layout), 2, squares_of_logits(8));
+  expect_serial(edge_config(Family::gpt2, kAll), 8, squares_of_logits(8));
+}
+
+TEST(LayoutCalls, ALossOnLogitsCountsEachSampleOfADataRankAlike) {
+  for (const std::int64_t samples : {1, 5}) {
+    for (const Overrides& layout : {kDp2, kDp2Zero0})
+      expect_serial(edge_config(Family::gpt2, layout), 2, squares_of_logits(samples));
+    expect_serial(edge_config(Family::llama, kAll), 8, squares_of_logits(samples));
+  }
 }
 
 /// Loss of a micro-batch: the mean over its samples of squares of its outputs, weighted by the sample.
-Body asked_loss(Engine::Output output) {
-  return [output](Engine& engine) {
-    const Batch own = own_part(engine, random_batch(8, kSeq, 20, kVocab));
+Body asked_loss(Engine::Output output, std::int64_t samples_of_all) {
+  return [output, samples_of_all](Engine& engine) {
+    engine.set_micro_batches(samples_of_all == 8 ? 0 : 2);
+    const Batch own = contiguous_part(engine, random_batch(samples_of_all, kSeq, 20, kVocab));
     double sum = 0;
     const auto loss = [&](int, const Part& samples, const Tensor& value) {
       std::vector<float> values = value.to_floats();
       const std::int64_t width = value.numel() / samples.count;
       for (std::int64_t i = 0; i < value.numel(); ++i) {
-        const float weight = static_cast<float>(global_sample(own, samples.begin + i / width) + 1) /
-                             static_cast<float>(samples.count);
+        const float weight = static_cast<float>(global_sample(own, samples.begin + i / width) + 1);
         float& v = values[static_cast<std::size_t>(i)];
         sum += static_cast<double>(v) * v * weight;
-        v = 2 * v * weight;
+        v = 2 * v * weight / static_cast<float>(samples.count);
       }
       return Tensor::from(engine.ctx(), values, value.shape());
     };
@@ -126,10 +141,12 @@ Body asked_loss(Engine::Output output) {
 
 TEST(LayoutCalls, TheCallersLossMicroBatchByMicroBatch) {
   for (const auto output : {Engine::Output::logits, Engine::Output::token_losses}) {
-    const Body body = asked_loss(output);
-    for (const Overrides& layout : {kDp2, kTp2Sp, kPp2, kInterleaved, kZbV})
-      expect_serial(edge_config(Family::gpt2, layout), 2, body);
-    expect_serial(edge_config(Family::llama, kAll), 8, body);
+    for (const std::int64_t samples : {8, 5, 1}) {
+      const Body body = asked_loss(output, samples);
+      for (const Overrides& layout : {kDp2, kTp2Sp, kPp2, kInterleaved, kZbV})
+        expect_serial(edge_config(Family::gpt2, layout), 2, body);
+      expect_serial(edge_config(Family::llama, kAll), 8, body);
+    }
   }
 }
 

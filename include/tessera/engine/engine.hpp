@@ -140,8 +140,8 @@ class Engine {
   /// [samples.count, seq] (0 where the label is ignored), and returns the gradient of the micro-batch's loss
   /// by it. Called on every rank with the head.
   using LossFunction = std::function<Tensor(int micro_batch, const Part& samples, const Tensor& output)>;
-  /// The same with such a loss, which is averaged over micro-batches and data ranks. It is asked within the
-  /// pipeline's schedule, so no more is kept than with the model's own loss.
+  /// The same with such a loss, averaged over micro-batches and data ranks, each by its number of samples. It
+  /// is asked within the pipeline's schedule, so no more is kept than with the model's own loss.
   Call open_call(const Batch& batch, Output output, const LossFunction& loss);
 
   /// Computes the batch in training mode and keeps its tapes for one backward(); several may be kept. Returns
@@ -151,9 +151,9 @@ class Engine {
   /// Names the last forward().
   std::int64_t last_forward() const { return forwards_; }
   /// Adds the gradient for `upstream`, the gradient of the caller's loss by what forward() returned (same
-  /// shape; undefined on ranks without the head). It is averaged over data ranks. `number`: of
-  /// last_forward(), left out: the last one. Errors: InvalidArgument for one that was used, dropped, or made
-  /// before the last update.
+  /// shape; undefined on ranks without the head). It is averaged over data ranks, each by its number of
+  /// samples. `number`: of last_forward(), left out: the last one. Errors: InvalidArgument for one that was
+  /// used, dropped, or made before the last update.
   void backward(const Tensor& upstream, std::optional<std::int64_t> number = {});
   /// Drops the tapes of one forward().
   void drop_forward(std::int64_t number);

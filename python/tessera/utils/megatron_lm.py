@@ -212,7 +212,7 @@ class GPTTrainStep(AbstractTrainStep):
 
         def loss_func(loss_mask: Any, output_tensor: Any) -> Tuple:
             mask = loss_mask.reshape(-1).float()
-            loss = (output_tensor.float().reshape(-1) * mask).sum() / mask.sum()
+            loss = (output_tensor.float().reshape(-1) * mask).sum() / mask.sum().clamp(min=1)
             return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
 
         return loss_func
@@ -312,7 +312,7 @@ class StepRunner:
         asked = [_Recorder() for _ in micro]
         results = [self.step.forward_step(iter([part]), recorder) for part, recorder in zip(micro, asked)]
         whole = self._joined(asked, batch, session)
-        values: List[dict] = []
+        values: List[Tuple[int, dict]] = []  # samples and numbers of each micro-batch
 
         def loss_of(number: int, losses: Any) -> Any:
             leaf = losses.requires_grad_(torch.is_grad_enabled())
@@ -326,9 +326,9 @@ class StepRunner:
                 loss, logged = function(output)
             finally:
                 _Running.steps -= 1
-            values.append({"loss": float(loss.detach()),
-                           **{name: float(getattr(value, "detach", lambda: value)()) for name, value in logged.items()
-                              if getattr(value, "numel", lambda: 1)() == 1}})
+            numbers = {name: float(getattr(value, "detach", lambda: value)()) for name, value in logged.items()
+                       if getattr(value, "numel", lambda: 1)() == 1}
+            values.append((len(losses), {"loss": float(loss.detach()), **numbers}))
             return loss
 
         training = model.training and torch.is_grad_enabled()
@@ -349,8 +349,8 @@ class StepRunner:
         logged = _mean_over_ranks(values, session)
         own = logged.pop("loss", float("nan"))
         loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)
-        session.last_loss = float(loss)
         if call is not None:
+            session.note_loss(float(loss), whole)
             from tessera._model import _Loss
 
             loss = _Loss.apply(model._anchor, loss, call)
@@ -410,12 +410,15 @@ def _check_causal(mask: Any) -> None:
                               "padding, and position_ids that restart for packed samples")
 
 
-def _mean_over_ranks(values: List[dict], session: Any) -> Dict[str, float]:
-    """The mean over micro-batches, then over the data ranks that had some, on every rank."""
+def _mean_over_ranks(values: List[Tuple[int, dict]], session: Any) -> Dict[str, float]:
+    """The mean over all micro-batches of all data ranks, each by its number of samples, on every rank."""
     from tessera.utils.objects import decode, encode
 
-    own = {name: sum(value[name] for value in values) / len(values) for name in values[0]} if values else {}
+    samples = sum(count for count, _ in values)
+    sums = {name: sum(count * numbers[name] for count, numbers in values) for name in values[0][1]} if values else {}
     world = session.state.world
+    own = [samples, sums]
     everyone = [own] if world.size == 1 else [decode(each) for each in world.all_gather_bytes(encode(own))]
-    told = [each for each in everyone if each]
-    return {name: sum(each[name] for each in told) / len(told) for name in told[0]} if told else {}
+    told = [sums for _, sums in everyone if sums]
+    whole = sum(count for count, _ in everyone)
+    return {name: sum(each[name] for each in told) / whole for name in told[0]} if told else {}

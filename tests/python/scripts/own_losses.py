@@ -194,4 +194,5 @@ def main() -> None:
             json.dump(results, file)
 
 
-main()
+if __name__ == "__main__":
+    main()
