@@ -75,7 +75,7 @@ def planted(name: str, tp: int, pp: int) -> list:
         model = make_model(dropout=0.1 if last and name == "dropout" else 0.0, seed=1)
         if last and name == "frozen":
             model.lm_head.weight.requires_grad_(False)
-        decayed = [p for n, p in model.named_parameters() if p.ndim > (0 if last and name == "groups" else 1)]
+        decayed = [p for n, p in model.named_parameters() if p.ndim > 1 or last and name == "groups" and "ln_f" in n]
         rest = [p for p in model.parameters() if all(p is not each for each in decayed)]
         optimizer = torch.optim.AdamW([{"params": decayed}, *([{"params": rest, "weight_decay": 0.0}] if rest else [])],
                                       lr=2e-3 if last and name == "lr" else 1e-3,
