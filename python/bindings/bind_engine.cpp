@@ -14,6 +14,7 @@
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
 #include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/shared_weights.hpp"
 #include "tessera/engine/state.hpp"
 #include "tessera/engine/tune.hpp"
 #include "tessera/ops/backends.hpp"
@@ -96,6 +97,7 @@ class PyEngine {
       };
     }
     if (world->size() == 1) world = nullptr;
+    world_ = world;
     ops::set_gemm_tables(gemm_tables(read_environment()));
     engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups));
     find_head();
@@ -103,6 +105,8 @@ class PyEngine {
 
   Engine& engine() { return *engine_; }
   const Config& config() const { return config_; }
+  /// All ranks, in host memory; null for one rank.
+  Communicator* world() const { return world_.get(); }
 
   /// Outputs of the model's last stage, on every rank of the pipeline; finished.
   Tensor everywhere(Tensor output, const Batch& batch, Engine::Output kind) {
@@ -131,6 +135,7 @@ class PyEngine {
   }
 
   Config config_;
+  std::shared_ptr<Communicator> world_;
   ExecCtx host_ = ExecCtx::cpu(1);
   std::unique_ptr<Engine> engine_;
   int head_stage_ = 0;
@@ -271,14 +276,41 @@ py::tuple model_items(const std::string& config_json) {
 /// Tensors in memory by Hugging Face's names: (name, dtype, shape, address).
 using Views = std::vector<std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>>;
 
-void load_views(PyEngine& self, const std::string& config_json, const Views& tensors) {
+HfModel opened(PyEngine& self, const std::string& config_json, const std::optional<Views>& tensors,
+               const std::optional<std::filesystem::path>& folder) {
+  if (folder) {
+    HfModel model = open_model(*folder);
+    check_same_model(self.config().model, model.config(), folder->string());
+    return model;
+  }
   std::vector<TensorView> views;
-  for (const auto& [name, dtype, shape, address] : tensors)
+  for (const auto& [name, dtype, shape, address] : *tensors)
     views.push_back({name, float_dtype(dtype), Shape(std::span<const std::int64_t>(shape)),
                      reinterpret_cast<const std::byte*>(address)});
-  const HfModel model = hf_in_memory(config_json, std::move(views));
+  HfModel model = hf_in_memory(config_json, std::move(views));
   check_same_model(self.config().model, model.config(), "the model's state_dict");
-  load_weights(model, self.engine());
+  return model;
+}
+
+/// The weights of the world's rank 0; returns (rank, number of tensors, first name) where others' were
+/// different.
+std::vector<std::tuple<int, std::int64_t, std::string>> load_weights_of(
+    PyEngine& self, const std::string& config_json, const std::optional<Views>& tensors,
+    const std::optional<std::filesystem::path>& folder) {
+  Communicator* world = self.world();
+  if (world == nullptr) {
+    load_weights(opened(self, config_json, tensors, folder), self.engine());
+    return {};
+  }
+  const auto open = [&]() -> std::optional<HfModel> {
+    if (!tensors && !folder) return std::nullopt;
+    return opened(self, config_json, tensors, folder);
+  };
+  std::vector<std::tuple<int, std::int64_t, std::string>> list;
+  for (const WeightDifference& each : load_weights_of_rank_0(
+           open, parse_hf_config(config_json, "the model's config"), *world, self.engine()))
+    list.emplace_back(each.rank, each.tensors, each.first);
+  return list;
 }
 
 }  // namespace
@@ -318,15 +350,10 @@ void bind_engine(py::module_& module) {
            }),
            py::arg("config"), py::arg("overrides"), py::arg("world"), py::arg("trainable") = true,
            py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
-      .def("load_views", &load_views, py::arg("config_json"), py::arg("tensors"), Released())
-      .def(
-          "load_folder",
-          [](PyEngine& self, const std::filesystem::path& folder) {
-            load_pretrained(folder, self.config().model, self.engine());
-          },
-          Released())
       .def("agree", &agree_on, py::arg("batch"), py::arg("call"), py::arg("place"), py::arg("give"))
       .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
+      .def("load_weights", &load_weights_of, py::arg("config_json"), py::arg("tensors"), py::arg("folder"),
+           Released())
       .def("open_call",
            [](PyEngine& self, const Batch& batch) {
              Engine::Call call;

@@ -114,6 +114,9 @@ def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], S
     if config is None or not hasattr(config, "to_json_string"):
         raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
                           f"trains {_FAMILIES}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
+    if getattr(model, "_taken_by_tessera", False):
+        raise ConfigError("an earlier prepare() has taken this model's weights, and the object has none any more; use the model that "
+                          "prepare() returned, or make it anew")
     kind = getattr(config, "model_type", None)
     if kind not in ("gpt2", "llama", "mistral", "qwen2"):
         raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_FAMILIES}. For another decoder whose "
@@ -154,6 +157,7 @@ def _source_of(model: Any, named: list) -> Source:
 
 def release(model: torch.nn.Module) -> None:
     """Gives back the memory of weights that the engine has taken over: they become meta tensors."""
+    model._taken_by_tessera = True
     for parameter in model.parameters():
         if parameter.device.type == "meta":
             continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
+from tessera._agreement import agreed
+from tessera._facts import accelerator_facts, kind_facts, loader_facts, model_facts, optimizer_facts, scheduler_facts
 from tessera._session import Group, OptimizerDescription, Session
 from tessera.data_loader import DataLoaderBase, SkipDataLoader, prepare_data_loader
 from tessera.errors import ConfigError
@@ -55,32 +57,19 @@ class Preparation:
         self.accelerator = accelerator
         self.state = accelerator.state
         self.plugin = self.state.megatron_lm_plugin
+        self.described: Dict[int, tuple] = {}  # by place among the objects
 
     @property
     def num_micro_batches(self) -> int:
         return 1 if self.plugin is None else self.plugin.num_micro_batches
 
     def run(self, objects: tuple) -> list:
-        from tessera.utils.megatron_lm import MegatronLMDummyDataLoader, is_model, is_prepared
-
         results: List[Any] = list(objects)
-        kinds: Dict[str, List[int]] = {"plain": [], "loader": [], "indexed": [], "model": [], "optimizer": [], "scheduler": []}
-        for i, obj in enumerate(objects):
-            if is_prepared(obj):
-                continue
-            for kind, test in (("plain", _is_plain), ("indexed", lambda o: isinstance(o, MegatronLMDummyDataLoader)), ("model", is_model),
-                               ("optimizer", _is_optimizer), ("scheduler", _is_scheduler), ("loader", _is_loader)):
-                if test(obj):
-                    kinds[kind].append(i)
-                    break
-        if len(kinds["model"]) + len(self.accelerator._models) > 1:
-            raise ConfigError("prepare() got two models; Tessera trains one model per process: free_memory() lets go of the "
-                              "first")
-        if len(kinds["optimizer"]) + len(self.accelerator._optimizers) > 1:
-            raise ConfigError("prepare() got two optimizers; one optimizer updates the whole model (give it several parameter "
-                              "groups)")
+        with agreed(self.state.world, "prepare()") as facts:
+            kinds = self._kinds(objects)
+            self._take_facts(objects, kinds, facts)
         for i in kinds["model"]:
-            results[i] = self.model(objects[i])
+            results[i] = self.model(objects[i], self.described[i])
         for i in kinds["plain"]:
             results[i] = self.plain(objects[i])
         for i in kinds["loader"]:
@@ -102,6 +91,70 @@ class Preparation:
             self.accelerator._dataloaders.extend(loader for loader in made if loader is not None)
         return results
 
+    def _kinds(self, objects: tuple) -> Dict[str, List[int]]:
+        """The places of what each kind of object is among `objects`."""
+        from tessera.utils.megatron_lm import MegatronLMDummyDataLoader, is_model, is_prepared
+
+        kinds: Dict[str, List[int]] = {"plain": [], "loader": [], "indexed": [], "model": [], "optimizer": [], "scheduler": []}
+        for i, obj in enumerate(objects):
+            if is_prepared(obj):
+                self._check_own(obj)
+                continue
+            for kind, test in (("plain", _is_plain), ("indexed", lambda o: isinstance(o, MegatronLMDummyDataLoader)), ("model", is_model),
+                               ("optimizer", _is_optimizer), ("scheduler", _is_scheduler), ("loader", _is_loader)):
+                if test(obj):
+                    kinds[kind].append(i)
+                    break
+        if len(kinds["model"]) + len(self.accelerator._models) > 1:
+            raise ConfigError("prepare() got two models; Tessera trains one model per process: free_memory() lets go of the "
+                              "first")
+        if len(kinds["optimizer"]) + len(self.accelerator._optimizers) > 1:
+            raise ConfigError("prepare() got two optimizers; one optimizer updates the whole model (give it several parameter "
+                              "groups)")
+        return kinds
+
+    def _check_own(self, obj: Any) -> None:
+        """Errors: ConfigError for a model or optimizer that another Accelerator has, or that was let go of."""
+        session = getattr(obj, "_session", None)
+        if session is None:
+            return
+        session.check_open()
+        if all(model._session is not session for model in self.accelerator._models):
+            raise ConfigError(f"prepare() got a {type(obj).__name__} that another Accelerator of this process has prepared; use "
+                              "that one, or its free_memory() and then new objects")
+
+    def _take_facts(self, objects: tuple, kinds: Dict[str, List[int]], facts: Dict[str, Any]) -> None:
+        """What must be equal on all ranks; describes models on the way. Nothing here communicates."""
+        facts.update(accelerator_facts(self.accelerator))
+        facts.update(kind_facts(objects, kinds))
+        names: Dict[int, str] = {}
+        if self.accelerator._models and getattr(self.accelerator._models[0], "_original", None) is not None:
+            names = _names_of(self.accelerator._models[0]._original)
+        for i in kinds["model"]:
+            from tessera._model import describe_model
+            from tessera._model_check import check_model
+
+            model = _uncompiled(objects[i])
+            described = describe_model(model)
+            values = check_model(model, described[0])
+            self.described[i] = (*described, values)
+            facts.update(model_facts(described))
+            facts["what the model's modules say over its config"] = values
+            names = _names_of(model)
+        for i in kinds["plain"]:
+            if hasattr(objects[i], "describe"):
+                facts.update(model_facts(objects[i].describe()))
+            else:
+                facts.update(optimizer_facts(objects[i], {}))
+        for i in kinds["optimizer"]:
+            facts.update(optimizer_facts(objects[i], names))
+        for i in kinds["scheduler"]:
+            facts.update(scheduler_facts(objects[i], "scheduler"))
+        for i in kinds["loader"]:
+            facts.update(loader_facts(objects[i], f"loader {i + 1}", _length(objects[i])))
+        for i in kinds["indexed"]:
+            facts[f"loader {i + 1}"] = {k: v for k, v in objects[i].dataset_args.items() if k != "data_cache_path"}
+
     # Models and optimizers.
 
     def plain(self, obj: Any) -> Any:
@@ -112,15 +165,11 @@ class Preparation:
         (self.accelerator._models if isinstance(obj, CausalLM) else self.accelerator._optimizers).append(prepared)
         return prepared
 
-    def model(self, model: Any) -> Any:
-        from tessera._model import TesseraModel, describe_model
-        from tessera._model_check import check_model
+    def model(self, model: Any, described: tuple) -> Any:
+        from tessera._model import TesseraModel
 
-        if is_compiled_module(model):
-            warn_once("torch.compile is not used: Tessera's kernels are compiled already")
-            model = model._orig_mod
-        text, parameters, source, dtype = describe_model(model)
-        values = check_model(model, text)
+        model = _uncompiled(model)
+        text, parameters, source, dtype, values = described
         session = Session(text, parameters, source, self.state, dtype)
         session.model_values = values
         session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
@@ -232,6 +281,13 @@ class Preparation:
             gradient_accumulation_steps=accelerator.gradient_accumulation_steps)
         logger.info(horizon.reason)
         return MegatronScheduler(accelerator._optimizers[0].optimizer, horizon)
+
+
+def _uncompiled(model: Any) -> Any:
+    if not is_compiled_module(model):
+        return model
+    warn_once("torch.compile is not used: Tessera's kernels are compiled already")
+    return model._orig_mod
 
 
 def _length(loader: Any) -> Optional[int]:

@@ -118,7 +118,7 @@ def meet(world: Any, call: str, *values: int) -> list:
     """The first message of everything that all ranks of `world` do together: returns what each rank gave, at most 7 numbers of
     64 bits, padded with zeros. Collective. Errors: InvalidArgument on every rank where ranks called different things, naming
     calls, places in the scripts and ranks."""
-    return world.meet(call, list(values), script_place) if world.size > 1 else [list(values)]
+    return [list(values)] if world is None or world.size == 1 else world.meet(call, list(values), script_place)
 
 
 def bits_of(number: float) -> int:

@@ -6,11 +6,12 @@ import json
 import os
 import weakref
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tessera._agreement import agreed
 from tessera._not_finite import NotFinite
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
+from tessera._weights import Source, Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
 from tessera.utils.config_map import native_config
@@ -48,16 +49,6 @@ class OptimizerDescription:
     kind: str = "adamw"  # adamw, adam or sgd
     nesterov: bool = False
     groups: List[Group] = field(default_factory=list)
-
-
-@dataclass
-class Source:
-    """Where weights come from: a folder, tensors in memory (name, dtype, shape, address; `owner` keeps them), or neither:
-    drawn at random."""
-
-    folder: Optional[Path] = None
-    tensors: Optional[List[Tuple[str, str, Sequence[int], int]]] = None
-    owner: Any = None
 
 
 class OpenCall:
@@ -125,6 +116,7 @@ class Session:
         self.clip_grad = 0.0  # the plugin's
         self.seq_length: Optional[int] = None
         self.micro_batch_size = 1
+        self.closed = False
         self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
@@ -171,15 +163,32 @@ class Session:
 
     # The engine.
 
+    def check_open(self) -> None:
+        """Errors: ConfigError after free_memory()."""
+        if self.closed:
+            raise ConfigError("free_memory() has let go of this model and its weights; give prepare() a new one, with an optimizer "
+                              "of its own")
+
     def build(self, trainable: bool = True) -> None:
-        """Makes the engine and gives it its weights. Collective."""
+        """Makes the engine and gives it its weights: those of rank 0. Collective. Errors: ConfigError where ranks differ."""
         if self.engine is not None:
             return
-        self.meet("prepare(), or the first use of the model")
+        self.check_open()
         close_at_exit(self)
         from tessera import _C
-        from tessera.utils.random import last_seed
 
+        start = Start.of(self.source, self.state.world)
+        with agreed(self.state.world, "the engine's configuration") as facts:
+            config, overrides, changed, groups, group_of = self._configuration(trainable, start)
+            facts.update(engine_facts(config, overrides, changed, groups, group_of, trainable))
+        self._group_values = [dict(group) for group in groups]
+        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
+        self.engine.set_micro_batches(self.num_micro_batches)
+        load_weights(self.engine, self.config_json, self.source, start)
+
+    def _configuration(self, trainable: bool, start: Start) -> Tuple[dict, List[str], dict, List[dict], Dict[str, int]]:
+        """Of the engine: its sections, overrides of its model, what of the model the plugin changes, groups, and the group
+        of each parameter."""
         optimizer = self.optimizer or OptimizerDescription()
         first = optimizer.groups[0] if optimizer.groups else Group([])
         defaults: Dict[str, Any] = {"name": optimizer.kind, "weight_decay": 0.0}
@@ -189,10 +198,9 @@ class Session:
         else:
             defaults.update(betas=list(first.betas), eps=first.eps)
         config = native_config(
-            plugin=self.plugin, hf_config=self.config, pretrained=self.source.folder is not None or
-            self.source.tensors is not None, optimizer_defaults=defaults, world_size=self.state.num_processes,
+            plugin=self.plugin, hf_config=self.config, pretrained=start.pretrained, optimizer_defaults=defaults, world_size=self.state.num_processes,
             mixed_precision=self.state.mixed_precision, seq_length=self.seq_length, micro_batch_size=self.micro_batch_size,
-            seed=last_seed(), timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
+            seed=start.seed, timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
             cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=self.checkpointed)
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
@@ -204,20 +212,7 @@ class Session:
         if "init_std" not in changed and self.config.get("initializer_range") is not None:
             overrides.append(f"model.init_std={self.config['initializer_range']}")
         groups, group_of = self._grouped(optimizer, trainable)
-        self._group_values = [dict(group) for group in groups]
-        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
-        self.engine.set_micro_batches(self.num_micro_batches)
-        self._load(changed)
-
-    def _load(self, changed: dict) -> None:
-        if self.source.tensors is not None:
-            self.engine.load_views(self.config_json, self.source.tensors)
-        elif self.source.folder is not None:
-            logger.info(f"weights from {self.source.folder}")
-            self.engine.load_folder(self.source.folder)
-        else:
-            logger.info("the model has no weights yet: they are drawn at random")
-        self.source.tensors = self.source.owner = None
+        return config, overrides, changed, groups, group_of
 
     def _grouped(self, optimizer: OptimizerDescription, trainable: bool) -> Tuple[List[dict], Dict[str, int]]:
         """The engine's groups, the last one for what is not trained, and the group of each of its parameters."""
@@ -438,6 +433,7 @@ class Session:
         if self._log is not None:
             self._log.close()
         self.engine = None
+        self.closed = True
 
 
 def _threads(state: Any) -> int:

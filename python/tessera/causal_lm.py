@@ -170,6 +170,7 @@ class PlainOptimizer:
 
     def step(self) -> None:
         """One update of the weights on all ranks (collective)."""
+        self._session.check_open()
         if not self._gradient_state.sync_gradients or not self._session.has_gradient():
             return
         own = self.optimizer

@@ -129,6 +129,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         gradient was not finite."""
         if closure is not None:
             raise ConfigError("step(closure) is not supported: compute the loss and call backward before step()")
+        self._session.check_open()
         if not self.gradient_state.sync_gradients:
             return
         if not self._session.has_gradient():

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any, Callable, Optional
 
 from tessera import _process_group
+from tessera._agreement import agreed
+from tessera._facts import changed_fields, plugin_facts
 from tessera._gradient_state import GradientState
 from tessera._process_group import Device, Mesh, Turns
 from tessera._state_support import LAYOUT, StateWithDevice, precision_of, refuse_other_engines
@@ -341,7 +343,7 @@ class AcceleratorState(StateWithDevice):
     ):
         self.__dict__ = self._shared_state
         if self.initialized:
-            self._check_initialized(mixed_precision, cpu)
+            self._check_initialized(mixed_precision, cpu, megatron_lm_plugin, kwargs.get("timeout"))
             return
         if not _from_accelerator:
             raise ValueError("make an `Accelerator()` first: AcceleratorState() only reads what that has set up")
@@ -350,14 +352,17 @@ class AcceleratorState(StateWithDevice):
         partial_state = PartialState(cpu, **kwargs)
         if cpu and partial_state._device.type != "cpu":
             raise ValueError("cpu=True comes too late: PartialState was made before, with a GPU; give it cpu=True")
-        if megatron_lm_plugin is None and parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
-            from tessera.utils.dataclasses import MegatronLMPlugin
+        with agreed(partial_state._connected(), "Accelerator()") as facts:
+            if megatron_lm_plugin is None and parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
+                from tessera.utils.dataclasses import MegatronLMPlugin
 
-            megatron_lm_plugin = MegatronLMPlugin()
-        degrees = (1, 1)
-        if megatron_lm_plugin is not None:
-            megatron_lm_plugin.set_mixed_precision(precision)
-            degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree)
+                megatron_lm_plugin = MegatronLMPlugin()
+            degrees = (1, 1)
+            if megatron_lm_plugin is not None:
+                megatron_lm_plugin.set_mixed_precision(precision)
+                degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree)
+            facts.update({"device": partial_state._device.type, "mixed_precision": precision})
+            facts.update(plugin_facts(megatron_lm_plugin))
         mesh = Mesh.make(partial_state._connected(), *degrees)
         if megatron_lm_plugin is not None:
             PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
@@ -381,17 +386,30 @@ class AcceleratorState(StateWithDevice):
     def __repr__(self) -> str:
         return PartialState().__repr__() + f"\nMixed precision type: {self.mixed_precision}\n"
 
-    def _check_initialized(self, mixed_precision: Optional[str] = None, cpu: Optional[bool] = None) -> None:
+    def _check_initialized(
+        self,
+        mixed_precision: Optional[str] = None,
+        cpu: Optional[bool] = None,
+        plugin: Any = None,
+        timeout: Optional[timedelta] = None,
+    ) -> None:
         late = None
         if cpu and self._device.type != "cpu":
             late = "cpu=True"
         elif mixed_precision is not None and mixed_precision != self._mixed_precision:
             late = f"mixed_precision='{mixed_precision}'"
+        elif timeout is not None and timeout.total_seconds() != self._timeout_s:
+            late = f"InitProcessGroupKwargs(timeout={timeout!r})"
+        elif plugin is not None and (changed := changed_fields(self.megatron_lm_plugin, plugin)):
+            late = f"megatron_lm_plugin=... ({changed})"
         if late:
             raise ValueError(
                 f"there is an AcceleratorState already and it cannot be changed: give `{late}` to the first "
                 "`Accelerator()` of this process, and start it again"
             )
+        if plugin is not None:  # an equal one: prepare() completes the one that the script holds now
+            plugin.set_mixed_precision(self._mixed_precision)
+            self.__dict__["megatron_lm_plugin"] = plugin
 
     @property
     def mixed_precision(self) -> str:

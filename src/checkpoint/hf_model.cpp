@@ -9,6 +9,7 @@
 #include "checkpoint/slice_runs.hpp"
 #include "checkpoint/tessera_folder.hpp"
 #include "checkpoint/transpose.hpp"
+#include "data/file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -108,6 +109,7 @@ struct HfModel::Impl {
   /// Reads a box of the rows that a part gives its parameter; `element`: bytes.
   void read_part(const HfPart& part, TensorSlice wanted, std::size_t element, std::span<std::byte> out) const;
   void describe_source(const std::string& prefix, std::string config_json);
+  std::uint64_t digest(const HfPart& part) const;
 };
 
 /// A tied head that is stored nevertheless must be the embedding: Hugging Face would silently prefer the
@@ -222,6 +224,38 @@ void HfModel::read_f32(const std::string& name, const TensorSlice& slice, std::s
   std::vector<std::byte> stored(out.size() * size_of(dtype));
   impl_->read_box(mapping, slice, stored);
   convert_floats(dtype, stored, DType::f32, std::as_writable_bytes(out));
+}
+
+std::uint64_t HfModel::Impl::digest(const HfPart& part) const {
+  const SafetensorsEntry& entry = *tensors->find(part.name);
+  const std::uint64_t row_bytes =
+      static_cast<std::uint64_t>(entry.shape.numel() / std::max<std::int64_t>(1, entry.shape[0])) *
+      size_of(entry.dtype);
+  const bool whole = tensors->in_memory();
+  const std::uint64_t block = whole ? 1u << 20 : 1u << 14;
+  const std::int64_t rows =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(block / std::max<std::uint64_t>(1, row_bytes)));
+  const std::int64_t blocks = (entry.shape[0] + rows - 1) / rows;
+  const std::int64_t wanted = whole ? blocks : std::min<std::int64_t>(blocks, 16);
+  std::uint64_t hash =
+      files::content_hash(std::as_bytes(std::span(part.name)), static_cast<std::uint64_t>(entry.dtype));
+  std::vector<std::byte> bytes;
+  for (std::int64_t i = 0; i < wanted; ++i) {
+    const std::int64_t row = (wanted == 1 ? 0 : i * (blocks - 1) / (wanted - 1)) * rows;
+    const TensorSlice slice = TensorSlice::rows(entry.shape, row, std::min(entry.shape[0], row + rows));
+    bytes.resize(static_cast<std::size_t>(slice.shape[0]) * row_bytes);
+    tensors->read_slice(part.name, slice, bytes);
+    hash = files::content_hash(bytes, hash);
+  }
+  return hash;
+}
+
+std::vector<std::uint64_t> HfModel::digests() const {
+  std::vector<std::uint64_t> list;
+  for (const HfMapping& mapping : impl_->mappings) {
+    for (const HfPart& part : mapping.parts) list.push_back(impl_->digest(part));
+  }
+  return list;
 }
 
 std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::string config_json,

@@ -17,6 +17,7 @@ class Files final : public HfStorage {
   void read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const override {
     reader_.read_slice(name, slice, out);
   }
+  bool in_memory() const override { return false; }
   void describe(HfSource& source) const override {
     source.has_index = reader_.has_index();
     source.index_metadata = reader_.index_metadata();
@@ -51,6 +52,7 @@ class Memory final : public HfStorage {
                    std::memcpy(out.data() + to, tensor.data + from, bytes);
                  });
   }
+  bool in_memory() const override { return true; }
   void describe(HfSource&) const override {}
 
  private:

@@ -18,6 +18,8 @@ class HfStorage {
   /// Reads a box into a contiguous `out`.
   virtual void read_slice(std::string_view name, const TensorSlice& slice,
                           std::span<std::byte> out) const = 0;
+  /// Whether all of it may be read without a thought.
+  virtual bool in_memory() const = 0;
   /// Adds which files hold what.
   virtual void describe(HfSource& source) const = 0;
 };

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tessera import _process_group
-from tessera.errors import CommunicationError
+from tessera.errors import CommunicationError, InvalidArgument
 from tessera.state import AcceleratorState, GradientState, PartialState, ThreadLocalSharedDict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,12 @@ class Communicator:
                     raise CommunicationError(f"{operation} on group {self.name}: no answer from ranks {missing}")
         assert {name for name, _ in call.values()} == {operation}, call
         return [call[rank][1] for rank in range(self.size)]
+
+    def meet(self, call, values=(), place=None):
+        told = self.exchange("meet", (call, [*values, *[0] * (7 - len(values))]))
+        if len({name for name, _ in told}) > 1:
+            raise InvalidArgument(f"ranks called different things: {[name for name, _ in told]}")
+        return [numbers for _, numbers in told]
 
     def barrier(self):
         self.exchange("barrier", None)

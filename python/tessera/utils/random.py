@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any, List, Optional, Union
 
+from tessera._agreement import CALL
+from tessera._process_group import meet
+from tessera.logging import get_logger
 from tessera.state import PartialState
 from tessera.utils.enums import RNGType
 from tessera.utils.refusals import not_ours
@@ -16,6 +20,26 @@ def last_seed() -> Optional[int]:
     """The seed of the last `set_seed`, the same on every process; None if there was none. The engine's own numbers
     (initial weights, dropout) follow from it."""
     return _last_seed
+
+
+def seed_in_force(world: Any) -> Optional[int]:
+    """Rank 0's seed, on every rank of `world` (None: this one alone): that of set_seed, else PyTorch's where the script
+    uses it, else None. Collective. A warning says so where scripts gave ranks different ones."""
+    seed, chosen = _last_seed, _last_seed is not None
+    torch = sys.modules.get("torch")
+    if seed is None and torch is not None:
+        seed = int(torch.initial_seed())
+        chosen = seed < 2**32  # PyTorch draws 53 bits where nobody has chosen one
+    seed = None if seed is None else seed & (2**63 - 1)
+    if world is None or world.size == 1:
+        return seed
+    seeds = [values[:2] for values in meet(world, CALL, -1 if seed is None else seed, int(chosen))]
+    first, other = seeds[0], next((rank for rank in range(1, world.size) if seeds[rank][0] != seeds[0][0]), None)
+    if other is not None and any(given for _, given in seeds):
+        texts = [str(number) if given else "none" for number, given in (first, seeds[other])]
+        get_logger(__name__).warning(f"the seed is that of rank 0, {texts[0]}, on every rank (rank {other} was given {texts[1]}): "
+                                     "initial weights and dropout must not depend on the rank")
+    return None if first[0] < 0 else first[0]
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:

@@ -1,0 +1,130 @@
+#include "tessera/engine/shared_weights.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "checkpoint/slice_runs.hpp"
+#include "engine/ranks.hpp"
+#include "tessera/comm/bytes.hpp"
+
+namespace tessera {
+namespace {
+
+using checkpoint_detail::for_each_run;
+using checkpoint_detail::intersect;
+
+constexpr std::int64_t kBlockElements = 16 << 20;
+
+using Pieces = std::map<std::string, std::vector<StatePiece>>;
+
+/// Per rank a hash of every Hugging Face tensor; nothing of a rank without weights.
+std::vector<std::vector<std::uint64_t>> all_digests(const HfModel* own, Communicator& world) {
+  const std::vector<std::uint64_t> digests = own ? own->digests() : std::vector<std::uint64_t>();
+  const std::string bytes(reinterpret_cast<const char*>(digests.data()),
+                          digests.size() * sizeof(std::uint64_t));
+  std::vector<std::vector<std::uint64_t>> all;
+  for (const std::string& each : all_gather_bytes(world, bytes)) {
+    all.emplace_back(each.size() / sizeof(std::uint64_t));
+    std::memcpy(all.back().data(), each.data(), each.size());
+  }
+  return all;
+}
+
+/// The part of `block`, rows of a whole parameter, that belongs to these pieces.
+void keep_part(const std::vector<StatePiece>& pieces, const TensorSlice& block, const float* values,
+               const ExecCtx& ctx) {
+  std::vector<float> part;
+  for (const StatePiece& piece : pieces) {
+    for (const auto& [place, state] : piece.boxes()) {
+      const TensorSlice box{place.global, place.shape};
+      const auto both = intersect(box, block);
+      if (!both) continue;
+      part.resize(static_cast<std::size_t>(both->shape.numel()));
+      for_each_run(block, *both, *both, sizeof(float),
+                   [&](std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
+                     std::memcpy(reinterpret_cast<std::byte*>(part.data()) + to,
+                                 reinterpret_cast<const std::byte*>(values) + from, bytes);
+                   });
+      // Blocks are whole rows, so what both have lies together in the box.
+      const std::int64_t row = box.shape.numel() / box.shape[0];
+      state.narrow((both->offset[0] - box.offset[0]) * row, both->shape.numel()).write(ctx, part.data());
+    }
+  }
+}
+
+void send(const HfModel* own, const HfMapping& mapping, const std::vector<StatePiece>& pieces,
+          Communicator& world, const ExecCtx& ctx) {
+  const ExecCtx host = ExecCtx::cpu(1);
+  const std::int64_t row = mapping.shape.numel() / mapping.shape[0];
+  const std::int64_t rows = std::max<std::int64_t>(1, kBlockElements / row);
+  for (std::int64_t begin = 0; begin < mapping.shape[0]; begin += rows) {
+    const TensorSlice block =
+        TensorSlice::rows(mapping.shape, begin, std::min(mapping.shape[0], begin + rows));
+    const Tensor values = Tensor::empty(host, block.shape, DType::f32);
+    if (world.rank() == 0)
+      own->read_f32(mapping.name, block, {values.data<float>(), static_cast<std::size_t>(values.numel())});
+    world.broadcast(host, values, 0).wait(host);
+    keep_part(pieces, block, values.data<float>(), ctx);
+  }
+}
+
+void read_own(const HfModel& own, const std::vector<StatePiece>& pieces, const ExecCtx& ctx) {
+  std::vector<float> values;
+  for (const StatePiece& piece : pieces) {
+    for (const auto& [place, state] : piece.boxes()) {
+      values.resize(static_cast<std::size_t>(place.shape.numel()));
+      own.read_f32(piece.parameter->name(), {place.global, place.shape}, values);
+      state.write(ctx, values.data());
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::optional<HfModel>()>& open,
+                                                     const HfModelConfig& config, Communicator& world,
+                                                     Engine& engine) {
+  std::optional<HfModel> opened;
+  on_every_rank(ExecCtx::cpu(1), world, [&] {
+    try {
+      if (std::optional<HfModel> model = open()) opened.emplace(std::move(*model));
+    } catch (const Error&) {
+      if (world.rank() == 0) throw;  // elsewhere rank 0's weights come in its place
+    }
+  });
+  const HfModel* own = opened ? &*opened : nullptr;
+  const auto digests = all_digests(own, world);
+  const std::vector<HfMapping> mappings = hf_mappings(config);
+  Pieces pieces;
+  for (StatePiece& piece : engine.params().pieces(PieceSet::held))
+    pieces[piece.parameter->name()].push_back(std::move(piece));
+  std::map<int, WeightDifference> found;
+  std::size_t number = 0;
+  for (const HfMapping& mapping : mappings) {
+    bool differs = false;
+    for (const HfPart& part : mapping.parts) {
+      for (int rank = 1; rank < world.size(); ++rank) {
+        const auto& theirs = digests[static_cast<std::size_t>(rank)];
+        if (!theirs.empty() && theirs.at(number) == digests[0].at(number)) continue;
+        WeightDifference& difference = found[rank];
+        if (difference.tensors++ == 0) difference.first = part.name;
+        difference.rank = rank;
+        differs = true;
+      }
+      ++number;
+    }
+    if (differs) {
+      send(own, mapping, pieces[mapping.name], world, engine.ctx());
+    } else {
+      read_own(*own, pieces[mapping.name], engine.ctx());
+    }
+  }
+  engine.params().gather_weights();
+  std::vector<WeightDifference> list;
+  for (const auto& [rank, difference] : found) list.push_back(difference);
+  return list;
+}
+
+}  // namespace tessera
