@@ -323,6 +323,9 @@ class TesseraModel(torch.nn.Module):
         mesh = self._session.mesh
         if mesh.dp > 1:
             mesh.data.all_reduce(targets)
+        if targets[0] == 0:  # PyTorch's mean over nothing: nan, without a gradient
+            return total + float("nan")
+        if mesh.dp > 1:
             # The engine averages over data ranks, and this loss is one number of all of them.
             return _Averaged.apply(total * (mesh.dp / targets[0]), mesh.data, mesh.dp)
         return total / targets[0]

@@ -120,6 +120,8 @@ class Preparation:
             model = model._orig_mod
         text, parameters, source, dtype = describe_model(model)
         session = Session(text, parameters, source, self.state, dtype)
+        # The module's, not the config's: scripts often set config.pad_token_id after the model was made, which changes nothing.
+        session.padding_id = getattr(model.get_input_embeddings(), "padding_idx", None)
         session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         session.grad_scaler = self.accelerator.scaler_handler
         prepared = TesseraModel(session, model)

@@ -72,6 +72,7 @@ class Embedding : public Module {
     DType out = DType::f32;  ///< dtype of the residual stream
     TensorParallel tensor = {};
     bool tied = false;  ///< another pipeline stage has a copy of the token table as its head
+    std::int64_t padding_id = -1;  ///< see EmbeddingSpec
   };
   Embedding(std::string name, const Options& options);
   /// [seq, batch, size], or this rank's positions under sequence parallelism
