@@ -60,7 +60,8 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& batch) {
 Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, StreamGraph* graph,
                                            const std::function<void()>& before_launch) {
   const auto stage = make_stage(batch, {.output = Model::Output::losses});
-  stage->set_loss_gradient(targets > 0 ? 1.0 / targets : 0.0, optimizer_->loss_scale());
+  // Without targets every gradient is zero whatever this is, and the mean over nothing is nan.
+  stage->set_loss_gradient(1.0 / std::max(targets, 1.0), optimizer_->loss_scale());
   HostCopy loss_sum;
   const auto launch = [&] {
     begin_call(stage->full_micro_batches());

@@ -16,7 +16,7 @@ from tessera.utils import MegatronLMPlugin, full_gradients
 
 SIZES = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=97,
              max_position_embeddings=32)
-IDS = torch.randint(0, 97, (4, 11), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(0, 97, (4, 12), generator=torch.Generator().manual_seed(1))
 errors = {}
 
 
@@ -43,7 +43,6 @@ def compare(name, model, layout=(1, 1, False), **batch):
     if tp * pp > 1:
         plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, sequence_parallelism=sequence, num_micro_batches=2, gradient_clipping=0.0)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     ours, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
     batch = {"input_ids": IDS, "labels": IDS, **batch}
     mine = {key: value[accelerator.state.mesh.coordinates["dp"]::accelerator.state.mesh.dp] if value.ndim == 2 else value
@@ -82,13 +81,13 @@ def padding(layouts):
 def one_process():
     compare("pad id set after the model was made", after(llama()))
     compare("negative pad id", llama(pad_token_id=-1), input_ids=torch.where(IDS % 2 == 0, 96, IDS))
-    compare("window", llama("Mistral", sliding_window=11))
+    compare("window", llama("Mistral", sliding_window=12))
     compare("default window", llama("Mistral", max_position_embeddings=8192))
     compare("attention bias", llama(attention_bias=True))
     compare("mlp bias", llama(mlp_bias=True))
     compare("keys that Mistral passes over", llama("Mistral", attention_bias=True, mlp_bias=True))
-    compare("positions that begin later", gpt2(), position_ids=torch.arange(11).expand(4, 11) + 21)
-    compare("rotary positions far out", llama(), position_ids=torch.arange(11).expand(4, 11) + 700)
+    compare("positions that begin later", gpt2(), position_ids=torch.arange(12).expand(4, 12) + 20)
+    compare("rotary positions far out", llama(), position_ids=torch.arange(12).expand(4, 12) + 700)
     compare("longer than its positions", llama(max_position_embeddings=8))
     compare("no targets", llama(), labels=torch.full_like(IDS, -100))
     compare("sequences of one token", llama(), input_ids=IDS[:, :1], labels=IDS[:, :1])
@@ -107,7 +106,7 @@ if PartialState().num_processes == 1:
 else:
     for layout in ((1, 1, False), (2, 1, False), (1, 2, False)):
         compare(f"no targets {layout}", llama(), layout, labels=torch.full_like(IDS, -100))
-        compare(f"far positions {layout}", llama(mlp_bias=True), layout, position_ids=torch.arange(11).expand(4, 11) + 700)
+        compare(f"far positions {layout}", llama(mlp_bias=True), layout, position_ids=torch.arange(12).expand(4, 12) + 700)
 if PartialState().is_main_process:
     with open(sys.argv[1], "w") as file:
         json.dump(errors, file)
