@@ -51,8 +51,7 @@ class Embedding final : public Function {
 Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
               Parameter* position_table, const EmbeddingSpec& spec) {
   Tensor y = ops::embedding(ctx, tokens.value(), table.main(), position_table ? positions : Tensor(),
-                            position_table ? position_table->main() : Tensor(),
-                            {spec.out, spec.dropout});
+                            position_table ? position_table->main() : Tensor(), {spec.out, spec.dropout});
   return record({tokens}, std::move(y), [&] {
     return std::make_unique<Embedding>(tokens.value(), table, positions, position_table, spec);
   });

@@ -223,9 +223,10 @@ void check_batches(Rules& rules, const Config& c) {
   });
   rules.rule({"training.seq_length", "model.sliding_window"}, [&] {
     const std::int64_t window = c.model.sliding_window.value_or(t.seq_length);
-    return unless(t.seq_length <= window, "training.seq_length (", t.seq_length,
-                  ") is more than model.sliding_window (", window,
-                  "): attention with a window that hides keys is not in this build; train on shorter sequences");
+    return unless(
+        t.seq_length <= window, "training.seq_length (", t.seq_length,
+        ") is more than model.sliding_window (", window,
+        "): attention with a window that hides keys is not in this build; train on shorter sequences");
   });
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
               "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},

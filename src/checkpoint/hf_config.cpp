@@ -39,7 +39,8 @@ struct Reader {
   }
   double positive(const char* key, double absent, double most) const {
     const double value = number(key, absent);
-    if (value <= 0 || value > most) root[key].fail(detail::concat("must be above 0 and at most ", most), kWay);
+    if (value <= 0 || value > most)
+      root[key].fail(detail::concat("must be above 0 and at most ", most), kWay);
     return value;
   }
   double probability(const char* key, double absent) const {
@@ -161,13 +162,16 @@ HfModelConfig read_gpt2(const Reader& in) {
 /// Which keys a position sees, where that can be fewer than all before it.
 void read_window(const Reader& in, const std::string& model_type, const Defaults& absent,
                  HfModelConfig& config) {
-  const bool qwen = model_type == "qwen2", on = model_type == "mistral" || in.flag("use_sliding_window", false);
+  const bool qwen = model_type == "qwen2",
+             on = model_type == "mistral" || in.flag("use_sliding_window", false);
   // Of a missing key Transformers takes its default, of null that there is no window.
-  const bool has_window = on && absent.window > 0 && (in.is_absent("sliding_window") || in.root.find("sliding_window"));
+  const bool has_window =
+      on && absent.window > 0 && (in.is_absent("sliding_window") || in.root.find("sliding_window"));
   const std::int64_t window = has_window ? in.size("sliding_window", absent.window) : 0;
   const auto layers = in.root.find("layer_types");
-  bool used = model_type == "mistral" ||
-              (qwen && !layers && in.number("max_window_layers", 28) < static_cast<double>(config.num_layers));
+  bool used =
+      model_type == "mistral" ||
+      (qwen && !layers && in.number("max_window_layers", 28) < static_cast<double>(config.num_layers));
   for (std::size_t i = 0; layers && i < layers->size(); ++i) {
     const std::string& type = (*layers)[i].text();
     const bool slides = type == "sliding_attention" && qwen && has_window;
@@ -191,10 +195,11 @@ void read_padding(const Reader& in, HfModelConfig& config) {
 
 void check_llama_sizes(const Reader& in, const HfModelConfig& config) {
   if (config.num_heads % config.num_kv_heads != 0)
-    in.root.fail(detail::concat("num_attention_heads ", config.num_heads, by_default(in, "num_attention_heads"),
-                                " is not a multiple of num_key_value_heads ", config.num_kv_heads,
-                                by_default(in, "num_key_value_heads")),
-                 Reader::kWay);
+    in.root.fail(
+        detail::concat("num_attention_heads ", config.num_heads, by_default(in, "num_attention_heads"),
+                       " is not a multiple of num_key_value_heads ", config.num_kv_heads,
+                       by_default(in, "num_key_value_heads")),
+        Reader::kWay);
   if (!in.root.find("head_dim") && config.hidden_size % config.num_heads != 0)
     in.root.fail(detail::concat("hidden_size ", config.hidden_size, by_default(in, "hidden_size"),
                                 " is not a multiple of num_attention_heads ", config.num_heads,
@@ -252,8 +257,8 @@ void check_common(const Reader& in) {
   }
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"})
     in.require_absent(key, "is not supported");
-  for (const char* key : {"logit_scale", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
-                          "logits_scaling"})
+  for (const char* key : {"logit_scale", "attention_multiplier", "embedding_multiplier",
+                          "residual_multiplier", "logits_scaling"})
     in.require_absent(key, "is not supported", 1.0);
 }
 

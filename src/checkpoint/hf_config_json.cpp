@@ -11,8 +11,9 @@ namespace {
 void write_gpt2(const HfModelConfig& config, Json& out) {
   TESSERA_ENSURE(
       ConfigError,
-      config.num_kv_heads == config.num_heads && !config.sliding_window && config.head_dim * config.num_heads == config.hidden_size &&
-          config.qkv_bias && config.proj_bias && config.linear_bias && config.activation != "swiglu",
+      config.num_kv_heads == config.num_heads && !config.sliding_window &&
+          config.head_dim * config.num_heads == config.hidden_size && config.qkv_bias && config.proj_bias &&
+          config.linear_bias && config.activation != "swiglu",
       "Hugging Face's GPT-2 has all heads full, all biases and no gated activation; this model differs");
   out["n_layer"] = config.num_layers;
   out["n_embd"] = config.hidden_size;
@@ -75,7 +76,8 @@ void write_llama(const HfModelConfig& config, Json& out) {
   } else {
     out["sliding_window"] = *config.sliding_window;
     if (qwen) out["use_sliding_window"] = true;
-    if (qwen && !out.contains("layer_types") && !out.contains("max_window_layers")) out["max_window_layers"] = 0;
+    if (qwen && !out.contains("layer_types") && !out.contains("max_window_layers"))
+      out["max_window_layers"] = 0;
   }
   write_rope(config, out);
 }
@@ -85,7 +87,8 @@ void write_llama(const HfModelConfig& config, Json& out) {
 std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype) {
   Json out = base.empty() ? Json::object() : parse_json(base, "config.json");
   const std::vector<std::string> known = architectures_of(config.model_type);
-  TESSERA_ENSURE(ConfigError, !known.empty(), "no Hugging Face model type \"", config.model_type, "\" is known");
+  TESSERA_ENSURE(ConfigError, !known.empty(), "no Hugging Face model type \"", config.model_type,
+                 "\" is known");
   if (!out.contains("architectures")) out["architectures"] = {known[0]};
   out["model_type"] = config.model_type;
   out["vocab_size"] = config.vocab_size;

@@ -36,10 +36,10 @@ std::string to_model_json(const HfModelConfig& config) {
 HfModelConfig parse_model_json(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView in(document, origin);
-  in.only({"family",       "hf_model_type", "num_layers",   "hidden_size",     "num_heads",
-           "num_kv_heads", "head_dim",      "activation",   "ffn_hidden_size", "vocab_size",
-           "tied_head",    "max_positions", "norm_eps",     "qkv_bias",        "proj_bias",
-           "linear_bias",  "rope_theta",    "rope_scaling", "dropout",         "attention_dropout",
+  in.only({"family",       "hf_model_type",     "num_layers",     "hidden_size",     "num_heads",
+           "num_kv_heads", "head_dim",          "activation",     "ffn_hidden_size", "vocab_size",
+           "tied_head",    "max_positions",     "norm_eps",       "qkv_bias",        "proj_bias",
+           "linear_bias",  "rope_theta",        "rope_scaling",   "dropout",         "attention_dropout",
            "init_std",     "embedding_dropout", "sliding_window", "padding_id"});
   const auto size = [&](const char* key) { return in[key].integer(1, std::int64_t{1} << 28); };
   HfModelConfig config;

@@ -52,7 +52,7 @@ struct HfModelConfig {
   double dropout = 0.0;  ///< on embeddings and residual branches
   double attention_dropout = 0.0;
   double init_std = 0.02;
-  std::optional<double> embedding_dropout = std::nullopt;      ///< where it is not `dropout`
+  std::optional<double> embedding_dropout = std::nullopt;     ///< where it is not `dropout`
   std::optional<std::int64_t> sliding_window = std::nullopt;  ///< keys a position sees
   std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
 
