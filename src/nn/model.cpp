@@ -16,8 +16,9 @@ Var Model::run_piece(const Forward& forward, int piece, const Var& input, Output
 }
 
 void Model::check_length(std::int64_t seq_length) const {
-  TESSERA_ENSURE(DataError, seq_length <= max_positions(), "a sequence of ", seq_length,
-                 " tokens is longer than the model's ", max_positions(), " positions; cut the samples");
+  if (seq_length > max_positions())
+    throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",
+                                         max_positions(), " positions; cut the samples"));
 }
 
 std::pair<Shape, DType> Model::boundary(std::int64_t, std::int64_t) const {

@@ -259,12 +259,15 @@ std::int64_t Decoder::position_limit() const {
 
 void Decoder::check_length(std::int64_t seq_length) const {
   const std::int64_t window = config_.sliding_window.value_or(seq_length);
-  TESSERA_ENSURE(DataError, seq_length <= window, "a sequence of ", seq_length,
-                 " tokens is longer than the model's sliding window of ", window,
-                 ": attention with a window that hides keys is not in this build; cut the samples to it");
-  TESSERA_ENSURE(DataError, seq_length <= position_limit(), "a sequence of ", seq_length,
-                 " tokens is longer than the model's ", position_limit(),
-                 " positions; cut the samples, or make the model with more");
+  if (seq_length > window)
+    throw InvalidArgument(detail::concat(
+        "a sequence of ", seq_length, " tokens is longer than the model's sliding window of ", window,
+        ": attention with a window that hides keys is not in this build; cut "
+        "the samples to it"));
+  if (seq_length > position_limit())
+    throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",
+                                         position_limit(),
+                                         " positions; cut the samples, or make the model with more"));
 }
 
 std::int64_t Decoder::reserve_positions(const ExecCtx& ctx, std::int64_t positions) {
