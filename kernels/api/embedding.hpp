@@ -21,8 +21,8 @@ struct EmbeddingForward {
   DropoutSpec dropout = {};
 };
 
-/// dtable[tokens[r] - begin] += dropout-masked dy[r] for r in rising order (so the sum does not depend on
-/// threads).
+/// dtable[index[r] - begin] += dropout-masked dy[r] for r in rising order (so the sum does not depend on
+/// threads), where index[r] is not `skip`.
 struct EmbeddingBackward {
   std::int64_t rows = 0, cols = 0;
   DType dy_dtype = DType::f32;
@@ -30,6 +30,7 @@ struct EmbeddingBackward {
   const std::int32_t* index = nullptr;  ///< [rows]: tokens or positions
   std::int64_t begin = 0, count = 0;    ///< rows of dtable: index range [begin, begin + count)
   float* dtable = nullptr;              ///< [count, cols]
+  std::int64_t skip = -1;               ///< an index that gives nothing; -1 = none
   float beta = 0.0f;                    ///< 0: dtable is cleared first; 1: added to
   DropoutSpec dropout = {};
 };

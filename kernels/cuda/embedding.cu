@@ -84,9 +84,11 @@ __device__ __forceinline__ int scan(const EmbeddingBackward& p, std::int64_t beg
   const std::int64_t own_class = blockIdx.x;
   for (int done = 0; done < kChunk; done += static_cast<int>(blockDim.x)) {
     const std::int64_t r = begin + done + threadIdx.x;
-    const std::int64_t row =
-        done + static_cast<int>(threadIdx.x) < kChunk && r < p.rows ? p.index[r] - p.begin : -1;
-    const bool mine = row >= 0 && row < p.count && (row & ((std::int64_t{1} << class_bits) - 1)) == own_class;
+    const std::int64_t index =
+        done + static_cast<int>(threadIdx.x) < kChunk && r < p.rows ? p.index[r] : p.skip;
+    const std::int64_t row = index - p.begin;
+    const bool mine = index != p.skip && row >= 0 && row < p.count &&
+                      (row & ((std::int64_t{1} << class_bits) - 1)) == own_class;
     const unsigned ballot = __ballot_sync(0xffffffffu, mine);
     if (lane == 0) list.counts[warp] = __popc(ballot);
     __syncthreads();

@@ -85,7 +85,7 @@ std::vector<std::int32_t> integers_of(const py::array& array, const char* name) 
   std::vector<std::int32_t> values;
   values.reserve(static_cast<std::size_t>(array.size()));
   const char kind = array.dtype().kind();
-  TESSERA_CHECK(kind == 'i' || kind == 'u' || kind == 'b', name, " holds no integers but ",
+  TESSERA_CHECK(kind == 'i' || kind == 'u', name, " holds no integers but ",
                 py::str(array.dtype()).cast<std::string>());
   if (kind == 'u' && array.itemsize() == 8) {
     append<std::uint64_t>(array, name, values);

@@ -261,16 +261,15 @@ py::list parameters_of(const std::string& config_json) {
   return list;
 }
 
-/// The model section for a config.json, and what is to be told about it.
-py::tuple model_items(const std::string& config_json) {
-  std::vector<std::string> notes;
+/// The model section for a config.json.
+std::vector<std::pair<std::string, std::string>> model_items(const std::string& config_json) {
   Config config;
-  config.model = model_config_of(parse_hf_config(config_json, "the model's config", &notes));
+  config.model = model_config_of(parse_hf_config(config_json, "the model's config"));
   std::vector<std::pair<std::string, std::string>> items;
   for (const ConfigItem& item : list_items(config)) {
     if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
   }
-  return py::make_tuple(items, notes);
+  return items;
 }
 
 /// Tensors in memory by Hugging Face's names: (name, dtype, shape, address).

@@ -330,6 +330,8 @@ class TesseraModel(torch.nn.Module):
         """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
         mesh = self._session.mesh
+        if batch.global_targets == 0:  # PyTorch's mean over nothing: nan, without a gradient
+            return total + float("nan")
         if mesh.dp > 1:
             return _Summed.apply(total / batch.global_targets, mesh.data, batch.batch / batch.global_batch)
         return total / batch.global_targets

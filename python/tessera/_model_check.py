@@ -36,7 +36,7 @@ def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     _module_tree.check_layers(model)
     twin = _module_tree.twin_of(own, config)
     _module_tree.compare(model, twin)
-    items = dict(_C.hf_model_items(config_json)[0])
+    items = dict(_C.hf_model_items(config_json))
     _check_engine(twin, items)
     return {**_dropouts(model, items), **_padding(model, items)}
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera._agreement import agreed
+from tessera._ids import ids_of
 from tessera._not_finite import NotFinite
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera._weights import Source, Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
 from tessera.utils.config_map import native_config
+from tessera.utils.refusals import warn_once
 
 _IGNORED = -100
 _FROZEN = "frozen"
@@ -131,10 +133,9 @@ class Session:
         self.unwanted_calls: List[int] = []
         self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
-        self._items, notes = _C.hf_model_items(config_json)
+        self._items = _C.hf_model_items(config_json)
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
-        for note in notes:
-            logger.warning(note)
+        self._told_length = False
         self.mappings = dict(_C.hf_parameters(config_json))
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         self.parameters = [self._placed(parameter) for parameter in parameters]
@@ -207,10 +208,9 @@ class Session:
         self.clip_grad = config["optimizer"]["clip_grad"]
         model = {**dict(self._items), **{key: json.dumps(value) for key, value in self.model_values.items()}}
         changed = config.pop("model")
-        overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
+        overrides = [f"model.{key}={value}" for key, value in model.items()
+                     if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
-        if "init_std" not in changed and self.config.get("initializer_range") is not None:
-            overrides.append(f"model.init_std={self.config['initializer_range']}")
         groups, group_of = self._grouped(optimizer, trainable)
         return config, overrides, changed, groups, group_of
 
@@ -252,7 +252,7 @@ class Session:
 
         from tessera import _C
 
-        tokens = np.asarray(input_ids)
+        tokens, labels, position_ids = map(ids_of, ("input_ids", "labels", "position_ids"), (input_ids, labels, position_ids))
         if tokens.ndim != 2:
             raise InvalidArgument(f"input_ids have the shape {tuple(tokens.shape)}; they must be [batch, sequence]")
         for name, array in (("attention_mask", attention_mask), ("labels", labels), ("position_ids", position_ids)):
@@ -262,17 +262,25 @@ class Session:
         begin, end = _key_ranges(attention_mask)
         documents = document_ids
         if position_ids is not None:
-            position_ids = np.broadcast_to(np.asarray(position_ids), tokens.shape)
+            position_ids = np.broadcast_to(position_ids, tokens.shape)
             if attention_mask is None and documents is None and not shifted:  # packed samples: a position that does not follow the one before begins another one
                 steps = np.diff(position_ids, axis=1, prepend=position_ids[:, :1] - 1) != 1
                 documents = np.cumsum(steps, axis=1) if steps.any() else None
         if labels is not None and not shifted:
-            labels = np.asarray(labels)
             labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), _IGNORED, labels.dtype)], axis=1)
+        self._warn_of_length(tokens.shape[1])
         batch = _C.Batch(tokens, labels, position_ids, begin, end, documents)
         self._agree(batch)
         self._batch_tokens = batch.global_batch * tokens.shape[1]
         return batch
+
+    def _warn_of_length(self, length: int) -> None:
+        positions = int(dict(self._items)["max_positions"])
+        if length > positions and dict(self._items)["position_embedding"] == "rotary" and not self._told_length:
+            self._told_length = True
+            warn_once(f"sequences of {length} tokens are longer than the {positions} positions of the model's "
+                      "max_position_embeddings: rotary positions are computed beyond them, as in Transformers, but the model "
+                      "may know none of them")
 
     def _agree(self, batch: Any) -> None:
         """The batch's place in the global one, after every rank has told what it calls and what batch it has."""

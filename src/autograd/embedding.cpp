@@ -8,12 +8,12 @@ namespace {
 class Embedding final : public Function {
  public:
   Embedding(Tensor tokens, Parameter& table, Tensor positions, Parameter* position_table,
-            const DropoutSpec& dropout)
+            const EmbeddingSpec& spec)
       : tokens_(std::move(tokens)),
         positions_(std::move(positions)),
         table_(table),
         position_table_(position_table),
-        dropout_(dropout) {}
+        spec_(spec) {}
   const char* name() const override { return "embedding"; }
 
   Tensors backward_input(const ExecCtx&, Tensors grads) override {
@@ -22,11 +22,13 @@ class Embedding final : public Function {
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    if (table_.trained())
-      ops::embedding_backward(ctx, tokens_, dy_, table_.grad(), table_.next_beta(), dropout_);
+    if (table_.trained()) {
+      ops::embedding_backward(ctx, tokens_, dy_, table_.grad(), table_.next_beta(), spec_.dropout, 0,
+                              spec_.padding_id);
+    }
     if (position_table_ && position_table_->trained()) {
       ops::embedding_backward(ctx, positions_, dy_, position_table_->grad(), position_table_->next_beta(),
-                              dropout_);
+                              spec_.dropout);
     }
   }
 
@@ -41,17 +43,17 @@ class Embedding final : public Function {
   Tensor tokens_, positions_, dy_;
   Parameter& table_;
   Parameter* position_table_;
-  DropoutSpec dropout_;
+  EmbeddingSpec spec_;
 };
 
 }  // namespace
 
 Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
-              Parameter* position_table, DType out, const DropoutSpec& dropout) {
+              Parameter* position_table, const EmbeddingSpec& spec) {
   Tensor y = ops::embedding(ctx, tokens.value(), table.main(), position_table ? positions : Tensor(),
-                            position_table ? position_table->main() : Tensor(), {out, dropout});
+                            position_table ? position_table->main() : Tensor(), {spec.out, spec.dropout});
   return record({tokens}, std::move(y), [&] {
-    return std::make_unique<Embedding>(tokens.value(), table, positions, position_table, dropout);
+    return std::make_unique<Embedding>(tokens.value(), table, positions, position_table, spec);
   });
 }
 

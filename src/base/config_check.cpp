@@ -102,6 +102,13 @@ void check_heads(Rules& rules, const ModelConfig& c) {
   });
 }
 
+void check_padding(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.padding_id", "model.vocab_size"}, [&] {
+    return unless(c.padding_id.value_or(0) < c.vocab_size, "model.padding_id (", c.padding_id.value_or(0),
+                  ") is not below model.vocab_size (", c.vocab_size, ")");
+  });
+}
+
 void check_rotary(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.head_dim", "model.num_heads", "model.hidden_size", "model.rope_fraction",
               "model.position_embedding", "model.family"},
@@ -133,6 +140,7 @@ void check_size(Rules& rules, const ModelConfig& c) {
 void check_model(Rules& rules, const ModelConfig& c) {
   check_heads(rules, c);
   check_rotary(rules, c);
+  check_padding(rules, c);
   check_size(rules, c);
 }
 
@@ -209,10 +217,16 @@ void check_batches(Rules& rules, const Config& c) {
     ModelConfig choice;
     choice.family = c.model.family;
     choice.position_embedding = c.model.position_embedding;
-    const PositionKind kind = *resolve(choice).position_embedding;
-    if (kind == PositionKind::alibi || kind == PositionKind::none) return std::string();
+    if (resolve(choice).position_embedding != PositionKind::learned) return std::string();
     return unless(t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
                   ") is more than model.max_positions (", c.model.max_positions, ")");
+  });
+  rules.rule({"training.seq_length", "model.sliding_window"}, [&] {
+    const std::int64_t window = c.model.sliding_window.value_or(t.seq_length);
+    return unless(
+        t.seq_length <= window, "training.seq_length (", t.seq_length,
+        ") is more than model.sliding_window (", window,
+        "): attention with a window that hides keys is not in this build; train on shorter sequences");
   });
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
               "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},

@@ -76,10 +76,19 @@ void describe(Visitor& visit, Section& c) {
       between(0, 4 * kMostWidth));
   visit.field("vocab_size", c.vocab_size, "tokens of the vocabulary; 257 for the byte tokenizer",
               between(1, kMostTokens));
-  visit.field("max_positions", c.max_positions, "longest sequence, at least `training.seq_length`",
+  visit.field(
+      "max_positions", c.max_positions,
+      "positions the model is made for, at least `training.seq_length` where they are learned; beyond "
+      "them rotary and ALiBi models run on, with a warning",
+      between(1, kMostTokens));
+  visit.field("sliding_window", c.sliding_window,
+              "keys a position may see in the model's attention; sequences up to that length see all of "
+              "theirs, longer ones are refused; null = no bound",
               between(1, kMostTokens));
   visit.field("dropout", c.dropout, "dropout on embeddings and residual branches", fraction());
   visit.field("attention_dropout", c.attention_dropout, "dropout on attention probabilities", fraction());
+  visit.field("embedding_dropout", c.embedding_dropout, "dropout on embeddings; null = `dropout`",
+              fraction());
   visit.field("position_embedding", c.position_embedding, "null = learned (gpt2), rotary (llama)");
   visit.field("norm", c.norm, "null = layernorm (gpt2), rmsnorm (llama)");
   visit.field("norm_eps", c.norm_eps, "added to the variance in norms",
@@ -88,8 +97,14 @@ void describe(Visitor& visit, Section& c) {
   visit.field("tied_head", c.tied_head, "output layer = token embedding; null = true (gpt2), false (llama)");
   visit.field("linear_bias", c.linear_bias,
               "biases of attention output and MLP; null = true (gpt2), false (llama)");
+  visit.field("proj_bias", c.proj_bias, "bias of attention output alone; null = `linear_bias`");
   visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = true (gpt2), false (llama)");
   describe_positions(visit, c);
+  visit.field(
+      "padding_id", c.padding_id,
+      "token whose embedding gets no gradient where it is an input (a tied head's still counts); null "
+      "= none",
+      between(0, kMostTokens));
   visit.field("init_std", c.init_std,
               "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`)",
               positive());

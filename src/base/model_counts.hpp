@@ -29,8 +29,9 @@ N count_parameters(const ModelConfig& m) {
   if (*m.linear_bias) {
     const N fc1 =
         static_cast<N>(m.ffn_hidden_size) * static_cast<N>(m.activation == MlpActivation::swiglu ? 2 : 1);
-    layer_biases += width + fc1 + width;
+    layer_biases += fc1 + width;
   }
+  if (m.proj_bias.value_or(*m.linear_bias)) layer_biases += width;
   N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (2 * norm + layer_biases) + norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "checkpoint/hf_names.hpp"
 #include "checkpoint/json_strict.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
@@ -11,32 +12,40 @@ using namespace checkpoint_detail;
 constexpr std::int64_t kMaxLayers = 10'000;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 28;
 
-/// One config.json being read: the first of several spellings of a key, with a default where Hugging Face has
-/// one.
+/// What Transformers' config class of a model type has where config.json says nothing.
+struct Defaults {
+  std::int64_t layers, width, heads, kv_heads, ffn, vocabulary, positions;  ///< kv_heads 0: as many as heads
+  std::int64_t window;                                                      ///< 0: none
+};
+constexpr Defaults kGpt2{12, 768, 12, 0, 0, 50257, 1024, 0};
+constexpr Defaults kLlama{32, 4096, 32, 0, 11008, 32000, 2048, 0};
+constexpr Defaults kMistral{32, 4096, 32, 8, 14336, 32000, 131072, 4096};
+constexpr Defaults kQwen2{32, 4096, 32, 32, 22016, 151936, 32768, 4096};
+
+/// One config.json being read, with a default for each key.
 struct Reader {
   JsonView root;
 
-  std::optional<JsonView> any(std::initializer_list<const char*> keys) const {
-    for (const char* key : keys) {
-      if (const auto found = root.find(key)) return found;
-    }
-    return std::nullopt;
-  }
-  std::int64_t size(std::initializer_list<const char*> keys, std::optional<std::int64_t> absent = {},
+  bool is_absent(const char* key) const { return !root.object().contains(key); }
+  /// `alias`: the name that Transformers gives the key in every family.
+  std::int64_t size(const char* key, std::int64_t absent, const char* alias = nullptr,
                     std::int64_t max = kMaxSize) const {
-    const auto found = any(keys);
-    if (found) return found->integer(1, max);
-    if (!absent)
-      root.fail(detail::concat("\"", *keys.begin(), "\" is missing"), "Use the model's own config.json.");
-    return *absent;
+    if (const auto found = root.find(key)) return found->integer(1, max);
+    return alias != nullptr ? size(alias, absent, nullptr, max) : absent;
   }
   double number(const char* key, double absent) const {
     const auto found = root.find(key);
     return found ? found->number() : absent;
   }
+  double positive(const char* key, double absent, double most) const {
+    const double value = number(key, absent);
+    if (value <= 0 || value > most)
+      root[key].fail(detail::concat("must be above 0 and at most ", most), kWay);
+    return value;
+  }
   double probability(const char* key, double absent) const {
     const double value = number(key, absent);
-    if (value < 0 || value >= 1) root[key].fail("must be at least 0 and below 1");
+    if (value < 0 || value >= 1) root[key].fail("must be at least 0 and below 1", kWay);
     return value;
   }
   bool flag(const char* key, bool absent) const {
@@ -49,15 +58,47 @@ struct Reader {
       root[key].fail(detail::concat("is not supported; it must be ", wanted ? "true" : "false", " or absent"),
                      "Use a model without this option.");
   }
+  /// Refuses a key that must be absent, null, or a number that changes nothing.
+  void require_absent(const char* key, const char* reason, double neutral = 0.0) const {
+    const auto found = root.find(key);
+    if (found && !(found->json().is_number() && found->number() == neutral)) found->fail(reason, kWay);
+  }
+
+  static constexpr const char* kWay = "Change it, or use another model.";
 };
 
+/// How a key that a message names came to its value.
+const char* by_default(const Reader& in, const char* key) {
+  return in.is_absent(key) ? " (Transformers' default, as the key is absent)" : "";
+}
+
+void check_rope_keys(const JsonView& scaling) {
+  static constexpr const char* kKnown[] = {"rope_theta",
+                                           "rope_type",
+                                           "type",
+                                           "factor",
+                                           "low_freq_factor",
+                                           "high_freq_factor",
+                                           "original_max_position_embeddings",
+                                           "partial_rotary_factor"};
+  for (const auto& item : scaling.object().items()) {
+    if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) == std::end(kKnown))
+      scaling.fail("\"" + item.key() + "\" is not supported", Reader::kWay);
+  }
+}
+
+/// As Transformers merges the older spelling, `rope_scaling` beside `rope_theta`, with `rope_parameters`.
 void read_rope(const Reader& in, HfModelConfig& config) {
-  config.rope_theta = in.number("rope_theta", 10000.0);
-  const auto scaling = in.any({"rope_parameters", "rope_scaling"});
+  config.rope_theta = in.positive("rope_theta", 10000.0, 1e30);
+  if (in.number("partial_rotary_factor", 1.0) != 1.0)
+    in.root["partial_rotary_factor"].fail("is not supported; only 1.0 is",
+                                          "Use a model that rotates all of each head.");
+  auto scaling = in.root.find("rope_scaling");
+  if (!scaling || scaling->object().empty()) scaling = in.root.find("rope_parameters");
   if (!scaling) return;
-  scaling->only({"rope_theta", "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor",
-                 "original_max_position_embeddings", "partial_rotary_factor"});
-  if (const auto theta = scaling->find("rope_theta")) config.rope_theta = theta->number();
+  check_rope_keys(*scaling);
+  const Reader inner{*scaling};
+  config.rope_theta = inner.positive("rope_theta", config.rope_theta, 1e30);
   if (const auto part = scaling->find("partial_rotary_factor"); part && part->number() != 1.0)
     part->fail("is not supported; only 1.0 is", "Use a model that rotates all of each head.");
   auto type = scaling->find("rope_type");
@@ -69,232 +110,192 @@ void read_rope(const Reader& in, HfModelConfig& config) {
     type->fail("\"" + rope.type + "\" is not supported; default, linear and llama3 are",
                "Use another model.");
   rope.factor = (*scaling)["factor"].number();
-  if (rope.factor <= 0) (*scaling)["factor"].fail("must be positive");
+  if (rope.factor < 1) (*scaling)["factor"].fail("must be at least 1", Reader::kWay);
   if (rope.type == "linear") return;
   rope.low_freq_factor = (*scaling)["low_freq_factor"].number();
   rope.high_freq_factor = (*scaling)["high_freq_factor"].number();
-  rope.original_max_positions = (*scaling)["original_max_position_embeddings"].integer(1, kMaxSize);
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  rope.original_max_positions = in.size(kOriginal, inner.size(kOriginal, config.max_positions));
   if (rope.high_freq_factor <= rope.low_freq_factor || rope.low_freq_factor <= 0)
-    scaling->fail("low_freq_factor must be positive and below high_freq_factor");
+    scaling->fail("low_freq_factor must be positive and below high_freq_factor", Reader::kWay);
 }
 
-HfModelConfig read_gpt2(const Reader& in, std::vector<std::string>& notes) {
+std::string gpt2_activation(const Reader& in) {
+  const auto activation = in.root.find("activation_function");
+  const std::string name = activation ? activation->text() : "gelu_new";
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return "gelu_tanh";
+  if (name != "gelu" && name != "relu")
+    activation->fail(
+        "\"" + name + "\" is not supported; gelu_new, gelu_pytorch_tanh, gelu_fast, gelu and relu are",
+        "Use a model with one of these.");
+  return name;
+}
+
+HfModelConfig read_gpt2(const Reader& in) {
   HfModelConfig config;
   config.family = "gpt2";
-  config.num_layers = in.size({"n_layer", "num_hidden_layers"}, {}, kMaxLayers);
-  config.hidden_size = in.size({"n_embd", "hidden_size"});
-  config.num_heads = config.num_kv_heads = in.size({"n_head", "num_attention_heads"});
-  config.ffn_hidden_size = in.size({"n_inner"}, 4 * config.hidden_size);
-  config.vocab_size = in.size({"vocab_size"});
-  config.max_positions = in.size({"n_positions", "max_position_embeddings", "n_ctx"});
-  config.norm_eps = in.number("layer_norm_epsilon", 1e-5);
+  config.num_layers = in.size("n_layer", kGpt2.layers, "num_hidden_layers", kMaxLayers);
+  config.hidden_size = in.size("n_embd", kGpt2.width, "hidden_size");
+  config.num_heads = config.num_kv_heads = in.size("n_head", kGpt2.heads, "num_attention_heads");
+  config.ffn_hidden_size = in.size("n_inner", 4 * config.hidden_size);
+  config.vocab_size = in.size("vocab_size", kGpt2.vocabulary);
+  config.max_positions = in.size("n_positions", kGpt2.positions, "max_position_embeddings");
+  config.norm_eps = in.positive("layer_norm_epsilon", 1e-5, 1.0);
   config.tied_head = in.flag("tie_word_embeddings", true);
   config.qkv_bias = config.proj_bias = config.linear_bias = true;
   config.dropout = in.probability("resid_pdrop", 0.1);
   config.attention_dropout = in.probability("attn_pdrop", 0.1);
-  if (in.probability("embd_pdrop", 0.1) != config.dropout)
-    notes.push_back("embd_pdrop differs from resid_pdrop; Tessera uses resid_pdrop for both");
-  const auto activation = in.any({"activation_function", "hidden_act"});
-  const std::string name = activation ? activation->text() : "gelu_new";
-  if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") {
-    config.activation = "gelu_tanh";
-  } else if (name == "gelu" || name == "relu") {
-    config.activation = name;
-  } else {
-    activation->fail(
-        "\"" + name + "\" is not supported; gelu_new, gelu_pytorch_tanh, gelu_fast, gelu and relu are",
-        "Use a model with one of these.");
-  }
+  const double embedding = in.probability("embd_pdrop", 0.1);
+  if (embedding != config.dropout) config.embedding_dropout = embedding;
+  config.activation = gpt2_activation(in);
   in.require_flag("scale_attn_weights", true);
   in.require_flag("scale_attn_by_inverse_layer_idx", false);
   in.require_flag("add_cross_attention", false);
   if (config.hidden_size % config.num_heads != 0)
-    in.root.fail(
-        detail::concat("n_embd ", config.hidden_size, " is not a multiple of n_head ", config.num_heads));
+    in.root.fail(detail::concat("n_embd ", config.hidden_size, by_default(in, "n_embd"),
+                                " is not a multiple of n_head ", config.num_heads, by_default(in, "n_head")),
+                 Reader::kWay);
   config.head_dim = config.hidden_size / config.num_heads;
   return config;
 }
 
-void refuse_sliding_window(const Reader& in, const std::string& model_type) {
-  constexpr const char* kReason = "is not supported: attention must see all earlier positions";
-  constexpr const char* kWay = "Use a model without a sliding window.";
-  if (model_type == "mistral" && in.root.find("sliding_window"))
-    in.root["sliding_window"].fail(kReason, kWay);
-  if (in.flag("use_sliding_window", false)) in.root["use_sliding_window"].fail(kReason, kWay);
+/// Which keys a position sees, where that can be fewer than all before it.
+void read_window(const Reader& in, const std::string& model_type, const Defaults& absent,
+                 HfModelConfig& config) {
+  const bool qwen = model_type == "qwen2",
+             on = model_type == "mistral" || in.flag("use_sliding_window", false);
+  // Of a missing key Transformers takes its default, of null that there is no window.
+  const bool has_window =
+      on && absent.window > 0 && (in.is_absent("sliding_window") || in.root.find("sliding_window"));
+  const std::int64_t window = has_window ? in.size("sliding_window", absent.window) : 0;
   const auto layers = in.root.find("layer_types");
+  bool used =
+      model_type == "mistral" ||
+      (qwen && !layers && in.number("max_window_layers", 28) < static_cast<double>(config.num_layers));
   for (std::size_t i = 0; layers && i < layers->size(); ++i) {
-    if ((*layers)[i].text() != "full_attention")
-      (*layers)[i].fail("\"" + (*layers)[i].text() + "\" is not supported; full_attention is", kWay);
+    const std::string& type = (*layers)[i].text();
+    const bool slides = type == "sliding_attention" && qwen && has_window;
+    if (type != "full_attention" && !slides)
+      (*layers)[i].fail("\"" + type + "\" is not supported here; full_attention is", Reader::kWay);
+    used = used || slides;
   }
+  if (has_window && used) config.sliding_window = window;
+}
+
+/// torch.nn.Embedding's padding_idx, which counts from the end if it is negative.
+void read_padding(const Reader& in, HfModelConfig& config) {
+  const auto found = in.root.find("pad_token_id");
+  if (!found) return;
+  const std::int64_t id = found->integer(-config.vocab_size, kMaxSize);
+  if (id >= config.vocab_size)
+    found->fail(detail::concat(id, " is not below vocab_size ", config.vocab_size),
+                "Transformers cannot make this model's embedding either: correct the id, or remove it.");
+  config.padding_id = id < 0 ? id + config.vocab_size : id;
+}
+
+void check_llama_sizes(const Reader& in, const HfModelConfig& config) {
+  if (config.num_heads % config.num_kv_heads != 0)
+    in.root.fail(
+        detail::concat("num_attention_heads ", config.num_heads, by_default(in, "num_attention_heads"),
+                       " is not a multiple of num_key_value_heads ", config.num_kv_heads,
+                       by_default(in, "num_key_value_heads")),
+        Reader::kWay);
+  if (!in.root.find("head_dim") && config.hidden_size % config.num_heads != 0)
+    in.root.fail(detail::concat("hidden_size ", config.hidden_size, by_default(in, "hidden_size"),
+                                " is not a multiple of num_attention_heads ", config.num_heads,
+                                by_default(in, "num_attention_heads")),
+                 Reader::kWay);
+  if (config.head_dim % 2 != 0)
+    in.root.fail(detail::concat("rotary heads must have even width, not ", config.head_dim), Reader::kWay);
 }
 
 HfModelConfig read_llama(const Reader& in, const std::string& model_type) {
+  const Defaults& absent = model_type == "mistral" ? kMistral : model_type == "qwen2" ? kQwen2 : kLlama;
   HfModelConfig config;
   config.family = "llama";
-  config.num_layers = in.size({"num_hidden_layers"}, {}, kMaxLayers);
-  config.hidden_size = in.size({"hidden_size"});
-  config.num_heads = in.size({"num_attention_heads"});
-  config.num_kv_heads = in.size({"num_key_value_heads"}, config.num_heads);
-  config.ffn_hidden_size = in.size({"intermediate_size"});
-  config.vocab_size = in.size({"vocab_size"});
-  config.max_positions = in.size({"max_position_embeddings"}, 2048);
-  config.norm_eps = in.number("rms_norm_eps", 1e-6);
+  config.num_layers = in.size("num_hidden_layers", absent.layers, nullptr, kMaxLayers);
+  config.hidden_size = in.size("hidden_size", absent.width);
+  config.num_heads = in.size("num_attention_heads", absent.heads);
+  const bool own_kv = in.is_absent("num_key_value_heads") && absent.kv_heads > 0;
+  config.num_kv_heads = in.size("num_key_value_heads", own_kv ? absent.kv_heads : config.num_heads);
+  config.ffn_hidden_size = in.size("intermediate_size", absent.ffn);
+  config.vocab_size = in.size("vocab_size", absent.vocabulary);
+  config.max_positions = in.size("max_position_embeddings", absent.positions);
+  config.norm_eps = in.positive("rms_norm_eps", 1e-6, 1.0);
   config.activation = "swiglu";
   config.tied_head = in.flag("tie_word_embeddings", false);
   config.attention_dropout = in.probability("attention_dropout", 0.0);
-  if (model_type == "qwen2") {
-    config.qkv_bias = true;
-  } else {
+  config.qkv_bias = model_type == "qwen2";
+  if (model_type == "llama") {  // the others have the keys only by mistake, and Transformers passes over them
     config.qkv_bias = config.proj_bias = in.flag("attention_bias", false);
     config.linear_bias = in.flag("mlp_bias", false);
   }
   if (const auto activation = in.root.find("hidden_act");
       activation && activation->text() != "silu" && activation->text() != "swish")
     activation->fail("\"" + activation->text() + "\" is not supported; silu is", "Use a model with SwiGLU.");
-  refuse_sliding_window(in, model_type);
+  config.head_dim = in.size("head_dim", config.hidden_size / config.num_heads);
+  check_llama_sizes(in, config);
+  read_window(in, model_type, absent, config);
+  read_padding(in, config);
   read_rope(in, config);
-  if (config.num_heads % config.num_kv_heads != 0)
-    in.root.fail(detail::concat("num_attention_heads ", config.num_heads,
-                                " is not a multiple of num_key_value_heads ", config.num_kv_heads));
-  if (!in.root.find("head_dim") && config.hidden_size % config.num_heads != 0)
-    in.root.fail(detail::concat("hidden_size ", config.hidden_size,
-                                " is not a multiple of num_attention_heads ", config.num_heads));
-  config.head_dim = in.size({"head_dim"}, config.hidden_size / config.num_heads);
-  if (config.head_dim % 2 != 0)
-    in.root.fail(detail::concat("rotary heads must have even width, not ", config.head_dim));
   return config;
 }
 
-struct Known {
-  const char* model_type;
-  std::vector<std::string> architectures;
-};
-const std::vector<Known>& known_models() {
-  static const std::vector<Known> known = {{"gpt2", {"GPT2LMHeadModel", "GPT2Model"}},
-                                           {"llama", {"LlamaForCausalLM", "LlamaModel"}},
-                                           {"mistral", {"MistralForCausalLM", "MistralModel"}},
-                                           {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}}};
-  return known;
+/// What changes a model of every family.
+void check_common(const Reader& in) {
+  constexpr const char* kQuantized = "quantized weights are not supported";
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    if (const auto quantized = in.root.find(key))
+      quantized->fail(kQuantized, "Use the float32, bfloat16 or float16 version of the model.");
+  }
+  in.require_flag("is_causal", true);
+  in.require_flag("is_encoder_decoder", false);
+  in.require_absent("chunk_size_feed_forward", "is not supported");
+  for (const char* key : {"per_layer_config", "pruned_heads"}) {
+    const auto found = in.root.find(key);
+    if (found && !found->json().empty()) found->fail("layers that differ are not supported", Reader::kWay);
+  }
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"})
+    in.require_absent(key, "is not supported");
+  for (const char* key : {"logit_scale", "attention_multiplier", "embedding_multiplier",
+                          "residual_multiplier", "logits_scaling"})
+    in.require_absent(key, "is not supported", 1.0);
 }
 
 void check_architecture(const JsonView& root, const std::string& model_type) {
-  const auto& all = known_models();
-  const auto known =
-      std::find_if(all.begin(), all.end(), [&](const Known& k) { return k.model_type == model_type; });
-  if (known == all.end())
+  const std::vector<std::string> known = architectures_of(model_type);
+  if (known.empty())
     root["model_type"].fail("\"" + model_type + "\" is not supported; gpt2, llama, mistral and qwen2 are",
                             "Use a model of one of these types.");
   const auto list = root.find("architectures");
   for (std::size_t i = 0; list && i < list->size(); ++i) {
     const std::string& name = (*list)[i].text();
-    if (std::find(known->architectures.begin(), known->architectures.end(), name) ==
-        known->architectures.end())
-      (*list)[i].fail("\"" + name + "\" is not supported; " + known->architectures[0] + " and " +
-                          known->architectures[1] + " are",
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      (*list)[i].fail("\"" + name + "\" is not supported; " + known[0] + " and " + known[1] + " are",
                       "Use the language model itself, without other heads.");
   }
 }
 
-}  // namespace
-
-HfModelConfig parse_hf_config(const std::string& text, const std::string& origin,
-                              std::vector<std::string>* notes) {
+HfModelConfig read_config(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const Reader in{JsonView(document, origin)};
   const std::string model_type = in.root["model_type"].text();
   check_architecture(in.root, model_type);
-  if (const auto quantized = in.root.find("quantization_config"))
-    quantized->fail("quantized weights are not supported",
-                    "Use the float32, bfloat16 or float16 version of the model.");
-  std::vector<std::string> own_notes;
-  HfModelConfig config =
-      model_type == "gpt2" ? read_gpt2(in, notes ? *notes : own_notes) : read_llama(in, model_type);
+  check_common(in);
+  HfModelConfig config = model_type == "gpt2" ? read_gpt2(in) : read_llama(in, model_type);
   config.model_type = model_type;
-  if (config.norm_eps < 0) in.root.fail("the norm's epsilon is negative");
+  config.init_std = in.positive("initializer_range", 0.02, 1e6);
   return config;
-}
-
-namespace {
-
-void write_gpt2(const HfModelConfig& config, Json& out) {
-  TESSERA_CHECK(
-      config.num_kv_heads == config.num_heads && config.head_dim * config.num_heads == config.hidden_size &&
-          config.qkv_bias && config.proj_bias && config.linear_bias && config.activation != "swiglu",
-      "Hugging Face's GPT-2 has all heads full, all biases and no gated activation; this model differs");
-  out["n_layer"] = config.num_layers;
-  out["n_embd"] = config.hidden_size;
-  out["n_head"] = config.num_heads;
-  out["n_positions"] = config.max_positions;
-  out["n_inner"] = config.ffn_hidden_size;
-  out["layer_norm_epsilon"] = config.norm_eps;
-  out["activation_function"] = config.activation == "gelu_tanh" ? "gelu_new" : config.activation;
-  out["resid_pdrop"] = out["embd_pdrop"] = config.dropout;
-  out["attn_pdrop"] = config.attention_dropout;
-}
-
-void write_rope(const HfModelConfig& config, Json& out) {
-  const HfRopeScaling& rope = config.rope_scaling;
-  Json scaling = nullptr;
-  if (rope.type == "linear") scaling = {{"rope_type", "linear"}, {"factor", rope.factor}};
-  if (rope.type == "llama3") {
-    scaling = {{"rope_type", "llama3"},
-               {"factor", rope.factor},
-               {"low_freq_factor", rope.low_freq_factor},
-               {"high_freq_factor", rope.high_freq_factor},
-               {"original_max_position_embeddings", rope.original_max_positions}};
-  }
-  // Both spellings, so that Transformers 4 and 5 read the same model.
-  out["rope_theta"] = config.rope_theta;
-  out["rope_scaling"] = scaling;
-  if (scaling.is_null()) scaling = {{"rope_type", "default"}};
-  scaling["rope_theta"] = config.rope_theta;
-  out["rope_parameters"] = scaling;
-}
-
-void write_llama(const HfModelConfig& config, Json& out) {
-  const bool qwen = config.model_type == "qwen2";
-  TESSERA_CHECK(config.activation == "swiglu", "Hugging Face's Llama has SwiGLU, not ", config.activation);
-  TESSERA_CHECK(qwen ? config.qkv_bias && !config.proj_bias && !config.linear_bias
-                     : config.qkv_bias == config.proj_bias,
-                "Hugging Face's ", config.model_type, " has no such combination of biases");
-  TESSERA_CHECK(config.model_type != "mistral" || (!config.qkv_bias && !config.linear_bias),
-                "Hugging Face's mistral has no biases");
-  TESSERA_CHECK(!qwen || config.head_dim * config.num_heads == config.hidden_size,
-                "Hugging Face's qwen2 has heads of hidden_size / num_heads");
-  out["num_hidden_layers"] = config.num_layers;
-  out["hidden_size"] = config.hidden_size;
-  out["num_attention_heads"] = config.num_heads;
-  out["num_key_value_heads"] = config.num_kv_heads;
-  out["intermediate_size"] = config.ffn_hidden_size;
-  out["max_position_embeddings"] = config.max_positions;
-  out["rms_norm_eps"] = config.norm_eps;
-  out["hidden_act"] = "silu";
-  out["attention_dropout"] = config.attention_dropout;
-  if (!qwen) out["head_dim"] = config.head_dim;
-  if (config.model_type == "llama") {
-    out["attention_bias"] = config.qkv_bias;
-    out["mlp_bias"] = config.linear_bias;
-  }
-  if (config.model_type == "mistral") out["sliding_window"] = nullptr;
-  write_rope(config, out);
 }
 
 }  // namespace
 
-std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype) {
-  Json out = base.empty() ? Json::object() : parse_json(base, "config.json");
-  const auto& all = known_models();
-  const auto known =
-      std::find_if(all.begin(), all.end(), [&](const Known& k) { return k.model_type == config.model_type; });
-  TESSERA_CHECK(known != all.end(), "no Hugging Face model type \"", config.model_type, "\" is known");
-  if (!out.contains("architectures")) out["architectures"] = {known->architectures[0]};
-  out["model_type"] = config.model_type;
-  out["vocab_size"] = config.vocab_size;
-  out["tie_word_embeddings"] = config.tied_head;
-  if (out.contains("dtype")) out["dtype"] = name_of(dtype);
-  if (!out.contains("dtype") || out.contains("torch_dtype")) out["torch_dtype"] = name_of(dtype);
-  config.family == "gpt2" ? write_gpt2(config, out) : write_llama(config, out);
-  return to_text(out, 2) + "\n";
+HfModelConfig parse_hf_config(const std::string& text, const std::string& origin) {
+  try {
+    return read_config(text, origin);
+  } catch (const CheckpointError& error) {  // of the reader that checkpoints have in common with it
+    throw ConfigError(error.what());
+  }
 }
 
 }  // namespace tessera

@@ -50,7 +50,6 @@ struct HfModel::Impl {
   fs::path dir;
   HfModelConfig config;
   std::optional<HfSource> source;
-  std::vector<std::string> notes;
   std::unique_ptr<HfStorage> tensors;
   std::vector<HfMapping> mappings;
   std::unordered_map<std::string, const HfMapping*> by_name;
@@ -163,7 +162,6 @@ HfModel::HfModel(HfModel&&) noexcept = default;
 const HfModelConfig& HfModel::config() const { return impl_->config; }
 const HfSource* HfModel::source() const { return impl_->source ? &*impl_->source : nullptr; }
 const fs::path& HfModel::dir() const { return impl_->dir; }
-const std::vector<std::string>& HfModel::notes() const { return impl_->notes; }
 
 std::vector<TensorSpec> HfModel::tensors() const {
   std::vector<TensorSpec> specs;
@@ -261,10 +259,8 @@ std::vector<std::uint64_t> HfModel::digests() const {
 std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::string config_json,
                                                       const std::string& config_origin,
                                                       std::unique_ptr<HfStorage> storage) {
-  std::vector<std::string> notes;
-  HfModelConfig config = parse_hf_config(config_json, config_origin, &notes);
+  HfModelConfig config = parse_hf_config(config_json, config_origin);
   auto impl = std::make_unique<Impl>(std::move(origin), std::move(config), std::move(storage));
-  impl->notes = std::move(notes);
   const std::string usual = usual_prefix(impl->config);
   const auto& entries = impl->tensors->entries();
   const bool prefixed = std::any_of(entries.begin(), entries.end(),

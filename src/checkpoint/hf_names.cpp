@@ -98,6 +98,14 @@ std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string&
   return out;
 }
 
+std::vector<std::string> architectures_of(const std::string& model_type) {
+  if (model_type == "gpt2") return {"GPT2LMHeadModel", "GPT2Model"};
+  if (model_type == "llama") return {"LlamaForCausalLM", "LlamaModel"};
+  if (model_type == "mistral") return {"MistralForCausalLM", "MistralModel"};
+  if (model_type == "qwen2") return {"Qwen2ForCausalLM", "Qwen2Model"};
+  return {};
+}
+
 std::string usual_prefix(const HfModelConfig& config) {
   return config.family == "gpt2" ? "transformer." : "model.";
 }

@@ -13,6 +13,9 @@ namespace tessera::checkpoint_detail {
 /// lm_head.weight.
 std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix);
 
+/// Classes of a model type that are supported, the one with a head first; none for an unknown type.
+std::vector<std::string> architectures_of(const std::string& model_type);
+
 /// "transformer." for GPT-2, "model." for Llama: what the full language model's names begin with.
 std::string usual_prefix(const HfModelConfig& config);
 

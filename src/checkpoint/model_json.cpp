@@ -14,7 +14,11 @@ std::string to_model_json(const HfModelConfig& config) {
               {"norm_eps", config.norm_eps},     {"activation", config.activation},
               {"tied_head", config.tied_head},   {"qkv_bias", config.qkv_bias},
               {"proj_bias", config.proj_bias},   {"linear_bias", config.linear_bias},
-              {"dropout", config.dropout},       {"attention_dropout", config.attention_dropout}};
+              {"dropout", config.dropout},       {"attention_dropout", config.attention_dropout},
+              {"init_std", config.init_std}};
+  if (config.embedding_dropout) out["embedding_dropout"] = *config.embedding_dropout;
+  if (config.sliding_window) out["sliding_window"] = *config.sliding_window;
+  if (config.padding_id) out["padding_id"] = *config.padding_id;
   if (config.family == "llama") {
     const HfRopeScaling& rope = config.rope_scaling;
     out["rope_theta"] = config.rope_theta;
@@ -32,10 +36,11 @@ std::string to_model_json(const HfModelConfig& config) {
 HfModelConfig parse_model_json(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView in(document, origin);
-  in.only({"family",       "hf_model_type", "num_layers",   "hidden_size",     "num_heads",
-           "num_kv_heads", "head_dim",      "activation",   "ffn_hidden_size", "vocab_size",
-           "tied_head",    "max_positions", "norm_eps",     "qkv_bias",        "proj_bias",
-           "linear_bias",  "rope_theta",    "rope_scaling", "dropout",         "attention_dropout"});
+  in.only({"family",       "hf_model_type",     "num_layers",     "hidden_size",     "num_heads",
+           "num_kv_heads", "head_dim",          "activation",     "ffn_hidden_size", "vocab_size",
+           "tied_head",    "max_positions",     "norm_eps",       "qkv_bias",        "proj_bias",
+           "linear_bias",  "rope_theta",        "rope_scaling",   "dropout",         "attention_dropout",
+           "init_std",     "embedding_dropout", "sliding_window", "padding_id"});
   const auto size = [&](const char* key) { return in[key].integer(1, std::int64_t{1} << 28); };
   HfModelConfig config;
   config.family = in["family"].text();
@@ -57,6 +62,11 @@ HfModelConfig parse_model_json(const std::string& text, const std::string& origi
   config.linear_bias = in["linear_bias"].boolean();
   config.dropout = in["dropout"].number();
   config.attention_dropout = in["attention_dropout"].number();
+  // Folders of earlier versions lack these.
+  if (const auto std = in.find("init_std")) config.init_std = std->number();
+  if (const auto dropout = in.find("embedding_dropout")) config.embedding_dropout = dropout->number();
+  if (const auto window = in.find("sliding_window")) config.sliding_window = window->integer(1);
+  if (const auto id = in.find("padding_id")) config.padding_id = id->integer();
   if (config.family == "gpt2") return config;
   config.rope_theta = in["rope_theta"].number();
   if (const auto scaling = in.find("rope_scaling")) {

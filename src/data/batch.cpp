@@ -22,14 +22,13 @@ void check_size(const std::vector<std::int32_t>& array, std::int64_t expected, c
 
 /// Every value in [0, limit), or equal to `also`.
 void check_range(const Batch& batch, const std::vector<std::int32_t>& array, std::int64_t limit,
-                 std::int64_t also, const char* name) {
+                 std::int64_t also, const char* name, const char* remedy) {
   for (std::size_t i = 0; i < array.size(); ++i) {
     const std::int64_t value = array[i];
     const auto at = static_cast<std::int64_t>(i);
     TESSERA_ENSURE(DataError, (value >= 0 && value < limit) || value == also, "batch: sample ",
                    global_sample(batch, at / batch.seq_length), ", position ", at % batch.seq_length, ": ",
-                   name, " ", value, " is not in [0, ", limit,
-                   "). Data and model must use the same vocabulary and length");
+                   name, " ", value, " is not in [0, ", limit, "). ", remedy);
   }
 }
 
@@ -38,6 +37,12 @@ void check_range(const Batch& batch, const std::vector<std::int32_t>& array, std
 std::int64_t count_targets(const Batch& batch) {
   return static_cast<std::int64_t>(batch.labels.size()) -
          std::count(batch.labels.begin(), batch.labels.end(), kIgnoredLabel);
+}
+
+std::int64_t position_count(const Batch& batch) {
+  if (batch.batch == 0) return 0;
+  if (batch.position_ids.empty()) return batch.seq_length;
+  return std::int64_t{1} + *std::max_element(batch.position_ids.begin(), batch.position_ids.end());
 }
 
 Batch slice(const Batch& batch, std::int64_t first, std::int64_t count) {
@@ -66,7 +71,7 @@ Batch slice(const Batch& batch, std::int64_t first, std::int64_t count) {
   return out;
 }
 
-void validate(const Batch& batch, std::int64_t vocab_size) {
+void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t positions) {
   TESSERA_CHECK(batch.batch > 0 && batch.seq_length > 0, "batch of ", batch.batch, " x ", batch.seq_length);
   TESSERA_CHECK(vocab_size >= 0, "vocab_size = ", vocab_size);
   TESSERA_CHECK(batch.batch <= std::numeric_limits<std::int64_t>::max() / batch.seq_length, "batch of ",
@@ -78,10 +83,13 @@ void validate(const Batch& batch, std::int64_t vocab_size) {
   check_size(batch.document_ids, n, "document_ids", true);
   check_size(batch.key_begin, batch.batch, "key_begin", true);
   check_size(batch.key_end, batch.batch, "key_end", true);
-  const std::int64_t limit = vocab_size > 0 ? vocab_size : std::numeric_limits<std::int64_t>::max();
-  check_range(batch, batch.tokens, limit, 0, "token");
-  check_range(batch, batch.labels, limit, kIgnoredLabel, "label");
-  check_range(batch, batch.position_ids, batch.seq_length, 0, "position");
+  constexpr const char* kVocabulary = "Data and model must use the same vocabulary";
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t limit = vocab_size > 0 ? vocab_size : kAny;
+  check_range(batch, batch.tokens, limit, 0, "token", kVocabulary);
+  check_range(batch, batch.labels, limit, kIgnoredLabel, "label", kVocabulary);
+  check_range(batch, batch.position_ids, positions > 0 ? positions : kAny, 0, "position",
+              "These are the positions the model has");
   for (std::int64_t i = 0; i < batch.batch; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const std::int64_t begin = batch.key_begin.empty() ? 0 : batch.key_begin[at];

@@ -191,14 +191,14 @@ class Meeting {
   const auto texts = all_gather_bytes(mesh.world(), encode(batch));
   const Detail a = decode(texts[static_cast<std::size_t>(holder)]),
                b = decode(texts[static_cast<std::size_t>(odd)]);
-  std::string what;
+  std::ostringstream what;
   const auto fields = fields_of(batch);
   for (std::size_t i = 0; i < fields.size(); ++i)
-    if (a.hashes[i] != b.hashes[i]) what += (what.empty() ? "" : ", ") + std::string(fields[i].name);
+    if (a.hashes[i] != b.hashes[i]) what << ' ' << fields[i].name;
   throw DataError(detail::concat(
       "ranks ", holder, " and ", odd, " were given different batches at step ", step + 1,
-      ", and both are tensor or pipeline ranks of data rank ", d, ", which computes one batch together. They differ in: ",
-      what, " (rank ", holder, ": ", a.samples, " x ", a.seq_length, " tokens, rank ", odd, ": ", b.samples,
+      ", and both are tensor or pipeline ranks of data rank ", d, ", which computes one batch together. They differ in",
+      what.str(), " (rank ", holder, ": ", a.samples, " x ", a.seq_length, " tokens, rank ", odd, ": ", b.samples,
       " x ", b.seq_length,
       "). Let the loader give both the same samples: the same seed and order on every rank, or "
       "DataLoaderConfiguration(dispatch_batches=True), which reads on rank 0 alone"));

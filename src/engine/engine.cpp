@@ -165,6 +165,8 @@ Batch Engine::agreed(const Batch& batch, const char* call, bool needs_labels) co
 void Engine::launch_step(const Batch& batch) {
   const std::vector<AxisTraffic> before = traffic();
   auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
+  TESSERA_ENSURE(DataError, step->passes.targets > 0, "no label of this batch counts: all are ",
+                 kIgnoredLabel, ", so a step would only decay weights; check the data");
   params_->add_call(1.0);
   {
     const Spans::Span span(step->update);
@@ -397,6 +399,7 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
 }
 
 std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions options) {
+  model_->reserve_positions(ctx_, position_count(batch));
   options.step = static_cast<std::uint32_t>(steps_done_);
   options.samples_before = samples_this_step_;
   options.micro_batch_size =
@@ -434,9 +437,8 @@ void Engine::begin_call(int micro_batches) {
 
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   if (batch.batch == 0 && mesh_->shape().dp > 1) return;  // another data rank has samples
-  validate(batch, model_->vocab_size());
-  TESSERA_CHECK(batch.seq_length <= model_->max_positions(), "a sequence of ", batch.seq_length,
-                " tokens is longer than the model's max_positions ", model_->max_positions());
+  validate(batch, model_->vocab_size(), model_->position_limit());
+  model_->check_length(batch.seq_length);
   TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");
 }
 

@@ -47,7 +47,6 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   const Batch batch = agreed(given, "Engine::forward_backward()", true);
   const auto targets = static_cast<double>(batch.global_targets);
-  TESSERA_CHECK(targets > 0, "no label of this batch counts: all are ", kIgnoredLabel);
   const bool undecided = graph_ && options_.cuda_graph == GraphUse::automatic && !graph_trial_;
   // A trace would make the trial one of pieces: it waits until no rank has one.
   const bool due = undecided && passes_launched_++ >= kCallsBeforeTrial &&
@@ -61,7 +60,8 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
 Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, StreamGraph* graph,
                                            const std::function<void()>& before_launch) {
   const auto stage = make_stage(batch, {.output = Model::Output::losses});
-  stage->set_loss_gradient(1.0 / targets, optimizer_->loss_scale());
+  // Without targets every gradient is zero whatever this is, and the mean over nothing is nan.
+  stage->set_loss_gradient(1.0 / std::max(targets, 1.0), optimizer_->loss_scale());
   HostCopy loss_sum;
   const auto launch = [&] {
     begin_call(stage->full_micro_batches());
@@ -72,7 +72,11 @@ Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, S
   if (graph == nullptr) {
     launch();
   } else {
-    const std::string shape = shape_of(batch), first = shape + ", first of a step";
+    // A graph reads the tables that it was recorded with.
+    const std::int64_t table = model_->reserve_positions(ctx_, 0);
+    const bool grown = table > model_->max_positions();
+    const std::string shape = shape_of(batch) + (grown ? detail::concat(" + ", table, " positions") : "");
+    const std::string first = shape + ", first of a step";
     if (graph->stats().launched > 0 && !graph->knows(shape) && !graph->knows(first)) tell_of_new_shape(shape);
     graph->run(samples_this_step_ == 0 ? first : shape, launch, before_launch);
   }

@@ -46,9 +46,6 @@ HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
 }  // namespace
 
 ModelConfig model_config_of(const HfModelConfig& hf) {
-  TESSERA_ENSURE(CheckpointError, hf.proj_bias == hf.linear_bias,
-                 "a model with a bias on only one of attention projection (", hf.proj_bias, ") and MLP (",
-                 hf.linear_bias, ") is not supported");
   const bool gpt2 = hf.family == "gpt2";
   ModelConfig c;
   c.family = gpt2 ? Family::gpt2 : Family::llama;
@@ -62,6 +59,7 @@ ModelConfig model_config_of(const HfModelConfig& hf) {
   c.max_positions = hf.max_positions;
   c.dropout = hf.dropout;
   c.attention_dropout = hf.attention_dropout;
+  c.embedding_dropout = hf.embedding_dropout;
   c.position_embedding = gpt2 ? PositionKind::learned : PositionKind::rotary;
   c.norm = gpt2 ? NormStyle::layernorm : NormStyle::rmsnorm;
   c.norm_eps = hf.norm_eps;
@@ -69,6 +67,10 @@ ModelConfig model_config_of(const HfModelConfig& hf) {
   c.tied_head = hf.tied_head;
   c.qkv_bias = hf.qkv_bias;
   c.linear_bias = hf.linear_bias;
+  if (hf.proj_bias != hf.linear_bias) c.proj_bias = hf.proj_bias;
+  c.sliding_window = hf.sliding_window;
+  c.padding_id = hf.padding_id;
+  c.init_std = hf.init_std;
   c.rope_theta = hf.rope_theta;
   c.rope_scaling = scaling_of(hf.rope_scaling);
   return resolve(c);
@@ -86,7 +88,8 @@ HfModelConfig hf_config_of(const ModelConfig& config) {
       "RMSNorm) have a Hugging Face form; this model changes model.position_embedding, model.norm or "
       "model.rope_*");
   HfModelConfig hf;
-  hf.family = hf.model_type = gpt2 ? "gpt2" : "llama";
+  hf.family = gpt2 ? "gpt2" : "llama";
+  hf.model_type = config.sliding_window ? "mistral" : hf.family;  // which Hugging Face's llama has not
   hf.num_layers = config.num_layers;
   hf.hidden_size = config.hidden_size;
   hf.num_heads = config.num_heads;
@@ -99,18 +102,26 @@ HfModelConfig hf_config_of(const ModelConfig& config) {
   hf.activation = activation_name(*config.activation);
   hf.tied_head = *config.tied_head;
   hf.qkv_bias = *config.qkv_bias;
-  hf.proj_bias = hf.linear_bias = *config.linear_bias;
+  hf.linear_bias = *config.linear_bias;
+  hf.proj_bias = config.proj_bias.value_or(hf.linear_bias);
+  hf.sliding_window = config.sliding_window;
+  hf.padding_id = config.padding_id;
+  hf.init_std = config.init_std;
   hf.rope_theta = config.rope_theta;
   hf.rope_scaling = hf_scaling_of(config.rope_scaling);
   hf.dropout = config.dropout;
   hf.attention_dropout = config.attention_dropout;
+  if (config.embedding_dropout != config.dropout) hf.embedding_dropout = config.embedding_dropout;
   return hf;
 }
 
 void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const std::string& origin) {
-  // Dropout and the initialisation are the user's to choose; everything else is the model's own.
+  // How it is trained is the user's to choose; everything else is the model's own.
   auto comparable = [](ModelConfig c) {
     c.dropout = c.attention_dropout = 0.0;
+    c.embedding_dropout.reset();
+    c.padding_id.reset();
+    if (c.proj_bias == c.linear_bias) c.proj_bias.reset();
     c.init_from.reset();
     c.init_std = 0.0;
     return c;

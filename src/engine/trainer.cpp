@@ -141,6 +141,11 @@ class TrainingRun {
 
   void announce() {
     const TrainingConfig& t = config_.training;
+    if (t.seq_length > config_.model.max_positions && first_) {
+      log_.warning("training.seq_length ", t.seq_length, " is more than model.max_positions ",
+                   config_.model.max_positions,
+                   ": positions beyond are computed, but the model may know none of them");
+    }
     RunInfo info{.parameters = parameter_count(config_.model),
                  .steps = t.steps,
                  .first_step = state_.step,

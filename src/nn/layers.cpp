@@ -106,7 +106,8 @@ Embedding::Embedding(std::string name, const Options& options)
 
 Var Embedding::forward(const Forward& forward) {
   return vocab_embedding(forward.exec, options_.tensor, forward.tokens(), table_, forward.input.positions,
-                         positions_, options_.out, forward.dropout(name(), options_.dropout));
+                         positions_,
+                         {options_.out, forward.dropout(name(), options_.dropout), options_.padding_id});
 }
 
 Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor)

@@ -15,6 +15,12 @@ Var Model::run_piece(const Forward& forward, int piece, const Var& input, Output
   return output == Output::losses ? loss(forward, upstream) : this->forward(forward);
 }
 
+void Model::check_length(std::int64_t seq_length) const {
+  if (seq_length > max_positions())
+    throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",
+                                         max_positions(), " positions; cut the samples"));
+}
+
 std::pair<Shape, DType> Model::boundary(std::int64_t, std::int64_t) const {
   throw InvalidArgument("this model is one piece: override Model::boundary to train it in a pipeline");
 }

@@ -20,7 +20,7 @@ SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::i
           "linear_proj",
           Linear::Options{config.num_heads * config.head_dim,
                           config.hidden_size,
-                          *config.linear_bias,
+                          config.proj_bias.value_or(*config.linear_bias),
                           config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
                           tensor,
                           Linear::Split::row,

@@ -41,7 +41,7 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
 }
 
 void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& dy, const Tensor& dtable,
-                        float beta, const DropoutSpec& dropout, std::int64_t first) {
+                        float beta, const DropoutSpec& dropout, std::int64_t first, std::int64_t skip) {
   detail::check_contiguous_floats(dy, "dy");
   TESSERA_CHECK(
       dtable.rank() == 2 && dtable.size(1) == dy.size(-1) && dy.numel() == index.numel() * dy.size(-1),
@@ -54,6 +54,7 @@ void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& d
                                           .begin = first,
                                           .count = dtable.size(0),
                                           .dtable = dtable.data<float>(),
+                                          .skip = skip,
                                           .beta = beta,
                                           .dropout = dropout};
   TESSERA_DISPATCH(ctx, embedding_backward, params);

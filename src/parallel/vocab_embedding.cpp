@@ -7,13 +7,13 @@ namespace {
 class VocabEmbedding final : public Function {
  public:
   VocabEmbedding(const TensorParallel& tp, Tensor tokens, Parameter& table, Tensor positions,
-                 Parameter* position_table, const DropoutSpec& dropout)
+                 Parameter* position_table, const EmbeddingSpec& spec)
       : tp_(tp),
         tokens_(std::move(tokens)),
         positions_(std::move(positions)),
         table_(table),
         position_table_(position_table),
-        dropout_(dropout) {}
+        spec_(spec) {}
   const char* name() const override { return "vocab_embedding"; }
 
   Tensors backward_input(const ExecCtx&, Tensors grads) override {
@@ -26,8 +26,8 @@ class VocabEmbedding final : public Function {
     if (tp_.sharded_sequence() && table_.trained()) whole = detail::gather_positions(ctx, tp_, dy_);
     if (position_table_ && position_table_->trained()) add_position_gradient(ctx);
     if (table_.trained()) {
-      ops::embedding_backward(ctx, tokens_, whole.take(ctx), table_.grad(), table_.next_beta(), dropout_,
-                              detail::first_row(table_.placement()));
+      ops::embedding_backward(ctx, tokens_, whole.take(ctx), table_.grad(), table_.next_beta(), spec_.dropout,
+                              detail::first_row(table_.placement()), spec_.padding_id);
     }
   }
 
@@ -42,7 +42,7 @@ class VocabEmbedding final : public Function {
   /// Of the positions this rank has a gradient of.
   void add_position_gradient(const ExecCtx& ctx) const {
     Tensor positions = positions_;
-    DropoutSpec dropout = dropout_;
+    DropoutSpec dropout = spec_.dropout;
     if (tp_.sharded_sequence()) {
       dropout.position0 += tp_.rank() * dy_.size(0);
       const std::int64_t rows = dy_.numel() / dy_.size(-1);
@@ -56,23 +56,22 @@ class VocabEmbedding final : public Function {
   Tensor tokens_, positions_, dy_;
   Parameter& table_;
   Parameter* position_table_;
-  DropoutSpec dropout_;
+  EmbeddingSpec spec_;
 };
 
 }  // namespace
 
 Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tokens, Parameter& table,
-                    const Tensor& positions, Parameter* position_table, DType out,
-                    const DropoutSpec& dropout) {
-  if (!tp.active()) return embedding(ctx, tokens, table, positions, position_table, out, dropout);
+                    const Tensor& positions, Parameter* position_table, const EmbeddingSpec& spec) {
+  if (!tp.active()) return embedding(ctx, tokens, table, positions, position_table, spec);
   // The rank that has a token makes its whole row, the others zeros: the sum is the serial result, bit for
   // bit in any dtype.
   Tensor part = ops::embedding(ctx, tokens.value(), table.main(), position_table ? positions : Tensor(),
                                position_table ? position_table->main() : Tensor(),
-                               {out, dropout, detail::first_row(table.placement())});
+                               {spec.out, spec.dropout, detail::first_row(table.placement())});
   Tensor y = detail::sum_partial(ctx, tp, std::move(part)).take(ctx);
   return record({tokens}, std::move(y), [&] {
-    return std::make_unique<VocabEmbedding>(tp, tokens.value(), table, positions, position_table, dropout);
+    return std::make_unique<VocabEmbedding>(tp, tokens.value(), table, positions, position_table, spec);
   });
 }
 

@@ -177,7 +177,7 @@ TEST_P(Jacobian, Embedding) {
           ctx, {{random_tensor(ctx, {3, 2, 5}, 65)}, parameters, [&](const ExecCtx& c, std::vector<Var> in) {
                   const Var e =
                       embedding(c, on_tape_of(in[0], tokens), *table, learned ? positions : Tensor(),
-                                learned ? places.get() : nullptr, DType::f32, drop(probability, 2, 3));
+                                learned ? places.get() : nullptr, {DType::f32, drop(probability, 2, 3)});
                   return add(c, in[0], e);
                 }});
     }

@@ -115,7 +115,7 @@ TEST_P(Kept, ByEmbeddingsAndLosses) {
   const auto places = make_weight(ctx, "places", {8, kWidth}, 2, DType::f32);
   const auto head = make_weight(ctx, "head", {kVocab, kWidth}, 3, dtype);
   EXPECT_EQ(per_row([&](Tape& t) {
-              embedding(ctx, t.input(rows_of_ints(), false), *table, rows_of_ints(), places.get(), dtype);
+              embedding(ctx, t.input(rows_of_ints(), false), *table, rows_of_ints(), places.get(), {dtype});
             }),
             4 + 4);
   EXPECT_EQ(per_row([&](Tape& t) {

@@ -57,7 +57,7 @@ TEST(PartitionedRecompute, KeepsEachInputInPart) {
         held[part] = test::held_bytes(own, [&] {
           const Var tokens = tape.input(Tensor::from(own, ids, {rows}), false);
           const auto lookup = [&](const std::vector<Var>& in) {
-            return std::vector<Var>{embedding(own, in[0], *table, {}, nullptr, DType::f32)};
+            return std::vector<Var>{embedding(own, in[0], *table, {}, nullptr, {DType::f32})};
           };
           y = recompute(own, {tokens}, {table.get()}, lookup, part ? comm.get() : nullptr)[0];
           return 0;

@@ -116,7 +116,7 @@ TEST_F(TapeTest, ATiedWeightCollectsAllItsUses) {
   expect_gradients(
       ctx, {{random_tensor(ctx, {3, 5}, 1)}, {table.get()}, [&](const ExecCtx& c, std::vector<Var> in) {
               const Var t = in[0].tape() ? in[0].tape()->input(tokens, false) : Var(tokens);
-              const Var e = add(c, in[0], embedding(c, t, *table, {}, nullptr, DType::f32));
+              const Var e = add(c, in[0], embedding(c, t, *table, {}, nullptr, {DType::f32}));
               return linear(c, linear(c, e, *table, nullptr), *table, nullptr);
             }});
 }

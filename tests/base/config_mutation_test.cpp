@@ -247,8 +247,6 @@ const Mutation kRules[] = {
      "model.num_heads (8) is not a multiple of model.num_kv_heads (3)"},
     {"head_dim: 8\n", "head_dim: 9\n", 13, "even number of features per head, not 4.5"},
     {"high_freq_factor: 4", "high_freq_factor: 0.5", 67, "must be above low_freq_factor (1)"},
-    {"seq_length: 128", "seq_length: 129", 15,
-     "training.seq_length (129) is more than model.max_positions (128)"},
     {"global_batch_size: 8", "global_batch_size: 6", 22,
      "is not a multiple of training.micro_batch_size (4)"},
     {"warmup_steps: 10", "warmup_steps: 101", 17, "is more than lr_schedule.decay_steps (100)"},

@@ -107,8 +107,12 @@ TEST(Rules, LateRules) {
   EXPECT_EQ(refusal("model: {position_embedding: alibi, max_positions: 8}\n"), "");
   expect_contains(refusal("model: {family: llama, hidden_size: 21, num_heads: 7}\n"),
                   "even number of features");
-  expect_contains(refusal("model: {family: llama, max_positions: 8}\n"),
+  EXPECT_EQ(refusal("model: {family: llama, max_positions: 8}\n"), "");
+  expect_contains(refusal("model: {family: gpt2, max_positions: 8}\n"),
                   "training.seq_length (1024) is more than");
+  expect_contains(refusal("model: {family: llama, sliding_window: 8}\n"),
+                  "training.seq_length (1024) is more than model.sliding_window (8)");
+  expect_contains(refusal("model: {padding_id: 50257}\n"), "is not below model.vocab_size (50257)");
   EXPECT_EQ(refusal("logging: {profile: [1, 1001]}\n"), "");
   expect_contains(refusal("logging: {profile: [1, 1002]}\n"),
                   "logging.profile ends with step 1001, but training.steps is 1000");
@@ -175,8 +179,8 @@ TEST(Split, SharesSumToOne) {
 Config unusual() {
   return parse(R"(
 model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_heads: 3, head_dim: 12, ffn_hidden_size: 9,
-  vocab_size: 211, max_positions: 99, dropout: 0.1, attention_dropout: 0.3, position_embedding: alibi, norm: layernorm,
-  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, qkv_bias: true, rope_theta: 123456.789,
+  vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: alibi, norm: layernorm,
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, padding_id: 3, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,

@@ -12,7 +12,7 @@ Json gpt2() { return HfFolder::gpt2("", true, false).config; }
 
 void refuse(Json config, const char* key, const Json& value, const char* what) {
   config[key] = value;
-  expect_error<CheckpointError>([&] { parse(config); }, "config.json", what);
+  expect_error<ConfigError>([&] { parse(config); }, "config.json", what);
 }
 
 TEST(HfConfig, Gpt2Fields) {
@@ -21,14 +21,13 @@ TEST(HfConfig, Gpt2Fields) {
   config["resid_pdrop"] = 0.2;
   config["attn_pdrop"] = 0.0;
   config["embd_pdrop"] = 0.1;
-  std::vector<std::string> notes;
-  const HfModelConfig got = parse_hf_config(config.dump(), "c", &notes);
+  const HfModelConfig got = parse(config);
   EXPECT_EQ(got.ffn_hidden_size, 24);
   EXPECT_EQ(got.max_positions, 5);
   EXPECT_EQ(got.dropout, 0.2);
   EXPECT_EQ(got.attention_dropout, 0.0);
   EXPECT_TRUE(got.tied_head && got.qkv_bias && got.proj_bias && got.linear_bias);
-  EXPECT_EQ(notes.size(), 1u);
+  EXPECT_EQ(got.embedding_dropout, 0.1);
   for (const auto& [theirs, ours] : std::map<std::string, std::string>{{"gelu_new", "gelu_tanh"},
                                                                        {"gelu_pytorch_tanh", "gelu_tanh"},
                                                                        {"gelu", "gelu"},
@@ -108,7 +107,11 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   config["architectures"] = {"MistralForCausalLM"};
   config["sliding_window"] = nullptr;
   EXPECT_EQ(parse(config).model_type, "mistral");
-  refuse(config, "sliding_window", 4096, "sliding window");
+  EXPECT_FALSE(parse(config).sliding_window);
+  config["sliding_window"] = 100;
+  EXPECT_EQ(parse(config).sliding_window, 100);
+  config.erase("sliding_window");
+  EXPECT_EQ(parse(config).sliding_window, 4096);
   config = llama();
   config["model_type"] = "qwen2";
   config.erase("architectures");
@@ -116,12 +119,11 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   config["use_sliding_window"] = false;
   EXPECT_TRUE(parse(config).qkv_bias);
   EXPECT_FALSE(parse(config).proj_bias);
-  refuse(config, "use_sliding_window", true, "use_sliding_window");
   refuse(config, "layer_types", {"full_attention", "sliding_attention"}, "$.layer_types[1]");
   config.erase("vocab_size");
-  expect_error<CheckpointError>([&] { parse(config); }, "\"vocab_size\" is missing");
-  expect_error<CheckpointError>([] { parse_hf_config(R"({"model_type":"gpt2","model_type":"llama"})", "f"); },
-                                "twice");
+  EXPECT_EQ(parse(config).vocab_size, 151936);
+  expect_error<ConfigError>([] { parse_hf_config(R"({"model_type":"gpt2","model_type":"llama"})", "f"); },
+                            "twice");
 }
 
 TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
@@ -138,6 +140,16 @@ TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
   configs.back().erase("architectures");
   configs.back().erase("head_dim");
   configs.back()["hidden_size"] = 24;
+  for (const char* type : {"mistral", "qwen2"}) {  // with a window, and a padding row
+    configs.push_back(llama());
+    configs.back()["model_type"] = type;
+    configs.back().erase("architectures");
+    configs.back().erase("sliding_window");
+    configs.back()["use_sliding_window"] = true;
+    configs.back()["max_window_layers"] = 0;
+    configs.back()["pad_token_id"] = -1;
+    configs.back()["initializer_range"] = 0.01;
+  }
   for (const Json& json : configs) {
     const HfModelConfig config = parse(json);
     EXPECT_EQ(parse_model_json(to_model_json(config), "x"), config) << json;

@@ -79,8 +79,10 @@ TEST(Batch, ValidateNamesThePlace) {
   batch.labels[0] = -1;
   EXPECT_THROW(validate(batch, 5), DataError);
   batch.labels[0] = 0;
-  batch.position_ids = Ids(6, 3);
-  EXPECT_THROW(validate(batch, 5), DataError);
+  batch.position_ids = Ids(6, 8);
+  EXPECT_EQ(position_count(batch), 9);
+  EXPECT_NO_THROW(validate(batch, 5, 9));
+  mentions(message_of<DataError>([&] { validate(batch, 5, 8); }), {"sample 10", "position 8", "[0, 8)"});
   batch.position_ids = {0};
   EXPECT_THROW(validate(batch, 5), InvalidArgument);
   batch.position_ids.clear();

@@ -47,7 +47,7 @@ void embed(Rank& r, const EmbeddingCase& c) {
   const Var tokens = tape.input(ints(r, {kSeq, kBatch}, 7, kVocab), false);
   const Var y =
       vocab_embedding(r.ctx, r.tp, tokens, *table, c.positions ? ints(r, {kRows}, 5, kSeq + 2) : Tensor(),
-                      c.positions ? places.get() : nullptr, c.out, drop(c.dropout));
+                      c.positions ? places.get() : nullptr, {c.out, drop(c.dropout)});
   EXPECT_EQ(y.value().shape(), stream.local());
   EXPECT_EQ(y.value().dtype(), c.out);
   r.keep("y", stream, y.value());
@@ -265,7 +265,7 @@ void tied(Rank& r) {
   const Tensor upstream = test::random_tensor(r.ctx, {kRows}, 59);
   Tape tape;
   const Var e = vocab_embedding(r.ctx, r.tp, tape.input(ints(r, {kSeq, kBatch}, 7, kVocab), false), *table,
-                                ints(r, {kRows}, 5, kSeq), places.get(), r.dtype, drop(0.25f));
+                                ints(r, {kRows}, 5, kSeq), places.get(), {r.dtype, drop(0.25f)});
   const Var h = column_linear(r.ctx, r.tp, e, *up, nullptr);
   const Var x =
       add(r.ctx, e, activated_row_linear(r.ctx, r.tp, h, ops::ActivationKind::gelu_tanh, *down, nullptr));

@@ -55,7 +55,7 @@ accelerator.free_memory()
 plain = gpt2()
 optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
 model, optimizer = accelerator.prepare(plain, optimizer)
-with expect(ValueError, "max_positions 8"):
+with expect(ValueError, "the model's 8 positions"):
     model(input_ids=torch.zeros(1, 9, dtype=torch.long), labels=torch.zeros(1, 9, dtype=torch.long))
 with expect(tessera.Error, "50"):
     model(input_ids=ids + 50, labels=ids)

@@ -12,9 +12,14 @@
 
 namespace tessera {
 
-/// dropout(table[tokens] + position_table[positions]) in dtype `out`: [..., c]. position_table may be null.
+struct EmbeddingSpec {
+  DType out = DType::f32;  ///< of the result
+  DropoutSpec dropout = {};
+  std::int64_t padding_id = -1;  ///< token whose row of the table gets no gradient from here; -1 = none
+};
+/// dropout(table[tokens] + position_table[positions]): [..., c]. position_table may be null.
 Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
-              Parameter* position_table, DType out, const DropoutSpec& dropout = {});
+              Parameter* position_table, const EmbeddingSpec& spec);
 
 /// The row_padding of a head: rows of logits start on cache-line boundaries whatever the vocabulary, because
 /// the head is the largest product of all.

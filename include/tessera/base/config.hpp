@@ -67,13 +67,17 @@ struct ModelConfig {
   std::int64_t max_positions = 1024;
   double dropout = 0.0;  ///< on embeddings and residual branches
   double attention_dropout = 0.0;
+  std::optional<double> embedding_dropout = std::nullopt;  ///< null = dropout
   std::optional<PositionKind> position_embedding = std::nullopt;
   std::optional<NormStyle> norm = std::nullopt;
   double norm_eps = 1e-5;
   std::optional<MlpActivation> activation = std::nullopt;
   std::optional<bool> tied_head = std::nullopt;
   std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
+  std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
   std::optional<bool> qkv_bias = std::nullopt;
+  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
+  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;
   double rope_fraction = 1.0;     ///< share of each head's features that is rotated
   bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)

@@ -1,7 +1,7 @@
 #pragma once
 /// Hugging Face model folders (config.json + safetensors) as Tessera parameters, and back, bit for bit.
 ///
-/// GPT-2 and Llama, and of Llama's shape also Mistral (without sliding window) and Qwen2. A Tessera folder
+/// GPT-2 and Llama, and of Llama's shape also Mistral and Qwen2. A Tessera folder
 /// holds tessera.json, model.safetensors with Tessera's names, and what is needed to write the original
 /// folder again.
 
@@ -51,14 +51,17 @@ struct HfModelConfig {
   HfRopeScaling rope_scaling;
   double dropout = 0.0;  ///< on embeddings and residual branches
   double attention_dropout = 0.0;
+  double init_std = 0.02;
+  std::optional<double> embedding_dropout = std::nullopt;     ///< where it is not `dropout`
+  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< keys a position sees
+  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
 
   friend bool operator==(const HfModelConfig&, const HfModelConfig&) = default;
 };
 
-/// Reads the text of a config.json. `notes` receives what is accepted although Tessera treats it otherwise.
-/// Errors: CheckpointError naming the option that is not supported, and what is.
-HfModelConfig parse_hf_config(const std::string& text, const std::string& origin,
-                              std::vector<std::string>* notes = nullptr);
+/// Reads the text of a config.json. A key that is absent has the default of Transformers' config class.
+/// Errors: ConfigError naming the key that is not supported, and what is.
+HfModelConfig parse_hf_config(const std::string& text, const std::string& origin);
 /// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys
 /// replaced.
 std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype);
@@ -133,9 +136,6 @@ class HfModel : public WeightSource {
   /// Where the weights come from; null for a Tessera folder that was not converted from Hugging Face.
   const HfSource* source() const;
   const std::filesystem::path& dir() const;
-  /// Things to tell the user: options accepted although they make no difference here.
-  const std::vector<std::string>& notes() const;
-
   std::vector<TensorSpec> tensors() const override;
   void read(const std::string& name, std::span<std::byte> out) const override;
   /// Reads one tensor converted to float32.

@@ -43,8 +43,12 @@ std::int64_t count_targets(const Batch& batch);
 /// InvalidArgument out of range, or when the piece covers parts of several runs of samples.
 Batch slice(const Batch& batch, std::int64_t first, std::int64_t count);
 
+/// One more than the largest position of the batch; 0 without samples.
+std::int64_t position_count(const Batch& batch);
+
 /// Errors: InvalidArgument for array sizes that do not fit together, DataError for a token, label, position
-/// or key range out of bounds, naming sample and position. vocab_size 0 leaves ids unchecked above.
-void validate(const Batch& batch, std::int64_t vocab_size);
+/// or key range out of bounds, naming sample and position. vocab_size 0 leaves ids unchecked above, and
+/// `positions` 0 position ids.
+void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t positions = 0);
 
 }  // namespace tessera

@@ -71,7 +71,8 @@ class Embedding : public Module {
     double std = 0.02, dropout = 0.0;
     DType out = DType::f32;  ///< dtype of the residual stream
     TensorParallel tensor = {};
-    bool tied = false;  ///< another pipeline stage has a copy of the token table as its head
+    bool tied = false;             ///< another pipeline stage has a copy of the token table as its head
+    std::int64_t padding_id = -1;  ///< see EmbeddingSpec
   };
   Embedding(std::string name, const Options& options);
   /// [seq, batch, size], or this rank's positions under sequence parallelism

@@ -40,8 +40,18 @@ class Model : public Module {
   virtual std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const;
 
   virtual std::int64_t vocab_size() const = 0;
-  /// Longest sequence the model takes.
+  /// Positions the model was made for: generation ends there.
   virtual std::int64_t max_positions() const = 0;
+  /// Positions it can compute, at least max_positions(): more where they are not learned.
+  virtual std::int64_t position_limit() const { return max_positions(); }
+  /// Errors: InvalidArgument for a sequence longer than the model takes.
+  virtual void check_length(std::int64_t seq_length) const;
+  /// Called before a pass whose positions are below `positions`, outside of recorded work. Returns the size
+  /// of what it keeps for them: work recorded at another size must be recorded again.
+  virtual std::int64_t reserve_positions(const ExecCtx& ctx, std::int64_t positions) {
+    (void)ctx, (void)positions;
+    return 0;
+  }
   /// Model FLOPs of one trained token at `seq_length`, forward and backward (6 per matmul weight plus
   /// attention, causal attention counted once); 0 = unknown.
   virtual double flops_per_token(std::int64_t seq_length) const {

@@ -18,8 +18,9 @@ Tensor embedding(const ExecCtx& ctx, const Tensor& tokens, const Tensor& table, 
                  const Tensor& position_table, const EmbeddingOptions& options);
 
 /// dtable = beta dtable + scattered rows of dy (dropout as in forward), in a fixed order. fp32. Row i of
-/// dtable belongs to index first + i; other indices are passed over.
+/// dtable belongs to index first + i; other indices are passed over, and so is the index `skip`.
 void embedding_backward(const ExecCtx& ctx, const Tensor& index, const Tensor& dy, const Tensor& dtable,
-                        float beta, const DropoutSpec& dropout = {}, std::int64_t first = 0);
+                        float beta, const DropoutSpec& dropout = {}, std::int64_t first = 0,
+                        std::int64_t skip = -1);
 
 }  // namespace tessera::ops

@@ -66,8 +66,7 @@ Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var
 /// are whole; the result is [seq (or seq / size), batch, c]. With sequence parallelism position_table's
 /// gradient is a part of the sum over ranks.
 Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tokens, Parameter& table,
-                    const Tensor& positions, Parameter* position_table, DType out,
-                    const DropoutSpec& dropout = {});
+                    const Tensor& positions, Parameter* position_table, const EmbeddingSpec& spec);
 
 /// Per-token loss [seq * batch] fp32, whole on every rank, of logits split by columns: [seq * batch, this
 /// rank's part of the vocabulary], part `placement` of the table that made them. labels whole.

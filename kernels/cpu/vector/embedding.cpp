@@ -38,7 +38,7 @@ template <typename T>
 static void backward_columns(const EmbeddingBackward& p, std::int64_t begin, std::int64_t end) {
   for (std::int64_t r = 0; r < p.rows; ++r) {
     const std::int64_t index = p.index[r] - p.begin;
-    if (index < 0 || index >= p.count) continue;
+    if (index < 0 || index >= p.count || p.index[r] == p.skip) continue;
     const T* dy = static_cast<const T*>(p.dy) + r * p.cols;
     float* out = p.dtable + index * p.cols;
     if (!p.dropout.active()) {

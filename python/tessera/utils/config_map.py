@@ -43,9 +43,11 @@ def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Op
     given = None
     if plugin is not None:
         given = plugin.seq_length if plugin.seq_length is not None else plugin.decoder_seq_length
-    positions = described(hf_config).get("max_positions")
-    length = given if given is not None else batch_width if batch_width is not None else positions
-    if length is not None and positions is not None and length > positions:
+    own = described(hf_config)
+    positions, window = own.get("max_positions"), own.get("sliding_window")
+    length = given if given is not None else batch_width if batch_width is not None else min(
+        (bound for bound in (positions, window) if bound is not None), default=None)
+    if length is not None and positions is not None and length > positions and own["position_embedding"] == "learned":
         raise config_error(f"sequences of {length} tokens are longer than the model's {positions} positions; shorten them, "
                            "or make the model with more")
     return length

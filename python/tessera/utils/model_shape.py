@@ -1,5 +1,6 @@
 """The model's part of the plugin: what a Hugging Face config says, and what Megatron's arguments would change of it."""
 
+import json
 from typing import Any, Dict, Optional
 
 from tessera.utils import megatron_args
@@ -18,34 +19,20 @@ _SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size
 
 
 def described(config: Optional[dict]) -> Dict[str, Any]:
-    """The native keys of a transformers `config.to_dict()`, as far as the plugin needs them; {} for other types."""
-    config = config or {}
-    kind = config.get("model_type")
+    """The native keys of a transformers `config.to_dict()`, with Transformers' defaults; {} for other types."""
+    if (config or {}).get("model_type") not in ("gpt2", "llama", "mistral", "qwen2"):
+        return {}
+    from tessera import _C
 
-    def get(*names: str, absent: Any = None) -> Any:
-        return next((config[name] for name in names if config.get(name) is not None), absent)
+    return {key: _value(text) for key, text in _C.hf_model_items(json.dumps(config, default=str))}
 
-    if kind == "gpt2":
-        hidden, heads = get("n_embd", "hidden_size"), get("n_head", "num_attention_heads")
-        activation = get("activation_function", absent="gelu_new")
-        return dict(num_layers=get("n_layer", "num_hidden_layers"), hidden_size=hidden, num_heads=heads, num_kv_heads=heads,
-                    head_dim=hidden // heads, ffn_hidden_size=get("n_inner", absent=4 * hidden), vocab_size=get("vocab_size"),
-                    max_positions=get("n_positions", "n_ctx", "max_position_embeddings"), norm="layernorm",
-                    norm_eps=get("layer_norm_epsilon", absent=1e-5), position_embedding="learned", rope_fraction=1.0,
-                    activation="gelu_tanh" if activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh") else activation,
-                    tied_head=get("tie_word_embeddings", absent=True), linear_bias=True, qkv_bias=True, rope_interleaved=False)
-    if kind in ("llama", "mistral", "qwen2"):
-        hidden, heads = get("hidden_size"), get("num_attention_heads")
-        rope = get("rope_parameters", "rope_scaling", absent={})
-        return dict(num_layers=get("num_hidden_layers"), hidden_size=hidden, num_heads=heads,
-                    num_kv_heads=get("num_key_value_heads", absent=heads), head_dim=get("head_dim", absent=hidden // heads),
-                    ffn_hidden_size=get("intermediate_size"), vocab_size=get("vocab_size"),
-                    max_positions=get("max_position_embeddings", absent=2048), norm="rmsnorm",
-                    norm_eps=get("rms_norm_eps", absent=1e-6), position_embedding="rotary", rope_fraction=1.0,
-                    rope_theta=rope.get("rope_theta") or get("rope_theta", absent=10000.0), activation="swiglu",
-                    tied_head=get("tie_word_embeddings", absent=False), linear_bias=get("mlp_bias", absent=False),
-                    qkv_bias=kind == "qwen2" or get("attention_bias", absent=False), rope_interleaved=False)
-    return {}
+
+def _value(text: str) -> Any:
+    """Of a native configuration: a number, a switch, null, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _one_of(name: str, value: Any, table: Dict[str, str]) -> str:
@@ -126,4 +113,7 @@ def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict
         asked["dropout"] = plugin.hidden_dropout
     if plugin.attention_dropout is not None:
         asked["attention_dropout"] = plugin.attention_dropout
+    for key, whole in (("embedding_dropout", "dropout"), ("proj_bias", "linear_bias")):
+        if whole in asked and own.get(key) is not None:  # the plugin's word is for both
+            asked[key] = asked[whole]
     return asked

@@ -64,6 +64,9 @@ ResidualStream DecoderLayer::forward(const Forward& forward, const ResidualStrea
 
 namespace {
 
+/// The rotary angle of a position is a product in fp32, which tells no more positions apart.
+constexpr std::int64_t kMostComputedPositions = std::int64_t{1} << 24;
+
 /// residual + dropout(branch): what may leave a piece or enter a recomputed part as one tensor.
 Var fold(const ExecCtx& ctx, const nn::ResidualStream& stream) {
   if (!stream.branch) return stream.residual;
@@ -98,10 +101,11 @@ void Decoder::add_piece(const ModelPiece& piece) {
             .size = config_.hidden_size,
             .max_positions = *config_.position_embedding == PositionKind::learned ? config_.max_positions : 0,
             .std = config_.init_std,
-            .dropout = config_.dropout,
+            .dropout = config_.embedding_dropout.value_or(config_.dropout),
             .out = numerics_.residual,
             .tensor = sharding_.tensor,
-            .tied = *config_.tied_head && !head_here});
+            .tied = *config_.tied_head && !head_here,
+            .padding_id = config_.padding_id.value_or(-1)});
   }
   const nn::DecoderLayer::Options options{.compute = numerics_.compute,
                                           .tensor = sharding_.tensor,
@@ -244,13 +248,47 @@ KvCache Decoder::make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t
   return cache;
 }
 
+std::int64_t Decoder::max_positions() const {
+  return std::min(config_.max_positions, config_.sliding_window.value_or(config_.max_positions));
+}
+
+std::int64_t Decoder::position_limit() const {
+  if (*config_.position_embedding == PositionKind::learned) return config_.max_positions;
+  return std::max(config_.max_positions, kMostComputedPositions);
+}
+
+void Decoder::check_length(std::int64_t seq_length) const {
+  const std::int64_t window = config_.sliding_window.value_or(seq_length);
+  if (seq_length > window)
+    throw InvalidArgument(detail::concat(
+        "a sequence of ", seq_length, " tokens is longer than the model's sliding window of ", window,
+        ": attention with a window that hides keys is not in this build; cut "
+        "the samples to it"));
+  if (seq_length > position_limit())
+    throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",
+                                         position_limit(),
+                                         " positions; cut the samples, or make the model with more"));
+}
+
+std::int64_t Decoder::reserve_positions(const ExecCtx& ctx, std::int64_t positions) {
+  if (*config_.position_embedding != PositionKind::rotary) return 0;
+  const std::int64_t have = rope_table_.cos ? rope_table_.cos.size(0) : 0;
+  if (positions <= std::max(have, config_.max_positions)) return have;
+  // Twice as many: ever longer samples make few tables.
+  make_rope(ctx, std::min(2 * positions, position_limit()));
+  return rope_table_.cos.size(0);
+}
+
+void Decoder::make_rope(const ExecCtx& ctx, std::int64_t positions) {
+  const auto rotary =
+      static_cast<std::int64_t>(static_cast<double>(config_.head_dim) * config_.rope_fraction) / 2 * 2;
+  rope_table_ = ops::make_rope_table(ctx, positions, rotary, config_.rope_theta, config_.rope_scaling,
+                                     config_.rope_interleaved);
+}
+
 void Decoder::make_tables(const ExecCtx& ctx) {
-  if (*config_.position_embedding == PositionKind::rotary && !rope_table_.cos) {
-    const auto rotary =
-        static_cast<std::int64_t>(static_cast<double>(config_.head_dim) * config_.rope_fraction) / 2 * 2;
-    rope_table_ = ops::make_rope_table(ctx, config_.max_positions, rotary, config_.rope_theta,
-                                       config_.rope_scaling, config_.rope_interleaved);
-  }
+  if (*config_.position_embedding == PositionKind::rotary && !rope_table_.cos)
+    make_rope(ctx, config_.max_positions);
   if (*config_.position_embedding == PositionKind::alibi && !alibi_slopes_)
     alibi_slopes_ = Tensor::from(ctx, nn::alibi_slopes(config_.num_heads), {config_.num_heads});
 }

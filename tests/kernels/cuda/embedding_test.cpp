@@ -93,13 +93,14 @@ struct Gradient {
   std::int64_t rows, cols, begin, count;
   float beta = 0.0f, dropout = 0.0f;
   std::size_t offset = 0;
+  std::int64_t skip = -1;
 };
 
 template <typename T>
 void backward(const Gradient& c, const std::vector<std::int32_t>& indices) {
   SCOPED_TRACE(::testing::Message() << c.rows << "x" << c.cols << " " << dtype_of<T>::value << " into "
                                     << c.count << " from " << c.begin << " beta=" << c.beta
-                                    << " p=" << c.dropout << " offset " << c.offset);
+                                    << " p=" << c.dropout << " offset " << c.offset << " skip " << c.skip);
   const DeviceStream stream;
   const Twin<std::int32_t> index(stream, indices);
   const Twin<T> dy(stream, random_values<T>(c.rows * c.cols, 1), c.offset);
@@ -114,6 +115,7 @@ void backward(const Gradient& c, const std::vector<std::int32_t>& indices) {
                            .begin = c.begin,
                            .count = c.count,
                            .dtable = dtable.host.data(),
+                           .skip = c.skip,
                            .beta = c.beta,
                            .dropout = spec_of(c.dropout)};
   cpu::embedding_backward(params, {});
@@ -134,7 +136,9 @@ TEST(CudaEmbedding, BackwardAtAllWidths) {
     for (const float beta : {0.0f, 1.0f}) {
       for (const float p : {0.0f, 0.3f}) {
         const Gradient c{70, cols, 5, 11, beta, p};
+        const Gradient passed_over{70, cols, 5, 11, beta, p, 0, 9};
         backward<float>(c, indices(c.rows, 2, 17));
+        backward<float>(passed_over, indices(c.rows, 2, 17));
         backward<bfloat16>(c, indices(c.rows, 2, 17, 2));
         if (HasFatalFailure()) return;
       }

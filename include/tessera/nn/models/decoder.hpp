@@ -61,7 +61,10 @@ class Decoder : public Model {
   int pieces_using(const Parameter& parameter) const override;
   std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const override;
   std::int64_t vocab_size() const override { return config_.vocab_size; }
-  std::int64_t max_positions() const override { return config_.max_positions; }
+  std::int64_t max_positions() const override;
+  std::int64_t position_limit() const override;
+  void check_length(std::int64_t seq_length) const override;
+  std::int64_t reserve_positions(const ExecCtx& ctx, std::int64_t positions) override;
   double flops_per_token(std::int64_t seq_length) const override;
   KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
   const ModelConfig& config() const { return config_; }
@@ -83,6 +86,7 @@ class Decoder : public Model {
   Var run_head(const Forward& forward, const Stream& stream, Output output, const Tensor& upstream);
   /// What depends on positions and not on weights: made on first use, when the context is known.
   void make_tables(const ExecCtx& ctx);
+  void make_rope(const ExecCtx& ctx, std::int64_t positions);
   const ops::RopeTable* rope() const { return rope_table_.cos ? &rope_table_ : nullptr; }
 
   ModelConfig config_;
