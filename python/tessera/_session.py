@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from tessera._freezing import Freezing
 from tessera._process_group import close_at_exit
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -66,6 +67,7 @@ class OpenCall:
         self._session = weakref.ref(session)
         self.number = number
         self.used = False
+        self._trained = session.freezing.applied
 
     def add(self, factor: float) -> None:
         """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
@@ -74,7 +76,7 @@ class OpenCall:
                                "Call the model again for another one")
         self.used = True
         session = self._session()
-        session.check_factor(factor)
+        session.check_factor(factor, session.freezing.changed_since(self._trained))
         session.engine.add_call(self.number, factor)
 
     def __del__(self):
@@ -90,11 +92,13 @@ class OpenForward:
         self._session = weakref.ref(session)
         self.number = number
         self.used = False
+        self._trained = session.freezing.applied
 
     def backward(self, upstream: Any) -> None:
         if self.used:
             raise RuntimeError("backward ran through these logits before, and their activations are gone; call the model again")
         self.used = True
+        refuse_change(self._session().freezing.changed_since(self._trained))
         self._session().engine.backward(self.number, upstream)
 
     def __del__(self):
@@ -138,6 +142,7 @@ class Session:
         self.mappings = dict(_C.hf_parameters(config_json))
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         self.parameters = [self._placed(parameter) for parameter in parameters]
+        self.freezing = Freezing(self)
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:
         ours = self._parts.get(parameter.name)
@@ -198,6 +203,8 @@ class Session:
         self._group_values = [dict(group) for group in groups]
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
         self.engine.set_micro_batches(self.num_micro_batches)
+        if trainable:
+            self.freezing.follow()
         self._load(changed)
 
     def _load(self, changed: dict) -> None:
@@ -218,15 +225,17 @@ class Session:
         place = {name: i for i, group in enumerate(optimizer.groups) for name in group.names}
         chosen: Dict[str, Tuple[int, str]] = {}
         for parameter in self.parameters:
-            number = place.get(parameter.name, len(values) - 1) if parameter.requires_grad else len(values) - 1
+            number = place.get(parameter.name, len(values) - 1)
             tied = parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight"
             if tied and parameter.name not in place:
                 continue  # the table's own name decides
             other = chosen.setdefault(parameter.ours, (number, parameter.name))
-            if other[0] != number and values[other[0]] != values[number]:
+            if other[0] != number and not parameter.requires_grad:
+                chosen[parameter.ours] = (len(values) - 1, parameter.name)  # frozen for good: no group is all of it
+            elif other[0] != number and values[other[0]] != values[number]:
                 raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
                                   "must be in the same parameter group, or both be frozen")
-            if other[0] != number:
+            elif other[0] != number:
                 raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}); put "
                                   "them into the same parameter group")
         return values, {ours: number for ours, (number, _) in chosen.items()}
@@ -283,9 +292,13 @@ class Session:
         while self.unwanted_forwards:
             self.engine.drop_forward(self.unwanted_forwards.pop())
 
+    def _begin_call(self) -> None:
+        self._drop_unwanted()
+        self.freezing.follow()
+
     def train(self, batch: Any) -> Tuple[float, OpenCall]:
         """Forward and backward: the mean loss over all data ranks, and the gradient, which belongs to nothing yet."""
-        self._drop_unwanted()
+        self._begin_call()
         self._tokens += self._batch_tokens
         number, loss = self.engine.open_call(batch)
         for note in self.engine.take_notes():
@@ -295,7 +308,7 @@ class Session:
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
         """The same with a loss of the caller's, asked micro-batch by micro-batch: loss(number, first sample, samples,
         outputs) returns the gradient by the outputs; both are arrays or have __dlpack__."""
-        self._drop_unwanted()
+        self._begin_call()
         self._tokens += self._batch_tokens
         number, _ = self.engine.open_call_with_loss(batch, output, loss)
         return OpenCall(self, number)
@@ -307,6 +320,8 @@ class Session:
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,
         on a GPU something with __dlpack__."""
+        if record:
+            self._begin_call()
         self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
         number, value = self.engine.forward(batch, output, record)
@@ -314,13 +329,17 @@ class Session:
 
     # Updates.
 
-    def check_factor(self, factor: float) -> None:
-        """Every rank must scale a call's gradient alike. Errors: InvalidArgument naming the factors."""
+    def check_factor(self, factor: float, changed: str = "") -> None:
+        """Every rank must scale a call's gradient alike, and `changed`, a parameter frozen or unfrozen since the call, is
+        refused on all of them. Errors: InvalidArgument naming the factors, or the parameter."""
         import numpy as np
 
         if self.state.num_processes == 1:
-            return
-        factors = self.state.world.all_gather(np.array([factor], dtype=np.float64))[:, 0]
+            return refuse_change(changed)
+        told = self.state.world.all_gather(np.array([factor, bool(changed)], dtype=np.float64))
+        if told[:, 1].any():
+            refuse_change(changed or f"a parameter on rank {int(told[:, 1].argmax())}")
+        factors = told[:, 0]
         if not (factors == factors[0]).all() and not np.isnan(factors).all():
             raise InvalidArgument("ranks backwarded the same loss with different factors: "
                                   f"{', '.join(f'rank {i}: {value:g}' for i, value in enumerate(factors))}. The model's own "
@@ -386,6 +405,12 @@ class Session:
         if self._log is not None:
             self._log.close()
         self.engine = None
+
+
+def refuse_change(name: str) -> None:
+    if name:
+        raise InvalidArgument(f"requires_grad of {name} was changed between the model's call and backward(): change it before the "
+                              "call, or after the optimizer's step")
 
 
 def _threads(state: Any) -> int:

@@ -194,6 +194,7 @@ Engine::Call Engine::open_call(const Batch& batch, Output output, const LossFunc
                mean);
     return finish_gradient(ctx_, mean, optimizer_->loss_scale(), value.dtype());
   };
+  agree(0);
   stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
   begin_call(stage->full_micro_batches());
   run(*stage, false);
@@ -205,7 +206,8 @@ Engine::Call Engine::open_call(const Batch& batch, Output output, const LossFunc
 
 void Engine::add_call(std::int64_t number, double factor) {
   const auto call = calls_.extract(number);
-  TESSERA_CHECK(call, "call ", number, " was added or dropped before, or update() was called since");
+  TESSERA_CHECK(call, "call ", number,
+                " was added or dropped before, or update() or set_frozen() was called since");
   if (call.mapped()) {
     params_->add_set_aside(call.mapped(), factor);
   } else {
@@ -221,6 +223,7 @@ void Engine::drop_call(std::int64_t number) {
 Tensor Engine::forward(const Batch& batch, Output output) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, output == Output::token_losses);
+  agree(0);
   auto next = std::make_unique<Forwarded>();
   next->batch = batch;
   next->stage = make_stage(next->batch, {.output = of(output), .keep_outputs = true});
@@ -316,10 +319,14 @@ void Engine::launch_update() {
   after_update();
 }
 
-void Engine::after_update() {
-  // What these were computed from has changed.
+/// What these were computed from has changed.
+void Engine::forget_calls() {
   forwarded_.clear();
   calls_.clear();
+}
+
+void Engine::after_update() {
+  forget_calls();
   ++steps_done_;
   samples_this_step_ = 0;
 }

@@ -46,7 +46,7 @@ std::string GraphTrial::text() const {
 Engine::PassesUnderWay Engine::launch_passes(const Batch& batch) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   check_batch(batch, true);
-  const double targets = sum_over_data(static_cast<double>(count_targets(batch)));
+  const double targets = agree(static_cast<double>(count_targets(batch)));
   TESSERA_CHECK(targets > 0, "no label of this batch counts: all are ", kIgnoredLabel);
   const bool undecided = graph_ && options_.cuda_graph == GraphUse::automatic && !graph_trial_;
   // A trace would make the trial one of pieces: it waits until no rank has one.
