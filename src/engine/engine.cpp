@@ -207,7 +207,7 @@ Engine::Call Engine::open_call(const Batch& batch, Output output, const LossFunc
 void Engine::add_call(std::int64_t number, double factor) {
   const auto call = calls_.extract(number);
   TESSERA_CHECK(call, "call ", number,
-                " was added or dropped before, or update() or set_frozen() was called since");
+                " was added or dropped before, or update() was called since, or set_frozen()");
   if (call.mapped()) {
     params_->add_set_aside(call.mapped(), factor);
   } else {
