@@ -61,7 +61,7 @@ struct UpdateGroups {
   TESSERA_INLINE void run(int group) const {
     if (state->skip != 0) return;
     const GroupRule& rule = rules[group];
-    const auto updates = static_cast<double>(state->updates);
+    const auto updates = static_cast<double>(state->updates - rule.missed);
     std::int64_t rate = state->updates - 1 - base;
     rate = rate < 0 ? 0 : rate < num_rates ? rate : num_rates - 1;
     const double lr = rule.rates[rate].lr, decay = rule.rates[rate].weight_decay;
@@ -128,7 +128,7 @@ struct JoinMain {
 /// One Adam(W) update of n consecutive elements in one pass (Loshchilov & Hutter, "Decoupled weight decay").
 /// g = grad * state.grad_factor (+ decay * main if not decoupled); m, v as usual;
 /// main -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), after main *= 1 - lr * decay if
-/// decoupled; t = state.updates. Nothing changes if state.skip, nor where there is no group. With `low` the
+/// decoupled; t = state.updates without those the group missed. Nothing changes if state.skip, nor where there is no group. With `low` the
 /// main weights are split: `model` (bf16) and `low` are read and written, and `main` is null.
 struct Adam {
   std::int64_t n = 0;

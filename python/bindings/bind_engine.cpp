@@ -13,6 +13,7 @@
 #include "tessera/engine/agreement.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
+#include "tessera/engine/moments.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/shared_weights.hpp"
 #include "tessera/engine/state.hpp"
@@ -155,7 +156,7 @@ void agree_on(PyEngine& self, Batch& batch, const std::string& call, const py::o
 
 /// What a peer gave, and a batch that has its place and nothing else.
 py::tuple take_from_peer(PyEngine& self, const std::string& call, const py::object& place) {
-  const BatchCall about{.name = call, .step = self.engine().steps_done(), .place = place_of_call(place)};
+  const BatchCall about = self.engine().about({.name = call, .place = place_of_call(place)});
   Batch batch;
   std::string bytes;
   {
@@ -201,18 +202,29 @@ py::dict update(PyEngine& self, const std::vector<std::pair<double, double>>& ra
 }
 
 /// Calls on_rank_0(name, array) for each parameter.
-void collect_arrays(PyEngine& self, bool gradients, const py::function& on_rank_0) {
+void collect_as_arrays(PyEngine& self, Collected what, const py::function& on_rank_0) {
   const py::gil_scoped_release release;
-  collect(self.engine(), gradients ? Collected::gradients : Collected::weights,
-          [&](const WeightSource& source) {
-            const ExecCtx host = ExecCtx::cpu(1);
-            for (const TensorSpec& spec : source.tensors()) {
-              const Tensor whole = Tensor::empty(host, spec.shape, DType::f32);
-              source.read(spec.name, {static_cast<std::byte*>(whole.raw()), whole.nbytes()});
-              const py::gil_scoped_acquire gil;
-              on_rank_0(spec.name, array_of(whole));
-            }
-          });
+  collect(self.engine(), what, [&](const WeightSource& source) {
+    const ExecCtx host = ExecCtx::cpu(1);
+    for (const TensorSpec& spec : source.tensors()) {
+      const Tensor whole = Tensor::empty(host, spec.shape, DType::f32);
+      source.read(spec.name, {static_cast<std::byte*>(whole.raw()), whole.nbytes()});
+      const py::gil_scoped_acquire gil;
+      on_rank_0(spec.name, array_of(whole));
+    }
+  });
+}
+
+void collect_arrays(PyEngine& self, bool gradients, const py::function& on_rank_0) {
+  collect_as_arrays(self, gradients ? Collected::gradients : Collected::weights, on_rank_0);
+}
+
+void collect_moments(PyEngine& self, const std::string& kind, const py::function& on_rank_0) {
+  collect_as_arrays(self,
+                    kind == "adam_m"   ? Collected::adam_m
+                    : kind == "adam_v" ? Collected::adam_v
+                                       : Collected::momentum,
+                    on_rank_0);
 }
 
 DType float_dtype(const std::string& name) {
@@ -275,6 +287,22 @@ std::vector<std::pair<std::string, std::string>> model_items(const std::string& 
 /// Tensors in memory by Hugging Face's names: (name, dtype, shape, address).
 using Views = std::vector<std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>>;
 
+HfModel model_of(const std::string& config_json, const Views& tensors) {
+  std::vector<TensorView> views;
+  for (const auto& [name, dtype, shape, address] : tensors)
+    views.push_back({name, float_dtype(dtype), Shape(std::span<const std::int64_t>(shape)),
+                     reinterpret_cast<const std::byte*>(address)});
+  return hf_in_memory(config_json, std::move(views));
+}
+
+/// `tensors`: on rank 0, of every parameter.
+void load_moments_of(PyEngine& self, const std::string& kind, const std::string& config_json,
+                     const Views& tensors) {
+  if (tensors.empty()) return load_moments(self.engine(), kind, nullptr);
+  const HfModel model = model_of(config_json, tensors);
+  load_moments(self.engine(), kind, &model);
+}
+
 HfModel opened(PyEngine& self, const std::string& config_json, const std::optional<Views>& tensors,
                const std::optional<std::filesystem::path>& folder) {
   if (folder) {
@@ -282,11 +310,7 @@ HfModel opened(PyEngine& self, const std::string& config_json, const std::option
     check_same_model(self.config().model, model.config(), folder->string());
     return model;
   }
-  std::vector<TensorView> views;
-  for (const auto& [name, dtype, shape, address] : *tensors)
-    views.push_back({name, float_dtype(dtype), Shape(std::span<const std::int64_t>(shape)),
-                     reinterpret_cast<const std::byte*>(address)});
-  HfModel model = hf_in_memory(config_json, std::move(views));
+  HfModel model = model_of(config_json, *tensors);
   check_same_model(self.config().model, model.config(), "the model's state_dict");
   return model;
 }
@@ -410,6 +434,21 @@ void bind_engine(py::module_& module) {
            [](PyEngine& self, std::size_t place, const py::dict& values) {
              self.engine().optimizer().set_group(place, group_of(values));
            })
+      .def("set_frozen",
+           [](PyEngine& self, std::map<std::string, std::string> names) {
+             self.engine().set_frozen(std::move(names));
+           })
+      .def("load_moments", &load_moments_of, py::arg("kind"), py::arg("config_json"), py::arg("tensors"),
+           Released())
+      .def("collect_moments", &collect_moments, py::arg("kind"), py::arg("on_rank_0"))
+      .def(
+          "update_counts", [](PyEngine& self) { return update_counts(self.engine()); }, Released())
+      .def(
+          "set_update_counts",
+          [](PyEngine& self, const std::map<std::string, std::int64_t>& counts) {
+            set_update_counts(self.engine(), counts);
+          },
+          Released())
       .def("set_micro_batches", [](PyEngine& self, std::int64_t n) { self.engine().set_micro_batches(n); })
       .def("zero_grad", [](PyEngine& self) { self.engine().params().forget_gradients(); })
       .def("set_clip_grad",

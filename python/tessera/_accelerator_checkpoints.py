@@ -80,9 +80,12 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
         self.wait_for_everyone()
+        with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_save_optim", False)
         for number, model in enumerate(self._models):
-            model.session.engine.save(staging / f"model_{number}",
-                                      optimizer=not getattr(self.state.megatron_lm_plugin, "no_save_optim", False))
+            if not with_optimizer and model.session.has_gradient():
+                logger.warning(f"save_state() without the optimizer (no_save_optim) leaves out the gradient accumulated in "
+                               f"{model.session.engine.finished_calls} calls since the last step")
+            model.session.engine.save(staging / f"model_{number}", optimizer=with_optimizer)
         save_objects(staging / f"random_states_{self.process_index}", _random_states())
         if self.is_main_process:
             self._save_small(staging)
@@ -104,7 +107,8 @@ class Checkpoints:
             for number, obj in enumerate(objects):
                 save_objects(folder / f"{kind}_{number}", obj.state_dict())
         facts = {"format": _FORMAT, "processes": self.num_processes, "step": self.step,
-                 **{kind: len(objects) for kind, objects in self._small_objects()}, "model": len(self._models)}
+                 **{kind: len(objects) for kind, objects in self._small_objects()}, "model": len(self._models),
+                 "frozen": [model._session.freezing.state() for model in self._models]}
         (folder / "state.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def _small_objects(self) -> list:
@@ -149,6 +153,9 @@ class Checkpoints:
                 raise CheckpointError(f"{folder} has no model_{number}: it was saved without one, or is damaged")
             model.session.engine.load(
                 steps[-1], optimizer=not getattr(self.state.megatron_lm_plugin, "no_load_optim", False))
+        for model, frozen in zip(self._models, facts.get("frozen", [])):
+            model._session.freezing.restore(frozen)
+        self._resume_accumulation(facts)
         for kind, objects in self._small_objects():
             for number, obj in enumerate(objects):
                 state = load_objects(folder / f"{kind}_{number}")
@@ -162,8 +169,16 @@ class Checkpoints:
         else:
             logger.warning(f"{folder} was saved by {facts['processes']} processes: this one keeps its own random states",
                            main_process_only=False)
-        self.step = facts["step"]
         self.wait_for_everyone()
+
+    def _resume_accumulation(self, facts: dict) -> None:
+        """Goes on where the state was saved; without its gradient, at the beginning of that accumulation."""
+        self.step = facts["step"]
+        begun = self.step % self.gradient_state.num_steps
+        if begun and not any(model._session.has_gradient() for model in self._models):
+            self.step -= begun
+            logger.warning(f"the state was saved after {begun} of {self.gradient_state.num_steps} calls of an accumulation, without "
+                           "their gradient: it begins anew, and these batches count for nothing")
 
     def _read_facts(self, folder: Path) -> dict:
         try:

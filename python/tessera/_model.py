@@ -183,6 +183,7 @@ class TesseraModel(torch.nn.Module):
         self._parameters_of_model = {
             parameter.name: _Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
             for parameter in session.parameters}
+        session.freezing.live = self._parameters_of_model
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None
         self._original = model  # until the engine has its weights

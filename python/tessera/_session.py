@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera._agreement import agreed
+from tessera._freezing import Freezing
 from tessera._ids import ids_of
 from tessera._not_finite import NotFinite
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
@@ -60,6 +61,7 @@ class OpenCall:
         self._session = weakref.ref(session)
         self.number = number
         self.used = False
+        self._trained = session.freezing.applied
 
     def add(self, factor: float) -> None:
         """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
@@ -68,7 +70,7 @@ class OpenCall:
                                "Call the model again for another one")
         self.used = True
         session = self._session()
-        session.check_factor(factor)
+        session.check_factor(factor, session.freezing.changed_since(self._trained))
         session.engine.add_call(self.number, factor)
 
     def __del__(self):
@@ -84,13 +86,14 @@ class OpenForward:
         self._session = weakref.ref(session)
         self.number = number
         self.used = False
+        self._trained = session.freezing.applied
 
     def backward(self, upstream: Any) -> None:
         if self.used:
             raise RuntimeError("backward ran through these logits before, and their activations are gone; call the model again")
         self.used = True
         session = self._session()
-        session.meet("backward() of a loss of logits")
+        session.meet_unchanged("backward() of a loss of logits", session.freezing.changed_since(self._trained))
         session.engine.backward(self.number, upstream)
 
     def __del__(self):
@@ -139,6 +142,7 @@ class Session:
         self.mappings = dict(_C.hf_parameters(config_json))
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         self.parameters = [self._placed(parameter) for parameter in parameters]
+        self.freezing = Freezing(self)
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:
         ours = self._parts.get(parameter.name)
@@ -185,6 +189,8 @@ class Session:
         self._group_values = [dict(group) for group in groups]
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
         self.engine.set_micro_batches(self.num_micro_batches)
+        if trainable:
+            self.freezing.follow()
         load_weights(self.engine, self.config_json, self.source, start)
 
     def _configuration(self, trainable: bool, start: Start) -> Tuple[dict, List[str], dict, List[dict], Dict[str, int]]:
@@ -222,15 +228,17 @@ class Session:
         place = {name: i for i, group in enumerate(optimizer.groups) for name in group.names}
         chosen: Dict[str, Tuple[int, str]] = {}
         for parameter in self.parameters:
-            number = place.get(parameter.name, len(values) - 1) if parameter.requires_grad else len(values) - 1
+            number = place.get(parameter.name, len(values) - 1)
             tied = parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight"
             if tied and parameter.name not in place:
                 continue  # the table's own name decides
             other = chosen.setdefault(parameter.ours, (number, parameter.name))
-            if other[0] != number and values[other[0]] != values[number]:
+            if other[0] != number and not parameter.requires_grad:
+                chosen[parameter.ours] = (len(values) - 1, parameter.name)  # frozen for good: no group is all of it
+            elif other[0] != number and values[other[0]] != values[number]:
                 raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
                                   "must be in the same parameter group, or both be frozen")
-            if other[0] != number:
+            elif other[0] != number:
                 raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}); put "
                                   "them into the same parameter group")
         return values, {ours: number for ours, (number, _) in chosen.items()}
@@ -297,6 +305,8 @@ class Session:
         peer of its data rank, whose batch this call is for; others get None. Errors: DataError if no peer has a batch."""
         from tessera.utils.objects import decode
 
+        if self.freezing.applied:  # a trainable engine
+            self.freezing.follow()
         self.calling = call
         self.arguments = {name: value for name, value in arguments.items() if value is not None}
         if self.arguments or self.mesh.tp * self.mesh.pp == 1:
@@ -343,6 +353,8 @@ class Session:
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,
         on a GPU something with __dlpack__."""
+        if record:
+            self._drop_unwanted()
         self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
         number, value = self.engine.forward(batch, output, record)
@@ -350,15 +362,25 @@ class Session:
 
     # Updates.
 
-    def check_factor(self, factor: float) -> None:
-        """Every rank must scale a call's gradient alike. Errors: InvalidArgument naming the factors."""
+    def check_factor(self, factor: float, changed: str = "") -> None:
+        """Every rank must scale a call's gradient alike, and `changed`, a parameter frozen or unfrozen since the call, is
+        refused on all of them. Errors: InvalidArgument naming the factors, or the parameter."""
         self._meet_with("loss.backward()", factor, "backwarded the same loss with different factors",
-                        "The model's own loss is known on every rank, so what it is multiplied by must be equal too")
+                        "The model's own loss is known on every rank, so what it is multiplied by must be equal too", changed)
 
-    def _meet_with(self, call: str, number: float, what: str, remedy: str) -> None:
+    def meet_unchanged(self, call: str, changed: str, bits: int = 0) -> List[int]:
+        """meet(), where no rank may have changed what is trained; returns the other number that each rank gave."""
+        told = self.meet(call, bits, bool(changed))
+        first = next((rank for rank, values in enumerate(told) if values[1]), None)
+        if first is not None:
+            raise InvalidArgument(f"requires_grad of {changed or f'a parameter on rank {first}'} was changed between the model's call "
+                                  "and backward(): change it before the call, or after the optimizer's step")
+        return [values[0] for values in told]
+
+    def _meet_with(self, call: str, number: float, what: str, remedy: str, changed: str = "") -> None:
         """meet(), for a number that must be the same on every rank."""
         number = float("nan") if number != number else float(number)  # of the many, one
-        told = [float_of(values[0]) for values in self.meet(call, bits_of(number))]
+        told = [float_of(bits) for bits in self.meet_unchanged(call, changed, bits_of(number))]
         if any(bits_of(each) != bits_of(told[0]) for each in told):
             raise InvalidArgument(f"ranks {what}: {', '.join(f'rank {i}: {value:g}' for i, value in enumerate(told))}. {remedy}")
 

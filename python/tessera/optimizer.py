@@ -42,6 +42,7 @@ def group_values(group: dict) -> dict:
 def describe(optimizer: Any, names: dict) -> OptimizerDescription:
     """`names`: id of a parameter -> its name in the model."""
     kind = kind_of(optimizer)
+    _refuse_moments(optimizer.state)
     groups: List[Group] = []
     for number, group in enumerate(optimizer.param_groups):
         unknown = [tuple(parameter.shape) for parameter in group["params"] if id(parameter) not in names]
@@ -55,6 +56,12 @@ def describe(optimizer: Any, names: dict) -> OptimizerDescription:
     if len(nesterov) > 1:
         raise ConfigError("nesterov must be the same in all parameter groups")
     return OptimizerDescription(kind, nesterov.pop(), groups)
+
+
+def _refuse_moments(state: Any) -> None:
+    if state:
+        raise ConfigError(f"the optimizer's state has moments of {len(state)} parameters, which Tessera does not take from "
+                          "PyTorch: train from a new optimizer, or go on from a folder of save_state() with load_state()")
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -107,6 +114,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
                                  for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: dict) -> None:
+        _refuse_moments(state_dict.get("state"))
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups):
             raise ConfigError(f"the saved optimizer has {len(saved)} parameter groups, this one {len(self.param_groups)}")

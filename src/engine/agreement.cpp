@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <iterator>
+#include <set>
 #include <span>
 #include <sstream>
 #include <vector>
@@ -15,11 +17,11 @@ namespace {
 
 /// What a rank tells of its batch.
 struct Notice {
-  std::int64_t targets = 0, hash = 0, samples = 0, seq_length = 0, step = 0;
+  std::int64_t targets = 0, hash = 0, samples = 0, seq_length = 0, step = 0, frozen = 0;
   bool labels = false, absent = false, failed = false;
 
   MeetingValues values() const {
-    return {targets, hash, samples, seq_length, step, labels ? 1 : 0, absent ? 1 : failed ? 2 : 0};
+    return {targets, hash, samples, seq_length, step, frozen, (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0)};
   }
   static Notice from(const MeetingValues& v) {
     return {.targets = v[0],
@@ -27,9 +29,10 @@ struct Notice {
             .samples = v[2],
             .seq_length = v[3],
             .step = v[4],
-            .labels = v[5] != 0,
-            .absent = v[6] == 1,
-            .failed = v[6] == 2};
+            .frozen = v[5],
+            .labels = (v[6] & 1) != 0,
+            .absent = (v[6] & 2) != 0,
+            .failed = (v[6] & 4) != 0};
   }
 };
 
@@ -64,7 +67,7 @@ std::array<Field, 7> fields_of(const Batch& batch) {
 }
 
 Notice notice_of(const Batch& batch, const BatchCall& call) {
-  if (call.failure) return {.step = call.step, .failed = true};
+  if (call.failure) return {.failed = true};
   std::uint64_t hash = 0;
   for (const Field& field : fields_of(batch))
     hash = hash_bytes(std::as_bytes(std::span(&field.hash, 1)), hash);
@@ -73,6 +76,7 @@ Notice notice_of(const Batch& batch, const BatchCall& call) {
           .samples = batch.batch,
           .seq_length = batch.seq_length,
           .step = call.step,
+          .frozen = static_cast<std::int64_t>(call.frozen_hash),
           .labels = !batch.labels.empty()};
 }
 
@@ -127,6 +131,13 @@ class Meeting {
                      ": every rank must make the same steps, also where a condition of the script skips one");
   }
 
+  /// Collective if ranks do not train the same parameters; throws then.
+  void check_frozen(const BatchCall& call) const {
+    const auto other = std::find_if(notices_.begin(), notices_.end(),
+                                    [&](const Notice& n) { return n.frozen != notices_[0].frozen; });
+    if (other != notices_.end()) refuse_frozen(static_cast<std::size_t>(other - notices_.begin()), call);
+  }
+
   /// Every data rank has a batch somewhere, and either all of them have labels or none.
   void check_holders() const {
     const Notice* first = nullptr;
@@ -177,6 +188,23 @@ class Meeting {
   int data_rank_of(int rank) const { return coordinates_of(mesh_.shape(), rank).dp; }
 
  private:
+  /// `rank` is the first that freezes other parameters than rank 0.
+  [[noreturn]] void refuse_frozen(std::size_t rank, const BatchCall& call) const {
+    std::vector<std::set<std::string>> frozen;
+    for (const std::string& text : all_gather_bytes(mesh_.world(), call.frozen ? call.frozen() : "")) {
+      std::istringstream lines(text);
+      frozen.emplace_back();
+      for (std::string line; std::getline(lines, line);) frozen.back().insert(line);
+    }
+    std::vector<std::string> differing;
+    std::set_symmetric_difference(frozen[0].begin(), frozen[0].end(), frozen[rank].begin(), frozen[rank].end(),
+                                  std::back_inserter(differing));
+    const bool first = frozen[0].contains(differing.at(0));
+    throw InvalidArgument(detail::concat("ranks do not train the same parameters: '", differing[0],
+                                         "' is frozen on rank ", first ? 0 : rank, " and trained on rank ",
+                                         first ? rank : 0, ". Set requires_grad alike on every rank"));
+  }
+
   int size() const { return static_cast<int>(notices_.size()); }
   const Notice& at(int rank) const { return notices_[static_cast<std::size_t>(rank)]; }
 
@@ -207,6 +235,7 @@ class Meeting {
 void check(const ProcessMesh& mesh, const Meeting& meeting, const Batch& batch, const BatchCall& call) {
   meeting.check_failures(call.failure);
   meeting.check_steps();
+  meeting.check_frozen(call);
   meeting.check_holders();
   if (const int odd = meeting.odd_one(); odd >= 0) fail_different(mesh, meeting, odd, batch, call.step);
 }
@@ -232,7 +261,7 @@ void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
 }
 
 std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
-  const Meeting meeting(mesh, call, {.step = call.step, .absent = true});
+  const Meeting meeting(mesh, call, {.step = call.step, .frozen = static_cast<std::int64_t>(call.frozen_hash), .absent = true});
   check(mesh, meeting, batch, call);
   batch.global_batch = Batch::kUnknown;
   meeting.fill(batch);

@@ -33,17 +33,21 @@ Shape shape_of(const nlohmann::json& list) {
   return Shape(std::span<const std::int64_t>(numbers));
 }
 
+std::vector<StatePiece> pieces_of(Engine& engine, Collected what) {
+  if (what == Collected::weights) return engine.params().pieces(PieceSet::owned);
+  if (what == Collected::gradients) return engine.params().gradient_pieces(PieceSet::owned);
+  const char* kind = what == Collected::adam_m ? "adam_m" : what == Collected::adam_v ? "adam_v" : "momentum";
+  return engine.optimizer().pieces(PieceSet::owned, kind);
+}
+
 /// What ranks have of the model, and this rank's part of it.
 class Collector final : public WeightSource {
  public:
-  Collector(Engine& engine, Collected what)
-      : engine_(engine), world_(engine.mesh().world()), gradients_(what == Collected::gradients) {
-    const double scale = gradients_ ? engine.params().gradient_scale() : 1.0;
-    const double loss_scale = gradients_ ? engine.optimizer().update_state().loss_scale : 1.0;
-    factor_ = scale / loss_scale;
+  Collector(Engine& engine, Collected what) : engine_(engine), world_(engine.mesh().world()) {
+    if (what == Collected::gradients)
+      factor_ = engine.params().gradient_scale() / engine.optimizer().update_state().loss_scale;
     nlohmann::json own = nlohmann::json::array();
-    for (const StatePiece& piece : gradients_ ? engine.params().gradient_pieces(PieceSet::owned)
-                                              : engine.params().pieces(PieceSet::owned)) {
+    for (const StatePiece& piece : pieces_of(engine, what)) {
       const std::string& name = piece.parameter->name();
       for (const auto& [place, values] : piece.boxes()) {
         own_[name].push_back(values);
@@ -113,7 +117,6 @@ class Collector final : public WeightSource {
   Engine& engine_;
   Communicator& world_;
   ExecCtx host_ = ExecCtx::cpu(1);
-  bool gradients_ = false;
   double factor_ = 1;
   std::map<std::string, Directory> directory_;
   std::map<std::string, std::vector<StateValues>> own_;  // on the engine's device

@@ -141,6 +141,17 @@ StepReport Engine::step(const Batch& batch) {
   return finish_step();
 }
 
+BatchCall Engine::about(BatchCall call) const {
+  call.step = steps_done_;
+  call.frozen_hash = frozen_hash_;
+  call.frozen = [this] {
+    std::string names;
+    for (const auto& [name, told] : frozen_) names += told + "\n";
+    return names;
+  };
+  return call;
+}
+
 void Engine::agree_on(Batch& batch, BatchCall call, bool needs_labels) const {
   try {
     check_batch(batch, needs_labels);
@@ -148,8 +159,7 @@ void Engine::agree_on(Batch& batch, BatchCall call, bool needs_labels) const {
     if (mesh_->world().size() == 1) throw;
     call.failure = std::current_exception();
   }
-  call.step = steps_done_;
-  agree(*mesh_, batch, call);
+  agree(*mesh_, batch, about(std::move(call)));
 }
 
 Batch Engine::agreed(const Batch& batch, const char* call, bool needs_labels) const {
@@ -237,7 +247,8 @@ Engine::Call Engine::open_call(const Batch& given, Output output, const LossFunc
 
 void Engine::add_call(std::int64_t number, double factor) {
   const auto call = calls_.extract(number);
-  TESSERA_CHECK(call, "call ", number, " was added or dropped before, or update() was called since");
+  TESSERA_CHECK(call, "call ", number,
+                " was added or dropped before, or update() was called since, or set_frozen()");
   if (call.mapped()) {
     params_->add_set_aside(call.mapped(), factor);
   } else {
@@ -350,10 +361,14 @@ void Engine::launch_update() {
   after_update();
 }
 
-void Engine::after_update() {
-  // What these were computed from has changed.
+/// What these were computed from has changed.
+void Engine::forget_calls() {
   forwarded_.clear();
   calls_.clear();
+}
+
+void Engine::after_update() {
+  forget_calls();
   ++steps_done_;
   samples_this_step_ = 0;
 }

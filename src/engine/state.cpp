@@ -1,11 +1,14 @@
 #include "tessera/engine/state.hpp"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/engine/moments.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 namespace {
@@ -24,23 +27,60 @@ std::string describe(const Placement& placement) {
   return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
 }
 
-/// What this rank saves, read from the device box by box.
+/// Appends boxes that are read from the device one by one, times `factor`.
+void add_boxes(std::vector<CheckpointTensor>& shard, const ExecCtx& ctx, const StatePiece& piece,
+               double factor = 1) {
+  for (const auto& [place, values] : piece.boxes()) {
+    shard.push_back({.name = piece.name(),
+                     .dtype = DType::f32,
+                     .shape = piece.parameter->placement().global(),
+                     .slice = {place.global, place.shape},
+                     .placement = describe(piece.parameter->placement()),
+                     .read = [ctx, values = values, factor] {
+                       Tensor box = values.read(ctx);
+                       if (factor != 1) {
+                         box = Tensor::empty(ctx, box.shape(), DType::f32);
+                         ops::axpby(ctx, static_cast<float>(factor), values.values, 0.0f, box);
+                       }
+                       const auto host = std::make_shared<Tensor>(box.to_host());
+                       return std::shared_ptr<const std::byte>(host, static_cast<std::byte*>(host->raw()));
+                     }});
+  }
+}
+
+/// Pieces of the accumulated gradient, of parameters that have one.
+std::vector<StatePiece> gradient_pieces(const ParamStore& store, PieceSet set) {
+  std::vector<StatePiece> pieces = store.gradient_pieces(set);
+  std::erase_if(pieces, [&](const StatePiece& piece) {
+    return !store.has_gradient()[store.layout().index_of(*piece.parameter)];
+  });
+  return pieces;
+}
+
+bool has_accumulated(Engine& engine, const StateParts& parts) {
+  return engine.options().trainable && parts.optimizer && engine.params().finished_calls() > 0;
+}
+
+/// What this rank saves.
 std::vector<CheckpointTensor> shard_of(Engine& engine, const StateParts& parts) {
   std::vector<CheckpointTensor> shard;
-  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned, parts)) {
-    for (const auto& [place, values] : piece.boxes()) {
-      shard.push_back({.name = piece.name(),
-                       .dtype = DType::f32,
-                       .shape = piece.parameter->placement().global(),
-                       .slice = {place.global, place.shape},
-                       .placement = describe(piece.parameter->placement()),
-                       .read = [ctx = engine.ctx(), values = values] {
-                         const auto host = std::make_shared<Tensor>(values.read(ctx).to_host());
-                         return std::shared_ptr<const std::byte>(host, static_cast<std::byte*>(host->raw()));
-                       }});
-    }
+  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned, parts))
+    add_boxes(shard, engine.ctx(), piece);
+  if (has_accumulated(engine, parts)) {
+    for (const StatePiece& piece : gradient_pieces(engine.params(), PieceSet::owned))
+      add_boxes(shard, engine.ctx(), piece, engine.params().gradient_scale());
   }
   return shard;
+}
+
+/// Updates of parameters that have not had all of them, on every rank. Collective.
+nlohmann::json fewer_updates(Engine& engine) {
+  nlohmann::json fewer = nlohmann::json::object();
+  if (!engine.options().trainable) return fewer;
+  for (const auto& [name, count] : update_counts(engine)) {
+    if (count != engine.optimizer().updates()) fewer[name] = count;
+  }
+  return fewer;
 }
 
 /// The optimizer's part of the run's state.
@@ -51,7 +91,8 @@ nlohmann::json update_state_json(const UpdateState& state) {
           {"loss_scale_hysteresis", state.hysteresis}};
 }
 
-CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
+CheckpointState checkpoint_state(Engine& engine, const RunState& run, const StateParts& parts,
+                                 const nlohmann::json& fewer) {
   CheckpointState state;
   state.step = run.step;
   state.consumed_samples = run.consumed_samples;
@@ -62,6 +103,10 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run) {
       update_state_json(engine.options().trainable ? engine.optimizer().update_state() : UpdateState{});
   user["tokens"] = run.tokens;
   user["skipped"] = run.skipped;
+  user["fewer_updates"] = fewer;
+  if (has_accumulated(engine, parts))
+    user["accumulated"] = {{"calls", engine.params().finished_calls()},
+                           {"samples", engine.accumulated_samples()}};
   state.user_json = user.dump();
   return state;
 }
@@ -90,8 +135,10 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
     record = write_checkpoint_shard(staging, world.rank(), world.size(), shard, options);
   });
   const std::vector<std::string> records = all_gather_bytes(world, record);
-  return on_first_rank(host, world,
-                       [&] { return save->commit(checkpoint_state(engine, run), records).string(); });
+  const nlohmann::json fewer = fewer_updates(engine);
+  return on_first_rank(host, world, [&] {
+    return save->commit(checkpoint_state(engine, run, parts, fewer), records).string();
+  });
 }
 
 RunState read_run_state(const CheckpointReader& reader) {
@@ -110,6 +157,48 @@ RunState read_run_state(const CheckpointReader& reader) {
         detail::concat(reader.dir().string(), " was not saved by a training run: ", error.what()));
   }
 }
+
+namespace {
+
+void read_pieces(const CheckpointReader& reader, const ExecCtx& ctx, const std::vector<StatePiece>& pieces) {
+  std::vector<float> box;
+  for (const StatePiece& piece : pieces) {
+    for (const auto& [place, values] : piece.boxes()) {
+      box.resize(static_cast<std::size_t>(values.numel()));
+      reader.read(piece.name(), {place.global, place.shape}, std::as_writable_bytes(std::span(box)));
+      values.write(ctx, box.data());
+    }
+  }
+}
+
+void load_update_state(const nlohmann::json& user, Optimizer& optimizer) {
+  UpdateState state = optimizer.update_state();
+  state.updates = user.at("optimizer_updates").get<std::int64_t>();
+  state.loss_scale = user.value("loss_scale", state.loss_scale);
+  state.good_steps = user.value("loss_scale_good_steps", state.good_steps);
+  state.hysteresis = user.value("loss_scale_hysteresis", state.hysteresis);
+  optimizer.set_update_state(state);
+  if (!user.contains("fewer_updates")) return;  // of a version in which what is trained never changed
+  const auto fewer = user.at("fewer_updates").get<std::map<std::string, std::int64_t>>();
+  optimizer.set_updates_of([&](const Parameter& parameter) {
+    const auto found = fewer.find(parameter.name());
+    return found == fewer.end() ? state.updates : found->second;
+  });
+}
+
+/// The gradient of the calls since the last update, if the state was saved between two of them.
+void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user, Engine& engine) {
+  if (!user.contains("accumulated")) return;
+  ParamStore& store = engine.params();
+  const nlohmann::json& accumulated = user.at("accumulated");
+  store.restore_gradients(accumulated.at("calls").get<int>(), [&](const Parameter& parameter) {
+    return reader.find("grad." + parameter.name()) != nullptr;
+  });
+  engine.set_accumulated_samples(accumulated.at("samples").get<std::int64_t>());
+  read_pieces(reader, engine.ctx(), gradient_pieces(store, PieceSet::held));
+}
+
+}  // namespace
 
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
   const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held, parts);
@@ -132,24 +221,13 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
   }
   TESSERA_ENSURE(CheckpointError, problems.empty(), reader.dir().string(),
                  " does not fit this model:", problems);
-  std::vector<float> box;
-  for (const StatePiece& piece : wanted) {
-    for (const auto& [place, values] : piece.boxes()) {
-      box.resize(static_cast<std::size_t>(values.numel()));
-      reader.read(piece.name(), {place.global, place.shape}, std::as_writable_bytes(std::span(box)));
-      values.write(engine.ctx(), box.data());
-    }
-  }
+  if (engine.options().trainable) engine.discard();
+  read_pieces(reader, engine.ctx(), wanted);
   engine.params().gather_weights();
-  if (engine.options().trainable && parts.optimizer) {
-    const auto user = nlohmann::json::parse(reader.state().user_json);
-    UpdateState state = engine.optimizer().update_state();
-    state.updates = user.at("optimizer_updates").get<std::int64_t>();
-    state.loss_scale = user.value("loss_scale", state.loss_scale);
-    state.good_steps = user.value("loss_scale_good_steps", state.good_steps);
-    state.hysteresis = user.value("loss_scale_hysteresis", state.hysteresis);
-    engine.optimizer().set_update_state(state);
-  }
+  if (!engine.options().trainable || !parts.optimizer) return;
+  const auto user = nlohmann::json::parse(reader.state().user_json);
+  load_update_state(user, engine.optimizer());
+  load_accumulated(reader, user, engine);
 }
 
 }  // namespace tessera

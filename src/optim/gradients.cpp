@@ -49,8 +49,7 @@ void ParamStore::add_call(double factor) {
   } else {
     bucket_factor_ = factor;
   }
-  ++finished_calls_;
-  ++gradient_version_;
+  note_gradients();
 }
 
 void ParamStore::finish_call(double factor) {
@@ -82,6 +81,14 @@ void ParamStore::add_set_aside(const Tensor& gradient, double factor) {
   if (!sum_) sum_ = Tensor::empty(ctx_, {state_numel_}, DType::f32);
   ops::axpby(ctx_, static_cast<float>(factor), gradient, first ? 0.0f : 1.0f, sum_);
   summed_ = true;
+  note_gradients();
+}
+
+/// Another call was finished: what is trained now was trained in it.
+void ParamStore::note_gradients() {
+  for (std::size_t i = 0; i < frozen_.size(); ++i) {
+    if (!frozen_[i]) has_gradient_[i] = true;
+  }
   ++finished_calls_;
   ++gradient_version_;
 }
@@ -117,6 +124,7 @@ Tensor ParamStore::gradient_of(std::size_t bucket, const FlatRun& run) const {
 
 void ParamStore::forget_gradients() {
   if (!closed_) return discard_gradients();
+  has_gradient_.assign(frozen_.size(), false);
   finished_calls_ = 0;
   ++gradient_version_;
   summed_ = false;
@@ -126,6 +134,7 @@ void ParamStore::discard_gradients() {
   if (open_ && reduction_) reduction_->abandon();
   clear_contributions();
   if (reduction_) reduction_->open(nullptr);
+  has_gradient_.assign(frozen_.size(), false);
   finished_calls_ = 0;
   ++gradient_version_;
   summed_ = closed_ = false;

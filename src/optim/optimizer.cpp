@@ -44,23 +44,24 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
   TESSERA_CHECK(groups_.group_of, "parameter groups need group_of, which says who is in which");
   for (std::size_t i = 0; i < groups_.groups.size(); ++i)
     rules_.push_back(rule_of(groups_.groups[i], config_, i));
-  find_parts();
-  find_counted();
+  std::vector<bool> active;
+  for (const ParamSlot& slot : store_.slots()) {
+    excluded_.push_back(groups_.freezes(*slot.parameter));
+    active.push_back(!frozen(*slot.parameter));
+  }
+  had_.assign(active.size(), 0);
+  missed_ = had_;
+  select(active);
   UpdateState first;
   first.loss_scale = loss_scale.first;
   first.hysteresis = loss_scale.rule.hysteresis;
   state_ = ops::make_update_state(ctx_, first);
-  factors_ = ops::make_group_factors(ctx_, static_cast<std::int64_t>(rules_.size()));
   if (config_.name != OptimizerName::sgd) {
     m_ = store_.zeros();
     v_ = store_.zeros();
   } else if (std::any_of(rules_.begin(), rules_.end(), [](const auto& rule) { return rule.momentum > 0; })) {
     momentum_ = store_.zeros();
   }
-}
-
-bool Optimizer::frozen(const Parameter& parameter) const {
-  return groups_.freezes(parameter) || store_.frozen(parameter);
 }
 
 std::size_t Optimizer::group_of(const Parameter& parameter) const {
@@ -84,71 +85,8 @@ void Optimizer::set_group(std::size_t place, const ParamGroup& group) {
   groups_.groups[place] = group;
 }
 
-void Optimizer::find_parts() {
-  static_assert(FlatLayout::kAlignment % kGroupBlock == 0, "parameters and shares are whole blocks");
-  const FlatLayout& layout = store_.layout();
-  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(store_.state_numel() / kGroupBlock), kNoGroup);
-  changes_.assign(layout.buckets().size(), false);
-  for (const ParamSlot& slot : layout.slots()) {
-    if (frozen(*slot.parameter)) continue;
-    changes_[slot.bucket] = true;
-    const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
-    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, store_.updated(slot.bucket));
-    const FlatRun place = store_.in_state(slot.bucket, own);
-    if (place.count > 0) {
-      std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock,
-                  static_cast<std::uint8_t>(groups_.group_of(*slot.parameter)));
-    }
-  }
-  // Without what is frozen before the first and after the last element to update.
-  const auto add = [&](std::size_t bucket, const FlatRun& run) {
-    const FlatRun place = store_.in_state(bucket, run);
-    std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
-    const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
-    while (first < last && in_none(first)) ++first;
-    while (first < last && in_none(last - 1)) --last;
-    if (first == last) return;
-    parts_.push_back({bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
-  };
-  const auto& buckets = layout.buckets();
-  const bool split = std::any_of(buckets.begin(), buckets.end(),
-                                 [&](const Bucket& bucket) { return store_.splits_main(bucket); });
-  if (store_.sharded() || split) {
-    for (std::size_t i = 0; i < changes_.size(); ++i) add(i, store_.updated(i));
-  } else if (!changes_.empty()) {
-    add(0, {0, store_.numel()});
-  }
-  of_block_ = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
-}
-
-void Optimizer::find_counted() {
-  const FlatLayout& layout = store_.layout();
-  std::vector<ops::ElementRun> runs, in_sum;
-  for (std::size_t i = 0; i < layout.buckets().size(); ++i) {
-    const Bucket& bucket = layout.buckets()[i];
-    const auto slots = layout.slots_of(bucket);
-    std::vector<FlatRun> counted;
-    for (std::size_t j = 0; j < slots.size(); ++j) {
-      if (frozen(*slots[j].parameter)) continue;
-      // With the gap after it, which is zero: so neighbours become one run.
-      const std::int64_t end = j + 1 < slots.size() ? slots[j + 1].offset : bucket.run().end();
-      for (FlatRun run : store_.counted(*slots[j].parameter)) {
-        if (run.end() == slots[j].numel) run.count = end - slots[j].offset - run.begin;
-        append(counted, {slots[j].offset + run.begin, run.count});
-      }
-    }
-    for (const FlatRun& run : counted) {
-      const FlatRun own = overlap(run, store_.share(i));
-      if (own.count == 0) continue;
-      runs.push_back({own.begin, own.count});
-      in_sum.push_back({store_.in_state(i, own).begin, own.count});
-    }
-  }
-  counted_ = ops::make_sum_runs(ctx_, runs);
-  counted_in_sum_ = store_.sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
-}
-
 void Optimizer::find_squares() {
+  find_active();
   if (squares_of_ == store_.gradient_version()) return;
   const Tensor squares = ops::squares_of(state_);
   if (has_squares_) ops::fill_zero(ctx_, squares);
@@ -208,11 +146,16 @@ void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::in
                     {.grad_scale = scale, .clip_grad = config_.clip_grad, .loss_scale = loss_scale_.rule});
   has_squares_ = false;  // begin_update has used them up
   squares_of_ = -1;
+  std::vector<GroupRule> rules;
+  for (const Cohort& cohort : cohorts_) {
+    rules.push_back(rules_[cohort.group]);
+    rules.back().missed = cohort.missed;
+  }
   ops::update_groups(ctx_, state_, factors_,
                      {.decoupled = config_.name == OptimizerName::adamw,
                       .base = updates_,
                       .num_rates = static_cast<int>(candidates),
-                      .rules = rules_});
+                      .rules = rules});
   under_way_.emplace_back(ctx_, state_);
   // The last bucket holds what the next forward pass reads first: it is under way while the others are
   // updated.
@@ -275,7 +218,9 @@ void Optimizer::set_update_state(const UpdateState& state) {
   updates_ = state.updates;
   state_.copy_from_host(&state);
   has_squares_ = true;  // whatever they are, they are of no gradient here
-  squares_of_ = -1;
+  had_.assign(active_.size(), 0);
+  missed_ = had_;
+  select(active_);
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
@@ -295,6 +240,13 @@ std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
     for (StatePiece& piece : store_.pieces(set, kind, buffer)) list.push_back(std::move(piece));
   }
   return list;
+}
+
+std::vector<StatePiece> Optimizer::pieces(PieceSet set, const std::string& kind) const {
+  for (const auto& [name, buffer] : buffers()) {
+    if (name == kind) return store_.pieces(set, kind, buffer);
+  }
+  throw InvalidArgument(detail::concat("this optimizer keeps no ", kind));
 }
 
 std::size_t Optimizer::persistent_bytes() const {

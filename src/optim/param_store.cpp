@@ -48,12 +48,8 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
   allocate();
   initialise_all();
   bind_all();
-  if (options_.trainable) {
-    std::vector<FlatRun> runs;
-    for (const Owned& owned : owned_) runs.push_back(owned.run);
-    reduction_ =
-        std::make_unique<GradientReduction>(ctx_, layout_, options_.groups, sharded_, grad_, runs, frozen_);
-  }
+  has_gradient_.assign(frozen_.size(), false);
+  if (options_.trainable) make_reduction();
   clear_contributions();
 }
 

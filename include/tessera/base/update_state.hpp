@@ -24,6 +24,7 @@ inline constexpr std::uint8_t kNoGroup = 255;
 struct GroupRule {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< Adam; double: 1 - 0.999f is not 0.001f
   double momentum = 0;                            ///< SGD
+  std::int64_t missed = 0;  ///< updates of UpdateState::updates that it had no part in: Adam counts its own
   /// Rates of the updates that may come next, in order: which of them does depends on how many of those
   /// before it turn out to be skipped.
   static constexpr int kRates = 4;

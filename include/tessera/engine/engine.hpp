@@ -105,8 +105,10 @@ class Engine {
   Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecCtx ctx);
   ~Engine();
 
-  /// agree() of agreement.hpp, with what is wrong with this rank's batch, if anything is. A batch whose
-  /// global_targets are known is not agreed on again. call.step and call.failure are filled in.
+  /// A call with the facts of this engine: step and what is frozen.
+  BatchCall about(BatchCall call) const;
+  /// agree() of agreement.hpp about such a call, with what is wrong with this rank's batch, if anything is. A batch whose
+  /// global_targets are known is not agreed on again.
   void agree_on(Batch& batch, BatchCall call, bool needs_labels) const;
 
   /// forward_backward, then update.
@@ -159,6 +161,13 @@ class Engine {
   void drop_forward(std::int64_t number);
   /// Drops all tapes of forward() and every gradient since the last update.
   void discard();
+
+  /// What is frozen from the next call on besides parameters of frozen groups: Tessera's names (those of
+  /// other stages too), each with the caller's own, for messages. Finished calls keep the gradients they
+  /// gave, and the next update acts on what they trained; open calls and tapes of forward() are dropped.
+  /// Local; the next call throws InvalidArgument on every rank unless all have been given the same. No step
+  /// is under way.
+  void set_frozen(std::map<std::string, std::string> names);
   /// What forward() returns, dropout off, nothing recorded.
   Tensor predict(const Batch& batch, Output output);
   /// Whether this rank has the model's head: where outputs are.
@@ -202,6 +211,9 @@ class Engine {
   std::int64_t steps_skipped() const { return steps_skipped_; }
   /// Continues a run: what a checkpoint recorded.
   void set_progress(std::int64_t steps_done, std::int64_t steps_skipped);
+  /// Samples of the calls since the last update, over all data ranks: they key the next call's dropout.
+  std::int64_t accumulated_samples() const { return samples_this_step_; }
+  void set_accumulated_samples(std::int64_t samples) { samples_this_step_ = samples; }
 
  private:
   std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
@@ -230,6 +242,7 @@ class Engine {
   double sum_over_ranks(double value) const;
   double read_loss(const PassesUnderWay& passes) const;
   void check_can_update() const;
+  void forget_calls();
   void after_update();
   void launch_update();
   /// The rate of the oldest update under way.
@@ -255,6 +268,8 @@ class Engine {
   struct Forwarded;
   std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
   std::int64_t forwards_ = 0;
+  std::map<std::string, std::string> frozen_;  ///< by set_frozen
+  std::uint64_t frozen_hash_ = 0;
   std::map<std::int64_t, Tensor> calls_;  ///< open; undefined: its gradient is still in the buckets
   std::int64_t last_call_ = 0;
   std::deque<std::unique_ptr<StepUnderWay>> steps_;

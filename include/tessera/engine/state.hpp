@@ -17,7 +17,7 @@ struct RunState {
 
 /// What of an engine is saved or loaded besides its weights.
 struct StateParts {
-  bool optimizer = true;  ///< moments, number of updates, loss scale
+  bool optimizer = true;  ///< moments, numbers of updates, loss scale, the gradient accumulated so far
 };
 
 /// Saves weights (fp32), optimizer state and `run` as step-NNNNNNNN in `root`; returns the folder. Collective
@@ -30,7 +30,8 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
 RunState read_run_state(const CheckpointReader& reader);
 
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
-/// each rank reads the byte ranges it holds. Collective over data ranks (ParamStore::gather_weights). Errors:
+/// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over data
+/// ranks (ParamStore::gather_weights). Errors:
 /// CheckpointError listing every tensor that is missing or has another shape.
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts = {});
 

@@ -44,6 +44,9 @@ class Optimizer {
   /// Keeps a reference to `store`. Without groups they are ParamGroups::by_decay(config). What the store has
   /// frozen stays frozen whatever its group says. Errors: InvalidArgument if the store is not trainable, for
   /// more than kMostGroups groups or a parameter without one; ConfigError for values that no update can use.
+  ///
+  /// An update acts on what the store has gradients of (ParamStore::has_gradient): the rest keeps its weights
+  /// and moments and does not count the update, as in PyTorch where a gradient is None.
   Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
             const LossScale& loss_scale = {}, ParamGroups groups = {});
   Optimizer(const Optimizer&) = delete;
@@ -75,18 +78,27 @@ class Optimizer {
 
   /// What the next pass multiplies its loss by, f32 [1] on the device; undefined if there is no loss scaling.
   Tensor loss_scale() const;
-  /// For checkpoints: what a later run goes on from. No update is under way.
+  /// For checkpoints: what a later run goes on from. No update is under way. What is trained has had all its
+  /// updates, the rest none, unless set_updates_of says otherwise.
   UpdateState update_state() const;
   void set_update_state(const UpdateState& state);
 
-  /// Updates known to be applied: skipped steps do not count. Adam's bias correction follows it.
+  /// Updates known to be applied: skipped steps do not count.
   std::int64_t updates() const { return updates_; }
+  /// Those that acted on the parameter: Adam's bias correction follows them. Errors: InvalidArgument if the
+  /// parameter is not in the store.
+  std::int64_t updates_of(const Parameter& parameter) const;
+  /// For checkpoints, after set_update_state. Errors: InvalidArgument for numbers that are not in
+  /// [0, updates()].
+  void set_updates_of(const std::function<std::int64_t(const Parameter&)>& updates);
   /// Views of the state, in registration order of the parameters; writing to them restores a checkpoint.
   /// Errors: InvalidArgument if the store is sharded: this rank has pieces() of it.
   std::vector<NamedTensor> state() const;
   /// What this rank saves or loads of the state: see ParamStore::pieces. "adam_m" of all parameters, then
   /// "adam_v" (or "momentum").
   std::vector<StatePiece> pieces(PieceSet set) const;
+  /// Of one kind. Errors: InvalidArgument if there is no such state.
+  std::vector<StatePiece> pieces(PieceSet set, const std::string& kind) const;
   /// Bytes of the state. What says which group an element is in takes 1/64 byte beside it.
   std::size_t persistent_bytes() const;
 
@@ -109,7 +121,17 @@ class Optimizer {
     FlatRun run;
   };
 
+  /// Parameters of one group whose numbers of updates are equal: what one rule is for.
+  struct Cohort {
+    std::size_t group = 0;
+    std::int64_t missed = 0;
+    friend auto operator<=>(const Cohort&, const Cohort&) = default;
+  };
+
   bool frozen(const Parameter& parameter) const;
+  void select(const std::vector<bool>& active);
+  void find_active();
+  void find_cohorts();
   void find_parts();
   void find_counted();
   /// The state by kind, as checkpoints name it.
@@ -123,16 +145,22 @@ class Optimizer {
   OptimizerConfig config_;
   LossScale loss_scale_;
   ParamGroups groups_;
-  std::vector<GroupRule> rules_;  // by group
-  std::vector<Part> parts_;       // in the order of their buckets
-  std::vector<bool> changes_;     // by bucket: whether anything in it is updated, on any data rank
-  Tensor state_;                  // UpdateState
-  bool has_squares_ = false;      // they are not zero in the state
-  std::int64_t squares_of_ = -1;  // the store's gradient_version() they belong to, if they are whole
-  Tensor factors_;                // of the groups
-  Tensor of_block_;               // group of each kGroupBlock elements, laid out like the store's zeros()
-  Tensor counted_;                // runs this rank adds to the norm, in the store's gradient
-  Tensor counted_in_sum_;         // the same, in the sum of several calls
+  std::vector<GroupRule> rules_;      // by group
+  std::vector<bool> excluded_;        // by slot: its group is frozen
+  std::vector<bool> active_;          // by slot: what the next update acts on
+  std::vector<std::int64_t> missed_;  // by slot, of those: updates that did not act on it
+  std::vector<std::int64_t> had_;     // by slot, of the others: updates that did
+  std::vector<Cohort> cohorts_;       // of what is active; one if there is nothing
+  std::vector<std::uint8_t> cohort_;  // by slot
+  std::vector<Part> parts_;           // in the order of their buckets
+  std::vector<bool> changes_;         // by bucket: whether anything in it is updated, on any data rank
+  Tensor state_;                      // UpdateState
+  bool has_squares_ = false;          // they are not zero in the state
+  std::int64_t squares_of_ = -1;      // the store's gradient_version() they belong to, if they are whole
+  Tensor factors_;                    // of the cohorts
+  Tensor of_block_;        // cohort of each kGroupBlock elements, laid out like the store's zeros()
+  Tensor counted_;         // runs this rank adds to the norm, in the store's gradient
+  Tensor counted_in_sum_;  // the same, in the sum of several calls
   std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
   Tensor m_, v_, momentum_;

@@ -123,8 +123,14 @@ class ParamStore {
   std::int64_t numel() const { return layout_.numel(); }
   DType compute_dtype() const { return options_.compute; }
   bool trainable() const { return options_.trainable; }
-  /// Whether the parameter was frozen when the store was made. Errors: InvalidArgument if it is not here.
+  /// Whether the parameter is frozen. Errors: InvalidArgument if it is not here.
   bool frozen(const Parameter& parameter) const { return frozen_[layout_.index_of(parameter)]; }
+  /// What is frozen from the next call on, alike on all ranks, in place of ParamStoreOptions::frozen.
+  /// Finished calls keep the gradients they gave; tapes recorded before must not run any more. Errors:
+  /// InvalidArgument between close_call and what follows it.
+  void set_frozen(const std::function<bool(const Parameter&)>& frozen);
+  /// By slot: whether the parameter was trained in one of the finished calls, so that an update acts on it.
+  const std::vector<bool>& has_gradient() const { return has_gradient_; }
   const StoreGroups& groups() const { return options_.groups; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
@@ -209,6 +215,9 @@ class ParamStore {
   void discard_gradients();
   /// Forgets finished calls alone: one that is closed but not added stays.
   void forget_gradients();
+  /// For checkpoints: makes `calls` finished calls of the gradient that is then written into
+  /// gradient_pieces() of PieceSet::held, of the parameters `has_gradient` names, in place of what was there.
+  void restore_gradients(int calls, const std::function<bool(const Parameter&)>& has_gradient);
 
   /// The elements of `bucket` this rank updates: all of them, or its share.
   FlatRun updated(std::size_t bucket) const { return owned_[bucket].run; }
@@ -282,12 +291,15 @@ class ParamStore {
   void add_to_sum(float factor, float beta);
   void sum_up();
   void clear_contributions();
+  void make_reduction();
+  void note_gradients();
 
   ExecCtx ctx_;
   ParamStoreOptions options_;
   std::vector<Parameter*> parameters_;
   FlatLayout layout_;
-  std::vector<bool> frozen_;  // by slot
+  std::vector<bool> frozen_;        // by slot
+  std::vector<bool> has_gradient_;  // by slot: trained in a finished call
   int data_rank_ = 0, data_ranks_ = 1;
   bool sharded_ = false;
   std::vector<Owned> owned_;      // by bucket

@@ -1,0 +1,145 @@
+// What an update acts on: which elements, in which cohort, and what of them counts in the norm.
+
+#include <algorithm>
+#include <map>
+
+#include "tessera/ops/optimizer.hpp"
+#include "tessera/ops/reduce.hpp"
+#include "tessera/optim/optimizer.hpp"
+
+namespace tessera {
+
+bool Optimizer::frozen(const Parameter& parameter) const {
+  return groups_.freezes(parameter) || store_.frozen(parameter);
+}
+
+/// Follows what the store has gradients of. A parameter that is left alone stops to count updates.
+void Optimizer::find_active() {
+  std::vector<bool> active = store_.has_gradient();
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    active[i] = active[i] && !excluded_[i];
+  }
+  if (active != active_) select(active);
+}
+
+void Optimizer::select(const std::vector<bool>& active) {
+  TESSERA_CHECK(under_way_.empty(), "what is trained has changed while ", under_way_.size(),
+                " updates are under way: finish_step() takes their results first");
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    const bool was = !active_.empty() && active_[i];
+    if (was && !active[i]) had_[i] = updates_ - missed_[i];
+    if (!was && active[i]) missed_[i] = updates_ - had_[i];
+  }
+  active_ = active;
+  find_cohorts();
+  find_parts();
+  find_counted();
+  squares_of_ = -1;
+}
+
+void Optimizer::find_cohorts() {
+  std::map<Cohort, std::uint8_t> places;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i]) places.try_emplace({groups_.group_of(*store_.slots()[i].parameter), missed_[i]});
+  }
+  TESSERA_CHECK(
+      places.size() <= kMostGroups, places.size(),
+      " sets of parameters differ in their group or in the number of updates they had; an optimizer "
+      "takes up to ",
+      kMostGroups, ": unfreeze more parameters at a time, or use fewer groups");
+  cohorts_.clear();
+  for (auto& [cohort, place] : places) {
+    place = static_cast<std::uint8_t>(cohorts_.size());
+    cohorts_.push_back(cohort);
+  }
+  cohort_.assign(active_.size(), kNoGroup);
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i]) cohort_[i] = places.at({groups_.group_of(*store_.slots()[i].parameter), missed_[i]});
+  }
+  if (cohorts_.empty()) cohorts_.emplace_back();
+  factors_ = ops::make_group_factors(ctx_, static_cast<std::int64_t>(cohorts_.size()));
+}
+
+std::int64_t Optimizer::updates_of(const Parameter& parameter) const {
+  const std::size_t i = store_.layout().index_of(parameter);
+  return active_[i] ? updates_ - missed_[i] : had_[i];
+}
+
+void Optimizer::set_updates_of(const std::function<std::int64_t(const Parameter&)>& updates) {
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    const Parameter& parameter = *store_.slots()[i].parameter;
+    const std::int64_t count = updates(parameter);
+    TESSERA_CHECK(count >= 0 && count <= updates_, parameter.name(), " cannot have had ", count,
+                  " updates of ", updates_);
+    had_[i] = count;
+    missed_[i] = updates_ - count;
+  }
+  select(active_);
+}
+
+void Optimizer::find_parts() {
+  static_assert(FlatLayout::kAlignment % kGroupBlock == 0, "parameters and shares are whole blocks");
+  const FlatLayout& layout = store_.layout();
+  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(store_.state_numel() / kGroupBlock), kNoGroup);
+  parts_.clear();
+  changes_.assign(layout.buckets().size(), false);
+  for (std::size_t i = 0; i < layout.slots().size(); ++i) {
+    if (!active_[i]) continue;
+    const ParamSlot& slot = layout.slots()[i];
+    changes_[slot.bucket] = true;
+    const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
+    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, store_.updated(slot.bucket));
+    const FlatRun place = store_.in_state(slot.bucket, own);
+    if (place.count > 0) {
+      std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock, cohort_[i]);
+    }
+  }
+  // Without what is left alone before the first and after the last element to update.
+  const auto add = [&](std::size_t bucket, const FlatRun& run) {
+    const FlatRun place = store_.in_state(bucket, run);
+    std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
+    const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
+    while (first < last && in_none(first)) ++first;
+    while (first < last && in_none(last - 1)) --last;
+    if (first == last) return;
+    parts_.push_back({bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
+  };
+  const auto& buckets = layout.buckets();
+  const bool split = std::any_of(buckets.begin(), buckets.end(),
+                                 [&](const Bucket& bucket) { return store_.splits_main(bucket); });
+  if (store_.sharded() || split) {
+    for (std::size_t i = 0; i < changes_.size(); ++i) add(i, store_.updated(i));
+  } else if (!changes_.empty()) {
+    add(0, {0, store_.numel()});
+  }
+  of_block_ = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
+}
+
+void Optimizer::find_counted() {
+  const FlatLayout& layout = store_.layout();
+  std::vector<ops::ElementRun> runs, in_sum;
+  for (std::size_t i = 0; i < layout.buckets().size(); ++i) {
+    const Bucket& bucket = layout.buckets()[i];
+    const auto slots = layout.slots_of(bucket);
+    std::vector<FlatRun> counted;
+    for (std::size_t j = 0; j < slots.size(); ++j) {
+      if (!active_[bucket.first_slot + j]) continue;
+      // With the gap after it, which is zero: so neighbours become one run.
+      const std::int64_t end = j + 1 < slots.size() ? slots[j + 1].offset : bucket.run().end();
+      for (FlatRun run : store_.counted(*slots[j].parameter)) {
+        if (run.end() == slots[j].numel) run.count = end - slots[j].offset - run.begin;
+        append(counted, {slots[j].offset + run.begin, run.count});
+      }
+    }
+    for (const FlatRun& run : counted) {
+      const FlatRun own = overlap(run, store_.share(i));
+      if (own.count == 0) continue;
+      runs.push_back({own.begin, own.count});
+      in_sum.push_back({store_.in_state(i, own).begin, own.count});
+    }
+  }
+  counted_ = ops::make_sum_runs(ctx_, runs);
+  counted_in_sum_ = store_.sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
+}
+
+}  // namespace tessera
