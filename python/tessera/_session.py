@@ -353,8 +353,6 @@ class Session:
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,
         on a GPU something with __dlpack__."""
-        if record:
-            self._drop_unwanted()
         self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
         number, value = self.engine.forward(batch, output, record)

@@ -175,8 +175,11 @@ Batch Engine::agreed(const Batch& batch, const char* call, bool needs_labels) co
 void Engine::launch_step(const Batch& batch) {
   const std::vector<AxisTraffic> before = traffic();
   auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
-  TESSERA_ENSURE(DataError, step->passes.targets > 0, "no label of this batch counts: all are ",
-                 kIgnoredLabel, ", so a step would only decay weights; check the data");
+  if (step->passes.targets == 0) {
+    params_->drop_call();
+    throw DataError(detail::concat("no label of this batch counts: all are ", kIgnoredLabel,
+                                   ", so a step would only decay weights; check the data"));
+  }
   params_->add_call(1.0);
   {
     const Spans::Span span(step->update);

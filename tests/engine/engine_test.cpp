@@ -195,13 +195,13 @@ TEST(Engine, RefusesCallsInTheWrongOrder) {
 TEST(Engine, RefusesBatchesTheModelCannotTake) {
   const auto engine = engine_with(tiny_config());
   expect_error<InvalidArgument>([&] { engine->forward_backward(random_batch(1, 17, 1)); }, "17",
-                                "max_positions 16");
+                                "the model's 16 positions");
   Batch batch = random_batch(2, 5, 1);
   batch.tokens[7] = 257;
   expect_error<DataError>([&] { engine->forward_backward(batch); }, "257", "sample 1");
   batch = random_batch(2, 5, 1);
   batch.labels.assign(10, -100);
-  expect_error<InvalidArgument>([&] { engine->forward_backward(batch); }, "all are -100");
+  expect_error<DataError>([&] { engine->step(batch); }, "all are -100");
   batch.labels.clear();
   expect_error<InvalidArgument>([&] { engine->forward_backward(batch); }, "no labels");
   expect_error<InvalidArgument>([&] { engine->evaluate(batch); }, "no labels");
