@@ -101,7 +101,8 @@ void bind_comm(py::module_& module) {
           [](Communicator& self, const std::string& call, const std::vector<std::int64_t>& values,
              const py::object& place) {
             MeetingValues own{};
-            TESSERA_CHECK(values.size() <= own.size(), values.size(), " values for a meeting of ", own.size());
+            TESSERA_CHECK(values.size() <= own.size(), values.size(), " values for a meeting of ",
+                          own.size());
             std::copy(values.begin(), values.end(), own.begin());
             const std::function<std::string()> where = place_of_call(place);
             const py::gil_scoped_release release;

@@ -36,9 +36,10 @@ std::uint64_t mixed(std::uint64_t x) {
   std::string message = "ranks called different things: ";
   for (std::size_t i = 0; i < calls.size(); ++i)
     message += detail::concat(i > 0 ? "; " : "", ranks_text(calls[i].first), " called ", calls[i].second);
-  throw InvalidArgument(message +
-                        ". Each of these needs every rank: call them on all ranks, in the same order, outside "
-                        "of conditions such as `if is_main_process`");
+  throw InvalidArgument(
+      message +
+      ". Each of these needs every rank: call them on all ranks, in the same order, outside "
+      "of conditions such as `if is_main_process`");
 }
 
 }  // namespace

@@ -21,7 +21,13 @@ struct Notice {
   bool labels = false, absent = false, failed = false;
 
   MeetingValues values() const {
-    return {targets, hash, samples, seq_length, step, frozen, (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0)};
+    return {targets,
+            hash,
+            samples,
+            seq_length,
+            step,
+            frozen,
+            (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0)};
   }
   static Notice from(const MeetingValues& v) {
     return {.targets = v[0],
@@ -120,7 +126,8 @@ class Meeting {
     if (std::none_of(notices_.begin(), notices_.end(), [](const Notice& n) { return n.failed; })) return;
     const auto texts = all_gather_bytes(mesh_.world(), text_of(own));
     if (own) std::rethrow_exception(own);
-    const auto first = std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
+    const auto first =
+        std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
     throw CommunicationError(detail::concat("rank ", first - texts.begin(), " failed: ", *first));
   }
 
@@ -151,9 +158,9 @@ class Meeting {
         first = &at(r);
         first_rank = r;
       }
-      TESSERA_ENSURE(DataError, at(r).labels == first->labels, "the batch of rank ", at(r).labels ? r : first_rank,
-                     " has labels and that of rank ", at(r).labels ? first_rank : r,
-                     " has none: either all ranks give labels or none does");
+      TESSERA_ENSURE(DataError, at(r).labels == first->labels, "the batch of rank ",
+                     at(r).labels ? r : first_rank, " has labels and that of rank ",
+                     at(r).labels ? first_rank : r, " has none: either all ranks give labels or none does");
     }
   }
 
@@ -197,8 +204,8 @@ class Meeting {
       for (std::string line; std::getline(lines, line);) frozen.back().insert(line);
     }
     std::vector<std::string> differing;
-    std::set_symmetric_difference(frozen[0].begin(), frozen[0].end(), frozen[rank].begin(), frozen[rank].end(),
-                                  std::back_inserter(differing));
+    std::set_symmetric_difference(frozen[0].begin(), frozen[0].end(), frozen[rank].begin(),
+                                  frozen[rank].end(), std::back_inserter(differing));
     const bool first = frozen[0].contains(differing.at(0));
     throw InvalidArgument(detail::concat("ranks do not train the same parameters: '", differing[0],
                                          "' is frozen on rank ", first ? 0 : rank, " and trained on rank ",
@@ -225,9 +232,9 @@ class Meeting {
     if (a.hashes[i] != b.hashes[i]) what << ' ' << fields[i].name;
   throw DataError(detail::concat(
       "ranks ", holder, " and ", odd, " were given different batches at step ", step + 1,
-      ", and both are tensor or pipeline ranks of data rank ", d, ", which computes one batch together. They differ in",
-      what.str(), " (rank ", holder, ": ", a.samples, " x ", a.seq_length, " tokens, rank ", odd, ": ", b.samples,
-      " x ", b.seq_length,
+      ", and both are tensor or pipeline ranks of data rank ", d,
+      ", which computes one batch together. They differ in", what.str(), " (rank ", holder, ": ", a.samples,
+      " x ", a.seq_length, " tokens, rank ", odd, ": ", b.samples, " x ", b.seq_length,
       "). Let the loader give both the same samples: the same seed and order on every rank, or "
       "DataLoaderConfiguration(dispatch_batches=True), which reads on rank 0 alone"));
 }
@@ -251,7 +258,8 @@ void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
   TESSERA_CHECK(call.give, ranks_text(absent), " came without a batch to ", call.name);
   const ExecCtx host = ExecCtx::cpu(1);
   const std::string bytes = call.give();
-  const Tensor length = Tensor::from(host, std::vector<std::int64_t>{static_cast<std::int64_t>(bytes.size())}, {1});
+  const Tensor length =
+      Tensor::from(host, std::vector<std::int64_t>{static_cast<std::int64_t>(bytes.size())}, {1});
   const Tensor data = Tensor::empty(host, {static_cast<std::int64_t>(bytes.size())}, DType::u8);
   data.copy_from_host(bytes.data());
   for (const int peer : absent) {
@@ -261,7 +269,8 @@ void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
 }
 
 std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& call) {
-  const Meeting meeting(mesh, call, {.step = call.step, .frozen = static_cast<std::int64_t>(call.frozen_hash), .absent = true});
+  const Meeting meeting(
+      mesh, call, {.step = call.step, .frozen = static_cast<std::int64_t>(call.frozen_hash), .absent = true});
   check(mesh, meeting, batch, call);
   batch.global_batch = Batch::kUnknown;
   meeting.fill(batch);

@@ -12,7 +12,8 @@ void Engine::set_frozen(std::map<std::string, std::string> names) {
   TESSERA_CHECK(steps_.empty(), "set_frozen() was called while ", steps_.size(), " steps are under way");
   frozen_ = std::move(names);
   frozen_hash_ = 0;
-  for (const auto& [name, told] : frozen_) frozen_hash_ = hash_bytes(std::as_bytes(std::span(name)), frozen_hash_);
+  for (const auto& [name, told] : frozen_)
+    frozen_hash_ = hash_bytes(std::as_bytes(std::span(name)), frozen_hash_);
   forget_calls();
   if (params_->call_is_closed()) params_->drop_call();
   const ParamGroups& groups = options_.groups;

@@ -1,7 +1,7 @@
 #pragma once
-/// The first message of what all ranks do together: every rank tells the others what it is about to do, before
-/// any of them waits for another in the middle of it. A script whose ranks have come apart ends here, at once
-/// and with both places named.
+/// The first message of what all ranks do together: every rank tells the others what it is about to do,
+/// before any of them waits for another in the middle of it. A script whose ranks have come apart ends here,
+/// at once and with both places named.
 
 #include <array>
 #include <cstdint>

@@ -15,9 +15,9 @@ struct BatchCall {
   std::string name;                              ///< as in meet()
   std::int64_t step = 0;                         ///< updates so far: ranks must have made equally many
   std::function<std::string()> place = nullptr;  ///< as in meet()
-  std::uint64_t frozen_hash = 0;                 ///< of what is frozen, which must be the same on all ranks ...
+  std::uint64_t frozen_hash = 0;  ///< of what is frozen, which must be the same on all ranks ...
   std::function<std::string()> frozen = nullptr;  ///< ... and its names, a line each
-  std::exception_ptr failure = nullptr;          ///< why this rank cannot use its batch
+  std::exception_ptr failure = nullptr;           ///< why this rank cannot use its batch
   /// What ranks of the same data rank get that came without a batch; null: there are none such.
   std::function<std::string()> give = nullptr;
 };
@@ -25,7 +25,8 @@ struct BatchCall {
 /// Collective over mesh.world(), one meeting. Fills in global_targets, and the batch's place among the data
 /// ranks where global_batch is kUnknown. Errors, on every rank: InvalidArgument for ranks that called
 /// something else; DataError where ranks of one data rank hold different batches, naming ranks, step and what
-/// differs; InvalidArgument where ranks do not train the same parameters; call.failure where there is one, CommunicationError with its text on the other ranks.
+/// differs; InvalidArgument where ranks do not train the same parameters; call.failure where there is one,
+/// CommunicationError with its text on the other ranks.
 void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
 
 /// The same for a rank without a batch: returns what a peer of its data rank gives, and in `batch` its place.

@@ -14,8 +14,8 @@
 #include "tessera/base/config.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
-#include "tessera/engine/agreement.hpp"
 #include "tessera/device/graph.hpp"
+#include "tessera/engine/agreement.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/param_store.hpp"
@@ -107,8 +107,8 @@ class Engine {
 
   /// A call with the facts of this engine: step and what is frozen.
   BatchCall about(BatchCall call) const;
-  /// agree() of agreement.hpp about such a call, with what is wrong with this rank's batch, if anything is. A batch whose
-  /// global_targets are known is not agreed on again.
+  /// agree() of agreement.hpp about such a call, with what is wrong with this rank's batch, if anything is. A
+  /// batch whose global_targets are known is not agreed on again.
   void agree_on(Batch& batch, BatchCall call, bool needs_labels) const;
 
   /// forward_backward, then update.
