@@ -113,8 +113,7 @@ class Formula {
     if (c_.t * c_.p * c_.d > 1) {
       const int ranks = c_.t * c_.p * c_.d, rank = at_.tp + c_.t * (at_.dp + c_.d * at_.pp);
       add("world", "agreement on the batch", 64 * (ranks - 1));
-      for (const char* name : {"loss", "gradient norm"})
-        add("world", name, 8 * all_reduce(1, rank, ranks));
+      for (const char* name : {"loss", "gradient norm"}) add("world", name, 8 * all_reduce(1, rank, ranks));
     }
     weight_terms();
     return terms_;
