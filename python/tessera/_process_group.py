@@ -100,15 +100,14 @@ def abort(reason: str) -> None:
         _Connection.world.abort(f"rank {_Connection.world.rank} failed: {reason}")
 
 
-_PACKAGES = tuple(os.sep + name + os.sep for name in ("tessera", "torch"))  # whose own files a script's place is not in
-
-
 def script_place() -> str:
-    """`train.py:31`: where the caller's script stands."""
+    """`train.py:31`: where the caller's script stands, outside of this package and PyTorch."""
+    libraries = tuple(os.path.dirname(module.__file__) + os.sep for module in map(sys.modules.get, ("tessera", "torch"))
+                      if module is not None)
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not any(package in path for package in _PACKAGES) and not path.startswith("<frozen"):
+        if not path.startswith((*libraries, "<frozen")):
             return f"{os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return "a thread of its own"
