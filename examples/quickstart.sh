@@ -118,6 +118,6 @@ cat <<TEXT
 
    Next, after: source .venv/bin/activate
      tessera generate $run --prompt 'import '
-     tessera train $config training.steps=2000 logging.dir=runs/longer checkpoint.dir=runs/longer/checkpoints
+     tessera train $config training.steps=2000 logging.dir=runs/longer
      tessera convert --from tessera $run --to hf $run/hf
 TEXT

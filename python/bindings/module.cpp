@@ -82,7 +82,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("cuda_devices", &device_names, "Names of the GPUs this process can use.");
   // A run lasts hours: the interpreter lock is released, and SIGINT belongs to the C++ side meanwhile.
   module.def(
-      "cli_main", [](const std::vector<std::string>& args) { return cli_main(args); }, py::arg("args"),
-      py::call_guard<py::gil_scoped_release>(),
+      "cli_main",
+      [](const std::vector<std::string>& args, const std::vector<std::string>& self) {
+        return cli_main(args, self);
+      },
+      py::arg("args"), py::arg("self") = std::vector<std::string>(), py::call_guard<py::gil_scoped_release>(),
       "Runs the command line `tessera ARGS...`; returns its exit code.");
 }

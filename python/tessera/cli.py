@@ -32,4 +32,5 @@ def _cpp_main(args: List[str]) -> int:
     # Python's own handler only sets a flag that nobody reads while C++ runs; C++ installs its own where it needs one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.flush()
-    return cli_main(args)
+    # Where several processes are needed, they are this interpreter's, whether or not `tessera` is in PATH.
+    return cli_main(args, [sys.executable, "-m", "tessera"])

@@ -34,9 +34,6 @@ Config resolve(Config config) {
   if (config.lr_schedule.decay_steps == 0) config.lr_schedule.decay_steps = config.training.steps;
   if (!config.lr_schedule.end_weight_decay)
     config.lr_schedule.end_weight_decay = config.optimizer.weight_decay;
-  if (!config.checkpoint.dir) {
-    config.checkpoint.dir = (std::filesystem::path(config.logging.dir) / "checkpoints").string();
-  }
   return config;
 }
 

@@ -46,10 +46,11 @@ bool is_sound(const fs::path& dir) {
   }
 }
 
-bool has_our_manifest(const fs::path& dir) {
+/// Whether it is a checkpoint, and no other run's than `run`'s.
+bool may_be_removed(const fs::path& dir, const std::string& run) {
   try {
-    read_manifest(dir / kManifestName);
-    return true;
+    const std::string owner = read_manifest(dir / kManifestName).state.run;
+    return run.empty() || owner.empty() || owner == run;
   } catch (const Error&) {
     return false;
   }
@@ -138,7 +139,8 @@ fs::path resolve_checkpoint(const fs::path& path) {
   bad_file(path, "", reason, "Name a folder step-NNNNNNNN, or the folder that holds them.");
 }
 
-std::vector<fs::path> prune_checkpoints(const fs::path& root, int keep, std::int64_t protect) {
+std::vector<fs::path> prune_checkpoints(const fs::path& root, int keep, std::int64_t protect,
+                                        const std::string& run) {
   TESSERA_CHECK(keep >= 1, "at least one checkpoint must be kept, not ", keep);
   remove_leftovers(root);
   std::vector<fs::path> removed;
@@ -150,7 +152,7 @@ std::vector<fs::path> prune_checkpoints(const fs::path& root, int keep, std::int
       if (is_sound(dir)) ++sound;
       continue;
     }
-    if (!has_our_manifest(dir)) continue;
+    if (!may_be_removed(dir, run)) continue;
     // Out of sight first, so that a crash half way leaves a leftover and not a damaged checkpoint.
     rename_path(dir, incomplete_name(dir));
     remove_tree(incomplete_name(dir));

@@ -179,7 +179,7 @@ Manifest read_manifest(const std::filesystem::path& path) {
   if (root["checksum"].text() != checksum_of(document))
     root["checksum"].fail("does not match the manifest: it was altered or damaged");
   root.only({"format", "format_version", "tessera_version", "checksum", "step", "consumed_samples",
-             "chunk_bytes", "files", "tensors", "config", "rng", "data", "user"});
+             "chunk_bytes", "files", "tensors", "config", "rng", "data", "user", "run"});
   Manifest manifest;
   manifest.state = {.step = root["step"].integer(),
                     .consumed_samples = root["consumed_samples"].integer(),
@@ -187,7 +187,8 @@ Manifest read_manifest(const std::filesystem::path& path) {
                     .config_json = to_text(root["config"].object(), -1),
                     .rng_json = to_text(root["rng"].json(), -1),
                     .data_json = to_text(root["data"].json(), -1),
-                    .user_json = to_text(root["user"].json(), -1)};
+                    .user_json = to_text(root["user"].json(), -1),
+                    .run = root.find("run") ? root["run"].text() : ""};
   manifest.chunk_bytes = static_cast<std::uint64_t>(root["chunk_bytes"].integer(1, std::int64_t{1} << 32));
   parse_files(root["files"], manifest);
   const JsonView tensors = root["tensors"];
@@ -221,6 +222,7 @@ void write_manifest(const Manifest& manifest, const std::filesystem::path& path)
                {"rng", parse_blob(manifest.state.rng_json, "rng")},
                {"data", parse_blob(manifest.state.data_json, "data")},
                {"user", parse_blob(manifest.state.user_json, "user")}};
+  if (!manifest.state.run.empty()) root["run"] = manifest.state.run;
   TESSERA_CHECK(root["config"].is_object(), "a checkpoint's config must be a JSON object");
   root["checksum"] = checksum_of(root);
   write_text(path, to_text(root, 1) + "\n");

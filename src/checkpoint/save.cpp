@@ -151,7 +151,7 @@ fs::path CheckpointSave::commit(const CheckpointState& state, std::span<const st
   write_text(self.root / kLatestName, checkpoint_name(self.step) + "\n");
   sync_directory(self.root);
   tell(self.options, SavePhase::pointer_written);
-  if (self.options.keep > 0) prune_checkpoints(self.root, self.options.keep, self.step);
+  if (self.options.keep > 0) prune_checkpoints(self.root, self.options.keep, self.step, state.run);
   tell(self.options, SavePhase::pruned);
   return dir;
 }

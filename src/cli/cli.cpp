@@ -1,6 +1,7 @@
 #include "tessera/cli/cli.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 
 #include "cli/commands.hpp"
@@ -17,8 +18,15 @@ int fail(int code, const std::string& message) {
   return code;
 }
 
-int run(std::vector<std::string> args) {
-  cli::Program program{read_environment(), Logger::silent(), 0};
+/// The file this process runs, wherever it was called from.
+std::vector<std::string> own_file() {
+  std::error_code unknown;
+  const std::string file = std::filesystem::read_symlink("/proc/self/exe", unknown).string();
+  return {unknown ? "tessera" : file};
+}
+
+int run(std::vector<std::string> args, const std::vector<std::string>& self) {
+  cli::Program program{read_environment(), Logger::silent(), self.empty() ? own_file() : self, 0};
   LogOptions log;
   log.level = program.environment.log_level.value_or(LogLevel::info);
   log.no_color = program.environment.no_color;
@@ -51,9 +59,9 @@ int run(std::vector<std::string> args) {
 
 }  // namespace
 
-int cli_main(const std::vector<std::string>& args) {
+int cli_main(const std::vector<std::string>& args, const std::vector<std::string>& self) {
   try {
-    return run(args);
+    return run(args, self);
   } catch (const ConfigError& error) {
     return fail(2, error.what());
   } catch (const InvalidArgument& error) {

@@ -15,8 +15,12 @@ namespace tessera::cli {
 struct Program {
   Environment environment;
   Logger log;
+  std::vector<std::string> self;  ///< what starts this program again
   int exit_code = 0;
 };
+
+/// `command`, with `tessera` in its first place standing for this very program, in PATH or not.
+std::vector<std::string> with_self(std::vector<std::string> command, const Program& program);
 
 /// This process's environment as "NAME=value", to be handed on to workers unread.
 std::vector<std::string> inherited_environment();

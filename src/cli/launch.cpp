@@ -74,8 +74,9 @@ void run_launch(LaunchArguments arguments, const std::vector<std::string>& comma
   if (arguments.accelerate.multi_gpu && arguments.flags.num_processes.value_or(2) < 2) {
     throw ConfigError("--multi_gpu needs --num_processes of at least 2; for one process leave it out");
   }
-  const LaunchProgram what{command, arguments.module, inherited_environment(),
-                           program.environment.python.value_or(""), arguments.no_python};
+  const LaunchProgram what{arguments.module ? command : with_self(command, program), arguments.module,
+                           inherited_environment(), program.environment.python.value_or(""),
+                           arguments.no_python};
   LaunchSettings settings = overlay(read_file(arguments, what, program.log),
                                     overlay(launching::settings_of(arguments.accelerate), arguments.flags));
   fit_to_machine(settings, program.log);
@@ -95,6 +96,13 @@ std::string both(const std::string& name) {
 }
 
 }  // namespace
+
+std::vector<std::string> with_self(std::vector<std::string> command, const Program& program) {
+  if (command.empty() || command.front() != "tessera") return command;
+  command.erase(command.begin());
+  command.insert(command.begin(), program.self.begin(), program.self.end());
+  return command;
+}
 
 std::vector<std::string> inherited_environment() {
   std::vector<std::string> variables;

@@ -66,7 +66,7 @@ struct TrainArguments {
 void start_processes(const TrainArguments& arguments, const Config& config, std::int64_t processes,
                      Program& program) {
   LaunchProgram self;
-  self.command = {"tessera", "train", arguments.config};
+  self.command = with_self({"tessera", "train", arguments.config}, program);
   self.command.insert(self.command.end(), arguments.overrides.begin(), arguments.overrides.end());
   self.environment = inherited_environment();
   self.python = program.environment.python.value_or("");
@@ -107,8 +107,9 @@ std::int64_t threads_of(const Config& config, const Environment& environment) {
 }
 
 void run_train(const TrainArguments& arguments, Program& program) {
-  Config config = load_config(arguments.config, arguments.overrides);
   const Environment& environment = program.environment;
+  Config config = load_run_config(arguments.config, arguments.overrides,
+                                  environment.launched() ? Logger::silent() : program.log);
   if (!environment.launched()) {
     const bool cuda = !device_of(config.device).is_cpu();
     const std::int64_t processes = processes_needed(config, cuda ? cuda_devices().count : 1);

@@ -19,13 +19,25 @@ bool identifies_run(const std::string& key) {
          key == "data.tokenizer";
 }
 
-/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting do not
-/// count.
+/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, and the
+/// lock of one that was killed there, do not count.
 bool is_empty_folder(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) return !std::filesystem::exists(folder);
   const std::filesystem::directory_iterator entries(folder);
-  return std::all_of(begin(entries), end(entries),
-                     [](const auto& entry) { return entry.path().filename() == "ranks"; });
+  return std::all_of(begin(entries), end(entries), [](const auto& entry) {
+    return entry.path().filename() == "ranks" || entry.path().filename() == kRunLockName;
+  });
+}
+
+bool is_run_folder(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / "config.yaml") ||
+         std::filesystem::exists(folder / kRunIdentityName);
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  TESSERA_ENSURE(IoError, !error, "cannot make the folder ", folder.string(), ": ", error.message());
 }
 
 /// Whether a run got as far as its first step or checkpoint: before that there is nothing to mix up.
@@ -39,47 +51,86 @@ bool holds_work(const Config& config) {
 }  // namespace
 
 void check_run_folder(const Config& config) {
-  const std::filesystem::path dir = config.logging.dir;
-  const bool foreign = !is_empty_folder(dir) && !std::filesystem::exists(dir / "config.yaml");
-  TESSERA_ENSURE(ConfigError, !foreign, "logging.dir ", dir.string(),
+  const std::filesystem::path dir = config.logging.dir, root = checkpoint_root(config);
+  TESSERA_ENSURE(ConfigError, is_empty_folder(dir) || is_run_folder(dir), "logging.dir ", dir.string(),
                  " is not empty and holds no run of Tessera: choose another folder");
   TESSERA_ENSURE(
-      ConfigError, config.checkpoint.resume != "none" || list_checkpoints(checkpoint_root(config)).empty(),
-      checkpoint_root(config).string(),
+      ConfigError, config.checkpoint.resume != "none" || list_checkpoints(root).empty(), root.string(),
       " holds checkpoints, which checkpoint.resume=none would mix with new ones: remove them or choose "
       "another logging.dir");
+  for (const auto& folder : {dir, root}) RunLock::refuse_if_held(folder);
+  identify_run(config);
 }
 
-RunFolder::RunFolder(const Config& config, const Logger& log) : config_(config), log_(log) {
+Config load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides,
+                       const Logger& log) {
+  Config config = load_config(path, overrides);
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const bool given = std::any_of(overrides.begin(), overrides.end(),
+                                 [](const std::string& text) { return text.starts_with("logging.dir="); });
+  if (given || path.filename() != "config.yaml" || !std::filesystem::exists(folder / kRunIdentityName))
+    return config;
+  std::error_code absent;
+  if (std::filesystem::equivalent(config.logging.dir, folder, absent)) return config;
+  log.info("logging.dir is ", folder.string(), ", where this config.yaml lies (it says ", config.logging.dir,
+           ": the run was moved or copied)");
+  config.logging.dir = folder.string();
+  return config;
+}
+
+RunFolder::RunFolder(const Config& config, const Logger& log)
+    : config_(config), log_(log), root_(checkpoint_root(config)) {
   check_run_folder(config);
   const std::filesystem::path dir = config.logging.dir;
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
-  TESSERA_ENSURE(IoError, !error, "cannot make the folder ", dir.string(), ": ", error.message());
+  make_folder(dir);
+  locks_.emplace_back(dir, log);
+  write_identity(dir, identify_run(config));
+  make_folder(root_);
+  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log);
+  identity_ = identify_run(config);  // now that nobody else can change it
+  write_identity(root_, identity_);
   if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
     check_same_run(load_config(dir / "config.yaml"), dir / "config.yaml");
   }
 }
 
-std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() const {
+bool RunFolder::is_own(const std::filesystem::path& checkpoint) const {
+  std::error_code absent;
+  return std::filesystem::equivalent(checkpoint.parent_path(), root_, absent);
+}
+
+std::optional<std::filesystem::path> RunFolder::given_checkpoint(const std::string& resume) {
+  const auto steps = list_checkpoints(root_);
+  const std::string source = std::filesystem::absolute(resume).lexically_normal().string();
+  if (!steps.empty() && identity_.began_from == source) {
+    log_.info("this run began from ", resume, " and goes on from its own checkpoints");
+    return std::nullopt;
+  }
+  const std::filesystem::path chosen = resolve_checkpoint(resume);
+  TESSERA_ENSURE(ConfigError, steps.empty() || is_own(chosen), root_.string(),
+                 " holds checkpoints of this run, and beginning from ", chosen.string(),
+                 " would write over them: leave checkpoint.resume out to go on, or give the new run a "
+                 "logging.dir and checkpoint.dir of its own");
+  TESSERA_ENSURE(ConfigError, !is_own(chosen) || chosen.filename() == checkpoint_name(steps.front()),
+                 root_.string(), " holds checkpoints newer than ", chosen.filename().string(),
+                 ", which a later resume would take for this run's: move them away, or give the branch a "
+                 "logging.dir and checkpoint.dir of its own");
+  if (!is_own(chosen)) {
+    identity_.began_from = source;
+    write_identity(config_.logging.dir, identity_);
+  }
+  return chosen;
+}
+
+std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() {
   const std::string& resume = config_.checkpoint.resume;
   if (resume == "none") return std::nullopt;
-  const std::filesystem::path root = checkpoint_root(config_);
   if (resume != "auto") {
-    const std::filesystem::path chosen = resolve_checkpoint(resume);
-    const auto steps = list_checkpoints(root);
-    const bool rewinds = std::filesystem::exists(root) &&
-                         std::filesystem::equivalent(chosen.parent_path(), root) && !steps.empty() &&
-                         chosen.filename() != checkpoint_name(steps.front());
-    TESSERA_ENSURE(ConfigError, !rewinds, root.string(), " holds checkpoints newer than ",
-                   chosen.filename().string(),
-                   ", which a later resume would take for this run's: move them away, or give the branch a "
-                   "logging.dir and checkpoint.dir of its own");
-    return chosen;
+    if (const auto given = given_checkpoint(resume)) return given;
   }
-  const FoundCheckpoint found = find_latest(root, {.check_contents = true});
+  const FoundCheckpoint found = find_latest(root_, {.check_contents = true});
   for (const std::string& problem : found.problems) log_.warning("damaged checkpoint passed over: ", problem);
-  TESSERA_ENSURE(CheckpointError, found.dir || found.problems.empty(), "no checkpoint in ", root.string(),
+  TESSERA_ENSURE(CheckpointError, found.dir || found.problems.empty(), "no checkpoint in ", root_.string(),
                  " can be used (see the warnings above). Move them away to start anew");
   return found.dir;
 }
@@ -111,6 +162,31 @@ void RunFolder::write_config() const {
     TESSERA_ENSURE(IoError, out.good(), "cannot write ", temporary.string());
   }
   std::filesystem::rename(temporary, path);
+}
+
+std::unique_ptr<MetricsFile> RunFolder::open_metrics(std::int64_t step,
+                                                     const std::filesystem::path& resumed) const {
+  const std::filesystem::path path = std::filesystem::path(config_.logging.dir) / "metrics.jsonl";
+  auto file = std::make_unique<MetricsFile>(path, step);
+  const MetricsHistory& history = file->history();
+  if (!history.dropped.empty())
+    log_.info(path.string(), ": ", history.dropped, ", after the last checkpoint, are computed again");
+  if (!history.kept_as.empty()) {
+    log_.warning("the run starts with step 1, as ", root_.string(), " holds no checkpoint, though ",
+                 path.string(), " has its steps up to ", history.last, ": that file is now ",
+                 history.kept_as.string());
+  }
+  // A run that branched off begins with the step after its checkpoint's.
+  if (!history.missing.empty() && (history.lines > 0 || is_own(resumed))) {
+    log_.warning(path.string(), " has no line for ", history.missing, ", though the checkpoint is of step ",
+                 step, history.damage.empty() ? "" : " (" + history.damage + ")",
+                 ": the record of the run has a gap there");
+  }
+  return file;
+}
+
+void RunFolder::check_still_ours() {
+  for (RunLock& lock : locks_) lock.check_still_ours();
 }
 
 }  // namespace tessera

@@ -2,25 +2,32 @@
 /// The run's folder (logging.dir): which run it belongs to, and what to go on from.
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "engine/run_identity.hpp"
+#include "engine/run_lock.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/engine/metrics.hpp"
 
 namespace tessera {
 
 class RunFolder {
  public:
-  /// Makes the folder. Errors: IoError if that fails, ConfigError if it holds another run's files and this
-  /// one is not to resume them.
+  /// Makes the folder and that of the checkpoints, and keeps both for this job as long as the object lives.
+  /// Errors: IoError if that fails, ConfigError if another job works there, or if they hold another run's
+  /// files and this one is not to resume them.
   RunFolder(const Config& config, const Logger& log);
 
-  /// By checkpoint.resume: the newest whole checkpoint (auto), none, or a given one. Damaged ones are
-  /// reported and passed over. Errors: CheckpointError when a given one, or every one there is, cannot be
-  /// used.
-  std::optional<std::filesystem::path> checkpoint_to_resume() const;
+  /// By checkpoint.resume: the newest whole checkpoint (auto), none, or a given one; a run that began from a
+  /// given one and has checkpoints of its own goes on from these. Damaged ones are reported and passed over.
+  /// Errors: CheckpointError when a given one, or every one there is, cannot be used; ConfigError when the
+  /// run would begin anew over its own checkpoints.
+  std::optional<std::filesystem::path> checkpoint_to_resume();
 
   /// Errors: ConfigError listing the keys in which `saved` describes other training (model, data order,
   /// precision).
@@ -29,9 +36,25 @@ class RunFolder {
   /// Writes the resolved configuration to config.yaml.
   void write_config() const;
 
+  /// metrics.jsonl of a run that goes on after `step`, of a checkpoint in `resumed` ("": none). What the file
+  /// lacks, and what is dropped of it, is logged. Errors: IoError.
+  std::unique_ptr<MetricsFile> open_metrics(std::int64_t step, const std::filesystem::path& resumed) const;
+
+  /// The run's identity, for its checkpoints.
+  const std::string& run() const { return identity_.id; }
+
+  /// Before something is written: errors as RunLock::check_still_ours.
+  void check_still_ours();
+
  private:
+  std::optional<std::filesystem::path> given_checkpoint(const std::string& resume);
+  bool is_own(const std::filesystem::path& checkpoint) const;
+
   const Config& config_;
   const Logger& log_;
+  std::filesystem::path root_;
+  std::vector<RunLock> locks_;  // of the run's folder and of the checkpoints'
+  RunIdentity identity_;
   mutable std::set<std::string> told_;  ///< changed keys: the folder and the checkpoint say the same
 };
 

@@ -108,6 +108,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
     user["accumulated"] = {{"calls", engine.params().finished_calls()},
                            {"samples", engine.accumulated_samples()}};
   state.user_json = user.dump();
+  state.run = run.run;
   return state;
 }
 
@@ -150,8 +151,9 @@ RunState read_run_state(const CheckpointReader& reader) {
             .consumed_samples = state.consumed_samples,
             .tokens = user.at("tokens").get<std::int64_t>(),
             .skipped = user.at("skipped").get<std::int64_t>(),
-            .config = parse_config(config.at("yaml").get<std::string>(),
-                                   (reader.dir() / "manifest.json").string())};
+            .config =
+                parse_config(config.at("yaml").get<std::string>(), (reader.dir() / "manifest.json").string()),
+            .run = state.run};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(
         detail::concat(reader.dir().string(), " was not saved by a training run: ", error.what()));

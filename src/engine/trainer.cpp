@@ -61,7 +61,9 @@ class TrainingRun {
     on_every_rank(host_, *world_, [&] {
       if (!first_) open_data();
     });
-    if (first_) metrics_.emplace(std::filesystem::path(config.logging.dir) / "metrics.jsonl", state_.step);
+    on_every_rank(host_, *world_, [&] {
+      if (first_) metrics_ = folder_->open_metrics(state_.step, found);
+    });
   }
 
   TrainResult train() {
@@ -116,7 +118,9 @@ class TrainingRun {
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
     on_every_rank(host_, *world_, [&] {
-      if (first_) folder_->write_config();
+      if (!first_) return;
+      folder_->write_config();
+      state_.run = folder_->run();
     });
   }
 
@@ -160,6 +164,8 @@ class TrainingRun {
     const std::vector<std::int64_t>& window = config_.logging.profile;
     if (!window.empty() && state_.step + 1 < window[1]) profiler_.emplace(config_, *engine_, *world_, rate);
     if (first_ && hooks_.on_start) hooks_.on_start(info);
+    if (data_.valid && t.eval_interval > 0)
+      log_.info("each evaluation reads the same ", t.eval_iters, " batches of the validation split");
   }
 
   /// A step that runs, and the state of the run after it.
@@ -278,7 +284,8 @@ class TrainingRun {
     return most.to_vector<std::int64_t>()[0];
   }
 
-  /// Mean loss over the same eval_iters batches every time, so that figures of one run compare.
+  /// Mean loss over the same eval_iters batches every time, so that figures of one run compare: `announce`
+  /// says so.
   double evaluate() {
     DataLoader loader(data_.valid, loader_options(0));
     double loss = 0.0, targets = 0.0;
@@ -298,6 +305,9 @@ class TrainingRun {
   void save() {
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
+    options.on_phase = [this](SavePhase phase) {
+      if (first_ && phase == SavePhase::manifest_written) folder_->check_still_ours();
+    };
     result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
     if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }
@@ -313,7 +323,7 @@ class TrainingRun {
   RunState state_;
   TrainResult result_;
   GptData data_;
-  std::optional<MetricsFile> metrics_;
+  std::unique_ptr<MetricsFile> metrics_;  // on rank 0
   double peak_flops_ = 0.0;
   std::optional<Profiler> profiler_;  // logging.profile
   std::deque<Launched> launched_;

@@ -85,8 +85,6 @@ Command find_command(const LaunchProgram& program) {
     command.path = interpreter(program);
     if (program.module) command.argv.insert(command.argv.begin(), "-m");
     command.argv.insert(command.argv.begin(), command.path);
-  } else if (name == "tessera" && fs::path(own_file()).filename() == "tessera") {
-    command.path = own_file();
   } else {
     command.path = find_executable(name, program.environment);
   }

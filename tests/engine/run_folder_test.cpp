@@ -24,9 +24,9 @@ TEST_F(RunFolders, AForeignFolderIsRefusedAndLeftAlone) {
 
 TEST_F(RunFolders, EmptyAndAbsentFoldersAreTaken) {
   const Config config = run_config("a/b/c");
-  const RunFolder made(config, log);
+  { const RunFolder made(config, log); }
   EXPECT_TRUE(std::filesystem::is_directory(dir_ / "a/b/c"));
-  const RunFolder again(config, log);
+  RunFolder again(config, log);
   EXPECT_FALSE(again.checkpoint_to_resume());
 }
 

@@ -71,8 +71,8 @@ def test_the_quickstart_with_and_without_processes(tessera_program, tmp_path, so
              "training.eval_iters=1", "logging.every=1"]
     runs = {}
     for name in ("quickstart", "quickstart_tp2_pp2"):
-        where = [f"logging.dir={tmp_path}/{name}", f"checkpoint.dir={tmp_path}/{name}/checkpoints"]
-        runs[name] = train(tessera_program, source_dir / f"configs/{name}.yaml", *short, *where).err
+        where = f"logging.dir={tmp_path}/{name}"
+        runs[name] = train(tessera_program, source_dir / f"configs/{name}.yaml", *short, where).err
     reference = figures(tmp_path / "quickstart")
     assert len(reference) == 3 and "eval_loss" in reference[-1]
     assert_same(tmp_path / "quickstart_tp2_pp2", reference)

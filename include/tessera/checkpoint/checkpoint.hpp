@@ -134,10 +134,10 @@ std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& root);
 std::string checkpoint_name(std::int64_t step);
 
 /// Removes all but the `keep` (>= 1) newest whole checkpoints and what crashes left behind; never `protect`,
-/// never a folder that is not ours. Damaged ones go only when they are older than everything kept. Returns
-/// what was removed.
+/// never a folder that is not ours, nor, where `run` is given, a checkpoint that names another run. Damaged
+/// ones go only when they are older than everything kept. Returns what was removed.
 std::vector<std::filesystem::path> prune_checkpoints(const std::filesystem::path& root, int keep,
-                                                     std::int64_t protect = -1);
+                                                     std::int64_t protect = -1, const std::string& run = "");
 
 /// Checks every byte of a checkpoint; one line per problem, none if it is sound.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& dir);

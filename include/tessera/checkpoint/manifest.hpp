@@ -20,6 +20,7 @@ struct CheckpointState {
   std::string rng_json = "null";
   std::string data_json = "null";
   std::string user_json = "null";
+  std::string run = "";  ///< identity of the run it belongs to; "" where nobody gave one
 };
 
 struct Manifest {

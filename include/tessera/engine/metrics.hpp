@@ -34,21 +34,39 @@ struct StepRecord {
   std::vector<Traffic> traffic = {};
 };
 
+/// What a run found in its metrics.jsonl and did with it.
+struct MetricsHistory {
+  std::int64_t lines = 0;  ///< kept
+  std::int64_t last = 0;   ///< last step the file had a line for
+  std::string missing =
+      "";  ///< "step 4" or "steps 2 to 3, 7": without a line, though the run goes on after them
+  std::string damage = "";        ///< lines that cannot be read: "line 5 is cut off", ...
+  std::string dropped = "";       ///< "steps 9 to 12": lines of steps that are trained again
+  std::filesystem::path kept_as;  ///< where the old file went when the run starts over; empty if it did not
+};
+
 class MetricsFile {
  public:
   /// Appends to `path`. Lines of steps after `last_step` (written by a process that died after its last
-  /// checkpoint) and a half-written last line are dropped first. Errors: IoError.
+  /// checkpoint), a step's second line and a half-written last line are dropped first. Where the run starts
+  /// over (`last_step` 0), a file with lines is not touched but renamed to metrics.1.jsonl, or the next
+  /// number that is free. Errors: IoError.
   MetricsFile(std::filesystem::path path, std::int64_t last_step);
   ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+  const MetricsHistory& history() const { return history_; }
   /// One line, flushed. Numbers that are not finite are written as null. Errors: IoError (disk full).
   void write(const StepRecord& record);
 
  private:
   std::filesystem::path path_;
+  MetricsHistory history_;
   int file_ = -1;
 };
 
-/// Most memory held so far, in bytes: of the context's GPU, or of this process.
+/// Most memory held so far, in bytes: of the context's GPU, or of this process (not of the one that started
+/// it).
 std::int64_t peak_memory_bytes(const ExecCtx& ctx);
 
 }  // namespace tessera

@@ -13,6 +13,7 @@ namespace tessera {
 struct RunState {
   std::int64_t step = 0, consumed_samples = 0, tokens = 0, skipped = 0;
   Config config;
+  std::string run = "";  ///< identity of the run (RunFolder); "" where there is none
 };
 
 /// What of an engine is saved or loaded besides its weights.

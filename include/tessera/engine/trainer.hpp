@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
@@ -47,8 +48,14 @@ TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& l
 
 /// What `train` refuses about the run's folder before it makes anything: for who starts the processes.
 /// Errors: ConfigError if the folder holds something that is no run, or checkpoints that
-/// checkpoint.resume=none excludes.
+/// checkpoint.resume=none excludes, if a process of this machine works there, or if the checkpoint folder is
+/// another run's.
 void check_run_folder(const Config& config);
+
+/// load_config for a run. The config.yaml in a run's folder stands for that folder, wherever it was copied or
+/// moved to, unless an override gives logging.dir; a difference is logged.
+Config load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides,
+                       const Logger& log);
 
 /// Where a run keeps its checkpoints.
 std::filesystem::path checkpoint_root(const Config& config);
