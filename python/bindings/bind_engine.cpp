@@ -258,6 +258,20 @@ void load_views(PyEngine& self, const std::string& config_json, const Views& ten
   load_weights(model, self.engine());
 }
 
+/// Writes fp32 values of one whole parameter into what this rank holds of it.
+void load_one(PyEngine& self, const std::string& name, const py::array& values) {
+  const Tensor whole = tensor_of(values);
+  const py::gil_scoped_release release;
+  load_parameter(self.engine(), name, whole);
+}
+
+/// Elements of the model's parameters on this rank.
+std::int64_t elements_held(PyEngine& self) {
+  std::int64_t sum = 0;
+  for (const Parameter* parameter : self.engine().params().parameters()) sum += parameter->shape().numel();
+  return sum;
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
@@ -286,6 +300,10 @@ void bind_engine(py::module_& module) {
            py::arg("config"), py::arg("overrides"), py::arg("world"), py::arg("trainable") = true,
            py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
       .def("load_views", &load_views, py::arg("config_json"), py::arg("tensors"), Released())
+      .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
+      .def(
+          "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
+      .def_property_readonly("elements_held", &elements_held)
       .def(
           "load_folder",
           [](PyEngine& self, const std::filesystem::path& folder) {

@@ -140,7 +140,7 @@ class Preparation:
         session = model._session
         if session.engine is not None:
             raise ConfigError("the model was used before its optimizer was prepared; give both to one prepare()")
-        description = describe(optimizer, _names_of(model._original))
+        description = describe(optimizer, _names_of(model))
         self._apply_conditions(description, model)
         session.optimizer = description
         if self.plugin is not None:
@@ -153,7 +153,7 @@ class Preparation:
         """Splits groups by what the plugin's no_wd_decay_cond and scale_lr_cond say."""
         if self.plugin is None or (self.plugin.no_wd_decay_cond is None and self.plugin.scale_lr_cond is None):
             return
-        rules = parameter_rules(self.plugin, model._original.named_parameters())
+        rules = parameter_rules(self.plugin, model.named_parameters())
         groups: List[Group] = []
         for number, group in enumerate(description.groups):
             parts: Dict[Tuple, List[str]] = {}
