@@ -63,6 +63,10 @@ class OpenCall:
         self.used = False
         self._trained = session.freezing.applied
 
+    @property
+    def session(self) -> Optional["Session"]:
+        return self._session()
+
     def add(self, factor: float) -> None:
         """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
         if self.used:
@@ -87,6 +91,10 @@ class OpenForward:
         self.number = number
         self.used = False
         self._trained = session.freezing.applied
+
+    @property
+    def session(self) -> Optional["Session"]:
+        return self._session()
 
     def backward(self, upstream: Any) -> None:
         if self.used:
@@ -123,6 +131,7 @@ class Session:
         self.micro_batch_size = 1
         self.closed = False
         self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
+        self.told_of_no_optimizer = False
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self.calling = "the model"  # what batches are for, as ranks tell each other
@@ -445,6 +454,32 @@ class Session:
         self.meet("full_gradients()" if gradients else "model.state_dict()")
         self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
         return whole
+
+    def load(self, values: Dict[str, Any], strict: bool = True) -> None:
+        """Rank 0's `values`, arrays or tensors by Hugging Face name, become the weights. Collective. Errors: InvalidArgument on
+        every rank, before anything is changed."""
+        import numpy as np
+
+        from tessera._whole_weights import check, joined
+
+        self.meet("model.load_state_dict()")
+        main, world = self.state.is_main_process, self.state.world
+        problem = check(values, self, strict) if main else ""
+        parts = [] if problem or not main else [ours for ours, each in self.mappings.items()
+                                                if any(part[0] in values for part in each)]
+        plan = json.loads(world.broadcast_bytes(json.dumps([problem, parts]).encode() if main else b"", 0))
+        if plan[0]:
+            raise InvalidArgument(plan[0])
+        current = self.collect() if not strict else {}
+        for ours in plan[1]:
+            array = joined(ours, {**current, **values}, self) if main else np.empty(self._shape(ours), np.float32)
+            world.broadcast(array, 0)
+            self.engine.load_parameter(ours, array)
+        self.engine.gather_weights()
+
+    def _shape(self, ours: str) -> Tuple[int, ...]:
+        shapes = [shape[::-1] if transposed else shape for _, shape, transposed in self.mappings[ours]]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def _split(self, ours: str, array: Any) -> Dict[str, Any]:
         import numpy as np
