@@ -157,6 +157,7 @@ class TesseraModel(torch.nn.Module):
         self._session = session
         self._parameters_of_model = dict(model.named_parameters())  # the caller's objects; prepare() ends with taking them over
         session.freezing.live = self._parameters_of_model
+        session.freezing.reading = torch._C.DisableTorchFunctionSubclass
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None
         self._places = _call_arguments.positional_names(type(model))
@@ -213,12 +214,12 @@ class TesseraModel(torch.nn.Module):
         """All weights under Hugging Face's names in the model's dtype on rank 0, {} elsewhere. Collective."""
         return {name: torch.from_numpy(array).to(self.dtype) for name, array in self.session.collect().items()}
 
-    def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True, assign: bool = False) -> None:
-        """Rank 0's values become the model's on every rank, exact in fp32. Collective. Errors: as
-        tessera.utils.load_parameters, before anything is changed."""
+    def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Rank 0's values become the model's on every rank, exact in fp32; returns the missing and the unexpected names, which
+        only strict=False lets pass. Collective. Errors: InvalidArgument on every rank, before anything is changed."""
         if assign:
             raise ConfigError("load_state_dict(assign=True) is not supported: the weights are the engine's; leave it out")
-        self.session.load(state_dict, strict)
+        return torch.nn.modules.module._IncompatibleKeys(*self.session.load(state_dict, strict, unknown=not strict))
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise ConfigError("copy.deepcopy(model): the engine cannot be copied. For an average over steps, average the values of "
@@ -229,10 +230,49 @@ class TesseraModel(torch.nn.Module):
                           "weights, accelerator.save_state() the training")
 
     def to(self, *args: Any, **kwargs: Any) -> "TesseraModel":
-        """Nothing to do: the engine's weights are where they belong."""
+        """Nothing to do for a device: the engine's weights are where they belong. Errors: ConfigError for another dtype."""
+        for each in (*args, *kwargs.values()):
+            dtype = getattr(each, "dtype", each)
+            if isinstance(dtype, torch.dtype) and dtype != self.dtype:
+                raise ConfigError(f"the model cannot become {dtype} after prepare(): its weights are fp32 in the engine and are saved "
+                                  f"as {self.dtype}. Convert it before prepare(), compute in another type by Accelerator("
+                                  "mixed_precision=...), save in one by save_pretrained(folder, torch_dtype=...)")
         return self
 
-    cuda = cpu = float = half = bfloat16 = to
+    def cuda(self, device: Any = None) -> "TesseraModel":
+        return self
+
+    cpu = cuda
+
+    def float(self) -> "TesseraModel":
+        return self.to(torch.float32)
+
+    def half(self) -> "TesseraModel":
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> "TesseraModel":
+        return self.to(torch.bfloat16)
+
+    def double(self) -> "TesseraModel":
+        return self.to(torch.float64)
+
+    def type(self, dst_type: Any) -> "TesseraModel":
+        return self.to(dst_type)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"the prepared model has no '{name}': its layers and weights are in the engine, in parts over the "
+                                 "ranks. Change modules before prepare(), read weights by tessera.utils.full_parameters(model), "
+                                 "outputs by calling the model") from None
+
+    def __repr__(self) -> str:
+        """Of this rank; not collective."""
+        from tessera._whole_weights import overview
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return overview(self._session, self._parameters_of_model)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigError("gradient_checkpointing_enable() must be called before prepare(); or give MegatronLMPlugin("

@@ -182,6 +182,9 @@ class RetiredModel(torch.nn.Module):
             return object.__getattribute__(self, name)
         raise AttributeError(f"'{name}': {_GONE}")
 
+    def __getattr__(self, name: str) -> Any:  # where __getattribute__ has found nothing
+        raise AttributeError(f"'{name}': {_GONE}")
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(f"setting '{name}': {_GONE}")
 

@@ -455,31 +455,13 @@ class Session:
         self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
         return whole
 
-    def load(self, values: Dict[str, Any], strict: bool = True) -> None:
-        """Rank 0's `values`, arrays or tensors by Hugging Face name, become the weights. Collective. Errors: InvalidArgument on
-        every rank, before anything is changed."""
-        import numpy as np
-
-        from tessera._whole_weights import check, joined
+    def load(self, values: Dict[str, Any], strict: bool = True, unknown: bool = False) -> Tuple[List[str], List[str]]:
+        """Rank 0's `values`, arrays or tensors by Hugging Face name, become the weights; returns missing and unknown names
+        (`unknown`: these may be there). Collective. Errors: InvalidArgument on every rank, before anything is changed."""
+        from tessera import _whole_weights
 
         self.meet("model.load_state_dict()")
-        main, world = self.state.is_main_process, self.state.world
-        problem = check(values, self, strict) if main else ""
-        parts = [] if problem or not main else [ours for ours, each in self.mappings.items()
-                                                if any(part[0] in values for part in each)]
-        plan = json.loads(world.broadcast_bytes(json.dumps([problem, parts]).encode() if main else b"", 0))
-        if plan[0]:
-            raise InvalidArgument(plan[0])
-        current = self.collect() if not strict else {}
-        for ours in plan[1]:
-            array = joined(ours, {**current, **values}, self) if main else np.empty(self._shape(ours), np.float32)
-            world.broadcast(array, 0)
-            self.engine.load_parameter(ours, array)
-        self.engine.gather_weights()
-
-    def _shape(self, ours: str) -> Tuple[int, ...]:
-        shapes = [shape[::-1] if transposed else shape for _, shape, transposed in self.mappings[ours]]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return _whole_weights.load(self, values, strict, unknown)
 
     def _split(self, ours: str, array: Any) -> Dict[str, Any]:
         import numpy as np
