@@ -64,6 +64,18 @@ class Preparation:
         return 1 if self.plugin is None else self.plugin.num_micro_batches
 
     def run(self, objects: tuple) -> list:
+        """The prepared objects. One that fails leaves accelerator and models as they were."""
+        accelerator = self.accelerator
+        lists = (accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders, accelerator._batch_sizes)
+        counts = [len(each) for each in lists]
+        try:
+            return self._run(objects)
+        except BaseException:
+            for each, count in zip(lists, counts):
+                del each[count:]
+            raise
+
+    def _run(self, objects: tuple) -> list:
         results: List[Any] = list(objects)
         with agreed(self.state.world, "prepare()") as facts:
             kinds = self._kinds(objects)
@@ -89,7 +101,7 @@ class Preparation:
             for i, loader in zip(kinds["indexed"], made):
                 results[i] = loader
             self.accelerator._dataloaders.extend(loader for loader in made if loader is not None)
-        for i in kinds["model"]:  # last: a prepare() that failed leaves the caller's model as it was
+        for i in kinds["model"]:  # last: nothing fails after that
             from tessera._parameters import take_over
 
             take_over(_uncompiled(objects[i]), results[i]._session)
@@ -217,7 +229,7 @@ class Preparation:
                 rule = rules.get(name, {})
                 parts.setdefault((rule.get("lr_mult", 1.0), rule.get("weight_decay")), []).append(name)
             for (lr_mult, weight_decay), names in parts.items():
-                groups.append(Group(names, group.betas, group.eps, group.momentum, number, lr_mult, weight_decay))
+                groups.append(Group(names, group.betas, group.eps, group.momentum, number, lr_mult, weight_decay, group.begins))
         description.groups[:] = groups
 
     # Loaders.
