@@ -336,6 +336,20 @@ std::vector<std::tuple<int, std::int64_t, std::string>> load_weights_of(
   return list;
 }
 
+/// Writes fp32 values of one whole parameter into what this rank holds of it.
+void load_one(PyEngine& self, const std::string& name, const py::array& values) {
+  const Tensor whole = tensor_of(values);
+  const py::gil_scoped_release release;
+  load_parameter(self.engine(), name, whole);
+}
+
+/// Elements of the model's parameters on this rank.
+std::int64_t elements_held(PyEngine& self) {
+  std::int64_t sum = 0;
+  for (const Parameter* parameter : self.engine().params().parameters()) sum += parameter->shape().numel();
+  return sum;
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
@@ -377,6 +391,10 @@ void bind_engine(py::module_& module) {
       .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
       .def("load_weights", &load_weights_of, py::arg("config_json"), py::arg("tensors"), py::arg("folder"),
            Released())
+      .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
+      .def(
+          "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
+      .def_property_readonly("elements_held", &elements_held)
       .def("open_call",
            [](PyEngine& self, const Batch& batch) {
              Engine::Call call;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Set
 
 from tessera.errors import ConfigError
 from tessera.utils.refusals import warn_once
@@ -16,9 +17,11 @@ class Freezing:
         self._session = session
         self.live: Dict[str, Any] = {parameter.name: parameter for parameter in session.parameters}
         self.applied: List[bool] = []  # requires_grad of each, as the engine has it; empty before it is there
+        self.reading: Callable[[], ContextManager] = nullcontext  # around reading them, where that makes it cheap
 
     def wanted(self) -> List[bool]:
-        return [parameter.requires_grad for parameter in self.live.values()]
+        with self.reading():
+            return [parameter.requires_grad for parameter in self.live.values()]
 
     def follow(self) -> None:
         """What is trained in the calls that come. Costs nothing where nothing has changed. Errors: ConfigError for parts of
@@ -57,10 +60,7 @@ class Freezing:
 
     def changed_since(self, applied: List[bool]) -> str:
         """The first parameter whose requires_grad is not what a call was made with; "" if none."""
-        for name, parameter, then in zip(self.live, self.live.values(), applied):
-            if parameter.requires_grad != then:
-                return name
-        return ""
+        return next((name for name, now, then in zip(self.live, self.wanted(), applied) if now != then), "")
 
     def state(self) -> List[str]:
         """For checkpoints: the names of what is frozen."""

@@ -10,6 +10,7 @@ import torch
 
 from tessera import _call_arguments
 from tessera._model_check import refused_loss
+from tessera._parameters import EngineParameter, check_has_optimizer
 from tessera._session import ModelParameter, OpenCall, OpenForward, Session, Source
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -19,22 +20,6 @@ logger = get_logger(__name__)
 
 _FAMILIES = "gpt2, llama, mistral and qwen2"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-class _Parameter(torch.nn.Parameter):
-    """A parameter of the whole model: its name, shape and requires_grad. Value and gradient are in the engine."""
-
-    @property
-    def grad(self) -> None:
-        # torch.nn.utils.clip_grad_norm_ and loops that log norms would otherwise do nothing, and say nothing.
-        warn_once("parameter.grad is None: gradients are in the engine. Clip with accelerator.clip_grad_norm_(), which returns the "
-                  "norm, or read them with tessera.utils.full_gradients(model)")
-        return None
-
-    @grad.setter
-    def grad(self, value: Any) -> None:
-        if value is not None:
-            raise ConfigError("gradients are in the engine and cannot be set; give outputs.loss.backward() another loss")
 
 
 class _Loss(torch.autograd.Function):
@@ -47,6 +32,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
+        check_has_optimizer(ctx.call.session)
         ctx.call.add(float(upstream))
         return None, None, None
 
@@ -61,6 +47,7 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
+        check_has_optimizer(ctx.forward.session)
         ctx.forward.backward(upstream.detach().to(torch.float32).contiguous())
         return None, None, None
 
@@ -114,7 +101,7 @@ def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], S
     if config is None or not hasattr(config, "to_json_string"):
         raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
                           f"trains {_FAMILIES}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
-    if getattr(model, "_taken_by_tessera", False):
+    if any(isinstance(parameter, EngineParameter) for parameter in model.parameters()):
         raise ConfigError("an earlier prepare() has taken this model's weights, and the object has none any more; use the model that "
                           "prepare() returned, or make it anew")
     kind = getattr(config, "model_type", None)
@@ -155,18 +142,6 @@ def _source_of(model: Any, named: list) -> Source:
     return Source(tensors=tensors, owner=owner)
 
 
-def release(model: torch.nn.Module) -> None:
-    """Gives back the memory of weights that the engine has taken over: they become meta tensors."""
-    model._taken_by_tessera = True
-    for parameter in model.parameters():
-        if parameter.device.type == "meta":
-            continue
-        try:
-            torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad))
-        except RuntimeError:  # something else refers to it: keep the object, let go of the values
-            parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
-
-
 class TesseraModel(torch.nn.Module):
     """Called like the Hugging Face model it was made from; it begins in training mode. In training mode with labels it
     runs forward and backward of the whole batch through the pipeline; `loss.backward()` adds the gradient. Without
@@ -180,13 +155,11 @@ class TesseraModel(torch.nn.Module):
         self.config = model.config
         self.generation_config = getattr(model, "generation_config", None)
         self._session = session
-        self._parameters_of_model = {
-            parameter.name: _Parameter(torch.empty(parameter.shape, device="meta"), parameter.requires_grad)
-            for parameter in session.parameters}
+        self._parameters_of_model = dict(model.named_parameters())  # the caller's objects; prepare() ends with taking them over
         session.freezing.live = self._parameters_of_model
+        session.freezing.reading = torch._C.DisableTorchFunctionSubclass
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None
-        self._original = model  # until the engine has its weights
         self._places = _call_arguments.positional_names(type(model))
 
     @property
@@ -203,8 +176,6 @@ class TesseraModel(torch.nn.Module):
 
     def build(self, trainable: bool = True) -> None:
         self._session.build(trainable)
-        release(self._original)
-        self._original = None
 
     @property
     def device(self) -> torch.device:
@@ -243,15 +214,65 @@ class TesseraModel(torch.nn.Module):
         """All weights under Hugging Face's names in the model's dtype on rank 0, {} elsewhere. Collective."""
         return {name: torch.from_numpy(array).to(self.dtype) for name, array in self.session.collect().items()}
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ConfigError("load_state_dict() after prepare() is not supported: load the weights into the model before "
-                          "prepare(), or use Accelerator.load_state()")
+    def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Rank 0's values become the model's on every rank, exact in fp32; returns the missing and the unexpected names, which
+        only strict=False lets pass. Collective. Errors: InvalidArgument on every rank, before anything is changed."""
+        if assign:
+            raise ConfigError("load_state_dict(assign=True) is not supported: the weights are the engine's; leave it out")
+        return torch.nn.modules.module._IncompatibleKeys(*self.session.load(state_dict, strict, unknown=not strict))
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        raise ConfigError("copy.deepcopy(model): the engine cannot be copied. For an average over steps, average the values of "
+                          "tessera.utils.full_parameters(model), and evaluate them after tessera.utils.load_parameters(model, average)")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigError("a prepared model cannot be pickled: model.save_pretrained() or torch.save(model.state_dict()) saves its "
+                          "weights, accelerator.save_state() the training")
 
     def to(self, *args: Any, **kwargs: Any) -> "TesseraModel":
-        """Nothing to do: the engine's weights are where they belong."""
+        """Nothing to do for a device: the engine's weights are where they belong. Errors: ConfigError for another dtype."""
+        for each in (*args, *kwargs.values()):
+            dtype = getattr(each, "dtype", each)
+            if isinstance(dtype, torch.dtype) and dtype != self.dtype:
+                raise ConfigError(f"the model cannot become {dtype} after prepare(): its weights are fp32 in the engine and are saved "
+                                  f"as {self.dtype}. Convert it before prepare(), compute in another type by Accelerator("
+                                  "mixed_precision=...), save in one by save_pretrained(folder, torch_dtype=...)")
         return self
 
-    cuda = cpu = float = half = bfloat16 = to
+    def cuda(self, device: Any = None) -> "TesseraModel":
+        return self
+
+    cpu = cuda
+
+    def float(self) -> "TesseraModel":
+        return self.to(torch.float32)
+
+    def half(self) -> "TesseraModel":
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> "TesseraModel":
+        return self.to(torch.bfloat16)
+
+    def double(self) -> "TesseraModel":
+        return self.to(torch.float64)
+
+    def type(self, dst_type: Any) -> "TesseraModel":
+        return self.to(dst_type)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"the prepared model has no '{name}': its layers and weights are in the engine, in parts over the "
+                                 "ranks. Change modules before prepare(), read weights by tessera.utils.full_parameters(model), "
+                                 "outputs by calling the model") from None
+
+    def __repr__(self) -> str:
+        """Of this rank; not collective."""
+        from tessera._whole_weights import overview
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return overview(self._session, self._parameters_of_model)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigError("gradient_checkpointing_enable() must be called before prepare(); or give MegatronLMPlugin("

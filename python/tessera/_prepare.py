@@ -64,6 +64,18 @@ class Preparation:
         return 1 if self.plugin is None else self.plugin.num_micro_batches
 
     def run(self, objects: tuple) -> list:
+        """The prepared objects. One that fails leaves accelerator and models as they were."""
+        accelerator = self.accelerator
+        lists = (accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders, accelerator._batch_sizes)
+        counts = [len(each) for each in lists]
+        try:
+            return self._run(objects)
+        except BaseException:
+            for each, count in zip(lists, counts):
+                del each[count:]
+            raise
+
+    def _run(self, objects: tuple) -> list:
         results: List[Any] = list(objects)
         with agreed(self.state.world, "prepare()") as facts:
             kinds = self._kinds(objects)
@@ -89,6 +101,10 @@ class Preparation:
             for i, loader in zip(kinds["indexed"], made):
                 results[i] = loader
             self.accelerator._dataloaders.extend(loader for loader in made if loader is not None)
+        for i in kinds["model"]:  # last: nothing fails after that
+            from tessera._parameters import take_over
+
+            take_over(_uncompiled(objects[i]), results[i]._session)
         return results
 
     def _kinds(self, objects: tuple) -> Dict[str, List[int]]:
@@ -128,8 +144,8 @@ class Preparation:
         facts.update(accelerator_facts(self.accelerator))
         facts.update(kind_facts(objects, kinds))
         names: Dict[int, str] = {}
-        if self.accelerator._models and getattr(self.accelerator._models[0], "_original", None) is not None:
-            names = _names_of(self.accelerator._models[0]._original)
+        if self.accelerator._models and hasattr(self.accelerator._models[0], "named_parameters"):
+            names = _names_of(self.accelerator._models[0])
         for i in kinds["model"]:
             from tessera._model import describe_model
             from tessera._model_check import check_model
@@ -192,7 +208,7 @@ class Preparation:
         session = model._session
         if session.engine is not None:
             raise ConfigError("the model was used before its optimizer was prepared; give both to one prepare()")
-        description = describe(optimizer, _names_of(model._original))
+        description = describe(optimizer, _names_of(model))
         self._apply_conditions(description, model)
         session.optimizer = description
         if self.plugin is not None:
@@ -205,7 +221,7 @@ class Preparation:
         """Splits groups by what the plugin's no_wd_decay_cond and scale_lr_cond say."""
         if self.plugin is None or (self.plugin.no_wd_decay_cond is None and self.plugin.scale_lr_cond is None):
             return
-        rules = parameter_rules(self.plugin, model._original.named_parameters())
+        rules = parameter_rules(self.plugin, model.named_parameters())
         groups: List[Group] = []
         for number, group in enumerate(description.groups):
             parts: Dict[Tuple, List[str]] = {}
@@ -213,7 +229,7 @@ class Preparation:
                 rule = rules.get(name, {})
                 parts.setdefault((rule.get("lr_mult", 1.0), rule.get("weight_decay")), []).append(name)
             for (lr_mult, weight_decay), names in parts.items():
-                groups.append(Group(names, group.betas, group.eps, group.momentum, number, lr_mult, weight_decay))
+                groups.append(Group(names, group.betas, group.eps, group.momentum, number, lr_mult, weight_decay, group.begins))
         description.groups[:] = groups
 
     # Loaders.

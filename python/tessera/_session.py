@@ -45,6 +45,12 @@ class Group:
     origin: int = 0  # the caller's group it is a part of
     lr_mult: float = 1.0
     weight_decay: Optional[float] = None  # instead of that group's
+    begins: Tuple[float, float] = (0.0, 0.0)  # learning rate and weight decay at prepare()
+
+    def rates(self, origins: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+        """Learning rate and weight decay, where those of the caller's groups are `origins`."""
+        lr, weight_decay = origins[self.origin]
+        return lr * self.lr_mult, weight_decay if self.weight_decay is None else self.weight_decay
 
 
 @dataclass
@@ -62,6 +68,10 @@ class OpenCall:
         self.number = number
         self.used = False
         self._trained = session.freezing.applied
+
+    @property
+    def session(self) -> Optional["Session"]:
+        return self._session()
 
     def add(self, factor: float) -> None:
         """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
@@ -87,6 +97,10 @@ class OpenForward:
         self.number = number
         self.used = False
         self._trained = session.freezing.applied
+
+    @property
+    def session(self) -> Optional["Session"]:
+        return self._session()
 
     def backward(self, upstream: Any) -> None:
         if self.used:
@@ -123,6 +137,7 @@ class Session:
         self.micro_batch_size = 1
         self.closed = False
         self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
+        self.told_of_no_optimizer = False
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self.calling = "the model"  # what batches are for, as ranks tell each other
@@ -136,6 +151,7 @@ class Session:
         self.unwanted_calls: List[int] = []
         self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
+        self._joint: Dict[Tuple[int, int], str] = {}  # groups that share a parameter of the engine's, and its parts
         self._items = _C.hf_model_items(config_json)
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         self._told_length = False
@@ -225,6 +241,9 @@ class Session:
         if not trainable or not optimizer.groups:
             return [], {}
         values = [self._values(optimizer, group) for group in optimizer.groups] + [{_FROZEN: True}]
+        begin = [(value, group.begins, group.lr_mult, group.weight_decay) for value, group in zip(values, optimizer.groups)]
+        begin.append((values[-1], (0.0, 0.0), 1.0, None))
+        self._joint = {}
         place = {name: i for i, group in enumerate(optimizer.groups) for name in group.names}
         chosen: Dict[str, Tuple[int, str]] = {}
         for parameter in self.parameters:
@@ -235,12 +254,11 @@ class Session:
             other = chosen.setdefault(parameter.ours, (number, parameter.name))
             if other[0] != number and not parameter.requires_grad:
                 chosen[parameter.ours] = (len(values) - 1, parameter.name)  # frozen for good: no group is all of it
-            elif other[0] != number and values[other[0]] != values[number]:
+            elif other[0] != number and begin[other[0]] != begin[number]:
                 raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
-                                  "must be in the same parameter group, or both be frozen")
-            elif other[0] != number:
-                raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}); put "
-                                  "them into the same parameter group")
+                                  "must be in the same parameter group, in groups of equal values, or both be frozen")
+            elif other[0] != number:  # one group for the engine, as long as their values stay equal
+                self._joint.setdefault((other[0], number), f"'{other[1]}' and '{parameter.name}'")
         return values, {ours: number for ours, (number, _) in chosen.items()}
 
     @staticmethod
@@ -402,10 +420,9 @@ class Session:
         (before clipping), skipped, loss_scale."""
         self._drop_unwanted()
         self._check_rates(rates, options)
-        own = []
+        own = [group.rates(rates) for group in self.optimizer.groups]
+        self._check_joint(own, options)
         for number, group in enumerate(self.optimizer.groups):
-            lr, weight_decay = rates[group.origin]
-            own.append((lr * group.lr_mult, weight_decay if group.weight_decay is None else group.weight_decay))
             values = self._values(self.optimizer, Group([], **options[group.origin]))
             if values != self._group_values[number]:
                 self.engine.set_group(number, values)
@@ -421,6 +438,15 @@ class Session:
         self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
         self._tokens = 0
         return result
+
+    def _check_joint(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
+        """Groups that share a parameter of the engine's must go on alike. Errors: InvalidArgument, on every rank, as rates are
+        equal there."""
+        groups = self.optimizer.groups
+        for (a, b), parts in self._joint.items():
+            if rates[a] != rates[b] or options[groups[a].origin] != options[groups[b].origin]:
+                raise InvalidArgument(f"optimizer.step(): {parts} are one parameter in Tessera, and the values of their parameter groups "
+                                      f"{groups[a].origin} and {groups[b].origin} are not equal any more; put both into one group")
 
     def _check_rates(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
         """Every rank must step with the same rates and options. Errors: InvalidArgument naming two ranks and their values."""
@@ -445,6 +471,14 @@ class Session:
         self.meet("full_gradients()" if gradients else "model.state_dict()")
         self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
         return whole
+
+    def load(self, values: Dict[str, Any], strict: bool = True, unknown: bool = False) -> Tuple[List[str], List[str]]:
+        """Rank 0's `values`, arrays or tensors by Hugging Face name, become the weights; returns missing and unknown names
+        (`unknown`: these may be there). Collective. Errors: InvalidArgument on every rank, before anything is changed."""
+        from tessera import _whole_weights
+
+        self.meet("model.load_state_dict()")
+        return _whole_weights.load(self, values, strict, unknown)
 
     def _split(self, ours: str, array: Any) -> Dict[str, Any]:
         import numpy as np

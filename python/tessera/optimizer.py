@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import inspect
+from typing import Any, List, Optional, Tuple
 
 import torch
 
@@ -15,14 +16,45 @@ __all__ = ["AcceleratedOptimizer", "describe"]
 _REFUSED = {"amsgrad": "the amsgrad variant", "maximize": "maximising", "differentiable": "differentiating through a step"}
 
 
+def _check_step(optimizer: Any, base: Any) -> None:
+    """Errors: ConfigError for a step() of the caller's: the engine makes the update."""
+    step = getattr(optimizer.step, "__func__", optimizer.step)
+    while hasattr(step, "__wrapped__") and _of_torch(step):
+        step = step.__wrapped__
+    if step is not inspect.unwrap(base.step):
+        raise ConfigError(f"{type(optimizer).__name__}.step is not torch.optim.{base.__name__}'s own, and Tessera makes the update in "
+                          "its engine, where it would not count. Use the optimizer itself, and do what is beside the update in "
+                          "the training loop")
+    check_hooks(optimizer)
+
+
+def _of_torch(function: Any) -> bool:
+    return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0] == "torch"
+
+
+def check_hooks(optimizer: Any) -> None:
+    """Errors: ConfigError for hooks of its step, which see tensors that the engine has."""
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        for hook in hooks.values():
+            raise _refused_hook(getattr(hook, "__qualname__", repr(hook)))
+
+
+def _refused_hook(name: str) -> ConfigError:
+    return ConfigError(f"the optimizer has the step hook {name}, which would not be called: the engine makes the update. Do it in the "
+                       "training loop, before or after optimizer.step()")
+
+
 def kind_of(optimizer: Any) -> str:
     """adamw, adam or sgd. Errors: ConfigError naming what is supported."""
     adam, sgd = torch.optim.Adam, torch.optim.SGD
     if isinstance(optimizer, torch.optim.AdamW):
+        _check_step(optimizer, torch.optim.AdamW)
         return "adamw"
     if type(optimizer) is adam:
+        _check_step(optimizer, adam)
         return "adamw" if optimizer.defaults.get("decoupled_weight_decay") else "adam"
     if type(optimizer) is sgd:
+        _check_step(optimizer, sgd)
         return "sgd"
     raise ConfigError(f"the optimizer {type(optimizer).__module__}.{type(optimizer).__name__} is not supported: its step would "
                       "have to run on sharded weights. Use torch.optim.AdamW, Adam or SGD")
@@ -39,6 +71,11 @@ def group_values(group: dict) -> dict:
             "eps": float(group.get("eps", 1e-8)), "momentum": float(group.get("momentum", 0.0))}
 
 
+def rates_of(group: dict) -> Tuple[float, float]:
+    """Learning rate and weight decay."""
+    return float(group["lr"]), float(group.get("weight_decay", 0.0))
+
+
 def describe(optimizer: Any, names: dict) -> OptimizerDescription:
     """`names`: id of a parameter -> its name in the model."""
     kind = kind_of(optimizer)
@@ -51,7 +88,7 @@ def describe(optimizer: Any, names: dict) -> OptimizerDescription:
                               f"{unknown[0]}) that are not the model's; give prepare() the model they belong to, or make the "
                               "optimizer after the model has its last form")
         own = [names[id(parameter)] for parameter in group["params"]]
-        groups.append(Group(names=own, origin=number, **group_values(group)))
+        groups.append(Group(names=own, origin=number, begins=rates_of(group), **group_values(group)))
     nesterov = {bool(group.get("nesterov")) for group in optimizer.param_groups}
     if len(nesterov) > 1:
         raise ConfigError("nesterov must be the same in all parameter groups")
@@ -122,6 +159,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
                           if key != "params"})
 
+    def register_step_pre_hook(self, hook: Any) -> None:
+        raise _refused_hook(getattr(hook, "__qualname__", repr(hook)))
+
+    register_step_post_hook = register_step_pre_hook
+
     def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
         if self.gradient_state.sync_gradients:
             self._session.zero_grad()
@@ -144,8 +186,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self._is_overflow = False
             warn_once("optimizer.step() without a gradient does nothing: no loss was backwarded since the last step")
             return
-        rates = [(float(group["lr"]), float(group.get("weight_decay", 0.0))) for group in self.param_groups]
-        self.last_step = self._session.update(rates, [group_values(group) for group in self.param_groups])
+        check_hooks(self.optimizer)
+        self.last_step = self._session.update([rates_of(group) for group in self.param_groups], [group_values(group) for group in self.param_groups])
         self._is_overflow = self.last_step["skipped"]
         # torch's schedulers warn when the optimizer they know was not stepped before them.
         self.optimizer._opt_called = True

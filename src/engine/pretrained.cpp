@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "tessera/base/config_file.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 namespace {
@@ -155,6 +156,23 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
   const HfModel model = open_model(folder);
   check_same_model(config, model.config(), folder.string());
   load_weights(model, engine);
+}
+
+void load_parameter(Engine& engine, const std::string& name, const Tensor& whole) {
+  engine.params().wait_for_weights();  // the last update may still be sending its part
+  engine.ctx().stream->synchronize();
+  const ExecCtx host = ExecCtx::cpu(1);
+  for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
+    if (piece.parameter->name() != name) continue;
+    TESSERA_CHECK_EQ(whole.shape(), piece.parameter->placement().global(), "the shape of '", name, "'");
+    for (const auto& [place, values] : piece.boxes()) {
+      Tensor part = whole;
+      for (int i = 0; i < place.shape.rank(); ++i) part = part.narrow(i, place.global[i], place.shape[i]);
+      const Tensor box = Tensor::empty(host, place.shape, DType::f32);
+      ops::copy(host, part, box);
+      values.write(engine.ctx(), box.data<float>());
+    }
+  }
 }
 
 ViewSource weights_of(Engine& engine) {

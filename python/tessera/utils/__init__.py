@@ -9,7 +9,7 @@ from typing import Any as _Any
 from tessera.utils.tqdm import tqdm
 
 _MODULES = ("dataclasses", "megatron_lm", "megatron_parsers", "operations", "other", "random", "memory", "environment", "imports",
-            "objects", "constants", "modeling")
+            "objects", "constants", "modeling", "weights")
 
 
 def __getattr__(name: str) -> _Any:
