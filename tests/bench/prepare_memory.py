@@ -4,7 +4,8 @@
 
 Writes a folder of random bf16 weights, then starts two processes whose model is made under `init_empty_weights`, and
 prints, for each rank: what it holds after `prepare()`, and how far above that memory went while it ran (goal: at most
-10 %). Needs the package, PyTorch and Transformers; 14 GiB of memory and 4 GB of disk at full size.
+10 %). `--differ`: each process has a folder of its own with other weights, so that rank 0 sends all of its. Needs the
+package, PyTorch and Transformers; 14 GiB of memory and 4 GB of disk (8 to differ) at full size.
 """
 
 import argparse
@@ -29,21 +30,23 @@ def memory(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def write_folder(folder: Path, sizes: dict) -> None:
+def write_folder(folder: Path, sizes: dict, seed: int) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    torch.manual_seed(seed)
     model = GPT2LMHeadModel(GPT2Config(**sizes)).to(torch.bfloat16)
     model.save_pretrained(folder)
 
 
-def rank(folder: str, result: Path) -> None:
+def rank(folders: list, result: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tessera import Accelerator, init_empty_weights
     from tessera.utils import MegatronLMPlugin
 
+    folder = folders[int(os.environ["RANK"]) % len(folders)]
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=2, gradient_clipping=0.0))
@@ -64,16 +67,18 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="xl")
     parser.add_argument("--build", type=Path, default=ROOT / "build/tests", help="where the tessera program is (default build/tests)")
     parser.add_argument("--package", type=Path, default=ROOT / "python", help="what goes onto PYTHONPATH (default python)")
-    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--differ", action="store_true", help="other weights on each rank")
+    parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank[0], Path(options.rank[1]))
+        rank(options.rank[1:], Path(options.rank[0]))
         return 0
     with tempfile.TemporaryDirectory(prefix="prepare-memory-") as made:
-        folder = Path(made) / "model"
-        write_folder(folder, SIZES[options.size])
+        folders = [str(Path(made) / f"model_{seed}") for seed in range(2 if options.differ else 1)]
+        for seed, folder in enumerate(folders):
+            write_folder(Path(folder), SIZES[options.size], seed)
         environment = {**os.environ, "PYTHONPATH": str(options.package), "TESSERA_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-        subprocess.run([str(options.build / "tessera"), "launch", "--num_processes", "2", __file__, "--rank", str(folder), made],
+        subprocess.run([str(options.build / "tessera"), "launch", "--num_processes", "2", __file__, "--rank", made, *folders],
                        env=environment, check=True, stdin=subprocess.DEVNULL)
         worst = 0.0
         for path in sorted(Path(made).glob("rank_*.json")):

@@ -30,8 +30,14 @@ def expect(kind, *words):
 """
 
 ONE_PROCESS = HEAD + """
-import tessera
-accelerator = Accelerator()
+import logging, tessera
+plugin = dict(gradient_clipping=0.0, recompute_activations=True)
+accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**plugin))
+assert Accelerator().state.megatron_lm_plugin is accelerator.state.megatron_lm_plugin
+equal = MegatronLMPlugin(**plugin)
+assert Accelerator(megatron_lm_plugin=equal).state.megatron_lm_plugin is equal
+with expect(ValueError, "gradient_clipping is 0.0 already, not 0.5", "to the first `Accelerator()`"):
+    Accelerator(megatron_lm_plugin=MegatronLMPlugin(**{**plugin, "gradient_clipping": 0.5}))
 with expect(tessera.ConfigError, "'bert' is not supported", "gpt2, llama, mistral and qwen2"):
     accelerator.prepare(transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1,
                                                                              intermediate_size=8, vocab_size=20)))
@@ -59,6 +65,10 @@ with expect(ValueError, "the model's 8 positions"):
     model(input_ids=torch.zeros(1, 9, dtype=torch.long), labels=torch.zeros(1, 9, dtype=torch.long))
 with expect(tessera.Error, "50"):
     model(input_ids=ids + 50, labels=ids)
+with expect(ValueError, "input_ids are of type bool"):
+    model(input_ids=ids > 3, labels=ids)
+with expect(ValueError, "labels are of type float32"):
+    model(input_ids=ids, labels=ids.float())
 with expect(ValueError, "without input_ids"):
     model(labels=ids)
 with expect(ValueError, "special_tokens_mask"):
@@ -77,6 +87,10 @@ for width in (6, 3, 8, 1, 6):  # shapes may change from batch to batch; one toke
         optimizer.step()
 accelerator.save_state("saved")
 accelerator.free_memory()
+with expect(tessera.ConfigError, "free_memory() has let go of this model"):
+    model(input_ids=ids, labels=ids)
+with expect(tessera.ConfigError, "free_memory() has let go of this model"):
+    accelerator.prepare(model)
 other = gpt2(n_layer=3, n_embd=24)
 model, optimizer = accelerator.prepare(other, torch.optim.AdamW(other.parameters()))
 with expect(tessera.CheckpointError, "does not fit", "decoder.layers.2", "[50, 16]", "[50, 24]"):
@@ -85,6 +99,14 @@ with expect(tessera.CheckpointError, "no state"):
     accelerator.load_state("nowhere")
 with expect(NotImplementedError, "LOMO"):
     accelerator.lomo_backward(None, 0.1)
+accelerator.free_memory()
+told = []
+logging.getLogger("tessera").addFilter(lambda record: told.append(record.getMessage()) or True)
+model = accelerator.prepare(transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=50, max_position_embeddings=4)))
+for width in (4, 6, 5, 6):
+    model(input_ids=ids[:, :width], labels=ids[:, :width])
+assert len([text for text in told if "max_position_embeddings" in text]) == 1, told
 print("ALL REFUSED")
 """
 
