@@ -21,6 +21,7 @@ SAID = {
         "missing names": "'transformer.wte.weight' is missing (27 such names)", "shape": "has the shape (3,), the model needs (16,)"},
     "groups_of_one": {"unequal": "put both into one group"},
     "subset": {},
+    "penalty": {},
     "left_out": {"backward": "optimizer = accelerator.prepare(optimizer)", "step": "optimizer = accelerator.prepare(optimizer)"},
     "refused_optimizers": {"own step": "Own.step is not torch.optim.AdamW's own", "hook": "step hook print", "replaced step": "SGD.step",
                            "hook afterwards": "step hook print"}}

@@ -176,6 +176,22 @@ def subset(case: Case) -> dict:
     return {"numbers": {"norm": float(norm - expected), "weights": apart(model, reference)}, "said": {}}
 
 
+def penalty(case: Case) -> dict:
+    """An L2 term of the loss is Adam's weight decay of twice its factor."""
+    model = gpt2()
+    reference = copy.deepcopy(model)
+    model, optimizer = case.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=2 * 0.3))
+    plain = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-4)
+    for _ in range(2):
+        case.backward(model)
+        optimizer.step()
+        (0.3 * sum(p.square().sum() for p in reference.parameters())).backward()
+        backward(reference)
+        plain.step()
+        plain.zero_grad()
+    return {"numbers": {"weights": apart(model, reference)}, "said": {}}
+
+
 def left_out(case: Case) -> dict:
     """An optimizer that was never prepared trains nothing, and says so."""
     original = gpt2()
@@ -211,7 +227,7 @@ def main() -> None:
     output, *layouts = sys.argv[1:]
     results = {}
     for layout in layouts:
-        for run in (averages, groups_of_one, subset, left_out, refused_optimizers):
+        for run in (averages, groups_of_one, subset, penalty, left_out, refused_optimizers):
             case = Case(*map(int, layout.split(",")))
             results[f"{run.__name__} {layout}"] = run(case)
             case.end()
