@@ -30,8 +30,8 @@ class Freezing:
         if wanted == self.applied:
             return
         names = self._frozen(dict(zip(self.live, wanted)))
-        if self.applied:
-            self._tell_of_strangers([name for name, now, before in zip(self.live, wanted, self.applied) if now and not before])
+        before = self.applied or [False] * len(wanted)
+        self._tell_of_strangers([name for name, now, then in zip(self.live, wanted, before) if now and not then])
         self._session.engine.set_frozen(names)
         self.applied = wanted
 
@@ -55,8 +55,10 @@ class Freezing:
         known: Set[str] = {name for group in optimizer.groups for name in group.names}
         strangers = [name for name in names if name not in known]
         if strangers:
-            warn_once(f"{len(strangers)} parameters were unfrozen that are in none of the optimizer's groups, so no step trains "
-                      f"them, as in PyTorch (the first is {strangers[0]}): give the optimizer all parameters before prepare()")
+            warn_once(f"{len(strangers)} parameters have requires_grad=True and are in none of the optimizer's groups (the first is "
+                      f"{strangers[0]}): no step trains them, as in PyTorch, but they have no gradient here either, so "
+                      "clip_grad_norm_() and full_gradients() leave them out. Set requires_grad=False to say so, or give them to "
+                      "the optimizer before prepare(), in a group with lr=0 and weight_decay=0 if only their gradient is to count")
 
     def changed_since(self, applied: List[bool]) -> str:
         """The first parameter whose requires_grad is not what a call was made with; "" if none."""

@@ -155,12 +155,18 @@ def groups_of_one(case: Case) -> dict:
 
 
 def subset(case: Case) -> dict:
-    """clip_grad_norm_ of all parameters, where the optimizer has some of them."""
+    """clip_grad_norm_ of all parameters, where the optimizer trains some of them and the others have the rate 0."""
     model = gpt2()
     reference = copy.deepcopy(model)
-    chosen = [name for name, _ in model.named_parameters() if "mlp" in name]
-    model, optimizer = case.accelerator.prepare(model, torch.optim.SGD([model.get_parameter(name) for name in chosen], lr=0.1))
-    plain = torch.optim.SGD([reference.get_parameter(name) for name in chosen], lr=0.1)
+
+    def optimizer_of(model):
+        parts = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            parts["mlp" in name].append(parameter)
+        return torch.optim.SGD([{"params": parts[True]}, {"params": parts[False], "lr": 0.0}], lr=0.1)
+
+    model, optimizer = case.accelerator.prepare(model, optimizer_of(model))
+    plain = optimizer_of(reference)
     case.backward(model)
     backward(reference)
     norm = case.accelerator.clip_grad_norm_(model.parameters(), 0.1)
@@ -168,6 +174,22 @@ def subset(case: Case) -> dict:
     optimizer.step()
     plain.step()
     return {"numbers": {"norm": float(norm - expected), "weights": apart(model, reference)}, "said": {}}
+
+
+def penalty(case: Case) -> dict:
+    """An L2 term of the loss is Adam's weight decay of twice its factor."""
+    model = gpt2()
+    reference = copy.deepcopy(model)
+    model, optimizer = case.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=2 * 0.3))
+    plain = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-4)
+    for _ in range(2):
+        case.backward(model)
+        optimizer.step()
+        (0.3 * sum(p.square().sum() for p in reference.parameters())).backward()
+        backward(reference)
+        plain.step()
+        plain.zero_grad()
+    return {"numbers": {"weights": apart(model, reference)}, "said": {}}
 
 
 def left_out(case: Case) -> dict:
@@ -191,7 +213,7 @@ def refused_optimizers(case: Case) -> dict:
     wrapped.step = lambda: None
     texts = {name: said(lambda: case.accelerator.prepare(model, optimizer)) for name, optimizer in (
         ("own step", Own(model.parameters())), ("hook", hooked), ("replaced step", wrapped))}
-    scheduled = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduled = torch.optim.AdamW([model.transformer.wte.weight], lr=1e-2)  # of one parameter: a warning names the others
     torch.optim.lr_scheduler.LambdaLR(scheduled, lambda step: 1.0)  # wraps step, and is no step of one's own
     before = model.transformer.wte.weight.detach().sum().item()
     model, optimizer = case.accelerator.prepare(model, scheduled)
@@ -205,7 +227,7 @@ def main() -> None:
     output, *layouts = sys.argv[1:]
     results = {}
     for layout in layouts:
-        for run in (averages, groups_of_one, subset, left_out, refused_optimizers):
+        for run in (averages, groups_of_one, subset, penalty, left_out, refused_optimizers):
             case = Case(*map(int, layout.split(",")))
             results[f"{run.__name__} {layout}"] = run(case)
             case.end()
