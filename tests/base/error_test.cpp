@@ -15,11 +15,11 @@ std::string message_of(F&& call) {
   return "nothing was thrown";
 }
 
-TEST(Check, MessageHasValuesConditionAndPlace) {
+TEST(Check, MessageHasValuesAndPlaceButNotTheExpression) {
   const int n = 3;
   const std::string message =
       message_of<InvalidArgument>([&] { TESSERA_CHECK(n == 4, "n is ", n, ", x is ", 0.25); });
-  EXPECT_EQ(message.find("n is 3, x is 0.25 [n == 4] (error_test.cpp:"), 0u) << message;
+  EXPECT_EQ(message.find("n is 3, x is 0.25 (error_test.cpp:"), 0u) << message;
 }
 
 TEST(Check, HoldsQuietlyAndDoesNotEvaluateTheMessage) {
@@ -48,7 +48,7 @@ TEST(Check, EqualShowsBothSidesAndEvaluatesOnce) {
   EXPECT_EQ(calls, 1);
   const std::string message =
       message_of<InvalidArgument>([&] { TESSERA_CHECK_EQ(next(), 7, "for axis ", 2); });
-  EXPECT_EQ(message.find("2 is not 7. for axis 2 [next() == 7] (error_test.cpp:"), 0u) << message;
+  EXPECT_EQ(message.find("2 is not 7. for axis 2 (error_test.cpp:"), 0u) << message;
 }
 
 TEST(Check, WorksInAnUnbracedIf) {

@@ -63,14 +63,14 @@ std::string concat(const Parts&... parts) {
 
 template <typename E>
 [[noreturn]] void fail(const char* file, int line, const char* condition, const std::string& message) {
-  std::string text = message;
+  // The code's own expression is for whoever reads the code; it stands in only where nothing else is said.
+  std::string text = message.empty() ? concat("[", condition, "]") : message;
   // A programmer's mistake is found by the place in the code; about a file or a configuration that would be
   // noise.
   if constexpr (std::is_base_of_v<InvalidArgument, E> || std::is_base_of_v<InternalError, E>) {
     std::string path(file);
     const auto slash = path.find_last_of('/');
     if (slash != std::string::npos) path.erase(0, slash + 1);
-    if (condition[0] != '\0') text += concat(text.empty() ? "" : " ", "[", condition, "]");
     text += concat(" (", path, ":", line, ")");
   }
   throw E(text);
