@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import weakref
@@ -451,14 +452,18 @@ class Session:
     def _check_rates(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
         """Every rank must step with the same rates and options. Errors: InvalidArgument naming two ranks and their values."""
         own = [{"lr": lr, "weight_decay": weight_decay, **option} for (lr, weight_decay), option in zip(rates, options)]
-        digest = hash(tuple(tuple(group.values()) for group in own))
+        text = json.dumps(own)
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
         if len({values[0] for values in self.meet("optimizer.step()", digest)}) == 1:
             return
-        everyone = [json.loads(text) for text in self.state.world.all_gather_bytes(json.dumps(own).encode())]
+        everyone = [json.loads(each) for each in self.state.world.all_gather_bytes(text.encode())]
         for rank, theirs in enumerate(everyone):
+            if len(theirs) != len(everyone[0]):
+                raise InvalidArgument(f"optimizer.step() with {len(everyone[0])} parameter groups on rank 0 and {len(theirs)} on rank "
+                                      f"{rank}")
             for number, (a, b) in enumerate(zip(everyone[0], theirs)):
                 for key in a:
-                    if a[key] != b[key]:
+                    if repr(a[key]) != repr(b[key]):  # a nan is equal to another one here
                         raise InvalidArgument(
                             f"optimizer.step() with different values: {key} of parameter group {number} is {a[key]} on rank 0 and "
                             f"{b[key]} on rank {rank}. Schedulers must be stepped alike on every rank")
