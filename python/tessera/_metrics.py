@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tessera._process_group import meet
+from tessera.state import PartialState
 from tessera.utils.operations import data_group, recursively_apply
 from tessera.utils.refusals import warn_once
 
@@ -16,16 +18,13 @@ def is_array(leaf: Any) -> bool:
 def holds_objects(data: Any, loader: Any, asked: bool) -> bool:
     """Whether `data` is gathered as objects: because it is `asked` for or there is anything but tensors in it. Of the last
     batch a data rank may have nothing, and see nothing in its lists, so all agree on it. Collective then."""
-    import numpy as np
-
     others: list = []
     recursively_apply(others.append, data, test_type=lambda leaf: not is_array(leaf))
     group = data_group()
     if loader is None or not loader.end_of_dataloader or group.size == 1:
         return asked or bool(others)
-    flag = np.array([int(asked or bool(others))], dtype=np.int64)
-    group.all_reduce(flag, "max")
-    return bool(flag[0])
+    told = meet(PartialState()._connected(), "gather_for_metrics()", int(asked or bool(others)))
+    return any(values[0] for values in told)
 
 
 def rows_of_samples(data: Any, loader: Any) -> Any:

@@ -128,6 +128,7 @@ class World:
 
     def __init__(self, size):
         self.size, self.sent, self.lock = size, {}, threading.Condition()
+        self.meeting = threading.Barrier(size, timeout=30)
 
     def rank_view(self, rank):
         world = self
@@ -137,6 +138,9 @@ class World:
 
             def __init__(self):
                 self.rank, self.calls = rank, 0
+
+            def meet(self, call, values, place):
+                world.meeting.wait()
 
             def broadcast_bytes(self, data, root=0):
                 self.calls += 1
