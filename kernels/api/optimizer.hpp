@@ -128,8 +128,9 @@ struct JoinMain {
 /// One Adam(W) update of n consecutive elements in one pass (Loshchilov & Hutter, "Decoupled weight decay").
 /// g = grad * state.grad_factor (+ decay * main if not decoupled); m, v as usual;
 /// main -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), after main *= 1 - lr * decay if
-/// decoupled; t = state.updates without those the group missed. Nothing changes if state.skip, nor where there is no group. With `low` the
-/// main weights are split: `model` (bf16) and `low` are read and written, and `main` is null.
+/// decoupled; t = state.updates without those the group missed. Nothing changes if state.skip, nor where
+/// there is no group. With `low` the main weights are split: `model` (bf16) and `low` are read and written,
+/// and `main` is null.
 struct Adam {
   std::int64_t n = 0;
   GroupsOfElements groups = {};
