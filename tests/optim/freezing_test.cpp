@@ -11,6 +11,7 @@ namespace {
 
 struct Freezing : testing::Test {
   void call(float value) {
+    if (store.finished_calls() > 0) store.begin_call();
     for (Parameter* p : {&a, &b}) {
       if (!p->trained()) continue;
       p->next_beta();
