@@ -62,10 +62,11 @@ TEST_F(Freezing, KeepsTheGradientOfACallBeforeIt) {
   freeze(&b);
   call(1), update();
   EXPECT_EQ(optimizer.updates_of(b), 1);
-  EXPECT_EQ(weight(b), std::vector<float>(70, 0.75f));  // the mean of one gradient and none
+  EXPECT_EQ(weight(a), std::vector<float>(15, 0.0f));  // calls add up
+  EXPECT_EQ(weight(b), std::vector<float>(70, 0.5f));
   call(1), update();
   EXPECT_EQ(optimizer.updates_of(b), 1);
-  EXPECT_EQ(weight(b), std::vector<float>(70, 0.75f));
+  EXPECT_EQ(weight(b), std::vector<float>(70, 0.5f));
 }
 
 TEST_F(Freezing, TakesCountsFromElsewhere) {
