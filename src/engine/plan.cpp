@@ -53,11 +53,12 @@ void add_pipeline_traffic(const Plan& plan, int stage, std::int64_t boundary,
   if (backward > 0) terms.push_back({"pp", "gradients", backward * plan.micro_batches * boundary});
 }
 
-/// Three fp64 numbers a step go around all ranks.
+/// Two fp64 sums a step go around all ranks, and two fp64 numbers of each rank go to all others.
 void add_world_traffic(const MeshShape& mesh, int rank, std::vector<TrafficTerm>& terms) {
   if (mesh.world() == 1) return;
   const std::int64_t bytes = detail::Collective{rank, mesh.world()}.all_reduce(1, 8);
-  for (const char* name : {"target count", "loss", "gradient norm"}) terms.push_back({"world", name, bytes});
+  terms.push_back({"world", "target count", 16 * (mesh.world() - 1)});  // with what is frozen
+  for (const char* name : {"loss", "gradient norm"}) terms.push_back({"world", name, bytes});
 }
 
 /// One tensor rank of one stage; what differs between its data ranks is added per rank.

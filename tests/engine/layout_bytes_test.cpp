@@ -112,8 +112,8 @@ class Formula {
     if (c_.p > 1) pipeline_terms();
     if (c_.t * c_.p * c_.d > 1) {
       const int ranks = c_.t * c_.p * c_.d, rank = at_.tp + c_.t * (at_.dp + c_.d * at_.pp);
-      for (const char* name : {"target count", "loss", "gradient norm"})
-        add("world", name, 8 * all_reduce(1, rank, ranks));
+      add("world", "target count", 16 * (ranks - 1));  // with what is frozen, from each to all
+      for (const char* name : {"loss", "gradient norm"}) add("world", name, 8 * all_reduce(1, rank, ranks));
     }
     weight_terms();
     return terms_;
