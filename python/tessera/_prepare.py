@@ -92,6 +92,8 @@ class Preparation:
             results[i] = self.optimizer(objects[i])
         if kinds["optimizer"] and self.accelerator._models:
             self.accelerator._models[0].build()
+        for i in kinds["optimizer"]:
+            results[i].take_moments()
         for i in kinds["scheduler"]:
             results[i] = self.scheduler(objects[i])
         if kinds["indexed"]:
@@ -200,6 +202,7 @@ class Preparation:
         return prepared
 
     def optimizer(self, optimizer: Any) -> Any:
+        from tessera._optimizer_state import TorchState
         from tessera.optimizer import AcceleratedOptimizer, describe
 
         if not self.accelerator._models:
@@ -209,11 +212,14 @@ class Preparation:
         if session.engine is not None:
             raise ConfigError("the model was used before its optimizer was prepared; give both to one prepare()")
         description = describe(optimizer, _names_of(model))
+        names = [list(group.names) for group in description.groups]
         self._apply_conditions(description, model)
+        torch_state = TorchState(session, description, names)
+        moments = torch_state.agree(optimizer.state_dict())
         session.optimizer = description
         if self.plugin is not None:
             self.plugin.set_optimizer_type(optimizer)
-        prepared = AcceleratedOptimizer(optimizer, session, self.accelerator.gradient_state)
+        prepared = AcceleratedOptimizer(optimizer, session, self.accelerator.gradient_state, torch_state, moments)
         self.accelerator._optimizers.append(prepared)
         return prepared
 

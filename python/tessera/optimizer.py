@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
+from tessera._optimizer_state import ImportedState, TorchState
 from tessera._session import Group, OptimizerDescription, Session
 from tessera.errors import ConfigError
 from tessera.utils.refusals import warn_once
@@ -79,7 +80,6 @@ def rates_of(group: dict) -> Tuple[float, float]:
 def describe(optimizer: Any, names: dict) -> OptimizerDescription:
     """`names`: id of a parameter -> its name in the model."""
     kind = kind_of(optimizer)
-    _refuse_moments(optimizer.state)
     groups: List[Group] = []
     for number, group in enumerate(optimizer.param_groups):
         unknown = [tuple(parameter.shape) for parameter in group["params"] if id(parameter) not in names]
@@ -95,20 +95,17 @@ def describe(optimizer: Any, names: dict) -> OptimizerDescription:
     return OptimizerDescription(kind, nesterov.pop(), groups)
 
 
-def _refuse_moments(state: Any) -> None:
-    if state:
-        raise ConfigError(f"the optimizer's state has moments of {len(state)} parameters, which Tessera does not take from "
-                          "PyTorch: train from a new optimizer, or go on from a folder of save_state() with load_state()")
-
-
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """`param_groups` are the caller's: whatever a scheduler writes there is what the next step() uses. With gradient
     accumulation step() and zero_grad() act when the gradients are synchronised, as in Accelerate. A step uses the
     gradient up: it is zero afterwards even without zero_grad()."""
 
-    def __init__(self, optimizer: Any, session: Session, gradient_state: Any):
+    def __init__(self, optimizer: Any, session: Session, gradient_state: Any, torch_state: TorchState,
+                 moments: ImportedState):
         self.optimizer = optimizer
         self._session = session
+        self._torch_state = torch_state
+        self._moments: Optional[ImportedState] = moments  # until the engine has them
         self.gradient_state = gradient_state
         self._is_overflow = False
         self.scaler = None
@@ -142,22 +139,37 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
 
+    def take_moments(self) -> None:
+        """What the optimizer had before prepare() goes into the engine, and `state` is empty from then on. Collective."""
+        if self._moments is not None and self._moments.counts and any(self._moments.counts.values()):
+            self._torch_state.load(self._moments)
+        self._moments = None
+        self.optimizer.state.clear()
+
+    def full_state_dict(self) -> dict:
+        """torch's state_dict with all moments on rank 0, {} elsewhere. Collective."""
+        state = self._torch_state.collect()
+        if not self._session.state.is_main_process:
+            return {}
+        return {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
+
     def add_param_group(self, param_group: dict) -> None:
         raise ConfigError("parameter groups cannot be added after prepare(): give the optimizer all of them before")
 
     def state_dict(self) -> dict:
-        """Rates and options of the groups. Moments are sharded over the ranks: save_state() saves them."""
+        """Rates and options of the groups. Moments are sharded over the ranks: save_state() saves them, and
+        tessera.utils.full_optimizer_state() gives all of them to rank 0."""
         return {"param_groups": [{key: value for key, value in group.items() if key != "params"}
                                  for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        _refuse_moments(state_dict.get("state"))
-        saved = state_dict["param_groups"]
-        if len(saved) != len(self.param_groups):
-            raise ConfigError(f"the saved optimizer has {len(saved)} parameter groups, this one {len(self.param_groups)}")
-        for group, values in zip(self.param_groups, saved):
-            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-                          if key != "params"})
+        """What state_dict() gave, or a state_dict of torch's optimizer with its moments. Collective; what rank 0 gives
+        counts. Errors: ConfigError on every rank if it is another optimizer's; then nothing was changed."""
+        imported = self._torch_state.agree(state_dict)
+        if imported.counts is not None:
+            self._torch_state.load(imported)
+        for group, values in zip(self.param_groups, imported.groups):
+            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
     def register_step_pre_hook(self, hook: Any) -> None:
         raise _refused_hook(getattr(hook, "__qualname__", repr(hook)))

@@ -239,3 +239,13 @@ def write_basic_config(*args, **kwargs) -> Any:
     from tessera.commands.config import write_basic_config as write
 
     return write(*args, **kwargs)
+
+
+def full_optimizer_state(optimizer: Any) -> dict:
+    """The state_dict of a prepared optimizer with its moments, as torch.optim's load_state_dict takes it: all of it on rank 0,
+    {} elsewhere. Collective."""
+    from tessera.optimizer import AcceleratedOptimizer
+
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise TypeError(f"full_optimizer_state() takes the optimizer that prepare() returned, not a {type(optimizer).__name__}")
+    return optimizer.full_state_dict()
