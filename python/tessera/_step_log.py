@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import resource
 import time
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 from tessera.errors import ConfigError
 from tessera.utils.config_map import tensorboard_scalars
+
+
+def _peak_memory_bytes() -> Optional[int]:
+    """Most memory this process held. Not getrusage's ru_maxrss: after fork and exec that begins with the parent's."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 class StepLog:
@@ -22,8 +30,9 @@ class StepLog:
         if self._names:
             try:
                 from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ConfigError("MegatronLMPlugin.tensorboard_dir needs the package tensorboard: pip install tensorboard") from None
+            except ImportError as error:
+                raise ConfigError("MegatronLMPlugin.tensorboard_dir needs the package tensorboard (pip install tensorboard), "
+                                  f"which cannot be loaded: {error}") from error
             self._writer = SummaryWriter(self._plugin.tensorboard_dir)
 
     def write(self, step: int, loss: Optional[float], lr: float, result: Dict[str, Any], tokens: int) -> None:
@@ -34,7 +43,7 @@ class StepLog:
         values: Dict[str, Optional[float]] = {
             "lm loss": loss, "learning-rate": lr, "grad-norm": result["grad_norm"], "loss-scale": result["loss_scale"],
             "batch-size": getattr(self._plugin, "global_batch_size", None), "world-size": self._processes,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            "memory": _peak_memory_bytes()}
         if self._last is not None:
             values["iteration-time"] = now - self._last
             values["tokens-per-second"] = tokens / (now - self._last)

@@ -13,6 +13,19 @@ PYTHON_COMMANDS = {"plot": "tessera.plot", "config": "tessera.commands.config",
                    "packages": "tessera.commands.packages"}
 
 
+def console() -> int:
+    """The program that pip installs. As the C++ program it runs Python commands by the interpreter in TESSERA_PYTHON."""
+    python, args = os.environ.get("TESSERA_PYTHON"), sys.argv[1:]
+    if not python or not args or args[0] not in PYTHON_COMMANDS:
+        return main(args)
+    try:
+        os.execvp(python, [python, "-m", "tessera", *args])
+    except OSError as error:
+        print(f"error: TESSERA_PYTHON is {python}, which cannot be run ({error.strerror}). Name a Python interpreter there, "
+              "or unset it", file=sys.stderr)
+    return 2
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args and args[0] in PYTHON_COMMANDS:

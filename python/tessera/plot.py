@@ -82,11 +82,13 @@ def draw(series: Dict[str, Series], title: str, output: Path) -> None:
     """Loss above; learning rate and speed below, where the file has them. Writes a PNG."""
     try:
         import matplotlib
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
     except ImportError as error:
-        raise PlotError("tessera plot needs matplotlib, which is not installed in this Python "
-                        f"({sys.executable}): python3 -m pip install matplotlib") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        what = (f"is not installed in this Python ({sys.executable}): python3 -m pip install matplotlib" if absent else
+                f"this Python ({sys.executable}) has, but cannot load: {error}")
+        raise PlotError(f"tessera plot needs matplotlib, which {what}") from error
 
     lower = [(key, label, color) for key, label, color in (
         ("lr", "learning rate", RATE), ("tokens_per_s", "tokens per second", SPEED)) if key in series]

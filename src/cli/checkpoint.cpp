@@ -28,6 +28,8 @@ void inspect(const std::string& path) {
 /// A single checkpoint, or all of a run: a damaged newest one must not hide behind the one before it.
 void verify(const std::string& path, Program& program) {
   const std::filesystem::path folder = checkpoint_folder(path);
+  TESSERA_ENSURE(CheckpointError, std::filesystem::is_directory(folder), folder.string(),
+                 ": there is no such folder. Check the path.");
   std::vector<std::filesystem::path> checkpoints;
   for (const std::int64_t step : list_checkpoints(folder))
     checkpoints.push_back(folder / checkpoint_name(step));

@@ -36,7 +36,9 @@ void add_convert(CLI::App& app, Program& program);
 void add_checkpoint(CLI::App& app, Program& program);
 void add_env(CLI::App& app, Program& program);
 /// Runs `python -m tessera COMMAND ARGS...` in a child and returns its exit code, 127 if it cannot be run.
-int run_python(const std::string& python, const std::string& name, const std::vector<std::string>& arguments);
+/// `quiet`: without what it says on stderr.
+int run_python(const std::string& python, const std::string& name, const std::vector<std::string>& arguments,
+               bool quiet = false);
 /// Commands that are Python modules: run through `python3 -m tessera`.
 void add_python_commands(CLI::App& app, Program& program);
 

@@ -25,8 +25,9 @@ void add_env(CLI::App& app, Program& program) {
     if (e.launched()) std::cout << "rank         " << *e.rank << " of " << *e.world_size << "\n";
     std::cout << std::flush;
     const std::string python = e.python.value_or("python3");
-    if (run_python(python, "packages", {}) != 0) {
-      std::cout << "python       " << python << " does not have the package tessera" << std::endl;
+    if (run_python(python, "packages", {}, /*quiet=*/true) != 0) {
+      std::cout << "python       " << python << " does not run the package tessera (`" << python
+                << " -m tessera packages` says why)" << std::endl;
     }
   });
 }

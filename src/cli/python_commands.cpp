@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,8 +10,8 @@
 
 namespace tessera::cli {
 
-int run_python(const std::string& python, const std::string& name,
-               const std::vector<std::string>& arguments) {
+int run_python(const std::string& python, const std::string& name, const std::vector<std::string>& arguments,
+               bool quiet) {
   std::vector<std::string> words{python, "-m", "tessera", name};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -19,6 +20,7 @@ int run_python(const std::string& python, const std::string& name,
   const pid_t child = fork();
   TESSERA_ENSURE(IoError, child >= 0, "cannot start a process: ", std::strerror(errno));
   if (child == 0) {
+    if (quiet) dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
     execvp(argv[0], argv.data());
     _exit(127);
   }

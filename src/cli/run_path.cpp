@@ -13,10 +13,17 @@ std::filesystem::path checkpoint_in(const std::filesystem::path& path) {
 }
 
 std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
+  // What Accelerator.save_state wrote: a checkpoint per model.
+  const std::filesystem::path saved = path / "tessera_state";
+  if (std::filesystem::exists(saved / "model_0")) {
+    TESSERA_ENSURE(ConfigError, !std::filesystem::exists(saved / "model_1"), path.string(),
+                   " holds several models: name one of them, such as ", (saved / "model_0").string());
+    return saved / "model_0";
+  }
   if (!std::filesystem::exists(path / "config.yaml")) return path;
   // A run may have been moved: its own checkpoints folder comes before the one its configuration names.
   if (std::filesystem::exists(path / "checkpoints")) return path / "checkpoints";
-  return checkpoint_root(load_config(path / "config.yaml"));
+  return checkpoint_root(load_run_config(path / "config.yaml", {}, Logger::silent()));
 }
 
 bool is_model_folder(const std::filesystem::path& path) {

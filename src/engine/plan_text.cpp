@@ -18,8 +18,10 @@ std::string format(const char* pattern, Values... values) {
   return buffer;
 }
 
-/// Decimal units: 1 GB = 10^9 bytes.
-std::string gigabytes(std::int64_t bytes) { return format("%.2f", static_cast<double>(bytes) / 1e9); }
+/// Decimal units: 1 GB = 10^9 bytes. What two decimals would hide has three digits.
+std::string gigabytes(std::int64_t bytes) {
+  return format(bytes < 100'000'000 ? "%.3g" : "%.2f", static_cast<double>(bytes) / 1e9);
+}
 
 std::string bytes_text(std::int64_t bytes) {
   const double value = static_cast<double>(bytes);

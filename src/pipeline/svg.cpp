@@ -117,7 +117,7 @@ void draw_axis(Drawing& drawing, double makespan, double scale, double bottom) {
     drawing.line(x, bottom, x, bottom + 5, "#222222");
     drawing.text(x, bottom + 18, "middle", detail::concat(k * step));
   }
-  drawing.text(kLeft + makespan * scale / 2, bottom + 38, "middle", "time, in the unit of the pass times");
+  drawing.text(kLeft + makespan * scale / 2, bottom + 38, "middle", "time, in % of the step");
 }
 
 }  // namespace
@@ -130,8 +130,9 @@ std::string to_svg(const Schedule& schedule, const std::vector<PassTimes>& times
   }
   // Wide enough for labels in the shortest passes, within reason.
   const double wanted = simulation.makespan > 0.0 ? 26.0 * simulation.makespan / shortest : 0.0;
-  const double plot = std::clamp(wanted, 720.0, 6000.0);
+  const double plot = std::clamp(wanted, 720.0, 2400.0);
   const double scale = simulation.makespan > 0.0 ? plot / simulation.makespan : 0.0;
+  const double percent = simulation.makespan > 0.0 ? 100.0 / simulation.makespan : 0.0;
   const double bottom = kTop + kRow * schedule.stages;
 
   Drawing drawing;
@@ -150,12 +151,13 @@ std::string to_svg(const Schedule& schedule, const std::vector<PassTimes>& times
     const double width = (timed.end - timed.begin) * scale;
     const std::string label = label_of(timed.action, schedule.chunks);
     drawing.bar(x, y, width, kBar, colour(style_of(timed.action.kind), timed.action.chunk, schedule.chunks),
-                detail::concat(label, ", ", timed.begin, " to ", timed.end));
+                detail::concat(label, ", ", number(timed.begin * percent), " to ",
+                               number(timed.end * percent), " %"));
     if (kCharacter * static_cast<double>(label.size()) < width) {
       drawing.text(x + width / 2, y + kBar / 2 + 4, "middle", label, 10);
     }
   }
-  draw_axis(drawing, simulation.makespan, scale, bottom);
+  draw_axis(drawing, simulation.makespan * percent, plot / 100.0, bottom);
   return drawing.finish(kLeft + plot + kRight, bottom + kAxis);
 }
 

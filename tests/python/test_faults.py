@@ -204,4 +204,4 @@ def test_two_ctrl_c_end_at_once(tessera_program, tmp_path):
         asked = time.monotonic()
         job.finish(128 + signal.SIGINT)
         assert time.monotonic() - asked < 2
-    assert last_step(tmp_path / "run") == 0 and not list(tmp_path.glob("run/checkpoints/*"))
+    assert last_step(tmp_path / "run") == 0 and not list(tmp_path.glob("run/checkpoints/step-*"))

@@ -58,7 +58,7 @@ bool expects_gpus(const LaunchSettings& settings);
 LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program);
 
 /// How to start `argv` on this machine as `processes` workers, quietly: for a program that starts copies of
-/// itself. The first word may be "tessera": this program.
+/// itself. The first word is a path, or a name to be found in PATH.
 /// Errors: ConfigError if it cannot be found.
 LaunchOptions local_launch(int processes, const LaunchProgram& program, const std::string& log_dir = "");
 
