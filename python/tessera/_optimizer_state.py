@@ -145,6 +145,7 @@ class TorchState:
         import torch
 
         session = self.session
+        session.meet("full_optimizer_state()")
         counts = session.engine.update_counts()
         moments: Dict[str, Dict[str, Any]] = {}
         for key in self._keys:
