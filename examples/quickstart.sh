@@ -71,7 +71,7 @@ if [ -f "$corpus_stamp" ] && [ "$(cat "$corpus_stamp")" = "$corpus_wanted" ]; th
 else
   rm -f "$corpus_stamp"
   note "$(python -m tessera._corpus make "$data/corpus.jsonl")"
-  tessera preprocess --input "$data/corpus.jsonl" --json-keys text --append-eod --tokenizer-type bytes \
+  tessera preprocess --input "$data/corpus.jsonl" --json-keys text --append-eod --overwrite --tokenizer-type bytes \
     --workers "$(nproc)" --output-prefix "$data/corpus"
   split="$(sed -n 's/^.*[ {]split: *"\([0-9.,]*\)".*$/\1/p' "$config")"
   [ -n "$split" ] || die "$config names no data.split"

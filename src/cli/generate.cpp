@@ -45,6 +45,11 @@ void run_generate(const GenerateArguments& a, const Program& program) {
     std::vector<std::int32_t> text = prompt;
     const auto added = generate(loaded.engine->ctx(), model, prompt, sampling);
     text.insert(text.end(), added.begin(), added.end());
+    const auto length = static_cast<std::int64_t>(text.size());
+    if (length == model.max_positions() &&
+        length < static_cast<std::int64_t>(prompt.size()) + sampling.max_new_tokens)
+      std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
+                << prompt.size() << std::endl;
     if (i > 0) std::cout << "----\n";
     std::cout << tokenizer->decode(text) << std::endl;
   }

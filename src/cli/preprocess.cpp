@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -17,12 +18,20 @@ void show_progress(const PreprocessProgress& p) {
                static_cast<long long>(p.documents), static_cast<long long>(p.tokens));
 }
 
+/// "--a-b,--a_b": Megatron's tools take both.
+std::string both_spellings(const std::string& name) {
+  std::string other = name;
+  std::replace(other.begin() + 2, other.end(), '-', '_');
+  return other == name ? name : name + "," + other;
+}
+
 void run_preprocess(PreprocessOptions options, const Program& program) {
   options.tokenizer.python = program.environment.python.value_or("python3");
   const bool terminal = isatty(STDERR_FILENO) != 0;
   if (terminal) options.progress = show_progress;
   const PreprocessResult result = preprocess(options);
   if (terminal) std::cerr << "\n";
+  for (const std::string& note : result.notes) std::cerr << "note: " << note << "\n";
   std::cout << result.documents << " documents, " << result.tokens << " tokens (" << result.dtype
             << ", vocabulary " << result.vocab_size << ") in";
   for (const std::string& prefix : result.prefixes) std::cout << " " << prefix << ".{idx,bin}";
@@ -34,20 +43,28 @@ void run_preprocess(PreprocessOptions options, const Program& program) {
 void add_preprocess(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand("preprocess", "Tokenize text into an indexed dataset (.idx and .bin)");
   auto o = std::make_shared<PreprocessOptions>();
-  command->add_option("--input", o->input, "JSONL or plain-text files, or folders of them")->required();
-  command->add_option("--output-prefix", o->output_prefix, "writes PREFIX_KEY_document.idx and .bin")
+  const auto option = [&](const std::string& name, auto& value, const char* meaning) {
+    return command->add_option(both_spellings(name), value, meaning);
+  };
+  const auto flag = [&](const std::string& name, bool& value, const char* meaning) {
+    command->add_flag(both_spellings(name), value, meaning);
+  };
+  TokenizerOptions& tokenizer = o->tokenizer;
+  option("--input", o->input, "JSON lines or plain text, also packed (.gz, .zst), or folders of them")
       ->required();
-  command->add_option("--json-keys", o->json_keys, "keys of the JSON objects to take text from")
-      ->capture_default_str();
-  command->add_flag("--append-eod", o->append_eod, "end every document with an end-of-document token");
-  command->add_option("--workers", o->workers, "tokenizers at work at once")->capture_default_str();
-  command
-      ->add_option("--tokenizer-type", o->tokenizer.type, "bytes, HuggingFaceTokenizer or GPT2BPETokenizer")
-      ->capture_default_str();
-  command->add_option("--tokenizer-model", o->tokenizer.model,
-                      "HuggingFaceTokenizer: tokenizer.json or its folder");
-  command->add_option("--vocab-file", o->tokenizer.vocab_file, "GPT2BPETokenizer: vocab.json");
-  command->add_option("--merge-file", o->tokenizer.merge_file, "GPT2BPETokenizer: merges.txt");
+  option("--output-prefix", o->output_prefix, "writes PREFIX_KEY_document.idx and .bin")->required();
+  option("--json-keys", o->json_keys, "keys of the JSON objects to take text from")->capture_default_str();
+  flag("--append-eod", o->append_eod, "end every document with an end-of-document token");
+  flag("--overwrite", o->overwrite, "replace a dataset that is there");
+  option("--workers", o->workers, "tokenizers at work at once")->capture_default_str();
+  option(
+      "--tokenizer-type", tokenizer.type,
+      "bytes, HuggingFaceTokenizer or GPT2BPETokenizer; else what the files below imply, bytes without any");
+  option("--tokenizer-model", tokenizer.model, "HuggingFaceTokenizer: tokenizer.json or its folder");
+  option("--vocab-file", tokenizer.vocab_file, "GPT2BPETokenizer: vocab.json");
+  option("--merge-file", tokenizer.merge_file, "GPT2BPETokenizer: merges.txt");
+  option("--eod-token", tokenizer.end_of_document,
+         "the token that ends a document; else the tokenizer's own end of text");
   command->callback([o, &program] { run_preprocess(*o, program); });
 }
 

@@ -1,13 +1,11 @@
 #pragma once
-/// Reads documents out of JSON-lines and plain text files, piece by piece.
-
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "data/file.hpp"
+#include "data/text_source.hpp"
 
 namespace tessera {
 
@@ -15,12 +13,21 @@ namespace tessera {
 struct RawDocument {
   std::int32_t file = 0;
   std::int64_t line = 0;  ///< from 1; 0 = the whole file is the document
-  std::string text;       ///< a line of JSON, or plain text
+  std::string text;       ///< a line of JSON, or plain text; without a byte order mark
 };
 
-/// Files and, below folders, all files that are not hidden, in the order of names. Errors: DataError when one
-/// is missing or a folder holds none.
-std::vector<std::string> list_inputs(std::span<const std::string> input);
+struct InputFiles {
+  std::vector<std::string> paths;
+  std::vector<std::string> notes;  ///< what a user should know: files passed over, or read in an unlikely way
+};
+
+/// Files and, below folders, all files that are not hidden, in the order of names. Files that are no text are
+/// passed over in folders. Errors: DataError when one is missing or, named itself, no text; when a folder
+/// holds none; ConfigError as open_text.
+InputFiles list_inputs(std::span<const std::string> input);
+
+/// Whether a file's name says that it holds one JSON object a line.
+bool is_json_lines(const std::string& path);
 
 /// Goes through files one document at a time.
 class DocumentReader {
@@ -31,22 +38,24 @@ class DocumentReader {
   /// The next document; false at the end. Blank lines are left out. Errors: DataError, IoError.
   bool next(RawDocument& out);
   const std::string& path(std::int32_t file) const { return paths_[static_cast<std::size_t>(file)]; }
-  std::int64_t bytes_read() const { return bytes_read_; }
+  /// Of the files as they lie on the disk.
+  std::int64_t bytes_read() const { return bytes_before_ + (source_ ? source_->consumed() : 0); }
   std::int64_t total_bytes() const { return total_bytes_; }
   bool any_plain_text() const { return any_plain_text_; }
 
  private:
   bool next_line(std::string& line);
   void read_whole(std::string& text);
+  bool read_more();
+  void close_file();
 
   std::vector<std::string> paths_;
   std::size_t current_ = 0;
-  std::unique_ptr<files::InputFile> file_;
-  std::int64_t offset_ = 0;  ///< of the first byte not yet in the buffer
+  std::unique_ptr<TextSource> source_;
   std::int64_t line_ = 0;
   std::string buffer_;
   std::size_t used_ = 0;
-  std::int64_t bytes_read_ = 0;
+  std::int64_t bytes_before_ = 0;  ///< of the files that are done
   std::int64_t total_bytes_ = 0;
   bool any_plain_text_ = false;
 };

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "data/documents.hpp"
+#include "tessera/base/error.hpp"
 
 namespace tessera {
 namespace {

@@ -148,6 +148,20 @@ void check_options(const PreprocessOptions& options) {
   }
 }
 
+std::string prefix_of(const PreprocessOptions& options, const std::string& key) {
+  return options.output_prefix + "_" + key + "_document";
+}
+
+void check_output(const PreprocessOptions& options) {
+  for (const std::string& key : options.json_keys) {
+    for (const char* suffix : {".idx", ".bin"}) {
+      const std::string path = prefix_of(options, key) + suffix;
+      TESSERA_ENSURE(ConfigError, options.overwrite || !std::filesystem::exists(path), path,
+                     " is there already: choose another --output-prefix, or replace it with --overwrite");
+    }
+  }
+}
+
 bool read_chunk(DocumentReader& reader, Chunk& chunk) {
   chunk = {};
   RawDocument document;
@@ -183,24 +197,36 @@ Writers open_writers(const PreprocessOptions& options, PreprocessResult& result)
   TESSERA_ENSURE(IoError, !error, folder.string(), ": cannot be created: ", error.message());
   Writers writers;
   for (const std::string& key : options.json_keys) {
-    result.prefixes.push_back(options.output_prefix + "_" + key + "_document");
+    result.prefixes.push_back(prefix_of(options, key));
     writers.push_back(std::make_unique<IndexedDatasetWriter>(result.prefixes.back(), result.dtype));
   }
   return writers;
+}
+
+void publish(Writers& writers, const PreprocessOptions& options, PreprocessResult& result) {
+  for (std::size_t k = 0; k < writers.size(); ++k) {
+    if (writers[k]->tokens() == 0)
+      result.notes.push_back("every text under the key \"" + options.json_keys[k] + "\" is empty");
+    writers[k]->finish();
+  }
 }
 
 }  // namespace
 
 PreprocessResult preprocess(const PreprocessOptions& options) {
   check_options(options);
-  DocumentReader reader(list_inputs(options.input));
+  check_output(options);
+  PreprocessResult result;
+  InputFiles inputs = list_inputs(options.input);
+  result.notes = std::move(inputs.notes);
+  DocumentReader reader(std::move(inputs.paths));
   TESSERA_ENSURE(
       ConfigError, !reader.any_plain_text() || options.json_keys.size() == 1,
       "--json-keys names several keys, but some input is plain text (not .jsonl, .json or .ndjson)");
   auto tokenizer = make_tokenizer(options.tokenizer);
-  TESSERA_ENSURE(ConfigError, !options.append_eod || tokenizer->end_of_document() >= 0,
-                 "--append-eod: the tokenizer has no end-of-document token; name one (--eod-token)");
-  PreprocessResult result;
+  TESSERA_ENSURE(
+      ConfigError, !options.append_eod || tokenizer->end_of_document() >= 0,
+      "--append-eod: the tokenizer has no end-of-document token; name one of its tokens with --eod-token");
   result.vocab_size = tokenizer->vocab_size();
   result.dtype = token_dtype(result.vocab_size);
   Writers writers = open_writers(options, result);
@@ -219,7 +245,9 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   }
   while (!pending.empty()) write_one();
   TESSERA_ENSURE(DataError, result.documents > 0, options.input.front(), ": the input holds no document");
-  for (auto& writer : writers) writer->finish();
+  TESSERA_ENSURE(DataError, result.tokens > 0, options.input.front(), ": the input holds no text: ",
+                 result.documents == 1 ? "its document is empty" : "all its documents are empty");
+  publish(writers, options, result);
   return result;
 }
 

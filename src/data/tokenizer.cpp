@@ -1,6 +1,7 @@
 #include "tessera/data/tokenizer.hpp"
 
 #include "data/python_tokenizer.hpp"
+#include "data/tokenizer_options.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -31,16 +32,9 @@ std::string ByteTokenizer::decode(std::span<const std::int32_t> ids) {
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerOptions& options) {
-  if (options.type == "bytes") return std::make_unique<ByteTokenizer>();
-  const bool hugging_face = options.type == "HuggingFaceTokenizer";
-  TESSERA_ENSURE(ConfigError, hugging_face || options.type == "GPT2BPETokenizer", "tokenizer type \"",
-                 options.type, "\" is not known; use bytes, HuggingFaceTokenizer or GPT2BPETokenizer");
-  TESSERA_ENSURE(
-      ConfigError, !hugging_face || !options.model.empty(),
-      "HuggingFaceTokenizer needs --tokenizer-model: a tokenizer.json or the folder that holds it");
-  TESSERA_ENSURE(ConfigError, hugging_face || (!options.vocab_file.empty() && !options.merge_file.empty()),
-                 "GPT2BPETokenizer needs --vocab-file and --merge-file");
-  return std::make_unique<PythonTokenizer>(options);
+  const TokenizerOptions settled = settle(options);
+  if (settled.type == "bytes") return std::make_unique<ByteTokenizer>();
+  return std::make_unique<PythonTokenizer>(settled);
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 
 namespace tessera {
 namespace {
@@ -43,6 +44,27 @@ TEST(Cli, MessagesNameWhatIsWrong) {
   EXPECT_EQ(config.out, "");
   const Outcome format = call({"convert", "--from", "onnx", "a", "--to", "hf", "b"});
   EXPECT_NE(format.err.find("\"onnx\": hf and tessera are known"), std::string::npos) << format.err;
+}
+
+TEST(Cli, PreprocessTakesMegatronsUnderscoresAndKeepsWhatIsThere) {
+  const auto dir =
+      std::filesystem::temp_directory_path() / ("tessera-cli-text-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(dir);
+  std::ofstream(dir / "a.txt") << "{\"text\": \"a\"}\n";
+  const std::vector<std::string> command = {
+      "preprocess",       "--input", (dir / "a.txt").string(), "--output_prefix", (dir / "a").string(),
+      "--tokenizer_type", "bytes",   "--append_eod",           "--json_keys",     "text"};
+  const Outcome first = call(command);
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_NE(first.out.find("1 documents, 15 tokens"), std::string::npos) << first.out;
+  EXPECT_NE(first.err.find("note: begins like JSON lines"), std::string::npos) << first.err;
+  const Outcome again = call(command);
+  EXPECT_EQ(again.code, 2);
+  EXPECT_NE(again.err.find("--overwrite"), std::string::npos) << again.err;
+  std::vector<std::string> replace = command;
+  replace.push_back("--overwrite");
+  EXPECT_EQ(call(replace).code, 0);
+  std::filesystem::remove_all(dir);
 }
 
 TEST(Cli, SignalHandlersAreGivenBack) {

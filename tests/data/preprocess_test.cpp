@@ -1,6 +1,7 @@
 #include "tessera/data/preprocess.hpp"
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 
 #include "raw_files.hpp"
@@ -78,14 +79,14 @@ TEST(Preprocess, SeveralKeys) {
 TEST(Preprocess, FoldersOfPlainText) {
   const ScratchFolder folder;
   std::filesystem::create_directories(folder / "corpus/b");
-  spill(folder / "corpus/c.txt", std::string("\xff\0z", 3));  // any bytes are text to the byte tokenizer
+  spill(folder / "corpus/c.txt", "\xffz");  // stray bytes are text to the byte tokenizer
   spill(folder / "corpus/b/x.py", "py");
   spill(folder / "corpus/a.jsonl", "{\"text\": \"j\"}\n");
   spill(folder / "corpus/.hidden", "no");
   spill(folder / "corpus/z.txt", "");
   preprocess(options_for(folder, {folder / "corpus"}));
   EXPECT_EQ(raw_documents(folder / "out_text_document"),
-            (std::vector<Ids>{{106}, {112, 121}, {255, 0, 122}, {}}));
+            (std::vector<Ids>{{106}, {112, 121}, {255, 122}, {}}));
 }
 
 TEST(Preprocess, WorkersDoNotChangeTheResult) {
@@ -101,6 +102,7 @@ TEST(Preprocess, WorkersDoNotChangeTheResult) {
     PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
     options.workers = workers;
     options.append_eod = true;
+    options.overwrite = workers > 1;
     std::vector<std::int64_t> seen;
     options.progress = [&seen](const PreprocessProgress& p) {
       EXPECT_LE(p.bytes, p.total_bytes);
@@ -179,6 +181,93 @@ TEST(Preprocess, BadOptions) {
                ConfigError);
   std::filesystem::create_directory(folder / "empty");
   EXPECT_THROW(preprocess(changed([&](O& o) { o.input = {folder / "empty"}; })), DataError);
+}
+
+TEST(Preprocess, ReadsGzipAndZstandard) {
+  const ScratchFolder folder;
+  const auto shell = [&](const std::string& line) {
+    return std::system(("cd " + folder.path() + " && " + line).c_str()) == 0;
+  };
+  spill(folder / "a.txt", "plain");
+  spill(folder / "b.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+  ASSERT_TRUE(shell("gzip a.txt && gzip -c b.jsonl > B.JSONL.GZ && gzip -c b.jsonl >> B.JSONL.GZ"));
+  const Ids one = {'o', 'n', 'e'}, two = {'t', 'w', 'o'};
+  preprocess(options_for(folder, {folder / "a.txt.gz", folder / "B.JSONL.GZ"}));
+  EXPECT_EQ(raw_documents(folder / "out_text_document"),
+            (std::vector<Ids>{{'p', 'l', 'a', 'i', 'n'}, one, two, one, two}))
+      << "a file of two gzip members is read to its end";
+  const std::string packed = slurp(folder / "a.txt.gz");
+  spill(folder / "cut.txt.gz", packed.substr(0, packed.size() - 9));
+  PreprocessOptions options = options_for(folder, {folder / "cut.txt.gz"});
+  options.overwrite = true;
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"cut.txt.gz", "cut off"});
+  if (!shell("zstd -q b.jsonl")) GTEST_SKIP() << "the program zstd is not there";
+  options.input = {folder / "b.jsonl.zst"};
+  preprocess(options);
+  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{one, two}));
+  const std::string zstd = slurp(folder / "b.jsonl.zst");
+  spill(folder / "b.jsonl.zst", zstd.substr(0, zstd.size() - 6));
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"b.jsonl.zst", "zstd cannot unpack it"});
+}
+
+TEST(Preprocess, BinaryFilesAreRefusedAndPassedOverInFolders) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder / "corpus");
+  spill(folder / "corpus/a.txt", "text");
+  spill(folder / "corpus/b.png", std::string("\x89PNG\0\0", 6));
+  spill(folder / "noise", std::string(100, '\xfe'));
+  spill(folder / "utf16.txt", std::string("\xff\xfe"
+                                          "a\0",
+                                          4));
+  const PreprocessResult result = preprocess(options_for(folder, {folder / "corpus"}));
+  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{{'t', 'e', 'x', 't'}}));
+  ASSERT_EQ(result.notes.size(), 1u);
+  mentions(result.notes[0], {"passed over", "b.png"});
+  const auto refusal = [&](const std::string& path) {
+    PreprocessOptions options = options_for(folder, {path});
+    options.overwrite = true;
+    return message_of<DataError>([&] { preprocess(options); });
+  };
+  mentions(refusal(folder / "corpus/b.png"), {"b.png", "binary", "unpack"});
+  mentions(refusal(folder / "noise"), {"noise", "UTF-8", "iconv"});
+  mentions(refusal(folder / "utf16.txt"), {"UTF-16", "iconv"});
+  std::filesystem::remove(folder / "corpus/a.txt");
+  mentions(refusal(folder / "corpus"), {"no files of text", "b.png"});
+}
+
+TEST(Preprocess, NamesInCapitalsByteOrderMarksAndJsonUnderOtherNames) {
+  const ScratchFolder folder;
+  spill(folder / "A.JSONL", "{\"text\": \"j\"}\n");
+  spill(folder / "b.txt", "\xEF\xBB\xBFt");
+  spill(folder / "c.data", "\n{\"k\": 1}");
+  const PreprocessResult result =
+      preprocess(options_for(folder, {folder / "A.JSONL", folder / "b.txt", folder / "c.data"}));
+  EXPECT_EQ(raw_documents(folder / "out_text_document"),
+            (std::vector<Ids>{{'j'}, {'t'}, {'\n', '{', '"', 'k', '"', ':', ' ', '1', '}'}}));
+  ASSERT_EQ(result.notes.size(), 2u);
+  mentions(result.notes[0], {"begins like JSON", "c.data", ".jsonl"});
+  mentions(result.notes[1], {"mixed", "1 file of JSON lines", "2 of plain text"});
+}
+
+TEST(Preprocess, KeepsWhatIsThereAndRefusesNothing) {
+  const ScratchFolder folder;
+  spill(folder / "in.txt", "a");
+  spill(folder / "empty.txt", "");
+  spill(folder / "empty.jsonl", "{\"text\": \"\"}\n{\"text\": \"\"}\n");
+  mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / "empty.txt"})); }),
+           {"empty.txt", "no text"});
+  mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / "empty.jsonl"})); }),
+           {"empty.jsonl", "all its documents are empty"});
+  EXPECT_FALSE(std::filesystem::exists(folder / "out_text_document.idx"));
+  PreprocessOptions options = options_for(folder, {folder / "in.txt"});
+  preprocess(options);
+  spill(folder / "in.txt", "b");
+  mentions(message_of<ConfigError>([&] { preprocess(options); }),
+           {"out_text_document.idx", "there already", "--overwrite"});
+  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{{'a'}}));
+  options.overwrite = true;
+  preprocess(options);
+  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{{'b'}}));
 }
 
 TEST(CorpusBaselines, ComparedWithHandCounts) {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "data/documents.hpp"
+#include "data/tokenizer_options.hpp"
 #include "raw_files.hpp"
 #include "tessera/data/preprocess.hpp"
 
@@ -44,21 +45,44 @@ TEST(Utf8, FirstInvalidByte) {
   EXPECT_EQ(first_invalid_utf8("abc\xe2\x82"), 3);       // cut off
 }
 
+TEST(TokenizerOptions, TheTypeFollowsFromTheFiles) {
+  const ScratchFolder folder;
+  for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt"}) spill(folder / name, "{}");
+  const std::string model = folder / "tokenizer.json", vocab = folder / "vocab.json",
+                    merges = folder / "merges.txt";
+  EXPECT_EQ(settle({}).type, "bytes");
+  EXPECT_EQ(settle({.model = model}).type, "HuggingFaceTokenizer");
+  EXPECT_EQ(settle({.model = folder.path()}).model, model);
+  EXPECT_EQ(settle({.vocab_file = vocab, .merge_file = merges}).type, "GPT2BPETokenizer");
+  std::filesystem::remove(model);
+  EXPECT_EQ(settle({.model = folder.path()}).vocab_file, vocab) << "GPT-2's own pair of files in a folder";
+  const auto refusal = [](const TokenizerOptions& options) {
+    return message_of<ConfigError>([&] { settle(options); });
+  };
+  mentions(refusal({.type = "bytes", .model = vocab}), {"bytes needs no file", vocab, "--tokenizer-type"});
+  mentions(refusal({.model = vocab, .vocab_file = vocab}), {"one tokenizer only"});
+  mentions(refusal({.vocab_file = vocab}), {"--vocab-file and --merge-file"});
+  mentions(refusal({.model = "llama.model"}), {"SentencePiece", "tokenizer.json"});
+  mentions(refusal({.end_of_document = "<eos>"}), {"--eod-token", "256"});
+}
+
 TEST(PythonTokenizer, MissingInterpreterAndOptions) {
-  mentions(message_of<ConfigError>([] {
-             make_tokenizer({.type = "HuggingFaceTokenizer", .model = "x", .python = "no-such-python"});
+  const ScratchFolder folder;
+  const std::string model = folder / "1";
+  spill(model, "{}");
+  mentions(message_of<ConfigError>([&] {
+             make_tokenizer({.type = "HuggingFaceTokenizer", .model = model, .python = "no-such-python"});
            }),
            {"no-such-python", "No such file", "pip install"});
   mentions(message_of<ConfigError>([] { make_tokenizer({.type = "HuggingFaceTokenizer"}); }),
            {"--tokenizer-model"});
   mentions(message_of<ConfigError>([] { make_tokenizer({.type = "GPT2BPETokenizer"}); }), {"--vocab-file"});
   // A program that ends at once stands for a Python that lacks the worker.
-  mentions(message_of<ConfigError>(
-               [] { make_tokenizer({.type = "HuggingFaceTokenizer", .model = "x", .python = "false"}); }),
+  mentions(message_of<ConfigError>([&] { make_tokenizer({.model = model, .python = "false"}); }),
            {"exit code 1", "pip install"});
-  mentions(message_of<ConfigError>([] {
+  mentions(message_of<ConfigError>([&] {
              make_tokenizer({.type = "HuggingFaceTokenizer",
-                             .model = "1",
+                             .model = model,
                              .python = "sleep",
                              .worker_script = "5",
                              .timeout_s = 0.05});
@@ -131,6 +155,7 @@ TEST_F(WithPython, PreprocessWithTwoProcesses) {
     options.output_prefix = folder_ / "out";
     options.append_eod = true;
     options.workers = workers;
+    options.overwrite = workers > 1;
     options.tokenizer = options_;
     EXPECT_EQ(preprocess(options).tokens, 400 * 2 + 800 * 3);
     bytes.push_back(slurp(folder_ / "out_text_document.bin"));
@@ -140,7 +165,7 @@ TEST_F(WithPython, PreprocessWithTwoProcesses) {
   spill(folder_ / "bad.txt", "ab\xff");
   PreprocessOptions options;
   options.input = {folder_ / "bad.txt"};
-  options.output_prefix = folder_ / "out";
+  options.output_prefix = folder_ / "bad";
   options.tokenizer = options_;
   mentions(message_of<DataError>([&] { preprocess(options); }), {"bad.txt", "byte 2", "UTF-8"});
 }

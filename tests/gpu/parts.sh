@@ -97,7 +97,7 @@ part_tests() {
 corpus() {
   local prefix="$results/corpus"
   cat scripts/*.sh tests/gpu/*.sh configs/*.yaml tests/*.py >"$prefix.txt"
-  tessera preprocess --input "$prefix.txt" --append-eod --tokenizer-type bytes --output-prefix "$prefix" >"$prefix.log" 2>&1 ||
+  tessera preprocess --input "$prefix.txt" --append-eod --overwrite --tokenizer-type bytes --output-prefix "$prefix" >"$prefix.log" 2>&1 ||
     { cat "$prefix.log"; return 1; }
   find "$results" -name 'corpus*.idx' | sed 's/\.idx$//'
 }

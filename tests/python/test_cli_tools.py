@@ -69,6 +69,12 @@ def test_generate_needs_a_model_and_a_prompt(tessera_program, trained, tmp_path)
     assert "49" in long and "48" in long
 
 
+def test_generate_says_that_the_model_has_no_more_positions(tessera_program, trained):
+    cut = generate(tessera_program, trained, "--max-new-tokens", 100, "--seed", 1)
+    assert "note: stopped at the model's last position: it has 48, the prompt takes 5" in cut.stderr
+    assert "note" not in generate(tessera_program, trained, "--max-new-tokens", 10, "--seed", 1).stderr
+
+
 def tensors(folder):
     from safetensors.numpy import load_file
     return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}

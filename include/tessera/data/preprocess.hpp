@@ -24,12 +24,14 @@ struct PreprocessOptions {
   std::vector<std::string> json_keys = {"text"};
   bool append_eod = false;  ///< an end-of-document token after each document
   int workers = 1;          ///< tokenizers at work at once; the result does not depend on it
+  bool overwrite = false;   ///< replace datasets that are there
   TokenizerOptions tokenizer;
   std::function<void(const PreprocessProgress&)> progress{};  ///< called on the caller's thread, every few MB
 };
 
 struct PreprocessResult {
   std::vector<std::string> prefixes{};  ///< the datasets written, one per key
+  std::vector<std::string> notes{};     ///< about the input: what was passed over or is unlikely to be meant
   std::int64_t documents = 0;
   std::int64_t tokens = 0;  ///< over all keys
   std::int64_t bytes = 0;   ///< of input
@@ -38,9 +40,10 @@ struct PreprocessResult {
 };
 
 /// Files ending in .jsonl, .json or .ndjson hold one JSON object a line; any other file is one document of
-/// plain text. Nothing appears under the final names unless all input was good. Errors: ConfigError for
-/// impossible options, DataError naming file:line for input that cannot be used, IoError for output that
-/// cannot be written.
+/// plain text. gzip and zstd are unpacked; files in folders that are no text are passed over. Nothing
+/// appears under the final names unless all input was good. Errors: ConfigError for impossible options and
+/// datasets that are there, DataError naming file:line for input that cannot be used or holds no text,
+/// IoError for output that cannot be written.
 PreprocessResult preprocess(const PreprocessOptions& options);
 
 }  // namespace tessera

@@ -30,10 +30,10 @@ class Tokenizer {
 };
 
 struct TokenizerOptions {
-  std::string type = "bytes";  ///< bytes | HuggingFaceTokenizer | GPT2BPETokenizer
-  std::string model{};         ///< HuggingFaceTokenizer: tokenizer.json, or the folder that holds it
-  std::string vocab_file{};    ///< GPT2BPETokenizer: vocab.json
-  std::string merge_file{};    ///< GPT2BPETokenizer: merges.txt
+  std::string type{};        ///< bytes | HuggingFaceTokenizer | GPT2BPETokenizer; "" = what the files imply
+  std::string model{};       ///< HuggingFaceTokenizer: tokenizer.json, or the folder that holds it
+  std::string vocab_file{};  ///< GPT2BPETokenizer: vocab.json
+  std::string merge_file{};  ///< GPT2BPETokenizer: merges.txt
   std::string
       end_of_document{};  ///< its token; "" = found in the files beside the model, or by its usual names
   std::string python = "python3";  ///< interpreter with the `tokenizers` package
@@ -42,8 +42,8 @@ struct TokenizerOptions {
 };
 
 /// The tokenizer that `options` describe; all but bytes run in a Python process of their own. Errors:
-/// ConfigError for an unknown type, a missing option, Python or package, saying what to install; DataError
-/// for a damaged model file.
+/// ConfigError for an unknown type, missing or contradictory options, Python or package, saying what to
+/// install; DataError for a missing or damaged model file.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerOptions& options);
 
 /// Ids 0-255 are bytes, 256 is the end of a document.

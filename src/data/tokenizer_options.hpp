@@ -1,0 +1,11 @@
+#pragma once
+#include "tessera/data/tokenizer.hpp"
+
+namespace tessera {
+
+/// `options` with the type that its files imply and a folder replaced by the file in it. Errors: ConfigError
+/// for an unknown type, files that are missing among the options or belong to another type; DataError for
+/// files that are not there.
+TokenizerOptions settle(TokenizerOptions options);
+
+}  // namespace tessera
