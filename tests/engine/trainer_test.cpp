@@ -23,7 +23,7 @@ struct Followed {
   std::map<std::int64_t, double> losses;
   std::vector<std::int64_t> steps;
   std::vector<std::filesystem::path> saved;
-  std::string warnings;
+  std::string warnings, notes;
   TrainResult result;
 };
 
@@ -41,6 +41,7 @@ Followed run(const Config& config, std::int64_t stop_after = 0) {
   log.console = false;
   log.callback = [&](LogLevel level, std::string_view line) {
     if (level == LogLevel::warning) f.warnings += std::string(line) + "\n";
+    if (level == LogLevel::info) f.notes += std::string(line) + "\n";
   };
   f.result = train(config, hooks, Logger(log));
   return f;
@@ -255,6 +256,42 @@ TEST_F(Trainer, TokensBeyondTheVocabularyAreRefused) {
   config.model.vocab_size = 100;
   config.data.tokenizer = "tokenizer.json";  // the end of a document is not known
   expect_error<DataError>([&] { run(config); }, "corpus", "100");
+}
+
+TEST_F(Trainer, OneTokenBeyondTheVocabularyIsFoundBeforeTheFirstStep) {
+  Config config = short_run("run");
+  const std::string prefix = (dir_ / "late").string();
+  {
+    IndexedDatasetWriter writer(prefix, DType::u16);
+    for (int document = 0; document < 20; ++document) writer.add_document(std::vector<std::int32_t>(40, 97));
+    writer.add_document(
+        std::vector<std::int32_t>{97, 300});  // in the part for validation, of which nothing is read
+    writer.finish();
+  }
+  config.data.path = {{1.0, prefix}};
+  config.training.eval_interval = 0;
+  expect_error<DataError>([&] { run(config); }, "late.bin", "document 20", "token id 300", "vocab_size");
+}
+
+TEST_F(Trainer, DataThatAreReadManyTimesAreNamedOnce) {
+  Config config = short_run("run");
+  EXPECT_EQ(run(config).notes.find("training tokens"), std::string::npos);
+  const std::string prefix = (dir_ / "few").string();
+  {
+    IndexedDatasetWriter writer(prefix, DType::u16);
+    for (int document = 0; document < 2; ++document) writer.add_document(std::vector<std::int32_t>(10, 97));
+    writer.finish();
+  }
+  config.logging.dir = (dir_ / "few-run").string();
+  config.data.path = {{1.0, prefix}};
+  config.data.split = "100,0,0";
+  config.training.eval_interval = 0;
+  const auto& t = config.training;
+  const std::string times = std::to_string(std::llround(t.steps * t.global_batch_size * t.seq_length / 20.0));
+  const std::string said = run(config).notes;
+  const auto at = said.find("few: its 20 training tokens are read " + times + " times");
+  ASSERT_NE(at, std::string::npos) << said;
+  EXPECT_EQ(said.find("training tokens", at + 40), std::string::npos) << said;
 }
 
 TEST_F(Trainer, ADivergedRunStopsWithAReason) {
