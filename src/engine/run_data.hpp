@@ -5,6 +5,10 @@
 
 namespace tessera {
 
+/// `config` with the tokenizer that its data name, where it names none but bytes. Errors: ConfigError when
+/// the data were made with another one, or with one that is larger than the model's vocabulary.
+Config with_tokenizer_of_data(Config config, const Logger& log);
+
 /// The samples of a training run. Errors: ConfigError, DataError.
 GptData open_run_data(const Config& config);
 

@@ -303,7 +303,7 @@ class TrainingRun {
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world) {
   try {
-    const Config settled = settle_recompute(config, world, log);
+    const Config settled = with_tokenizer_of_data(settle_recompute(config, world, log), log);
     return TrainingRun(settled, hooks, log, world).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason

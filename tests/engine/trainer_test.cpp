@@ -8,6 +8,7 @@
 #include <csignal>
 #include <map>
 
+#include "tessera/data/dataset_record.hpp"
 #include "tessera/engine/state.hpp"
 #include "tests/engine/engine_support.hpp"
 #include "tests/support/device.hpp"
@@ -292,6 +293,58 @@ TEST_F(Trainer, DataThatAreReadManyTimesAreNamedOnce) {
   const auto at = said.find("few: its 20 training tokens are read " + times + " times");
   ASSERT_NE(at, std::string::npos) << said;
   EXPECT_EQ(said.find("training tokens", at + 40), std::string::npos) << said;
+}
+
+struct TrainerWithTokenizer : test::FolderTest {
+  std::string write_tokenizer(const std::string& name, const std::string& second) {
+    const auto path = dir_ / name;
+    spill(path,
+          R"({"added_tokens": [{"id": 109, "content": "<|endoftext|>"}], "normalizer": null, "model": {"type":
+      "WordLevel", "unk_token": "a", "vocab": {"a": 0, ")" +
+              second + R"(": 1, "z": 200}}})");
+    return path.string();
+  }
+  Config config_for(const std::string& name) {
+    Config config = run_config(name);
+    config.training.steps = 2;
+    config.checkpoint.every = 0;
+    config.data.eod_mask_loss = true;
+    return config;
+  }
+  void record(const Config& config, const std::string& tokenizer) {
+    write_dataset_record(config.data.path[0].second, {describe_tokenizer({.model = tokenizer}), true});
+  }
+};
+
+TEST_F(TrainerWithTokenizer, TheTokenizerAndItsEndOfDocumentFollowFromTheData) {
+  const std::string made_with = write_tokenizer("tokenizer.json", "b");
+  Config config = config_for("bytes");
+  const Followed bytes = run(config);  // the end of a document is taken for 256
+  config = config_for("given");
+  config.data.tokenizer = made_with;
+  const Followed given = run(config);
+  EXPECT_NE(given.losses, bytes.losses) << "the tokenizer's own end, 109, is masked";
+  config = config_for("followed");
+  record(config, made_with);
+  const Followed followed = run(config);
+  EXPECT_EQ(followed.losses, given.losses);
+  EXPECT_NE(followed.notes.find("data.tokenizer: " + made_with), std::string::npos) << followed.notes;
+  EXPECT_NE(slurp(dir_ / "followed" / "config.yaml").find(made_with), std::string::npos);
+}
+
+TEST_F(TrainerWithTokenizer, AnotherTokenizerThanTheDatasIsRefused) {
+  const std::string made_with = write_tokenizer("made.json", "b"), other = write_tokenizer("other.json", "c");
+  std::filesystem::create_directories(dir_ / "copy");
+  const std::string copy = write_tokenizer("copy/tokenizer.json", "b");
+  Config config = config_for("run");
+  record(config, made_with);
+  config.data.tokenizer = other;
+  expect_error<ConfigError>([&] { run(config); }, "data.tokenizer", "other.json", "made.json");
+  config.data.tokenizer = copy;
+  EXPECT_EQ(run(config).result.step, 2) << "the same content elsewhere is the same tokenizer";
+  Config small = config_for("small");
+  small.model.vocab_size = 150;
+  expect_error<ConfigError>([&] { run(small); }, "model.vocab_size", "201");
 }
 
 TEST_F(Trainer, ADivergedRunStopsWithAReason) {
