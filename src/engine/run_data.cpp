@@ -61,6 +61,7 @@ Config with_tokenizer_of_data(Config config, const Logger& log) {
   TESSERA_ENSURE(ConfigError, same_ids(given, made), "data.tokenizer is ", to_text(given),
                  ", but data.path was made with ", to_text(made),
                  ": leave data.tokenizer out, or make the data again (tessera preprocess)");
+  if (tokenizer != "bytes") tokenizer = name_of(given);  // the run is used from other folders too
   return config;
 }
 

@@ -198,8 +198,9 @@ def test_a_runs_tokenizer_follows_from_its_data(tessera_program, tmp_path):
         "--tokenizer-model", "tokenizer.json", cwd=tmp_path, env={"TESSERA_PYTHON": sys.executable})
     config = write_config(tmp_path, tmp_path / "words_text_document", model__vocab_size=4, data__split="100,0,0",
                           data__eod_mask_loss=True, training__eval_interval=0)
-    run(tessera_program, "train", config)
     (tmp_path / "elsewhere").mkdir()
-    text = run(tessera_program, "generate", tmp_path / "run", "--prompt", "b c", "--max-new-tokens", 9, cwd=tmp_path / "elsewhere",
-               env={"TESSERA_PYTHON": sys.executable})
-    assert set(text.stdout.split()) <= set(words) and text.stdout.startswith("b c")
+    for given in ([], ["data.tokenizer=tokenizer.json", f"logging.dir={tmp_path / 'given'}"]):
+        run(tessera_program, "train", config, *given, cwd=tmp_path)
+        text = run(tessera_program, "generate", tmp_path / ("given" if given else "run"), "--prompt", "b c", "--max-new-tokens", 9,
+                   cwd=tmp_path / "elsewhere", env={"TESSERA_PYTHON": sys.executable})
+        assert set(text.stdout.split()) <= set(words) and text.stdout.startswith("b c")
