@@ -5,7 +5,7 @@ A frame is u32 kind, u64 length, payload (little-endian).
 =======  ==========================================  ==================================================
 kind     request                                     answer
 =======  ==========================================  ==================================================
-hello 1  (sent unasked at the start)                 i64 vocabulary size, i32 end of document or -1
+hello 1  (sent unasked, once the model is loaded)    nothing
 encode 2 u32 count, u32 bytes of each text, texts    u32 count, u32 ids of each text, u32 ids
 decode 3 u32 ids                                     UTF-8 text
 refused 4                                            UTF-8 message: text or model file cannot be used
@@ -14,16 +14,12 @@ missing 5                                            UTF-8 message: a package is
 """
 
 import argparse
-import json
 import os
 import struct
 import sys
 from array import array
 
 HELLO, ENCODE, DECODE, REFUSED, MISSING = 1, 2, 3, 4, 5
-
-# Names under which well-known models mark the end of a document, when no file beside the model says.
-USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 
 
 class Refused(Exception):
@@ -58,59 +54,19 @@ def u32_bytes(values):
 
 
 def load_tokenizer(options):
-    """The tokenizer, and the folder whose files may name the end of a document."""
     from tokenizers import Tokenizer
     from tokenizers.implementations import ByteLevelBPETokenizer
 
     try:
         if options.model:
-            path = options.model
-            if os.path.isdir(path):
-                path = os.path.join(path, "tokenizer.json")
-            if not os.path.isfile(path):
-                raise Refused(f"{path}: there is no such file; --tokenizer-model takes a tokenizer.json or its folder")
-            tokenizer, folder = Tokenizer.from_file(path), os.path.dirname(path)
+            tokenizer = Tokenizer.from_file(options.model)
         else:
-            for path in (options.vocab_file, options.merge_file):
-                if not os.path.isfile(path):
-                    raise Refused(f"{path}: there is no such file")
             tokenizer = ByteLevelBPETokenizer(options.vocab_file, options.merge_file)
-            folder = os.path.dirname(options.vocab_file)
-    except Refused:
-        raise
     except Exception as error:  # the package raises plain Exception for damaged files
         raise Refused(f"{options.model or options.vocab_file}: cannot be read as a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer, folder
-
-
-def named_end(folder):
-    """The token that the configuration files beside the model call the end of sequence, or None."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8") as stream:
-                token = json.load(stream).get("eos_token")
-        except (OSError, ValueError, AttributeError):
-            continue
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            return token
-    return None
-
-
-def end_of_document(tokenizer, folder, wanted):
-    if wanted:
-        number = tokenizer.token_to_id(wanted)
-        if number is None:
-            raise Refused(f"the end-of-document token {wanted!r} is not in the tokenizer's vocabulary")
-        return number
-    for token in (named_end(folder), *USUAL_ENDS):
-        number = tokenizer.token_to_id(token) if token else None
-        if number is not None:
-            return number
-    return -1
+    return tokenizer
 
 
 def encode(tokenizer, payload):
@@ -135,10 +91,8 @@ def decode(tokenizer, payload):
 
 
 def serve(options, requests, answers):
-    tokenizer, folder = load_tokenizer(options)
-    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    end = end_of_document(tokenizer, folder, options.end_of_document)
-    write_frame(answers, HELLO, struct.pack("<qi", vocabulary, end))
+    tokenizer = load_tokenizer(options)
+    write_frame(answers, HELLO, b"")
     work = {ENCODE: encode, DECODE: decode}
     while True:
         try:
@@ -153,10 +107,9 @@ def serve(options, requests, answers):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Tokenizes for `tessera preprocess` over standard input and output.")
-    parser.add_argument("--model", default="", help="tokenizer.json, or the folder that holds it")
+    parser.add_argument("--model", default="", help="tokenizer.json")
     parser.add_argument("--vocab-file", default="", help="vocab.json of a GPT-2 tokenizer")
     parser.add_argument("--merge-file", default="", help="merges.txt of a GPT-2 tokenizer")
-    parser.add_argument("--end-of-document", default="", help="the token that ends a document")
     options = parser.parse_args(arguments)
     # One process per worker is the parallelism; threads inside each would only fight for the cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

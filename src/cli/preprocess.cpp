@@ -33,7 +33,7 @@ void run_preprocess(PreprocessOptions options, const Program& program) {
   if (terminal) std::cerr << "\n";
   for (const std::string& note : result.notes) std::cerr << "note: " << note << "\n";
   std::cout << result.documents << " documents, " << result.tokens << " tokens (" << result.dtype
-            << ", vocabulary " << result.vocab_size << ") in";
+            << ", vocabulary " << result.tokenizer.vocab_size << ") in";
   for (const std::string& prefix : result.prefixes) std::cout << " " << prefix << ".{idx,bin}";
   std::cout << std::endl;
 }
@@ -52,7 +52,8 @@ void add_preprocess(CLI::App& app, Program& program) {
   TokenizerOptions& tokenizer = o->tokenizer;
   option("--input", o->input, "JSON lines or plain text, also packed (.gz, .zst), or folders of them")
       ->required();
-  option("--output-prefix", o->output_prefix, "writes PREFIX_KEY_document.idx and .bin")->required();
+  option("--output-prefix", o->output_prefix, "writes PREFIX_KEY_document.idx, .bin and .tessera.json")
+      ->required();
   option("--json-keys", o->json_keys, "keys of the JSON objects to take text from")->capture_default_str();
   flag("--append-eod", o->append_eod, "end every document with an end-of-document token");
   flag("--overwrite", o->overwrite, "replace a dataset that is there");

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "data/documents.hpp"
+#include "tessera/data/dataset_record.hpp"
 #include "tessera/data/indexed_writer.hpp"
 
 namespace tessera {
@@ -207,7 +208,9 @@ void publish(Writers& writers, const PreprocessOptions& options, PreprocessResul
   for (std::size_t k = 0; k < writers.size(); ++k) {
     if (writers[k]->tokens() == 0)
       result.notes.push_back("every text under the key \"" + options.json_keys[k] + "\" is empty");
+    std::filesystem::remove(dataset_record_path(result.prefixes[k]));  // never an old record beside new files
     writers[k]->finish();
+    write_dataset_record(result.prefixes[k], {result.tokenizer, options.append_eod});
   }
 }
 
@@ -227,8 +230,8 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   TESSERA_ENSURE(
       ConfigError, !options.append_eod || tokenizer->end_of_document() >= 0,
       "--append-eod: the tokenizer has no end-of-document token; name one of its tokens with --eod-token");
-  result.vocab_size = tokenizer->vocab_size();
-  result.dtype = token_dtype(result.vocab_size);
+  result.tokenizer = describe_tokenizer(options.tokenizer);
+  result.dtype = token_dtype(result.tokenizer.vocab_size);
   Writers writers = open_writers(options, result);
 
   std::deque<std::future<Encoded>> pending;

@@ -4,11 +4,12 @@
 #include <limits>
 
 #include "tessera/base/error.hpp"
+#include "tessera/data/tokenizer_record.hpp"
 
 namespace tessera {
 namespace {
 
-// The worker's frames. hello: i64 vocabulary, i32 end of document. encode: u32 count, u32 bytes of each text,
+// The worker's frames. hello: empty, when the model is loaded. encode: u32 count, u32 bytes of each text,
 // texts; its answer: u32 count, u32 ids of each text, u32 ids. decode: u32 ids; its answer: UTF-8.
 constexpr std::uint32_t kHello = 1;
 constexpr std::uint32_t kEncode = 2;
@@ -32,7 +33,6 @@ std::vector<std::string> command_of(const TokenizerOptions& options) {
   add("--model", options.type == "HuggingFaceTokenizer" ? options.model : "");
   add("--vocab-file", options.type == "GPT2BPETokenizer" ? options.vocab_file : "");
   add("--merge-file", options.type == "GPT2BPETokenizer" ? options.merge_file : "");
-  add("--end-of-document", options.end_of_document);
   return command;
 }
 
@@ -53,16 +53,14 @@ void append(std::vector<std::byte>& out, const void* data, std::size_t size) {
 
 PythonTokenizer::PythonTokenizer(const TokenizerOptions& options)
     : worker_(command_of(options), options.timeout_s, kRemedy) {
-  std::vector<std::byte> hello;
   try {
-    hello = answer(kHello);
+    answer(kHello);
   } catch (const IoError& error) {
     throw ConfigError(error.what());
   }
-  vocab_size_ = read_at<std::int64_t>(hello, 0);
-  end_of_document_ = read_at<std::int32_t>(hello, 8);
-  TESSERA_ENSURE(DataError, vocab_size_ > 0 && vocab_size_ <= std::numeric_limits<std::int32_t>::max(),
-                 "the tokenizer has a vocabulary of ", vocab_size_);
+  const TokenizerRecord record = describe_tokenizer(options);
+  vocab_size_ = record.vocab_size;
+  end_of_document_ = record.end_of_document;
 }
 
 std::vector<std::byte> PythonTokenizer::answer(std::uint32_t expected) {

@@ -6,13 +6,13 @@
 
 #include "engine/profiler.hpp"
 #include "engine/ranks.hpp"
+#include "engine/run_data.hpp"
 #include "engine/run_folder.hpp"
 #include "engine/throughput.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
 #include "tessera/comm/bytes.hpp"
-#include "tessera/data/dataset.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
@@ -21,26 +21,6 @@
 
 namespace tessera {
 namespace {
-
-GptData open_data(const Config& config) {
-  const TrainingConfig& t = config.training;
-  GptDataOptions options;
-  for (const auto& [weight, prefix] : config.data.path) {
-    options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
-  }
-  const std::int64_t evaluations = t.eval_interval > 0 ? 1 : 0;
-  options.split = config.data.split;
-  options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
-  options.dataset.seq_length = t.seq_length;
-  options.dataset.seed = static_cast<std::uint32_t>(t.seed);
-  options.dataset.end_of_document = config.data.tokenizer == "bytes" ? 256 : -1;
-  options.dataset.reset_position_ids = config.data.reset_position_ids;
-  options.dataset.reset_attention_mask = config.data.reset_attention_mask;
-  options.dataset.eod_mask_loss = config.data.eod_mask_loss;
-  options.dataset.cache_folder = config.data.cache_dir.value_or("");
-  options.files.vocab_size = config.model.vocab_size;
-  return build_gpt_data(options);
-}
 
 /// One training run on one rank, from the opened folder to the last checkpoint.
 class TrainingRun {
@@ -57,7 +37,10 @@ class TrainingRun {
     if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
     start_from(found);
     // One rank builds what indices are missing, the others read them.
-    on_first_rank(host_, *world_, [&] { return open_data(); });
+    on_first_rank(host_, *world_, [&] {
+      check_run_data(config_, log_);
+      return open_data();
+    });
     on_every_rank(host_, *world_, [&] {
       if (!first_) open_data();
     });
@@ -125,7 +108,7 @@ class TrainingRun {
   }
 
   std::string open_data() {
-    data_ = tessera::open_data(config_);
+    data_ = open_run_data(config_);
     TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
                    " leaves no tokens for training");
     if (config_.training.eval_interval > 0 && !data_.valid) {
@@ -335,7 +318,7 @@ class TrainingRun {
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world) {
   try {
-    const Config settled = settle_recompute(config, world, log);
+    const Config settled = with_tokenizer_of_data(settle_recompute(config, world, log), log);
     return TrainingRun(settled, hooks, log, world).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason

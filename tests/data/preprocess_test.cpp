@@ -6,6 +6,7 @@
 
 #include "raw_files.hpp"
 #include "tessera/data/corpus_stats.hpp"
+#include "tessera/data/dataset_record.hpp"
 #include "tessera/data/indexed_writer.hpp"
 
 namespace tessera {
@@ -61,7 +62,11 @@ TEST(Preprocess, JsonLinesByHand) {
             (std::vector<Ids>{{97, 98, 256}, {0xc3, 0xa9, 10, 256}, {}, {122, 256}}));
   EXPECT_EQ(result.documents, 4);
   EXPECT_EQ(result.tokens, 9);
-  EXPECT_EQ(result.vocab_size, 257);
+  EXPECT_EQ(result.tokenizer, TokenizerRecord{});
+  const auto record = read_dataset_record(folder / "out_text_document.idx");
+  ASSERT_TRUE(record);
+  EXPECT_EQ(record->tokenizer, TokenizerRecord{});
+  EXPECT_TRUE(record->append_eod);
   EXPECT_EQ(result.bytes, static_cast<std::int64_t>(slurp(folder / "in.jsonl").size()));
   EXPECT_EQ(IndexedDataset(folder / "out_text_document").documents(), 4);
 }

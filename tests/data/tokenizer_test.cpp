@@ -5,6 +5,7 @@
 #include "data/documents.hpp"
 #include "data/tokenizer_options.hpp"
 #include "raw_files.hpp"
+#include "tessera/data/dataset_record.hpp"
 #include "tessera/data/preprocess.hpp"
 
 namespace tessera {
@@ -159,6 +160,10 @@ TEST_F(WithPython, PreprocessWithTwoProcesses) {
     options.tokenizer = options_;
     EXPECT_EQ(preprocess(options).tokens, 400 * 2 + 800 * 3);
     bytes.push_back(slurp(folder_ / "out_text_document.bin"));
+    const auto record = read_dataset_record(folder_ / "out_text_document");
+    ASSERT_TRUE(record);
+    EXPECT_EQ(record->tokenizer, describe_tokenizer(options_));
+    EXPECT_EQ(record->tokenizer.vocab_size, 10);
   }
   EXPECT_EQ(bytes[0], bytes[1]);
   EXPECT_EQ(get<std::uint64_t>(bytes[0], 0), 0x0002'0009'0004'0001u);

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <map>
 
+#include "tessera/data/dataset_record.hpp"
 #include "tessera/engine/state.hpp"
 #include "tests/engine/engine_support.hpp"
 #include "tests/support/device.hpp"
@@ -23,7 +24,7 @@ struct Followed {
   std::map<std::int64_t, double> losses;
   std::vector<std::int64_t> steps;
   std::vector<std::filesystem::path> saved;
-  std::string warnings;
+  std::string warnings, notes;
   TrainResult result;
 };
 
@@ -41,6 +42,7 @@ Followed run(const Config& config, std::int64_t stop_after = 0) {
   log.console = false;
   log.callback = [&](LogLevel level, std::string_view line) {
     if (level == LogLevel::warning) f.warnings += std::string(line) + "\n";
+    if (level == LogLevel::info) f.notes += std::string(line) + "\n";
   };
   f.result = train(config, hooks, Logger(log));
   return f;
@@ -255,6 +257,94 @@ TEST_F(Trainer, TokensBeyondTheVocabularyAreRefused) {
   config.model.vocab_size = 100;
   config.data.tokenizer = "tokenizer.json";  // the end of a document is not known
   expect_error<DataError>([&] { run(config); }, "corpus", "100");
+}
+
+TEST_F(Trainer, OneTokenBeyondTheVocabularyIsFoundBeforeTheFirstStep) {
+  Config config = short_run("run");
+  const std::string prefix = (dir_ / "late").string();
+  {
+    IndexedDatasetWriter writer(prefix, DType::u16);
+    for (int document = 0; document < 20; ++document) writer.add_document(std::vector<std::int32_t>(40, 97));
+    writer.add_document(
+        std::vector<std::int32_t>{97, 300});  // in the part for validation, of which nothing is read
+    writer.finish();
+  }
+  config.data.path = {{1.0, prefix}};
+  config.training.eval_interval = 0;
+  expect_error<DataError>([&] { run(config); }, "late.bin", "document 20", "token id 300", "vocab_size");
+}
+
+TEST_F(Trainer, DataThatAreReadManyTimesAreNamedOnce) {
+  Config config = short_run("run");
+  EXPECT_EQ(run(config).notes.find("training tokens"), std::string::npos);
+  const std::string prefix = (dir_ / "few").string();
+  {
+    IndexedDatasetWriter writer(prefix, DType::u16);
+    for (int document = 0; document < 2; ++document) writer.add_document(std::vector<std::int32_t>(10, 97));
+    writer.finish();
+  }
+  config.logging.dir = (dir_ / "few-run").string();
+  config.data.path = {{1.0, prefix}};
+  config.data.split = "100,0,0";
+  config.training.eval_interval = 0;
+  const auto& t = config.training;
+  const std::string times = std::to_string(std::llround(t.steps * t.global_batch_size * t.seq_length / 20.0));
+  const std::string said = run(config).notes;
+  const auto at = said.find("few: its 20 training tokens are read " + times + " times");
+  ASSERT_NE(at, std::string::npos) << said;
+  EXPECT_EQ(said.find("training tokens", at + 40), std::string::npos) << said;
+}
+
+struct TrainerWithTokenizer : test::FolderTest {
+  std::string write_tokenizer(const std::string& name, const std::string& second) {
+    const auto path = dir_ / name;
+    spill(path,
+          R"({"added_tokens": [{"id": 109, "content": "<|endoftext|>"}], "normalizer": null, "model": {"type":
+      "WordLevel", "unk_token": "a", "vocab": {"a": 0, ")" +
+              second + R"(": 1, "z": 200}}})");
+    return path.string();
+  }
+  Config config_for(const std::string& name) {
+    Config config = run_config(name);
+    config.training.steps = 2;
+    config.checkpoint.every = 0;
+    config.data.eod_mask_loss = true;
+    return config;
+  }
+  void record(const Config& config, const std::string& tokenizer) {
+    write_dataset_record(config.data.path[0].second, {describe_tokenizer({.model = tokenizer}), true});
+  }
+};
+
+TEST_F(TrainerWithTokenizer, TheTokenizerAndItsEndOfDocumentFollowFromTheData) {
+  const std::string made_with = write_tokenizer("tokenizer.json", "b");
+  Config config = config_for("bytes");
+  const Followed bytes = run(config);  // the end of a document is taken for 256
+  config = config_for("given");
+  config.data.tokenizer = made_with;
+  const Followed given = run(config);
+  EXPECT_NE(given.losses, bytes.losses) << "the tokenizer's own end, 109, is masked";
+  config = config_for("followed");
+  record(config, made_with);
+  const Followed followed = run(config);
+  EXPECT_EQ(followed.losses, given.losses);
+  EXPECT_NE(followed.notes.find("data.tokenizer: " + made_with), std::string::npos) << followed.notes;
+  EXPECT_NE(slurp(dir_ / "followed" / "config.yaml").find(made_with), std::string::npos);
+}
+
+TEST_F(TrainerWithTokenizer, AnotherTokenizerThanTheDatasIsRefused) {
+  const std::string made_with = write_tokenizer("made.json", "b"), other = write_tokenizer("other.json", "c");
+  std::filesystem::create_directories(dir_ / "copy");
+  const std::string copy = write_tokenizer("copy/tokenizer.json", "b");
+  Config config = config_for("run");
+  record(config, made_with);
+  config.data.tokenizer = other;
+  expect_error<ConfigError>([&] { run(config); }, "data.tokenizer", "other.json", "made.json");
+  config.data.tokenizer = copy;
+  EXPECT_EQ(run(config).result.step, 2) << "the same content elsewhere is the same tokenizer";
+  Config small = config_for("small");
+  small.model.vocab_size = 150;
+  expect_error<ConfigError>([&] { run(small); }, "model.vocab_size", "201");
 }
 
 TEST_F(Trainer, ADivergedRunStopsWithAReason) {

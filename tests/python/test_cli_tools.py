@@ -184,3 +184,23 @@ def test_plot(tessera_program, trained, source_dir, tmp_path):
     assert "nowhere" in failed.stderr
     absent = run(tessera_program, "plot", trained, env={"TESSERA_PYTHON": "/nowhere/python"}, code=2)
     assert "/nowhere/python" in absent.stderr
+
+
+def test_a_runs_tokenizer_follows_from_its_data(tessera_program, tmp_path):
+    pytest.importorskip("tokenizers")
+    words = {"a": 0, "b": 1, "c": 2, "</s>": 3}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"}}))
+    (tmp_path / "text.txt").write_text("a b c " * 400)
+    run(tessera_program, "preprocess", "--input", tmp_path / "text.txt", "--append-eod", "--output-prefix", tmp_path / "words",
+        "--tokenizer-model", "tokenizer.json", cwd=tmp_path, env={"TESSERA_PYTHON": sys.executable})
+    config = write_config(tmp_path, tmp_path / "words_text_document", model__vocab_size=4, data__split="100,0,0",
+                          data__eod_mask_loss=True, training__eval_interval=0)
+    (tmp_path / "elsewhere").mkdir()
+    for given in ([], ["data.tokenizer=tokenizer.json", f"logging.dir={tmp_path / 'given'}"]):
+        run(tessera_program, "train", config, *given, cwd=tmp_path)
+        text = run(tessera_program, "generate", tmp_path / ("given" if given else "run"), "--prompt", "b c", "--max-new-tokens", 9,
+                   cwd=tmp_path / "elsewhere", env={"TESSERA_PYTHON": sys.executable})
+        assert set(text.stdout.split()) <= set(words) and text.stdout.startswith("b c")

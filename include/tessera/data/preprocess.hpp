@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
-#include "tessera/data/tokenizer.hpp"
+#include "tessera/data/tokenizer_record.hpp"
 
 namespace tessera {
 
@@ -35,15 +35,15 @@ struct PreprocessResult {
   std::int64_t documents = 0;
   std::int64_t tokens = 0;  ///< over all keys
   std::int64_t bytes = 0;   ///< of input
-  std::int64_t vocab_size = 0;
+  TokenizerRecord tokenizer{};
   DType dtype = DType::u16;
 };
 
 /// Files ending in .jsonl, .json or .ndjson hold one JSON object a line; any other file is one document of
-/// plain text. gzip and zstd are unpacked; files in folders that are no text are passed over. Nothing
-/// appears under the final names unless all input was good. Errors: ConfigError for impossible options and
-/// datasets that are there, DataError naming file:line for input that cannot be used or holds no text,
-/// IoError for output that cannot be written.
+/// plain text. gzip and zstd are unpacked; files in folders that are no text are passed over. Beside each
+/// dataset lies its record (dataset_record.hpp). Nothing appears under the final names unless all input was
+/// good. Errors: ConfigError for impossible options and datasets that are there, DataError naming file:line
+/// for input that cannot be used or holds no text, IoError for output that cannot be written.
 PreprocessResult preprocess(const PreprocessOptions& options);
 
 }  // namespace tessera

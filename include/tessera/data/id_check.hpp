@@ -1,0 +1,12 @@
+#pragma once
+/// Whether a dataset fits a vocabulary, asked before a run instead of when a sample is drawn.
+
+#include "tessera/data/indexed_dataset.hpp"
+
+namespace tessera {
+
+/// Looks for ids at or above data.vocab_size(): everywhere in up to 2^27 tokens; in larger data in pieces
+/// spread evenly over it and at ends of documents, where the largest id often is. Errors: DataError.
+void check_ids(const IndexedDataset& data);
+
+}  // namespace tessera

@@ -1,0 +1,185 @@
+#include "tessera/data/tokenizer_record.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "data/file.hpp"
+#include "data/tokenizer_options.hpp"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+/// Names under which well-known models mark the end of a document, when no file beside the model says.
+constexpr const char* kUsualEnds[] = {"<|endoftext|>", "<|end_of_text|>", "</s>",
+                                      "<eos>",         "<|eot_id|>",      "[SEP]"};
+
+std::string read_text(const std::string& path) {
+  const files::InputFile file(path, false);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// Ids by token, from the files of a tokenizer.
+struct Vocabulary {
+  std::map<std::string, std::int64_t> ids;
+  std::int64_t size = 0;  ///< 1 + the highest id
+
+  void add(const std::string& token, std::int64_t id) {
+    constexpr std::int64_t kHighest = std::numeric_limits<std::int32_t>::max() - 1;
+    TESSERA_ENSURE(DataError, id >= 0 && id <= kHighest, "token ", token, " has id ", id);
+    ids[token] = id;
+    size = std::max(size, id + 1);
+  }
+  std::int32_t find(const std::string& token) const {
+    const auto at = ids.find(token);
+    return at == ids.end() ? -1 : static_cast<std::int32_t>(at->second);
+  }
+};
+
+void add_tokens(const Json& vocab, Vocabulary& out) {
+  if (vocab.is_array()) {  // Unigram: [token, score] in the order of ids
+    for (std::size_t i = 0; i < vocab.size(); ++i)
+      out.add(vocab[i].at(0).get<std::string>(), static_cast<std::int64_t>(i));
+    return;
+  }
+  for (const auto& [token, id] : vocab.items()) out.add(token, id.get<std::int64_t>());
+}
+
+/// What of a tokenizer.json decides ids, in one spelling: versions of the package differ in how they write
+/// merges, and in which options they write out that say nothing.
+std::string what_decides_ids(const Json& file) {
+  Json model = file.at("model");
+  for (auto it = model.begin(); it != model.end();)
+    it = it->is_null() || *it == false ? model.erase(it) : std::next(it);
+  if (model.contains("merges")) {
+    for (Json& merge : model["merges"]) {
+      if (merge.is_array()) merge = merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();
+    }
+  }
+  const auto part = [&file](const char* name) { return file.contains(name) ? file[name] : Json(); };
+  return Json{model, part("added_tokens"), part("normalizer"), part("pre_tokenizer")}.dump();
+}
+
+/// The token that the files beside the model call the end of a sequence, or "".
+std::string named_end(const fs::path& folder) {
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    std::error_code error;
+    if (!fs::is_regular_file(folder / name, error)) continue;
+    const Json file = Json::parse(read_text((folder / name).string()), nullptr, false);
+    if (!file.is_object() || !file.contains("eos_token")) continue;
+    const Json& token = file["eos_token"];
+    const Json& text = token.is_object() && token.contains("content") ? token["content"] : token;
+    if (text.is_string()) return text.get<std::string>();
+  }
+  return "";
+}
+
+std::int32_t end_of_document(const Vocabulary& vocabulary, const TokenizerOptions& options,
+                             const std::string& file) {
+  if (const std::string& wanted = options.end_of_document; !wanted.empty()) {
+    TESSERA_ENSURE(DataError, vocabulary.find(wanted) >= 0, file, ": the end-of-document token \"", wanted,
+                   "\" is not in the tokenizer's vocabulary");
+    return vocabulary.find(wanted);
+  }
+  std::vector<std::string> names(std::begin(kUsualEnds), std::end(kUsualEnds));
+  names.insert(names.begin(), named_end(fs::path(file).parent_path()));
+  for (const std::string& name : names) {
+    if (!name.empty() && vocabulary.find(name) >= 0) return vocabulary.find(name);
+  }
+  return -1;
+}
+
+std::string absolute(const std::string& path) { return fs::absolute(path).lexically_normal().string(); }
+
+void read_files(const TokenizerOptions& options, TokenizerRecord& record) {
+  Vocabulary vocabulary;
+  const Json file = Json::parse(read_text(record.file));
+  std::string content;
+  if (record.merge_file.empty()) {
+    add_tokens(file.at("model").at("vocab"), vocabulary);
+    if (file.contains("added_tokens")) {
+      for (const Json& token : file["added_tokens"])
+        vocabulary.add(token.at("content").get<std::string>(), token.at("id").get<std::int64_t>());
+    }
+    content = what_decides_ids(file);
+  } else {
+    add_tokens(file, vocabulary);
+    content = file.dump() + read_text(record.merge_file);
+  }
+  record.hash = files::hex(files::content_hash(std::as_bytes(std::span(content))));
+  record.vocab_size = vocabulary.size;
+  record.end_of_document = end_of_document(vocabulary, options, record.file);
+}
+
+}  // namespace
+
+TokenizerRecord describe_tokenizer(const TokenizerOptions& given) {
+  const TokenizerOptions options = settle(given);
+  if (options.type == "bytes") return {};
+  const bool one_file = options.type == "HuggingFaceTokenizer";
+  TokenizerRecord record{.type = options.type,
+                         .file = absolute(one_file ? options.model : options.vocab_file),
+                         .merge_file = one_file ? "" : absolute(options.merge_file)};
+  try {
+    read_files(options, record);
+  } catch (const Json::exception& error) {
+    throw DataError(detail::concat(record.file, ": cannot be read as a tokenizer: ", error.what()));
+  }
+  TESSERA_ENSURE(DataError, record.vocab_size > 0, record.file, ": the tokenizer has no tokens");
+  return record;
+}
+
+TokenizerOptions options_of(const TokenizerRecord& record) {
+  const bool two_files = record.type == "GPT2BPETokenizer";
+  return {.type = record.type,
+          .model = two_files ? "" : record.file,
+          .vocab_file = two_files ? record.file : "",
+          .merge_file = record.merge_file};
+}
+
+bool same_ids(const TokenizerRecord& a, const TokenizerRecord& b) {
+  return a.type == b.type && a.hash == b.hash && a.vocab_size == b.vocab_size;
+}
+
+std::string to_text(const TokenizerRecord& record) {
+  if (record.type == "bytes") return "bytes (257 tokens)";
+  return detail::concat(record.type, " ", record.file, " (", record.vocab_size, " tokens, content ",
+                        record.hash, ")");
+}
+
+std::string to_json(const TokenizerRecord& record) {
+  Json out{{"type", record.type}, {"vocab_size", record.vocab_size}, {"end_of_document", nullptr}};
+  if (record.end_of_document >= 0) out["end_of_document"] = record.end_of_document;
+  if (!record.file.empty()) out["file"] = record.file;
+  if (!record.merge_file.empty()) out["merge_file"] = record.merge_file;
+  if (!record.hash.empty()) out["hash"] = record.hash;
+  return out.dump();
+}
+
+TokenizerRecord tokenizer_record_from_json(const std::string& json, const std::string& place) {
+  try {
+    const Json in = Json::parse(json);
+    const Json& end = in.at("end_of_document");
+    TokenizerRecord record{.type = in.at("type").get<std::string>(),
+                           .file = in.value("file", ""),
+                           .merge_file = in.value("merge_file", ""),
+                           .hash = in.value("hash", ""),
+                           .vocab_size = in.at("vocab_size").get<std::int64_t>(),
+                           .end_of_document = end.is_null() ? -1 : end.get<std::int32_t>()};
+    TESSERA_ENSURE(DataError, record.vocab_size > 0 && record.end_of_document < record.vocab_size, place,
+                   ": a tokenizer of ", record.vocab_size, " tokens whose end of document is ",
+                   record.end_of_document);
+    return record;
+  } catch (const Json::exception& error) {
+    throw DataError(detail::concat(place, ": is damaged: ", error.what()));
+  }
+}
+
+}  // namespace tessera
