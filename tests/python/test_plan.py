@@ -140,9 +140,10 @@ def test_bytes_per_axis(name: str, tessera_program: Path, tmp_path: Path):
             assert isclose(sent["dp"], expected, rel_tol=0.02), "padding and norms are less than 2 %"
             persistent = (6 + 12 / d) * held + 4 * (1 - 1 / d) * fp32 if layout.half else (8 + 8 / d) * held
             assert isclose(rank["persistent_bytes"], persistent, rel_tol=0.02)
-        # Three numbers of 8 bytes: one goes round from its first rank.
+        # Sums of 8 bytes go round from the first rank.
         world = done["processes"]
-        assert sent.get("world", 0) == (0 if world == 1 else 3 * 8 * ((world - 1) if r == 0 else 1))
+        numbers = 2 * 8 * ((world - 1) if r == 0 else 1)  # loss and norm; before them 64 bytes to each other rank
+        assert sent.get("world", 0) == (0 if world == 1 else 64 * (world - 1) + numbers)
     for stage in range(layout.p):
         group = [rank for rank in done["ranks"] if rank["stage"] == stage and rank["tensor"] == layout.t - 1]
         shared = [t["bytes"] for rank in group for t in rank["traffic"] if t["name"] == "gradients of norms and positions"]

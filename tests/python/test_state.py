@@ -184,6 +184,7 @@ def test_without_a_heartbeat_the_deadline_ends_the_wait(ranks):
     def work(rank):
         state = PartialState()
         if rank == 0:
+            _process_group.meet(state._connected(), "main_process_first()")
             state._connected().split(0, 0, "main_process_first")
             time.sleep(1.2)
         else:
