@@ -153,7 +153,7 @@ class Session:
         self.unwanted_forwards: List[int] = []
         self._group_values: List[dict] = []
         self._joint: Dict[Tuple[int, int], str] = {}  # groups that share a parameter of the engine's, and its parts
-        self._items = _C.hf_model_items(config_json)
+        self._items: Dict[str, str] = dict(_C.hf_model_items(config_json))
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         self._told_length = False
         self.mappings = dict(_C.hf_parameters(config_json))
@@ -229,10 +229,9 @@ class Session:
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]
-        model = {**dict(self._items), **{key: json.dumps(value) for key, value in self.model_values.items()}}
+        model = {**self._items, **{key: json.dumps(value) for key, value in self.model_values.items()}}
         changed = config.pop("model")
-        overrides = [f"model.{key}={value}" for key, value in model.items()
-                     if key not in changed and value != "null"]
+        overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
         groups, group_of = self._grouped(optimizer, trainable)
         return config, overrides, changed, groups, group_of
@@ -302,8 +301,8 @@ class Session:
         return batch
 
     def _warn_of_length(self, length: int) -> None:
-        positions = int(dict(self._items)["max_positions"])
-        if length > positions and dict(self._items)["position_embedding"] == "rotary" and not self._told_length:
+        positions = int(self._items["max_positions"])
+        if length > positions and self._items["position_embedding"] == "rotary" and not self._told_length:
             self._told_length = True
             warn_once(f"sequences of {length} tokens are longer than the {positions} positions of the model's "
                       "max_position_embeddings: rotary positions are computed beyond them, as in Transformers, but the model "

@@ -83,7 +83,7 @@ def _shape(session: Any, ours: str) -> Tuple[int, ...]:
 
 def overview(session: Any, parameters: Dict[str, Any]) -> str:
     """What print(model) shows."""
-    items, mesh = dict(session._items), session.mesh
+    items, mesh = session._items, session.mesh
     sizes = [parameter.numel() for parameter in parameters.values()]
     trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     place = ", ".join(f"{axis} {mesh.coordinates[axis]} of {getattr(mesh, axis)}" for axis in ("tp", "pp", "dp"))
