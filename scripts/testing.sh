@@ -25,9 +25,10 @@ check() {
   esac
 }
 
-# run_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown.
+# run_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown, and
+# the tests that failed in it are run once more alone.
 run_gtest() {
-  local binary="$1" name log code=0 begin=$SECONDS
+  local binary="$1" name log failed code=0 begin=$SECONDS
   name="$2$(basename "$1")"
   log="$results/$name.log"
   shift 2
@@ -40,9 +41,14 @@ run_gtest() {
   note "FAILED   $name (exit code $code$([ $code -eq 124 ] && echo ', out of time')):"
   sed '/^\[ RUN /{N;/\n\[  *OK \]/d}' "$log" # all but the tests that passed
   # A crash leaves no report, and a sanitizer's complaint at exit leaves one without failures: count one of our own.
-  if [ $code -ne 1 ] || [ ! -s "$results/$name.gtest.json" ] || ! grep -q '"failures": \[' "$results/$name.gtest.json"; then
+  if [ $code -ne 1 ] || ! failed="$("$(python_command)" tests/count_results.py --failed "$results/$name.gtest.json")" || [ -z "$failed" ]; then
     echo failed >"$results/$name.status"
+    return
   fi
+  code=0
+  (timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" "--gtest_filter=$failed" \
+    "--gtest_output=json:$results/$name.again.gtest.json" </dev/null) >"$results/$name.again.log" 2>&1 || code=$?
+  note "again    $name $failed: $([ $code -eq 0 ] && echo 'passed this time' || echo "failed, $results/$name.again.log")"
 }
 
 # run_gtests BUILD PREFIX: every C++ test program of a build folder.

@@ -59,14 +59,18 @@ say "C++ tests"
 run_gtests "$build" ""
 run_emulated
 
-# run_pytest NAME FOLDER...: OpenBLAS is left to choose its kernels for itself.
+# run_pytest NAME FOLDER...: OpenBLAS is left to choose its kernels for itself. What failed is run once more alone.
 run_pytest() {
   local name="$1" code=0
   shift
-  local options=(-q -p no:cacheprovider "--build=$build" --durations=5 "--junitxml=$results/$name.junit.xml")
-  if $all; then options+=(--long); fi
-  env -u OPENBLAS_CORETYPE PYTHONPATH="$PWD/python" \
-    "$environment/bin/python" -m pytest "${options[@]}" "$@" </dev/null || code=$?
+  local command=(env -u OPENBLAS_CORETYPE "PYTHONPATH=$PWD/python" "$environment/bin/python" -m pytest -q
+    -o "cache_dir=$PWD/$results/$name.cache" "--build=$build" --durations=5)
+  if $all; then command+=(--long); fi
+  "${command[@]}" "--junitxml=$results/$name.junit.xml" "$@" </dev/null || code=$?
+  if [ $code -eq 1 ]; then
+    note "Once more what failed:"
+    "${command[@]}" --last-failed "--junitxml=$results/$name.again.junit.xml" "$@" </dev/null || true
+  fi
   # 5: the folder holds no test. Anything but 0, 1 and 5 left no trustworthy report.
   case $code in 0 | 1 | 5) ;; *) echo failed >"$results/$name.status" ;; esac
 }
