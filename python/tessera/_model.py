@@ -2,144 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
 from tessera import _call_arguments
 from tessera._model_check import refused_loss
-from tessera._parameters import EngineParameter, check_has_optimizer
-from tessera._session import ModelParameter, OpenCall, OpenForward, Session, Source
-from tessera.errors import ConfigError, InvalidArgument
-from tessera.logging import get_logger
-from tessera.utils.refusals import warn_once
-
-logger = get_logger(__name__)
-
-_FAMILIES = "gpt2, llama, mistral and qwen2"
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-class _Loss(torch.autograd.Function):
-    """The engine's loss, whose gradient was computed with it."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, call: OpenCall) -> torch.Tensor:
-        ctx.call = call
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
-        check_has_optimizer(ctx.call.session)
-        ctx.call.add(float(upstream))
-        return None, None, None
-
-
-class _Logits(torch.autograd.Function):
-    """The engine's logits; backward runs the engine's."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, forward: OpenForward) -> torch.Tensor:
-        ctx.forward = forward
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
-        check_has_optimizer(ctx.forward.session)
-        ctx.forward.backward(upstream.detach().to(torch.float32).contiguous())
-        return None, None, None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over data ranks of this rank's part of a number. The engine weighs a rank's gradient by `share`, its part of
-    the samples, which the gradient of a sum is not."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Any, share: float) -> torch.Tensor:
-        import numpy as np
-
-        ctx.share = share
-        total = np.array([float(part)], dtype=np.float64)
-        group.all_reduce(total)
-        return torch.tensor(total[0], dtype=part.dtype, device=part.device)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        return upstream / (ctx.share or 1.0), None, None
+from tessera._outputs import EngineLogits, EngineLoss, SummedOverDataRanks, output_class
+from tessera._session import Session
+from tessera.errors import ConfigError
 
 
 def is_model(obj: Any) -> bool:
     return isinstance(obj, torch.nn.Module) and not isinstance(obj, TesseraModel)
-
-
-def _output_class() -> Any:
-    transformers = sys.modules.get("transformers")
-    if transformers is not None:
-        from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
-
-        return CausalLMOutputWithCrossAttentions
-    return Output
-
-
-class Output(dict):
-    """What a model returns where transformers is not loaded: `.loss` and `.logits`, also by key and by place."""
-
-    def __init__(self, loss: Any = None, logits: Any = None):
-        super().__init__((key, value) for key, value in (("loss", loss), ("logits", logits)) if value is not None)
-        self.loss, self.logits = loss, logits
-
-    def __getitem__(self, key: Any) -> Any:
-        return tuple(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
-
-
-def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], Source, str]:
-    """Text of config.json, parameters, where the weights are, their dtype. Errors: ConfigError for a model that Tessera
-    cannot build."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_json_string"):
-        raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
-                          f"trains {_FAMILIES}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
-    if any(isinstance(parameter, EngineParameter) for parameter in model.parameters()):
-        raise ConfigError("an earlier prepare() has taken this model's weights, and the object has none any more; use the model that "
-                          "prepare() returned, or make it anew")
-    kind = getattr(config, "model_type", None)
-    if kind not in ("gpt2", "llama", "mistral", "qwen2"):
-        raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_FAMILIES}. For another decoder whose "
-                          "layers are those of one of these, make a config of that type; a model of your own is written in "
-                          "C++ (docs/guides/own_model_in_cpp.md)")
-    if not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
-        raise ConfigError(f"{type(model).__name__} is not a language model with a head; pass one made by "
-                          "AutoModelForCausalLM")
-    named = list(model.named_parameters())
-    dtypes = {parameter.dtype for _, parameter in named}
-    if len(dtypes) != 1 or next(iter(dtypes)) not in _DTYPES:
-        raise ConfigError(f"the model's parameters have the dtypes {sorted(map(str, dtypes))}; they must be all float32, "
-                          "bfloat16 or float16")
-    parameters = [ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named]
-    return config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()]
-
-
-def _source_of(model: Any, named: list) -> Source:
-    meta = [name for name, parameter in named if parameter.device.type == "meta"]
-    if meta and len(meta) < len(named):
-        raise ConfigError(f"{len(meta)} of {len(named)} parameters are on the meta device (the first is {meta[0]}); a model "
-                          "has either all its weights or none of them")
-    if meta:
-        folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
-        has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
-        return Source(folder=folder) if has else Source()
-    tied = getattr(model.config, "tie_word_embeddings", False)
-    tensors, owner = [], []
-    for name, parameter in named:
-        if name == "lm_head.weight" and tied:
-            continue
-        value = parameter.detach()
-        value = (value if value.device.type == "cpu" else value.cpu()).contiguous()
-        owner.append(value)
-        tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
-    return Source(tensors=tensors, owner=owner)
 
 
 class TesseraModel(torch.nn.Module):
@@ -321,14 +197,14 @@ class TesseraModel(torch.nn.Module):
                 loss = self._loss_of(logits, labels if text is not None else _shifted(labels), batch)
         elif training:
             value, call = session.train(batch)
-            loss = _Loss.apply(self._anchor, torch.tensor(value, device=self.device), call)
+            loss = EngineLoss.apply(self._anchor, torch.tensor(value, device=self.device), call)
         else:
             loss = torch.tensor(session.evaluate(batch), device=self.device)
         if loss is not None and items is not None:
             loss = loss * per_item
         if kept is not None and logits is not None:
             logits = _call_arguments.kept(logits, kept)
-        result = _output_class()(loss=loss, logits=logits)
+        result = output_class()(loss=loss, logits=logits)
         if others.get("return_dict") is False:
             return tuple(value for value in (loss, logits) if value is not None)
         return result
@@ -346,7 +222,7 @@ class TesseraModel(torch.nn.Module):
 
             output = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
         value = torch.from_dlpack(output).to(self.device)
-        return _Logits.apply(self._anchor, value, forward) if training else value
+        return EngineLogits.apply(self._anchor, value, forward) if training else value
 
     def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:
         """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""
@@ -355,7 +231,7 @@ class TesseraModel(torch.nn.Module):
         if batch.global_targets == 0:  # PyTorch's mean over nothing: nan, without a gradient
             return total + float("nan")
         if mesh.dp > 1:
-            return _Summed.apply(total / batch.global_targets, mesh.data, batch.batch / batch.global_batch)
+            return SummedOverDataRanks.apply(total / batch.global_targets, mesh.data, batch.batch / batch.global_batch)
         return total / batch.global_targets
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, state_dict: Optional[dict] = None,

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from tessera._session import OptimizerDescription, Session
+from tessera._optimizer_groups import OptimizerDescription
+from tessera._session import Session
 from tessera.errors import ConfigError
 from tessera.utils.objects import decode, encode
 

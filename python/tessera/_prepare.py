@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from tessera._agreement import agreed
 from tessera._facts import accelerator_facts, kind_facts, loader_facts, model_facts, optimizer_facts, scheduler_facts
-from tessera._session import Group, OptimizerDescription, Session
+from tessera._optimizer_groups import Group, OptimizerDescription
+from tessera._session import Session
 from tessera.data_loader import DataLoaderBase, SkipDataLoader, prepare_data_loader
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
@@ -149,7 +150,7 @@ class Preparation:
         if self.accelerator._models and hasattr(self.accelerator._models[0], "named_parameters"):
             names = _names_of(self.accelerator._models[0])
         for i in kinds["model"]:
-            from tessera._model import describe_model
+            from tessera._model_description import describe_model
             from tessera._model_check import check_model
 
             model = _uncompiled(objects[i])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera._agreement import agreed
 from tessera._freezing import Freezing
-from tessera._ids import ids_of
+from tessera._model_batch import model_batch
 from tessera._not_finite import NotFinite
+from tessera._open_calls import OpenCall, OpenForward
+from tessera._optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera._weights import Source, Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
@@ -20,8 +20,6 @@ from tessera.logging import get_logger
 from tessera.utils.config_map import native_config
 from tessera.utils.refusals import warn_once
 
-_IGNORED = -100
-_FROZEN = "frozen"
 logger = get_logger(__name__)
 
 
@@ -33,88 +31,6 @@ class ModelParameter:
     shape: Tuple[int, ...]
     requires_grad: bool = True
     ours: str = ""  # the Tessera parameter it is a part of
-
-
-@dataclass
-class Group:
-    """How some parameters are updated: the values of one of the caller's parameter groups."""
-
-    names: List[str]
-    betas: Tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    momentum: float = 0.0
-    origin: int = 0  # the caller's group it is a part of
-    lr_mult: float = 1.0
-    weight_decay: Optional[float] = None  # instead of that group's
-    begins: Tuple[float, float] = (0.0, 0.0)  # learning rate and weight decay at prepare()
-
-    def rates(self, origins: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
-        """Learning rate and weight decay, where those of the caller's groups are `origins`."""
-        lr, weight_decay = origins[self.origin]
-        return lr * self.lr_mult, weight_decay if self.weight_decay is None else self.weight_decay
-
-
-@dataclass
-class OptimizerDescription:
-    kind: str = "adamw"  # adamw, adam or sgd
-    nesterov: bool = False
-    groups: List[Group] = field(default_factory=list)
-
-
-class OpenCall:
-    """A gradient that was computed and waits for its factor. Whoever drops it drops the gradient."""
-
-    def __init__(self, session: "Session", number: int):
-        self._session = weakref.ref(session)
-        self.number = number
-        self.used = False
-        self._trained = session.freezing.applied
-
-    @property
-    def session(self) -> Optional["Session"]:
-        return self._session()
-
-    def add(self, factor: float) -> None:
-        """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
-        if self.used:
-            raise RuntimeError("this loss was backwarded before: its gradient is a part of the accumulated one already. "
-                               "Call the model again for another one")
-        self.used = True
-        session = self._session()
-        session.check_factor(factor, session.freezing.changed_since(self._trained))
-        session.engine.add_call(self.number, factor)
-
-    def __del__(self):
-        session = self._session()
-        if not self.used and session is not None:
-            session.unwanted_calls.append(self.number)
-
-
-class OpenForward:
-    """Tapes of a forward pass that wait for the gradient of what it returned."""
-
-    def __init__(self, session: "Session", number: int):
-        self._session = weakref.ref(session)
-        self.number = number
-        self.used = False
-        self._trained = session.freezing.applied
-
-    @property
-    def session(self) -> Optional["Session"]:
-        return self._session()
-
-    def backward(self, upstream: Any) -> None:
-        if self.used:
-            raise RuntimeError("backward ran through these logits before, and their activations are gone; call the model again")
-        self.used = True
-        session = self._session()
-        session.meet_unchanged("backward() of a loss of logits", session.freezing.changed_since(self._trained))
-        session.engine.backward(self.number, upstream)
-
-    def __del__(self):
-        session = self._session()
-        if not self.used and session is not None:
-            session.unwanted_forwards.append(self.number)
 
 
 class Session:
@@ -151,8 +67,7 @@ class Session:
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
         self.unwanted_calls: List[int] = []
         self.unwanted_forwards: List[int] = []
-        self._group_values: List[dict] = []
-        self._joint: Dict[Tuple[int, int], str] = {}  # groups that share a parameter of the engine's, and its parts
+        self._groups = EngineGroups()
         self._items: Dict[str, str] = dict(_C.hf_model_items(config_json))
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         self._told_length = False
@@ -201,18 +116,17 @@ class Session:
 
         start = Start.of(self.source, self.state.world)
         with agreed(self.state.world, "the engine's configuration") as facts:
-            config, overrides, changed, groups, group_of = self._configuration(trainable, start)
-            facts.update(engine_facts(config, overrides, changed, groups, group_of, trainable))
-        self._group_values = [dict(group) for group in groups]
-        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, groups, group_of)
+            config, overrides, changed = self._configuration(start)
+            self._groups = EngineGroups(self.optimizer if trainable else None, self.parameters)
+            facts.update(engine_facts(config, overrides, changed, self._groups.values, self._groups.of, trainable))
+        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
             self.freezing.follow()
         load_weights(self.engine, self.config_json, self.source, start)
 
-    def _configuration(self, trainable: bool, start: Start) -> Tuple[dict, List[str], dict, List[dict], Dict[str, int]]:
-        """Of the engine: its sections, overrides of its model, what of the model the plugin changes, groups, and the group
-        of each parameter."""
+    def _configuration(self, start: Start) -> Tuple[dict, List[str], dict]:
+        """Of the engine: its sections, overrides of its model, and what of the model the plugin changes."""
         optimizer = self.optimizer or OptimizerDescription()
         first = optimizer.groups[0] if optimizer.groups else Group([])
         defaults: Dict[str, Any] = {"name": optimizer.kind, "weight_decay": 0.0}
@@ -233,71 +147,17 @@ class Session:
         changed = config.pop("model")
         overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
-        groups, group_of = self._grouped(optimizer, trainable)
-        return config, overrides, changed, groups, group_of
-
-    def _grouped(self, optimizer: OptimizerDescription, trainable: bool) -> Tuple[List[dict], Dict[str, int]]:
-        """The engine's groups, the last one for what is not trained, and the group of each of its parameters."""
-        if not trainable or not optimizer.groups:
-            return [], {}
-        values = [self._values(optimizer, group) for group in optimizer.groups] + [{_FROZEN: True}]
-        begin = [(value, group.begins, group.lr_mult, group.weight_decay) for value, group in zip(values, optimizer.groups)]
-        begin.append((values[-1], (0.0, 0.0), 1.0, None))
-        self._joint = {}
-        place = {name: i for i, group in enumerate(optimizer.groups) for name in group.names}
-        chosen: Dict[str, Tuple[int, str]] = {}
-        for parameter in self.parameters:
-            number = place.get(parameter.name, len(values) - 1)
-            tied = parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight"
-            if tied and parameter.name not in place:
-                continue  # the table's own name decides
-            other = chosen.setdefault(parameter.ours, (number, parameter.name))
-            if other[0] != number and not parameter.requires_grad:
-                chosen[parameter.ours] = (len(values) - 1, parameter.name)  # frozen for good: no group is all of it
-            elif other[0] != number and begin[other[0]] != begin[number]:
-                raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
-                                  "must be in the same parameter group, in groups of equal values, or both be frozen")
-            elif other[0] != number:  # one group for the engine, as long as their values stay equal
-                self._joint.setdefault((other[0], number), f"'{other[1]}' and '{parameter.name}'")
-        return values, {ours: number for ours, (number, _) in chosen.items()}
-
-    @staticmethod
-    def _values(optimizer: OptimizerDescription, group: Group) -> dict:
-        if optimizer.kind == "sgd":
-            return {"momentum": group.momentum}
-        return {"beta1": group.betas[0], "beta2": group.betas[1], "eps": group.eps}
+        return config, overrides, changed
 
     # Batches.
 
     def batch(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
               shifted: bool = False, document_ids: Any = None) -> Any:
-        """This data rank's samples, arrays [batch, seq] as a Hugging Face model takes them, as a _C.Batch. `labels` are
-        those of the same positions unless `shifted`; attention stays within equal `document_ids`. Collective over data
-        ranks."""
-        import numpy as np
-
-        from tessera import _C
-
-        tokens, labels, position_ids = map(ids_of, ("input_ids", "labels", "position_ids"), (input_ids, labels, position_ids))
-        if tokens.ndim != 2:
-            raise InvalidArgument(f"input_ids have the shape {tuple(tokens.shape)}; they must be [batch, sequence]")
-        for name, array in (("attention_mask", attention_mask), ("labels", labels), ("position_ids", position_ids)):
-            if array is not None and name != "position_ids" and tuple(np.shape(array)) != tokens.shape:
-                raise InvalidArgument(f"{name} has the shape {tuple(np.shape(array))}, input_ids {tuple(tokens.shape)}; they "
-                                      "must be the same [batch, sequence]")
-        begin, end = _key_ranges(attention_mask)
-        documents = document_ids
-        if position_ids is not None:
-            position_ids = np.broadcast_to(position_ids, tokens.shape)
-            if attention_mask is None and documents is None and not shifted:  # packed samples: a position that does not follow the one before begins another one
-                steps = np.diff(position_ids, axis=1, prepend=position_ids[:, :1] - 1) != 1
-                documents = np.cumsum(steps, axis=1) if steps.any() else None
-        if labels is not None and not shifted:
-            labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), _IGNORED, labels.dtype)], axis=1)
-        self._warn_of_length(tokens.shape[1])
-        batch = _C.Batch(tokens, labels, position_ids, begin, end, documents)
+        """This data rank's samples as a _C.Batch: the arrays of model_batch(). Collective over data ranks."""
+        batch = model_batch(input_ids, attention_mask, labels, position_ids, shifted, document_ids)
+        self._warn_of_length(batch.seq_length)
         self._agree(batch)
-        self._batch_tokens = batch.global_batch * tokens.shape[1]
+        self._batch_tokens = batch.global_batch * batch.seq_length
         return batch
 
     def _warn_of_length(self, length: int) -> None:
@@ -419,14 +279,11 @@ class Session:
         """One optimizer step with (lr, weight decay) and the other options of each of the caller's groups: grad_norm
         (before clipping), skipped, loss_scale."""
         self._drop_unwanted()
-        self._check_rates(rates, options)
+        check_rates(self, rates, options)
         own = [group.rates(rates) for group in self.optimizer.groups]
-        self._check_joint(own, options)
-        for number, group in enumerate(self.optimizer.groups):
-            values = self._values(self.optimizer, Group([], **options[group.origin]))
-            if values != self._group_values[number]:
-                self.engine.set_group(number, values)
-                self._group_values[number] = values
+        self._groups.check_joint(own, options)
+        for number, values in self._groups.follow(options):
+            self.engine.set_group(number, values)
         self.engine.set_clip_grad(self._clip_once or self.clip_grad)
         self._clip_once = None
         result = self.engine.update([*own, (0.0, 0.0)])
@@ -438,34 +295,6 @@ class Session:
         self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
         self._tokens = 0
         return result
-
-    def _check_joint(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
-        """Groups that share a parameter of the engine's must go on alike. Errors: InvalidArgument, on every rank, as rates are
-        equal there."""
-        groups = self.optimizer.groups
-        for (a, b), parts in self._joint.items():
-            if rates[a] != rates[b] or options[groups[a].origin] != options[groups[b].origin]:
-                raise InvalidArgument(f"optimizer.step(): {parts} are one parameter in Tessera, and the values of their parameter groups "
-                                      f"{groups[a].origin} and {groups[b].origin} are not equal any more; put both into one group")
-
-    def _check_rates(self, rates: Sequence[Tuple[float, float]], options: Sequence[dict]) -> None:
-        """Every rank must step with the same rates and options. Errors: InvalidArgument naming two ranks and their values."""
-        own = [{"lr": lr, "weight_decay": weight_decay, **option} for (lr, weight_decay), option in zip(rates, options)]
-        text = json.dumps(own)
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-        if len({values[0] for values in self.meet("optimizer.step()", digest)}) == 1:
-            return
-        everyone = [json.loads(each) for each in self.state.world.all_gather_bytes(text.encode())]
-        for rank, theirs in enumerate(everyone):
-            if len(theirs) != len(everyone[0]):
-                raise InvalidArgument(f"optimizer.step() with {len(everyone[0])} parameter groups on rank 0 and {len(theirs)} on rank "
-                                      f"{rank}")
-            for number, (a, b) in enumerate(zip(everyone[0], theirs)):
-                for key in a:
-                    if repr(a[key]) != repr(b[key]):  # a nan is equal to another one here
-                        raise InvalidArgument(
-                            f"optimizer.step() with different values: {key} of parameter group {number} is {a[key]} on rank 0 and "
-                            f"{b[key]} on rank {rank}. Schedulers must be stepped alike on every rank")
 
     # Whole weights and gradients.
 
@@ -512,22 +341,3 @@ def _threads(state: Any) -> int:
 
     local = _C.environment().get("local_world_size") or state.num_processes
     return max(1, (os.cpu_count() or 1) // local)
-
-
-def _key_ranges(attention_mask: Any) -> Tuple[Any, Any]:
-    """First and one past the last key of each sample; (None, None) where all keys count."""
-    import numpy as np
-
-    if attention_mask is None:
-        return None, None
-    mask = np.asarray(attention_mask) != 0
-    if mask.all():
-        return None, None
-    length = mask.shape[1]
-    begin = np.where(mask.any(axis=1), mask.argmax(axis=1), 0)
-    end = np.where(mask.any(axis=1), length - mask[:, ::-1].argmax(axis=1), 0)
-    holes = np.flatnonzero(mask.sum(axis=1) != end - begin)
-    if len(holes):
-        raise InvalidArgument(f"attention_mask of sample {int(holes[0])} has zeros between ones; only padding at the ends can "
-                              "be masked. For packed samples give position_ids that restart, and no mask")
-    return begin, end

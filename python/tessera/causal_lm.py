@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from tessera._session import Group, ModelParameter, OpenCall, OptimizerDescription, Session, Source
+from tessera._open_calls import OpenCall
+from tessera._optimizer_groups import Group, OptimizerDescription
+from tessera._session import ModelParameter, Session
+from tessera._weights import Source
 from tessera.errors import ConfigError, InvalidArgument
 
 __all__ = ["AdamW", "CausalLM", "Loss"]

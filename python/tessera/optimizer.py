@@ -8,7 +8,8 @@ from typing import Any, List, Optional, Tuple
 import torch
 
 from tessera._optimizer_state import ImportedState, TorchState
-from tessera._session import Group, OptimizerDescription, Session
+from tessera._optimizer_groups import Group, OptimizerDescription
+from tessera._session import Session
 from tessera.errors import ConfigError
 from tessera.utils.refusals import warn_once
 

@@ -91,7 +91,7 @@ def test_plain_models_pass(family, tmp_path):
     from accelerate import init_empty_weights
 
     from tessera import PartialState
-    from tessera._model import describe_model
+    from tessera._model_description import describe_model
     from tessera._model_check import check_model
 
     PartialState(cpu=True)

@@ -351,12 +351,12 @@ class StepRunner:
         loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)
         if call is not None:
             session.note_loss(float(loss), whole)
-            from tessera._model import _Loss
+            from tessera._outputs import EngineLoss
 
-            loss = _Loss.apply(model._anchor, loss, call)
-        from tessera._model import _output_class
+            loss = EngineLoss.apply(model._anchor, loss, call)
+        from tessera._outputs import output_class
 
-        return (self.step.model_output_class or _output_class())(loss=loss)
+        return (self.step.model_output_class or output_class())(loss=loss)
 
     @staticmethod
     def _joined(asked: list, batch: dict, session: Any) -> Any:
