@@ -1,0 +1,1 @@
+git clone https://github.com/NVIDIA/Megatron-LM.git

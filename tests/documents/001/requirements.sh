@@ -1,0 +1,2 @@
+cd Megatron-LM
+pip install -r requirements.txt

@@ -1,0 +1,3 @@
+# 核心修改示例(megatron/model/gpt_model.py)
+from megatron.core import parallel_state
+from megatron.core.transformer import ParallelTransformerLayer, TransformerConfigdef gpt_model(..., transformer_config):# 初始化并行状态(TP/PP/SP)parallel_state.initialize_model_parallel(tensor_model_parallel_size=args.tensor_model_parallel_size,pipeline_model_parallel_size=args.pipeline_model_parallel_size,sequence_parallel=args.sequence_parallel)# 使用并行化 Transformer 层(支持序列并行)transformer_layers = [ParallelTransformerLayer(transformer_config)for _ in range(args.num_layers)]# 嵌入层与输出层需支持张量并行embedding = VocabParallelEmbedding(...)output_layer = ColumnParallelLinear(...)return GPTModel(embedding, transformer_layers, output_layer)

@@ -1,0 +1,2 @@
+# 多节点训练(需配置 hosts 文件)
+deepspeed --hostfile hostfile train.sh

@@ -1,0 +1,1 @@
+accelerate config

@@ -1,0 +1,3 @@
+megatron_plugin = MegatronLMPlugin(
+    use_distributed_optimizer=True, # Enable sharded optimizer
+)

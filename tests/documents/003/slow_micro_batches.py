@@ -1,0 +1,1 @@
+num_micro_batches=8 # Increase

@@ -1,0 +1,3 @@
+# Reduce PP, increase TP
+tp_degree=4 # Increase
+pp_degree=2 # Decrease

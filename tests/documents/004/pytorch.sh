@@ -1,0 +1,1 @@
+conda install pytorch torchvision torchaudio cudatoolkit=11.3 -c pytorch

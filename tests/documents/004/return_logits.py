@@ -1,0 +1,1 @@
+megatron_lm_plugin = MegatronLMPlugin(return_logits=True)
