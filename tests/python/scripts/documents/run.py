@@ -2,15 +2,26 @@
 [{"name", "script", "folder", "arguments", "environment"}]. Rank 0 writes {name: {"losses", "expected"}}."""
 
 import json
+import logging
 import os
 import runpy
 import sys
-import warnings
 
 import torch
 
 from beside import Beside
 from tessera.state import AcceleratorState, GradientState, PartialState
+
+
+class Said(logging.Handler):
+    """What is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def run(case: dict) -> dict:
@@ -19,18 +30,17 @@ def run(case: dict) -> dict:
     os.environ.update(case.get("environment", {}))
     os.chdir(case["folder"])
     torch.manual_seed(11 + PartialState().process_index)  # another one on each rank, as without a seed
-    beside = Beside()
+    beside, said = Beside(), Said()
     beside.begin()
+    logging.getLogger("tessera").addHandler(said)
     try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            found = runpy.run_path(case["script"], run_name="__main__")
+        found = runpy.run_path(case["script"], run_name="__main__")
     finally:
         beside.end()
+        logging.getLogger("tessera").removeHandler(said)
         for name in case.get("environment", {}):
             del os.environ[name]
-    result = {"losses": beside.losses, "expected": beside.expected, "said": [str(each.message) for each in said],
-              "told": found.get("told", {})}
+    result = {"losses": beside.losses, "expected": beside.expected, "said": said.lines, "told": found.get("told", {})}
     # The processes stay connected: the next script needs new states alone.
     beside.accelerator.free_memory()
     AcceleratorState._reset_state(reset_partial_state=True)
