@@ -1,16 +1,13 @@
 #include <algorithm>
 #include <array>
 
-#include "launch/accelerate_flags.hpp"
+#include "launch/accelerate_keys.hpp"
 #include "launch/environment.hpp"
 #include "launch/file_values.hpp"
+#include "launch/words.hpp"
 
 namespace tessera::launching {
 namespace {
-
-constexpr std::array<std::string_view, 5> kDynamoKeys{"dynamo_backend", "dynamo_mode", "dynamo_use_fullgraph",
-                                                      "dynamo_use_dynamic",
-                                                      "dynamo_use_regional_compilation"};
 
 constexpr std::array<std::string_view, 4> kDistributedTypes{"NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM"};
 
@@ -31,34 +28,58 @@ std::optional<std::string> one_of(FileReader& reader, std::string_view key, cons
   return std::nullopt;
 }
 
-/// The layout: every key becomes a variable of its own.
-void read_layout(FileReader& reader, const YamlNode& section, Variables& environment) {
-  reader.enter(section, "megatron_lm_config.");
+/// The layout: every key that stands in the mapping the reader is in becomes a variable of its own.
+void read_layout(FileReader& reader, std::string_view prefix, Variables& environment) {
+  Variables layout;
   for (const MegatronKey& key : megatron_keys()) {
     std::optional<std::string> value;
     reader.text(key.name, value);
     if (!value) continue;
     const std::string wrong = fault_of(key, *value);
-    if (!wrong.empty()) reader.fault(*reader.find(key.name), "megatron_lm_config.", key.name, " ", wrong);
-    set_variable(environment, variable_of(key), *value);
+    if (!wrong.empty()) reader.fault(*reader.find(key.name), prefix, key.name, " ", wrong);
+    if (value_of(layout, variable_of(key)).value_or(*value) != *value) {
+      reader.fault(*reader.find(key.name), prefix, key.name, " is another name of ", key.same_as,
+                   ", which says something else; give one");
+    }
+    set_variable(layout, variable_of(key), *value);
   }
-  reader.refuse_others();
+  environment.insert(environment.end(), layout.begin(), layout.end());
 }
 
-/// torch.compile, under the spelling of any version.
-void read_dynamo(FileReader& reader, const YamlNode* section, std::optional<std::string> backend,
-                 LaunchSettings& settings) {
-  if (section != nullptr) {
-    reader.enter(*section, "dynamo_config.");
-    for (const std::string_view key : kDynamoKeys) {
-      std::optional<std::string> value;
-      reader.text(key, value);
-      if (!value) reader.text(key.substr(key.find('_') + 1), value);
-      if (value && key == "dynamo_backend") backend = value;
-    }
-    reader.refuse_others();
+/// The keys of a layout that stand at the top level: a section that has lost its indentation.
+std::vector<std::string_view> loose_layout(const YamlNode& root) {
+  std::vector<std::string_view> keys;
+  for (const auto& [key, value] : root.entries) {
+    if (key.text.starts_with("megatron_lm_") && key.text != "megatron_lm_config") keys.push_back(key.text);
   }
-  if (backend && *backend != "NO" && *backend != "no") leave_out_dynamo(settings, *backend);
+  return keys;
+}
+
+/// A section whose keys mean nothing here; what they ask for is named.
+void read_idle(FileReader& reader, const IdleSection& section, const YamlNode& node,
+               LaunchSettings& settings) {
+  std::string asked;
+  reader.enter(node, std::string(section.name) + ".");
+  for (const std::string_view key : section.keys) {
+    std::optional<std::string> value;
+    reader.text(key, value);
+    if (value && truth(*value) != false) asked += detail::concat(asked.empty() ? "" : ", ", key, " ", *value);
+  }
+  reader.refuse_others();
+  if (asked.empty()) return;
+  settings.warnings.push_back(detail::concat(section.name, " (", asked, ") has no effect: ", section.reason));
+  if (section.name == kDynamoSection) {
+    set_variable(settings.environment, "ACCELERATE_DYNAMO_BACKEND", "NO");
+  }
+}
+
+/// torch.compile as versions up to 0.16 wrote it, at the top level.
+void leave_out_dynamo(const std::string& backend, LaunchSettings& settings) {
+  const auto section = std::find_if(idle_sections().begin(), idle_sections().end(),
+                                    [](const IdleSection& idle) { return idle.name == kDynamoSection; });
+  settings.warnings.push_back(
+      detail::concat("dynamo_backend ", backend, " has no effect: ", section->reason));
+  set_variable(settings.environment, "ACCELERATE_DYNAMO_BACKEND", "NO");
 }
 
 void read_precision(FileReader& reader, Variables& environment) {
@@ -74,12 +95,33 @@ void read_precision(FileReader& reader, Variables& environment) {
   }
 }
 
+void read_processes(FileReader& reader, LaunchSettings& settings) {
+  reader.integer("num_processes", settings.num_processes);
+  // What newer versions write where nobody was asked.
+  if (settings.num_processes == -1) settings.num_processes.reset();
+  reader.integer("num_machines", settings.num_machines);
+  reader.integer("machine_rank", settings.machine_rank);
+  reader.text("main_process_ip", settings.main_process_ip);
+  reader.integer("main_process_port", settings.main_process_port);
+  constexpr std::array<std::string_view, 2> kRendezvous{"static", "c10d"};
+  one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
+  std::optional<bool> same_network;
+  reader.boolean("same_network", same_network);
+  std::optional<std::string> function;
+  reader.text("main_training_function", function);
+  if (function && *function != "main") {
+    settings.warnings.push_back(detail::concat(
+        "main_training_function ", in_quotes(*function),
+        " has no effect: it is for TPUs and notebooks; a launched script runs from its first line"));
+  }
+}
+
 void read_hardware(FileReader& reader, LaunchSettings& settings) {
   reader.boolean("use_cpu", settings.cpu);
-  std::optional<bool> debug, affinity, same_network;
+  if (settings.distributed_type == "MULTI_CPU") settings.cpu = true;
+  std::optional<bool> debug, affinity;
   reader.boolean("debug", debug);
   reader.boolean("enable_cpu_affinity", affinity);
-  reader.boolean("same_network", same_network);
   if (debug.value_or(false)) set_variable(settings.environment, "ACCELERATE_DEBUG_MODE", "true");
   if (affinity.value_or(false)) settings.pin_cores = true;
   std::optional<std::string> gpus;
@@ -91,13 +133,41 @@ void refuse_foreign(FileReader& reader) {
   reader.refuse_unless_empty("deepspeed_config", "is for DeepSpeed, which Tessera does not use; remove it");
   reader.refuse_unless_empty("fsdp_config", "is for PyTorch's FSDP, which Tessera does not use; remove it");
   reader.refuse_unless_empty("fp8_config", "is for fp8, which is not in this build yet");
-  reader.refuse_unless_empty("parallelism_config",
-                             "is for PyTorch's parallelism; give the layout in megatron_lm_config");
-  reader.refuse_unless_empty("mpirun_config", "is not used: start the program with mpirun itself");
+  for (const std::string_view key : {"parallelism_config", "tp_config"}) {
+    reader.refuse_unless_empty(key, "is for PyTorch's parallelism; give the layout in megatron_lm_config");
+  }
   for (const std::string_view key : {"tpu_name", "tpu_zone", "tpu_vm", "tpu_env", "tpu_use_cluster",
                                      "tpu_use_sudo", "downcast_bf16", "command_file", "commands"}) {
     reader.refuse_unless_empty(key, "is for TPUs, which Tessera does not use; remove it");
   }
+}
+
+void read_layout_sections(const YamlNode& root, FileReader& reader, LaunchSettings& settings) {
+  const YamlNode* const section = reader.section("megatron_lm_config");
+  const std::vector<std::string_view> loose = loose_layout(root);
+  const YamlNode* const layout = section != nullptr || loose.empty() ? section : root.find(loose.front());
+  const auto& type = settings.distributed_type;
+  if (layout != nullptr && type && *type != "MEGATRON_LM") {
+    reader.fault(*layout, "megatron_lm_config is for distributed_type MEGATRON_LM, not ", *type,
+                 "; change one or remove it");
+  }
+  if (!loose.empty() && section == nullptr && root.find("megatron_lm_config") != nullptr) {
+    settings.warnings.push_back(detail::concat(layout->place.text(), ": ", join(", ", loose),
+                                               " stand beside an empty megatron_lm_config and are read as "
+                                               "what belongs into it; indent them"));
+    read_layout(reader, "", settings.environment);
+  } else {
+    for (const std::string_view key : loose) {
+      reader.fault(*root.find(key), key, " stands at the top level; it belongs into the section ",
+                   "megatron_lm_config, indented");
+      reader.ignore(key);
+    }
+  }
+  reader.refuse_others();
+  if (section == nullptr) return;
+  reader.enter(*section, "megatron_lm_config.");
+  read_layout(reader, "megatron_lm_config.", settings.environment);
+  reader.refuse_others();
 }
 
 }  // namespace
@@ -105,37 +175,29 @@ void refuse_foreign(FileReader& reader) {
 void read_accelerate(const YamlNode& root, FileReader& reader, LaunchSettings& settings) {
   reader.enter(root, "");
   constexpr std::array<std::string_view, 1> kEnvironments{"LOCAL_MACHINE"};
-  constexpr std::array<std::string_view, 2> kRendezvous{"static", "c10d"};
   one_of(reader, "compute_environment", kEnvironments, "is not supported");
-  const auto type = one_of(reader, "distributed_type", kDistributedTypes, "is not what Tessera does");
+  settings.distributed_type =
+      one_of(reader, "distributed_type", kDistributedTypes, "is not what Tessera does");
   if (reader.find("distributed_type") == nullptr) {
     reader.fault(
         root,
         "this is no file of `accelerate config` (distributed_type is missing), and no launch file of "
         "ours (the section 'launch' is missing)");
   }
-  one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
-  reader.integer("num_processes", settings.num_processes);
-  reader.integer("num_machines", settings.num_machines);
-  reader.integer("machine_rank", settings.machine_rank);
-  reader.text("main_process_ip", settings.main_process_ip);
-  reader.integer("main_process_port", settings.main_process_port);
-  reader.ignore("main_training_function");
+  read_processes(reader, settings);
   read_precision(reader, settings.environment);
   read_hardware(reader, settings);
   refuse_foreign(reader);
   std::optional<std::string> old_dynamo;
   reader.text("dynamo_backend", old_dynamo);
-  const YamlNode* const dynamo = reader.section("dynamo_config");
-  const YamlNode* const megatron = reader.section("megatron_lm_config");
-  reader.refuse_others();
-  settings.distributed_type = type;
-  if (megatron != nullptr && type && *type != "MEGATRON_LM") {
-    reader.fault(*megatron, "megatron_lm_config is for distributed_type MEGATRON_LM, not ", *type,
-                 "; change one or remove it");
+  std::vector<std::pair<const IdleSection*, const YamlNode*>> idle;
+  for (const IdleSection& section : idle_sections()) {
+    const YamlNode* const node = reader.section(section.name);
+    if (node != nullptr) idle.emplace_back(&section, node);
   }
-  read_dynamo(reader, dynamo, old_dynamo, settings);
-  if (megatron != nullptr) read_layout(reader, *megatron, settings.environment);
+  read_layout_sections(root, reader, settings);
+  for (const auto& [section, node] : idle) read_idle(reader, *section, *node, settings);
+  if (old_dynamo && truth(*old_dynamo) != false) leave_out_dynamo(*old_dynamo, settings);
 }
 
 }  // namespace tessera::launching

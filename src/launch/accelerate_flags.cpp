@@ -2,97 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 
 #include "launch/environment.hpp"
+#include "launch/words.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::launching {
 namespace {
 
-using Kind = MegatronKey::Kind;
-
-constexpr std::array<MegatronKey, 27> kMegatronKeys{{
-    {"megatron_lm_tp_degree", Kind::integer, "tensor-parallel ranks"},
-    {"megatron_lm_pp_degree", Kind::integer, "pipeline stages"},
-    {"megatron_lm_num_micro_batches", Kind::integer, "micro-batches of a data rank per optimizer step"},
-    {"megatron_lm_gradient_clipping", Kind::number, "largest global gradient norm; 0 = no clipping"},
-    {"megatron_lm_sequence_parallelism", Kind::boolean, "sequence parallelism over the tensor ranks"},
-    {"megatron_lm_recompute_activations", Kind::boolean, "selective recomputation"},
-    {"megatron_lm_use_distributed_optimizer", Kind::boolean, "shard the optimizer's state over data ranks"},
-    {"megatron_lm_use_custom_fsdp", Kind::boolean, "not in this build"},
-    {"megatron_lm_no_load_optim", Kind::boolean, "load_state leaves the optimizer as it is"},
-    {"megatron_lm_no_save_optim", Kind::boolean, "save_state writes no optimizer state"},
-    {"megatron_lm_eod_mask_loss", Kind::boolean, "no loss on end-of-document tokens"},
-    {"megatron_lm_optimizer_cpu_offload", Kind::boolean, "without effect"},
-    {"megatron_lm_overlap_cpu_optimizer_d2h_h2d", Kind::boolean, "without effect"},
-    {"megatron_lm_use_precision_aware_optimizer", Kind::boolean, "without effect"},
-    {"megatron_lm_decoder_last_pipeline_num_layers", Kind::integer, "layers of the last pipeline stage"},
-    {"megatron_lm_recompute_granularity", Kind::text, "full or selective recomputation"},
-    {"megatron_lm_recompute_method", Kind::text, "full recomputation: uniform or block"},
-    {"megatron_lm_recompute_num_layers", Kind::integer, "full recomputation: layers of a segment"},
-    {"megatron_lm_attention_backend", Kind::text, "without effect"},
-    {"megatron_lm_expert_model_parallel_size", Kind::integer, "1: experts are not in this build"},
-    {"megatron_lm_expert_tensor_parallel_size", Kind::integer, "1: experts are not in this build"},
-    {"megatron_lm_context_parallel_size", Kind::integer, "1: not in this build"},
-    {"megatron_lm_attention_dropout", Kind::number, "dropout on attention probabilities"},
-    {"megatron_lm_hidden_dropout", Kind::number, "dropout on embeddings and residual branches"},
-    {"megatron_lm_attention_softmax_in_fp32", Kind::boolean, "without effect: it always is"},
-    {"megatron_lm_calculate_per_token_loss", Kind::boolean, "true: the loss always is"},
-    {"megatron_lm_use_rotary_position_embeddings", Kind::boolean, "rotary positions in a new model"},
-}};
-
-template <typename T>
-bool parses(const std::string& text, T& value) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
-}
-
 std::string with(char from, char to, std::string_view text) {
   std::string result(text);
   std::replace(result.begin(), result.end(), from, to);
   return result;
-}
-
-std::string upper(std::string text) {
-  for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  return text;
-}
-
-std::string lower(std::string text) {
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
-/// As Accelerate reads truth; nullopt for other words.
-std::optional<bool> truth(const std::string& text) {
-  const std::string word = lower(text);
-  for (const char* yes : {"y", "yes", "t", "true", "on", "1"}) {
-    if (word == yes) return true;
-  }
-  for (const char* no : {"n", "no", "f", "false", "off", "0"}) {
-    if (word == no) return false;
-  }
-  return std::nullopt;
-}
-
-/// Values that ask for what this build does not have.
-std::string refusal_of(std::string_view name, const std::string& value) {
-  std::int64_t size = 0;
-  const bool several = parses(value, size) && size > 1;
-  if (several && name.find("expert") != std::string_view::npos) {
-    return "asks for expert parallelism, which is not in this build yet; leave it at 1";
-  }
-  if (several && name == "megatron_lm_context_parallel_size") {
-    return "asks for context parallelism, which is not in this build yet; leave it at 1";
-  }
-  if (name == "megatron_lm_use_custom_fsdp" && truth(value) == true) {
-    return "asks for Megatron's FSDP, which is not in this build; use megatron_lm_use_distributed_optimizer";
-  }
-  return {};
 }
 
 /// Groups of flags that belong to other engines.
@@ -202,7 +124,9 @@ class FlagReader {
       set("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", *flags_.gradient_accumulation_steps);
     }
     if (flags_.dynamo_backend && lower(*flags_.dynamo_backend) != "no") {
-      leave_out_dynamo(settings_, *flags_.dynamo_backend);
+      warn("the dynamo backend ", *flags_.dynamo_backend,
+           " is left out: Tessera's kernels are compiled already, and torch.compile has no part in them");
+      set("ACCELERATE_DYNAMO_BACKEND", "NO");
     } else if (flags_.dynamo_mode || flags_.dynamo_use_fullgraph || flags_.dynamo_use_dynamic ||
                flags_.dynamo_use_regional_compilation) {
       warn("the --dynamo_ flags have no effect: Tessera's kernels are compiled already");
@@ -243,12 +167,16 @@ class FlagReader {
   }
 
   void read_megatron() {
-    for (std::size_t i = 0; i < kMegatronKeys.size(); ++i) {
+    for (std::size_t i = 0; i < megatron_keys().size(); ++i) {
+      const MegatronKey& key = megatron_keys()[i];
       const auto& value = flags_.megatron[i];
       if (!value) continue;
-      const std::string wrong = fault_of(kMegatronKeys[i], *value);
-      if (!wrong.empty()) fault("--", kMegatronKeys[i].name, " ", wrong);
-      set(variable_of(kMegatronKeys[i]), *value);
+      const std::string wrong = fault_of(key, *value);
+      if (!wrong.empty()) fault("--", key.name, " ", wrong);
+      if (value_of(settings_.environment, variable_of(key)).value_or(*value) != *value) {
+        fault("--", key.name, " is another name of --", key.same_as, ", which says something else; give one");
+      }
+      set(variable_of(key), *value);
     }
   }
 
@@ -259,41 +187,7 @@ class FlagReader {
 
 }  // namespace
 
-std::span<const MegatronKey> megatron_keys() { return kMegatronKeys; }
-
-std::string fault_of(const MegatronKey& key, const std::string& value) {
-  std::int64_t integer = 0;
-  double number = 0;
-  switch (key.kind) {
-    case Kind::integer:
-      if (!parses(value, integer) || integer < 1) {
-        return detail::concat("must be an integer of at least 1, not '", value, "'");
-      }
-      break;
-    case Kind::number:
-      if (!parses(value, number) || !std::isfinite(number) || number < 0) {
-        return detail::concat("must be a number of at least 0, not '", value, "'");
-      }
-      break;
-    case Kind::boolean:
-      if (!truth(value)) return detail::concat("must be true or false, not '", value, "'");
-      break;
-    case Kind::text:
-      break;
-  }
-  return refusal_of(key.name, value);
-}
-
-std::string variable_of(const MegatronKey& key) { return upper(std::string(key.name)); }
-
 LaunchSettings settings_of(const AccelerateFlags& flags) { return FlagReader(flags).read(); }
-
-void leave_out_dynamo(LaunchSettings& settings, const std::string& backend) {
-  settings.warnings.push_back(detail::concat("the dynamo backend ", backend,
-                                             " is left out: Tessera's kernels are compiled already, and "
-                                             "torch.compile has no part in them"));
-  set_variable(settings.environment, "ACCELERATE_DYNAMO_BACKEND", "NO");
-}
 
 std::string foreign_flag(std::string_view flag) {
   const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));

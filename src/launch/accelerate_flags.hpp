@@ -1,34 +1,16 @@
 #pragma once
-/// The vocabulary of `accelerate launch`: which of its flags and keys Tessera follows, warns about or
+/// The vocabulary of `accelerate launch`: which of its flags Tessera follows, warns about or
 /// refuses.
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launch/accelerate_keys.hpp"
 #include "tessera/launch/settings.hpp"
 
 namespace tessera::launching {
-
-/// A key of `megatron_lm_config`, which is a flag too.
-struct MegatronKey {
-  enum class Kind { integer, number, boolean, text };
-  std::string_view name;  ///< with its prefix megatron_lm_
-  Kind kind;
-  std::string_view help;
-};
-
-/// All of them, of every version of Accelerate.
-std::span<const MegatronKey> megatron_keys();
-
-/// What is wrong with a value of that key, as a sentence without subject ("must be an integer, not 'x'");
-/// empty if nothing is. A value that asks for a part that is not in this build is refused by its reason.
-std::string fault_of(const MegatronKey& key, const std::string& value);
-
-/// The variable that hands it to the script: MEGATRON_LM_TP_DEGREE.
-std::string variable_of(const MegatronKey& key);
 
 /// The flags that are neither of Tessera's launcher nor of Megatron's group.
 struct AccelerateFlags {
@@ -43,9 +25,6 @@ struct AccelerateFlags {
 
 /// What the flags say. Errors: ConfigError, one line per fault.
 LaunchSettings settings_of(const AccelerateFlags& flags);
-
-/// Says that torch.compile is not used, and switches it off for the script.
-void leave_out_dynamo(LaunchSettings& settings, const std::string& backend);
 
 /// Why a flag of Accelerate's that Tessera does not have is refused; empty if it is none of Accelerate's.
 /// `flag` may be written with '-' or '_'.

@@ -1,34 +1,12 @@
 #include "launch/file_values.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "base/suggest.hpp"
+#include "launch/words.hpp"
 
 namespace tessera::launching {
-namespace {
-
-std::string lower(std::string text) {
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
-std::optional<bool> truth(const std::string& text) {
-  const std::string word = lower(text);
-  if (word == "true" || word == "yes" || word == "on") return true;
-  if (word == "false" || word == "no" || word == "off") return false;
-  return std::nullopt;
-}
-
-template <typename T>
-bool parse(const std::string& text, T& value) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
-}
-
-}  // namespace
 
 void FileReader::enter(const YamlNode& mapping, std::string prefix) {
   mapping_ = &mapping;
@@ -53,7 +31,7 @@ void FileReader::integer(std::string_view key, std::optional<std::int64_t>& valu
   const YamlNode* node = scalar(key, "an integer");
   std::int64_t number = 0;
   if (node == nullptr) return;
-  if (parse(node->text, number)) {
+  if (parses(node->text, number)) {
     value = number;
   } else {
     fault(*node, prefix_, key, " must be an integer, not ", node->describe());
@@ -64,7 +42,7 @@ void FileReader::number(std::string_view key, std::optional<double>& value) {
   const YamlNode* node = scalar(key, "a number");
   double number = 0;
   if (node == nullptr) return;
-  if (parse(node->text, number) && std::isfinite(number)) {
+  if (parses(node->text, number) && std::isfinite(number)) {
     value = number;
   } else {
     fault(*node, prefix_, key, " must be a number, not ", node->describe());

@@ -5,25 +5,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "launch/environment.hpp"
-#include "tessera/base/error.hpp"
+#include "launch_test_support.hpp"
 
 namespace tessera::launching {
 namespace {
-
-std::string refusal(const auto& action) {
-  try {
-    action();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 LaunchProgram some_program() { return {{"sh", "-c", "true"}, false, {"PATH=/usr/bin:/bin"}, ""}; }
 
@@ -69,7 +59,7 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
                                                                             : "0.5";
     const LaunchSettings settings = settings_of(with_layout(key.name, good));
     ASSERT_EQ(settings.environment.size(), 1U) << key.name;
-    std::string variable(key.name);
+    std::string variable(key.same_as.empty() ? key.name : key.same_as);
     for (char& c : variable) c = static_cast<char>(std::toupper(c));
     EXPECT_EQ(settings.environment[0], variable + "=" + good);
     if (key.kind != MegatronKey::Kind::text) {
@@ -82,6 +72,21 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
   }
   EXPECT_HAS(refusal([] { settings_of(with_layout("megatron_lm_use_custom_fsdp", "true")); }),
              "Megatron's FSDP");
+}
+
+TEST(AccelerateFlags, TwoNamesOfOneThingAgree) {
+  AccelerateFlags flags = with_layout("megatron_lm_lr_decay_iters", "5");
+  const std::size_t other =
+      static_cast<std::size_t>(std::find_if(megatron_keys().begin(), megatron_keys().end(),
+                                            [](const MegatronKey& key) {
+                                              return key.name == "megatron_lm_learning_rate_decay_iters";
+                                            }) -
+                               megatron_keys().begin());
+  flags.megatron[other] = "5";
+  EXPECT_EQ(settings_of(flags).environment, Variables{"MEGATRON_LM_LR_DECAY_ITERS=5"});
+  flags.megatron[other] = "6";
+  EXPECT_HAS(refusal([&] { settings_of(flags); }),
+             "--megatron_lm_learning_rate_decay_iters is another name of --megatron_lm_lr_decay_iters");
 }
 
 TEST(AccelerateFlags, WithoutEffectWarn) {

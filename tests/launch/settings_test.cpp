@@ -10,22 +10,12 @@
 #include <fstream>
 
 #include "launch/environment.hpp"
+#include "launch_test_support.hpp"
 
 namespace tessera {
 namespace {
 
 using launching::value_of;
-
-std::string refusal(const auto& action) {
-  try {
-    action();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 LaunchProgram some_program() { return {{"sh", "-c", "true"}, false, {"PATH=/usr/bin:/bin", "A=1"}, ""}; }
 
@@ -90,13 +80,16 @@ TEST(LaunchFile, OfAccelerate) {
   EXPECT_EQ(settings.main_process_port, 5000);
   EXPECT_EQ(settings.cpu, false);
   EXPECT_EQ(settings.distributed_type, "MEGATRON_LM");
-  const std::vector<std::string> expected{
-      "ACCELERATE_MIXED_PRECISION=fp16", "ACCELERATE_DEBUG_MODE=true",
-      "CUDA_VISIBLE_DEVICES=0,1",        "ACCELERATE_DYNAMO_BACKEND=NO",
-      "MEGATRON_LM_TP_DEGREE=4",         "MEGATRON_LM_RECOMPUTE_ACTIVATIONS=false"};
+  const std::vector<std::string> expected{"ACCELERATE_MIXED_PRECISION=fp16",
+                                          "ACCELERATE_DEBUG_MODE=true",
+                                          "CUDA_VISIBLE_DEVICES=0,1",
+                                          "MEGATRON_LM_TP_DEGREE=4",
+                                          "MEGATRON_LM_RECOMPUTE_ACTIVATIONS=false",
+                                          "ACCELERATE_DYNAMO_BACKEND=NO"};
   EXPECT_EQ(settings.environment, expected);
   ASSERT_EQ(settings.warnings.size(), 1U);
-  EXPECT_HAS(settings.warnings[0], "the dynamo backend INDUCTOR is left out");
+  EXPECT_HAS(settings.warnings[0],
+             "dynamo_config (dynamo_backend INDUCTOR) has no effect: Tessera's kernels");
   EXPECT_EQ(parse_launch_file("distributed_type: 'NO'\nfp16: true\n", "a").environment,
             std::vector<std::string>{"ACCELERATE_MIXED_PRECISION=fp16"});
   EXPECT_EQ(parse_launch_file("{\"distributed_type\": \"MULTI_CPU\", \"num_processes\": 2}", "a.json")
@@ -179,11 +172,30 @@ TEST(ResolveLaunch, SeveralMachines) {
   EXPECT_HAS(refusal([&] { resolve_launch(settings, program); }), file.string() + " cannot be read");
 }
 
+TEST(ResolveLaunch, SeveralMachinesWithoutASecret) {
+  LaunchSettings settings;
+  settings.num_machines = 2;
+  settings.num_processes = 16;
+  settings.machine_rank = 0;
+  settings.main_process_ip = "10.1.1.1";
+  LaunchProgram program = some_program();
+  EXPECT_EQ(resolve_launch(settings, program).secret, "");
+  program.environment.push_back("TESSERA_REQUIRE_SECRET=0");
+  EXPECT_EQ(resolve_launch(settings, program).secret, "");
+  program.environment.back() = "TESSERA_REQUIRE_SECRET=1";
+  const std::string text = refusal([&] { resolve_launch(settings, program); });
+  EXPECT_HAS(text, "TESSERA_REQUIRE_SECRET is set, so several machines need one secret in common");
+  EXPECT_HAS(text, "--secret_file");
+  settings = {};
+  EXPECT_EQ(resolve_launch(settings, program).secret, "");  // one machine: the launcher makes one
+}
+
 TEST(ResolveLaunch, FaultsComeAllAtOnce) {
   LaunchSettings settings;
   settings.num_machines = 2;
   settings.main_process_port = 0;
   LaunchProgram program = some_program();
+  program.environment.push_back("TESSERA_REQUIRE_SECRET=1");
   program.command = {"no/such/program"};
   const std::string text = refusal([&] { resolve_launch(settings, program); });
   EXPECT_HAS(text, "num_processes (of all machines together) is needed");

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tessera/base/error.hpp"
+#include "launch_test_support.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
 
@@ -14,16 +14,6 @@ namespace tessera {
 namespace {
 
 using Variables = std::vector<std::string>;
-
-template <typename ErrorType, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const ErrorType& error) {
-    return error.what();
-  }
-  return {};
-}
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -110,12 +100,26 @@ TEST(World, AWrongSecretIsRefused) {
   EXPECT_TRUE(contains(message, "the launcher serves it")) << message;
 }
 
-TEST(World, ASecretIsNeededOverTheNetwork) {
-  const std::string message = message_of<ConfigError>([] {
-    connect_world(environment_of(1, 2, {"MASTER_ADDR=10.1.2.3", "MASTER_PORT=29500", "SLURM_JOB_ID=7"}), 1);
-  });
-  EXPECT_TRUE(contains(message, "meet at 10.1.2.3")) << message;
+TEST(World, WithoutASecretOverTheNetworkMeetsAndWarns) {
+  Variables variables{"MASTER_ADDR=10.1.2.3", "MASTER_PORT=29500", "SLURM_JOB_ID=7"};
+  const std::string warning = warning_of_open_world(environment_of(1, 2, variables));
+  for (const char* part : {"meet at 10.1.2.3:29500 without a secret", "open to whoever reaches that port",
+                           "TESSERA_JOB_SECRET", "TESSERA_REQUIRE_SECRET=1"}) {
+    EXPECT_TRUE(contains(warning, part)) << warning;
+  }
+  variables.push_back("TESSERA_REQUIRE_SECRET=1");
+  const std::string message =
+      message_of<ConfigError>([&] { connect_world(environment_of(1, 2, variables), 1); });
+  EXPECT_TRUE(contains(message, "TESSERA_REQUIRE_SECRET is set, and the processes")) << message;
   EXPECT_TRUE(contains(message, "set TESSERA_JOB_SECRET")) << message;
+  for (const char* closed : {"TESSERA_JOB_SECRET=s", "MASTER_ADDR=127.0.0.1", "WORLD_SIZE=1"}) {
+    Variables others{"MASTER_PORT=29500", "RANK=0", closed};
+    if (std::string_view(closed) != "WORLD_SIZE=1") others.push_back("WORLD_SIZE=2");
+    if (std::string_view(closed) != "MASTER_ADDR=127.0.0.1") others.push_back("MASTER_ADDR=10.1.2.3");
+    EXPECT_EQ(warning_of_open_world(read_environment(others)), "") << closed;
+  }
+  // An address that is not called local, and reaches this machine.
+  expect_sum(2, {"MASTER_ADDR=0.0.0.0", "LOCAL_WORLD_SIZE=2", "MASTER_PORT=" + free_port()});
 }
 
 TEST(World, SomebodyMustSayWhereToMeet) {

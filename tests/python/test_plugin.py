@@ -242,8 +242,6 @@ def test_bad_values(fields, message):
     ({"tp_degree": 3}, "tp_degree 3 x pp_degree 1 = 3 does not divide the 8 processes there are; start a multiple of 3"),
     ({"recompute_method": "block"}, "give recompute_granularity='full' too"),
     ({"recompute_activations": True, "recompute_num_layers": 2}, "give recompute_granularity='full' too"),
-    ({"partition_activations": True, "recompute_granularity": "full"}, "needs tp_degree above 1"),
-    ({"partition_activations": True, "recompute_granularity": "full", "tp_degree": 2, "sequence_parallelism": True}, "does anyway"),
     ({"checkpoint_num_layers": 2, "recompute_num_layers": 3}, "older name"),
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 3}, "does not divide the model's 8 layers"),
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 2, "num_micro_batches": 3}, "multiples of pp_degree 2, not 3"),
@@ -256,6 +254,21 @@ def test_what_cannot_be_had_together(fields, message):
     with pytest.raises(ConfigError) as error:
         config_of(**fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("fields, recompute, why", [
+    ({"recompute_activations": True, "checkpoint_num_layers": 1}, "full", "there is one; give tp_degree above 1"),
+    ({"recompute_granularity": "full", "tp_degree": 2, "sequence_parallelism": True}, "full", "sequence_parallelism shares"),
+    ({"recompute_activations": True, "tp_degree": 2}, "selective", "give recompute_granularity='full' too"),
+])
+def test_activations_without_somebody_to_share_them(fields, recompute, why, caplog):
+    both = {"distribute_checkpointed_activations": True, "partition_activations": True}
+    with caplog.at_level(logging.WARNING, "tessera"):
+        for _ in range(2):
+            config = config_of(**fields, **both)
+    assert (config["training.recompute"], config.get("training.recompute_partition", False)) == (recompute, False)
+    said = [text for text in caplog.messages if "partition_activations=True" in text]
+    assert len(said) == 1 and "distribute_checkpointed_activations=True" in said[0] and why in said[0]
 
 
 def test_virtual_stages_and_uneven_stages():

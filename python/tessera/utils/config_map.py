@@ -112,23 +112,29 @@ def _recompute(plugin) -> Dict[str, Any]:
                                f"which is {layers}; give one")
         layers = plugin.checkpoint_num_layers
         granularity = granularity or "full"
-    partition = plugin.distribute_checkpointed_activations or plugin.partition_activations
     if granularity is None:
         granularity = "selective" if plugin.recompute_activations else "none"
     elif granularity == "full" and plugin.recompute_activations:
         warn_once("recompute_granularity 'full' says more than recompute_activations=True, and counts")
+    partition = _partition(plugin, granularity)
     if granularity != "full":
-        for name, value in (("recompute_method", plugin.recompute_method), ("recompute_num_layers", layers),
-                            ("partition_activations", partition or None)):
+        for name, value in (("recompute_method", plugin.recompute_method), ("recompute_num_layers", layers)):
             if value is not None:
                 raise config_error(f"MegatronLMPlugin.{name} is for full recomputation; give recompute_granularity='full' too")
         return {"recompute": granularity}
-    if partition and (plugin.tp_degree == 1 or plugin.sequence_parallelism):
-        raise config_error("partition_activations (distribute_checkpointed_activations) shares activations out over several "
-                           "tensor ranks, which sequence_parallelism does anyway; it needs tp_degree above 1 and no "
-                           "sequence_parallelism")
     return {"recompute": "full", "recompute_method": plugin.recompute_method or "uniform", "recompute_layers": layers or 1,
             "recompute_partition": partition}
+
+
+def _partition(plugin, granularity: str) -> bool:
+    """Whether tensor ranks share the activations that full recomputation keeps; says so where there is nothing to share."""
+    given = [name for name in ("distribute_checkpointed_activations", "partition_activations") if getattr(plugin, name)]
+    why = ("shared out is what full recomputation keeps; give recompute_granularity='full' too" if granularity != "full" else
+           "activations are shared out over tensor ranks, and there is one; give tp_degree above 1" if plugin.tp_degree == 1 else
+           "sequence_parallelism shares these activations out already" if plugin.sequence_parallelism else None)
+    if given and why:
+        warn_once(f"MegatronLMPlugin without effect: {', '.join(f'{name}=True' for name in given)}: {why}")
+    return bool(given) and why is None
 
 
 def _convert(name: str, value: Any) -> Any:

@@ -1,0 +1,123 @@
+#include "launch/accelerate_keys.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "launch/words.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::launching {
+namespace {
+
+using Kind = MegatronKey::Kind;
+
+constexpr std::array<MegatronKey, 31> kMegatronKeys{{
+    {"megatron_lm_tp_degree", Kind::integer, "tensor-parallel ranks"},
+    {"megatron_lm_pp_degree", Kind::integer, "pipeline stages"},
+    {"megatron_lm_num_micro_batches", Kind::integer, "micro-batches of a data rank per optimizer step"},
+    {"megatron_lm_gradient_clipping", Kind::number, "largest global gradient norm; 0 = no clipping"},
+    {"megatron_lm_sequence_parallelism", Kind::boolean, "sequence parallelism over the tensor ranks"},
+    {"megatron_lm_recompute_activations", Kind::boolean, "selective recomputation"},
+    {"megatron_lm_use_distributed_optimizer", Kind::boolean, "shard the optimizer's state over data ranks"},
+    {"megatron_lm_use_custom_fsdp", Kind::boolean, "not in this build"},
+    {"megatron_lm_no_load_optim", Kind::boolean, "load_state leaves the optimizer as it is"},
+    {"megatron_lm_no_save_optim", Kind::boolean, "save_state writes no optimizer state"},
+    {"megatron_lm_eod_mask_loss", Kind::boolean, "no loss on end-of-document tokens"},
+    {"megatron_lm_optimizer_cpu_offload", Kind::boolean, "without effect"},
+    {"megatron_lm_overlap_cpu_optimizer_d2h_h2d", Kind::boolean, "without effect"},
+    {"megatron_lm_use_precision_aware_optimizer", Kind::boolean, "without effect"},
+    {"megatron_lm_decoder_last_pipeline_num_layers", Kind::integer, "layers of the last pipeline stage"},
+    {"megatron_lm_recompute_granularity", Kind::text, "full or selective recomputation"},
+    {"megatron_lm_recompute_method", Kind::text, "full recomputation: uniform or block"},
+    {"megatron_lm_recompute_num_layers", Kind::integer, "full recomputation: layers of a segment"},
+    {"megatron_lm_attention_backend", Kind::text, "without effect"},
+    {"megatron_lm_expert_model_parallel_size", Kind::integer, "1: experts are not in this build"},
+    {"megatron_lm_expert_tensor_parallel_size", Kind::integer, "1: experts are not in this build"},
+    {"megatron_lm_context_parallel_size", Kind::integer, "1: not in this build"},
+    {"megatron_lm_attention_dropout", Kind::number, "dropout on attention probabilities"},
+    {"megatron_lm_hidden_dropout", Kind::number, "dropout on embeddings and residual branches"},
+    {"megatron_lm_attention_softmax_in_fp32", Kind::boolean, "without effect: it always is"},
+    {"megatron_lm_calculate_per_token_loss", Kind::boolean, "true: the loss always is"},
+    {"megatron_lm_distribute_checkpointed_activations", Kind::boolean,
+     "full recomputation: tensor ranks share what is kept"},
+    {"megatron_lm_partition_activations", Kind::boolean, "the same"},
+    {"megatron_lm_lr_decay_iters", Kind::integer, "optimizer steps over which the learning rate decays"},
+    {"megatron_lm_learning_rate_decay_iters", Kind::integer, "the same", "megatron_lm_lr_decay_iters"},
+    {"megatron_lm_use_rotary_position_embeddings", Kind::boolean, "rotary positions in a new model"},
+}};
+
+constexpr std::array<std::string_view, 10> kDynamoKeys{"dynamo_backend",
+                                                       "dynamo_mode",
+                                                       "dynamo_use_fullgraph",
+                                                       "dynamo_use_dynamic",
+                                                       "dynamo_use_regional_compilation",
+                                                       "backend",
+                                                       "mode",
+                                                       "use_fullgraph",
+                                                       "use_dynamic",
+                                                       "use_regional_compilation"};
+constexpr std::array<std::string_view, 3> kIpexKeys{"ipex", "ipex_enabled", "use_xpu"};
+constexpr std::array<std::string_view, 2> kMpirunKeys{"mpirun_hostfile", "mpirun_ccl"};
+
+constexpr std::array<IdleSection, 3> kIdleSections{{
+    {kDynamoSection, kDynamoKeys,
+     "Tessera's kernels are compiled already, and torch.compile has no part in them"},
+    {"ipex_config", kIpexKeys,
+     "Intel's extension of PyTorch and Intel's GPUs have no part in Tessera, which has kernels of its own"},
+    {"mpirun_config", kMpirunKeys,
+     "this launcher starts the processes of this machine itself; for those of a hostfile call mpirun"},
+}};
+
+/// Values that ask for what this build does not have.
+std::string refusal_of(std::string_view name, const std::string& value) {
+  std::int64_t size = 0;
+  const bool several = parses(value, size) && size > 1;
+  if (several && name.find("expert") != std::string_view::npos) {
+    return "asks for expert parallelism, which is not in this build yet; leave it at 1";
+  }
+  if (several && name == "megatron_lm_context_parallel_size") {
+    return "asks for context parallelism, which is not in this build yet; leave it at 1";
+  }
+  if (name == "megatron_lm_use_custom_fsdp" && truth(value) == true) {
+    return "asks for Megatron's FSDP, which is not in this build; use megatron_lm_use_distributed_optimizer";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const MegatronKey> megatron_keys() { return kMegatronKeys; }
+
+std::span<const IdleSection> idle_sections() { return kIdleSections; }
+
+std::string fault_of(const MegatronKey& key, const std::string& value) {
+  std::int64_t integer = 0;
+  double number = 0;
+  switch (key.kind) {
+    case Kind::integer:
+      if (!parses(value, integer) || integer < 1) {
+        return detail::concat("must be an integer of at least 1, not '", value, "'");
+      }
+      break;
+    case Kind::number:
+      if (!parses(value, number) || !std::isfinite(number) || number < 0) {
+        return detail::concat("must be a number of at least 0, not '", value, "'");
+      }
+      break;
+    case Kind::boolean:
+      if (!truth(value)) return detail::concat("must be true or false, not '", value, "'");
+      break;
+    case Kind::text:
+      break;
+  }
+  return refusal_of(key.name, value);
+}
+
+std::string variable_of(const MegatronKey& key) {
+  std::string name(key.same_as.empty() ? key.name : key.same_as);
+  for (char& c : name) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return name;
+}
+
+}  // namespace tessera::launching
