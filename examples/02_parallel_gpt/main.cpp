@@ -68,6 +68,8 @@ int main(int argc, char** argv) try {
   const Environment environment = read_environment();
   Config config = small_gpt(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? std::atoi(argv[2]) : 1);
   config.parallel = resolve_layout(config, environment.world_size.value_or(1));  // or says all that is wrong
+  const std::string open = warning_of_open_world(environment);  // several machines without a secret
+  if (!open.empty()) std::cerr << "warning: " << open << std::endl;
   const auto world = connect_world(environment, /*timeout_s=*/60);
   try {
     train(config, world);

@@ -127,6 +127,9 @@ void bind_comm(py::module_& module) {
       "connect_world", [](double timeout_s) { return connect_world(read_environment(), timeout_s); },
       py::arg("timeout_s") = 600.0, Released(),
       "The group of all processes of the job; this one alone if nobody launched it.");
+  module.def(
+      "warning_of_open_world", [] { return warning_of_open_world(read_environment()); },
+      "What a person should know before connect_world() meets over a network without a secret; else empty.");
 }
 
 }  // namespace tessera::bindings

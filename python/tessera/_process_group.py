@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import socket
@@ -74,8 +75,11 @@ def _close_all(pid: int) -> None:
 def connect(timeout_s: float) -> Any:
     """The communicator of all processes of the job; collective the first time. Later calls return the same one."""
     if _Connection.world is None or _Connection.pid != os.getpid():  # a forked child has none
+        warning = native().warning_of_open_world()
         _Connection.world = native().connect_world(timeout_s)
         _Connection.pid = os.getpid()
+        if warning and _Connection.world.rank == 0:
+            logging.getLogger("tessera").warning(warning)
         _await_the_end()
         if _Connection.world.size > 1:
             tell_others_at_the_end(_Connection.world)

@@ -21,6 +21,7 @@ constexpr std::array kVariables{
     EnvironmentVariable{"MASTER_PORT", "port of that meeting point"},
     EnvironmentVariable{"TESSERA_STORE", "`host:port` of the store that the launcher serves"},
     EnvironmentVariable{"TESSERA_JOB_SECRET", "secret of the job: whoever has it may join"},
+    EnvironmentVariable{"TESSERA_REQUIRE_SECRET", "1: a job of several machines without a secret is refused"},
     EnvironmentVariable{"TESSERA_COMM_ADDRESS",
                         "address of this machine under which other processes reach it"},
     EnvironmentVariable{"TESSERA_CHECK_COLLECTIVES",
@@ -214,6 +215,7 @@ void read_meeting_point(Reader& reader, Environment& env) {
     if (!host.empty()) env.master_addr = host;
   }
   env.job_secret = reader.text("TESSERA_JOB_SECRET");
+  env.require_secret = reader.flag("TESSERA_REQUIRE_SECRET");
   env.comm_address = reader.text("TESSERA_COMM_ADDRESS");
   env.check_collectives = reader.flag("TESSERA_CHECK_COLLECTIVES");
   const char* restart = reader.text("TESSERA_RESTART") ? "TESSERA_RESTART" : "TORCHELASTIC_RESTART_COUNT";

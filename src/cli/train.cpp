@@ -123,6 +123,8 @@ void run_train(const TrainArguments& arguments, Program& program) {
   config.parallel = resolve_layout(config, environment.world_size.value_or(1));
   config.device.threads = threads_of(config, environment);
   if (!config.device.index) config.device.index = environment.local_rank.value_or(0);
+  const std::string open = warning_of_open_world(environment);
+  if (!open.empty() && environment.rank == 0) program.log.warning(open);
   const auto world = connect_world(environment, config.parallel.timeout_s);
   // Not before: who waits for a rank that a signal has ended already would wait for long.
   const StopSignals signals;

@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <map>
@@ -64,6 +65,7 @@ struct StoreServer::Impl {
     thread_.join();
   }
   std::uint16_t port() const { return port_; }
+  int turned_away() const { return turned_away_; }
 
  private:
   void serve() {
@@ -163,7 +165,13 @@ struct StoreServer::Impl {
     std::copy_n(client.in.begin(), nonce.size(), nonce.begin());
     std::copy_n(client.in.begin() + nonce.size(), proof.size(), proof.begin());
     client.in.clear();
-    if (!equal_in_constant_time(proof, proof_of(secret_, "client", client.nonce, nonce))) return false;
+    const auto knows = [&](const std::string& secret) {
+      return equal_in_constant_time(proof, proof_of(secret, "client", client.nonce, nonce));
+    };
+    if (!knows(secret_)) {
+      if (options_.counted_secret.empty() || knows(options_.counted_secret)) ++turned_away_;
+      return false;
+    }
     client.proved = true;
     const Digest own = proof_of(secret_, "server", client.nonce, nonce);
     client.out.assign(own.begin(), own.end());
@@ -295,6 +303,7 @@ struct StoreServer::Impl {
   StoreServerOptions options_;
   Socket listener_;
   std::uint16_t port_ = 0;
+  std::atomic<int> turned_away_ = 0;
   Deadline accept_again_{};
   Interrupt stop_;
   std::map<std::uint64_t, Client> clients_;  // by age
@@ -314,5 +323,7 @@ StoreServer::StoreServer(const std::string& address, std::uint16_t port, const s
 StoreServer::~StoreServer() = default;
 
 std::uint16_t StoreServer::port() const { return impl_->port(); }
+
+int StoreServer::turned_away() const { return impl_->turned_away(); }
 
 }  // namespace tessera

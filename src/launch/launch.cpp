@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "launch/open_secret.hpp"
 #include "launch/supervisor.hpp"
 #include "tessera/comm/store.hpp"
 
@@ -24,8 +25,8 @@ void check(const LaunchOptions& options) {
                 options.num_processes, " processes on ", options.num_machines, " machines");
   TESSERA_CHECK(options.machine_rank >= 0 && options.machine_rank < options.num_machines, "machine_rank ",
                 options.machine_rank, " of ", options.num_machines, " machines");
-  TESSERA_CHECK(options.num_machines == 1 || (!options.secret.empty() && options.main_process_port != 0),
-                "several machines need a secret and a port in common");
+  TESSERA_CHECK(options.num_machines == 1 || options.main_process_port != 0,
+                "several machines need a port in common");
 }
 
 std::string host_name() {
@@ -48,6 +49,18 @@ std::string random_secret() {
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+/// The secret of all processes of the job.
+std::string secret_of(const LaunchOptions& options, const Logger& log) {
+  if (!options.secret.empty()) return options.secret;
+  if (options.num_machines == 1) return random_secret();
+  log.warning(
+      "the machines meet at ", options.main_process_ip, ":", options.main_process_port,
+      " without a secret: rendezvous and data are open to whoever reaches that port. --secret_file FILE "
+      "on every machine (the same file, from openssl rand -hex 32) closes them; "
+      "TESSERA_REQUIRE_SECRET=1 refuses to start without");
+  return std::string(launching::kOpenSecret);
 }
 
 void make_log_dir(const std::string& dir) {
@@ -89,15 +102,17 @@ LaunchResult launch(const LaunchOptions& options, const Logger& log) {
   launching::SignalWatch signals;
   // Before any thread is started: the guard is a fork of this process.
   launching::Guard guard(static_cast<std::size_t>(options.num_processes / options.num_machines));
-  const std::string secret = options.secret.empty() ? random_secret() : options.secret;
+  const std::string secret = secret_of(options, log);
   std::optional<StoreServer> server;
   if (options.machine_rank == 0) {
-    server.emplace(options.main_process_ip, options.main_process_port, secret);
+    StoreServerOptions serving;
+    if (!options.secret.empty()) serving.counted_secret = launching::kOpenSecret;
+    server.emplace(options.main_process_ip, options.main_process_port, secret, serving);
   }
   const int port = server ? server->port() : options.main_process_port;
   const std::string host = host_name();
   std::optional<launching::Machines> machines;
-  if (options.num_machines > 1) machines.emplace(options, secret, host);
+  if (options.num_machines > 1) machines.emplace(options, secret, host, server ? &*server : nullptr);
   launching::Supervisor supervisor({options, log, host, secret,
                                     detail::concat(options.main_process_ip, ":", port), signals, guard,
                                     machines ? &*machines : nullptr});

@@ -15,13 +15,17 @@ namespace {
 constexpr double kTurn = 0.2;         ///< seconds between looks at the store
 constexpr double kLostInFailure = 5;  ///< once something failed, a silent launcher is given up sooner
 constexpr double kFarewell = 5;       ///< for the others to read the verdict
+constexpr std::string_view kAllOrNone =
+    "give every machine the same --secret_file (or TESSERA_JOB_SECRET), or none";
 
 }  // namespace
 
-Machines::Machines(const LaunchOptions& options, std::string secret, std::string host)
+Machines::Machines(const LaunchOptions& options, std::string secret, std::string host,
+                   const StoreServer* server)
     : options_(options),
       secret_(std::move(secret)),
       host_(std::move(host)),
+      server_(server),
       peers_(static_cast<std::size_t>(options.num_machines)) {
   event_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   TESSERA_ENSURE(IoError, event_ >= 0, "eventfd: ", std::strerror(errno));
@@ -128,7 +132,13 @@ bool Machines::connect(double deadline_s) {
       store_ = std::make_unique<Store>(options_.main_process_ip, options_.main_process_port, secret_, kTry);
     } catch (const CommunicationError& error) {
       // A server that refuses the secret will not change its mind.
-      if (std::string_view(error.what()).find("secret") != std::string_view::npos) throw;
+      if (std::string_view(error.what()).find("secret") != std::string_view::npos) {
+        throw CommunicationError(detail::concat("machine ", options_.machine_rank,
+                                                options_.secret.empty()
+                                                    ? " has no secret, and machine 0 has one"
+                                                    : " has a secret, and machine 0 has none or another one",
+                                                ": ", kAllOrNone, " (", error.what(), ")"));
+      }
       TESSERA_ENSURE(CommunicationError, now_s() < deadline_s, "machine ", options_.machine_rank,
                      " found no launcher of machine 0 at ", options_.main_process_ip, ":",
                      options_.main_process_port, " within ", options_.join_timeout_s, " s: ", error.what());
@@ -157,6 +167,7 @@ void Machines::meet(double deadline_s) {
       ++machine;
       continue;
     }
+    refuse_strangers();
     if (now_s() >= deadline_s) {
       std::string missing;
       for (int m = 0; m < options_.num_machines; ++m) {
@@ -170,6 +181,22 @@ void Machines::meet(double deadline_s) {
     if (!pause(kTurn)) return;
   }
   for (Peer& peer : peers_) peer.heard_s = now_s();
+}
+
+/// Where the machines still wait for each other, one that has no secret where this one has, or the other way
+/// round, will not come.
+void Machines::refuse_strangers() {
+  if (server_ == nullptr || server_->turned_away() == 0) return;
+  // Until it has understood, and comes no more.
+  int seen = 0;
+  for (const double deadline = now_s() + kFarewell; server_->turned_away() != seen && now_s() < deadline;) {
+    seen = server_->turned_away();
+    if (!pause(1)) return;
+  }
+  throw CommunicationError(
+      detail::concat("a process that ", options_.secret.empty() ? "has a secret" : "has no secret",
+                     " came to ", options_.main_process_ip, ":", options_.main_process_port,
+                     ", and machine 0 has ", options_.secret.empty() ? "none" : "one", ": ", kAllOrNone));
 }
 
 /// The machine that keeps the store waits a little for machines `first` to `end` - 1, which must still read

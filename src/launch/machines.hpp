@@ -25,8 +25,8 @@ struct News {
 /// here and learns what happened there. Machine 0 makes the verdict out of the outcomes of all.
 class Machines {
  public:
-  /// Errors: IoError.
-  Machines(const LaunchOptions& options, std::string secret, std::string host);
+  /// `server`: the store, on the machine that serves it. Errors: IoError.
+  Machines(const LaunchOptions& options, std::string secret, std::string host, const StoreServer* server);
   /// Machine 0 stays until the others have read the verdict, a few seconds at most.
   ~Machines();
 
@@ -51,6 +51,7 @@ class Machines {
   bool join();
   bool connect(double deadline_s);
   void meet(double deadline_s);
+  void refuse_strangers();
   void farewell(int first, int end);
   void exchange();
   void listen();
@@ -62,6 +63,7 @@ class Machines {
 
   const LaunchOptions& options_;
   const std::string secret_, host_;
+  const StoreServer* const server_;
   std::unique_ptr<Store> store_;
   std::vector<Peer> peers_;
   std::uint64_t beats_ = 0;

@@ -50,7 +50,7 @@ std::string trimmed(std::string text) {
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
-/// The secret that all machines of a job share; empty for one machine.
+/// The secret that all machines of a job share; empty for one machine, or where they do without.
 std::string read_secret(const LaunchSettings& settings, const LaunchProgram& program, int machines,
                         Faults& faults) {
   if (machines <= 1) return {};
@@ -69,10 +69,12 @@ std::string read_secret(const LaunchSettings& settings, const LaunchProgram& pro
     secret = trimmed(value_of(program.environment, "TESSERA_JOB_SECRET").value_or(""));
   }
   if (secret.empty() && !settings.secret_file) {
-    faults.add(
-        "several machines need one secret in common: put the same text into a file on each (openssl rand "
-        "-hex 32 "
-        "> FILE; chmod 600 FILE) and give --secret_file FILE, or set TESSERA_JOB_SECRET");
+    if (value_of(program.environment, "TESSERA_REQUIRE_SECRET") == "1") {
+      faults.add(
+          "TESSERA_REQUIRE_SECRET is set, so several machines need one secret in common: put the same text "
+          "into a file on each (openssl rand -hex 32 > FILE; chmod 600 FILE) and give --secret_file FILE, or "
+          "set TESSERA_JOB_SECRET");
+    }
   } else if (secret.size() < kShortestSecret) {
     faults.add(source, " holds ", secret.size(), " characters; a secret has at least ", kShortestSecret);
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "launch/open_secret.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
@@ -66,12 +67,13 @@ MeetingPoint meeting_point(const Environment& environment) {
 
 std::string secret_of(const Environment& environment, const MeetingPoint& point) {
   if (environment.job_secret) return *environment.job_secret;
-  TESSERA_ENSURE(
-      ConfigError, is_loopback(point.address), "the processes of this job meet at ", point.address,
-      " over the network, and anybody there could join: "
-      "set TESSERA_JOB_SECRET to a random text, the same for all (for example: openssl rand -hex 32)");
-  return detail::concat("no secret: job ", environment.job_id.value_or("without a name"), " of user ",
-                        ::getuid());
+  const std::string job = environment.job_id.value_or("without a name");
+  if (is_loopback(point.address)) return detail::concat("no secret: job ", job, " of user ", ::getuid());
+  TESSERA_ENSURE(ConfigError, !environment.require_secret,
+                 "TESSERA_REQUIRE_SECRET is set, and the processes of this job meet at ", point.address,
+                 " over the network without a secret: set TESSERA_JOB_SECRET to a random text, the same for "
+                 "all (for example: openssl rand -hex 32)");
+  return detail::concat(launching::kOpenSecret, ": job ", job);
 }
 
 /// Listens on the first free port of the meeting point, which from then on has only that one.
@@ -105,6 +107,16 @@ std::shared_ptr<Store> reach(const MeetingPoint& point, const std::string& secre
 }
 
 }  // namespace
+
+std::string warning_of_open_world(const Environment& environment) {
+  if (!environment.launched() || environment.world_size == 1 || environment.job_secret) return {};
+  const MeetingPoint point = meeting_point(environment);
+  if (is_loopback(point.address)) return {};
+  return detail::concat("the processes of this job meet at ", point.address, ":", point.port,
+                        " without a secret: rendezvous and data are open to whoever reaches that port. "
+                        "TESSERA_JOB_SECRET, the same random text for all (openssl rand -hex 32), closes "
+                        "them; TESSERA_REQUIRE_SECRET=1 refuses to start without");
+}
 
 std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s) {
   const CommOptions options{.timeout_s = timeout_s, .check = environment.check_collectives};

@@ -206,7 +206,7 @@ def test_a_native_file(tessera_program, tmp_path):
 
 def test_everything_wrong_is_said_at_once_and_nothing_started(tessera_program, tmp_path):
     job = launch(tessera_program, "--num_machines", 2, "--num_processes", 3, "--machine_rank", 2, "--main_process_port", 70000,
-                 "--max_restarts", -1, "no_such_program", code=2)
+                 "--max_restarts", -1, "no_such_program", code=2, env={"TESSERA_REQUIRE_SECRET": "1"})
     for part in ("num_processes 3", "machine_rank must be from 0 to 1, not 2", "main_process_ip", "70000", "max_restarts",
                  "several machines need one secret in common", "'no_such_program' is not in PATH"):
         assert part in job.err, job.err

@@ -234,6 +234,41 @@ def test_another_secret_is_refused(tessera_program):
             assert right.finish().out.count("done") == first.finish().out.count("done") == 2
 
 
+def test_without_a_secret_machines_find_each_other_and_say_so_once(tessera_program):
+    """The two commands as a guide prints them."""
+    port = free_port()
+    with machine(tessera_program, 0, port, "--multi_gpu", *python(TELL_PLACE), secret=None) as first:
+        with machine(tessera_program, 1, port, "--multi_gpu", *python(TELL_PLACE), secret=None) as second:
+            jobs = [first.finish(), second.finish()]
+    for job in jobs:
+        assert job.err.count("without a secret") == 1, job.err
+        for part in (f"meet at 127.0.0.1:{port}", "open to whoever reaches that port", "--secret_file", "TESSERA_REQUIRE_SECRET=1"):
+            assert part in job.err, job.err
+    places = [json.loads(lines_of(jobs[rank // 2].out, rank)[0]) for rank in range(4)]
+    assert [place["RANK"] for place in places] == ["0", "1", "2", "3"]
+    assert len({place["TESSERA_JOB_SECRET"] for place in places}) == 1
+
+
+@pytest.mark.parametrize("first_has, second_has", [(SECRET, None), (None, SECRET)])
+def test_a_secret_on_one_machine_only_is_refused_on_both(tessera_program, first_has, second_has):
+    port = free_port()
+    with machine(tessera_program, 0, port, *shell("echo started"), secret=first_has) as first:
+        with machine(tessera_program, 1, port, *shell("echo started"), secret=second_has) as second:
+            jobs = [first.finish(LOST), second.finish(LOST)]
+    for job in jobs:
+        assert job.out == "" and "give every machine the same --secret_file" in job.err, job.err
+    assert f"machine 0 has {'one' if first_has else 'none'}" in jobs[0].err
+    assert ("machine 1 has no secret, and machine 0 has one" if first_has else
+            "machine 1 has a secret, and machine 0 has none") in jobs[1].err
+
+
+def test_a_secret_can_be_required(tessera_program):
+    job = Job(tessera_program, "--num_machines", 2, "--num_processes", 4, "--machine_rank", 0, "--main_process_ip", "127.0.0.1",
+              *shell("echo started"), env={"TESSERA_REQUIRE_SECRET": "1"})
+    with job:
+        assert "TESSERA_REQUIRE_SECRET is set" in job.finish(2).err and job.out == ""
+
+
 def test_machines_must_be_told_the_same(tessera_program):
     port = free_port()
     with machine(tessera_program, 0, port, "--max_restarts", 1, *shell("true")) as first:

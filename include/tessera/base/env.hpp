@@ -32,6 +32,7 @@ struct Environment {
   std::optional<std::string> store_host;
   std::int64_t store_port = 0;
   std::optional<std::string> job_secret;  ///< TESSERA_JOB_SECRET: whoever has it may join the job
+  bool require_secret = false;  ///< TESSERA_REQUIRE_SECRET: no job over the network without a secret
   std::optional<std::string>
       comm_address;                ///< TESSERA_COMM_ADDRESS: under which other ranks reach this process
   bool check_collectives = false;  ///< TESSERA_CHECK_COLLECTIVES

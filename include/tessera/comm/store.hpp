@@ -21,6 +21,8 @@ struct StoreServerOptions {
   double proof_timeout_s = 5;
   /// So many of them are kept; a new one pushes out the oldest.
   int most_unproved = 256;
+  /// Of those that prove to know another secret: count the ones that know this one; empty = count all.
+  std::string counted_secret = {};
 };
 
 /// Serves until it is destroyed.
@@ -34,6 +36,8 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   std::uint16_t port() const;
+  /// How many were turned away so far of those that StoreServerOptions::counted_secret says.
+  int turned_away() const;
 
  private:
   struct Impl;

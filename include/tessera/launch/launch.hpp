@@ -28,7 +28,7 @@ struct LaunchOptions {
   /// machine).
   std::string main_process_ip = "127.0.0.1";
   std::uint16_t main_process_port = 0;
-  /// The job's secret; empty = a random one (one machine only).
+  /// The job's secret; empty = a random one on one machine, none on several, which is warned about.
   std::string secret;
 
   int max_restarts = 0;  ///< after a failure everything is started again, so many times
@@ -63,8 +63,8 @@ struct LaunchResult {
 /// them), SIGUSR1 and SIGUSR2 too; for the time of the call they are blocked in the calling thread, so call
 /// it from the main thread before others are started. No worker outlives this process, even one killed by
 /// SIGKILL. Errors: InvalidArgument for options that contradict each other; IoError when a process, folder or
-/// port cannot be had; CommunicationError when the launchers of the other machines do not come or have
-/// another secret.
+/// port cannot be had; CommunicationError when the launchers of the other machines do not come, or only some
+/// of them have a secret, or another one.
 LaunchResult launch(const LaunchOptions& options, const Logger& log);
 
 }  // namespace tessera

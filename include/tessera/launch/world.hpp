@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 
 #include "tessera/base/env.hpp"
 #include "tessera/comm/communicator.hpp"
@@ -14,10 +15,14 @@ namespace tessera {
 /// otherwise rank 0 does, at MASTER_ADDR and MASTER_PORT (torchrun listens there itself: the first free of
 /// the eight after it; no port given: one that follows from the job's name). It ends with the communicator.
 /// The secret is TESSERA_JOB_SECRET. Without it, one made of the launcher's name for the job is used, which
-/// keeps jobs apart but nobody out: only where they meet on 127.0.0.1. Errors: ConfigError when it is not
-/// known where to meet, or a secret is needed; IoError when the port or address cannot be had;
-/// CommunicationError naming the ranks that do not come within timeout_s.
+/// keeps jobs apart but nobody out; see `warning_of_open_world`. Errors: ConfigError when it is not known
+/// where to meet, or TESSERA_REQUIRE_SECRET asks for a secret; IoError when the port or address cannot be
+/// had; CommunicationError naming the ranks that do not come within timeout_s.
 std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s);
+
+/// What a person should know before `connect_world` meets the others over a network without a secret, as one
+/// sentence; empty where there is nothing to say. Errors: ConfigError as there.
+std::string warning_of_open_world(const Environment& environment);
 
 /// Tells the other ranks why this one is about to end, so that their messages begin with it: for the catch
 /// clause around the work, while `world` lives. An error that came from another rank is not told again.
