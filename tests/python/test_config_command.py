@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_support import run
 
 from tessera.commands import config_file
 from tessera.commands.config import main
@@ -44,7 +45,9 @@ tpu_use_cluster: false
 tpu_use_sudo: false
 use_cpu: false
 """
-GUIDE_ANSWERS = ["multi-GPU", "1", "", "yes", "2", "", "2", "2", "", "", "", "4", "bf16"]
+# As Accelerate's guide to Megatron-LM prints them, and Enter for what is asked after them.
+GUIDE_ANSWERS = ["0", "2", "", "", "", "yes", "2", "", "2", "2", "", "", "", "4", "bf16"]
+FURTHER = [""] * 4
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,8 @@ def on_terminal(answers: list, *flags, code: int = 0) -> str:
                                env={**os.environ, "PYTHONPATH": str(PYTHON)}, start_new_session=True)
     os.close(slave)
     shown = b""
-    # A person reads the question before the answer is typed.
+    # A person reads the question before the answer is typed. By position; or to the question that has these words.
+    by_question = dict(answers) if isinstance(answers, dict) else None
     answers = [answer.encode() + b"\n" for answer in answers] + [b"\x04"]
     try:
         while True:
@@ -71,9 +75,14 @@ def on_terminal(answers: list, *flags, code: int = 0) -> str:
             if not piece:
                 break
             shown += piece
-            if shown.endswith((b"]: ", b"? ")) and answers:
+            if not shown.endswith((b"]: ", b"? ")):
+                continue
+            if by_question is not None:
+                question = shown.rpartition(b"\0")[2].decode()
+                os.write(master, next((by_question.pop(part) for part in list(by_question) if part in question), "").encode() + b"\n")
+            elif answers:
                 os.write(master, answers.pop(0))
-                shown += b"\0"
+            shown += b"\0"
         assert process.wait(30) == code, shown.decode()
     finally:
         process.kill()
@@ -82,23 +91,73 @@ def on_terminal(answers: list, *flags, code: int = 0) -> str:
 
 
 def test_the_guides_file(tmp_path):
-    shown = on_terminal(GUIDE_ANSWERS, "--config_file", tmp_path / "a.yaml")
+    shown = on_terminal(GUIDE_ANSWERS + FURTHER, "--config_file", tmp_path / "a.yaml")
     assert (tmp_path / "a.yaml").read_text() == GUIDE
     assert f"tessera launch --config_file {tmp_path}/a.yaml" in shown
-    on_terminal(GUIDE_ANSWERS, "--config_file", tmp_path / "a.json")
+    # What comes after the guide's questions need not be answered.
+    shown = on_terminal(GUIDE_ANSWERS, "--config_file", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == read_config(tmp_path / "a.yaml")
+    assert "the rest is as usual" in shown
+
+
+# A part of each question of another guide, whose order is not ours, with its answer.
+OTHER_GUIDE = {
+    "compute environment": "This machine", "type of machine": "Multi-GPU", "different machines": "1", "DeepSpeed": "No", "FSDP": "No",
+    "use Megatron-LM": "Yes", "Tensor Parallelism degree": "2", "Sequence Parallelism": "No", "Pipeline Parallelism degree": "2",
+    "Data Parallelism degree": "2", "activation checkpointing": "SELECTIVE", "activation partitioning": "SEQUENTIAL"}
+
+
+def test_another_guides_dialogue(tmp_path):
+    """Its answers to its questions, and Enter to the others."""
+    shown = on_terminal(OTHER_GUIDE, "--config_file", tmp_path / "a.yaml")
+    config = read_config(tmp_path / "a.yaml")
+    assert "That makes 8 processes in all." in shown
+    assert (config["distributed_type"], config["num_processes"], config["num_machines"]) == ("MEGATRON_LM", 8, 1)
+    assert config["megatron_lm_config"] == {
+        "megatron_lm_tp_degree": 2, "megatron_lm_pp_degree": 2, "megatron_lm_sequence_parallelism": False,
+        "megatron_lm_num_micro_batches": 1, "megatron_lm_recompute_activations": True, "megatron_lm_gradient_clipping": 1.0,
+        "megatron_lm_use_distributed_optimizer": True}
+    in_numbers = {**OTHER_GUIDE, "compute environment": "0", "type of machine": "2", "activation checkpointing": "1",
+                  "activation partitioning": "1"}
+    on_terminal(in_numbers, "--config_file", tmp_path / "b.yaml")
+    layout = read_config(tmp_path / "b.yaml")["megatron_lm_config"]
+    assert (layout["megatron_lm_recompute_activations"], layout["megatron_lm_recompute_granularity"],
+            layout["megatron_lm_partition_activations"]) == (False, "full", True)
+    on_terminal({**OTHER_GUIDE, "activation checkpointing": "none"}, "--config_file", tmp_path / "c.yaml")
+    assert read_config(tmp_path / "c.yaml")["megatron_lm_config"]["megatron_lm_recompute_activations"] is False
+
+
+def test_other_engines_get_a_sentence(tmp_path):
+    answers = ["1", "this machine", "TPU", "multi-gpu", "", "yes", "yes", "", "2", "fp16", "", "0,1", "yes"]
+    shown = on_terminal(answers, "--config_file", tmp_path / "a.yaml")
+    for sentence in ("Amazon SageMaker starts no jobs", "does not run on TPUs", "Tessera does not use DeepSpeed.",
+                     "Tessera does not use FullyShardedDataParallel (FSDP)."):
+        assert sentence in shown
+    config = read_config(tmp_path / "a.yaml")
+    assert (config["distributed_type"], config["gpu_ids"], config["enable_cpu_affinity"]) == ("MULTI_GPU", "0,1", True)
+
+
+@pytest.mark.parametrize("answers", [GUIDE_ANSWERS, OTHER_GUIDE], ids=["by position", "by question"])
+def test_what_the_dialogues_write_trains(tessera_program, python_build, tmp_path, answers):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    on_terminal(answers, "--config_file", tmp_path / "a.yaml")
+    done = run(tessera_program, "test", "--config_file", tmp_path / "a.yaml", "--num_processes", 4,
+               env={"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(PYTHON)})
+    assert "layout: tensor 2, pipeline 2, data 1" in done.stdout and "Everything works." in done.stdout
 
 
 def test_where_it_goes_by_default(tmp_path):
-    on_terminal(["", "", "", "", ""])
+    on_terminal([""] * 6)
     config = read_config(tmp_path / "config/tessera/default_config.yaml")
     assert (config["distributed_type"], config["num_processes"], config["gpu_ids"]) == ("NO", 1, "all")
 
 
 def test_wrong_answers_are_asked_again(tmp_path):
-    answers = ["7", "cluster", "2", "0", "two", "1", "perhaps", "no", "yes", "2", "no", "1", "maybe", "no", "", "-1", "0", "3", "4", "int8", "no"]
+    answers = ["moon", "0", "7", "cluster", "2", "0", "two", "1", "perhaps", "no", "", "yes", "2", "no", "1", "maybe", "no", "", "-1", "0",
+               "3", "4", "int8", "no", "half", "", "PARALLEL", "", "0", "many", "2", ""]
     shown = on_terminal(answers, "--config_file", tmp_path / "a.yaml")
-    for hint in ("a number from 0 to 2, or one of the words", "an integer of at least 1", "yes or no", "a number of at least 0",
+    for hint in ("a number from 0 to 1, or one of the words", "a number from 0 to 3, or one of the words", "an integer of at least 1", "yes or no", "a number of at least 0",
                  "an integer of at least 1, a multiple of 2 (tensor x pipeline degree)"):
         assert f"Please enter {hint}." in shown
     config = read_config(tmp_path / "a.yaml")
@@ -115,17 +174,17 @@ def test_an_end_of_input_writes_nothing(tmp_path):
 
 # The same answers to accelerate: a part of its question, and what is answered
 ANSWERS = {
-    "guide": (GUIDE_ANSWERS, {
+    "guide": (GUIDE_ANSWERS + FURTHER, {
         "compute environment": 0, "type of machine": 4, "different machines": "1", "Megatron-LM": "yes", "Tensor Parallelism": "2",
         "Pipeline Parallelism": "2", "number of micro-batches": "2", "How many GPU": "4", "mixed precision": 2}),
-    "machines": (["multi-GPU", "2", "1", "10.0.0.1", "5000", "no", "c10d", "yes", "no", "8", "0,1", "yes", "fp16"], {
+    "machines": (["0", "multi-GPU", "2", "1", "10.0.0.1", "5000", "no", "c10d", "", "", "no", "8", "fp16", "yes", "0,1", "yes"], {
         "compute environment": 0, "type of machine": 4, "different machines": "2", "rank of this machine": 1, "IP address": "10.0.0.1",
         "port you will use": "5000", "same local network": "no", "rendezvous backend": "c10d", "checked while running": "yes",
         "How many GPU": "8", "by id": "0,1", "numa": "yes", "mixed precision": 1}),
-    "cpu": (["1", "", "", "", "2", ""], {
+    "cpu": (["", "1", "", "", "2", "", ""], {
         "compute environment": 0, "type of machine": 1, "different machines": "1", "How many processes": "2", "mixed precision": 0}),
-    "one": (["0", "no", "", "", "bf16"], {"compute environment": 0, "type of machine": 0, "mixed precision": 2}),
-    "one cpu": (["", "yes", ""], {"compute environment": 0, "type of machine": 0, "CPU only": "yes", "mixed precision": 0}),
+    "one": (["", "0", "no", "bf16", "", ""], {"compute environment": 0, "type of machine": 0, "mixed precision": 2}),
+    "one cpu": (["", "", "yes", ""], {"compute environment": 0, "type of machine": 0, "CPU only": "yes", "mixed precision": 0}),
 }
 
 
@@ -231,6 +290,16 @@ def test_update(tmp_path):
     for text in ("a: [", "- a"):
         path.write_text(text)
         assert main(["update", "--config_file", str(path)]) == 2
+
+
+def test_update_of_a_file_that_lost_its_indentation(tmp_path):
+    path = tmp_path / "old.yaml"
+    path.write_text("distributed_type: MEGATRON_LM\nmegatron_lm_config:\nmegatron_lm_tp_degree: 2\n"
+                    "megatron_lm_learning_rate_decay_iters: 9\nnum_processes: 2\n")
+    assert main(["update", "--config_file", str(path)]) == 0
+    config = read_config(path)
+    assert config["megatron_lm_config"] == {"megatron_lm_tp_degree": 2, "megatron_lm_lr_decay_iters": 9}
+    assert "megatron_lm_tp_degree" not in config
 
 
 def test_yaml_is_read_as_it_was_meant():

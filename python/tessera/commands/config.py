@@ -104,6 +104,12 @@ def _updated(path: str) -> Dict[str, Any]:
     backend = config.pop("dynamo_backend", "NO")
     if str(backend).upper() != "NO":
         config["dynamo_config"] = {"dynamo_backend": backend}
+    if not config.get("megatron_lm_config"):  # a section that has lost its indentation
+        config["megatron_lm_config"] = {key: config.pop(key) for key in list(config)
+                                        if key.startswith("megatron_lm_") and key != "megatron_lm_config"} or None
+    layout = config["megatron_lm_config"] or {}
+    if "megatron_lm_learning_rate_decay_iters" in layout:
+        layout["megatron_lm_lr_decay_iters"] = layout.pop("megatron_lm_learning_rate_decay_iters")
     return {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
 
 

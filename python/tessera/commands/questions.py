@@ -1,14 +1,21 @@
 """Questions on the terminal, and those of `tessera config`."""
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from tessera.commands.config_file import DEFAULTS
+from tessera.utils.plugin_fields import boolean
 
 PRECISIONS = ("no", "fp16", "bf16")
+_AWS = "Amazon SageMaker starts no jobs of Tessera; on a rented machine of theirs answer: This machine."
+_TPU = "Tessera does not run on TPUs."
+_ZERO = "Tessera does not use {}. Its share of the work is done by the distributed optimizer, which is asked for under Megatron-LM."
 
 
 def yes_no(text: str) -> bool:
-    return {"yes": True, "y": True, "no": False, "n": False}[text.strip().lower()]
+    value = boolean(text)
+    if value is None:
+        raise ValueError
+    return value
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -49,8 +56,9 @@ def ask_yes_no(question: str, default: bool) -> bool:
     return ask(f"{question} [{'YES/no' if default else 'yes/NO'}]:", yes_no, default, "yes or no")
 
 
-def choose(question: str, options: List[str]) -> int:
-    """The number of an option, which may be given by number or word; the first is the default."""
+def choose(question: str, options: List[str], default: int = 0, refused: Mapping[int, str] = {}) -> int:
+    """The number of an option, which may be given by number or word. A `refused` one is answered with its sentence, and
+    asked again."""
     print(question)
     for number, option in enumerate(options):
         print(f"  {number}  {option}")
@@ -58,18 +66,20 @@ def choose(question: str, options: List[str]) -> int:
 
     def convert(text: str) -> int:
         word = text.strip().lower()
-        if word in words:
-            return words[word]
-        number = int(word)
+        number = words[word] if word in words else int(word)
         if not 0 <= number < len(options):
             raise ValueError
         return number
 
-    return ask("Number or word [0]:", convert, 0, f"a number from 0 to {len(options) - 1}, or one of the words")
+    while True:
+        number = ask(f"Number or word [{default}]:", convert, default, f"a number from 0 to {len(options) - 1}, or one of the words")
+        if number not in refused:
+            return number
+        print(refused[number])
 
 
 def _machines(config: Dict[str, Any]) -> None:
-    machines = ask("How many machines take part? [1]:", at_least(1), 1, "an integer of at least 1")
+    machines = ask("How many different machines will you use? [1]:", at_least(1), 1, "an integer of at least 1")
     config["num_machines"] = machines
     if machines == 1:
         return
@@ -85,10 +95,10 @@ def _machines(config: Dict[str, Any]) -> None:
 def _layout() -> Dict[str, Any]:
     """The section megatron_lm_config."""
     degree: Tuple = (at_least(1), 1, "an integer of at least 1")
-    layout: Dict[str, Any] = {"megatron_lm_tp_degree": ask("What is the tensor-parallel degree? [1]:", *degree)}
+    layout: Dict[str, Any] = {"megatron_lm_tp_degree": ask("What is the Tensor Parallelism degree? [1]:", *degree)}
     if layout["megatron_lm_tp_degree"] > 1:
-        layout["megatron_lm_sequence_parallelism"] = ask_yes_no("Do you want sequence parallelism?", True)
-    layout["megatron_lm_pp_degree"] = ask("What is the pipeline-parallel degree? [1]:", *degree)
+        layout["megatron_lm_sequence_parallelism"] = ask_yes_no("Do you want to enable Sequence Parallelism?", True)
+    layout["megatron_lm_pp_degree"] = ask("What is the Pipeline Parallelism degree? [1]:", *degree)
     if layout["megatron_lm_pp_degree"] > 1:
         layout["megatron_lm_num_micro_batches"] = ask("What is the number of micro-batches? [1]:", *degree)
     layout["megatron_lm_recompute_activations"] = ask_yes_no("Do you want selective recomputation of activations?", True)
@@ -99,12 +109,15 @@ def _layout() -> Dict[str, Any]:
     return layout
 
 
-def _processes(config: Dict[str, Any], cpu: bool) -> int:
+def _model_ranks(config: Dict[str, Any]) -> int:
+    """Processes of one copy of the model: tensor x pipeline degree."""
     layout = config.get("megatron_lm_config", {})
-    parts = layout.get("megatron_lm_tp_degree", 1) * layout.get("megatron_lm_pp_degree", 1)
+    return layout.get("megatron_lm_tp_degree", 1) * layout.get("megatron_lm_pp_degree", 1)
+
+
+def _processes(config: Dict[str, Any], cpu: bool) -> int:
     least = 2 if config["distributed_type"] == "MULTI_GPU" and config["num_machines"] == 1 else 1
-    unit = max(parts, 1)
-    machines = config["num_machines"]
+    unit, machines = _model_ranks(config), config["num_machines"]
 
     def convert(text: str) -> int:
         value = int(text)
@@ -118,25 +131,70 @@ def _processes(config: Dict[str, Any], cpu: bool) -> int:
     return ask(f"How many {'processes' if cpu else 'GPU(s)'} in all shall be used? [{default}]:", convert, default, wanted)
 
 
+def _further_layout(config: Dict[str, Any]) -> None:
+    """What else may be said of a layout; what was said before is the default."""
+    layout, ranks, machines = config["megatron_lm_config"], _model_ranks(config), config["num_machines"]
+    places = ["SELECTIVE", "FULL", "NONE"]
+    place = places[choose("Where to perform activation checkpointing? SELECTIVE computes attention again, FULL whole layers.",
+                          places, 0 if layout["megatron_lm_recompute_activations"] else 2)]
+    layout["megatron_lm_recompute_activations"] = place == "SELECTIVE"
+    if place == "FULL":
+        layout["megatron_lm_recompute_granularity"] = "full"
+    if choose("Where to perform activation partitioning? SEQUENTIAL: each rank keeps its layers' activations whole. UNIFORM: "
+              "tensor ranks share what FULL checkpointing keeps.", ["SEQUENTIAL", "UNIFORM"]) == 1:
+        layout["megatron_lm_partition_activations"] = True
+
+    def convert(text: str) -> int:
+        value = at_least(1)(text)
+        if value * ranks % machines != 0:
+            raise ValueError
+        return value
+
+    copies = config["num_processes"] // ranks
+    wanted = "an integer of at least 1" + (f", so that {machines} machines get equal shares" if machines > 1 else "")
+    given = ask(f"What is the Data Parallelism degree? [{copies}]:", convert, copies, wanted)
+    config["num_processes"] = given * ranks
+    if given != copies:
+        print(f"That makes {config['num_processes']} processes in all.")
+
+
+def _further(config: Dict[str, Any], distributed: bool) -> None:
+    """What need not be answered: an end of the input leaves the rest as it is."""
+    print("Further questions; Enter takes what is usual.")
+    try:
+        if config["distributed_type"] == "MEGATRON_LM":
+            _further_layout(config)
+        if distributed:
+            config["debug"] = ask_yes_no("Shall collective operations be checked while running? It is slower.", False)
+        if config["distributed_type"] in ("NO", "MULTI_GPU") and not config["use_cpu"]:
+            config["gpu_ids"] = "all"
+            config["gpu_ids"] = ask("Which GPU(s), by id, separated by commas? [all]:", gpu_list, "all", "numbers such as 0,1, or all")
+            config["enable_cpu_affinity"] = ask_yes_no("Shall each process keep to its own CPU cores?", False)
+    except EOFError:
+        print("\nThe input ended here: the rest is as usual.")
+
+
 def ask_config() -> Dict[str, Any]:
-    """Asks everything and returns the keys of the file."""
+    """Asks everything and returns the keys of the file. The order up to mixed precision is that of Accelerate's guide to
+    Megatron-LM, so that answers work by their position."""
     config = dict(DEFAULTS)
-    kind = choose("Which type of machine are you using?", ["No distributed training", "multi-CPU", "multi-GPU"])
+    choose("In which compute environment are you running?", ["This machine", "AWS (Amazon SageMaker)"], refused={1: _AWS})
+    kind = choose("Which type of machine are you using?", ["No distributed training", "multi-CPU", "multi-GPU", "TPU"], refused={3: _TPU})
     config["distributed_type"] = ("NO", "MULTI_CPU", "MULTI_GPU")[kind]
     if kind:
         _machines(config)
-        config["debug"] = ask_yes_no("Shall collective operations be checked while running? It is slower.", False)
         config["use_cpu"] = kind == 1
+        for engine in ("DeepSpeed", "FullyShardedDataParallel (FSDP)") if kind == 2 else ():
+            if ask_yes_no(f"Do you want to use {engine}?", False):
+                print(_ZERO.format(engine))
         if ask_yes_no("Do you want to use Megatron-LM (tensor or pipeline parallelism)?", False):
             config["distributed_type"] = "MEGATRON_LM"
             config["megatron_lm_config"] = _layout()
         config["num_processes"] = _processes(config, kind == 1)
     else:
         config["use_cpu"] = ask_yes_no("Do you want to run on the CPU only, even if there is a GPU?", False)
-    if config["distributed_type"] in ("NO", "MULTI_GPU") and not config["use_cpu"]:
-        config["gpu_ids"] = ask("Which GPU(s), by id, separated by commas? [all]:", gpu_list, "all", "numbers such as 0,1, or all")
-        config["enable_cpu_affinity"] = ask_yes_no("Shall each process keep to its own CPU cores?", False)
     config["mixed_precision"] = PRECISIONS[choose("Do you wish to use mixed precision?", list(PRECISIONS))]
+    _further(config, kind != 0)
     return config
 
 
