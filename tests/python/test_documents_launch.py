@@ -3,13 +3,15 @@
 import json
 import math
 import re
-import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, List
 
 import pytest
 from documents_support import ROOT, SCRIPTS, changed, check_losses, commands, filled, printed, shell_environment, write_reader
+from launch_support import free_port
+from test_config_command import on_terminal
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -23,7 +25,7 @@ class Reader:
         self.build, self.folder = python_build, folder
         self.environment = shell_environment(python_build, folder) | {
             "PYTHONPATH": f"{ROOT / 'python'}:{SCRIPTS / 'documents'}", "HF_HOME": str(folder / "huggingface"),
-            "XDG_CONFIG_HOME": str(folder / "config"), "EXAMPLES": str(ROOT / "examples/python")}
+            "XDG_CONFIG_HOME": str(folder / "config"), "CUDA_VISIBLE_DEVICES": ""}
 
     def type(self, command: str, **environment: str) -> subprocess.CompletedProcess:
         return self.build.run(launcher=["bash", "-ec", command], cwd=self.folder, **{**self.environment, **environment})
@@ -50,6 +52,13 @@ def beside_pytorch(script: str) -> str:
             "        json.dump({'losses': beside.losses, 'expected': beside.expected}, file)\n")
 
 
+def plain_script() -> str:
+    """003/basic_setup.py without its plugin: everything comes from the launcher's file."""
+    whole = changed("003/basic_setup.py")
+    begin, end = whole.index("megatron_plugin = "), whole.index("# Prepare model and optimizer")
+    return f"{whole[:begin]}accelerator = Accelerator()\n{whole[end:]}"
+
+
 def test_installing():
     """Of the documents' installations `pip install .` is left, which tests/python/test_packaging.py tries."""
     for block in ("000/install.sh", "003/install.sh", "001/requirements.sh", "001/pip.sh", "004/megatron.sh"):
@@ -61,6 +70,55 @@ def test_installing():
     assert "`pip install .`" in (ROOT / "README.md").read_text()
 
 
+def printed_answers(block: str) -> Dict[str, str]:
+    """A part of each question, with its answer: where the answer stands below, or behind the question's colon."""
+    lines = [line for line in printed(block).splitlines() if line and "accelerate config" not in line]
+    if "> " not in lines[1]:
+        return {line.partition("?")[0].rpartition(" (")[0] or line.partition("?")[0]: line.rpartition(":")[2].strip() for line in lines}
+    answers = {question.partition("?")[0]: answer.removeprefix("> ") for question, answer in zip(lines[::2], lines[1::2])}
+    both = answers.pop("Do you want to use DeepSpeed/FSDP")  # they are asked one after the other
+    return answers | {"use DeepSpeed": both, "FSDP": both}
+
+
+@pytest.mark.parametrize("block", ["000/config_answers.txt", "003/config_answers.txt"])
+def test_the_guides_dialogue(tmp_path, block):
+    """000/config.sh, 003/config.sh: every question is asked, in words of the guide, and its answer is taken."""
+    yaml = pytest.importorskip("yaml")
+    answers = printed_answers(block)
+    assert len(answers) == 12 and commands(block.replace("config_answers.txt", "config.sh")) == ["tessera config"]
+    shown = on_terminal(answers, "--config_file", tmp_path / "a.yaml")
+    assert not [question for question in answers if question not in shown]
+    written, wanted = (yaml.safe_load(text) for text in ((tmp_path / "a.yaml").read_text(), printed("003/default_config.yaml")))
+    layout = wanted.pop("megatron_lm_config")
+    del wanted["mixed_precision"], layout["megatron_lm_learning_rate_decay_iters"]  # which the guide's dialogue does not ask for
+    assert {key: written[key] for key in wanted} == wanted
+    assert {key: written["megatron_lm_config"][key] for key in layout} == layout
+
+
+def test_accelerates_dialogue(tmp_path):
+    """The fifteen answers by their position write the printed file."""
+    yaml = pytest.importorskip("yaml")
+    answers = list(printed_answers("004/config_answers.txt").values())
+    assert len(answers) == 15 and changed("004/config_answers.txt").startswith(":~$ tessera config --config_file")
+    on_terminal(answers, "--config_file", tmp_path / "megatron_gpt_config.yaml")
+    written, wanted = (yaml.safe_load(text) for text in (
+        (tmp_path / "megatron_gpt_config.yaml").read_text(), printed("004/megatron_gpt_config.yaml")))
+    wanted = {key: value for key, value in wanted.items() if value not in (None, {})}
+    assert {key: written[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("block", ["000/default_config.yaml", "003/default_config.yaml"])
+def test_the_guides_files(reader, block):
+    """Where the guide says that the file is; the horizon of the learning rate is told to the script."""
+    reader.write("huggingface/accelerate/default_config.yaml", changed(block))
+    script = "assert accelerator.state.megatron_lm_plugin.lr_decay_iters == 320000\n"
+    reader.write("script.py", beside_pytorch(plain_script() + script))
+    done = reader.type("tessera launch script.py")
+    assert f"settings from {reader.folder}/huggingface/accelerate/default_config.yaml" in done.stderr
+    assert done.stderr.count("indent") == (block == "000/default_config.yaml"), done.stderr
+    check_losses(reader.read("losses.json"), 11)
+
+
 def test_the_guides_launch_command(reader):
     """The full training script in the printed precision, by the first command of 003/launch.sh."""
     reader.write("train.py", changed("003/train.py", "precision"))
@@ -68,6 +126,17 @@ def test_the_guides_launch_command(reader):
     assert first == "tessera launch --multi_gpu --num_processes 4 train.py" and len(machines) == 2
     reader.type(first)
     assert sorted(path.name for path in reader.folder.glob("checkpoint-epoch-*")) == ["checkpoint-epoch-0", "checkpoint-epoch-1"]
+
+
+def test_the_guides_two_machines(reader):
+    """Both on this one: without a secret they find each other, and each says once what that means."""
+    reader.write("train.py", changed("003/train.py"))
+    environment = {"MASTER_ADDR": "127.0.0.1", "FREE_PORT": str(free_port())}
+    first, second = commands("003/launch.sh")[1:]
+    with ThreadPoolExecutor() as pool:
+        jobs = [job.result() for job in [pool.submit(reader.type, command, **environment) for command in (first, second)]]
+    assert [job.stderr.count("without a secret") for job in jobs] == [1, 1]
+    assert (reader.folder / "checkpoint-epoch-1").is_dir()
 
 
 def test_accelerates_launch_command(reader):

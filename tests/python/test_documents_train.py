@@ -78,8 +78,9 @@ def four(python_build, tmp_path_factory) -> Dict[str, dict]:
     cases = Cases(tmp_path_factory.mktemp("four"))
     cases.add_all("tp2pp2", 2, 2)
     cases.add("basic_setup as printed", changed("003/basic_setup.py", "precision"))
-    for fragment in ("distributed_optimizer", "micro_batches", "sequence_length", "oom"):
+    for fragment in ("activation_checkpointing", "distributed_optimizer", "micro_batches", "sequence_length", "oom"):
         cases.add(fragment, around(changed(f"003/{fragment}.py")))
+    cases.add("sequence_length, one tensor rank", around(changed("003/sequence_length.py", tp_degree=1)))
     settings = changed("003/slow_pipeline.py") + changed("003/slow_micro_batches.py")
     names = ", ".join(f"{name}={name}" for name in ("tp_degree", "pp_degree", "num_micro_batches"))
     cases.add("slow training", around(f"{settings}megatron_plugin = MegatronLMPlugin({names})\n"))
@@ -138,8 +139,14 @@ def test_the_printed_precision(four):
     check_losses(four["basic_setup as printed"], 3, 2e-2)
 
 
+def test_activation_checkpointing(four):
+    """With one tensor rank there is nobody to share activations with: a warning, and the same losses."""
+    check_losses(four["activation_checkpointing"], 3)
+    assert len([text for text in four["activation_checkpointing"]["said"] if "partition_activations" in text]) == 1
+
+
 @pytest.mark.parametrize("fragment, steps", [
     ("distributed_optimizer", 3), ("micro_batches", 1), ("sequence_length", 11), ("oom", 1),
-    ("slow training", 2), ("return_logits", 3)])
+    ("sequence_length, one tensor rank", 3), ("slow training", 2), ("return_logits", 3)])
 def test_printed_plugins(four, fragment, steps):
     check_losses(four[fragment], steps)
