@@ -97,6 +97,8 @@ class Preparation:
             results[i].take_moments()
         for i in kinds["scheduler"]:
             results[i] = self.scheduler(objects[i])
+        if kinds["optimizer"]:
+            self._say_what_schedules_nothing()
         if kinds["indexed"]:
             from tessera.utils.megatron_lm import indexed_loaders
 
@@ -289,6 +291,16 @@ class Preparation:
                                         split_batches=accelerator.split_batches, gradient_state=accelerator.gradient_state)
         accelerator._schedulers.append(prepared)
         return prepared
+
+    def _say_what_schedules_nothing(self) -> None:
+        """The plugin's schedule is that of a MegatronLMDummyScheduler; other schedulers, or none, know nothing of it."""
+        from tessera.scheduler import MegatronScheduler
+
+        names = ("lr_decay_iters", "lr_decay_samples", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
+        given = [f"{name}={getattr(self.plugin, name)}" for name in names if getattr(self.plugin, name, None) is not None]
+        if given and not any(isinstance(scheduler.scheduler, MegatronScheduler) for scheduler in self.accelerator._schedulers):
+            warn_once(f"MegatronLMPlugin without effect: {', '.join(given)}: the script's own schedule counts unless a "
+                      "MegatronLMDummyScheduler is given to prepare()")
 
     def _horizon(self, dummy: Any) -> Any:
         from tessera.scheduler import MegatronScheduler

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import tessera.logging  # noqa: E402
 from tessera import Accelerator, _session  # noqa: E402
 from tessera._indexed import IndexedDatasetBuilder  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
@@ -40,6 +41,18 @@ def prepared(*more, lr: float = 1e-2, project=None, change=lambda model: model, 
     accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields) if plugin else None, project_dir=project)
     made = [item(optimizer) if callable(item) else item for item in more]
     return (accelerator, *accelerator.prepare(model, optimizer, *made))
+
+
+@pytest.mark.parametrize("given", ["field", "environment"])
+def test_a_schedule_without_its_scheduler_is_said(given, monkeypatch, caplog):
+    monkeypatch.setattr(tessera.logging, "_told", set())
+    fields = {"lr_decay_iters": 10, "lr_warmup_iters": 2}
+    if given == "environment":
+        monkeypatch.setenv("MEGATRON_LM_LR_DECAY_ITERS", str(fields.pop("lr_decay_iters")))
+    prepared(MegatronLMDummyScheduler, **fields)
+    assert not any("without effect" in text for text in caplog.messages)
+    prepared(**fields)
+    assert sum("without effect: lr_decay_iters=10, lr_warmup_iters=2" in text for text in caplog.messages) == 1
 
 
 def step(accelerator, model, optimizer, batch=None) -> float:

@@ -187,7 +187,7 @@ def ask_config() -> Dict[str, Any]:
         for engine in ("DeepSpeed", "FullyShardedDataParallel (FSDP)") if kind == 2 else ():
             if ask_yes_no(f"Do you want to use {engine}?", False):
                 print(_ZERO.format(engine))
-        if ask_yes_no("Do you want to use Megatron-LM (tensor or pipeline parallelism)?", False):
+        if ask_yes_no("Do you want to use Megatron-LM?", False):
             config["distributed_type"] = "MEGATRON_LM"
             config["megatron_lm_config"] = _layout()
         config["num_processes"] = _processes(config, kind == 1)
