@@ -189,6 +189,14 @@ def test_two_machines(machines, command, tmp_path, straight):
     assert "[rank 0] done: step 5" in first.out and "[rank 2]" not in first.out
 
 
+def test_two_machines_without_a_secret(machines, command, tmp_path, straight):
+    with on_machine(machines, 0, command, secret="") as first, on_machine(machines, 1, command, secret="") as second:
+        errors = [second.finish().err, first.finish().err]
+    assert_same(tmp_path / "run", straight[1]["gpt2"])
+    for error in errors:
+        assert error.count("meet at 10.213.7.1:29511 without a secret") == 1, error
+
+
 def test_a_restart_on_two_machines(machines, tessera_program, tmp_path):
     settings = {"training__steps": 10, "checkpoint__every": 3}
     train(tessera_program, make_config(tmp_path, "straight", **settings), *FOUR_RANKS)
