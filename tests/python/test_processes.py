@@ -197,6 +197,20 @@ def test_two_machines_without_a_secret(machines, command, tmp_path, straight):
         assert error.count("meet at 10.213.7.1:29511 without a secret") == 1, error
 
 
+def test_processes_of_two_machines_without_a_launcher_of_ours_and_a_secret(machines, command, tmp_path, straight):
+    """As under torchrun: an address and a port are enough."""
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(Job("ip", "netns", "exec", machines[rank // 2], *command, env={
+            "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.213.7.1",
+            "MASTER_PORT": "29512"})) for rank in range(4)]
+        said = [job.finish().err.count("meet at 10.213.7.1:29512 without a secret") for job in jobs]
+    assert said == [1, 0, 0, 0]
+    assert_same(tmp_path / "run", straight[1]["gpt2"])
+    with Job("ip", "netns", "exec", machines[0], *command, env={
+            "RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29512", "TESSERA_REQUIRE_SECRET": "1"}) as job:
+        assert "TESSERA_REQUIRE_SECRET is set" in job.finish(2).err
+
+
 def test_a_restart_on_two_machines(machines, tessera_program, tmp_path):
     settings = {"training__steps": 10, "checkpoint__every": 3}
     train(tessera_program, make_config(tmp_path, "straight", **settings), *FOUR_RANKS)
