@@ -1,6 +1,7 @@
 """Runs the documents' scripts one after the other in these processes, each beside plain PyTorch. Arguments: output, and a JSON file
 [{"name", "script", "folder", "arguments", "environment"}]. Rank 0 writes {name: {"losses", "expected"}}."""
 
+import gc
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ def run(case: dict) -> dict:
 
 def main() -> None:
     output, cases = sys.argv[1:]
+    gc.freeze()  # what is imported stays: free_memory() need not look through it each time
     with open(cases) as file:
         results = {case["name"]: run(case) for case in json.load(file)}
     if PartialState().is_main_process:
