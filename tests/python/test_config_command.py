@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import run
 
 from tessera.commands import config_file
 from tessera.commands.config import main
@@ -137,14 +136,13 @@ def test_other_engines_get_a_sentence(tmp_path):
     assert (config["distributed_type"], config["gpu_ids"], config["enable_cpu_affinity"]) == ("MULTI_GPU", "0,1", True)
 
 
-@pytest.mark.parametrize("answers", [GUIDE_ANSWERS, OTHER_GUIDE], ids=["by position", "by question"])
-def test_what_the_dialogues_write_trains(tessera_program, python_build, tmp_path, answers):
+@pytest.mark.parametrize("answers, copies", [(GUIDE_ANSWERS, 1), (OTHER_GUIDE, 2)], ids=["by position", "by question"])
+def test_what_the_dialogues_write_trains(python_build, tmp_path, answers, copies):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     on_terminal(answers, "--config_file", tmp_path / "a.yaml")
-    done = run(tessera_program, "test", "--config_file", tmp_path / "a.yaml", "--num_processes", 4,
-               env={"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(PYTHON)})
-    assert "layout: tensor 2, pipeline 2, data 1" in done.stdout and "Everything works." in done.stdout
+    done = python_build.run(launcher=[python_build.program, "test", "--config_file", tmp_path / "a.yaml"])
+    assert f"layout: tensor 2, pipeline 2, data {copies}" in done.stdout and "Everything works." in done.stdout
 
 
 def test_where_it_goes_by_default(tmp_path):
