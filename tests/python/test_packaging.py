@@ -124,11 +124,14 @@ def test_unknown_cuda_mode_is_refused(source_dir, tmp_path):
 def wheel_bin(build_dir, source_dir, tmp_path_factory) -> Path:
     """bin/ of an empty virtual environment after `pip install .`."""
     folder = tmp_path_factory.mktemp("venv")
-    # The compiler by the name CMake knows it by, so that ccache finds what the build of the tests left.
-    # And for the CPU: whether the automatic choice would be CUDA, test_cuda_by_itself asks without compiling it.
+    # The compiler by the name CMake knows it by and the headers of one pybind11, so that ccache finds what the build of
+    # the tests left. And for the CPU: whether the automatic choice would be CUDA, test_cuda_by_itself asks without
+    # compiling it.
     environment = {**clean_environment(), "CC": "cc", "CXX": "c++", "TESSERA_CUDA": "OFF"}
+    pybind11 = run(sys.executable, "-m", "pybind11", "--cmakedir").strip()
     run(sys.executable, "-m", "venv", folder, env=environment)
-    run(folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", ".", cwd=source_dir, env=environment)
+    run(folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", "-C", f"cmake.define.pybind11_DIR={pybind11}",
+        ".", cwd=source_dir, env=environment)
     return folder / "bin"
 
 
