@@ -179,6 +179,8 @@ def test_what_the_pictures_say(reader):
     drawn = re.findall(r"GPU \d: Layers (\d+-\d+)", printed("003/pipeline_parallel.py"))
     text = plan(reader, 12, pipeline=4)
     assert re.findall(r"^  \d +(?:embedding \+ )?(\d+-\d+)", text, flags=re.M) == drawn and len(drawn) == 4
+    even = plan(reader, 24, pipeline=4, pipeline_layout='"6,6,6,6"')  # as 004 counts; left out, the head weighs too
+    assert re.findall(r"^  \d +(?:embedding \+ )?(\d+-\d+)", even, flags=re.M) == ["0-5", "6-11", "12-17", "18-23"]
     # Not the neighbours that the picture shows: stages are the outermost axis, as in Megatron-LM.
     assert "(GPUs 0-3)" in printed("003/data_parallel.py")
     assert replicas(groups(plan(reader, 4, tensor=2, pipeline=2, data=2))) == [[0, 1, 4, 5], [2, 3, 6, 7]]
