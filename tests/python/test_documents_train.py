@@ -125,7 +125,8 @@ def test_the_custom_train_step(results, layout):
 @pytest.mark.parametrize("layout", EVERYWHERE)
 def test_indexed_data(results, layout):
     check_losses(results[f"indexed {layout}"], 4)
-    assert len(results[f"indexed {layout}"]["told"]["evaluated"]) == 2
+    told = results[f"indexed {layout}"]["told"]
+    assert len(told["evaluated"]) == 2 and "give the plugin train_iters" in told["refused"]
 
 
 @pytest.mark.parametrize("layout", EVERYWHERE)
