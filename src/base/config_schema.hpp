@@ -154,7 +154,8 @@ void describe(Visitor& visit, Section& c) {
   visit.field("momentum", c.momentum, "sgd only", fraction());
   visit.field("nesterov", c.nesterov, "sgd only");
   visit.field("clip_grad", c.clip_grad, "largest global gradient norm; 0 = no clipping", at_least(0));
-  visit.field("no_decay", c.no_decay, "globs of parameter names that get no weight decay either");
+  visit.field("no_decay", c.no_decay,
+              "globs of parameter names that get no weight decay either; one that matches none is refused");
   visit.field(
       "split_main_weights", c.split_main_weights,
       "bf16: keep the fp32 main weights of matrices as the bf16 weights and their low 16 bits, 16 bytes "

@@ -110,6 +110,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   const Environment& environment = program.environment;
   Config config = load_run_config(arguments.config, arguments.overrides,
                                   environment.launched() ? Logger::silent() : program.log);
+  check_no_decay(config);
   if (!environment.launched()) {
     const bool cuda = !device_of(config.device).is_cpu();
     const std::int64_t processes = processes_needed(config, cuda ? cuda_devices().count : 1);

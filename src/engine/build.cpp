@@ -2,6 +2,7 @@
 
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/nccl.hpp"
+#include "tessera/engine/agreement.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/backends.hpp"
 
@@ -49,6 +50,14 @@ Device device_of(const DeviceConfig& config) {
   return {DeviceType::cuda, static_cast<int>(config.index.value_or(0))};
 }
 
+void check_no_decay(const Config& config) {
+  if (config.optimizer.no_decay.empty()) return;
+  std::vector<std::string> names;
+  Decoder whole(resolve(config.model), numerics_of(config.training), {});
+  for (const Parameter* parameter : whole.parameters()) names.push_back(parameter->name());
+  check_no_decay(config.optimizer, names);
+}
+
 namespace {
 
 /// On the CPU products leave no processor to send with, so automatic means no overlap there.
@@ -59,6 +68,7 @@ int tensor_chunks(const ParallelConfig& parallel, Device device) {
 
 /// The engine of this rank of options.layout.mesh.
 std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options) {
+  if (options.trainable && options.groups.groups.empty()) check_no_decay(config);
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
   const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
                                       : ExecCtx::cuda(device.index, seed);
@@ -76,6 +86,7 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
 
 std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::shared_ptr<Communicator> world,
                                      ParamGroups groups) {
+  if (world) agree_on_config(given, *world);
   Config config = trainable ? settle_recompute(given, world) : given;
   // What is not trained keeps nothing that could be computed again.
   if (!trainable) config.training.recompute = Recompute::none;

@@ -203,6 +203,7 @@ const RankPlan& Plan::largest() const {
 
 Plan make_plan(const Config& config, std::optional<std::int64_t> processes) {
   Plan plan = detail::plan_layout(config, processes);
+  check_no_decay(plan.config);
   TrainingConfig& training = plan.config.training;
   if (training.recompute == Recompute::automatic) {
     plan.recompute = detail::choose_recompute(plan, memory_limit(plan.config.device, plan.mesh.world()));

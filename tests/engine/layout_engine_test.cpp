@@ -144,6 +144,17 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
   }
 }
 
+TEST(LayoutEngine, NamesOfAllStagesCountForNoDecay) {
+  run_local(2, {.timeout_s = 20}, [](std::shared_ptr<Communicator> world) {
+    Config config = edge_config(Family::gpt2, kPp2);
+    config.optimizer.no_decay = {"decoder.layers.0.*", "decoder.layers.3.*"};  // one of each stage
+    build_engine(config, true, world);
+    config.optimizer.no_decay.emplace_back("decoder.layers.4.*");
+    expect_error<ConfigError>([&] { build_engine(config, true, world); }, "optimizer.no_decay",
+                              "\"decoder.layers.4.*\" matches no parameter");
+  });
+}
+
 TEST(LayoutEngine, TextIsGeneratedByRanksThatHoldEveryLayer) {
   const std::vector<std::int32_t> prompt{3, 1, 4, 1, 5};
   const SamplingOptions greedy{.max_new_tokens = 6, .temperature = 0};

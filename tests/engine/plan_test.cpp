@@ -180,6 +180,9 @@ TEST(Plan, RefusesWhatCannotBe) {
     for (const char* part : {"model.num_heads (4)", "8 pieces", "but there are 7 processes"})
       EXPECT_NE(text.find(part), std::string::npos) << text;
   }
+  Config misspelt = gpt();
+  misspelt.optimizer.no_decay = {"*.bias", "decoder.layer.*"};
+  EXPECT_THROW(make_plan(misspelt), ConfigError);
 }
 
 TEST(Advice, FitsAndWasPlanned) {

@@ -221,6 +221,26 @@ TEST(Groups, WithoutAnyVectorsAreNotDecayed) {
   EXPECT_EQ(optimizer.group_of(named), 1u);
 }
 
+TEST(Groups, AGlobThatMatchesNothingIsRefused) {
+  const std::vector<std::string> names{"embedding.weight", "layers.0.qkv.weight", "layers.11.qkv.weight"};
+  check_no_decay({}, names);
+  check_no_decay({.no_decay = {"*.qkv.*", "layers.1?.*", "embedding.weight"}}, names);
+  const auto refusal = [&](const std::vector<std::string>& globs) -> std::string {
+    try {
+      check_no_decay({.no_decay = globs}, names);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({"*.qkv.*", "layers.*.qvk.weight"}),
+            "optimizer.no_decay: \"layers.*.qvk.weight\" matches no parameter of the model; did you mean "
+            "'layers.*.qkv.weight'?");
+  EXPECT_EQ(refusal({"bias"}),
+            "optimizer.no_decay: \"bias\" matches no parameter of the model; the nearest is "
+            "'embedding.weight' (known: embedding.weight, layers.*.qkv.weight)");
+}
+
 TEST(Groups, AsManyAsThereMayBe) {
   // One parameter in each group, with a rate of its own; more groups than one launch hands over.
   const ExecCtx ctx = test::context(1, 3);

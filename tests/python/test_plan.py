@@ -285,6 +285,9 @@ def test_picture_and_refusals(tessera_program: Path, tmp_path: Path):
     wrong = run(tessera_program, "plan", config, "--processes", 100, code=2).stderr
     assert "tensor 8 x pipeline 4 = 32 ranks hold one copy of the model, but there are 100 processes" in wrong
     assert "start 96 or 128" in wrong
+    unknown = run(tessera_program, "plan", config, 'optimizer.no_decay=["*.norm"]', code=2).stderr
+    assert 'optimizer.no_decay: "*.norm" matches no parameter of the model' in unknown and "layernorm.weight" in unknown
+    run(tessera_program, "plan", config, 'optimizer.no_decay=["*.layers.95.*.weight"]')
     assert "--memory_gb is 0" in run(tessera_program, "plan", config, "--memory_gb", 0, code=2).stderr
 
 

@@ -29,6 +29,10 @@ Config settle_recompute(Config config, const std::shared_ptr<Communicator>& worl
 /// The same before there are ranks, of which `processes` will run on this machine.
 Config settle_recompute(Config config, std::int64_t processes);
 
+/// Refuses a glob of optimizer.no_decay that matches no parameter of the whole model, whatever part of it a
+/// rank holds. Errors: ConfigError.
+void check_no_decay(const Config& config);
+
 /// The device a configuration asks for: auto is CUDA if there is a device. Errors: ConfigError, with the
 /// reason, if cuda is asked for by name and there is none.
 Device device_of(const DeviceConfig& config);

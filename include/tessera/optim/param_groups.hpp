@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "tessera/autograd/parameter.hpp"
@@ -34,6 +36,10 @@ struct ParamGroups {
   /// computed. Errors: InvalidArgument if group_of gives no group.
   bool freezes(const Parameter& parameter) const;
 };
+
+/// Refuses globs of config.no_decay that match none of `names`, the parameters of the whole model: what a
+/// misspelt one was to spare would be decayed. Errors: ConfigError with the glob and names near it.
+void check_no_decay(const OptimizerConfig& config, std::span<const std::string> names);
 
 /// What an update does to a group, apart from its rates. Errors: ConfigError naming `place`, the group's
 /// number, for values that no update can use or that config.name does not have.
