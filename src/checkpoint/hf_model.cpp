@@ -9,7 +9,7 @@
 #include "checkpoint/slice_runs.hpp"
 #include "checkpoint/tessera_folder.hpp"
 #include "checkpoint/transpose.hpp"
-#include "data/file.hpp"
+#include "tessera/base/hash.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -236,14 +236,14 @@ std::uint64_t HfModel::Impl::digest(const HfPart& part) const {
   const std::int64_t blocks = (entry.shape[0] + rows - 1) / rows;
   const std::int64_t wanted = whole ? blocks : std::min<std::int64_t>(blocks, 16);
   std::uint64_t hash =
-      files::content_hash(std::as_bytes(std::span(part.name)), static_cast<std::uint64_t>(entry.dtype));
+      content_hash(std::as_bytes(std::span(part.name)), static_cast<std::uint64_t>(entry.dtype));
   std::vector<std::byte> bytes;
   for (std::int64_t i = 0; i < wanted; ++i) {
     const std::int64_t row = (wanted == 1 ? 0 : i * (blocks - 1) / (wanted - 1)) * rows;
     const TensorSlice slice = TensorSlice::rows(entry.shape, row, std::min(entry.shape[0], row + rows));
     bytes.resize(static_cast<std::size_t>(slice.shape[0]) * row_bytes);
     tensors->read_slice(part.name, slice, bytes);
-    hash = files::content_hash(bytes, hash);
+    hash = content_hash(bytes, hash);
   }
   return hash;
 }

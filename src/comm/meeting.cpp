@@ -1,12 +1,11 @@
 #include "tessera/comm/meeting.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "tessera/base/hash.hpp"
 #include "tessera/comm/bytes.hpp"
 
 namespace tessera {
@@ -14,13 +13,6 @@ namespace {
 
 constexpr std::size_t kWords = 1 + std::tuple_size_v<MeetingValues>;
 using Message = std::array<std::int64_t, kWords>;
-
-/// Mixes all bits of a word (the finaliser of splitmix64).
-std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 [[noreturn]] void fail_apart(Communicator& group, std::string_view call,
                              const std::function<std::string()>& place) {
@@ -44,24 +36,6 @@ std::uint64_t mixed(std::uint64_t x) {
 
 }  // namespace
 
-std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t before) {
-  // Two chains, so that the multiplications of one do not wait for those of the other.
-  std::uint64_t a = mixed(before + bytes.size() + 0x9e3779b97f4a7c15u), b = ~a;
-  std::size_t at = 0;
-  const auto word = [&](std::size_t from, std::size_t count) {
-    std::uint64_t value = 0;
-    std::memcpy(&value, bytes.data() + from, count);
-    return value;
-  };
-  for (; at + 16 <= bytes.size(); at += 16) {
-    a = std::rotl((a ^ word(at, 8)) * 0x9fb21c651e98df25u, 29);
-    b = std::rotl((b ^ word(at + 8, 8)) * 0xa0761d6478bd642fu, 31);
-  }
-  for (; at < bytes.size(); at += 8)
-    a = std::rotl((a ^ word(at, std::min<std::size_t>(8, bytes.size() - at))) * 0x9fb21c651e98df25u, 29);
-  return mixed(a ^ mixed(b));
-}
-
 std::string ranks_text(std::span<const int> ranks) {
   constexpr std::size_t kMost = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -77,7 +51,7 @@ std::vector<MeetingValues> meet(Communicator& group, std::string_view call, cons
                                 const std::function<std::string()>& place) {
   if (group.size() == 1) return {values};
   Message own;
-  own[0] = static_cast<std::int64_t>(hash_bytes(std::as_bytes(std::span(call))));
+  own[0] = static_cast<std::int64_t>(content_hash(std::as_bytes(std::span(call))));
   std::copy(values.begin(), values.end(), own.begin() + 1);
 
   const ExecCtx ctx = ExecCtx::cpu(1);

@@ -76,8 +76,6 @@ class OutputFile {
   std::vector<std::byte> buffer_;
 };
 
-/// 64-bit hash of bytes; any single changed 8-byte word changes it for certain.
-std::uint64_t content_hash(std::span<const std::byte> bytes, std::uint64_t seed = 0);
 /// 16 hexadecimal digits.
 std::string hex(std::uint64_t value);
 

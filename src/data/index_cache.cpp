@@ -6,6 +6,7 @@
 
 #include "data/file.hpp"
 #include "data/npy.hpp"
+#include "tessera/base/hash.hpp"
 #include "tessera/data/gpt_indices.hpp"
 
 namespace tessera {
@@ -35,7 +36,7 @@ Json describe(const IndexedDataset& dataset, const GptIndexRequest& request, con
 /// File names need not be UTF-8.
 std::string dump(const Json& json) { return json.dump(4, ' ', false, Json::error_handler_t::replace); }
 
-std::uint64_t checksum(const IntArray& array) { return files::content_hash(array.bytes()); }
+std::uint64_t checksum(const IntArray& array) { return content_hash(array.bytes()); }
 
 /// The shapes the plan predicts; a cache file of any other shape is not ours.
 std::array<npy::Layout, 3> expected_layouts(const GptIndexRequest& request, const GptIndexPlan& plan) {
@@ -98,8 +99,7 @@ CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptInde
   const Json description = describe(dataset, request, split);
   const std::string text = dump(description);
   const auto bytes = std::as_bytes(std::span(text));
-  const std::string hash =
-      files::hex(files::content_hash(bytes, 1)) + files::hex(files::content_hash(bytes, 2));
+  const std::string hash = files::hex(content_hash(bytes, 1)) + files::hex(content_hash(bytes, 2));
   const std::string base = folder + "/" + hash + "-GPTDataset-" + split + "-";
   const auto layouts = expected_layouts(request, plan);
   try {

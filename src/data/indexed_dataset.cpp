@@ -6,6 +6,7 @@
 
 #include "data/file.hpp"
 #include "data/indexed_format.hpp"
+#include "tessera/base/hash.hpp"
 
 namespace tessera {
 namespace {
@@ -295,6 +296,6 @@ void IndexedDataset::read_bytes(std::int64_t offset, std::span<std::byte> out) c
   tokens_file_->read(offset, out);
 }
 
-std::uint64_t IndexedDataset::lengths_hash() const { return files::content_hash(lengths_.bytes()); }
+std::uint64_t IndexedDataset::lengths_hash() const { return content_hash(lengths_.bytes()); }
 
 }  // namespace tessera

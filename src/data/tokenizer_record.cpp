@@ -8,6 +8,7 @@
 
 #include "data/file.hpp"
 #include "data/tokenizer_options.hpp"
+#include "tessera/base/hash.hpp"
 
 namespace tessera {
 namespace {
@@ -113,7 +114,7 @@ void read_files(const TokenizerOptions& options, TokenizerRecord& record) {
     add_tokens(file, vocabulary);
     content = file.dump() + read_text(record.merge_file);
   }
-  record.hash = files::hex(files::content_hash(std::as_bytes(std::span(content))));
+  record.hash = files::hex(content_hash(std::as_bytes(std::span(content))));
   record.vocab_size = vocabulary.size;
   record.end_of_document = end_of_document(vocabulary, options, record.file);
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <vector>
 
+#include "tessera/base/hash.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/meeting.hpp"
 
@@ -58,7 +59,7 @@ struct Field {
 
 /// Everything of a batch that decides what a step computes.
 std::array<Field, 7> fields_of(const Batch& batch) {
-  const auto of = [](const auto& values) { return hash_bytes(std::as_bytes(std::span(values))); };
+  const auto of = [](const auto& values) { return content_hash(std::as_bytes(std::span(values))); };
   const std::array<std::int64_t, 2> shape{batch.batch, batch.seq_length};
   const std::array<std::int64_t, 4> numbers{batch.sample0, batch.sample_block, batch.sample_stride,
                                             batch.global_batch};
@@ -76,7 +77,7 @@ Notice notice_of(const Batch& batch, const BatchCall& call) {
   if (call.failure) return {.failed = true};
   std::uint64_t hash = 0;
   for (const Field& field : fields_of(batch))
-    hash = hash_bytes(std::as_bytes(std::span(&field.hash, 1)), hash);
+    hash = content_hash(std::as_bytes(std::span(&field.hash, 1)), hash);
   return {.targets = count_targets(batch),
           .hash = static_cast<std::int64_t>(hash),
           .samples = batch.batch,

@@ -28,7 +28,4 @@ std::vector<MeetingValues> meet(Communicator& group, std::string_view call, cons
 /// "rank 1", "ranks 0, 2 and 5"; of many only the first.
 std::string ranks_text(std::span<const int> ranks);
 
-/// 64 bits that differ where `bytes` or `before` differ: for comparing what ranks hold, not against malice.
-std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t before = 0);
-
 }  // namespace tessera

@@ -1,0 +1,14 @@
+#pragma once
+/// A hash for telling contents apart, not against malice.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace tessera {
+
+/// 64 bits that differ where `bytes` or `seed` differ; any single changed 8-byte word changes it for certain.
+/// Files hold these values, so they stay as they are.
+std::uint64_t content_hash(std::span<const std::byte> bytes, std::uint64_t seed = 0);
+
+}  // namespace tessera
