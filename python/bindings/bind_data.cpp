@@ -8,6 +8,8 @@
 
 #include "bindings.hpp"
 #include "tessera/data/dataset.hpp"
+#include "tessera/data/dataset_record.hpp"
+#include "tessera/data/id_check.hpp"
 #include "tessera/data/indexed_writer.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/data/tokenizer.hpp"
@@ -73,6 +75,7 @@ struct GptSamples {
   std::shared_ptr<const Dataset> dataset;  ///< without eod_mask_loss, which would take the last id away
   std::int32_t end_of_document = -1;
   bool eod_mask_loss = false;
+  std::optional<TokenizerRecord> tokenizer{};  ///< what made the ids, where their files say
 };
 
 struct Columns {
@@ -137,19 +140,49 @@ py::dict fetch_samples(const GptSamples& samples, const std::vector<std::int64_t
   return columns_of(samples, batch);
 }
 
+/// The end of documents in these data: what their record says, which `given` (-1: not given) must not
+/// contradict. Looks through data of unknown origin for ids beyond the model's vocabulary (0: unknown).
+std::int32_t settle_end_of_document(const std::optional<DatasetRecord>& record, std::int32_t given,
+                                    const GptDataOptions& options) {
+  const std::int64_t vocab_size = options.files.vocab_size;
+  if (!record) {
+    for (const BlendMember& member : options.members) {
+      if (vocab_size > 0) check_ids(IndexedDataset(member.prefix, options.files));
+    }
+    return given;
+  }
+  const TokenizerRecord& made = record->tokenizer;
+  TESSERA_ENSURE(ConfigError, vocab_size == 0 || made.vocab_size <= vocab_size, "the data were made with ",
+                 to_text(made), ", and the model's vocabulary is ", vocab_size,
+                 ": they do not belong together");
+  TESSERA_ENSURE(ConfigError, given < 0 || given == made.end_of_document, "eos_token_id is ", given,
+                 ", but the data were made with ", to_text(made), ", whose end of document is ",
+                 made.end_of_document, ": leave eos_token_id out, and it follows from the data");
+  return made.end_of_document;
+}
+
 py::tuple open_gpt_samples(const std::vector<std::string>& data_path, const std::string& split,
                            const std::array<std::optional<std::int64_t>, 3>& num_samples,
-                           std::int64_t seq_length, std::uint32_t seed, std::int32_t end_of_document,
+                           std::int64_t seq_length, std::uint32_t seed, std::int32_t given_end,
                            bool reset_position_ids, bool reset_attention_mask, bool eod_mask_loss,
                            const std::string& cache_dir, std::int64_t vocab_size, bool map_tokens) {
   TESSERA_ENSURE(ConfigError, seq_length > 0, "seq_length is ", seq_length);
-  TESSERA_ENSURE(
-      ConfigError, end_of_document >= 0 || !(reset_position_ids || reset_attention_mask || eod_mask_loss),
-      "reset_position_ids, reset_attention_mask and eod_mask_loss need the end-of-document id: set "
-      "eos_token_id");
+  std::optional<TokenizerRecord> tokenizer;
+  std::int32_t end_of_document = -1;
   const GptData data = unlocked([&] {
     GptDataOptions options;
     options.members = parse_blend(data_path);
+    options.files.vocab_size = vocab_size;
+    options.files.map_tokens = map_tokens;
+    std::vector<std::string> prefixes;
+    for (const BlendMember& member : options.members) prefixes.push_back(member.prefix);
+    const std::optional<DatasetRecord> record = shared_record(prefixes);
+    if (record) tokenizer = record->tokenizer;
+    end_of_document = settle_end_of_document(record, given_end, options);
+    TESSERA_ENSURE(
+        ConfigError, end_of_document >= 0 || !(reset_position_ids || reset_attention_mask || eod_mask_loss),
+        "reset_position_ids, reset_attention_mask and eod_mask_loss need the end-of-document id: set "
+        "eos_token_id");
     options.split = split;
     options.num_samples = num_samples;
     options.dataset.seq_length = seq_length;
@@ -158,13 +191,11 @@ py::tuple open_gpt_samples(const std::vector<std::string>& data_path, const std:
     options.dataset.reset_position_ids = reset_position_ids;
     options.dataset.reset_attention_mask = reset_attention_mask;
     options.dataset.cache_folder = cache_dir;
-    options.files.vocab_size = vocab_size;
-    options.files.map_tokens = map_tokens;
     return build_gpt_data(options);
   });
   const auto wrapped = [&](const std::shared_ptr<const Dataset>& dataset) -> py::object {
     if (dataset == nullptr) return py::none();
-    return py::cast(GptSamples{dataset, end_of_document, eod_mask_loss});
+    return py::cast(GptSamples{dataset, end_of_document, eod_mask_loss, tokenizer});
   };
   return py::make_tuple(wrapped(data.train), wrapped(data.valid), wrapped(data.test));
 }
@@ -249,6 +280,12 @@ void bind_samples(py::module_& module) {
       .def("__len__", [](const GptSamples& samples) { return samples.dataset->size(); })
       .def_property_readonly("seq_length",
                              [](const GptSamples& samples) { return samples.dataset->seq_length(); })
+      .def_property_readonly(
+          "tokenizer",
+          [](const GptSamples& samples) {
+            return samples.tokenizer ? std::optional(to_json(*samples.tokenizer)) : std::nullopt;
+          },
+          "The record of the tokenizer that made the ids, as JSON; None where the files have none.")
       .def("fetch", &fetch_samples, py::arg("numbers"),
            "Samples as a dict of int64 arrays: text [n, s+1], and labels (-100 = ignored), position_ids and "
            "document_ids [n, s] where the options ask for them. InvalidArgument out of range.");
@@ -272,6 +309,16 @@ void bind_samples(py::module_& module) {
 }
 
 void bind_tokenizer(py::module_& module) {
+  module.def(
+      "check_same_tokenizer",
+      [](const std::string& saved, const std::string& here) {
+        const TokenizerRecord before = tokenizer_record_from_json(saved, "the saved state");
+        const TokenizerRecord now = tokenizer_record_from_json(here, "the data");
+        TESSERA_ENSURE(ConfigError, same_ids(before, now), "the state was saved with data of ",
+                       to_text(before), "; here they are of ", to_text(now),
+                       ": go on with data of the same tokenizer");
+      },
+      py::arg("saved"), py::arg("here"), "ConfigError unless both records, JSON, give the same ids.");
   py::class_<ByteTokenizer>(module, "ByteTokenizer", "Ids 0-255 are bytes, 256 is the end of a document.")
       .def(py::init<>())
       .def(

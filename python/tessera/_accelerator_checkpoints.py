@@ -85,7 +85,7 @@ class Checkpoints:
             if not with_optimizer and model.session.has_gradient():
                 logger.warning(f"save_state() without the optimizer (no_save_optim) leaves out the gradient accumulated in "
                                f"{model.session.engine.finished_calls} calls since the last step")
-            model.session.engine.save(staging / f"model_{number}", optimizer=with_optimizer)
+            model.session.engine.save(staging / f"model_{number}", optimizer=with_optimizer, tokenizer=self._tokenizer())
         save_objects(staging / f"random_states_{self.process_index}", _random_states())
         if self.is_main_process:
             self._save_small(staging)
@@ -101,6 +101,13 @@ class Checkpoints:
         if self.project_configuration.automatic_checkpoint_naming:
             self.project_configuration.iteration += 1
         return str(target)
+
+    def _tokenizer(self) -> Optional[str]:
+        """The record of what made the ids of .idx/.bin data, for whoever generates text with the weights."""
+        from tessera._indexed import SampleIterator
+
+        records = [loader.tokenizer for loader in self._dataloaders if isinstance(loader, SampleIterator)]
+        return next((record for record in records if record is not None), None)
 
     def _save_small(self, folder: Path) -> None:
         for kind, objects in self._small_objects():

@@ -179,10 +179,20 @@ class SampleIterator:
             raise DataError(f"a dataset gave a {type(rows[0]).__name__}; samples are mappings such as {{'text': ids}}")
         return _tensors({key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0]})
 
-    def state_dict(self) -> Dict[str, int]:
-        return {"consumed_samples": self._consumed}
+    @property
+    def tokenizer(self) -> Optional[str]:
+        """The record of the tokenizer that made the ids, as JSON, where the files have one."""
+        return getattr(self.dataset, "tokenizer", None)
+
+    def state_dict(self) -> Dict[str, Any]:
+        tokenizer = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        return {"consumed_samples": self._consumed, **tokenizer}
 
     def load_state_dict(self, state: Mapping) -> None:
+        if self.tokenizer is not None and state.get("tokenizer") is not None:
+            from tessera import _C
+
+            _C.check_same_tokenizer(state["tokenizer"], self.tokenizer)
         consumed = int(state["consumed_samples"])
         if not 0 <= consumed <= len(self.dataset):
             raise DataError(f"the {self.name} split has {len(self.dataset)} samples, but {consumed} are consumed "
@@ -205,8 +215,10 @@ def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_bat
 
     Batches hold `text` int64 [micro_batch_size * num_micro_batches, seq_length + 1], and where the options ask for it
     `labels` (eod_mask_loss: -100 after an `eos_token_id`), `position_ids` and `document_ids`, [b, seq_length]. Samples,
-    their order and their number are Megatron's for the same data_path, split, seed and iterations. Ids at or above
-    `vocab_size` are refused when read (0: none are). `consumed_samples`: of (train, valid, test), to go on from there.
+    their order and their number are Megatron's for the same data_path, split, seed and iterations. Data that
+    `tessera preprocess` made know their tokenizer: `eos_token_id` follows from it, and another one, or a model's
+    `vocab_size` (0: unknown) that is smaller than its, is refused. Other data are looked through for ids at or above
+    `vocab_size` first. `consumed_samples`: of (train, valid, test), to go on from there.
     `datasets_provider(num_samples) -> (train, valid, test)` gives datasets of the caller's instead.
     Errors: ConfigError, DataError."""
     consumed = (list(consumed_samples) + [0, 0, 0])[:3]

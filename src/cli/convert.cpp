@@ -21,6 +21,29 @@ std::optional<DType> dtype_named(const std::string& name) {
   throw ConfigError("--dtype " + name + ": float32, bfloat16 and float16 are supported");
 }
 
+/// The folder whose tokenizer files go with the weights: where the tokenizer lies that the model was trained
+/// with, unless that is another one by now. Anything else but bytes is told of.
+std::filesystem::path tokenizer_folder(const LoadedModel& loaded) {
+  if (!loaded.tokenizer || loaded.tokenizer->type == "bytes") return {};
+  const TokenizerRecord& made = *loaded.tokenizer;
+  const std::filesystem::path file = made.file, name = file.filename();
+  std::string why;
+  try {
+    if (!same_ids(describe_tokenizer(options_of(made)), made)) {
+      why = "its content is another one now";
+    } else if (name == "tokenizer.json" || name == "vocab.json") {
+      return file.parent_path();
+    } else {
+      why = "it has another name than folders of models give it";
+    }
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  std::cerr << "note: the model was trained on data of " << to_text(made) << ", which is not copied (" << why
+            << "): put it beside the weights as tokenizer.json" << std::endl;
+  return {};
+}
+
 /// A run's or checkpoint's weights in one of the folder formats.
 void export_run(const std::string& source, const std::string& format, const std::string& target,
                 std::optional<DType> dtype) {
@@ -29,6 +52,7 @@ void export_run(const std::string& source, const std::string& format, const std:
   const ViewSource weights = weights_of(*loaded.engine);
   ExportOptions options;
   options.dtype = dtype;
+  options.extra_files = tokenizer_folder(loaded);
   format == "hf" ? export_hf(target, config, weights, options)
                  : export_tessera(target, config, weights, options);
 }

@@ -35,20 +35,19 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) 
   if (is_model_folder(path)) {
     const ModelConfig model = model_config_of(open_model(path).config());
     loaded.config.model = model;
-    constexpr std::int64_t kByteVocabulary = 257;
-    TESSERA_ENSURE(CheckpointError,
-                   std::filesystem::exists(path / "tokenizer.json") || model.vocab_size == kByteVocabulary,
-                   path.string(), " has no tokenizer.json, and a vocabulary of ", model.vocab_size,
-                   " is not that of bytes: put the model's tokenizer.json into the folder");
     if (std::filesystem::exists(path / "tokenizer.json"))
       loaded.config.data.tokenizer = (path / "tokenizer.json").string();
+    else if (std::filesystem::exists(path / "vocab.json") && std::filesystem::exists(path / "merges.txt"))
+      loaded.config.data.tokenizer = path.string();
     loaded.config.device.threads = threads;
     loaded.engine = build_engine(loaded.config, false);
     load_pretrained(path, model, *loaded.engine);
     return loaded;
   }
   const CheckpointReader reader(checkpoint_in(path));
-  loaded.config = read_run_state(reader).config;
+  const RunState state = read_run_state(reader);
+  loaded.config = state.config;
+  loaded.tokenizer = state.tokenizer;
   loaded.config.parallel = {};  // whatever layout trained it, one process generates
   loaded.config.device.threads = threads;
   loaded.engine = build_engine(loaded.config, false);

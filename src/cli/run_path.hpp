@@ -2,6 +2,9 @@
 #include <filesystem>
 #include <memory>
 
+#include <optional>
+
+#include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/engine.hpp"
 
 namespace tessera::cli {
@@ -20,6 +23,7 @@ bool is_model_folder(const std::filesystem::path& path);
 struct LoadedModel {
   Config config;
   std::unique_ptr<Engine> engine;
+  std::optional<TokenizerRecord> tokenizer;  ///< of what it was trained on, where its checkpoint says
 };
 /// From a run, a checkpoint, or a model folder. Errors: CheckpointError.
 LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads);

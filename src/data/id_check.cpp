@@ -5,11 +5,14 @@
 
 namespace tessera {
 
-void check_ids(const IndexedDataset& data) {
+std::int32_t check_ids(const IndexedDataset& data) {
   constexpr std::int64_t kWhole = std::int64_t{1} << 27, kPiece = 1 << 16, kPieces = 512, kEnds = 1024;
   std::vector<std::int32_t> ids(kPiece);
+  std::int32_t largest = -1;
   const auto read = [&](std::int64_t sequence, std::int64_t begin, std::int64_t count) {
-    data.read(sequence, begin, std::span(ids).first(static_cast<std::size_t>(count)));
+    const auto piece = std::span(ids).first(static_cast<std::size_t>(count));
+    data.read(sequence, begin, piece);
+    for (const std::int32_t id : piece) largest = std::max(largest, id);
   };
   const std::int64_t sequences = data.sequences();
   const bool all = data.tokens() <= kWhole;
@@ -24,6 +27,7 @@ void check_ids(const IndexedDataset& data) {
     for (std::int64_t piece = 0; piece < pieces; piece += stride)
       read(i, piece * kPiece, std::min(kPiece, length - piece * kPiece));
   }
+  return largest;
 }
 
 }  // namespace tessera

@@ -17,17 +17,8 @@ std::optional<DatasetRecord> record_of(const Config& config) {
   return shared_record(prefixes);
 }
 
-std::int32_t end_of_document(const Config& config) {
-  const DataConfig& data = config.data;
-  if (const auto record = record_of(config)) return record->tokenizer.end_of_document;
-  if (data.tokenizer == "bytes") return TokenizerRecord{}.end_of_document;
-  if (!data.reset_position_ids && !data.reset_attention_mask && !data.eod_mask_loss) return -1;
-  const std::int32_t id = describe_tokenizer({.model = data.tokenizer}).end_of_document;
-  TESSERA_ENSURE(ConfigError, id >= 0,
-                 "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss ",
-                 "need the end of a document, and data.tokenizer ", data.tokenizer,
-                 " names none: put tokenizer_config.json with its eos_token beside it");
-  return id;
+bool needs_end_of_document(const DataConfig& data) {
+  return data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss;
 }
 
 /// What data.tokenizer calls the tokenizer of a record.
@@ -41,31 +32,67 @@ std::string name_of(const TokenizerRecord& tokenizer) {
   return folder.string();
 }
 
-}  // namespace
-
-Config with_tokenizer_of_data(Config config, const Logger& log) {
-  const auto record = record_of(config);
-  if (!record) return config;
-  const TokenizerRecord& made = record->tokenizer;
-  TESSERA_ENSURE(ConfigError, made.vocab_size <= config.model.vocab_size, "model.vocab_size is ",
-                 config.model.vocab_size, ", but data.path was made with ", to_text(made),
-                 ": set it to at least ", made.vocab_size);
-  std::string& tokenizer = config.data.tokenizer;
-  if (tokenizer == "bytes" && made.type != "bytes") {
-    tokenizer = name_of(made);
-    log.info("data.tokenizer: ", tokenizer, ", which the data were made with");
-    return config;
-  }
-  const TokenizerRecord given =
-      tokenizer == "bytes" ? TokenizerRecord{} : describe_tokenizer({.model = tokenizer});
-  TESSERA_ENSURE(ConfigError, same_ids(given, made), "data.tokenizer is ", to_text(given),
-                 ", but data.path was made with ", to_text(made),
-                 ": leave data.tokenizer out, or make the data again (tessera preprocess)");
-  if (tokenizer != "bytes") tokenizer = name_of(given);  // the run is used from other folders too
-  return config;
+/// The record of what data.tokenizer names; none if its files are not there.
+std::optional<TokenizerRecord> named_tokenizer(const std::string& name, const Logger& log) {
+  if (name == "bytes") return TokenizerRecord{};
+  std::error_code error;
+  if (std::filesystem::exists(name, error)) return describe_tokenizer({.model = name});
+  log.warning("data.tokenizer ", name, " is not there: nothing can be held against it, and generating text ",
+              "will need it");
+  return std::nullopt;
 }
 
-GptData open_run_data(const Config& config) {
+RunTokenizer follow_data(const TokenizerRecord& made, const std::string& given, const Logger& log) {
+  if (given == "bytes" && made.type != "bytes") {
+    log.info("data.tokenizer: ", name_of(made), ", which the data were made with");
+    return {name_of(made), made};
+  }
+  const std::optional<TokenizerRecord> named = named_tokenizer(given, log);
+  if (!named) return {given, made};
+  TESSERA_ENSURE(ConfigError, same_ids(*named, made), "data.tokenizer is ", to_text(*named),
+                 ", but data.path was made with ", to_text(made),
+                 ": leave data.tokenizer out, or make the data again (tessera preprocess)");
+  // Where it lies now; what ends a document is the data's to say. The run is used from other folders too.
+  TokenizerRecord record = *named;
+  record.end_of_document = made.end_of_document;
+  return {given == "bytes" ? given : name_of(*named), record};
+}
+
+RunTokenizer follow_config(const DataConfig& data, const Logger& log) {
+  if (data.tokenizer == "bytes") return {};
+  RunTokenizer tokenizer{data.tokenizer, named_tokenizer(data.tokenizer, log)};
+  if (tokenizer.record) tokenizer.name = name_of(*tokenizer.record);
+  return tokenizer;
+}
+
+}  // namespace
+
+RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
+  const auto data = record_of(config);
+  const RunTokenizer tokenizer =
+      data ? follow_data(data->tokenizer, config.data.tokenizer, log) : follow_config(config.data, log);
+  if (!tokenizer.record) {
+    TESSERA_ENSURE(
+        ConfigError, tokenizer.name == "bytes" || !needs_end_of_document(config.data),
+        "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss need the end of a "
+        "document, which only data.tokenizer ",
+        tokenizer.name, " knows: put it there, or name the place where it is");
+    return tokenizer;
+  }
+  const TokenizerRecord& record = *tokenizer.record;
+  TESSERA_ENSURE(ConfigError, record.vocab_size <= config.model.vocab_size, "model.vocab_size is ",
+                 config.model.vocab_size, ", but ", data ? "data.path was made with " : "data.tokenizer is ",
+                 to_text(record), ": set it to at least ", record.vocab_size);
+  TESSERA_ENSURE(
+      ConfigError, record.end_of_document >= 0 || !needs_end_of_document(config.data),
+      "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss need the end of a "
+      "document, and data.tokenizer ",
+      tokenizer.name, " names none: put tokenizer_config.json with its eos_token beside it",
+      data ? ", and make the data again (tessera preprocess)" : "");
+  return tokenizer;
+}
+
+GptData open_run_data(const Config& config, const RunTokenizer& tokenizer) {
   const TrainingConfig& t = config.training;
   GptDataOptions options;
   for (const auto& [weight, prefix] : config.data.path) {
@@ -76,7 +103,8 @@ GptData open_run_data(const Config& config) {
   options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
   options.dataset.seq_length = t.seq_length;
   options.dataset.seed = static_cast<std::uint32_t>(t.seed);
-  options.dataset.end_of_document = end_of_document(config);
+  // Data that nothing is known of are taken for bytes; check_run_data() saw whether they can be.
+  options.dataset.end_of_document = tokenizer.record.value_or(TokenizerRecord{}).end_of_document;
   options.dataset.reset_position_ids = config.data.reset_position_ids;
   options.dataset.reset_attention_mask = config.data.reset_attention_mask;
   options.dataset.eod_mask_loss = config.data.eod_mask_loss;
@@ -85,14 +113,41 @@ GptData open_run_data(const Config& config) {
   return build_gpt_data(options);
 }
 
-void check_run_data(const Config& config, const Logger& log) {
+namespace {
+
+/// What data of unknown origin can have been made with, judged by their largest id.
+void judge_by_ids(const Config& config, std::int32_t largest, const std::string& prefix,
+                  RunTokenizer& tokenizer, const Logger& log) {
+  const TokenizerRecord bytes;
+  if (largest < bytes.vocab_size) {
+    tokenizer.record = bytes;
+    return;
+  }
+  const std::string what = detail::concat(
+      prefix, " has ids up to ", largest, ", and data.tokenizer is bytes, whose ids end with ",
+      bytes.vocab_size - 1, ": set data.tokenizer to the tokenizer.json that the data were made with");
+  TESSERA_ENSURE(
+      ConfigError, !needs_end_of_document(config.data), what,
+      ". data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss need its end of a "
+      "document");
+  log.warning(what, "; generating text will need it");
+}
+
+}  // namespace
+
+void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log) {
   const TrainingConfig& t = config.training;
   const SplitBounds bounds = parse_split(config.data.split);
   double weights = 0;
   for (const auto& [weight, prefix] : config.data.path) weights += weight;
+  std::int32_t largest = -1;
+  std::string where;
   for (const auto& [weight, prefix] : config.data.path) {
     const IndexedDataset data(prefix, {.vocab_size = config.model.vocab_size});
-    check_ids(data);
+    if (const std::int32_t id = check_ids(data); id > largest) {
+      largest = id;
+      where = prefix;
+    }
     if (!bounds.front() || weight <= 0) continue;
     const ElementRange range = *split_ranges(bounds, data.sequences()).front();
     const auto tokens = static_cast<double>(count_tokens(data.lengths(), range.begin, range.end));
@@ -101,6 +156,22 @@ void check_run_data(const Config& config, const Logger& log) {
     log.info(prefix, ": its ", static_cast<std::int64_t>(tokens), " training tokens are read ",
              std::llround(read / tokens), " times in training.steps ", t.steps,
              ". Watch eval_loss: it rises where a model learns its text by heart");
+  }
+  if (!tokenizer.record && tokenizer.name == "bytes") judge_by_ids(config, largest, where, tokenizer, log);
+}
+
+void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,
+                          const std::filesystem::path& from) {
+  const char* remedy = ". Go on with the data's own tokenizer, or give the new run another logging.dir";
+  if (saved.tokenizer && tokenizer.record) {
+    TESSERA_ENSURE(ConfigError, same_ids(*saved.tokenizer, *tokenizer.record), from.string(),
+                   " was trained on data of ", to_text(*saved.tokenizer), "; here they are of ",
+                   to_text(*tokenizer.record), remedy);
+  } else if (!saved.tokenizer) {
+    // Nobody knew what the data were made with: only another name can tell.
+    const std::string& before = saved.config.data.tokenizer;
+    TESSERA_ENSURE(ConfigError, before == "bytes" || before == config.data.tokenizer, from.string(),
+                   " belongs to a run with data.tokenizer ", before, ", not ", config.data.tokenizer, remedy);
   }
 }
 

@@ -2,18 +2,35 @@
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/data/dataset.hpp"
+#include "tessera/engine/state.hpp"
 
 namespace tessera {
 
-/// `config` with the tokenizer that its data name, where it names none but bytes. Errors: ConfigError when
-/// the data were made with another one, or with one that is larger than the model's vocabulary.
-Config with_tokenizer_of_data(Config config, const Logger& log);
+/// What a run knows of its tokenizer: read once, at its start.
+struct RunTokenizer {
+  /// data.tokenizer: what the configuration names, as an absolute path; where that is bytes only by default,
+  /// what the data were made with.
+  std::string name = "bytes";
+  /// That of the data's record, else of what data.tokenizer names; none where nothing says, as with data of
+  /// Megatron's tools and bytes by default.
+  std::optional<TokenizerRecord> record = {};
+};
+
+/// Errors: ConfigError when the data were made with another tokenizer than data.tokenizer, or with one that
+/// is larger than the model's vocabulary, or the end of a document is needed and there is none.
+RunTokenizer tokenizer_of_run(const Config& config, const Logger& log);
 
 /// The samples of a training run. Errors: ConfigError, DataError.
-GptData open_run_data(const Config& config);
+GptData open_run_data(const Config& config, const RunTokenizer& tokenizer);
 
 /// Before the first step: refuses data with ids beyond the model's vocabulary, wherever they lie, and says
-/// which data the run reads more than twice. Errors: ConfigError, DataError.
-void check_run_data(const Config& config, const Logger& log);
+/// which data the run reads more than twice. Data of unknown origin that hold nothing but bytes and 256 are
+/// those of the byte tokenizer, which is then put into tokenizer.record; other ids are told of, or refused
+/// where the end of a document counts. Errors: ConfigError, DataError.
+void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log);
+
+/// Refuses to go on from `saved` with data that another tokenizer made. Errors: ConfigError naming `from`.
+void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,
+                          const std::filesystem::path& from);
 
 }  // namespace tessera

@@ -274,6 +274,17 @@ TEST_F(Trainer, OneTokenBeyondTheVocabularyIsFoundBeforeTheFirstStep) {
   expect_error<DataError>([&] { run(config); }, "late.bin", "document 20", "token id 300", "vocab_size");
 }
 
+TEST_F(Trainer, ItIsSaidThatEvaluationsReadTheSameBatches) {
+  Config config = short_run("run");
+  config.training.eval_interval = 5;
+  config.training.eval_iters = 1;
+  EXPECT_NE(run(config).notes.find("each evaluation reads the same 1 batches of the validation split"),
+            std::string::npos);
+  config.logging.dir = (dir_ / "without").string();
+  config.training.eval_interval = 0;
+  EXPECT_EQ(run(config).notes.find("each evaluation"), std::string::npos);
+}
+
 TEST_F(Trainer, DataThatAreReadManyTimesAreNamedOnce) {
   Config config = short_run("run");
   EXPECT_EQ(run(config).notes.find("training tokens"), std::string::npos);
@@ -345,6 +356,58 @@ TEST_F(TrainerWithTokenizer, AnotherTokenizerThanTheDatasIsRefused) {
   Config small = config_for("small");
   small.model.vocab_size = 150;
   expect_error<ConfigError>([&] { run(small); }, "model.vocab_size", "201");
+}
+
+TEST_F(TrainerWithTokenizer, ACheckpointKeepsItAndGoesOnWithNoOther) {
+  const std::string made_with = write_tokenizer("made.json", "b"), other = write_tokenizer("other.json", "c");
+  Config config = config_for("run");
+  config.checkpoint.every = 1;
+  record(config, made_with);
+  const auto saved = run(config, 1).saved;
+  ASSERT_EQ(saved.size(), 1u);
+  const TokenizerRecord kept = read_run_state(CheckpointReader(saved[0])).tokenizer.value();
+  EXPECT_EQ(kept, describe_tokenizer({.model = made_with}));
+  EXPECT_EQ(kept.end_of_document, 109);
+  record(config, other);
+  expect_error<ConfigError>([&] { run(config); }, "was trained on data of", "made.json", "other.json");
+  std::filesystem::create_directories(dir_ / "moved");
+  std::filesystem::rename(made_with, dir_ / "moved/tokenizer.json");
+  config.data.tokenizer = (dir_ / "moved/tokenizer.json").string();
+  record(config, config.data.tokenizer);
+  EXPECT_EQ(run(config).steps, std::vector<std::int64_t>{2}) << "the same content elsewhere";
+}
+
+TEST_F(TrainerWithTokenizer, DataOfUnknownOriginAreJudgedByTheirLargestId) {
+  Config config = config_for("bytes");
+  config.checkpoint.every = 2;
+  const Followed bytes = run(config);
+  EXPECT_EQ(read_run_state(CheckpointReader(bytes.saved.at(0))).tokenizer, TokenizerRecord{});
+  EXPECT_EQ(bytes.warnings, "");
+  const std::string prefix = (dir_ / "larger").string();
+  {
+    IndexedDatasetWriter writer(prefix, DType::u16);
+    for (int document = 0; document < 60; ++document) writer.add_document(std::vector<std::int32_t>(40, 97));
+    writer.add_document(std::vector<std::int32_t>(20, 300));
+    writer.finish();
+  }
+  config.logging.dir = (dir_ / "larger-run").string();
+  config.data.path = {{1.0, prefix}};
+  config.model.vocab_size = 320;
+  expect_error<ConfigError>([&] { run(config); }, "larger has ids up to 300", "data.tokenizer",
+                            "end of a document");
+  config.data.eod_mask_loss = false;
+  const Followed told = run(config);
+  EXPECT_NE(told.warnings.find("larger has ids up to 300, and data.tokenizer is bytes"), std::string::npos)
+      << told.warnings;
+  EXPECT_FALSE(read_run_state(CheckpointReader(told.saved.at(0))).tokenizer);
+  // Who names it then is believed, and a tokenizer that the model has no room for is refused before the first
+  // step.
+  config.data.tokenizer = write_tokenizer("tokenizer.json", "b");
+  config.training.steps = 3;
+  EXPECT_EQ(run(config).steps, std::vector<std::int64_t>{3});
+  config.logging.dir = (dir_ / "small-run").string();
+  config.model.vocab_size = 150;
+  expect_error<ConfigError>([&] { run(config); }, "model.vocab_size is 150", "data.tokenizer is", "201");
 }
 
 TEST_F(Trainer, ADivergedRunStopsWithAReason) {

@@ -204,3 +204,25 @@ def test_a_runs_tokenizer_follows_from_its_data(tessera_program, tmp_path):
         text = run(tessera_program, "generate", tmp_path / ("given" if given else "run"), "--prompt", "b c", "--max-new-tokens", 9,
                    cwd=tmp_path / "elsewhere", env={"TESSERA_PYTHON": sys.executable})
         assert set(text.stdout.split()) <= set(words) and text.stdout.startswith("b c")
+    check_a_moved_tokenizer(tessera_program, tmp_path, text.stdout)
+
+
+def check_a_moved_tokenizer(program, tmp_path, text):
+    """With a run in tmp_path/given, and what it wrote with its tokenizer.json."""
+    def write(model, *more, code=0):
+        return run(program, "generate", model, "--prompt", "b c", "--max-new-tokens", 9, *more, code=code,
+                   env={"TESSERA_PYTHON": sys.executable})
+
+    run(program, "convert", "--from", "tessera", tmp_path / "given", "--to", "hf", tmp_path / "exported")
+    assert write(tmp_path / "exported").stdout == text  # the tokenizer went with the weights
+    old, new = tmp_path / "tokenizer.json", tmp_path / "elsewhere" / "renamed.json"
+    old.rename(new)
+    missing = write(tmp_path / "given", code=2).stderr
+    assert str(old) in missing and "--tokenizer" in missing
+    assert write(tmp_path / "given", "--tokenizer", new).stdout == text
+    told = run(program, "convert", "--from", "tessera", tmp_path / "given", "--to", "hf", tmp_path / "without").stderr
+    assert str(old) in told and "is not copied" in told and not (tmp_path / "without" / "tokenizer.json").exists()
+    old.write_text(new.read_text().replace('"a": 0, "b": 1', '"b": 0, "a": 1'))
+    other = write(tmp_path / "given", code=2).stderr
+    assert "the model was trained on data of" in other and "--tokenizer" in other
+    assert "bytes (257 tokens)" in write(tmp_path / "given", "--tokenizer", "bytes", code=2).stderr

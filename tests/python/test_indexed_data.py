@@ -1,5 +1,6 @@
 """Indexed data from Python: files, samples, and the iterators of training, validation and test."""
 
+import json
 import os
 import subprocess
 import sys
@@ -118,6 +119,27 @@ def test_ends_of_documents(tmp_path):
     for option, name in column.items():
         train = iterators(prefix, seq_length=9, train_iters=1, eos_token_id=256, **{option: True})[0]
         assert set(next(train)) == {"text", name}
+
+
+def test_data_know_their_tokenizer(tmp_path, tessera_program):
+    (tmp_path / "text.txt").write_text("abc " * 300)
+    subprocess.run([tessera_program, "preprocess", "--input", tmp_path / "text.txt", "--output-prefix", tmp_path / "made",
+                    "--append-eod"], check=True, capture_output=True)
+    prefix = tmp_path / "made_text_document"
+    train = iterators(prefix, train_iters=1, eod_mask_loss=True, vocab_size=257)[0]
+    assert set(next(train)) == {"text", "labels"} and json.loads(train.tokenizer)["type"] == "bytes"
+    with pytest.raises(ConfigError, match=r"eos_token_id is 5, but the data were made with bytes .* is 256"):
+        iterators(prefix, train_iters=1, eos_token_id=5)
+    with pytest.raises(ConfigError, match="bytes .* vocabulary is 256: they do not belong together"):
+        iterators(prefix, train_iters=1, vocab_size=256)
+    state = train.state_dict()
+    train.load_state_dict(state)
+    other = dict(json.loads(state["tokenizer"]), type="HuggingFaceTokenizer", file="/data/tokenizer.json", hash="00")
+    with pytest.raises(ConfigError, match="saved with data of HuggingFaceTokenizer /data/tokenizer.json"):
+        train.load_state_dict(state | {"tokenizer": json.dumps(other)})
+    unknown = write_corpus(tmp_path / "unknown", [[1, 2, 300] * 20])
+    with pytest.raises(DataError, match="token id 300"):
+        iterators(unknown, train_iters=1, vocab_size=257)  # before the first batch is read
 
 
 def test_the_forms_of_data_path(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@
 namespace tessera {
 
 /// Looks for ids at or above data.vocab_size(): everywhere in up to 2^27 tokens; in larger data in pieces
-/// spread evenly over it and at ends of documents, where the largest id often is. Errors: DataError.
-void check_ids(const IndexedDataset& data);
+/// spread evenly over it and at ends of documents, where the largest id often is. Returns the largest it
+/// read, -1 if there are none. Errors: DataError.
+std::int32_t check_ids(const IndexedDataset& data);
 
 }  // namespace tessera

@@ -100,6 +100,8 @@ def indexed_loaders(accelerator: Any, dummies: list) -> list:
     if not steps:
         raise ConfigError("how much indexed data is read follows from the length of the training: give the plugin train_iters")
     extra = plugin.other_megatron_args or {}
+    config = accelerator._models[0].config if accelerator._models else {"vocab_size": 0}
+    vocab_size = config["vocab_size"] if isinstance(config, dict) else config.vocab_size
     return list(build_iterators(
         data_path=given["data_path"], split=given["split"], seq_length=given["seq_length"], seed=int(extra.get("seed", 1234)),
         micro_batch_size=given["micro_batch_size"], num_micro_batches=plugin.num_micro_batches,
@@ -107,7 +109,7 @@ def indexed_loaders(accelerator: Any, dummies: list) -> list:
         eval_interval=plugin.eval_interval, consumed_samples=tuple(plugin.consumed_samples or (0, 0, 0)),
         eos_token_id=extra.get("eos_token_id"), reset_position_ids=bool(extra.get("reset_position_ids")),
         reset_attention_mask=bool(extra.get("reset_attention_mask")), eod_mask_loss=bool(plugin.eod_mask_loss),
-        cache_dir=given["data_cache_path"], world=accelerator.state.world,
+        cache_dir=given["data_cache_path"], world=accelerator.state.world, vocab_size=vocab_size,
         datasets_provider=plugin.custom_megatron_datasets_provider_function))[: len(dummies)]
 
 
