@@ -13,6 +13,7 @@
 #include "tessera/engine/agreement.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
+#include "tessera/engine/metrics.hpp"
 #include "tessera/engine/moments.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/shared_weights.hpp"
@@ -192,7 +193,7 @@ py::dict update(PyEngine& self, const std::vector<std::pair<double, double>>& ra
     const py::gil_scoped_release release;
     std::vector<UpdateRates> list;
     for (const auto& [lr, weight_decay] : rates) list.push_back({lr, weight_decay});
-    result = self.engine().update(list);
+    result = self.engine().update(list, true);
   }
   py::dict dict;
   dict["grad_norm"] = result.grad_norm;
@@ -472,30 +473,31 @@ void bind_engine(py::module_& module) {
       .def("set_clip_grad",
            [](PyEngine& self, double norm) { self.engine().optimizer().set_clip_grad(norm); })
       .def(
-          "grad_norm", [](PyEngine& self) { return self.engine().optimizer().grad_norm(); }, Released())
+          "grad_norm", [](PyEngine& self) { return self.engine().grad_norm(); }, Released())
       .def_property_readonly("finished_calls",
                              [](PyEngine& self) { return self.engine().params().finished_calls(); })
       .def("take_notes", [](PyEngine& self) { return self.engine().take_notes(); })
+      .def_property_readonly("peak_memory_bytes",
+                             [](PyEngine& self) { return peak_memory_bytes(self.engine().ctx()); })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),
            py::arg("max_shard_bytes"), Released())
       .def(
           "save",
-          [](PyEngine& self, const std::filesystem::path& root, bool optimizer) {
+          [](PyEngine& self, const std::filesystem::path& root, bool optimizer,
+             const std::optional<std::string>& tokenizer) {
             Engine& engine = self.engine();
-            const RunState run{
+            RunState run{
                 .step = engine.steps_done(), .skipped = engine.steps_skipped(), .config = self.config()};
+            if (tokenizer) run.tokenizer = tokenizer_record_from_json(*tokenizer, "the data");
             return save_engine(root, engine, run, {}, {.optimizer = optimizer});
           },
-          py::arg("root"), py::arg("optimizer") = true, Released())
+          py::arg("root"), py::arg("optimizer") = true, py::arg("tokenizer") = py::none(), Released())
       .def(
           "load",
           [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {
-            const CheckpointReader reader(folder);
-            const RunState run = read_run_state(reader);
-            load_engine(reader, self.engine(), {.optimizer = optimizer});
-            self.engine().set_progress(run.step, run.skipped);
+            resume_engine(folder, self.engine(), {.optimizer = optimizer});
           },
           py::arg("folder"), py::arg("optimizer") = true, Released());
 }

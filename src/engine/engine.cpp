@@ -346,18 +346,24 @@ void Engine::check_can_update() const {
 
 UpdateResult Engine::update() {
   check_can_update();
+  const std::int64_t updates = optimizer_->updates();
+  const UpdateRates rates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
+  agree_on_rates(std::span(&rates, 1), mesh_->world());
   launch_update();
   return finish_update(scheduled_lr());
 }
 
-UpdateResult Engine::update(std::span<const UpdateRates> rates) {
+UpdateResult Engine::update(std::span<const UpdateRates> rates, bool agreed) {
   check_can_update();
+  if (!agreed) agree_on_rates(rates, mesh_->world());
+  settle_trained();
   optimizer_->launch_step([&](std::int64_t) { return std::vector<UpdateRates>(rates.begin(), rates.end()); });
   after_update();
   return finish_update(rates.front().lr);
 }
 
 void Engine::launch_update() {
+  settle_trained();
   optimizer_->launch_step([this](std::int64_t updates) {
     return UpdateRates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
   });

@@ -1,7 +1,9 @@
 #include "tessera/engine/pretrained.hpp"
 
 #include <memory>
+#include <optional>
 
+#include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -140,22 +142,30 @@ void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const 
                  " holds another model than the configuration:", differences);
 }
 
-void load_weights(const HfModel& model, Engine& engine) {
+void read_weights(const HfModel& model, std::span<const StatePiece> pieces, const ExecCtx& ctx) {
   std::vector<float> box;
-  for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
+  for (const StatePiece& piece : pieces) {
     for (const auto& [place, values] : piece.boxes()) {
       box.resize(static_cast<std::size_t>(place.shape.numel()));
       model.read_f32(piece.parameter->name(), {place.global, place.shape}, box);
-      values.write(engine.ctx(), box.data());
+      values.write(ctx, box.data());
     }
   }
+}
+
+void load_weights(const HfModel& model, Engine& engine) {
+  on_every_rank(ExecCtx::cpu(1), engine.mesh().world(),
+                [&] { read_weights(model, engine.params().pieces(PieceSet::held), engine.ctx()); });
   engine.params().gather_weights();
 }
 
 void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
-  const HfModel model = open_model(folder);
-  check_same_model(config, model.config(), folder.string());
-  load_weights(model, engine);
+  std::optional<HfModel> model;
+  on_every_rank(ExecCtx::cpu(1), engine.mesh().world(), [&] {
+    model.emplace(open_model(folder));
+    check_same_model(config, model->config(), folder.string());
+  });
+  load_weights(*model, engine);
 }
 
 void load_parameter(Engine& engine, const std::string& name, const Tensor& whole) {

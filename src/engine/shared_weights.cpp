@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <set>
 
 #include "checkpoint/slice_runs.hpp"
 #include "engine/ranks.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/engine/pretrained.hpp"
 
 namespace tessera {
 namespace {
@@ -54,8 +56,28 @@ void keep_part(const std::vector<StatePiece>& pieces, const TensorSlice& block, 
   }
 }
 
+/// The first error of a rank, which tells of it when the others wait for nothing in between.
+class FirstError {
+ public:
+  void keep_of(const std::function<void()>& work) {
+    try {
+      if (!error_) work();
+    } catch (const Error&) {
+      error_ = std::current_exception();
+    }
+  }
+  void tell(Communicator& world) const {
+    on_every_rank(ExecCtx::cpu(1), world, [this] {
+      if (error_) std::rethrow_exception(error_);
+    });
+  }
+
+ private:
+  std::exception_ptr error_;
+};
+
 void send(const HfModel* own, const HfMapping& mapping, const std::vector<StatePiece>& pieces,
-          Communicator& world, const ExecCtx& ctx) {
+          Communicator& world, const ExecCtx& ctx, FirstError& error) {
   const ExecCtx host = ExecCtx::cpu(1);
   const std::int64_t row = mapping.shape.numel() / mapping.shape[0];
   const std::int64_t rows = std::max<std::int64_t>(1, kBlockElements / row);
@@ -63,21 +85,13 @@ void send(const HfModel* own, const HfMapping& mapping, const std::vector<StateP
     const TensorSlice block =
         TensorSlice::rows(mapping.shape, begin, std::min(mapping.shape[0], begin + rows));
     const Tensor values = Tensor::empty(host, block.shape, DType::f32);
-    if (world.rank() == 0)
-      own->read_f32(mapping.name, block, {values.data<float>(), static_cast<std::size_t>(values.numel())});
+    if (world.rank() == 0) {
+      error.keep_of([&] {
+        own->read_f32(mapping.name, block, {values.data<float>(), static_cast<std::size_t>(values.numel())});
+      });
+    }
     world.broadcast(host, values, 0).wait(host);
     keep_part(pieces, block, values.data<float>(), ctx);
-  }
-}
-
-void read_own(const HfModel& own, const std::vector<StatePiece>& pieces, const ExecCtx& ctx) {
-  std::vector<float> values;
-  for (const StatePiece& piece : pieces) {
-    for (const auto& [place, state] : piece.boxes()) {
-      values.resize(static_cast<std::size_t>(place.shape.numel()));
-      own.read_f32(piece.parameter->name(), {place.global, place.shape}, values);
-      state.write(ctx, values.data());
-    }
   }
 }
 
@@ -101,6 +115,7 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
   for (StatePiece& piece : engine.params().pieces(PieceSet::held))
     pieces[piece.parameter->name()].push_back(std::move(piece));
   std::map<int, WeightDifference> found;
+  FirstError error;
   std::size_t number = 0;
   for (const HfMapping& mapping : mappings) {
     bool differs = false;
@@ -116,11 +131,12 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
       ++number;
     }
     if (differs) {
-      send(own, mapping, pieces[mapping.name], world, engine.ctx());
+      send(own, mapping, pieces[mapping.name], world, engine.ctx(), error);
     } else {
-      read_own(*own, pieces[mapping.name], engine.ctx());
+      error.keep_of([&] { read_weights(*own, pieces[mapping.name], engine.ctx()); });
     }
   }
+  error.tell(world);
   engine.params().gather_weights();
   std::vector<WeightDifference> list;
   for (const auto& [rank, difference] : found) list.push_back(difference);

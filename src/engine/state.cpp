@@ -104,6 +104,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   user["tokens"] = run.tokens;
   user["skipped"] = run.skipped;
   user["fewer_updates"] = fewer;
+  if (run.tokenizer) user["tokenizer"] = nlohmann::json::parse(to_json(*run.tokenizer));
   if (has_accumulated(engine, parts))
     user["accumulated"] = {{"calls", engine.params().finished_calls()},
                            {"samples", engine.accumulated_samples()}};
@@ -147,13 +148,19 @@ RunState read_run_state(const CheckpointReader& reader) {
   try {
     const auto user = nlohmann::json::parse(state.user_json);
     const auto config = nlohmann::json::parse(state.config_json);
+    const auto rng = nlohmann::json::parse(state.rng_json);
+    const std::string place = (reader.dir() / "manifest.json").string();
+    std::optional<TokenizerRecord> tokenizer;
+    if (user.contains("tokenizer"))
+      tokenizer = tokenizer_record_from_json(user.at("tokenizer").dump(), place);
     return {.step = state.step,
             .consumed_samples = state.consumed_samples,
             .tokens = user.at("tokens").get<std::int64_t>(),
             .skipped = user.at("skipped").get<std::int64_t>(),
-            .config =
-                parse_config(config.at("yaml").get<std::string>(), (reader.dir() / "manifest.json").string()),
-            .run = state.run};
+            .config = parse_config(config.at("yaml").get<std::string>(), place),
+            .run = state.run,
+            .tokenizer = std::move(tokenizer),
+            .seed = rng.is_object() ? std::optional(rng.at("seed").get<std::uint64_t>()) : std::nullopt};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(
         detail::concat(reader.dir().string(), " was not saved by a training run: ", error.what()));
@@ -200,10 +207,8 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
   read_pieces(reader, engine.ctx(), gradient_pieces(store, PieceSet::held));
 }
 
-}  // namespace
-
-void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
-  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held, parts);
+/// Errors: CheckpointError listing what of `wanted` the checkpoint does not have.
+void check_pieces(const CheckpointReader& reader, const std::vector<StatePiece>& wanted) {
   std::string problems;
   std::string_view last;  // pieces of one tensor follow each other
   for (const StatePiece& piece : wanted) {
@@ -223,13 +228,37 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
   }
   TESSERA_ENSURE(CheckpointError, problems.empty(), reader.dir().string(),
                  " does not fit this model:", problems);
+}
+
+}  // namespace
+
+void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
+  const ExecCtx host = ExecCtx::cpu(1);
+  Communicator& world = engine.mesh().world();
+  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held, parts);
+  on_every_rank(host, world, [&] { check_pieces(reader, wanted); });
   if (engine.options().trainable) engine.discard();
-  read_pieces(reader, engine.ctx(), wanted);
+  on_every_rank(host, world, [&] {
+    read_pieces(reader, engine.ctx(), wanted);
+    if (!engine.options().trainable || !parts.optimizer) return;
+    const auto user = nlohmann::json::parse(reader.state().user_json);
+    load_update_state(user, engine.optimizer());
+    load_accumulated(reader, user, engine);
+  });
   engine.params().gather_weights();
-  if (!engine.options().trainable || !parts.optimizer) return;
-  const auto user = nlohmann::json::parse(reader.state().user_json);
-  load_update_state(user, engine.optimizer());
-  load_accumulated(reader, user, engine);
+}
+
+RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const StateParts& parts) {
+  std::optional<CheckpointReader> reader;
+  RunState run;
+  on_every_rank(ExecCtx::cpu(1), engine.mesh().world(), [&] {
+    reader.emplace(dir);
+    run = read_run_state(*reader);
+  });
+  load_engine(*reader, engine, parts);
+  engine.set_progress(run.step, run.skipped);
+  if (run.seed) engine.set_seed(*run.seed);
+  return run;
 }
 
 }  // namespace tessera

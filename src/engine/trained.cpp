@@ -2,7 +2,8 @@
 
 #include <span>
 
-#include "tessera/comm/meeting.hpp"
+#include "engine/ranks.hpp"
+#include "tessera/base/hash.hpp"
 #include "tessera/engine/engine.hpp"
 
 namespace tessera {
@@ -13,7 +14,8 @@ void Engine::set_frozen(std::map<std::string, std::string> names) {
   frozen_ = std::move(names);
   frozen_hash_ = 0;
   for (const auto& [name, told] : frozen_)
-    frozen_hash_ = hash_bytes(std::as_bytes(std::span(name)), frozen_hash_);
+    frozen_hash_ = content_hash(std::as_bytes(std::span(name)), frozen_hash_);
+  frozen_changed_ = true;
   forget_calls();
   if (params_->call_is_closed()) params_->drop_call();
   const ParamGroups& groups = options_.groups;
@@ -22,6 +24,18 @@ void Engine::set_frozen(std::map<std::string, std::string> names) {
   });
   // The next passes do other work, whose first turn is not recorded.
   if (graph_) graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+}
+
+/// Before the update that acts on it: one rank's parameters may be too many kinds, and then no rank updates.
+void Engine::settle_trained() {
+  if (!frozen_changed_) return;
+  on_every_rank(host_, mesh_->world(), [this] { optimizer_->find_active(); });
+  frozen_changed_ = false;
+}
+
+double Engine::grad_norm() {
+  settle_trained();
+  return optimizer_->grad_norm();
 }
 
 }  // namespace tessera

@@ -25,9 +25,10 @@ namespace {
 /// One training run on one rank, from the opened folder to the last checkpoint.
 class TrainingRun {
  public:
-  TrainingRun(const Config& config, const TrainHooks& hooks, const Logger& log,
+  TrainingRun(const Config& config, RunTokenizer tokenizer, const TrainHooks& hooks, const Logger& log,
               std::shared_ptr<Communicator> world)
       : config_(config),
+        tokenizer_(std::move(tokenizer)),
         hooks_(hooks),
         log_(log),
         world_(world ? std::move(world) : make_self_communicator()),
@@ -38,7 +39,8 @@ class TrainingRun {
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] {
-      check_run_data(config_, log_);
+      check_run_data(config_, tokenizer_, log_);
+      state_.tokenizer = tokenizer_.record;
       return open_data();
     });
     on_every_rank(host_, *world_, [&] {
@@ -79,25 +81,23 @@ class TrainingRun {
   std::string open_folder() {
     folder_.emplace(config_, log_);
     const auto found = folder_->checkpoint_to_resume();
-    if (found) folder_->check_same_run(read_run_state(CheckpointReader(*found)).config, *found);
+    if (found) {
+      const RunState saved = read_run_state(CheckpointReader(*found));
+      folder_->check_same_run(saved.config, *found);
+      check_same_tokenizer(saved, config_, tokenizer_, *found);
+    }
     return found ? found->string() : "";
   }
 
   void start_from(const std::string& checkpoint) {
     state_.config = config_;
     if (!checkpoint.empty()) {
-      on_every_rank(host_, *world_, [&] {
-        const CheckpointReader reader(checkpoint);
-        state_ = read_run_state(reader);
-        load_engine(reader, *engine_);
-      });
-      engine_->set_progress(state_.step, state_.skipped);
+      state_ = resume_engine(checkpoint, *engine_);
       state_.config = config_;
       result_.checkpoint = checkpoint;
       log_.info("resuming from ", checkpoint, " at step ", state_.step);
     } else if (config_.model.init_from) {
-      on_every_rank(host_, *world_,
-                    [&] { load_pretrained(*config_.model.init_from, config_.model, *engine_); });
+      load_pretrained(*config_.model.init_from, config_.model, *engine_);
       log_.info("starting from the weights in ", *config_.model.init_from);
     }
     on_every_rank(host_, *world_, [&] {
@@ -108,7 +108,7 @@ class TrainingRun {
   }
 
   std::string open_data() {
-    data_ = open_run_data(config_);
+    data_ = open_run_data(config_, tokenizer_);
     TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
                    " leaves no tokens for training");
     if (config_.training.eval_interval > 0 && !data_.valid) {
@@ -296,6 +296,7 @@ class TrainingRun {
   }
 
   const Config& config_;
+  RunTokenizer tokenizer_;
   const TrainHooks& hooks_;
   const Logger& log_;
   const ExecCtx host_ = ExecCtx::cpu(1);
@@ -318,8 +319,11 @@ class TrainingRun {
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world) {
   try {
-    const Config settled = with_tokenizer_of_data(settle_recompute(config, world, log), log);
-    return TrainingRun(settled, hooks, log, world).train();
+    if (world) agree_on_config(config, *world);
+    Config settled = settle_recompute(config, world, log);
+    const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
+    settled.data.tokenizer = tokenizer.name;
+    return TrainingRun(settled, tokenizer, hooks, log, world).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "tessera/ops/optimizer.hpp"
 #include "tessera/ops/reduce.hpp"
@@ -25,13 +26,19 @@ void Optimizer::find_active() {
 void Optimizer::select(const std::vector<bool>& active) {
   TESSERA_CHECK(under_way_.empty(), "what is trained has changed while ", under_way_.size(),
                 " updates are under way: finish_step() takes their results first");
+  const auto before = std::tuple(had_, missed_, active_);
   for (std::size_t i = 0; i < active.size(); ++i) {
     const bool was = !active_.empty() && active_[i];
     if (was && !active[i]) had_[i] = updates_ - missed_[i];
     if (!was && active[i]) missed_[i] = updates_ - had_[i];
   }
   active_ = active;
-  find_cohorts();
+  try {
+    find_cohorts();
+  } catch (const Error&) {
+    std::tie(had_, missed_, active_) = before;  // the next update is to find the same again
+    throw;
+  }
   find_parts();
   find_counted();
   squares_of_ = -1;

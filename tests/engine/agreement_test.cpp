@@ -3,7 +3,12 @@
 
 #include <atomic>
 
+#include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/shared_weights.hpp"
+#include "tessera/engine/state.hpp"
+#include "tests/comm/gloo_support.hpp"
 #include "tests/engine/layout_edge_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera::test {
 namespace {
@@ -125,6 +130,187 @@ TEST(AgreementOf, ABatchMayComeFromAPeer) {
     }
   });
 }
+
+TEST(AgreementOf, TooManySetsOfParametersOnOneStageEndBoth) {
+  run_ranks(2, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(
+        edge_config(Family::gpt2,
+                    kPp2 + Overrides{"model.num_layers=24", "parallel.pipeline_layout=\"23,1\""}),
+        true, world);
+    // Stage 0 has 278 parameters. 253 of them had numbers of updates of their own: with the others' two
+    // groups these are 255 sets.
+    Optimizer& optimizer = engine->optimizer();
+    UpdateState state = optimizer.update_state();
+    state.updates = 300;
+    optimizer.set_update_state(state);
+    std::int64_t own = 0;
+    if (world->rank() == 0)
+      optimizer.set_updates_of([&](const Parameter&) { return own < 253 ? own++ : std::int64_t{300}; });
+    const Batch batch = random_batch(8, kSeq, 7, kVocab);
+    const std::string last = "decoder.layers.22.mlp.linear_fc2.weight";
+    engine->set_frozen({{last, last}});
+    engine->step(batch);
+    engine->set_frozen({});
+    for (int again = 0; again < 2; ++again) {
+      engine->forward_backward(batch);
+      if (world->rank() == 0) {
+        expect_error<InvalidArgument>([&] { engine->update(); }, "256 sets of parameters");
+      } else {
+        expect_error<CommunicationError>([&] { engine->update(); }, "rank 0 failed: 256 sets of parameters");
+      }
+    }
+  });
+}
+
+// What is planted on rank 1 of two, on each kind of peer, over each kind of group (on a GPU: with NCCL
+// above).
+
+struct Peer {
+  const char* name;
+  Overrides layout;
+};
+using RunOver = void (*)(const RankFunction&);
+struct Transport {
+  const char* name;
+  RunOver run;
+};
+
+const Peer kPeers[] = {{"data", {"parallel.data=2"}}, {"tensor", kTp2}, {"pipeline", kPp2}};
+const CommOptions kPatience{.timeout_s = 60};
+const Transport kTransports[] = {
+    {"threads", [](const RankFunction& fn) { run_ranks(2, kPatience, fn); }},
+    {"gloo", [](const RankFunction& fn) { run_gloo(2, kPatience, fn); }},
+};
+
+class PlantedDisagreement : public FolderTest,
+                            public ::testing::WithParamInterface<std::tuple<Transport, Peer>> {
+ protected:
+  const Overrides& layout() const { return std::get<Peer>(GetParam()).layout; }
+  bool of_data() const { return std::get<Peer>(GetParam()).layout == kPeers[0].layout; }
+  /// On both ranks, `odd` telling whether this is the one that differs.
+  void run(const std::function<void(std::shared_ptr<Communicator>, bool odd)>& fn) const {
+    std::get<Transport>(GetParam()).run([&](std::shared_ptr<Communicator> world) {
+      const bool odd = world->rank() == 1;
+      fn(std::move(world), odd);
+    });
+  }
+  std::unique_ptr<Engine> engine(const std::shared_ptr<Communicator>& world,
+                                 const Overrides& more = {}) const {
+    return build_engine(edge_config(Family::gpt2, layout() + more), true, world);
+  }
+};
+
+TEST_P(PlantedDisagreement, ConfigurationsAreRefused) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    for (const auto& [key, ours, other] :
+         {std::tuple("optimizer.lr", "0.001", "0.5"), std::tuple("training.seed", "1234", "99"),
+          std::tuple("model.dropout", "0.1", "0.2"), std::tuple("optimizer.clip_grad", "1", "2")}) {
+      const Overrides own =
+          odd ? Overrides{std::string(key) + "=" + other} : Overrides{std::string(key) + "=" + ours};
+      expect_error<ConfigError>([&] { engine(world, own); }, "different configurations",
+                                std::string(key) + " is " + ours + " on rank 0 and " + other + " on rank 1");
+    }
+    engine(world, {odd ? "device.threads=2" : "device.threads=1"});  // a rank's own
+  });
+}
+
+TEST_P(PlantedDisagreement, TheWeightsOfRank0Count) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const Config whole = edge_config(Family::gpt2, {});
+    const auto first = build_engine(whole);
+    const auto others = build_engine(with_overrides(whole, {"training.seed=99"}));
+    const HfModelConfig config = hf_config_of(whole.model);
+    const std::filesystem::path own = dir_ / (odd ? "other" : "first");
+    export_hf(own, config, weights_of(odd ? *others : *first), {});
+    const auto trained = engine(world);
+    const auto open = [&] { return std::optional<HfModel>(open_model(own)); };
+    const auto differences = load_weights_of_rank_0(open, config, *world, *trained);
+    ASSERT_EQ(differences.size(), 1u);
+    EXPECT_EQ(differences[0].rank, 1);
+    const Batch batch = random_batch(8, kSeq, 7, kVocab);
+    const double expected = first->evaluate(batch);
+    EXPECT_GT(std::abs(others->evaluate(batch) - expected), 1e-3);
+    EXPECT_NEAR(trained->evaluate(own_part(*trained, batch)), expected, 1e-5 * expected);
+  });
+}
+
+TEST_P(PlantedDisagreement, BatchesAreComparedWhereOneIsComputedTogether) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const auto trained = engine(world);
+    const Batch good = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
+    for (const Planted& planted : {kPlanted[0], kPlanted[1]}) {
+      Batch batch = good;
+      if (odd) planted.change(batch);
+      if (of_data()) {
+        trained->step(batch);
+      } else {
+        expect_error<DataError>([&] { trained->step(batch); }, "ranks 0 and 1 were given different batches",
+                                planted.told);
+      }
+    }
+    trained->step(good);
+  });
+}
+
+TEST_P(PlantedDisagreement, CallsAndRatesAreRefused) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const auto trained = engine(world);
+    const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
+    trained->forward_backward(batch);
+    const std::vector<UpdateRates> rates(trained->optimizer().groups().size(), {.lr = odd ? 0.25 : 0.5});
+    expect_error<InvalidArgument>([&] { trained->update(rates); }, "different rates", "lr 0.5", "on rank 0",
+                                  "lr 0.25", "on rank 1");
+    const auto extra = [&] {
+      if (odd) trained->evaluate(batch);
+      trained->update();
+    };
+    expect_error<InvalidArgument>(extra, "rank 0 called Engine::update()",
+                                  "rank 1 called Engine::evaluate()");
+    trained->update();
+    const auto missing = [&] {
+      if (!odd) trained->forward_backward(batch);
+      trained->update();
+    };
+    expect_error<InvalidArgument>(missing, "rank 0 called Engine::forward_backward()",
+                                  "rank 1 called Engine::update()");
+    trained->step(batch);
+  });
+}
+
+TEST_P(PlantedDisagreement, ACheckpointThatOneRankCannotReadIsAnErrorOnBoth) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const auto trained = engine(world);
+    const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
+    trained->step(batch);
+    const RunState state{.step = 1, .config = edge_config(Family::gpt2, layout())};
+    const auto saved = save_engine(dir_ / "saved", *trained, state, {});
+    const auto from = [&](const std::filesystem::path& own) { resume_engine(own, *trained); };
+    const auto refused = [&](const std::filesystem::path& unreadable, const char* why) {
+      if (odd) {
+        expect_error<Error>([&] { from(unreadable); }, why);
+      } else {
+        expect_error<CommunicationError>([&] { from(saved); }, "rank 1 failed: ", why);
+      }
+    };
+    refused(dir_ / "nowhere", "nowhere");
+    const std::filesystem::path cut = dir_ / "cut";
+    if (odd) {
+      std::filesystem::copy(saved, cut, std::filesystem::copy_options::recursive);
+      for (const auto& file : std::filesystem::directory_iterator(cut))
+        if (file.path().extension() == ".safetensors") std::filesystem::resize_file(file, 100);
+    }
+    refused(cut, "safetensors");
+    EXPECT_EQ(resume_engine(saved, *trained).step, 1);
+    trained->step(batch);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PlantedDisagreement,
+                         ::testing::Combine(::testing::ValuesIn(kTransports), ::testing::ValuesIn(kPeers)),
+                         [](const auto& each) {
+                           return std::string(std::get<0>(each.param).name) + "_" +
+                                  std::get<1>(each.param).name;
+                         });
 
 }  // namespace
 }  // namespace tessera::test

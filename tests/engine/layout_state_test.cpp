@@ -86,6 +86,19 @@ class LayoutState : public FolderTest {
   }
 };
 
+TEST_F(LayoutState, TheSeedOfTheSavedRunGoesOn) {
+  const auto engine_of = [](std::int64_t seed) {
+    Config config = tiny_llama(0.2);
+    config.training.seed = seed;
+    return build_engine(config);
+  };
+  const auto saved = engine_of(5), other = engine_of(6);
+  saved->step(batch_of(0));
+  const auto folder = save_engine(dir_, *saved, {.step = 1, .config = tiny_llama(0.2)}, {});
+  EXPECT_EQ(resume_engine(folder, *other).seed, 5u);
+  EXPECT_EQ(other->step(batch_of(1)).loss, saved->step(batch_of(1)).loss);
+}
+
 TEST_F(LayoutState, SavedUnderOneLayoutLoadsUnderAnother) {
   expect_same_from({"tp2_pp2", 2, 2, 1}, {{"dp4", 1, 1, 4}, {"tp4", 4, 1, 1}, {"pp4", 1, 4, 1}, {"tp1"}}, 20,
                    1e-5);

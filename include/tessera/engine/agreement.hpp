@@ -3,8 +3,11 @@
 
 #include <exception>
 #include <functional>
+#include <span>
 #include <string>
 
+#include "tessera/base/config.hpp"
+#include "tessera/base/update_state.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
 
@@ -32,5 +35,13 @@ void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
 /// The same for a rank without a batch: returns what a peer of its data rank gives, and in `batch` its place.
 /// Errors: also DataError if none of them has a batch.
 std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
+
+/// Collective over `world`: refuses ranks whose configurations differ in anything but what is a process's or
+/// machine's own (device.index, device.threads, device.gemm_cache, parallel.timeout_s, logging.dir,
+/// checkpoint.dir, data.cache_dir). Errors, on every rank: ConfigError naming keys, values and ranks.
+void agree_on_config(const Config& config, Communicator& world);
+
+/// The same for the rates of an update, one for each group. Errors: InvalidArgument.
+void agree_on_rates(std::span<const UpdateRates> rates, Communicator& world);
 
 }  // namespace tessera

@@ -174,10 +174,15 @@ class Engine {
   bool holds_head() const;
 
   /// Clips, updates the weights with what was accumulated, clears the gradient. A gradient that is not finite
-  /// changes nothing and is counted. Errors: TrainingError after max_skipped_steps such steps in a row.
+  /// changes nothing and is counted. Errors: TrainingError after max_skipped_steps such steps in a row;
+  /// InvalidArgument, on every rank, where ranks come with different rates or call something else.
   UpdateResult update();
-  /// The same with the caller's rates, one for each of the optimizer's groups.
-  UpdateResult update(std::span<const UpdateRates> rates);
+  /// The same with the caller's rates, one for each of the optimizer's groups. `agreed`: ranks have compared
+  /// them already.
+  UpdateResult update(std::span<const UpdateRates> rates, bool agreed = false);
+
+  /// Optimizer::grad_norm(). Collective.
+  double grad_norm();
 
   /// Mean loss over the batch's target tokens, dropout off, nothing recorded.
   double evaluate(const Batch& batch);
@@ -211,6 +216,8 @@ class Engine {
   std::int64_t steps_skipped() const { return steps_skipped_; }
   /// Continues a run: what a checkpoint recorded.
   void set_progress(std::int64_t steps_done, std::int64_t steps_skipped);
+  /// Of dropout from the next call on. The same on every rank.
+  void set_seed(std::uint64_t seed) { ctx_.seed = seed; }
   /// Samples of the calls since the last update, over all data ranks: they key the next call's dropout.
   std::int64_t accumulated_samples() const { return samples_this_step_; }
   void set_accumulated_samples(std::int64_t samples) { samples_this_step_ = samples; }
@@ -245,6 +252,7 @@ class Engine {
   void forget_calls();
   void after_update();
   void launch_update();
+  void settle_trained();
   /// The rate of the oldest update under way.
   double scheduled_lr() const { return lr_schedule_.at(optimizer_->updates()); }
   UpdateResult finish_update(double lr);
@@ -270,6 +278,7 @@ class Engine {
   std::int64_t forwards_ = 0;
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
   std::uint64_t frozen_hash_ = 0;
+  bool frozen_changed_ = false;           ///< since the last update, on every rank alike
   std::map<std::int64_t, Tensor> calls_;  ///< open; undefined: its gradient is still in the buckets
   std::int64_t last_call_ = 0;
   std::deque<std::unique_ptr<StepUnderWay>> steps_;

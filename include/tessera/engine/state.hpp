@@ -2,9 +2,11 @@
 /// An engine's state in checkpoints, and weights from elsewhere.
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/engine.hpp"
 
 namespace tessera {
@@ -14,6 +16,10 @@ struct RunState {
   std::int64_t step = 0, consumed_samples = 0, tokens = 0, skipped = 0;
   Config config;
   std::string run = "";  ///< identity of the run (RunFolder); "" where there is none
+  /// What made the ids that were trained on; none where nothing says.
+  std::optional<TokenizerRecord> tokenizer = {};
+  std::optional<std::uint64_t> seed =
+      {};  ///< of the engine that was saved: read, and written from the engine
 };
 
 /// What of an engine is saved or loaded besides its weights.
@@ -31,9 +37,13 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
 RunState read_run_state(const CheckpointReader& reader);
 
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
-/// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over data
-/// ranks (ParamStore::gather_weights). Errors:
-/// CheckpointError listing every tensor that is missing or has another shape.
+/// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over the
+/// engine's ranks; an error of one of them is a CommunicationError with its text on the others. Errors:
+/// CheckpointError listing every tensor that is missing or has another shape, before anything is changed.
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts = {});
+
+/// The same from the checkpoint in `dir`, with the run's progress and the seed of its dropout, which a run
+/// without a seed of its own would not know otherwise; an error of opening it alike.
+RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const StateParts& parts = {});
 
 }  // namespace tessera

@@ -112,6 +112,9 @@ class Optimizer {
   /// Whether the parameter is updated, and its group's factor lets weight decay act on it. Errors:
   /// InvalidArgument if the parameter is not in the store.
   bool decays(const Parameter& parameter) const;
+  /// Follows what the store has gradients of; an update and grad_norm() begin with it. Local. Errors:
+  /// InvalidArgument for more than kMostGroups sets of parameters that differ in group or number of updates.
+  void find_active();
 
  private:
   /// Neighbours that one kernel call updates: in one bucket, or, if the store is neither sharded nor split,
@@ -130,7 +133,6 @@ class Optimizer {
 
   bool frozen(const Parameter& parameter) const;
   void select(const std::vector<bool>& active);
-  void find_active();
   void find_cohorts();
   void find_parts();
   void find_counted();
