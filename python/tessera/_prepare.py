@@ -212,8 +212,9 @@ class Preparation:
             raise ConfigError("prepare() got an optimizer before its model; give both to one prepare(), or the model first")
         model = self.accelerator._models[0]
         session = model._session
-        if session.engine is not None:
-            raise ConfigError("the model was used before its optimizer was prepared; give both to one prepare()")
+        if session.trainable:
+            raise ConfigError("the model was called in training mode before its optimizer was prepared; prepare the optimizer first, "
+                              "or give both to one prepare()")
         description = describe(optimizer, _names_of(model))
         names = [list(group.names) for group in description.groups]
         self._apply_conditions(description, model)
@@ -242,6 +243,14 @@ class Preparation:
         description.groups[:] = groups
 
     # Loaders.
+
+    def loader_alone(self, loader: Any, device_placement: Optional[bool], slice_fn: Any) -> Any:
+        """Accelerator.prepare_data_loader: compared over ranks as in prepare()."""
+        with agreed(self.state.world, "prepare_data_loader()") as facts:
+            facts.update(accelerator_facts(self.accelerator))
+            facts.update(loader_facts(loader, "data_loader", _length(loader)))
+            facts.update(device_placement=device_placement, slice_fn_for_dispatch=slice_fn)
+        return self.loader(loader, device_placement, slice_fn)
 
     def loader(self, loader: Any, device_placement: Optional[bool] = None, slice_fn: Any = None) -> Any:
         accelerator, config, mesh = self.accelerator, self.accelerator.dataloader_config, self.state.mesh

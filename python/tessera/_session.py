@@ -48,6 +48,8 @@ class Session:
         self.dtype = dtype
         self.state = state
         self.engine: Any = None
+        self.trainable = False  # that engine; one that only evaluates has no gradients
+        self._start: Optional[Start] = None
         self.optimizer: Optional[OptimizerDescription] = None
         self.clip_grad = 0.0  # the plugin's
         self.seq_length: Optional[int] = None
@@ -107,23 +109,31 @@ class Session:
                               "of its own")
 
     def build(self, trainable: bool = True) -> None:
-        """Makes the engine and gives it its weights: those of rank 0. Collective. Errors: ConfigError where ranks differ."""
-        if self.engine is not None:
+        """Makes the engine and gives it its weights: those of rank 0, or of the engine that evaluated so far. Collective.
+        Errors: ConfigError where ranks differ."""
+        if self.engine is not None and (self.trainable or not trainable):
             return
         self.check_open()
-        close_at_exit(self)
-        from tessera import _C
+        if self.engine is None:
+            close_at_exit(self)
+        from tessera import _C, _whole_weights
 
-        start = Start.of(self.source, self.state.world)
+        start = self._start = self._start or Start.of(self.source, self.state.world)
         with agreed(self.state.world, "the engine's configuration") as facts:
             config, overrides, changed = self._configuration(start)
             self._groups = EngineGroups(self.optimizer if trainable else None, self.parameters)
             facts.update(engine_facts(config, overrides, changed, self._groups.values, self._groups.of, trainable))
+        evaluated = None if self.engine is None else self.collect()
+        self.engine = None  # before the other one takes memory
+        self.trainable = trainable
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
             self.freezing.follow()
-        load_weights(self.engine, self.config_json, self.source, start)
+        if evaluated is None:
+            load_weights(self.engine, self.config_json, self.source, start)
+        else:
+            _whole_weights.load(self, evaluated, strict=True, unknown_pass=False)
 
     def _configuration(self, start: Start) -> Tuple[dict, List[str], dict]:
         """Of the engine: its sections, overrides of its model, and what of the model the plugin changes."""
@@ -292,7 +302,8 @@ class Session:
 
             self._log = StepLog(self.state)
         self._not_finite.check_step(self, result)
-        self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens)
+        self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens,
+                        self.engine.peak_memory_bytes)
         self._tokens = 0
         return result
 

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, Dict, Optional
 
 from tessera.errors import ConfigError
 from tessera.utils.config_map import tensorboard_scalars
-
-
-def _peak_memory_bytes() -> Optional[int]:
-    """Most memory this process held. Not getrusage's ru_maxrss: after fork and exec that begins with the parent's."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 class StepLog:
@@ -35,15 +26,16 @@ class StepLog:
                                   f"which cannot be loaded: {error}") from error
             self._writer = SummaryWriter(self._plugin.tensorboard_dir)
 
-    def write(self, step: int, loss: Optional[float], lr: float, result: Dict[str, Any], tokens: int) -> None:
-        """After update number `step`; `tokens`: of its global batch."""
+    def write(self, step: int, loss: Optional[float], lr: float, result: Dict[str, Any], tokens: int,
+              memory: int) -> None:
+        """After update number `step`; `tokens`: of its global batch; `memory`: the most this rank held, in bytes."""
         if self._writer is None:
             return
         now = time.perf_counter()
         values: Dict[str, Optional[float]] = {
             "lm loss": loss, "learning-rate": lr, "grad-norm": result["grad_norm"], "loss-scale": result["loss_scale"],
             "batch-size": getattr(self._plugin, "global_batch_size", None), "world-size": self._processes,
-            "memory": _peak_memory_bytes()}
+            "memory": memory}
         if self._last is not None:
             values["iteration-time"] = now - self._last
             values["tokens-per-second"] = tokens / (now - self._last)

@@ -41,6 +41,13 @@ def check(values: Dict[str, Any], session: Any, strict: bool, unknown_pass: bool
         texts.append(f"'{missing[0]}' is missing ({len(missing)} such names); strict=False leaves those as they are")
     wrong = [name for name in values if name in shapes and tuple(np.shape(values[name])) != shapes[name]]
     texts += [f"'{name}' has the shape {tuple(np.shape(values[name]))}, the model needs {shapes[name]}" for name in wrong[:3]]
+    for name in shapes if not texts else ():
+        try:
+            if name in values:
+                as_array(values[name])  # one at a time: what cannot be read must not end in the middle of the others
+        except Exception as error:
+            texts.append(f"'{name}' cannot be read as numbers: {error}")
+            break
     if texts:
         raise InvalidArgument(f"weights that do not fit: {'; '.join(texts)}")
     return missing, unknown
@@ -62,8 +69,8 @@ def load(session: Any, values: Dict[str, Any], strict: bool, unknown_pass: bool)
             values = known_names(values, session)
             missing, unknown = check(values, session, strict, unknown_pass)
             plan[1:] = [[ours for ours, parts in session.mappings.items() if any(part[0] in values for part in parts)], missing, unknown]
-        except InvalidArgument as error:
-            plan[0] = str(error)
+        except Exception as error:  # of whatever kind: the others wait for what this rank says
+            plan[0] = str(error) or type(error).__name__
     problem, names, missing, unknown = json.loads(world.broadcast_bytes(json.dumps(plan).encode() if main else b"", 0))
     if problem:
         raise InvalidArgument(problem)

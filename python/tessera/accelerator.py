@@ -145,10 +145,10 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
 
     def prepare_data_loader(self, data_loader: Any, device_placement: Optional[bool] = None,
                             slice_fn_for_dispatch: Optional[Callable] = None) -> Any:
-        """This data rank's part of a loader, or of any iterable of batches."""
+        """This data rank's part of a loader, or of any iterable of batches. Collective. Errors: ConfigError where ranks differ."""
         from tessera._prepare import Preparation
 
-        return Preparation(self).loader(data_loader, device_placement, slice_fn_for_dispatch)
+        return Preparation(self).loader_alone(data_loader, device_placement, slice_fn_for_dispatch)
 
     # The step.
 

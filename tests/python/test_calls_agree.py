@@ -23,7 +23,8 @@ VALUES = {
     "another_factor": "InvalidArgument: ranks backwarded the same loss with different factors: rank 0: 1",
     "another_norm": "InvalidArgument: ranks clip the same gradient to different norms: rank 0: 1",
 }
-BATCHES = {"another_token": "tokens", "another_label": "labels", "another_length": "shape", "another_mask": "attention_mask"}
+BATCHES = {"another_token": "tokens", "another_token_without_labels": "tokens", "another_label": "labels",
+           "another_length": "shape", "another_mask": "attention_mask"}
 
 
 @pytest.mark.parametrize("processes, layouts", [(2, ["1,1", "2,1", "1,2"]), (4, ["2,2", "2,1"])])
@@ -39,6 +40,10 @@ def test_whoever_comes_apart_is_named_on_every_rank(python_build, tmp_path, proc
             for text in found[name]:
                 assert text.startswith(APART), (layout, name, text)
                 assert f"rank {last} called {odd}" in text and f" called {others}" in text, (layout, name, text)
+        others = "rank 1" if last == 1 else "ranks 1, 2 and 3"
+        for text in found["main_saves_alone"]:
+            assert text.startswith(APART + "rank 0 called model.save_pretrained() at calls_agree.py:"), (layout, text)
+            assert f"; {others} called wait_for_everyone() at calls_agree.py:" in text, (layout, text)
         for name, start in VALUES.items():
             assert all(text.startswith(start) and f"rank {last}" in text for text in found[name]), (layout, name, found[name])
         bad = found["a_label_beyond_the_vocabulary"]

@@ -13,13 +13,15 @@ LAYOUTS = {1: ["1,1,0"], 2: ["2,1,0", "1,2,0", "1,1,1"]}
 READ, WRITE = "full_parameters(model)", "load_parameters(model"
 SAID = {
     "averages": {
-        "mul_": WRITE, "data.copy_": WRITE, "data =": WRITE, "init": WRITE, "item": READ, "cpu": READ, "clone": READ, "norm": READ,
-        "pow": READ, "layers": READ, "embeddings": READ, "save": "save_pretrained()", "pickle": "save_pretrained()", "hook": "full_gradients(model)",
+        "mul_": WRITE, "copy_": WRITE, "data.copy_": WRITE, "data =": WRITE, "init": WRITE, "item": READ, "cpu": READ, "clone": READ,
+        "norm": READ, "pow": READ, "layers": READ, "head": READ, "embeddings": READ, "save": "save_pretrained()", "pickle": "save_pretrained()",
+        "hook": "full_gradients(model)",
         "deepcopy": READ, "average": READ, "old model": "use the model that prepare() returned",
         "old state": "use the model that prepare() returned", "old step": "optimizer = accelerator.prepare(optimizer)",
         "half": "before prepare()", "to": "mixed_precision", "unknown name": "no parameter 'other'",
         "missing names": "'transformer.wte.weight' is missing (27 such names)", "shape": "has the shape (3,), the model needs (16,)"},
     "groups_of_one": {"unequal": "put both into one group"},
+    "evaluated_first": {},
     "subset": {},
     "penalty": {},
     "left_out": {"backward": "optimizer = accelerator.prepare(optimizer)", "step": "optimizer = accelerator.prepare(optimizer)"},

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "ranks_agree.py"
 NAMED = {"plugin": "MegatronLMPlugin.gradient_clipping: 0.0 on {}, 0.5 on", "accumulation": "GradientAccumulationPlugin.num_steps: 1 on",
          "dropout": "config.attn_pdrop: 0.0 on", "frozen": "parameter transformer.wte.weight: ", "groups": "the optimizer's group of ",
          "lr": "optimizer.param_groups[0].", "betas": "optimizer.param_groups[0].betas: [0.9, 0.95] on", "schedule": "10",
-         "no optimizer": "argument 2: ", "unsupported": "RMSprop"}
+         "no optimizer": "argument 2: ", "unsupported": "RMSprop", "loader": "prepare_data_loader(): ranks do not agree:\n  data_loader.batch_size: 4 on {}"}
 
 
 @pytest.mark.parametrize("processes, layouts", [(2, ["1,1", "2,1", "1,2"]), (4, ["2,2"])])

@@ -1,5 +1,6 @@
 """A run's folder belongs to one job and knows its run, and its metrics tell what they lack."""
 
+import importlib.util
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from cli_support import environment, metrics, run, text_documents, write_config, write_corpus
+from launch_support import free_port
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,16 @@ def test_a_second_job_is_refused_until_the_first_is_gone(tessera_program, tmp_pa
         run(tessera_program, "train", config, f"logging.dir={tmp_path}/other", f"checkpoint.dir={tmp_path}/run/checkpoints",
             code=2)
         assert not (tmp_path / "other").exists()
+        # Nor one of several processes, whoever starts them: each job says so, and ends.
+        launchers = [[tessera_program, "launch", "--num_processes", "2"]]
+        if importlib.util.find_spec("torch"):
+            launchers.append([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
+                              "--no-python"])
+        for launcher in launchers:
+            command = [*launcher, tessera_program, "train", config, "parallel.data=2"]
+            job = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, env=environment())
+            assert job.returncode != 0 and f"process {first.pid} on " in job.stderr, job.stderr
+        assert first.poll() is None
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()

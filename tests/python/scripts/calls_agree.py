@@ -54,6 +54,14 @@ def saves_alone(run):
 
 
 @case
+def main_saves_alone(run):
+    if run.accelerator.is_main_process:
+        with tempfile.TemporaryDirectory() as folder:
+            run.model.save_pretrained(folder)
+    run.accelerator.wait_for_everyone()
+
+
+@case
 def skips_backward(run):
     loss = run.loss()
     if not run.odd:
@@ -115,6 +123,17 @@ def another_token(run):
     ids = run.ids.clone()
     ids[1, 4] = (ids[1, 4] + run.odd) % 97
     run.loss(ids)
+
+
+@case
+def another_token_without_labels(run):
+    ids = run.ids.clone()
+    ids[1, 4] = (ids[1, 4] + run.odd) % 97
+    run.model.eval()
+    try:
+        run.model(input_ids=ids)
+    finally:
+        run.model.train()
 
 
 @case

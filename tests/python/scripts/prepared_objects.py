@@ -119,7 +119,8 @@ def refusals(model: torch.nn.Module, original: torch.nn.Module, given: torch.opt
     parameter = next(model.parameters())
     assert parameter is next(original.parameters())
     actions = {
-        "mul_": lambda: parameter.mul_(0), "item": lambda: parameter.item(), "cpu": lambda: parameter.cpu(),
+        "mul_": lambda: parameter.mul_(0), "copy_": torch.no_grad()(lambda: parameter.copy_(torch.zeros(parameter.shape))),
+        "item": lambda: parameter.item(), "cpu": lambda: parameter.cpu(),
         "clone": lambda: parameter.clone(), "norm": lambda: torch.norm(parameter), "pow": lambda: (parameter ** 2).sum(),
         "data.copy_": lambda: parameter.data.copy_(parameter), "data =": lambda: setattr(parameter, "data", None),
         "init": lambda: torch.nn.init.zeros_(parameter), "save": lambda: torch.save(parameter, io.BytesIO()),
@@ -127,6 +128,7 @@ def refusals(model: torch.nn.Module, original: torch.nn.Module, given: torch.opt
         "average": lambda: torch.optim.swa_utils.AveragedModel(model), "pickle": lambda: torch.save(model, io.BytesIO()),
         "old model": lambda: original(IDS), "old state": lambda: original.state_dict(), "old step": lambda: given.step(),
         "half": lambda: model.half(), "to": lambda: model.to(torch.bfloat16), "layers": lambda: model.transformer,
+        "head": lambda: model.lm_head,
         "embeddings": lambda: model.get_input_embeddings(), "step hook": lambda: given.register_step_post_hook(print) and None}
     return {name: said(action) for name, action in actions.items() if name != "step hook"}
 
@@ -152,6 +154,27 @@ def groups_of_one(case: Case) -> dict:
     case.backward(model)
     optimizer.param_groups[1]["lr"] = 1.0
     return {"numbers": found, "said": {"unequal": said(optimizer.step)}}
+
+
+def evaluated_first(case: Case) -> dict:
+    """The optimizer comes when the model was evaluated, and its weights changed, before."""
+    model = gpt2()
+    reference = copy.deepcopy(model)
+    model = case.accelerator.prepare(model)
+    found = {"loss": case.evaluate(model) - reference(input_ids=IDS, labels=IDS).loss.item()}
+    load_parameters(model, {"transformer.ln_f.bias": torch.full((16,), 0.3)}, strict=False)
+    torch.nn.init.constant_(reference.transformer.ln_f.bias, 0.3)
+    optimizer = case.accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-5))
+    plain = torch.optim.AdamW(reference.parameters(), lr=1e-2, eps=1e-5)
+    found["loss after prepare"] = case.evaluate(model) - reference(input_ids=IDS, labels=IDS).loss.item()
+    for _ in range(2):
+        case.backward(model)
+        optimizer.step()
+        backward(reference)
+        plain.step()
+        plain.zero_grad()
+    found["weights"] = apart(model, reference)
+    return {"numbers": found, "said": {}}
 
 
 def subset(case: Case) -> dict:
@@ -227,7 +250,7 @@ def main() -> None:
     output, *layouts = sys.argv[1:]
     results = {}
     for layout in layouts:
-        for run in (averages, groups_of_one, subset, penalty, left_out, refused_optimizers):
+        for run in (averages, groups_of_one, evaluated_first, subset, penalty, left_out, refused_optimizers):
             case = Case(*map(int, layout.split(",")))
             results[f"{run.__name__} {layout}"] = run(case)
             case.end()

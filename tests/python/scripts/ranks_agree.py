@@ -72,6 +72,8 @@ def planted(name: str, tp: int, pp: int) -> list:
     try:
         accelerator = accelerator_of(tp, pp, clip=0.5 if last and name == "plugin" else 0.0,
                                      gradient_accumulation_steps=2 if last and name == "accumulation" else 1)
+        if name == "loader":
+            accelerator.prepare_data_loader(torch.utils.data.DataLoader(list(range(8)), batch_size=2 if last else 4))
         model = make_model(dropout=0.1 if last and name == "dropout" else 0.0, seed=1)
         if last and name == "frozen":
             model.lm_head.weight.requires_grad_(False)
@@ -100,7 +102,8 @@ def main() -> None:
     for layout in layouts:
         tp, pp = map(int, layout.split(","))
         result["losses"][layout] = without_a_seed(tp, pp)
-        names = ["plugin", "accumulation", "dropout", "frozen", "groups", "lr", "betas", "schedule", "no optimizer", "unsupported"]
+        names = ["plugin", "accumulation", "dropout", "frozen", "groups", "lr", "betas", "schedule", "no optimizer", "unsupported",
+                 "loader"]
         result["planted"][layout] = {name: planted(name, tp, pp) for name in names}
     if PartialState().is_main_process:
         with open(output, "w") as file:
