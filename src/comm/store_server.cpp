@@ -169,7 +169,7 @@ struct StoreServer::Impl {
       return equal_in_constant_time(proof, proof_of(secret, "client", client.nonce, nonce));
     };
     if (!knows(secret_)) {
-      if (options_.counted_secret.empty() || knows(options_.counted_secret)) ++turned_away_;
+      if (!options_.counted_secret.empty() && knows(options_.counted_secret)) ++turned_away_;
       return false;
     }
     client.proved = true;

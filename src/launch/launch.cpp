@@ -106,7 +106,7 @@ LaunchResult launch(const LaunchOptions& options, const Logger& log) {
   std::optional<StoreServer> server;
   if (options.machine_rank == 0) {
     StoreServerOptions serving;
-    if (!options.secret.empty()) serving.counted_secret = launching::kOpenSecret;
+    if (!options.secret.empty()) serving.counted_secret = launching::kTurnedAway;
     server.emplace(options.main_process_ip, options.main_process_port, secret, serving);
   }
   const int port = server ? server->port() : options.main_process_port;

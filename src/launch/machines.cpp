@@ -6,13 +6,16 @@
 #include <cerrno>
 #include <cstring>
 
+#include "launch/open_secret.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::launching {
 namespace {
 
-constexpr double kTurn = 0.2;         ///< seconds between looks at the store
+constexpr double kTry = 1;                           ///< seconds for one attempt to reach the store
+constexpr const char* kSecretKey = "launch/secret";  ///< which machine has a secret, where the store is open
+constexpr double kTurn = 0.2;                        ///< seconds between looks at the store
 constexpr double kLostInFailure = 5;  ///< once something failed, a silent launcher is given up sooner
 constexpr double kFarewell = 5;       ///< for the others to read the verdict
 constexpr std::string_view kAllOrNone =
@@ -125,19 +128,28 @@ bool Machines::join() {
   return true;
 }
 
+/// In which way this machine's secret is not that of machine 0, which is told if one of them has none.
+std::string Machines::mismatch() const {
+  const bool none = options_.secret.empty();
+  try {
+    Store open(options_.main_process_ip, options_.main_process_port,
+               std::string(none ? kTurnedAway : kOpenSecret), kTry);
+    open.set(kSecretKey, detail::concat("machine ", options_.machine_rank, " (host ", host_, ")"));
+    return "has a secret, and machine 0 has none";
+  } catch (const CommunicationError&) {
+    return none ? "has no secret, and machine 0 has one" : "has another secret than machine 0";
+  }
+}
+
 bool Machines::connect(double deadline_s) {
-  constexpr double kTry = 1;
   while (!store_) {
     try {
       store_ = std::make_unique<Store>(options_.main_process_ip, options_.main_process_port, secret_, kTry);
     } catch (const CommunicationError& error) {
       // A server that refuses the secret will not change its mind.
       if (std::string_view(error.what()).find("secret") != std::string_view::npos) {
-        throw CommunicationError(detail::concat("machine ", options_.machine_rank,
-                                                options_.secret.empty()
-                                                    ? " has no secret, and machine 0 has one"
-                                                    : " has a secret, and machine 0 has none or another one",
-                                                ": ", kAllOrNone, " (", error.what(), ")"));
+        throw CommunicationError(detail::concat("machine ", options_.machine_rank, " (host ", host_, ") ",
+                                                mismatch(), ": ", kAllOrNone, " (", error.what(), ")"));
       }
       TESSERA_ENSURE(CommunicationError, now_s() < deadline_s, "machine ", options_.machine_rank,
                      " found no launcher of machine 0 at ", options_.main_process_ip, ":",
@@ -167,7 +179,7 @@ void Machines::meet(double deadline_s) {
       ++machine;
       continue;
     }
-    refuse_strangers();
+    refuse_mismatch();
     if (now_s() >= deadline_s) {
       std::string missing;
       for (int m = 0; m < options_.num_machines; ++m) {
@@ -183,20 +195,16 @@ void Machines::meet(double deadline_s) {
   for (Peer& peer : peers_) peer.heard_s = now_s();
 }
 
-/// Where the machines still wait for each other, one that has no secret where this one has, or the other way
-/// round, will not come.
-void Machines::refuse_strangers() {
-  if (server_ == nullptr || server_->turned_away() == 0) return;
-  // Until it has understood, and comes no more.
-  int seen = 0;
-  for (const double deadline = now_s() + kFarewell; server_->turned_away() != seen && now_s() < deadline;) {
-    seen = server_->turned_away();
-    if (!pause(1)) return;
+/// A machine that has no secret where this one has, or the other way round, will not come.
+void Machines::refuse_mismatch() {
+  std::string who;
+  if (store_->try_get(kSecretKey, who)) {
+    throw CommunicationError(detail::concat(who, " has a secret, and machine 0 has none: ", kAllOrNone));
   }
-  throw CommunicationError(
-      detail::concat("a process that ", options_.secret.empty() ? "has a secret" : "has no secret",
-                     " came to ", options_.main_process_ip, ":", options_.main_process_port,
-                     ", and machine 0 has ", options_.secret.empty() ? "none" : "one", ": ", kAllOrNone));
+  if (server_ == nullptr || server_->turned_away() == 0) return;
+  throw CommunicationError(detail::concat("a machine without a secret came to ", options_.main_process_ip,
+                                          ":", options_.main_process_port,
+                                          ", and machine 0 has one: ", kAllOrNone));
 }
 
 /// The machine that keeps the store waits a little for machines `first` to `end` - 1, which must still read

@@ -51,7 +51,8 @@ class Machines {
   bool join();
   bool connect(double deadline_s);
   void meet(double deadline_s);
-  void refuse_strangers();
+  void refuse_mismatch();
+  std::string mismatch() const;
   void farewell(int first, int end);
   void exchange();
   void listen();

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from launch_support import (LOST, SECRET, TELL_PLACE, Job, alive, children, free_port, launch,
-                            lines_of, numbers_in, python, shell, wait_until_gone)
+                            lines_of, numbers_in, python, shell, wait_for, wait_until_gone)
 
 
 # Ends
@@ -257,9 +257,30 @@ def test_a_secret_on_one_machine_only_is_refused_on_both(tessera_program, first_
             jobs = [first.finish(LOST), second.finish(LOST)]
     for job in jobs:
         assert job.out == "" and "give every machine the same --secret_file" in job.err, job.err
-    assert f"machine 0 has {'one' if first_has else 'none'}" in jobs[0].err
-    assert ("machine 1 has no secret, and machine 0 has one" if first_has else
-            "machine 1 has a secret, and machine 0 has none") in jobs[1].err
+    assert ("a machine without a secret came" if first_has else "has a secret, and machine 0 has none") in jobs[0].err
+    assert ("has no secret, and machine 0 has one" if first_has else "has a secret, and machine 0 has none") in jobs[1].err
+
+
+def test_what_is_no_machine_hinders_nobody(tessera_program):
+    port = free_port()
+    with machine(tessera_program, 0, port, *shell("echo done"), secret=None) as first:
+        wait_for(lambda: knocked(port), "the store")
+        with machine(tessera_program, 1, port, *shell("echo done"), secret=None) as second:
+            assert second.finish().out.count("done") == first.finish().out.count("done") == 2
+
+
+def knocked(port: int) -> bool:
+    """Somebody who looks what listens there: as much as a proof has, and none."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as probe:
+            probe.sendall(b"GET / HTTP/1.1\r\n" * 10)
+            while probe.recv(1024):
+                pass
+    except ConnectionResetError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def test_a_secret_can_be_required(tessera_program):

@@ -21,7 +21,7 @@ struct StoreServerOptions {
   double proof_timeout_s = 5;
   /// So many of them are kept; a new one pushes out the oldest.
   int most_unproved = 256;
-  /// Of those that prove to know another secret: count the ones that know this one; empty = count all.
+  /// Count those that prove to know this secret, which lets nobody in; empty = none.
   std::string counted_secret = {};
 };
 
@@ -36,7 +36,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   std::uint16_t port() const;
-  /// How many were turned away so far of those that StoreServerOptions::counted_secret says.
+  /// How many came so far with StoreServerOptions::counted_secret.
   int turned_away() const;
 
  private:
