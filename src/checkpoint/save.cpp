@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <iomanip>
 #include <numeric>
-#include <sstream>
 #include <unordered_map>
 
 #include "checkpoint/checkpoint_dirs.hpp"
@@ -19,13 +17,6 @@ namespace fs = std::filesystem;
 
 void tell(const SaveOptions& options, SavePhase phase) {
   if (options.on_phase) options.on_phase(phase);
-}
-
-std::string shard_name(int rank, int world_size) {
-  std::ostringstream name;
-  name << "shard-" << std::setfill('0') << std::setw(5) << rank << "-of-" << std::setw(5) << world_size
-       << ".safetensors";
-  return name.str();
 }
 
 /// A name per box: the tensor's own, and for further boxes of the same tensor one with a number.
@@ -156,12 +147,11 @@ fs::path CheckpointSave::commit(const CheckpointState& state, std::span<const st
   return dir;
 }
 
-std::string write_checkpoint_shard(const fs::path& staging, int rank, int world_size,
+std::string write_checkpoint_shard(const fs::path& staging, const std::string& file,
                                    std::span<const CheckpointTensor> tensors, const SaveOptions& options) {
-  TESSERA_CHECK(0 <= rank && rank < world_size, "rank ", rank, " of ", world_size);
+  TESSERA_CHECK(is_plain_file_name(file), "\"", file, "\" is not a plain file name");
   TESSERA_CHECK(options.chunk_bytes > 0, "chunk_bytes must be positive");
   const std::vector<TensorSpec> specs = name_boxes(tensors);
-  const std::string file = shard_name(rank, world_size);
   SafetensorsWriter writer(staging / file, specs, {.metadata = {}, .chunk_bytes = options.chunk_bytes});
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto made = tensors[i].read ? tensors[i].read() : nullptr;
@@ -175,10 +165,11 @@ std::string write_checkpoint_shard(const fs::path& staging, int rank, int world_
 
 fs::path save_checkpoint(const fs::path& root, const CheckpointState& state,
                          std::span<const CheckpointTensor> tensors, const SaveOptions& options) {
+  constexpr const char* kOnlyFile = "model_tp_0_pp_0.safetensors";
   constexpr std::uint64_t kManifestRoom = 1 << 20;
   const std::uint64_t bytes = safetensors_file_bytes(name_boxes(tensors)) + kManifestRoom;
   CheckpointSave save(root, state.step, bytes, options);
-  const std::string record = write_checkpoint_shard(save.staging(), 0, 1, tensors, options);
+  const std::string record = write_checkpoint_shard(save.staging(), kOnlyFile, tensors, options);
   return save.commit(state, {&record, 1});
 }
 

@@ -15,6 +15,8 @@ void inspect(const std::string& path) {
   std::cout << s.dir.string() << "\n  step " << s.manifest.state.step << ", "
             << s.manifest.state.consumed_samples << " samples, tessera " << s.manifest.state.tessera_version
             << "\n  " << s.manifest.files.size() << " file(s), " << s.bytes << " bytes\n";
+  for (const auto& file : s.manifest.files)
+    std::cout << "    " << file.name << "  " << file.bytes << " bytes\n";
   for (const auto& group : s.groups) {
     std::cout << "  " << group.prefix << ": " << group.tensors << " tensors, " << group.elements
               << " values, " << group.bytes << " bytes\n";

@@ -13,14 +13,10 @@
 namespace tessera {
 namespace {
 
-/// What this rank saves, or must be given: main weights, and the optimizer's tensors if it trains.
-std::vector<StatePiece> pieces_of(Engine& engine, PieceSet set, const StateParts& parts) {
-  std::vector<StatePiece> pieces = engine.params().pieces(set);
-  if (engine.options().trainable && parts.optimizer) {
-    const std::vector<StatePiece> more = engine.optimizer().pieces(set);
-    pieces.insert(pieces.end(), more.begin(), more.end());
-  }
-  return pieces;
+/// The optimizer's tensors, if it trains.
+std::vector<StatePiece> optimizer_pieces(Engine& engine, PieceSet set, const StateParts& parts) {
+  if (!engine.options().trainable || !parts.optimizer) return {};
+  return engine.optimizer().pieces(set);
 }
 
 std::string describe(const Placement& placement) {
@@ -61,16 +57,57 @@ bool has_accumulated(Engine& engine, const StateParts& parts) {
   return engine.options().trainable && parts.optimizer && engine.params().finished_calls() > 0;
 }
 
-/// What this rank saves.
-std::vector<CheckpointTensor> shard_of(Engine& engine, const StateParts& parts) {
-  std::vector<CheckpointTensor> shard;
-  for (const StatePiece& piece : pieces_of(engine, PieceSet::owned, parts))
-    add_boxes(shard, engine.ctx(), piece);
+/// A file of this rank.
+struct Shard {
+  std::string file;
+  std::vector<CheckpointTensor> tensors;
+};
+
+/// What this rank saves: its main weights, and what belongs to the optimizer. Data ranks share the work, so
+/// the weights are in a file of each where there are several.
+std::vector<Shard> shards_of(Engine& engine, const StateParts& parts) {
+  const MeshCoordinates& at = engine.mesh().coordinates();
+  const std::string stage = detail::concat("tp_", at.tp, "_pp_", at.pp), data = detail::concat("_dp_", at.dp);
+  Shard model{
+      .file = detail::concat("model_", stage, engine.mesh().shape().dp > 1 ? data : "", ".safetensors"),
+      .tensors = {}};
+  for (const StatePiece& piece : engine.params().pieces(PieceSet::owned))
+    add_boxes(model.tensors, engine.ctx(), piece);
+  Shard optimizer{.file = detail::concat("optimizer_", stage, data, ".safetensors"), .tensors = {}};
+  for (const StatePiece& piece : optimizer_pieces(engine, PieceSet::owned, parts))
+    add_boxes(optimizer.tensors, engine.ctx(), piece);
   if (has_accumulated(engine, parts)) {
     for (const StatePiece& piece : gradient_pieces(engine.params(), PieceSet::owned))
-      add_boxes(shard, engine.ctx(), piece, engine.params().gradient_scale());
+      add_boxes(optimizer.tensors, engine.ctx(), piece, engine.params().gradient_scale());
   }
-  return shard;
+  return {std::move(model), std::move(optimizer)};
+}
+
+std::uint64_t bytes_of(const std::vector<Shard>& shards) {
+  std::uint64_t bytes = 0;
+  for (const Shard& shard : shards) {
+    for (const CheckpointTensor& t : shard.tensors)
+      bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
+  }
+  return bytes;
+}
+
+/// Writes those that hold something, each rank its own at the same time. Returns, on every rank, the records
+/// of all. Collective.
+std::vector<std::string> write_shards(Communicator& world, const std::string& staging,
+                                      const std::vector<Shard>& shards, const SaveOptions& options) {
+  const ExecCtx host = ExecCtx::cpu(1);
+  std::vector<std::string> records;
+  for (const Shard& shard : shards) {
+    std::string own;
+    on_every_rank(host, world, [&] {
+      if (!shard.tensors.empty()) own = write_checkpoint_shard(staging, shard.file, shard.tensors, options);
+    });
+    for (std::string& each : all_gather_bytes(world, own)) {
+      if (!each.empty()) records.push_back(std::move(each));
+    }
+  }
+  return records;
 }
 
 /// Updates of parameters that have not had all of them, on every rank. Collective.
@@ -121,22 +158,16 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
-  const std::vector<CheckpointTensor> shard = shard_of(engine, parts);
-  std::uint64_t own_bytes = 0, bytes = 0;
-  for (const CheckpointTensor& t : shard)
-    own_bytes += static_cast<std::uint64_t>(t.slice.shape.numel()) * size_of(t.dtype);
-  for (const std::string& each : all_gather_bytes(world, std::to_string(own_bytes)))
+  const std::vector<Shard> shards = shards_of(engine, parts);
+  std::uint64_t bytes = 0;
+  for (const std::string& each : all_gather_bytes(world, std::to_string(bytes_of(shards))))
     bytes += std::stoull(each);
   std::optional<CheckpointSave> save;  // on rank 0
   const std::string staging = on_first_rank(host, world, [&] {
     save.emplace(root, run.step, bytes, options);
     return save->staging().string();
   });
-  std::string record;
-  on_every_rank(host, world, [&] {
-    record = write_checkpoint_shard(staging, world.rank(), world.size(), shard, options);
-  });
-  const std::vector<std::string> records = all_gather_bytes(world, record);
+  const std::vector<std::string> records = write_shards(world, staging, shards, options);
   const nlohmann::json fewer = fewer_updates(engine);
   return on_first_rank(host, world, [&] {
     return save->commit(checkpoint_state(engine, run, parts, fewer), records).string();
@@ -235,7 +266,9 @@ void check_pieces(const CheckpointReader& reader, const std::vector<StatePiece>&
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
-  const std::vector<StatePiece> wanted = pieces_of(engine, PieceSet::held, parts);
+  std::vector<StatePiece> wanted = engine.params().pieces(PieceSet::held);
+  const std::vector<StatePiece> more = optimizer_pieces(engine, PieceSet::held, parts);
+  wanted.insert(wanted.end(), more.begin(), more.end());
   on_every_rank(host, world, [&] { check_pieces(reader, wanted); });
   if (engine.options().trainable) engine.discard();
   on_every_rank(host, world, [&] {

@@ -16,7 +16,7 @@ TEST_F(Checkpoint, RoundTrip) {
   const fs::path dir = run.save(dir_ / "runs" / "demo");
   EXPECT_EQ(dir, dir_ / "runs" / "demo" / "step-00000500");
   EXPECT_EQ(slurp(dir.parent_path() / "latest"), "step-00000500\n");
-  EXPECT_TRUE(fs::exists(dir / "shard-00000-of-00001.safetensors"));
+  EXPECT_TRUE(fs::exists(dir / "model_tp_0_pp_0.safetensors"));
   run.expect_equal(dir);
   const CheckpointReader reader(dir);
   EXPECT_EQ(reader.state().step, 500);
@@ -48,7 +48,7 @@ TEST_F(Checkpoint, InspectSumsUpByPrefix) {
   EXPECT_EQ(summary.groups[0].elements, 13 * 5);
   EXPECT_EQ(summary.groups[1].tensors, 2);
   EXPECT_EQ(summary.groups[1].bytes, 4u * 13 * 5 + 2 * 3);
-  EXPECT_EQ(summary.bytes, fs::file_size(dir_ / "step-00000007" / "shard-00000-of-00001.safetensors"));
+  EXPECT_EQ(summary.bytes, fs::file_size(dir_ / "step-00000007" / "model_tp_0_pp_0.safetensors"));
 }
 
 /// Four ranks hold a matrix in different cuts; any box read back equals the matrix.
@@ -80,7 +80,7 @@ TEST_F(Checkpoint, ReadsAnySliceFromTheShardsOfSeveralRanks) {
         tensors.push_back({"m", DType::f32, shape, slice, "mixed", parts.back().data()});
       }
       records[static_cast<std::size_t>(rank)] =
-          write_checkpoint_shard(save.staging(), rank, 4, tensors, options);
+          write_checkpoint_shard(save.staging(), "model_tp_" + std::to_string(rank), tensors, options);
     });
   }
   for (auto& rank : ranks) rank.join();
@@ -108,7 +108,7 @@ TEST_F(Checkpoint, CommitRefusesHolesAndOverlapsBetweenRanks) {
     int rank = 0;
     for (const TensorSlice& slice : {first, second}) {
       const CheckpointTensor tensor{"m", DType::f32, {10}, slice, "shard(0)", data.data()};
-      records.push_back(write_checkpoint_shard(save.staging(), rank++, 2, {&tensor, 1}));
+      records.push_back(write_checkpoint_shard(save.staging(), std::to_string(rank++), {&tensor, 1}));
     }
     CheckpointState state;
     state.step = 1;
@@ -123,7 +123,7 @@ TEST_F(Checkpoint, CommitRefusesHolesAndOverlapsBetweenRanks) {
 TEST_F(Checkpoint, EveryFlippedBitIsFoundBeforeUse) {
   const SampleRun run(5);
   const fs::path dir = run.save(dir_);
-  const fs::path shard = dir / "shard-00000-of-00001.safetensors";
+  const fs::path shard = dir / "model_tp_0_pp_0.safetensors";
   const std::string valid = slurp(shard);
   for (std::size_t byte = 0; byte < valid.size(); byte += 3) {
     std::string damaged = valid;
@@ -147,16 +147,17 @@ TEST_F(Checkpoint, EveryFlippedBitIsFoundBeforeUse) {
 
 TEST_F(Checkpoint, DamagedNewestIsReportedAndTheOneBeforeUsed) {
   for (const std::int64_t step : {100, 200, 300, 400}) SampleRun(step).save(dir_);
-  const fs::path shard = dir_ / "step-00000400" / "shard-00000-of-00001.safetensors";
+  const fs::path shard = dir_ / "step-00000400" / "model_tp_0_pp_0.safetensors";
   fs::resize_file(shard, fs::file_size(shard) - 1);
-  std::string text = slurp(dir_ / "step-00000300" / "shard-00000-of-00001.safetensors");
+  std::string text = slurp(dir_ / "step-00000300" / "model_tp_0_pp_0.safetensors");
   text.back() = static_cast<char>(text.back() ^ 1);
-  spill(dir_ / "step-00000300" / "shard-00000-of-00001.safetensors", text);
+  spill(dir_ / "step-00000300" / "model_tp_0_pp_0.safetensors", text);
 
   const FoundCheckpoint by_size = find_latest(dir_);
   EXPECT_EQ(by_size.step, 300);
   ASSERT_EQ(by_size.problems.size(), 1u);
-  EXPECT_NE(by_size.problems[0].find("step-00000400/shard-00000"), std::string::npos) << by_size.problems[0];
+  EXPECT_NE(by_size.problems[0].find("step-00000400/model_tp_0_pp_0"), std::string::npos)
+      << by_size.problems[0];
   EXPECT_THROW(SampleRun(300).expect_equal(*by_size.dir), CheckpointError);
 
   const FoundCheckpoint by_content = find_latest(dir_, {.check_contents = true});

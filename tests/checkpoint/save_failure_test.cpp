@@ -94,8 +94,8 @@ TEST_F(SaveFailure, AnErrorAtEveryPhaseLosesNothingAndLeavesNothing) {
 TEST_F(SaveFailure, SavingAStepAgainReplacesItWhole) {
   const fs::path dir = SampleRun(100).save(dir_);
   spill(dir / "extra", "x");
-  std::string text = slurp(dir / "shard-00000-of-00001.safetensors");
-  spill(dir / "shard-00000-of-00001.safetensors", text.substr(1));
+  std::string text = slurp(dir / "model_tp_0_pp_0.safetensors");
+  spill(dir / "model_tp_0_pp_0.safetensors", text.substr(1));
   SampleRun(100).save(dir_);
   SampleRun(100).expect_equal(dir);
   EXPECT_FALSE(fs::exists(dir / "extra"));
@@ -163,7 +163,7 @@ TEST_F(SaveFailure, KeepsTheNewestAndOnlyDeletesItsOwn) {
 TEST_F(SaveFailure, PruningNeverCountsADamagedCheckpointNorTakesTheOneJustSaved) {
   for (const std::int64_t step : {10, 20, 30}) SampleRun(step).save(dir_);
   for (const std::int64_t step : {20, 30})
-    fs::resize_file(dir_ / checkpoint_name(step) / "shard-00000-of-00001.safetensors", 5);
+    fs::resize_file(dir_ / checkpoint_name(step) / "model_tp_0_pp_0.safetensors", 5);
   EXPECT_TRUE(prune_checkpoints(dir_, 1).empty());
   SampleRun(10).expect_equal(*find_latest(dir_).dir);
   // The run went back to step 10: what it saves now stays, although 30 is "newer".

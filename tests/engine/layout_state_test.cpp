@@ -1,5 +1,8 @@
 /// Checkpoints and evaluation across layouts: what one saves any other goes on from.
 
+#include <deque>
+#include <set>
+
 #include "tessera/engine/state.hpp"
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
@@ -102,6 +105,79 @@ TEST_F(LayoutState, TheSeedOfTheSavedRunGoesOn) {
 TEST_F(LayoutState, SavedUnderOneLayoutLoadsUnderAnother) {
   expect_same_from({"tp2_pp2", 2, 2, 1}, {{"dp4", 1, 1, 4}, {"tp4", 4, 1, 1}, {"pp4", 1, 4, 1}, {"tp1"}}, 20,
                    1e-5);
+}
+
+std::set<std::string> files_of(const std::filesystem::path& checkpoint) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint))
+    names.insert(entry.path().filename().string());
+  return names;
+}
+
+TEST_F(LayoutState, FilesCarryTheCoordinatesOfTheirRank) {
+  const Layout layout{.name = "tp2_pp2", .tp = 2, .pp = 2};
+  train_part(layout, dir_ / "grid", 0, 1);
+  EXPECT_EQ(files_of(dir_ / "grid/step-00000001"),
+            (std::set<std::string>{
+                "manifest.json", "model_tp_0_pp_0.safetensors", "model_tp_0_pp_1.safetensors",
+                "model_tp_1_pp_0.safetensors", "model_tp_1_pp_1.safetensors",
+                "optimizer_tp_0_pp_0_dp_0.safetensors", "optimizer_tp_0_pp_1_dp_0.safetensors",
+                "optimizer_tp_1_pp_0_dp_0.safetensors", "optimizer_tp_1_pp_1_dp_0.safetensors"}));
+  // Which rank a file is of: its first tensor rank holds the first rows of the vocabulary, on the first
+  // stage.
+  const CheckpointReader reader(dir_ / "grid/step-00000001");
+  const Manifest& manifest = reader.manifest();
+  for (const Manifest::Piece& piece : reader.find("param.embedding.word_embeddings.weight")->pieces) {
+    EXPECT_EQ(manifest.files[piece.file].name,
+              piece.slice.offset[0] == 0 ? "model_tp_0_pp_0.safetensors" : "model_tp_1_pp_0.safetensors");
+  }
+  for (const Manifest::Tensor& tensor : manifest.tensors) {
+    for (const Manifest::Piece& piece : tensor.pieces) {
+      const std::string& file = manifest.files[piece.file].name;
+      EXPECT_EQ(file.starts_with("model_"), tensor.name.starts_with("param."))
+          << tensor.name << " in " << file;
+    }
+  }
+  train_part({.name = "dp2", .dp = 2}, dir_ / "data", 0, 1);
+  EXPECT_EQ(files_of(dir_ / "data/step-00000001"),
+            (std::set<std::string>{"manifest.json", "model_tp_0_pp_0_dp_0.safetensors",
+                                   "model_tp_0_pp_0_dp_1.safetensors", "optimizer_tp_0_pp_0_dp_0.safetensors",
+                                   "optimizer_tp_0_pp_0_dp_1.safetensors"}));
+}
+
+/// Writes a checkpoint again as versions before files had coordinates did: a file per rank, with a box of
+/// rows of every tensor of the weights and of the optimizer.
+void write_with_old_names(const std::filesystem::path& from, const std::filesystem::path& root) {
+  const CheckpointReader reader(from);
+  CheckpointSave save(root, reader.state().step, 1 << 20);
+  std::vector<std::string> records;
+  for (const int rank : {0, 1}) {
+    std::deque<std::vector<std::byte>> parts;
+    std::vector<CheckpointTensor> tensors;
+    for (const Manifest::Tensor& tensor : reader.manifest().tensors) {
+      const std::int64_t rows = tensor.shape[0], half = rows / 2;
+      const TensorSlice box = TensorSlice::rows(tensor.shape, rank == 0 ? 0 : half, rank == 0 ? half : rows);
+      parts.emplace_back(static_cast<std::size_t>(box.shape.numel()) * size_of(tensor.dtype));
+      reader.read(tensor.name, box, parts.back());
+      tensors.push_back(
+          {tensor.name, tensor.dtype, tensor.shape, box, tensor.placement, parts.back().data()});
+    }
+    records.push_back(write_checkpoint_shard(
+        save.staging(), "shard-0000" + std::to_string(rank) + "-of-00002.safetensors", tensors));
+  }
+  save.commit(reader.state(), records);
+}
+
+TEST_F(LayoutState, CheckpointsOfVersionsWithoutCoordinatesLoad) {
+  const std::vector<double> straight = train_part({"one"}, dir_ / "straight", 0, 5);
+  train_part({"one"}, dir_ / "new", 0, 3);
+  write_with_old_names(dir_ / "new/step-00000003", dir_ / "old");
+  EXPECT_EQ(files_of(dir_ / "old/step-00000003"),
+            (std::set<std::string>{"manifest.json", "shard-00000-of-00002.safetensors",
+                                   "shard-00001-of-00002.safetensors"}));
+  const std::vector<double> losses = train_part({.name = "tp2", .tp = 2}, dir_ / "old", 3, 5);
+  for (std::size_t i = 0; i < losses.size(); ++i)
+    EXPECT_NEAR(losses[i], straight[3 + i], 1e-5 * straight[3 + i]);
 }
 
 TEST_F(LayoutState, OneToEightToThreeProcesses) {

@@ -298,8 +298,8 @@ TEST_F(AutoRecomputeRuns, GoOnUnderAnotherChoice) {
   EXPECT_NE(told.find("training.recompute changes from none to selective"), std::string::npos) << told;
   EXPECT_EQ(load_config(dir_ / "run/config.yaml").training.recompute, Recompute::selective);
   EXPECT_EQ(result.train_loss, expected.train_loss);
-  EXPECT_EQ(test::slurp(dir_ / "run/checkpoints/step-00000006/model-00000.safetensors"),
-            test::slurp(dir_ / "straight/checkpoints/step-00000006/model-00000.safetensors"));
+  EXPECT_EQ(test::slurp(dir_ / "run/checkpoints/step-00000006/model_tp_0_pp_0.safetensors"),
+            test::slurp(dir_ / "straight/checkpoints/step-00000006/model_tp_0_pp_0.safetensors"));
 }
 
 TEST_F(AutoRecomputeRuns, ThatFitNowhereLeaveNothingBehind) {

@@ -139,7 +139,8 @@ def test_convert_refuses(tessera_program, tmp_path, models):
 
 def test_checkpoint_inspect_and_verify(tessera_program, trained, tmp_path):
     shown = run(tessera_program, "checkpoint", "inspect", trained).stdout
-    for part in ("step 6", "param.embedding.word_embeddings.weight", "[257, 48]", "adam_m", "24 samples"):
+    for part in ("step 6", "param.embedding.word_embeddings.weight", "[257, 48]", "adam_m", "24 samples",
+                 "model_tp_0_pp_0.safetensors", "optimizer_tp_0_pp_0_dp_0.safetensors"):
         assert part in shown, shown
     for path in (trained, trained / "checkpoints", newest(trained)):
         assert "every byte" in run(tessera_program, "checkpoint", "verify", path).stdout

@@ -79,7 +79,7 @@ def test_a_worker_that_cannot_save_tells_why(tessera_program, tmp_path, victim):
     with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", script, tessera_program, config, *FOUR_RANKS) as job:
         report = job.finish(3).report()
         assert re.match(rf"error: rank {victim} \(host \S+, pid \d+\) exited with code 3", report), report
-        assert re.search(rf"\n\[rank {victim}\] error: .*shard-0000{victim}-of-00004.*File too large", report), report
+        assert re.search(rf"\n\[rank {victim}\] error: .*_tp_{victim % 2}_pp_{victim // 2}.*File too large", report), report
     # What was half saved is in nobody's way.
     assert last_step(tmp_path / "run") == 2
     train(tessera_program, config, *FOUR_RANKS)

@@ -61,7 +61,8 @@ def test_every_layout_trains_the_same_model(tessera_program, tmp_path, straight,
     assert_same(tmp_path / "run", expected[model])
     assert len(list((tmp_path / "run/ranks").glob("rank-*.log"))) == ranks
     checkpoint = tmp_path / "run/checkpoints/step-00000005"
-    assert len(list(checkpoint.glob(f"shard-*-of-{ranks:05d}.safetensors"))) == ranks
+    for kind in ("model", "optimizer"):
+        assert len(list(checkpoint.glob(f"{kind}_tp_*_pp_*.safetensors"))) == ranks
 
 
 def test_the_quickstart_with_and_without_processes(tessera_program, tmp_path, source_dir):

@@ -1,7 +1,7 @@
 #pragma once
 /// Checkpoints of a run: folders `step-00000500` that are either whole or not there.
 ///
-/// A save writes `.incomplete-step-00000500` (one safetensors file per rank, then manifest.json with sizes
+/// A save writes `.incomplete-step-00000500` (safetensors files of every rank, then manifest.json with sizes
 /// and checksums), syncs it, renames it and then moves the `latest` pointer. Killed at any moment, the folder
 /// holds all checkpoints it held before.
 
@@ -54,14 +54,14 @@ struct SaveOptions {
   std::function<void(SavePhase)> on_phase;  ///< may throw; the save then fails as if the disk had
 };
 
-/// Saves a whole checkpoint from one process; returns its folder.
+/// Saves a whole checkpoint from one process, as one file model_tp_0_pp_0.safetensors; returns its folder.
 /// Errors: IoError (disk full, read-only, ...) with bytes needed and free; the folder then holds what it held
 /// before.
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, const CheckpointState& state,
                                       std::span<const CheckpointTensor> tensors,
                                       const SaveOptions& options = {});
 
-/// The same in steps, for several ranks: rank 0 makes a CheckpointSave; every rank writes its shard into
+/// The same in steps, for several ranks: rank 0 makes a CheckpointSave; every rank writes its shards into
 /// staging(); rank 0 gathers what they return and commits. Destroyed before commit, it removes the incomplete
 /// folder.
 class CheckpointSave {
@@ -79,9 +79,10 @@ class CheckpointSave {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-/// Writes one rank's file; returns a record (JSON text) for commit(). A tensor held whole by several ranks is
-/// given by one of them only; a rank may give several boxes of one tensor.
-std::string write_checkpoint_shard(const std::filesystem::path& staging, int rank, int world_size,
+/// Writes one file of a rank, under a name that no other rank's file has; returns a record (JSON text) for
+/// commit(). A tensor held whole by several ranks is given by one of them only; a file may have several boxes
+/// of one tensor. Readers find files by the manifest, so names are for people.
+std::string write_checkpoint_shard(const std::filesystem::path& staging, const std::string& file,
                                    std::span<const CheckpointTensor> tensors,
                                    const SaveOptions& options = {});
 
