@@ -16,6 +16,7 @@
 #include "tessera/engine/metrics.hpp"
 #include "tessera/engine/moments.hpp"
 #include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/run_facts.hpp"
 #include "tessera/engine/shared_weights.hpp"
 #include "tessera/engine/state.hpp"
 #include "tessera/engine/tune.hpp"
@@ -476,6 +477,7 @@ void bind_engine(py::module_& module) {
           "grad_norm", [](PyEngine& self) { return self.engine().grad_norm(); }, Released())
       .def_property_readonly("finished_calls",
                              [](PyEngine& self) { return self.engine().params().finished_calls(); })
+      .def("model_lines", [](PyEngine& self) { return model_lines(self.config()); })
       .def("take_notes", [](PyEngine& self) { return self.engine().take_notes(); })
       .def_property_readonly("peak_memory_bytes",
                              [](PyEngine& self) { return peak_memory_bytes(self.engine().ctx()); })

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from tessera._agreement import agreed
+from tessera._announce import announce
 from tessera._facts import accelerator_facts, kind_facts, loader_facts, model_facts, optimizer_facts, scheduler_facts
 from tessera._optimizer_groups import Group, OptimizerDescription
 from tessera._session import Session
@@ -110,6 +111,8 @@ class Preparation:
             from tessera._parameters import take_over
 
             take_over(_uncompiled(objects[i]), results[i]._session)
+        if kinds["optimizer"] and self.accelerator._models:
+            announce(self.accelerator)
         return results
 
     def _kinds(self, objects: tuple) -> Dict[str, List[int]]:

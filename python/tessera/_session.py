@@ -57,6 +57,7 @@ class Session:
         self.closed = False
         self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
         self.told_of_no_optimizer = False
+        self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self.calling = "the model"  # what batches are for, as ranks tell each other

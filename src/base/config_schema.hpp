@@ -256,6 +256,11 @@ void describe(Visitor& visit, Section& c) {
   visit.field("every", c.every, "steps between lines on the terminal", between(1, 1e12));
   visit.field("trackers", c.trackers, "further places for metrics; jsonl is always on");
   visit.field(
+      "peak_tflops", c.peak_tflops,
+      "TFLOP/s of one rank's device that `mfu` is relative to; null = the GPU's data sheet by its name, on "
+      "a CPU the measured rate",
+      positive());
+  visit.field(
       "profile", c.profile,
       "[START, STOP]: steps START to STOP - 1 are recorded, see [profile a run](guides/profile_a_run.md)",
       between(1, 1e12));

@@ -150,11 +150,13 @@ void MetricsFile::write(const StepRecord& r) {
   append(line, "tokens", r.tokens);
   append(line, "tokens_per_s", r.tokens_per_s);
   append(line, "mfu", r.mfu.value_or(std::nan("")));
+  append(line, "mfu_of_measured", r.mfu_of_measured.value_or(std::nan("")));
   append(line, "step_ms", r.step_ms);
   append(line, "data_ms", r.data_ms);
   append(line, "forward_ms", r.forward_ms);
   append(line, "backward_ms", r.backward_ms);
   append(line, "update_ms", r.update_ms);
+  append(line, "communication_share", r.communication_share);
   append(line, "peak_mem_bytes", r.peak_mem_bytes);
   append(line, "skipped", r.skipped);
   if (r.loss_scale) append(line, "loss_scale", *r.loss_scale);

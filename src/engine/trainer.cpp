@@ -4,6 +4,7 @@
 #include <deque>
 #include <fstream>
 
+#include "engine/peak_flops.hpp"
 #include "engine/profiler.hpp"
 #include "engine/ranks.hpp"
 #include "engine/run_data.hpp"
@@ -12,10 +13,10 @@
 #include "tessera/base/clock.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
-#include "tessera/comm/bytes.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/run_facts.hpp"
 #include "tessera/engine/state.hpp"
 #include "tessera/ops/backends.hpp"
 
@@ -141,14 +142,20 @@ class TrainingRun {
                  .ranks = world_->size(),
                  .gemm_flops_per_s = std::nullopt};
     const double rate = measure_gemm_rate(engine_->ctx(), engine_->options().compute);
-    for (const std::string& each : all_gather_bytes(*world_, std::to_string(rate)))
-      peak_flops_ += std::stod(each);
-    info.gemm_flops_per_s = peak_flops_;
+    rates_ = agree_on_rates(*world_, engine_->ctx(), engine_->options().compute, config_.logging, rate);
+    info.gemm_flops_per_s = rates_.measured;
     const std::vector<std::int64_t>& window = config_.logging.profile;
     if (!window.empty() && state_.step + 1 < window[1]) profiler_.emplace(config_, *engine_, *world_, rate);
+    if (first_) say_what_runs();
     if (first_ && hooks_.on_start) hooks_.on_start(info);
     if (data_.valid && t.eval_interval > 0)
       log_.info("each evaluation reads the same ", t.eval_iters, " batches of the validation split");
+  }
+
+  void say_what_runs() const {
+    for (const std::string& line : model_lines(config_)) log_.info(line);
+    for (const std::string& line : training_lines(config_, engine_->mesh().shape().dp)) log_.info(line);
+    rates_.peak ? log_.info(rates_.note) : log_.warning(rates_.note);
   }
 
   /// A step that runs, and the state of the run after it.
@@ -212,11 +219,13 @@ class TrainingRun {
                       .tokens = state_.tokens,
                       .tokens_per_s = static_cast<double>(step.tokens) / step_s,
                       .mfu = std::nullopt,
+                      .mfu_of_measured = std::nullopt,
                       .step_ms = step_s * 1e3,
                       .data_ms = launched.data_s * 1e3,
                       .forward_ms = step.times.forward * 1e3,
                       .backward_ms = step.times.backward * 1e3,
                       .update_ms = step.times.update * 1e3,
+                      .communication_share = 0,
                       .peak_mem_bytes = most_over_ranks(peak_memory_bytes(engine_->ctx())),
                       .skipped = state_.skipped,
                       .loss_scale = std::nullopt,
@@ -225,11 +234,14 @@ class TrainingRun {
     if (config_.training.precision == Precision::fp16) record.loss_scale = step.update.loss_scale;
     if (world_->size() > 1) {
       record.bubble_ms = step.times.bubble * 1e3;
-      for (const AxisTraffic& t : step.traffic)
+      for (const AxisTraffic& t : step.traffic) {
         record.traffic.push_back({t.axis, static_cast<std::int64_t>(t.bytes_sent), t.wait_s * 1e3});
+        if (t.axis != "pp") record.communication_share += t.wait_s / step_s;
+      }
     }
-    const double flops = engine_->model().flops_per_token(config_.training.seq_length);
-    if (flops > 0.0 && peak_flops_ > 0.0) record.mfu = record.tokens_per_s * flops / peak_flops_;
+    const double flops = record.tokens_per_s * engine_->model().flops_per_token(config_.training.seq_length);
+    if (flops > 0.0 && rates_.peak) record.mfu = flops / *rates_.peak;
+    if (flops > 0.0) record.mfu_of_measured = flops / rates_.measured;
     if (evaluation_due(state_.step)) record.eval_loss = evaluate();
     result_.train_loss = step.loss;
     if (first_) report(record);
@@ -308,7 +320,7 @@ class TrainingRun {
   TrainResult result_;
   GptData data_;
   std::unique_ptr<MetricsFile> metrics_;  // on rank 0
-  double peak_flops_ = 0.0;
+  FlopRates rates_;
   std::optional<Profiler> profiler_;  // logging.profile
   std::deque<Launched> launched_;
   double finished_s_ = 0;  // when the last result was taken

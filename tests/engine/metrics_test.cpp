@@ -36,19 +36,21 @@ TEST_F(Metrics, ALineIsWholeAndHasEveryKeyInOrder) {
                  .tokens = 123456789012,
                  .tokens_per_s = 1234.5,
                  .mfu = 0.5,
+                 .mfu_of_measured = 0.625,
                  .step_ms = 10,
                  .data_ms = 1,
                  .forward_ms = 2,
                  .backward_ms = 3,
                  .update_ms = 4,
+                 .communication_share = 0.25,
                  .peak_mem_bytes = 5000000000,
                  .skipped = 1,
                  .eval_loss = 4.5});
-  EXPECT_EQ(
-      slurp(file()),
-      "{\"step\":3,\"loss\":5.54321001,\"grad_norm\":0.1,\"lr\":0.0006,\"tokens\":123456789012,"
-      "\"tokens_per_s\":1234.5,\"mfu\":0.5,\"step_ms\":10,\"data_ms\":1,\"forward_ms\":2,\"backward_ms\":3,"
-      "\"update_ms\":4,\"peak_mem_bytes\":5000000000,\"skipped\":1,\"eval_loss\":4.5}\n");
+  EXPECT_EQ(slurp(file()),
+            "{\"step\":3,\"loss\":5.54321001,\"grad_norm\":0.1,\"lr\":0.0006,\"tokens\":123456789012,"
+            "\"tokens_per_s\":1234.5,\"mfu\":0.5,\"mfu_of_measured\":0.625,\"step_ms\":10,\"data_ms\":1,"
+            "\"forward_ms\":2,\"backward_ms\":3,\"update_ms\":4,\"communication_share\":0.25,\"peak_mem_"
+            "bytes\":5000000000,\"skipped\":1,\"eval_loss\":4.5}\n");
 }
 
 TEST_F(Metrics, NineDigitsGiveEveryFloatBack) {

@@ -191,7 +191,8 @@ struct LoggingConfig {
   std::string dir = "runs/default";
   std::int64_t every = 10;
   std::vector<std::string> trackers = {};
-  std::vector<std::int64_t> profile = {};  ///< first step and the one after the last; empty = none
+  std::optional<double> peak_tflops = std::nullopt;  ///< of one rank's device, for mfu; null = by its name
+  std::vector<std::int64_t> profile = {};            ///< first step and the one after the last; empty = none
 
   friend bool operator==(const LoggingConfig&, const LoggingConfig&) = default;
 };

@@ -17,8 +17,12 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0;
   std::int64_t tokens = 0;  ///< since the start of the run
   double tokens_per_s = 0;
-  std::optional<double> mfu = {};  ///< model FLOPs/s over the machine's measured GEMM rate
+  std::optional<double> mfu = {};  ///< model FLOP/s over the devices' peak; on CPUs, the measured rate
+  std::optional<double> mfu_of_measured = {};  ///< over the rate of matrix products measured at the start
   double step_ms = 0, data_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;
+  /// Share of the step that rank 0 waited for collectives that nothing hid; waits for other stages are
+  /// bubble.
+  double communication_share = 0;
   std::int64_t peak_mem_bytes = 0;        ///< of the rank that held most
   std::int64_t skipped = 0;               ///< steps skipped so far because their gradient was not finite
   std::optional<double> loss_scale = {};  ///< fp16: of the next step

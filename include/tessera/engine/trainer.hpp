@@ -16,7 +16,7 @@ namespace tessera {
 
 struct RunInfo {
   std::int64_t parameters = 0, steps = 0, first_step = 0, tokens_per_step = 0, threads = 0, ranks = 1;
-  std::optional<double> gemm_flops_per_s;  ///< measured rate of all ranks together: what MFU is relative to
+  std::optional<double> gemm_flops_per_s;  ///< measured rate of matrix products, of all ranks together
 };
 
 /// What the trainer tells its caller; every function may be empty.

@@ -1,0 +1,84 @@
+#include "tessera/engine/run_facts.hpp"
+
+#include "engine/plan_declared.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/comm/placement.hpp"
+#include "tessera/engine/build.hpp"
+
+namespace tessera {
+namespace {
+
+/// "25129, 25128", "3 x 12565, 12562": the sizes of the parts, in the ranks' order.
+std::string parts_text(std::int64_t whole, int parts) {
+  std::string text;
+  for (int first = 0; first < parts;) {
+    const std::int64_t size = part_of(whole, first, parts).count;
+    int next = first + 1;
+    while (next < parts && part_of(whole, next, parts).count == size) ++next;
+    text += first > 0 ? ", " : "";
+    text += next - first > 1 ? detail::concat(next - first, " x ", size) : std::to_string(size);
+    first = next;
+  }
+  return text;
+}
+
+std::string optimizer_text(const OptimizerConfig& o) {
+  std::string text = detail::concat("optimizer: ", name_of(o.name), ", lr ", o.lr);
+  if (o.name == OptimizerName::sgd) {
+    text += detail::concat(", momentum ", o.momentum, o.nesterov ? " (nesterov)" : "");
+  } else {
+    text += detail::concat(", betas ", o.betas[0], " and ", o.betas[1], ", eps ", o.eps);
+  }
+  text += detail::concat(", weight decay ", o.weight_decay);
+  return text + (o.clip_grad > 0 ? detail::concat(", gradients clipped to ", o.clip_grad) : ", no clipping");
+}
+
+std::string schedule_text(const Config& config) {
+  const LrScheduleConfig& s = config.lr_schedule;
+  const std::int64_t end = s.decay_steps > 0 ? s.decay_steps : config.training.steps;
+  std::string text = detail::concat("learning rate: ", name_of(s.style));
+  if (s.warmup_steps > 0) text += detail::concat(", ", s.warmup_steps, " steps of warm-up");
+  if (s.style != LrStyle::constant) text += detail::concat(", down to ", s.min_lr, " at step ", end);
+  return text + detail::concat(", of ", config.training.steps, " steps");
+}
+
+}  // namespace
+
+std::vector<std::string> model_lines(const Config& given) {
+  Config config = resolve(given);
+  if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
+  const auto tp = static_cast<int>(config.parallel.tensor), pp = static_cast<int>(config.parallel.pipeline);
+  const MeshShape mesh{.tp = tp, .pp = pp};
+  const detail::PaperGroup tensor = detail::make_paper_group(tp);
+  std::vector<std::string> lines;
+  for (int stage = 0; stage < pp; ++stage) {
+    for (int rank = 0; rank < tp; ++rank) {
+      const detail::DeclaredRank declared(config, mesh, tensor, stage, rank);
+      lines.push_back(detail::concat(" > number of parameters on (tensor, pipeline) model parallel rank (",
+                                     rank, ", ", stage, "): ", declared.parameters()));
+    }
+  }
+  lines.push_back(detail::concat(" > vocabulary of ", config.model.vocab_size, " in ", tp,
+                                 tp == 1 ? " part" : " parts", " (", parts_text(config.model.vocab_size, tp),
+                                 "), nothing padded"));
+  return lines;
+}
+
+std::vector<std::string> training_lines(const Config& config, int data_ranks) {
+  const TrainingConfig& t = config.training;
+  const std::int64_t micro_batches = t.global_batch_size / (t.micro_batch_size * data_ranks);
+  std::string state = optimizer_text(config.optimizer);
+  if (data_ranks > 1) {
+    state += config.parallel.zero_stage > 0
+                 ? detail::concat(", its state divided among ", data_ranks, " data ranks")
+                 : detail::concat(", its state whole on each of ", data_ranks, " data ranks");
+  }
+  return {
+      detail::concat("number of micro-batches: ", micro_batches, " of ", t.micro_batch_size,
+                     t.micro_batch_size == 1 ? " sample" : " samples", " on each of ", data_ranks,
+                     data_ranks == 1 ? " data rank" : " data ranks"),
+      detail::concat("total batch: ", t.global_batch_size, " samples of ", t.seq_length, " tokens a step"),
+      std::move(state), schedule_text(config)};
+}
+
+}  // namespace tessera
