@@ -5,9 +5,35 @@
 #include "cli/commands.hpp"
 #include "tessera/base/version.hpp"
 #include "tessera/device/exec_ctx.hpp"
+#include "tessera/device/topology.hpp"
 #include "tessera/ops/backends.hpp"
 
 namespace tessera::cli {
+
+namespace {
+
+/// How the GPUs of this machine are connected; `devices` may be fewer.
+void print_links(const CudaDevices& devices) {
+  const Topology topology = machine_topology();
+  for (std::size_t i = 0; i < topology.gpus.size(); ++i) {
+    const GpuPlace& gpu = topology.gpus[i];
+    std::cout << (i == 0 ? "links        GPU" : "             GPU") << i << " is " << gpu.name << ", "
+              << gpu.pci << "\n";
+  }
+  if (!topology.gpus.empty()) {
+    std::cout << to_text(topology);
+  } else if (devices.count > 0) {
+    std::cout << "links        not known: " << topology.why_none << "\n";
+  }
+}
+
+void print_numa_nodes() {
+  for (const NumaNode& node : numa_nodes())
+    std::cout << (node.number == 0 ? "numa         " : "             ") << "node " << node.number << ": CPUs "
+              << node.cpus << "\n";
+}
+
+}  // namespace
 
 void add_env(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand("env", "Print versions, CPU and backends: paste this into bug reports");
@@ -21,6 +47,7 @@ void add_env(CLI::App& app, Program& program) {
     if (devices.count == 0) std::cout << "gpus         none: " << devices.why_none << "\n";
     std::cout << "threads      " << ExecCtx::cpu().stream->threads() << " of "
               << std::thread::hardware_concurrency() << "\n";
+    print_numa_nodes();
     const Environment& e = program.environment;
     if (e.launched()) std::cout << "rank         " << *e.rank << " of " << *e.world_size << "\n";
     std::cout << std::flush;

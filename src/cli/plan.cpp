@@ -1,6 +1,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 
 #include "cli/commands.hpp"
 #include "tessera/engine/plan.hpp"
@@ -16,7 +17,7 @@ struct PlanArguments {
   std::vector<std::string> overrides;
   std::optional<std::int64_t> processes;
   std::optional<double> memory_gb;
-  std::string svg;
+  std::string svg, topology;
   bool json = false;
 };
 
@@ -25,6 +26,20 @@ void write_svg(const Plan& plan, const std::string& path) {
   file << to_svg(plan.schedule, plan.times);
   file.close();
   TESSERA_ENSURE(IoError, !file.fail(), path, ": the picture of the schedule cannot be written");
+}
+
+/// How GPUs are connected: as a recorded table says, else as those of this machine are, if it has several.
+Topology topology_for(const PlanArguments& a, const Config& config) {
+  if (!a.topology.empty()) {
+    std::ifstream file(a.topology);
+    std::ostringstream text;
+    text << file.rdbuf();
+    TESSERA_ENSURE(IoError, file.good(), "--topology ", a.topology, " cannot be read");
+    return parse_topology(text.str(), a.topology);
+  }
+  if (config.device.type == DeviceChoice::cpu) return {};
+  Topology here = machine_topology();
+  return here.gpus.size() > 1 ? here : Topology{};
 }
 
 void run_plan(const PlanArguments& a, Program& program) {
@@ -38,8 +53,10 @@ void run_plan(const PlanArguments& a, Program& program) {
   std::optional<std::int64_t> memory_bytes;
   if (config.device.memory_gb || plan.recompute)
     memory_bytes = memory_limit(config.device, plan.mesh.world()).bytes;
+  const std::vector<std::string> warnings = link_warnings(plan, topology_for(a, config));
   if (!a.svg.empty()) write_svg(plan, a.svg);
   std::cout << (a.json ? to_json(plan, memory_bytes) : to_text(plan, memory_bytes)) << std::flush;
+  for (const std::string& warning : warnings) program.log.warning(warning);
   if (memory_bytes && plan.largest().memory_bytes() > *memory_bytes) program.exit_code = kDoesNotFit;
 }
 
@@ -56,6 +73,11 @@ void add_plan(CLI::App& app, Program& program) {
   command->add_option("--memory_gb", a->memory_gb,
                       "memory of one rank in GB of 10^9 bytes, in place of device.memory_gb: says whether it "
                       "fits and what to change; exit code 5 if not");
+  command->add_option(
+      "--topology", a->topology,
+      "how the GPUs of each machine are connected: a file with what `nvidia-smi topo -m` prints "
+      "there; without it, this machine's. Warns of tensor ranks that would leave a machine or "
+      "an NVLink island");
   command->add_option("--svg", a->svg, "write the pipeline schedule as a picture to this file");
   command->add_flag("--json", a->json, "print everything as JSON");
   command->callback([a, &program] { run_plan(*a, program); });

@@ -209,6 +209,9 @@ def test_every_shipped_configuration_is_planned(path: Path, tessera_program: Pat
         assert fits["fits"] and fits["processes"] == processes
         assert [fits["layout"][axis] for axis in ("tensor", "pipeline", "data")] == [tensor, pipeline, data]
         assert micro_batches is None or fits["micro_batches"] == micro_batches
+        if micro_batches is None:  # the guides' rows without stages have one
+            one = plan(tessera_program, path, "--memory_gb", 80, f"training.global_batch_size={data}")
+            assert one["fits"] and one["micro_batches"] == 1
         text = path.read_text()
         assert "seq_length: 2048" in text and "precision: bf16" in text
 
@@ -270,6 +273,24 @@ def test_recompute_auto_without_a_number_asks_this_machine(tessera_program: Path
     done = plan(tessera_program, config, "training.recompute=auto", "device.type=cpu")
     assert done["recompute_auto"]["chosen"]["recompute"] == "none"
     assert done["recompute_auto"]["limit_source"].startswith("1 / 4 of a machine's ")
+
+
+def test_a_recorded_topology_is_asked(tessera_program: Path, tmp_path: Path):
+    pairs = tmp_path / "pairs.txt"
+    pairs.write_text("\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n"
+                     "GPU0\t X \tNV12\tSYS\tSYS\t0-31\t0\nGPU1\tNV12\t X \tSYS\tSYS\t0-31\t0\n"
+                     "GPU2\tSYS\tSYS\t X \tNV12\t32-63\t1\nGPU3\tSYS\tSYS\tNV12\t X \t32-63\t1\n")
+    config = ROOT / "configs/llama_13b_tp2_dp4.yaml"
+    good = run(tessera_program, "plan", config, "--topology", pairs)
+    assert "NVLink" not in good.stderr and "leave" not in good.stderr
+    island = run(tessera_program, "plan", config, "--topology", pairs, "parallel.tensor=4", "parallel.data=2").stderr
+    assert "all 2 tensor groups leave their NVLink island, such as ranks [0 1 2 3]: GPU0 and GPU2 are connected by SYS" in island
+    machine = run(tessera_program, "plan", config, "--json", "--topology", pairs, "parallel.tensor=8", "parallel.data=1")
+    assert "all 1 tensor groups leave their machine of 4 GPUs" in machine.stderr and json.loads(machine.stdout)["processes"] == 8
+    pairs.write_text("GPU0 GPU1\nGPU0 X NVX\n")
+    wrong = run(tessera_program, "plan", config, "--topology", pairs, code=4).stderr
+    assert f'{pairs}:2: "NVX" is no connection' in wrong
+    assert "cannot be read" in run(tessera_program, "plan", config, "--topology", tmp_path / "nowhere", code=3).stderr
 
 
 def test_picture_and_refusals(tessera_program: Path, tmp_path: Path):

@@ -11,6 +11,7 @@
 
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/mesh.hpp"
+#include "tessera/device/topology.hpp"
 #include "tessera/nn/sharding.hpp"
 #include "tessera/pipeline/schedule.hpp"
 
@@ -116,6 +117,11 @@ struct PlanAdvice {
 std::optional<PlanAdvice> advise(const Plan& plan, std::int64_t memory_bytes);
 /// The same as a sentence.
 std::string advice_text(const Plan& plan, std::int64_t memory_bytes);
+
+/// What speaks against the plan's tensor groups on machines of such GPUs, each with as many ranks as GPUs, in
+/// the ranks' order: groups that leave a machine, groups that leave an NVLink island. A line for each, with
+/// what to do; none for a plan without tensor ranks or a topology without GPUs.
+std::vector<std::string> link_warnings(const Plan& plan, const Topology& topology);
 
 /// For people: tables, groups, the schedule as a picture of at most `width` columns. `memory_bytes`: what
 /// each rank has, to say whether it fits and what to change.
