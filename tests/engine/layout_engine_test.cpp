@@ -145,7 +145,7 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
 }
 
 TEST(LayoutEngine, NamesOfAllStagesCountForNoDecay) {
-  run_local(2, {.timeout_s = 20}, [](std::shared_ptr<Communicator> world) {
+  run_ranks(2, {.timeout_s = 60}, [](std::shared_ptr<Communicator> world) {
     Config config = edge_config(Family::gpt2, kPp2);
     config.optimizer.no_decay = {"decoder.layers.0.*", "decoder.layers.3.*"};  // one of each stage
     build_engine(config, true, world);

@@ -112,7 +112,8 @@ def loads(model: torch.nn.Module) -> dict:
     bias = "transformer.ln_f.bias"
     return {"unknown name": said(lambda: load_parameters(model, {"other": torch.zeros(1)}, strict=False)),
             "missing names": said(lambda: model.load_state_dict({bias: torch.zeros(16)})),
-            "shape": said(lambda: load_parameters(model, {bias: torch.zeros(3)}, strict=False))}
+            "shape": said(lambda: load_parameters(model, {bias: torch.zeros(3)}, strict=False)),
+            "not values": said(lambda: load_parameters(model, {bias: dict(model.named_parameters())[bias]}, strict=False))}
 
 
 def refusals(model: torch.nn.Module, original: torch.nn.Module, given: torch.optim.Optimizer) -> dict:
