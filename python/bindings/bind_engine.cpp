@@ -397,6 +397,9 @@ void bind_engine(py::module_& module) {
       .def(
           "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
       .def_property_readonly("elements_held", &elements_held)
+      .def_property_readonly(
+          "peak_bytes", [](PyEngine& self) { return self.engine().ctx().allocator->stats().peak_used_bytes; },
+          "The most bytes of tensors that this rank held at a time.")
       .def("open_call",
            [](PyEngine& self, const Batch& batch) {
              Engine::Call call;

@@ -203,6 +203,30 @@ class SampleIterator:
 Iterators = Tuple[Optional[SampleIterator], Optional[SampleIterator], Optional[SampleIterator]]
 
 
+def open_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]], seq_length: int, *, split: str = "969,30,1", seed: int = 1234,
+                 eos_token_id: Optional[int] = None, reset_position_ids: bool = False, reset_attention_mask: bool = False,
+                 eod_mask_loss: bool = False, cache_dir: Optional[DataPath] = None, vocab_size: int = 0,
+                 split_paths: Optional[Sequence[Optional[DataPath]]] = None) -> Sequence[Any]:
+    """(train, valid, test) GptSamples, None for a split without a share; `split_paths` gives each split data of its own, whole,
+    in place of a share of `data_path`. The other arguments are those of build_iterators. Errors: ConfigError, DataError."""
+    from tessera import _C
+
+    if data_path is None and split_paths is None:
+        raise ConfigError("indexed data needs data_path, the prefix of an .idx/.bin pair")
+
+    def opened(path: DataPath, parts: str) -> Any:
+        return _C.open_gpt_samples(
+            data_words(path), parts, tuple(counts), seq_length, seed,
+            end_of_document=-1 if eos_token_id is None else eos_token_id, reset_position_ids=reset_position_ids,
+            reset_attention_mask=reset_attention_mask, eod_mask_loss=eod_mask_loss,
+            cache_dir="" if cache_dir is None else os.fspath(cache_dir), vocab_size=vocab_size)
+
+    if split_paths is None:
+        return opened(data_path, split)  # type: ignore[arg-type]
+    shares = ("1,0,0", "0,1,0", "0,0,1")
+    return tuple(None if path is None else opened(path, share)[i] for i, (path, share) in enumerate(zip(split_paths, shares)))
+
+
 def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_batch_size: int, num_micro_batches: int,
                     train_iters: int, split: str = "969,30,1", seed: int = 1234, data_rank: int = 0,
                     data_ranks: int = 1, eval_iters: int = 100, eval_interval: Optional[int] = 1000,
@@ -228,15 +252,9 @@ def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_bat
     def build() -> Sequence[Any]:
         if datasets_provider is not None:
             return datasets_provider(counts)
-        if data_path is None:
-            raise ConfigError("indexed data needs data_path, the prefix of an .idx/.bin pair")
-        from tessera import _C
-
-        return _C.open_gpt_samples(
-            data_words(data_path), split, counts, seq_length, seed,
-            end_of_document=-1 if eos_token_id is None else eos_token_id, reset_position_ids=reset_position_ids,
-            reset_attention_mask=reset_attention_mask, eod_mask_loss=eod_mask_loss,
-            cache_dir="" if cache_dir is None else os.fspath(cache_dir), vocab_size=vocab_size)
+        return open_samples(data_path, counts, seq_length, split=split, seed=seed, eos_token_id=eos_token_id,
+                            reset_position_ids=reset_position_ids, reset_attention_mask=reset_attention_mask,
+                            eod_mask_loss=eod_mask_loss, cache_dir=cache_dir, vocab_size=vocab_size)
 
     datasets = first_then_all(world, build)
     names = ("train", "valid", "test")
@@ -253,17 +271,13 @@ class GPTDataset:
                  split: str = "1,0,0", which: str = "train", seed: int = 1234, eos_token_id: Optional[int] = None,
                  reset_position_ids: bool = False, reset_attention_mask: bool = False, eod_mask_loss: bool = False,
                  cache_dir: Optional[DataPath] = None, vocab_size: int = 0):
-        from tessera import _C
-
         names = ("train", "valid", "test")
         if which not in names:
             raise ConfigError(f"there is no split {which!r}, only {', '.join(names)}")
         counts = tuple(num_samples if name == which else 0 for name in names)
-        opened = _C.open_gpt_samples(
-            data_words(data_path), split, counts, seq_length, seed,
-            end_of_document=-1 if eos_token_id is None else eos_token_id, reset_position_ids=reset_position_ids,
-            reset_attention_mask=reset_attention_mask, eod_mask_loss=eod_mask_loss,
-            cache_dir="" if cache_dir is None else os.fspath(cache_dir), vocab_size=vocab_size)[names.index(which)]
+        opened = open_samples(data_path, counts, seq_length, split=split, seed=seed, eos_token_id=eos_token_id,
+                              reset_position_ids=reset_position_ids, reset_attention_mask=reset_attention_mask,
+                              eod_mask_loss=eod_mask_loss, cache_dir=cache_dir, vocab_size=vocab_size)[names.index(which)]
         if opened is None:
             raise DataError(f"split {split!r} leaves nothing for {which}")
         self.samples = opened

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera import _call_arguments
+from tessera._megatron_engine import MegatronEngineMembers
 from tessera._model_check import refused_loss
 from tessera._outputs import EngineLogits, EngineLoss, SummedOverDataRanks, output_class
 from tessera._session import Session
@@ -18,7 +19,7 @@ def is_model(obj: Any) -> bool:
     return isinstance(obj, torch.nn.Module) and not isinstance(obj, TesseraModel)
 
 
-class TesseraModel(torch.nn.Module):
+class TesseraModel(MegatronEngineMembers, torch.nn.Module):
     """Called like the Hugging Face model it was made from; it begins in training mode. In training mode with labels it
     runs forward and backward of the whole batch through the pipeline; `loss.backward()` adds the gradient. Without
     labels, or with `return_logits=True` of the plugin, it returns logits whose backward runs the engine's. In eval mode,
@@ -52,6 +53,13 @@ class TesseraModel(torch.nn.Module):
 
     def build(self, trainable: bool = True) -> None:
         self._session.build(trainable)
+
+    def train(self, mode: bool = True) -> "TesseraModel":
+        """Training mode; what was evaluated before is reported, see log_eval_results()."""
+        super().train(mode)
+        if mode:
+            self.log_eval_results()
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -194,7 +202,7 @@ class TesseraModel(torch.nn.Module):
         if wants_logits:
             logits = self._logits(batch, training)
             if labels is not None:
-                loss = self._loss_of(logits, labels if text is not None else _shifted(labels), batch)
+                loss = self._loss_of(logits, torch.from_numpy(session.targets), batch)
         elif training:
             value, call = session.train(batch)
             loss = EngineLoss.apply(self._anchor, torch.tensor(value, device=self.device), call)
@@ -202,12 +210,21 @@ class TesseraModel(torch.nn.Module):
             loss = torch.tensor(session.evaluate(batch), device=self.device)
         if loss is not None and items is not None:
             loss = loss * per_item
+        if loss is not None and not training:
+            self.note_eval(loss)
         if kept is not None and logits is not None:
             logits = _call_arguments.kept(logits, kept)
-        result = output_class()(loss=loss, logits=logits)
         if others.get("return_dict") is False:
             return tuple(value for value in (loss, logits) if value is not None)
-        return result
+        if loss is not None and self.returns_loss_alone:
+            return loss
+        return output_class()(loss=loss, logits=logits)
+
+    @property
+    def returns_loss_alone(self) -> bool:
+        """Megatron's model_return_dict=False: a call returns its loss, not an object that has one."""
+        plugin = self._session.plugin
+        return plugin is not None and plugin.given_arguments.get("model_return_dict", True) is False
 
     def call_name(self) -> str:
         """How a call now is told to other ranks."""
@@ -246,10 +263,6 @@ class TesseraModel(torch.nn.Module):
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write a pickle, which Tessera never does; leave it out")
         save_pretrained(self, Path(save_directory), state_dict, max_shard_size, kwargs.pop("torch_dtype", None))
-
-
-def _shifted(labels: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
 
 
 def _array(tensor: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
+from tessera._documents import IGNORED, DocumentRules, packed_documents
 from tessera._ids import ids_of
 from tessera.errors import InvalidArgument
 
-IGNORED = -100  # the label of a position without a loss
-
 
 def model_batch(input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
-                shifted: bool = False, document_ids: Any = None) -> Any:
-    """Arrays [batch, seq] as a _C.Batch. `labels` are those of the same positions unless `shifted`; attention stays within equal
-    `document_ids`. Errors: InvalidArgument for shapes that do not fit, and for a mask with holes."""
+                shifted: bool = False, document_ids: Any = None, rules: Optional[DocumentRules] = None) -> Tuple[Any, Any]:
+    """Arrays [batch, seq] as a _C.Batch, and the labels it has: those of the next position, -100 where there is no loss. `labels`
+    are those of the same positions unless `shifted`; attention stays within equal `document_ids`. Errors: InvalidArgument for
+    shapes that do not fit, and for a mask with holes."""
     import numpy as np
 
     from tessera import _C
@@ -29,13 +29,13 @@ def model_batch(input_ids: Any, attention_mask: Any = None, labels: Any = None, 
     documents = document_ids
     if position_ids is not None:
         position_ids = np.broadcast_to(position_ids, tokens.shape)
-        # Packed samples: a position that does not follow the one before begins another one.
         if attention_mask is None and documents is None and not shifted:
-            steps = np.diff(position_ids, axis=1, prepend=position_ids[:, :1] - 1) != 1
-            documents = np.cumsum(steps, axis=1) if steps.any() else None
+            documents = packed_documents(position_ids)
     if labels is not None and not shifted:
         labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), IGNORED, labels.dtype)], axis=1)
-    return _C.Batch(tokens, labels, position_ids, begin, end, documents)
+    if rules is not None:
+        labels, position_ids, documents = rules.apply(tokens, labels, position_ids, documents)
+    return _C.Batch(tokens, labels, position_ids, begin, end, documents), labels
 
 
 def _key_ranges(attention_mask: Any) -> Tuple[Any, Any]:

@@ -17,6 +17,7 @@ from tessera.utils.config_map import micro_batch_size_of, parameter_rules
 from tessera.utils.lr_horizon import resolve_horizon
 from tessera.utils.other import is_compiled_module
 from tessera.utils.refusals import warn_once
+from tessera.utils.unused import unused_by_loaders, unused_by_model, warn_of
 
 logger = get_logger(__name__)
 
@@ -82,6 +83,8 @@ class Preparation:
         with agreed(self.state.world, "prepare()") as facts:
             kinds = self._kinds(objects)
             self._take_facts(objects, kinds, facts)
+        for i in kinds["indexed"]:
+            objects[i].set_megatron_data_args()
         for i in kinds["model"]:
             results[i] = self.model(objects[i], self.described[i])
         for i in kinds["plain"]:
@@ -101,7 +104,7 @@ class Preparation:
         if kinds["optimizer"]:
             self._say_what_schedules_nothing()
         if kinds["indexed"]:
-            from tessera.utils.megatron_lm import indexed_loaders
+            from tessera._indexed_loaders import indexed_loaders
 
             made = indexed_loaders(self.accelerator, [objects[i] for i in kinds["indexed"]])
             for i, loader in zip(kinds["indexed"], made):
@@ -111,9 +114,18 @@ class Preparation:
             from tessera._parameters import take_over
 
             take_over(_uncompiled(objects[i]), results[i]._session)
+        self._tell_unused(kinds)
         if kinds["optimizer"] and self.accelerator._models:
             announce(self.accelerator)
         return results
+
+    def _tell_unused(self, kinds: Dict[str, List[int]]) -> None:
+        """What the plugin says for nothing, as far as these objects show it."""
+        if kinds["model"] or kinds["plain"]:
+            warn_of(unused_by_model(self.plugin, self.accelerator._models[0]._session.rules))
+        self.accelerator._indexed = self.accelerator._indexed or bool(kinds["indexed"])
+        if kinds["loader"] and not self.accelerator._indexed:
+            warn_of(unused_by_loaders(self.plugin))
 
     def _kinds(self, objects: tuple) -> Dict[str, List[int]]:
         """The places of what each kind of object is among `objects`."""
@@ -199,12 +211,13 @@ class Preparation:
         session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         session.grad_scaler = self.accelerator.scaler_handler
         prepared = TesseraModel(session, model)
+        prepared.prepared_by(self.accelerator)
         self.accelerator._models.append(prepared)
         if self.plugin is not None:
             self.plugin.set_network_size_args(model)
             from tessera.utils.megatron_lm import train_step_for
 
-            prepared._train_step = train_step_for(self.accelerator, self.plugin)
+            prepared._train_step = train_step_for(self.accelerator, self.plugin, session)
         return prepared
 
     def optimizer(self, optimizer: Any) -> Any:

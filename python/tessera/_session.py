@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera._agreement import agreed
+from tessera._documents import DocumentRules
 from tessera._freezing import Freezing
 from tessera._model_batch import model_batch
 from tessera._not_finite import NotFinite
@@ -60,6 +61,8 @@ class Session:
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
+        self.rules = DocumentRules.of(self.plugin, self.config)
+        self.targets: Any = None  # labels of the last batch(), int [batch, seq]: of the next position, -100 without a loss
         self.calling = "the model"  # what batches are for, as ranks tell each other
         self.arguments: dict = {}  # of that call
         self._peers_place: Any = None  # in the global batch, of a batch that came from a peer
@@ -163,9 +166,11 @@ class Session:
     # Batches.
 
     def batch(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
-              shifted: bool = False, document_ids: Any = None) -> Any:
-        """This data rank's samples as a _C.Batch: the arrays of model_batch(). Collective over data ranks."""
-        batch = model_batch(input_ids, attention_mask, labels, position_ids, shifted, document_ids)
+              shifted: bool = False, document_ids: Any = None, ruled: bool = False) -> Any:
+        """This data rank's samples as a _C.Batch: the arrays of model_batch(), under the plugin's rules about documents unless
+        they are `ruled` already. Collective over data ranks."""
+        batch, self.targets = model_batch(input_ids, attention_mask, labels, position_ids, shifted, document_ids,
+                                          None if ruled else self.rules)
         self._warn_of_length(batch.seq_length)
         self._agree(batch)
         self._batch_tokens = batch.global_batch * batch.seq_length
@@ -298,15 +303,22 @@ class Session:
         self.engine.set_clip_grad(self._clip_once or self.clip_grad)
         self._clip_once = None
         result = self.engine.update([*own, (0.0, 0.0)])
+        self._not_finite.check_step(self, result)
+        self._step_log().write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens,
+                               self.engine.peak_memory_bytes)
+        self._tokens = 0
+        return result
+
+    def _step_log(self) -> Any:
         if self._log is None:
             from tessera._step_log import StepLog
 
             self._log = StepLog(self.state)
-        self._not_finite.check_step(self, result)
-        self._log.write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens,
-                        self.engine.peak_memory_bytes)
-        self._tokens = 0
-        return result
+        return self._log
+
+    def log_scalars(self, values: Dict[str, float]) -> None:
+        """Into the plugin's tensorboard_dir, at the last step."""
+        self._step_log().write_scalars(self.engine.steps_done, values)
 
     # Whole weights and gradients.
 

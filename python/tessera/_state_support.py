@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional
+from datetime import timedelta
+from typing import Any, Dict, Optional
 
 from tessera._process_group import Device
 from tessera.errors import ConfigError
@@ -56,6 +57,22 @@ def precision_of(asked: Optional[str]) -> str:
     if precision not in ("no", "fp16", "bf16"):
         raise ConfigError(f"{name}='{precision}' is unknown; say 'no', 'fp16' or 'bf16'")
     return precision
+
+
+def deadline_of(plugin: Any, kwargs: Dict[str, Any]) -> Optional[float]:
+    """Seconds that Megatron's distributed_timeout_minutes allows every wait, which becomes PartialState's `timeout` in `kwargs`; None
+    without it. Errors: ConfigError where InitProcessGroupKwargs say otherwise."""
+    from tessera.utils.config_map import native_value
+
+    minutes = None if plugin is None else plugin.given_arguments.get("distributed_timeout_minutes")
+    if minutes is None:
+        return None
+    seconds = native_value("distributed_timeout_minutes", minutes)
+    given = kwargs.get("timeout")
+    if given is not None and given.total_seconds() != seconds:
+        raise ConfigError(f"distributed_timeout_minutes is {minutes} and InitProcessGroupKwargs say timeout={given!r}; give one")
+    kwargs["timeout"] = timedelta(seconds=seconds)
+    return seconds
 
 
 def refuse_other_engines(dynamo: Any, deepspeed: Any, fsdp: Any, torch_tp: Any, parallelism: Any) -> None:

@@ -40,9 +40,13 @@ class StepLog:
             values["iteration-time"] = now - self._last
             values["tokens-per-second"] = tokens / (now - self._last)
         self._last = now
-        for name in self._names:
-            if values.get(name) is not None:
-                self._writer.add_scalar(name, values[name], step)
+        self.write_scalars(step, {name: value for name in self._names if (value := values.get(name)) is not None})
+
+    def write_scalars(self, step: int, values: Dict[str, float]) -> None:
+        if self._writer is None:
+            return
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:

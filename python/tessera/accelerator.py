@@ -86,6 +86,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self._load_hooks: Dict[int, Callable] = {}
         self._batch_sizes: List[int] = []  # of the loaders prepared so far
         self._loader_facts: Optional[dict] = None  # of the first loader: what a learning-rate horizon is counted in
+        self._indexed = False  # whether loaders over .idx/.bin were prepared
         self._choose_trackers(log_with)
 
     @staticmethod

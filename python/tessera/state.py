@@ -18,11 +18,11 @@ from tessera._agreement import agreed
 from tessera._facts import changed_fields, plugin_facts
 from tessera._gradient_state import GradientState
 from tessera._process_group import Device, Mesh, Turns
-from tessera._state_support import LAYOUT, StateWithDevice, precision_of, refuse_other_engines
+from tessera._state_support import LAYOUT, StateWithDevice, deadline_of, precision_of, refuse_other_engines
 from tessera.errors import CommunicationError, ConfigError
 from tessera.utils.enums import DistributedType
 from tessera.utils.environment import parse_flag_from_env, set_numa_affinity
-from tessera.utils.refusals import not_ours
+from tessera.utils.refusals import not_ours, warn_once
 
 __all__ = [
     "AcceleratorState",
@@ -349,7 +349,11 @@ class AcceleratorState(StateWithDevice):
             raise ValueError("make an `Accelerator()` first: AcceleratorState() only reads what that has set up")
         refuse_other_engines(dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, parallelism_config)
         precision = precision_of(mixed_precision)
+        wanted = deadline_of(megatron_lm_plugin, kwargs)
         partial_state = PartialState(cpu, **kwargs)
+        if wanted is not None and wanted != partial_state._timeout_s:
+            warn_once(f"distributed_timeout_minutes has no effect: the processes were connected before, with a deadline of "
+                      f"{partial_state._timeout_s:g} s; make the Accelerator first")
         if cpu and partial_state._device.type != "cpu":
             raise ValueError("cpu=True comes too late: PartialState was made before, with a GPU; give it cpu=True")
         with agreed(partial_state._connected(), "Accelerator()") as facts:

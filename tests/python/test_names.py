@@ -251,7 +251,11 @@ IN_YAML = {"train_iters": "training.steps", "lr_decay_style": "lr_schedule.style
            "lr_warmup_iters": "lr_schedule.warmup_steps", "lr_warmup_init": "lr_schedule.init_lr", "min_lr": "lr_schedule.min_lr",
            "lr_wsd_decay_iters": "lr_schedule.wsd_decay_steps", "lr_wsd_decay_style": "lr_schedule.wsd_style",
            "weight_decay_incr_style": "lr_schedule.weight_decay_style", "start_weight_decay": "optimizer.weight_decay",
-           "end_weight_decay": "lr_schedule.end_weight_decay", "data_path": "data.path", "tokenizer_model": "data.tokenizer"}
+           "end_weight_decay": "lr_schedule.end_weight_decay", "data_path": "data.path", "tokenizer_model": "data.tokenizer",
+           "split": "data.split", "data_cache_path": "data.cache_dir", "eod_mask_loss": "data.eod_mask_loss",
+           "reset_position_ids": "data.reset_position_ids", "reset_attention_mask": "data.reset_attention_mask",
+           "eval_iters": "training.eval_iters", "eval_interval": "training.eval_interval",
+           "distributed_timeout_minutes": "parallel.timeout_s"}
 
 
 def argument_rows() -> List[str]:

@@ -9,43 +9,20 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import tessera.logging  # noqa: E402
-from tessera import Accelerator, _session  # noqa: E402
-from tessera._indexed import IndexedDatasetBuilder  # noqa: E402
+import plugin_support  # noqa: E402
+from plugin_support import IDS, indexed, prepared, step  # noqa: E402
+
+from tessera import _session  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
-from tessera.state import AcceleratorState, GradientState  # noqa: E402
-from tessera.utils import (MegatronLMDummyDataLoader, MegatronLMDummyScheduler, MegatronLMPlugin,  # noqa: E402
+from tessera.utils import (MegatronLMDummyDataLoader, MegatronLMDummyScheduler,  # noqa: E402
                            avg_losses_across_data_parallel_group, full_gradients)
 from tessera.utils.config_map import native_config  # noqa: E402
 
-IDS = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(2))
-
-
-@pytest.fixture(autouse=True)
-def fresh_states():
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-
-
-def prepared(*more, lr: float = 1e-2, project=None, change=lambda model: model, plugin: bool = True, **fields):
-    """An Accelerator with these fields, a tiny GPT-2 (as `change` returns it) and its optimizer, and what else prepare() is
-    given."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    torch.manual_seed(4)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=40, n_positions=16,
-                                                                 resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-    model = change(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, eps=1e-5)
-    accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields) if plugin else None, project_dir=project)
-    made = [item(optimizer) if callable(item) else item for item in more]
-    return (accelerator, *accelerator.prepare(model, optimizer, *made))
+fresh_states = plugin_support.fresh_states
 
 
 @pytest.mark.parametrize("given", ["field", "environment"])
 def test_a_schedule_without_its_scheduler_is_said(given, monkeypatch, caplog):
-    monkeypatch.setattr(tessera.logging, "_told", set())
     fields = {"lr_decay_iters": 10, "lr_warmup_iters": 2}
     if given == "environment":
         monkeypatch.setenv("MEGATRON_LM_LR_DECAY_ITERS", str(fields.pop("lr_decay_iters")))
@@ -53,14 +30,6 @@ def test_a_schedule_without_its_scheduler_is_said(given, monkeypatch, caplog):
     assert not any("without effect" in text for text in caplog.messages)
     prepared(**fields)
     assert sum("without effect: lr_decay_iters=10, lr_warmup_iters=2" in text for text in caplog.messages) == 1
-
-
-def step(accelerator, model, optimizer, batch=None) -> float:
-    loss = model(**(batch or {"input_ids": IDS, "labels": IDS})).loss
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
 
 
 @pytest.mark.parametrize("field", ["return_logits", "require_logits"])
@@ -166,15 +135,6 @@ def test_custom_loss_and_get_batch():
     usual = step(*prepared())
     assert step(*prepared(custom_loss_function=own_loss, custom_get_batch_function=own_batch)) == pytest.approx(3 * usual, rel=1e-6)
     assert step(*prepared(custom_get_batch_function=own_batch, num_micro_batches=2)) == pytest.approx(usual, rel=1e-6)
-
-
-def indexed(tmp_path) -> str:
-    builder = IndexedDatasetBuilder(tmp_path / "data", vocab_size=40)
-    rng = np.random.default_rng(1)
-    for _ in range(600):
-        builder.add_document(rng.integers(0, 40, 30))
-    builder.finalize()
-    return str(tmp_path / "data")
 
 
 def test_indexed_data(tmp_path):

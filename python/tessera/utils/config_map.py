@@ -12,7 +12,7 @@ from tessera.utils.model_shape import described, model_overrides
 from tessera.utils.plugin_fields import FIELD_EFFECTS
 from tessera.utils.refusals import config_error, warn_once
 
-__all__ = ["FIELD_EFFECTS", "Horizon", "data_ranks", "micro_batch_size_of", "native_config", "parameter_rules",
+__all__ = ["FIELD_EFFECTS", "Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
 
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
@@ -137,7 +137,7 @@ def _partition(plugin, granularity: str) -> bool:
     return bool(given) and why is None
 
 
-def _convert(name: str, value: Any) -> Any:
+def native_value(name: str, value: Any) -> Any:
     """The native value of an argument of effect "config". Errors: ConfigError for a wrong type."""
     numbers = {"seed": 0, "distributed_timeout_minutes": 1, "loss_scale_window": 1, "hysteresis": 1}
     if name in numbers:
@@ -148,7 +148,7 @@ def _convert(name: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e18:
             raise config_error(f"other_megatron_args: {name} is {value!r}; it must be a number above 0 and at most 1e18")
         return float(value)
-    if name.startswith("reset_") or name == "enable_cuda_graph":
+    if name == "enable_cuda_graph":
         return bool(value)
     if name == "tp_comm_overlap":  # 0 = as the device and the sizes suggest, 1 = off
         return 0 if value else 1
@@ -157,11 +157,11 @@ def _convert(name: str, value: Any) -> Any:
 
 def _sections_of(arguments: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
     sections: Dict[str, Dict[str, Any]] = {}
-    for name, value in megatron_args.normalised(arguments).items():
+    for name, value in arguments.items():
         kind, key = megatron_args.effect_of(name)
         if kind == "config" and value is not None:
             section, _, word = key.partition(".")
-            sections.setdefault(section, {})[word] = _convert(name, value)
+            sections.setdefault(section, {})[word] = native_value(name, value)
     return sections
 
 
@@ -218,7 +218,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
                                 "pipeline_layout": None, "data": dp, "zero_stage": 0}
     config: Dict[str, Dict[str, Any]] = {
         "model": {}, "parallel": parallel, "optimizer": {}, "lr_schedule": {"style": "constant"}, "training": training,
-        "data": {}, "device": {"type": "cpu" if cpu else "auto", "threads": threads}}
+        "device": {"type": "cpu" if cpu else "auto", "threads": threads}}
     if timeout_s is not None:
         parallel["timeout_s"] = float(timeout_s)
     if plugin is None:
@@ -230,7 +230,6 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     recomputed = _recompute(plugin)
     if not checkpointed or recomputed["recompute"] != "none":
         training.update(recomputed)
-    training.update(eval_iters=plugin.eval_iters, eval_interval=plugin.eval_interval)
     if plugin.check_for_nan_in_loss_and_grad:
         # As in Megatron: with a dynamic loss scale a step that is not finite is part of the search for the scale.
         if mixed_precision == "fp16" and "loss_scale" not in (plugin.other_megatron_args or {}):
@@ -246,8 +245,6 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
             warn_once("use_precision_aware_optimizer has no effect without mixed_precision='bf16': the optimizer's state is fp32, "
                       "and only bf16 weights are halves of their main weights")
     config["model"] = model_overrides(plugin, hf_config, pretrained)
-    if plugin.eod_mask_loss:
-        config["data"]["eod_mask_loss"] = True
-    for section, keys in _sections_of(plugin.other_megatron_args or {}).items():
+    for section, keys in _sections_of(plugin.given_arguments).items():
         config[section].update(keys)
     return config

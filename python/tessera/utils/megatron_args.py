@@ -6,7 +6,8 @@
 - ("config", key): that key of the native configuration;
 - ("model", key): what the model is made of. A model that starts from scratch is made so; with pretrained weights a
   value that contradicts them is refused. False, for a switch, leaves the model as it is;
-- ("train step", what), ("data loader", what), ("horizon", what): that part reads it;
+- ("documents", what): a rule about ends of documents in every batch;
+- ("processes", what), ("outputs", what), ("train step", what), ("data loader", what), ("tracker", what), ("horizon", what): that part reads it;
 - ("warns", why): speed, memory or logging of Megatron only;
 - ("refuses", why).
 """
@@ -37,7 +38,7 @@ ARGUMENTS: Dict[str, Effect] = {
     "distribute_checkpointed_activations": ("field", "distribute_checkpointed_activations"),
 
     "seed": ("config", "training.seed"),
-    "distributed_timeout_minutes": ("config", "parallel.timeout_s"),
+    "distributed_timeout_minutes": ("processes", "the deadline of every wait, `parallel.timeout_s`"),
     "loss_scale": ("config", "training.loss_scale"),
     "initial_loss_scale": ("config", "training.initial_loss_scale"),
     "min_loss_scale": ("config", "training.min_loss_scale"),
@@ -45,10 +46,13 @@ ARGUMENTS: Dict[str, Effect] = {
     "hysteresis": ("config", "training.hysteresis"),
     "enable_cuda_graph": ("config", "device.cuda_graph"),
     "tp_comm_overlap": ("config", "parallel.tensor_chunks"),
-    "reset_position_ids": ("config", "data.reset_position_ids"),
-    "reset_attention_mask": ("config", "data.reset_attention_mask"),
-    "split": ("config", "data.split"),
-    "data_cache_path": ("config", "data.cache_dir"),
+    "reset_position_ids": ("documents", "positions begin anew after the end of a document"),
+    "reset_attention_mask": ("documents", "attention stays within a document"),
+    "eos_token_id": ("documents", "the id that ends a document, instead of the model config's"),
+    "vocab_file": ("documents", "its <|endoftext|> is the id that ends a document"),
+    "data_path": ("data loader", "of a MegatronLMDummyDataLoader that has none: prefixes of .idx/.bin"),
+    "split": ("data loader", "of a MegatronLMDummyDataLoader that has none: shares of training, validation, test"),
+    "data_cache_path": ("data loader", "of a MegatronLMDummyDataLoader that has none: where index files are kept"),
 
     "position_embedding_type": ("model", "position_embedding"),
     "add_position_embedding": ("model", "position_embedding"),
@@ -80,10 +84,11 @@ ARGUMENTS: Dict[str, Effect] = {
     "lr_warmup_init": ("horizon", "lr_at"),
     "lr_wsd_decay_iters": ("horizon", "lr_at"),
     "lr_wsd_decay_style": ("horizon", "lr_at"),
-    "data_path": ("data loader", "prefixes of .idx/.bin"),
-    **_each(("train step", "args of the train step"),
-            "vocab_file merge_file eos_token_id vocab_extra_ids tokenizer_type tokenizer_model model_type_name "
-            "pretraining_flag num_labels bert_binary_head model_return_dict"),
+    "model_return_dict": ("outputs", "False: a call returns the loss itself"),
+    "pretraining_flag": ("tracker", "False: log_eval_results() leaves out the perplexity"),
+    "model_type_name": ("train step", "gpt; bert and t5 are refused: they are not in this build yet"),
+    **_each(("train step", "in its args; one warning without a custom_train_step_class"),
+            "merge_file vocab_extra_ids tokenizer_type tokenizer_model num_labels bert_binary_head"),
 
     **_each(("warns", "it tunes Megatron's kernels"),
             "use_flash_attn bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion masked_softmax_fusion "
@@ -164,6 +169,9 @@ def admit(arguments: Dict[str, Any]) -> Dict[str, Any]:
         kind, detail = effect_of(name)
         if kind == "refuses" and value is not None and value is not False:
             raise config_error(f"other_megatron_args: '{name}' is refused: {detail}")
+        if name == "model_type_name" and value not in (None, "gpt"):
+            raise config_error(f"other_megatron_args: 'model_type_name' is {value!r}: models with an encoder (BERT, T5) are not in this "
+                               "build yet; leave it out")
         if kind == "warns":
             warn_once(f"other_megatron_args: '{name}' has no effect in Tessera: {detail}")
         if kind == "field" and value is not None:

@@ -9,15 +9,12 @@ from argparse import Namespace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from tessera import _call_arguments
+from tessera._documents import RULES, DocumentRules, hidden_keys, packed_documents
 from tessera.errors import ConfigError, InvalidArgument
-from tessera.utils.split import bounds
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "MegatronEngine", "MegatronLMDummyDataLoader",
            "MegatronLMDummyScheduler", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper", "T5TrainStep",
            "avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups", "full_gradients"]
-
-_DATA_DEFAULTS = {"data_path": None, "seq_length": None, "micro_batch_size": None, "split": "969, 30, 1",
-                  "data_cache_path": None}
 
 
 def __getattr__(name: str) -> Any:
@@ -68,49 +65,38 @@ class MegatronLMDummyScheduler:
 
 class MegatronLMDummyDataLoader:
     """Megatron's indexed data (.idx/.bin): passed three times to one prepare() it becomes the loaders of training,
-    validation and test. Keywords: data_path (prefix, or "weight prefix weight prefix ..."), seq_length, micro_batch_size,
-    split (also splits_string), data_cache_path. Batches are {"text": int64 [batch, seq_length + 1]}."""
+    validation and test. Keywords are Megatron's arguments of data and validation: data_path (prefix, or "weight prefix weight
+    prefix ...") with split (also splits_string), or train_data_path, valid_data_path and test_data_path; seq_length,
+    micro_batch_size, data_cache_path, seed, eval_iters, eval_interval, eod_mask_loss and the like (docs/guides/data_in_python.md).
+    What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}. Errors: ConfigError."""
 
     def __init__(self, **dataset_kwargs: Any):
-        given = dict(dataset_kwargs)
-        if "splits_string" in given:
-            given.setdefault("split", given.pop("splits_string"))
-        unknown = sorted(set(given) - set(_DATA_DEFAULTS))
-        if unknown:
-            raise ConfigError(f"MegatronLMDummyDataLoader knows no {', '.join(unknown)}; it takes {', '.join(_DATA_DEFAULTS)}")
-        self.dataset_args = {**_DATA_DEFAULTS, **given}
-        missing = [name for name in ("seq_length", "micro_batch_size") if self.dataset_args[name] is None]
-        if missing:
-            raise ConfigError(f"MegatronLMDummyDataLoader needs {', '.join(missing)}")
+        from tessera._indexed_loaders import admit
 
+        self.dataset_args = admit(dataset_kwargs)
 
-def indexed_loaders(accelerator: Any, dummies: list) -> list:
-    """Loaders of training, validation and test, as many as there are dummies."""
-    from tessera._indexed import build_iterators
+    def set_megatron_data_args(self) -> None:
+        """The plugin takes these arguments over, as prepare() has it; one line names each that it said otherwise."""
+        from tessera._indexed_loaders import set_plugin_arguments
+        from tessera.state import AcceleratorState
 
-    if any(dummy.dataset_args != dummies[0].dataset_args for dummy in dummies) or len(dummies) > 3:
-        raise ConfigError("the MegatronLMDummyDataLoaders of one prepare() become training, validation and test of one dataset: "
-                          "pass the same one, three times at most")
-    plugin, mesh, given = accelerator.state.megatron_lm_plugin, accelerator.state.mesh, dummies[0].dataset_args
-    if plugin is None:
-        raise ConfigError("MegatronLMDummyDataLoader needs a MegatronLMPlugin")
-    horizon = next((scheduler.scheduler.horizon for scheduler in accelerator._schedulers
-                    if hasattr(scheduler.scheduler, "horizon")), None)
-    steps = plugin.train_iters or (horizon and horizon.train_iters)
-    if not steps:
-        raise ConfigError("how much indexed data is read follows from the length of the training: give the plugin train_iters")
-    extra = plugin.other_megatron_args or {}
-    config = accelerator._models[0].config if accelerator._models else {"vocab_size": 0}
-    vocab_size = config["vocab_size"] if isinstance(config, dict) else config.vocab_size
-    return list(build_iterators(
-        data_path=given["data_path"], split=given["split"], seq_length=given["seq_length"], seed=int(extra.get("seed", 1234)),
-        micro_batch_size=given["micro_batch_size"], num_micro_batches=plugin.num_micro_batches,
-        data_rank=mesh.coordinates["dp"], data_ranks=mesh.dp, train_iters=int(steps), eval_iters=plugin.eval_iters,
-        eval_interval=plugin.eval_interval, consumed_samples=tuple(plugin.consumed_samples or (0, 0, 0)),
-        eos_token_id=extra.get("eos_token_id"), reset_position_ids=bool(extra.get("reset_position_ids")),
-        reset_attention_mask=bool(extra.get("reset_attention_mask")), eod_mask_loss=bool(plugin.eod_mask_loss),
-        cache_dir=given["data_cache_path"], world=accelerator.state.world, vocab_size=vocab_size,
-        datasets_provider=plugin.custom_megatron_datasets_provider_function))[: len(dummies)]
+        plugin = AcceleratorState().megatron_lm_plugin
+        if plugin is None:
+            raise ConfigError("MegatronLMDummyDataLoader needs a MegatronLMPlugin")
+        set_plugin_arguments(self.dataset_args, plugin)
+
+    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Callable:
+        """function(numbers of samples of training, validation and test) -> their data sets, as far as they have samples."""
+        from tessera._indexed_loaders import samples_provider
+
+        return samples_provider(accelerator, self.dataset_args)
+
+    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Tuple:
+        """The three iterators, None for a part without a share. Collective; after the scheduler's or the plugin's train_iters is
+        known."""
+        from tessera._indexed_loaders import build_loaders
+
+        return build_loaders(accelerator, self.dataset_args)
 
 
 def avg_losses_across_data_parallel_group(losses: List[Any]) -> Any:
@@ -119,7 +105,13 @@ def avg_losses_across_data_parallel_group(losses: List[Any]) -> Any:
     import torch
 
     own = torch.stack([loss.detach().clone().reshape(()) for loss in losses]).float()
-    return own if _Running.steps else gather_across_data_parallel_groups(own.unsqueeze(0)).mean(dim=0)
+    return own if _averaged_later() else gather_across_data_parallel_groups(own.unsqueeze(0)).mean(dim=0)
+
+
+def _averaged_later() -> bool:
+    """Whether a train step's loss is being computed now."""
+    runner = sys.modules.get("tessera._step_runner")
+    return runner is not None and runner.Running.steps > 0
 
 
 def gather_across_data_parallel_groups(tensor: Any) -> Any:
@@ -135,12 +127,6 @@ def full_gradients(model: Any) -> Dict[str, Any]:
     import torch
 
     return {name: torch.from_numpy(array.copy()) for name, array in model.session.collect(gradients=True).items()}
-
-
-class _Running:
-    """Whether a micro-batch's loss is being computed, deep inside the pipeline's schedule."""
-
-    steps = 0
 
 
 def _call(function: Callable, *choices: tuple) -> Any:
@@ -177,7 +163,8 @@ class GPTTrainStep(AbstractTrainStep):
     """The step of a decoder. `GPTTrainStep(args)` or `GPTTrainStep(accelerator, args)`; args has Megatron's names.
 
     get_batch(data_iterator) -> (tokens, labels, loss_mask, attention_mask, position_ids), [batch, seq] each, labels shifted;
-    labels of -100 and attention_mask of the batch are honoured. forward_step(data_iterator, model) -> (per-token losses
+    labels of -100 and attention_mask of the batch are honoured, and args' eod_mask_loss, reset_position_ids and
+    reset_attention_mask (then attention_mask is Megatron's, [batch, 1, seq, seq]) with args.eos_token_id. forward_step(data_iterator, model) -> (per-token losses
     [batch, seq], loss_func); loss_func(losses) -> (loss, {"lm loss": mean over data ranks})."""
 
     def __init__(self, *arguments: Any):
@@ -203,9 +190,15 @@ class GPTTrainStep(AbstractTrainStep):
             return custom
 
         def get_batch(data_iterator: Any) -> Tuple:
-            return tokens_and_labels(next(data_iterator), self.args)
+            return tokens_and_labels(next(data_iterator), self._rules())
 
         return get_batch
+
+    def _rules(self) -> Optional[DocumentRules]:
+        asked = [name for name in RULES if getattr(self, name)]
+        if asked and self.eod_token is None:
+            raise ConfigError(f"{', '.join(asked)} needs the id that ends a document: give the train step's args eos_token_id")
+        return DocumentRules(self.eod_token, *(name in asked for name in RULES)) if asked else None
 
     def get_loss_func(self, accelerator: Any = None) -> Callable:
         custom = getattr(self.args, "custom_loss_function", None)
@@ -247,9 +240,10 @@ class T5TrainStep(_Later):
     _what = "T5"
 
 
-def tokens_and_labels(batch: dict, args: Any = None) -> Tuple:
+def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tuple:
     """(tokens, labels, loss_mask, attention_mask, position_ids) of a Hugging Face batch (labels at their own positions) or an
-    indexed one ({"text": [batch, seq + 1]})."""
+    indexed one ({"text": [batch, seq + 1]}), under rules about documents. Where attention ends with documents its mask is Megatron's:
+    bool [batch, 1, seq, seq], True where a position does not see a key."""
     import torch
 
     _call_arguments.check(batch, known=None)
@@ -257,170 +251,59 @@ def tokens_and_labels(batch: dict, args: Any = None) -> Tuple:
         if batch.get(name) is not None:
             raise InvalidArgument(f"{name}: a train step does not use it; normalise the loss in its loss function, or train without "
                                   "a train step")
+    mask, positions, documents = (batch.get(name) for name in ("attention_mask", "position_ids", "document_ids"))
     if "text" in batch:
         text = torch.as_tensor(batch["text"]).long()
         tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        if "labels" in batch:  # what the data's rules about documents leave of them
-            labels = torch.as_tensor(batch["labels"]).long()
-        return tokens, labels, (labels != -100).float(), batch.get("attention_mask"), batch.get("position_ids")
-    tokens = batch["input_ids"]
-    labels = batch.get("labels")
-    labels = tokens if labels is None else labels
-    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
-    mask = batch.get("attention_mask")
-    if mask is not None and batch.get("labels") is None:
-        labels = labels.masked_fill(torch.nn.functional.pad(mask, (0, 1))[:, 1:] == 0, -100)
-    return tokens, labels, (labels != -100).float(), mask, batch.get("position_ids")
+        counted = torch.as_tensor(batch.get("labels", labels)) != -100  # what the data's rules about documents leave of them
+    else:
+        tokens = batch["input_ids"]
+        labels = batch.get("labels")
+        labels = tokens if labels is None else labels
+        labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+        if mask is not None and batch.get("labels") is None:
+            labels = labels.masked_fill(torch.nn.functional.pad(mask, (0, 1))[:, 1:] == 0, -100)
+        counted = labels != -100
+        if positions is not None and mask is None and documents is None:
+            documents = packed_documents(_array(positions.expand(tokens.shape)))
+    if rules is not None:
+        ruled, positions, documents = rules.apply(_array(tokens), _array(labels), _array(positions), _array(documents))
+        counted = counted & torch.from_numpy(ruled != -100).to(counted.device)
+        positions = None if positions is None else torch.as_tensor(positions).to(tokens.device)
+    if documents is not None:
+        mask = torch.from_numpy(hidden_keys(_array(documents), _array(mask))).to(tokens.device)
+    return tokens, labels, counted.float(), mask, positions
 
 
-def train_step_for(accelerator: Any, plugin: Any) -> Optional["StepRunner"]:
-    """The plugin's own step, or None where the model's loss does."""
+def _array(tensor: Any) -> Any:
+    return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor
+
+
+def train_step_for(accelerator: Any, plugin: Any, session: Any) -> Optional[Any]:
+    """The runner of the plugin's own step, or None where the model's loss does."""
     kind = plugin.custom_train_step_class
     if kind is None and plugin.custom_get_batch_function is None and plugin.custom_loss_function is None:
         return None
+    from tessera._step_runner import StepRunner
+
+    return StepRunner(make_train_step(accelerator, plugin, session))
+
+
+def make_train_step(accelerator: Any, plugin: Any, session: Any) -> AbstractTrainStep:
+    """The plugin's custom_train_step_class, or a GPTTrainStep, with the plugin's arguments."""
+    kind = plugin.custom_train_step_class
     args = Namespace(**plugin.megatron_lm_default_args)
     args.padded_vocab_size = plugin.megatron_lm_default_args.get("orig_vocab_size")
     args.accelerator = accelerator
     args.custom_get_batch_function = plugin.custom_get_batch_function
     args.custom_loss_function = plugin.custom_loss_function
+    if session.rules is not None:
+        args.eos_token_id = session.rules.eod
     kwargs = plugin.custom_train_step_kwargs or {}
     if kind is None:
-        return StepRunner(GPTTrainStep(accelerator, args))
+        return GPTTrainStep(accelerator, args)
     try:
         inspect.signature(kind).bind(accelerator, args, **kwargs)
-        step = kind(accelerator, args, **kwargs)
+        return kind(accelerator, args, **kwargs)
     except TypeError:
-        step = kind(args, **kwargs)
-    return StepRunner(step)
-
-
-class StepRunner:
-    """Runs a train step's functions around the engine: its forward_step sees a model that returns per-token losses, its
-    loss runs in torch where the head is, and the gradient by those losses drives the engine's backward."""
-
-    def __init__(self, step: AbstractTrainStep):
-        self.step = step
-
-    def run(self, model: Any, batch: Dict[str, Any]) -> Any:
-        import torch
-
-        session = model.session
-        batch = {name: value for name, value in batch.items() if value is not None}
-        rows = next(len(value) for value in batch.values() if hasattr(value, "shape"))
-        parts = min(rows, session.num_micro_batches) if rows else 0
-        cuts = [bounds(rows, i, parts) for i in range(parts)]  # as the engine cuts a batch
-        micro = [{name: value[a:b] if hasattr(value, "shape") and value.ndim else value for name, value in batch.items()}
-                 for a, b in cuts]
-        asked = [_Recorder() for _ in micro]
-        results = [self.step.forward_step(iter([part]), recorder) for part, recorder in zip(micro, asked)]
-        whole = self._joined(asked, batch, session)
-        values: List[Tuple[int, dict]] = []  # samples and numbers of each micro-batch
-
-        def loss_of(number: int, losses: Any) -> Any:
-            leaf = losses.requires_grad_(torch.is_grad_enabled())
-            output, function = results[number]
-            if output is asked[number].returned:
-                output = leaf
-            else:  # forward_step does something with the losses itself: once more, with the real ones
-                output, function = self.step.forward_step(iter([micro[number]]), _Recorder(leaf))
-            _Running.steps += 1
-            try:
-                loss, logged = function(output)
-            finally:
-                _Running.steps -= 1
-            numbers = {name: float(getattr(value, "detach", lambda: value)()) for name, value in logged.items()
-                       if getattr(value, "numel", lambda: 1)() == 1}
-            values.append((len(losses), {"loss": float(loss.detach()), **numbers}))
-            return loss
-
-        training = model.training and torch.is_grad_enabled()
-        call = None
-        if training:
-            def gradient(number: int, begin: int, count: int, losses: Any) -> Any:
-                with torch.enable_grad():
-                    leaf = torch.from_dlpack(losses).clone().to(model.device)
-                    loss_of(number, leaf).backward()
-                return leaf.grad.to(torch.float32).contiguous()
-
-            call = session.train_with(whole, "token_losses", gradient)
-        else:
-            output, _ = session.forward(whole, "token_losses", record=False)
-            losses = None if output is None else torch.from_dlpack(output).to(model.device)
-            for number, (a, b) in enumerate(cuts):
-                loss_of(number, losses[a:b])
-        logged = _mean_over_ranks(values, session)
-        own = logged.pop("loss", float("nan"))
-        loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)
-        if call is not None:
-            session.note_loss(float(loss), whole)
-            from tessera._outputs import EngineLoss
-
-            loss = EngineLoss.apply(model._anchor, loss, call)
-        from tessera._outputs import output_class
-
-        return (self.step.model_output_class or output_class())(loss=loss)
-
-    @staticmethod
-    def _joined(asked: list, batch: dict, session: Any) -> Any:
-        import torch
-
-        def join(name: str) -> Any:
-            values = [getattr(each, name) for each in asked]
-            if not values or values[0] is None or values[0].ndim != 2:
-                return None  # a mask [1, 1, seq, seq] says "causal", which a decoder is
-            return torch.cat(values).detach().cpu().numpy()
-
-        if not asked:
-            width = next(value.shape[1] for value in batch.values() if getattr(value, "ndim", 0) == 2)
-            empty = torch.zeros((0, width), dtype=torch.int64).numpy()
-            return session.batch(empty, labels=empty, shifted=True)
-        return session.batch(join("tokens"), join("attention_mask"), join("labels"), join("position_ids"), shifted=True)
-
-
-class _Recorder:
-    """What forward_step gets for a model: notes what it is called with, and returns losses to compute with."""
-
-    def __init__(self, losses: Any = None):
-        self.losses = losses
-        self.tokens = self.position_ids = self.attention_mask = self.labels = self.returned = None
-
-    def __call__(self, tokens: Any, position_ids: Any = None, attention_mask: Any = None, labels: Any = None,
-                 **others: Any) -> Any:
-        import torch
-
-        if labels is None:
-            raise ConfigError("a train step's forward_step must give the model labels: it returns per-token losses")
-        _call_arguments.check({name: value for name, value in others.items() if value is not None}, known=())
-        if getattr(attention_mask, "ndim", 2) != 2:
-            _check_causal(attention_mask)
-        self.tokens, self.position_ids, self.attention_mask, self.labels = tokens, position_ids, attention_mask, labels
-        self.returned = self.losses
-        if self.returned is None:
-            self.returned = torch.zeros(labels.shape, requires_grad=True)
-        return self.returned
-
-
-def _check_causal(mask: Any) -> None:
-    """A mask that is not [batch, seq] must say what a decoder does anyway. Errors: InvalidArgument."""
-    import torch
-
-    size = mask.shape[-1]
-    causal = torch.ones(size, size, dtype=torch.bool, device=mask.device).tril()
-    seen = mask.to(torch.bool)
-    if tuple(mask.shape[-2:]) != (size, size) or not (bool((seen == causal).all()) or bool((seen != causal).all())):
-        raise InvalidArgument(f"attention_mask of shape {tuple(mask.shape)} is not a causal mask; give one [batch, sequence] for "
-                              "padding, and position_ids that restart for packed samples")
-
-
-def _mean_over_ranks(values: List[Tuple[int, dict]], session: Any) -> Dict[str, float]:
-    """The mean over all micro-batches of all data ranks, each by its number of samples, on every rank."""
-    from tessera.utils.objects import decode, encode
-
-    samples = sum(count for count, _ in values)
-    sums = {name: sum(count * numbers[name] for count, numbers in values) for name in values[0][1]} if values else {}
-    world = session.state.world
-    own = [samples, sums]
-    everyone = [own] if world.size == 1 else [decode(each) for each in world.all_gather_bytes(encode(own))]
-    told = [sums for _, sums in everyone if sums]
-    whole = sum(count for count, _ in everyone)
-    return {name: sum(each[name] for each in told) / whole for name in told[0]} if told else {}
+        return kind(args, **kwargs)

@@ -45,14 +45,13 @@ def _sequence_length(plugin, batch_data: Optional[dict], positions: int) -> int:
 def _describe(plugin, config, batch_data: Optional[dict], *, layers: int, hidden: int, heads: int, positions: int,
               tokenizer: str, **more) -> None:
     plugin.seq_length = _sequence_length(plugin, batch_data, positions)
-    own = plugin.other_megatron_args or {}
     arguments = dict(
         model_type_name="gpt", num_layers=layers, hidden_size=hidden, num_attention_heads=heads, pretraining_flag=True,
         orig_vocab_size=config.vocab_size, padded_vocab_size=config.vocab_size, max_position_embeddings=positions,
         seq_length=plugin.seq_length, model_return_dict=getattr(config, "return_dict", True),
         return_logits=plugin.return_logits or plugin.require_logits, tokenizer_type=tokenizer,
         eos_token_id=getattr(config, "eos_token_id", None), **more)
-    plugin.megatron_lm_default_args.update({name: value for name, value in arguments.items() if name not in own})
+    plugin.megatron_lm_default_args.update({name: value for name, value in arguments.items() if name not in plugin.given_arguments})
 
 
 @add_model_config_to_megatron_parser("gpt2")

@@ -173,8 +173,9 @@ class MegatronLMPlugin:
             self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
             if self.set_all_logging_options:
                 self.set_tensorboard_logging_options()
-        if self.other_megatron_args is not None:
-            self.megatron_lm_default_args.update(megatron_args.normalised(self.other_megatron_args))
+        # Of Megatron's arguments, those that the script gave: here, or with a MegatronLMDummyDataLoader.
+        self.given_arguments = megatron_args.normalised(self.other_megatron_args or {})
+        self.megatron_lm_default_args.update(self.given_arguments)
 
     def set_network_size_args(self, model, batch_data=None) -> None:
         """Describes the model in `megatron_lm_default_args` by the parser for its `model.config.model_type`.

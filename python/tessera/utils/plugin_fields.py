@@ -3,6 +3,7 @@
 `FIELDS` has one rule per field; `FIELD_EFFECTS` says of each where its effect can be seen:
 
 - ("config", key): a key of the native configuration that `config_map.native_config` makes;
+- ("documents", what): a rule about ends of documents in every batch;
 - ("horizon", what): the learning rates of `lr_horizon.resolve_horizon`;
 - ("train step" | "model" | "data loader" | "optimizer" | "checkpoint" | "tracker", what): that part reads the field;
 - ("arguments", where): every key has an effect of its own;
@@ -129,7 +130,7 @@ REFUSED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
 WARNED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "overlap_cpu_optimizer_d2h_h2d": (bool, "the optimizer's state stays on the device"),
     "optimizer_cpu_offload": (bool, "the optimizer's state stays on the device; use_distributed_optimizer=True shards it"),
-    "attention_backend": (lambda v: v is not None, "there is one attention kernel for each device"),
+    "attention_backend": (lambda v: v is not None and "auto" not in str(v).lower(), "there is one attention kernel for each device"),
     "attention_softmax_in_fp32": (lambda on: not on, "the softmax of attention is always computed in fp32"),
 }
 
@@ -137,7 +138,7 @@ FIELD_EFFECTS: Dict[str, Tuple[str, str]] = {
     "tp_degree": ("config", "parallel.tensor"),
     "pp_degree": ("config", "parallel.pipeline"),
     "no_load_optim": ("checkpoint", "load_state leaves the optimizer as it is"),
-    "eod_mask_loss": ("config", "data.eod_mask_loss"),
+    "eod_mask_loss": ("documents", "no loss where the input is the end of a document"),
     "no_save_optim": ("checkpoint", "save_state writes no optimizer state"),
     "decoder_last_pipeline_num_layers": ("config", "parallel.pipeline_layout"),
     "recompute_granularity": ("config", "training.recompute"),
@@ -170,13 +171,13 @@ FIELD_EFFECTS: Dict[str, Tuple[str, str]] = {
     "no_wd_decay_cond": ("optimizer", "parameters without weight decay: config_map.parameter_rules"),
     "scale_lr_cond": ("optimizer", "parameters whose rate is times lr_mult: config_map.parameter_rules"),
     "lr_mult": ("optimizer", "factor on the rate of scale_lr_cond's parameters: config_map.parameter_rules"),
-    "megatron_dataset_flag": ("train step", "batches have the column `text` of .idx/.bin samples"),
+    "megatron_dataset_flag": ("train step", "the second argument of a custom step's get_batch_func(accelerator, flag)"),
     "seq_length": ("config", "training.seq_length"),
     "decoder_seq_length": ("config", "training.seq_length"),
     "tensorboard_dir": ("tracker", "the engine writes its own scalars there: config_map.tensorboard_scalars"),
     "set_all_logging_options": ("tracker", "more scalars in tensorboard_dir: config_map.tensorboard_scalars"),
-    "eval_iters": ("config", "training.eval_iters"),
-    "eval_interval": ("config", "training.eval_interval"),
+    "eval_iters": ("data loader", "steps of an evaluation: how many samples of .idx/.bin are drawn"),
+    "eval_interval": ("data loader", "steps between evaluations: how many samples of .idx/.bin are drawn"),
     "return_logits": ("model", "outputs.logits"),
     "custom_train_step_class": ("train step", "the class that takes the step"),
     "custom_train_step_kwargs": ("train step", "keywords of that class"),
