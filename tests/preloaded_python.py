@@ -22,7 +22,7 @@ from pathlib import Path
 IMPORTS = """\
 import torch, transformers
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
-from transformers import default_data_collator, get_scheduler
+from transformers import GPTBigCodeForCausalLM, Starcoder2ForCausalLM, default_data_collator, get_scheduler
 """
 STREAMS = 3
 

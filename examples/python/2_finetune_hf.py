@@ -3,7 +3,7 @@
     python examples/python/1_pretrain.py --output runs/pretrained
     python examples/python/2_finetune_hf.py --model runs/pretrained
 
-The task is to write a word backwards. Any GPT-2, Llama, Mistral or Qwen2 folder will do for --model if it has a token for
+The task is to write a word backwards. Any folder of a type that Tessera reads will do for --model if it has a token for
 each byte; one with a tokenizer of its own needs its own encode()."""
 
 import argparse

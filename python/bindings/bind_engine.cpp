@@ -236,34 +236,42 @@ DType float_dtype(const std::string& name) {
   return DType::f16;
 }
 
-/// Writes a Hugging Face folder. `source`: names, files and config.json of this folder again.
-void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string& config_json,
-             const std::string& dtype, const std::optional<std::filesystem::path>& source,
-             std::uint64_t max_shard_bytes) {
+constexpr const char* kOrigin = "the model's config";
+
+/// Writes a Hugging Face folder. `base`: what of its config.json the architecture does not say.
+void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
+             const std::string& base, const std::string& dtype, std::uint64_t max_shard_bytes) {
   collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
+    HfModelConfig hf = parse_architecture(architecture, kOrigin);
+    hf.model_type = hf_model_type_of(hf).value_or("");
+    const std::string embedding = hf_mappings(hf).front().parts.front().name;
+    HfSource source;
+    source.config_json = base;
+    source.prefix = embedding.substr(0, embedding.find('.') + 1);
+    source.embedding_names = {embedding};
     ExportOptions options;
     options.dtype = float_dtype(dtype);
     options.max_shard_bytes = max_shard_bytes;
-    std::optional<HfModel> from;
-    HfSource plain;
-    plain.config_json = config_json;
-    const HfModelConfig hf = config_json.empty() ? hf_config_of(self.config().model)
-                                                 : parse_hf_config(config_json, "the model's config");
-    if (source) from.emplace(open_hf(*source));
-    if (from) options.source = from->source();
-    if (!from && !config_json.empty()) {
-      const std::string embedding = hf_mappings(hf).front().parts.front().name;
-      plain.prefix = embedding.substr(0, embedding.find('.') + 1);
-      plain.embedding_names = {embedding};
-      options.source = &plain;
-    }
+    options.source = &source;
     export_hf(out, hf, weights, options);
   });
 }
 
-py::list parameters_of(const std::string& config_json) {
+/// Writes a Tessera folder.
+void save_tessera(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
+                  const std::string& dtype) {
+  collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
+    HfModelConfig hf = parse_architecture(architecture, kOrigin);
+    hf.model_type = hf_model_type_of(hf).value_or("");
+    ExportOptions options;
+    options.dtype = float_dtype(dtype);
+    export_tessera(out, hf, weights, options);
+  });
+}
+
+py::list parameters_of(const std::string& architecture) {
   py::list list;
-  for (const HfMapping& mapping : hf_mappings(parse_hf_config(config_json, "the model's config"))) {
+  for (const HfMapping& mapping : hf_mappings(parse_architecture(architecture, kOrigin))) {
     py::list parts;
     for (const HfPart& part : mapping.parts)
       parts.append(py::make_tuple(
@@ -275,10 +283,7 @@ py::list parameters_of(const std::string& config_json) {
   return list;
 }
 
-/// The model section for a config.json.
-std::vector<std::pair<std::string, std::string>> model_items(const std::string& config_json) {
-  Config config;
-  config.model = model_config_of(parse_hf_config(config_json, "the model's config"));
+std::vector<std::pair<std::string, std::string>> model_items_of(const Config& config) {
   std::vector<std::pair<std::string, std::string>> items;
   for (const ConfigItem& item : list_items(config)) {
     if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
@@ -286,54 +291,82 @@ std::vector<std::pair<std::string, std::string>> model_items(const std::string& 
   return items;
 }
 
+/// The model section for an architecture.
+std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
+  Config config;
+  config.model = model_config_of(parse_architecture(architecture, kOrigin));
+  return model_items_of(config);
+}
+
+/// The architecture with other values of some keys of the section `model`; its tensors are named as before.
+std::string changed_model(const std::string& architecture,
+                          const std::vector<std::pair<std::string, std::string>>& changes) {
+  const HfModelConfig before = parse_architecture(architecture, kOrigin);
+  std::vector<std::string> overrides{"training.seq_length=1"};
+  for (const auto& [key, value] : model_items(architecture)) {
+    if (value != "null") overrides.push_back("model." + key + "=" + value);
+  }
+  for (const auto& [key, value] : changes) overrides.push_back("model." + key + "=" + value);
+  HfModelConfig after =
+      hf_config_of(parse_config("{}", "the model that the plugin asks for", overrides).model);
+  after.model_type = before.model_type;
+  return to_model_json(after);
+}
+
+/// Hugging Face's names of what is drawn and of what is left out when a model is made of another's weights,
+/// and a sentence about them.
+std::tuple<std::vector<std::string>, std::vector<std::string>, std::string> fit_of(const std::string& from,
+                                                                                   const std::string& to) {
+  const WeightFit fit = weight_fit(parse_architecture(from, kOrigin), parse_architecture(to, kOrigin));
+  return {fit.drawn, fit.dropped, fit.text()};
+}
+
 /// Tensors in memory by Hugging Face's names: (name, dtype, shape, address).
 using Views = std::vector<std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t>>;
 
-HfModel model_of(const std::string& config_json, const Views& tensors) {
+HfModel model_of(const std::string& architecture, const Views& tensors) {
   std::vector<TensorView> views;
   for (const auto& [name, dtype, shape, address] : tensors)
     views.push_back({name, float_dtype(dtype), Shape(std::span<const std::int64_t>(shape)),
                      reinterpret_cast<const std::byte*>(address)});
-  return hf_in_memory(config_json, std::move(views));
+  return hf_in_memory(architecture, std::move(views));
 }
 
 /// `tensors`: on rank 0, of every parameter.
-void load_moments_of(PyEngine& self, const std::string& kind, const std::string& config_json,
+void load_moments_of(PyEngine& self, const std::string& kind, const std::string& architecture,
                      const Views& tensors) {
   if (tensors.empty()) return load_moments(self.engine(), kind, nullptr);
-  const HfModel model = model_of(config_json, tensors);
+  const HfModel model = model_of(architecture, tensors);
   load_moments(self.engine(), kind, &model);
 }
 
-HfModel opened(PyEngine& self, const std::string& config_json, const std::optional<Views>& tensors,
-               const std::optional<std::filesystem::path>& folder) {
-  if (folder) {
-    HfModel model = open_model(*folder);
-    check_same_model(self.config().model, model.config(), folder->string());
-    return model;
-  }
-  HfModel model = model_of(config_json, *tensors);
-  check_same_model(self.config().model, model.config(), "the model's state_dict");
+HfModel opened(const ModelConfig& wanted, const std::string& architecture,
+               const std::optional<Views>& tensors, const std::optional<std::filesystem::path>& folder) {
+  HfModel model = folder ? open_model(*folder) : model_of(architecture, *tensors);
+  check_same_model(wanted, model.config(), folder ? folder->string() : "the model's state_dict");
   return model;
 }
 
-/// The weights of the world's rank 0; returns (rank, number of tensors, first name) where others' were
-/// different.
+/// What fits of the weights of the world's rank 0, a model of this architecture; returns (rank, number of
+/// tensors, first name) where others' were different. `changed`: the engine's model may be another one.
 std::vector<std::tuple<int, std::int64_t, std::string>> load_weights_of(
-    PyEngine& self, const std::string& config_json, const std::optional<Views>& tensors,
-    const std::optional<std::filesystem::path>& folder) {
+    PyEngine& self, const std::string& architecture, const std::optional<Views>& tensors,
+    const std::optional<std::filesystem::path>& folder, bool changed) {
+  const HfModelConfig from = parse_architecture(architecture, kOrigin);
+  const ModelConfig own = resolve(self.config().model);
+  const ModelConfig wanted = changed ? model_config_of(from) : own;
+  const WeightFit fit = weight_fit(from, hf_config_of(own));
   Communicator* world = self.world();
   if (world == nullptr) {
-    load_weights(opened(self, config_json, tensors, folder), self.engine());
+    load_weights(opened(wanted, architecture, tensors, folder), fit, self.engine());
     return {};
   }
   const auto open = [&]() -> std::optional<HfModel> {
     if (!tensors && !folder) return std::nullopt;
-    return opened(self, config_json, tensors, folder);
+    return opened(wanted, architecture, tensors, folder);
   };
   std::vector<std::tuple<int, std::int64_t, std::string>> list;
-  for (const WeightDifference& each : load_weights_of_rank_0(
-           open, parse_hf_config(config_json, "the model's config"), *world, self.engine()))
+  for (const WeightDifference& each : load_weights_of_rank_0(open, from, fit, *world, self.engine()))
     list.emplace_back(each.rank, each.tensors, each.first);
   return list;
 }
@@ -374,8 +407,18 @@ void bind_engine(py::module_& module) {
       .def_readonly("global_batch", &Batch::global_batch)
       .def("targets", &count_targets);
 
-  module.def("hf_model_items", &model_items, py::arg("config_json"));
-  module.def("hf_parameters", &parameters_of, py::arg("config_json"));
+  // An architecture: the text of a config.json, or of the object `model` of a tessera.json.
+  module.def("hf_model_types", &hf_model_types);
+  module.def(
+      "hf_model_type",
+      [](const std::string& architecture) {
+        return hf_model_type_of(parse_architecture(architecture, kOrigin));
+      },
+      py::arg("architecture"));
+  module.def("hf_model_items", &model_items, py::arg("architecture"));
+  module.def("hf_parameters", &parameters_of, py::arg("architecture"));
+  module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("changes"));
+  module.def("weight_fit", &fit_of, py::arg("before"), py::arg("after"));
 
   py::class_<PyEngine>(module, "Engine", "One rank's part of training.")
       .def(py::init([](const std::string& config, const std::vector<std::string>& overrides,
@@ -391,8 +434,8 @@ void bind_engine(py::module_& module) {
            py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
       .def("agree", &agree_on, py::arg("batch"), py::arg("call"), py::arg("place"), py::arg("give"))
       .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
-      .def("load_weights", &load_weights_of, py::arg("config_json"), py::arg("tensors"), py::arg("folder"),
-           Released())
+      .def("load_weights", &load_weights_of, py::arg("architecture"), py::arg("tensors"), py::arg("folder"),
+           py::arg("changed"), Released())
       .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
       .def(
           "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
@@ -461,7 +504,7 @@ void bind_engine(py::module_& module) {
            [](PyEngine& self, std::map<std::string, std::string> names) {
              self.engine().set_frozen(std::move(names));
            })
-      .def("load_moments", &load_moments_of, py::arg("kind"), py::arg("config_json"), py::arg("tensors"),
+      .def("load_moments", &load_moments_of, py::arg("kind"), py::arg("architecture"), py::arg("tensors"),
            Released())
       .def("collect_moments", &collect_moments, py::arg("kind"), py::arg("on_rank_0"))
       .def(
@@ -486,8 +529,10 @@ void bind_engine(py::module_& module) {
                              [](PyEngine& self) { return peak_memory_bytes(self.engine().ctx()); })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
-      .def("save_hf", &save_hf, py::arg("out"), py::arg("config_json"), py::arg("dtype"), py::arg("source"),
+      .def("save_hf", &save_hf, py::arg("out"), py::arg("architecture"), py::arg("base"), py::arg("dtype"),
            py::arg("max_shard_bytes"), Released())
+      .def("save_tessera", &save_tessera, py::arg("out"), py::arg("architecture"), py::arg("dtype"),
+           Released())
       .def(
           "save",
           [](PyEngine& self, const std::filesystem::path& root, bool optimizer,

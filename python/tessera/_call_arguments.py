@@ -32,7 +32,7 @@ def check_call(kind: str, input_ids: Any, labels: Any, token_type_ids: Any, othe
     """Checks one call of a model of type `kind`. Errors: InvalidArgument."""
     if input_ids is None:
         raise InvalidArgument("the model was called without input_ids")
-    if token_type_ids is not None and (kind == "gpt2" or bool(token_type_ids.any())):
+    if token_type_ids is not None and (kind in ("gpt2", "gpt_bigcode") or bool(token_type_ids.any())):
         raise InvalidArgument("token_type_ids are not supported; remove that column from the batches")
     check(others)
     keep = others.get("logits_to_keep")

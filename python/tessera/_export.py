@@ -1,4 +1,5 @@
-"""save_pretrained: whole weights from every rank into one Hugging Face folder."""
+"""save_pretrained: whole weights from every rank into one Hugging Face folder, or into one of Tessera's where Transformers has
+no such model."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Optional
 
+from tessera._changed_model import saved_as
 from tessera.errors import ConfigError
+from tessera.logging import get_logger
+
+logger = get_logger(__name__)
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -37,34 +42,49 @@ def save_pretrained(model: Any, folder: Path, state_dict: Optional[dict], max_sh
     name = dtype_name(dtype, session.dtype)
     session.meet("model.save_pretrained()")
     if state_dict is not None:
+        if session.change is not None:
+            raise ConfigError("save_pretrained(state_dict=...) writes the config of the model given to prepare(), and the plugin has made "
+                              "another one of it; leave state_dict out: the weights are gathered anyway")
         if main:
             _save_given(model, folder, state_dict)
         session.state.wait_for_everyone()
         return
     staging = folder / f".saving-{os.getpid()}"
+    kind, base = saved_as(session.architecture, session.config_json)
     if main:
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        session.engine.save_hf(staging if main else folder, session.config_json, name, None, shard_bytes(max_shard_size))
+        target = staging if main else folder
+        if kind is None:
+            session.engine.save_tessera(target, session.architecture, name)
+        else:
+            session.engine.save_hf(target, session.architecture, base, name, shard_bytes(max_shard_size))
         if main:
             _publish(staging, folder)
     finally:
         if main:
             shutil.rmtree(staging, ignore_errors=True)
-    if main and model.generation_config is not None:
+    if kind is None:
+        what = f" ({', '.join(session.change.changes)})" if session.change else ""
+        logger.warning(f"save_pretrained() wrote a Tessera folder to {folder}, as Transformers has no such model{what}: tessera.causal_lm.CausalLM.from_pretrained(), model.init_from and `tessera "
+                       "generate` read it")
+    elif main and model.generation_config is not None:
         model.generation_config.save_pretrained(str(folder))
+    if session.change is not None and kind not in (None, session.kind):
+        logger.warning(f"save_pretrained() wrote a model of the type {kind} to {folder}, which is what the plugin has made of the "
+                       f"{session.kind}: from_pretrained() of AutoModelForCausalLM loads it")
     session.state.wait_for_everyone()
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    """Moves the new files into place; weight files of an earlier save that are not among them go."""
+    """Moves the new files into place; weights and descriptions of an earlier save that are not among them go."""
     new = sorted(staging.iterdir())
     for path in new:
         os.replace(path, folder / path.name)
     names = {path.name for path in new}
-    for old in folder.glob("model*.safetensors*"):
+    for old in (*folder.glob("model*.safetensors*"), folder / "config.json", folder / "tessera.json"):
         if old.name not in names:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
 
 def _save_given(model: Any, folder: Path, state_dict: dict) -> None:

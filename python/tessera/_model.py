@@ -32,7 +32,11 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
         self.config = model.config
         self.generation_config = getattr(model, "generation_config", None)
         self._session = session
-        self._parameters_of_model = dict(model.named_parameters())  # the caller's objects; prepare() ends with taking them over
+        # The caller's objects, as far as the model keeps its parameters; prepare() ends with taking them over.
+        own = dict(model.named_parameters())
+        self._parameters_of_model = {each.name: own[each.name] if each.name in own else
+                                     torch.nn.Parameter(torch.empty(each.shape, dtype=self.dtype, device="meta"))
+                                     for each in session.parameters}
         session.freezing.live = self._parameters_of_model
         session.freezing.reading = torch._C.DisableTorchFunctionSubclass
         self._anchor = torch.zeros((), requires_grad=True)

@@ -17,6 +17,9 @@ logger = get_logger(__name__)
 # Fields of a config that Transformers reads while a model runs, with the only values that the engine computes.
 _RUNNING = {"is_causal": (None, True), "output_hidden_states": (None, False), "output_attentions": (None, False),
             "return_dict": (None, True), "attention_chunk_size": (None,)}
+# Attributes of modules that are a dropout's probability, and the key of the section `model` that it is.
+_PROBABILITIES = {"attention_dropout": "attention_dropout", "attn_dropout": "attention_dropout", "residual_dropout": "dropout",
+                  "embedding_dropout": "embedding_dropout"}
 # Dropout of the section `model`, and where it is.
 _PLACES = {"dropout": "in the residual branches (and after the embedding)", "embedding_dropout": "after the embedding",
            "attention_dropout": "within attention"}
@@ -47,7 +50,7 @@ def _check_config(config: Any) -> None:
         if value not in allowed:
             raise ConfigError(f"config.{key} = {value!r} is not supported; Tessera's models are causal decoders that return loss "
                               f"and logits. Set it to {allowed[-1]!r}")
-    if config.model_type == "gpt2" and set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+    if config.model_type in ("gpt2", "gpt_bigcode") and set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
         raise ConfigError(f"config.layer_types = {config.layer_types!r} is not what a GPT-2 has; take the field out")
 
 
@@ -70,9 +73,10 @@ def _dropouts(model: torch.nn.Module, items: Dict[str, str]) -> Dict[str, float]
     """The probabilities of the modules, which count whatever the config says."""
     found: Dict[str, Dict[str, float]] = {kind: {} for kind in _PLACES if kind in items}
     for name, module in model.named_modules():
-        if hasattr(module, "attention_dropout"):
-            found["attention_dropout"][f"{name}.attention_dropout"] = _probability(name, "attention_dropout", module, model)
-        elif isinstance(module, (torch.nn.Dropout, torch.nn.Identity)):
+        for key, kind in _PROBABILITIES.items():
+            if key in vars(module):
+                found[kind][f"{name}.{key}"] = _probability(name, key, module, model)
+        if isinstance(module, (torch.nn.Dropout, torch.nn.Identity)):
             kind = "attention_dropout" if name.endswith("attn_dropout") else "dropout"
             if name.endswith(".drop") and "embedding_dropout" in found:
                 kind = "embedding_dropout"
@@ -135,17 +139,23 @@ def _sizes_of(twin: Any) -> Dict[str, Any]:
     config, table = twin.config, twin.get_input_embeddings()
     values: Dict[str, Any] = {"vocab_size": table.num_embeddings, "hidden_size": table.embedding_dim,
                               "tied_head": twin.lm_head.weight is table.weight}
-    if config.model_type == "gpt2":
+    if config.model_type in ("gpt2", "gpt_bigcode"):
         layers: List[Any] = list(twin.transformer.h)
         first = layers[0]
         return {**values, "num_layers": len(layers), "num_heads": first.attn.num_heads, "head_dim": first.attn.head_dim,
-                "ffn_hidden_size": first.mlp.c_fc.weight.shape[1], "max_positions": twin.transformer.wpe.num_embeddings,
+                "num_kv_heads": getattr(first.attn, "kv_heads", first.attn.num_heads),
+                "ffn_hidden_size": first.mlp.c_proj.weight.numel() // table.embedding_dim, "max_positions": twin.transformer.wpe.num_embeddings,
                 "norm_eps": first.ln_1.eps}
     layers = list(twin.model.layers[: config.num_hidden_layers])
     first = layers[0]
     attention = first.self_attn
+    if config.model_type == "starcoder2":
+        values.update(ffn_hidden_size=first.mlp.c_fc.out_features, norm_eps=first.input_layernorm.eps,
+                      linear_bias=first.mlp.c_fc.bias is not None)
+    else:
+        values.update(ffn_hidden_size=first.mlp.gate_proj.out_features, norm_eps=first.input_layernorm.variance_epsilon,
+                      linear_bias=first.mlp.gate_proj.bias is not None)
     return {**values, "num_layers": len(layers), "head_dim": attention.head_dim,
             "num_heads": attention.q_proj.out_features // attention.head_dim,
             "num_kv_heads": attention.k_proj.out_features // attention.head_dim,
-            "ffn_hidden_size": first.mlp.gate_proj.out_features, "norm_eps": first.input_layernorm.variance_epsilon,
-            "qkv_bias": attention.q_proj.bias is not None, "linear_bias": first.mlp.gate_proj.bias is not None}
+            "qkv_bias": attention.q_proj.bias is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -12,23 +13,31 @@ from tessera._session import ModelParameter
 from tessera._weights import Source
 from tessera.errors import ConfigError
 
-_FAMILIES = "gpt2, llama, mistral and qwen2"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def _families() -> str:
+    from tessera import _C
+
+    *types, last = _C.hf_model_types()
+    return f"{', '.join(types)} and {last}"
 
 
 def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], Source, str]:
     """Text of config.json, parameters, where the weights are, their dtype. Errors: ConfigError for a model that Tessera
     cannot build."""
+    from tessera import _C
+
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
         raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
-                          f"trains {_FAMILIES}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
+                          f"trains {_families()}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
     if any(isinstance(parameter, EngineParameter) for parameter in model.parameters()):
         raise ConfigError("an earlier prepare() has taken this model's weights, and the object has none any more; use the model that "
                           "prepare() returned, or make it anew")
     kind = getattr(config, "model_type", None)
-    if kind not in ("gpt2", "llama", "mistral", "qwen2"):
-        raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_FAMILIES}. For another decoder whose "
+    if kind not in _C.hf_model_types():
+        raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_families()}. For another decoder whose "
                           "layers are those of one of these, make a config of that type; a model of your own is written in "
                           "C++ (docs/guides/own_model_in_cpp.md)")
     if not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
@@ -61,4 +70,13 @@ def _source_of(model: Any, named: list) -> Source:
         value = (value if value.device.type == "cpu" else value.cpu()).contiguous()
         owner.append(value)
         tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
-    return Source(tensors=tensors, owner=owner)
+    return Source(tensors=tensors, owner=owner, read=_was_read(model, named))
+
+
+def _was_read(model: Any, named: list) -> bool:
+    """Whether from_pretrained() made the model: Transformers marks the parameters that it has read, and leaves the model in
+    eval mode, which before its version 5 is the one sign."""
+    transformers = sys.modules.get("transformers")
+    if transformers is not None and int(transformers.__version__.partition(".")[0]) >= 5:
+        return any(getattr(parameter, "_is_hf_initialized", False) for _, parameter in named)
+    return not model.training and bool(getattr(model.config, "_name_or_path", ""))

@@ -143,27 +143,29 @@ def _refusal(parameter: Any, func: Any) -> ConfigError:
     return _cannot(parameter, name.rstrip(" ="), f"be written to: {_WRITE}" if writes else f"be read: {_READ}")
 
 
-def take_over(model: torch.nn.Module, session: Any) -> None:
+def take_over(model: torch.nn.Module, prepared: Any) -> None:
     """Turns the model's parameters, the same objects, into the engine's, and the model itself into one that only says so.
     Their memory is given back as soon as nobody else holds it."""
-    named = dict(model.named_parameters())
+    session, named = prepared._session, prepared._parameters_of_model
+    shapes = {each.name: each.shape for each in session.parameters}
     with_gradient = [name for name, parameter in named.items() if parameter.grad is not None]
     if with_gradient:
         warn_once(f"{len(with_gradient)} parameters had a gradient before prepare() (the first is {with_gradient[0]}); it is dropped: "
                   "gradients of the prepared model count alone")
     device = torch.device(session.state.device)
     for name, parameter in named.items():
-        _convert(parameter, _tessera_name=name, _tessera_session=weakref.ref(session), _tessera_device=device)
+        _convert(parameter, shapes[name], _tessera_name=name, _tessera_session=weakref.ref(session), _tessera_device=device)
     _retire(model, named)
 
 
-def _convert(parameter: torch.nn.Parameter, **facts: Any) -> None:
+def _convert(parameter: torch.nn.Parameter, shape: Tuple[int, ...], **facts: Any) -> None:
     attributes = dict(parameter.__dict__)
-    if parameter.device.type != "meta":
+    if parameter.device.type != "meta" or tuple(parameter.shape) != shape:
         try:
-            torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad))
+            empty = torch.empty(shape, dtype=parameter.dtype, device="meta")
+            torch.utils.swap_tensors(parameter, torch.nn.Parameter(empty, parameter.requires_grad))
         except RuntimeError:  # something else refers to it: keep the object, let go of the values
-            parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(shape)
     parameter.__class__ = EngineParameter
     parameter.__dict__.update(attributes, **facts)
 

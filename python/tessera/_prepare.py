@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from tessera._agreement import agreed
 from tessera._announce import announce
+from tessera._changed_model import change_of, check_optimizer
 from tessera._facts import accelerator_facts, kind_facts, loader_facts, model_facts, optimizer_facts, scheduler_facts
 from tessera._optimizer_groups import Group, OptimizerDescription
 from tessera._session import Session
@@ -61,6 +62,7 @@ class Preparation:
         self.state = accelerator.state
         self.plugin = self.state.megatron_lm_plugin
         self.described: Dict[int, tuple] = {}  # by place among the objects
+        self.regrouped: List[Tuple[dict, list]] = []  # an optimizer's groups, and the parameters that they came with
 
     @property
     def num_micro_batches(self) -> int:
@@ -76,6 +78,8 @@ class Preparation:
         except BaseException:
             for each, count in zip(lists, counts):
                 del each[count:]
+            for group, parameters in self.regrouped:
+                group["params"] = parameters
             raise
 
     def _run(self, objects: tuple) -> list:
@@ -113,7 +117,7 @@ class Preparation:
         for i in kinds["model"]:  # last: nothing fails after that
             from tessera._parameters import take_over
 
-            take_over(_uncompiled(objects[i]), results[i]._session)
+            take_over(_uncompiled(objects[i]), results[i])
         self._tell_unused(kinds)
         if kinds["optimizer"] and self.accelerator._models:
             announce(self.accelerator)
@@ -173,9 +177,11 @@ class Preparation:
             model = _uncompiled(objects[i])
             described = describe_model(model)
             values = check_model(model, described[0])
-            self.described[i] = (*described, values)
+            change = change_of(self.plugin, described[0], described[2].from_files)
+            self.described[i] = (*described, values, change)
             facts.update(model_facts(described))
             facts["what the model's modules say over its config"] = values
+            facts["what the plugin makes of the model"] = change and change.architecture
             names = _names_of(model)
         for i in kinds["plain"]:
             if hasattr(objects[i], "describe"):
@@ -205,8 +211,8 @@ class Preparation:
         from tessera._model import TesseraModel
 
         model = _uncompiled(model)
-        text, parameters, source, dtype, values = described
-        session = Session(text, parameters, source, self.state, dtype)
+        text, parameters, source, dtype, values, change = described
+        session = Session(text, parameters, source, self.state, dtype, change)
         session.model_values = values
         session.checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         session.grad_scaler = self.accelerator.scaler_handler
@@ -231,6 +237,8 @@ class Preparation:
         if session.trainable:
             raise ConfigError("the model was called in training mode before its optimizer was prepared; prepare the optimizer first, "
                               "or give both to one prepare()")
+        if session.change is not None:
+            self._regroup(optimizer, model)
         description = describe(optimizer, _names_of(model))
         names = [list(group.names) for group in description.groups]
         self._apply_conditions(description, model)
@@ -242,6 +250,22 @@ class Preparation:
         prepared = AcceleratedOptimizer(optimizer, session, self.accelerator.gradient_state, torch_state, moments)
         self.accelerator._optimizers.append(prepared)
         return prepared
+
+    def _regroup(self, optimizer: Any, model: Any) -> None:
+        """Gives the optimizer the parameters of a model that the plugin changes: those it drops go, and those it has besides
+        join the first group that has a parameter of as many dimensions, which is what decides over weight decay."""
+        check_optimizer(optimizer)
+        own = {id(parameter): parameter for parameter in model.parameters()}
+        before = [(group, list(group["params"])) for group in optimizer.param_groups]
+        grouped = {id(parameter) for _, parameters in before for parameter in parameters}
+        self.regrouped += before
+        for group, parameters in before:
+            group["params"] = [parameter for parameter in parameters if id(parameter) in own]
+        for name, parameter in model.named_parameters():
+            if id(parameter) in grouped or name not in model._session.change.added:
+                continue
+            groups = [group for group, _ in before if any(each.dim() == parameter.dim() for each in group["params"])]
+            (groups or [before[0][0]])[0]["params"].append(parameter)
 
     def _apply_conditions(self, description: OptimizerDescription, model: Any) -> None:
         """Splits groups by what the plugin's no_wd_decay_cond and scale_lr_cond say."""

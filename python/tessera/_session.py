@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera._agreement import agreed
+from tessera._changed_model import ChangedModel
 from tessera._documents import DocumentRules
 from tessera._freezing import Freezing
 from tessera._model_batch import model_batch
@@ -35,15 +36,17 @@ class ModelParameter:
 
 
 class Session:
-    """One model in training. `config_json`: the text of its config.json.
+    """One model in training. `config_json`: the text of its config.json; `change`: what the plugin makes of it.
 
     The engine comes into being with build(): before that nothing is allocated and parameters can be put into groups."""
 
     def __init__(self, config_json: str, parameters: Sequence[ModelParameter], source: Source, state: Any,
-                 dtype: str = "float32"):
+                 dtype: str = "float32", change: Optional[ChangedModel] = None):
         from tessera import _C
 
         self.config_json = config_json
+        self.change = change
+        self.architecture = config_json if change is None else change.architecture
         self.config: dict = json.loads(config_json)
         self.source = source
         self.dtype = dtype
@@ -74,11 +77,13 @@ class Session:
         self.unwanted_calls: List[int] = []
         self.unwanted_forwards: List[int] = []
         self._groups = EngineGroups()
-        self._items: Dict[str, str] = dict(_C.hf_model_items(config_json))
+        self._items: Dict[str, str] = dict(_C.hf_model_items(self.architecture))
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         self._told_length = False
-        self.mappings = dict(_C.hf_parameters(config_json))
+        self.mappings = dict(_C.hf_parameters(self.architecture))
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
+        if change is not None:
+            parameters = change.parameters(parameters, ModelParameter)
         self.parameters = [self._placed(parameter) for parameter in parameters]
         self.freezing = Freezing(self)
 
@@ -87,10 +92,15 @@ class Session:
         if ours is None and parameter.name == "lm_head.weight":  # tied: the table's other name
             ours = "embedding.word_embeddings.weight"
         if ours is None:
-            raise ConfigError(f"the model has a parameter '{parameter.name}' that a {self.config.get('model_type')} of this "
+            raise ConfigError(f"the model has a parameter '{parameter.name}' that a {self.kind} of this "
                               "config has not; Tessera builds models from their config alone and cannot train it")
         parameter.ours = ours
         return parameter
+
+    @property
+    def kind(self) -> str:
+        """The model type of the caller's model."""
+        return self.config.get("model_type") or self.config.get("hf_model_type") or "decoder"
 
     @property
     def plugin(self) -> Any:
@@ -127,6 +137,8 @@ class Session:
             config, overrides, changed = self._configuration(start)
             self._groups = EngineGroups(self.optimizer if trainable else None, self.parameters)
             facts.update(engine_facts(config, overrides, changed, self._groups.values, self._groups.of, trainable))
+        if self.change is not None and self.engine is None:
+            logger.warning(self.change.note(self.kind, weights=start.pretrained))
         evaluated = None if self.engine is None else self.collect()
         self.engine = None  # before the other one takes memory
         self.trainable = trainable
@@ -135,7 +147,7 @@ class Session:
         if trainable:
             self.freezing.follow()
         if evaluated is None:
-            load_weights(self.engine, self.config_json, self.source, start)
+            load_weights(self.engine, self.config_json, self.source, start, changed=self.change is not None)
         else:
             _whole_weights.load(self, evaluated, strict=True, unknown_pass=False)
 
@@ -150,7 +162,7 @@ class Session:
         else:
             defaults.update(betas=list(first.betas), eps=first.eps)
         config = native_config(
-            plugin=self.plugin, hf_config=self.config, pretrained=start.pretrained, optimizer_defaults=defaults, world_size=self.state.num_processes,
+            plugin=self.plugin, hf_config=json.loads(self.architecture), optimizer_defaults=defaults, world_size=self.state.num_processes,
             mixed_precision=self.state.mixed_precision, seq_length=self.seq_length, micro_batch_size=self.micro_batch_size,
             seed=start.seed, timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
             cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=self.checkpointed)

@@ -17,12 +17,17 @@ _NONE, _TENSORS, _FOLDER = range(3)
 
 @dataclass
 class Source:
-    """Where weights come from: a folder, tensors in memory (name, dtype, shape, address; `owner` keeps them), or neither:
-    drawn at random."""
+    """Where weights come from: a folder, tensors in memory (name, dtype, shape, address; `owner` keeps them; `read`: they
+    were read from files), or neither: drawn at random."""
 
     folder: Optional[Path] = None
     tensors: Optional[List[Tuple[str, str, Sequence[int], int]]] = None
     owner: Any = None
+    read: bool = False
+
+    @property
+    def from_files(self) -> bool:
+        return self.read or self.folder is not None
 
     @property
     def kind(self) -> int:
@@ -58,12 +63,13 @@ def engine_facts(config: dict, overrides: List[str], changed: dict, groups: List
     return facts
 
 
-def load_weights(engine: Any, config_json: str, source: Source, start: Start) -> None:
-    """Gives the engine the weights of rank 0 and lets go of this rank's. Collective."""
+def load_weights(engine: Any, config_json: str, source: Source, start: Start, changed: bool) -> None:
+    """Gives the engine the weights of rank 0, a model of this config, and lets go of this rank's; of a `changed` model what
+    fits. Collective."""
     if start.pretrained:
         if start.kinds[0] == _FOLDER:
             logger.info(f"weights from {source.folder}")
-        _tell(engine.load_weights(config_json, source.tensors, source.folder))
+        _tell(engine.load_weights(config_json, source.tensors, source.folder, changed))
     else:
         logger.info("the model has no weights yet: they are drawn at random")
         others = [rank for rank, kind in enumerate(start.kinds) if kind != _NONE]

@@ -95,6 +95,9 @@ def overview(session: Any, parameters: Dict[str, Any]) -> str:
     trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     place = ", ".join(f"{axis} {mesh.coordinates[axis]} of {getattr(mesh, axis)}" for axis in ("tp", "pp", "dp"))
     held = "made at the first call" if session.engine is None else f"{session.engine.elements_held:,} parameters"
-    return (f"TesseraModel({session.config.get('model_type')}: {items['num_layers']} layers of width {items['hidden_size']}, vocabulary "
+    kind = session.kind
+    if session.change is not None:
+        kind = f"{kind} changed by the plugin, {', '.join(session.change.changes)}"
+    return (f"TesseraModel({kind}: {items['num_layers']} layers of width {items['hidden_size']}, vocabulary "
             f"{items['vocab_size']}\n  parameters: {sum(sizes):,} in {len(sizes)} tensors; {trained:,} trained, {sum(sizes) - trained:,} "
             f"frozen\n  this rank's part ({place}): {held} on {session.state.device}\n)")

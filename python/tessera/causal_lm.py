@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
+from tessera._changed_model import change_of
 from tessera._open_calls import OpenCall
 from tessera._optimizer_groups import Group, OptimizerDescription
 from tessera._session import ModelParameter, Session
@@ -16,20 +17,23 @@ __all__ = ["AdamW", "CausalLM", "Loss"]
 
 
 class CausalLM:
-    """A decoder described by a Hugging Face config (a dict, or a folder with config.json). prepare() makes it trainable.
+    """A decoder described by a Hugging Face config (a dict, or a folder with config.json), or by a Tessera folder. prepare()
+    makes it trainable.
 
     >>> model = CausalLM({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 257, "n_positions": 128})
     """
 
     def __init__(self, config: Union[dict, str, Path], folder: Optional[Path] = None):
         if isinstance(config, (str, Path)):
-            config = json.loads((Path(config) / "config.json").read_text())
+            own = Path(config) / "tessera.json"
+            config = json.loads((own if own.is_file() else Path(config) / "config.json").read_text())
+            config = config["model"] if own.is_file() else config
         self.config: dict = dict(config)
         self.folder = folder
 
     @classmethod
     def from_pretrained(cls, folder: Union[str, Path]) -> "CausalLM":
-        """With the weights of a Hugging Face folder (safetensors), which are read by each rank in part."""
+        """With the weights of a Hugging Face folder (safetensors) or a Tessera folder, which are read by each rank in part."""
         return cls(folder, Path(folder))
 
     def describe(self) -> Tuple[str, List[ModelParameter], Source, str]:
@@ -193,7 +197,8 @@ def prepare_plain(accelerator: Any, obj: Any) -> Any:
     """A CausalLM or AdamW as the engine uses it."""
     if isinstance(obj, CausalLM):
         text, parameters, source, dtype = obj.describe()
-        session = Session(text, parameters, source, accelerator.state, dtype)
+        change = change_of(accelerator.state.megatron_lm_plugin, text, source.from_files)
+        session = Session(text, parameters, source, accelerator.state, dtype, change)
         session.grad_scaler = accelerator.scaler_handler
         return PlainModel(session, obj)
     if not accelerator._models or not isinstance(accelerator._models[0], PlainModel):

@@ -21,6 +21,7 @@ constexpr Defaults kGpt2{12, 768, 12, 0, 0, 50257, 1024, 0};
 constexpr Defaults kLlama{32, 4096, 32, 0, 11008, 32000, 2048, 0};
 constexpr Defaults kMistral{32, 4096, 32, 8, 14336, 32000, 131072, 4096};
 constexpr Defaults kQwen2{32, 4096, 32, 32, 22016, 151936, 32768, 4096};
+constexpr Defaults kStarcoder2{30, 3072, 24, 2, 12288, 49152, 4096, 0};
 
 /// One config.json being read, with a default for each key.
 struct Reader {
@@ -120,8 +121,9 @@ void read_rope(const Reader& in, HfModelConfig& config) {
     scaling->fail("low_freq_factor must be positive and below high_freq_factor", Reader::kWay);
 }
 
-std::string gpt2_activation(const Reader& in) {
-  const auto activation = in.root.find("activation_function");
+/// Of an MLP without a gate; an absent key is GELU by tanh, under one of its names.
+std::string plain_activation(const Reader& in, const char* key) {
+  const auto activation = in.root.find(key);
   const std::string name = activation ? activation->text() : "gelu_new";
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return "gelu_tanh";
   if (name != "gelu" && name != "relu")
@@ -131,7 +133,8 @@ std::string gpt2_activation(const Reader& in) {
   return name;
 }
 
-HfModelConfig read_gpt2(const Reader& in) {
+/// GPT-2, or with `bigcode` GPTBigCode: the same but for its one key and value head.
+HfModelConfig read_gpt2(const Reader& in, bool bigcode) {
   HfModelConfig config;
   config.family = "gpt2";
   config.num_layers = in.size("n_layer", kGpt2.layers, "num_hidden_layers", kMaxLayers);
@@ -147,7 +150,13 @@ HfModelConfig read_gpt2(const Reader& in) {
   config.attention_dropout = in.probability("attn_pdrop", 0.1);
   const double embedding = in.probability("embd_pdrop", 0.1);
   if (embedding != config.dropout) config.embedding_dropout = embedding;
-  config.activation = gpt2_activation(in);
+  config.activation = plain_activation(in, "activation_function");
+  if (bigcode) {
+    if (!in.flag("multi_query", true))
+      in.root["multi_query"].fail("must be true or absent: all heads full make a GPT-2",
+                                  "Make the model with model_type gpt2.");
+    config.num_kv_heads = 1;
+  }
   in.require_flag("scale_attn_weights", true);
   in.require_flag("scale_attn_by_inverse_layer_idx", false);
   in.require_flag("add_cross_attention", false);
@@ -162,16 +171,15 @@ HfModelConfig read_gpt2(const Reader& in) {
 /// Which keys a position sees, where that can be fewer than all before it.
 void read_window(const Reader& in, const std::string& model_type, const Defaults& absent,
                  HfModelConfig& config) {
-  const bool qwen = model_type == "qwen2",
-             on = model_type == "mistral" || in.flag("use_sliding_window", false);
+  const bool qwen = model_type == "qwen2", always = model_type == "mistral" || model_type == "starcoder2",
+             on = always || (qwen && in.flag("use_sliding_window", false));
   // Of a missing key Transformers takes its default, of null that there is no window.
   const bool has_window =
-      on && absent.window > 0 && (in.is_absent("sliding_window") || in.root.find("sliding_window"));
+      on && (in.is_absent("sliding_window") ? absent.window > 0 : in.root.find("sliding_window").has_value());
   const std::int64_t window = has_window ? in.size("sliding_window", absent.window) : 0;
   const auto layers = in.root.find("layer_types");
-  bool used =
-      model_type == "mistral" ||
-      (qwen && !layers && in.number("max_window_layers", 28) < static_cast<double>(config.num_layers));
+  bool used = always || (qwen && !layers &&
+                         in.number("max_window_layers", 28) < static_cast<double>(config.num_layers));
   for (std::size_t i = 0; layers && i < layers->size(); ++i) {
     const std::string& type = (*layers)[i].text();
     const bool slides = type == "sliding_attention" && qwen && has_window;
@@ -209,22 +217,11 @@ void check_llama_sizes(const Reader& in, const HfModelConfig& config) {
     in.root.fail(detail::concat("rotary heads must have even width, not ", config.head_dim), Reader::kWay);
 }
 
-HfModelConfig read_llama(const Reader& in, const std::string& model_type) {
-  const Defaults& absent = model_type == "mistral" ? kMistral : model_type == "qwen2" ? kQwen2 : kLlama;
-  HfModelConfig config;
-  config.family = "llama";
-  config.num_layers = in.size("num_hidden_layers", absent.layers, nullptr, kMaxLayers);
-  config.hidden_size = in.size("hidden_size", absent.width);
-  config.num_heads = in.size("num_attention_heads", absent.heads);
-  const bool own_kv = in.is_absent("num_key_value_heads") && absent.kv_heads > 0;
-  config.num_kv_heads = in.size("num_key_value_heads", own_kv ? absent.kv_heads : config.num_heads);
-  config.ffn_hidden_size = in.size("intermediate_size", absent.ffn);
-  config.vocab_size = in.size("vocab_size", absent.vocabulary);
-  config.max_positions = in.size("max_position_embeddings", absent.positions);
+void read_llama_parts(const Reader& in, const std::string& model_type, HfModelConfig& config) {
+  config.norm = "rmsnorm";
   config.norm_eps = in.positive("rms_norm_eps", 1e-6, 1.0);
   config.activation = "swiglu";
   config.tied_head = in.flag("tie_word_embeddings", false);
-  config.attention_dropout = in.probability("attention_dropout", 0.0);
   config.qkv_bias = model_type == "qwen2";
   if (model_type == "llama") {  // the others have the keys only by mistake, and Transformers passes over them
     config.qkv_bias = config.proj_bias = in.flag("attention_bias", false);
@@ -233,6 +230,38 @@ HfModelConfig read_llama(const Reader& in, const std::string& model_type) {
   if (const auto activation = in.root.find("hidden_act");
       activation && activation->text() != "silu" && activation->text() != "swish")
     activation->fail("\"" + activation->text() + "\" is not supported; silu is", "Use a model with SwiGLU.");
+}
+
+void read_starcoder2_parts(const Reader& in, HfModelConfig& config) {
+  config.norm_eps = in.positive("norm_epsilon", 1e-5, 1.0);
+  config.activation = plain_activation(in, "hidden_act");
+  config.tied_head = in.flag("tie_word_embeddings", true);
+  config.qkv_bias = config.proj_bias = config.linear_bias = in.flag("use_bias", true);
+  config.dropout = in.probability("residual_dropout", 0.0);
+  const double embedding = in.probability("embedding_dropout", 0.0);
+  if (embedding != config.dropout) config.embedding_dropout = embedding;
+}
+
+/// The decoders whose config.json has Llama's keys.
+HfModelConfig read_rotary(const Reader& in, const std::string& model_type) {
+  const bool starcoder = model_type == "starcoder2";
+  const Defaults& absent = model_type == "mistral" ? kMistral
+                           : model_type == "qwen2" ? kQwen2
+                           : starcoder             ? kStarcoder2
+                                                   : kLlama;
+  HfModelConfig config;
+  config.family = starcoder ? "gpt2" : "llama";
+  config.position_embedding = "rotary";
+  config.num_layers = in.size("num_hidden_layers", absent.layers, nullptr, kMaxLayers);
+  config.hidden_size = in.size("hidden_size", absent.width);
+  config.num_heads = in.size("num_attention_heads", absent.heads);
+  const bool own_kv = in.is_absent("num_key_value_heads") && absent.kv_heads > 0;
+  config.num_kv_heads = in.size("num_key_value_heads", own_kv ? absent.kv_heads : config.num_heads);
+  config.ffn_hidden_size = in.size("intermediate_size", absent.ffn);
+  config.vocab_size = in.size("vocab_size", absent.vocabulary);
+  config.max_positions = in.size("max_position_embeddings", absent.positions);
+  config.attention_dropout = in.probability("attention_dropout", 0.0);
+  starcoder ? read_starcoder2_parts(in, config) : read_llama_parts(in, model_type, config);
   config.head_dim = in.size("head_dim", config.hidden_size / config.num_heads);
   check_llama_sizes(in, config);
   read_window(in, model_type, absent, config);
@@ -262,10 +291,17 @@ void check_common(const Reader& in) {
     in.require_absent(key, "is not supported", 1.0);
 }
 
+std::string list_of_types() {
+  const std::vector<std::string>& types = hf_model_types();
+  std::string text = types.front();
+  for (std::size_t i = 1; i < types.size(); ++i) text += (i + 1 < types.size() ? ", " : " and ") + types[i];
+  return text;
+}
+
 void check_architecture(const JsonView& root, const std::string& model_type) {
   const std::vector<std::string> known = architectures_of(model_type);
   if (known.empty())
-    root["model_type"].fail("\"" + model_type + "\" is not supported; gpt2, llama, mistral and qwen2 are",
+    root["model_type"].fail("\"" + model_type + "\" is not supported; " + list_of_types() + " are",
                             "Use a model of one of these types.");
   const auto list = root.find("architectures");
   for (std::size_t i = 0; list && i < list->size(); ++i) {
@@ -282,13 +318,20 @@ HfModelConfig read_config(const std::string& text, const std::string& origin) {
   const std::string model_type = in.root["model_type"].text();
   check_architecture(in.root, model_type);
   check_common(in);
-  HfModelConfig config = model_type == "gpt2" ? read_gpt2(in) : read_llama(in, model_type);
+  const bool bigcode = model_type == "gpt_bigcode";
+  HfModelConfig config =
+      bigcode || model_type == "gpt2" ? read_gpt2(in, bigcode) : read_rotary(in, model_type);
   config.model_type = model_type;
-  config.init_std = in.positive("initializer_range", 0.02, 1e6);
+  config.init_std = in.positive("initializer_range", model_type == "starcoder2" ? 0.018042 : 0.02, 1e6);
   return config;
 }
 
 }  // namespace
+
+HfModelConfig parse_architecture(const std::string& text, const std::string& origin) {
+  const Json document = parse_json(text, origin);
+  return document.contains("hf_model_type") ? parse_model_json(text, origin) : parse_hf_config(text, origin);
+}
 
 HfModelConfig parse_hf_config(const std::string& text, const std::string& origin) {
   try {

@@ -259,7 +259,7 @@ std::vector<std::uint64_t> HfModel::digests() const {
 std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::string config_json,
                                                       const std::string& config_origin,
                                                       std::unique_ptr<HfStorage> storage) {
-  HfModelConfig config = parse_hf_config(config_json, config_origin);
+  HfModelConfig config = parse_architecture(config_json, config_origin);
   auto impl = std::make_unique<Impl>(std::move(origin), std::move(config), std::move(storage));
   const std::string usual = usual_prefix(impl->config);
   const auto& entries = impl->tensors->entries();
@@ -282,8 +282,8 @@ HfModel open_hf(const fs::path& dir) {
   return HfModel(HfModel::Impl::checked(dir, std::move(text), config_path.string(), files_of(dir)));
 }
 
-HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors) {
-  return HfModel(HfModel::Impl::checked("the model's state_dict", config_json, "the model's config",
+HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors) {
+  return HfModel(HfModel::Impl::checked("the model's state_dict", architecture, "the model's config",
                                         memory_of(std::move(tensors))));
 }
 

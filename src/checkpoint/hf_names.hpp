@@ -16,7 +16,7 @@ std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string&
 /// Classes of a model type that are supported, the one with a head first; none for an unknown type.
 std::vector<std::string> architectures_of(const std::string& model_type);
 
-/// "transformer." for GPT-2, "model." for Llama: what the full language model's names begin with.
+/// "transformer." for GPT-2 and GPTBigCode, else "model.": what the full language model's names begin with.
 std::string usual_prefix(const HfModelConfig& config);
 
 /// True for buffers that old versions stored and that hold nothing learned (causal masks, rotary

@@ -18,18 +18,12 @@ MlpActivation activation_of(const std::string& name) {
   throw CheckpointError("activation " + name + " is not supported: gelu_tanh, gelu, relu and swiglu are");
 }
 
-const char* activation_name(MlpActivation activation) {
-  switch (activation) {
-    case MlpActivation::gelu_tanh:
-      return "gelu_tanh";
-    case MlpActivation::gelu:
-      return "gelu";
-    case MlpActivation::relu:
-      return "relu";
-    case MlpActivation::swiglu:
-      return "swiglu";
+PositionKind positions_of(const std::string& name) {
+  for (const PositionKind kind :
+       {PositionKind::learned, PositionKind::rotary, PositionKind::alibi, PositionKind::none}) {
+    if (name == name_of(kind)) return kind;
   }
-  throw InternalError("unknown activation");
+  throw CheckpointError("positions " + name + " are not known");
 }
 
 RopeScaling scaling_of(const HfRopeScaling& hf) {
@@ -49,9 +43,8 @@ HfRopeScaling hf_scaling_of(const RopeScaling& scaling) {
 }  // namespace
 
 ModelConfig model_config_of(const HfModelConfig& hf) {
-  const bool gpt2 = hf.family == "gpt2";
   ModelConfig c;
-  c.family = gpt2 ? Family::gpt2 : Family::llama;
+  c.family = hf.family == "gpt2" ? Family::gpt2 : Family::llama;
   c.num_layers = hf.num_layers;
   c.hidden_size = hf.hidden_size;
   c.num_heads = hf.num_heads;
@@ -63,8 +56,8 @@ ModelConfig model_config_of(const HfModelConfig& hf) {
   c.dropout = hf.dropout;
   c.attention_dropout = hf.attention_dropout;
   c.embedding_dropout = hf.embedding_dropout;
-  c.position_embedding = gpt2 ? PositionKind::learned : PositionKind::rotary;
-  c.norm = gpt2 ? NormStyle::layernorm : NormStyle::rmsnorm;
+  c.position_embedding = positions_of(hf.position_embedding);
+  c.norm = hf.norm == "layernorm" ? NormStyle::layernorm : NormStyle::rmsnorm;
   c.norm_eps = hf.norm_eps;
   c.activation = activation_of(hf.activation);
   c.tied_head = hf.tied_head;
@@ -75,24 +68,15 @@ ModelConfig model_config_of(const HfModelConfig& hf) {
   c.padding_id = hf.padding_id;
   c.init_std = hf.init_std;
   c.rope_theta = hf.rope_theta;
+  c.rope_fraction = hf.rope_fraction;
+  c.rope_interleaved = hf.rope_interleaved;
   c.rope_scaling = scaling_of(hf.rope_scaling);
   return resolve(c);
 }
 
 HfModelConfig hf_config_of(const ModelConfig& config) {
-  const bool gpt2 = config.family == Family::gpt2;
-  const bool plain =
-      gpt2 ? config.position_embedding == PositionKind::learned && config.norm == NormStyle::layernorm
-           : config.position_embedding == PositionKind::rotary && config.norm == NormStyle::rmsnorm &&
-                 !config.rope_interleaved && config.rope_fraction == 1.0;
-  TESSERA_ENSURE(
-      CheckpointError, plain,
-      "only GPT-2 (learned positions, LayerNorm) and Llama (rotary pairs (i, i + d/2) over the whole head, "
-      "RMSNorm) have a Hugging Face form; this model changes model.position_embedding, model.norm or "
-      "model.rope_*");
   HfModelConfig hf;
-  hf.family = gpt2 ? "gpt2" : "llama";
-  hf.model_type = config.sliding_window ? "mistral" : hf.family;  // which Hugging Face's llama has not
+  hf.family = name_of(config.family);
   hf.num_layers = config.num_layers;
   hf.hidden_size = config.hidden_size;
   hf.num_heads = config.num_heads;
@@ -102,7 +86,7 @@ HfModelConfig hf_config_of(const ModelConfig& config) {
   hf.vocab_size = config.vocab_size;
   hf.max_positions = config.max_positions;
   hf.norm_eps = config.norm_eps;
-  hf.activation = activation_name(*config.activation);
+  hf.activation = name_of(*config.activation);
   hf.tied_head = *config.tied_head;
   hf.qkv_bias = *config.qkv_bias;
   hf.linear_bias = *config.linear_bias;
@@ -110,11 +94,18 @@ HfModelConfig hf_config_of(const ModelConfig& config) {
   hf.sliding_window = config.sliding_window;
   hf.padding_id = config.padding_id;
   hf.init_std = config.init_std;
-  hf.rope_theta = config.rope_theta;
-  hf.rope_scaling = hf_scaling_of(config.rope_scaling);
+  hf.position_embedding = name_of(*config.position_embedding);
+  hf.norm = name_of(*config.norm);
+  if (config.position_embedding == PositionKind::rotary) {
+    hf.rope_fraction = config.rope_fraction;
+    hf.rope_interleaved = config.rope_interleaved;
+    hf.rope_theta = config.rope_theta;
+    hf.rope_scaling = hf_scaling_of(config.rope_scaling);
+  }
   hf.dropout = config.dropout;
   hf.attention_dropout = config.attention_dropout;
   if (config.embedding_dropout != config.dropout) hf.embedding_dropout = config.embedding_dropout;
+  hf.model_type = hf_model_type_of(hf).value_or("");
   return hf;
 }
 
@@ -142,20 +133,14 @@ void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const 
                  " holds another model than the configuration:", differences);
 }
 
-void read_weights(const HfModel& model, std::span<const StatePiece> pieces, const ExecCtx& ctx) {
-  std::vector<float> box;
-  for (const StatePiece& piece : pieces) {
-    for (const auto& [place, values] : piece.boxes()) {
-      box.resize(static_cast<std::size_t>(place.shape.numel()));
-      model.read_f32(piece.parameter->name(), {place.global, place.shape}, box);
-      values.write(ctx, box.data());
+void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine) {
+  on_every_rank(ExecCtx::cpu(1), engine.mesh().world(), [&] {
+    for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
+      const auto kept = fit.kept.find(piece.parameter->name());
+      if (kept == fit.kept.end()) continue;
+      for (const KeptRows& rows : kept->second) read_rows(model, rows, piece, engine.ctx());
     }
-  }
-}
-
-void load_weights(const HfModel& model, Engine& engine) {
-  on_every_rank(ExecCtx::cpu(1), engine.mesh().world(),
-                [&] { read_weights(model, engine.params().pieces(PieceSet::held), engine.ctx()); });
+  });
   engine.params().gather_weights();
 }
 
@@ -165,7 +150,7 @@ void load_pretrained(const std::filesystem::path& folder, const ModelConfig& con
     model.emplace(open_model(folder));
     check_same_model(config, model->config(), folder.string());
   });
-  load_weights(*model, engine);
+  load_weights(*model, weight_fit(model->config(), model->config()), engine);
 }
 
 void load_parameter(Engine& engine, const std::string& name, const Tensor& whole) {

@@ -76,14 +76,15 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-void send(const HfModel* own, const HfMapping& mapping, const std::vector<StatePiece>& pieces,
-          Communicator& world, const ExecCtx& ctx, FirstError& error) {
+/// `mapping`: the parameter that rank 0's model has the rows in.
+void send(const HfModel* own, const HfMapping& mapping, const KeptRows& kept,
+          const std::vector<StatePiece>& pieces, Communicator& world, const ExecCtx& ctx, FirstError& error) {
   const ExecCtx host = ExecCtx::cpu(1);
   const std::int64_t row = mapping.shape.numel() / mapping.shape[0];
   const std::int64_t rows = std::max<std::int64_t>(1, kBlockElements / row);
-  for (std::int64_t begin = 0; begin < mapping.shape[0]; begin += rows) {
-    const TensorSlice block =
-        TensorSlice::rows(mapping.shape, begin, std::min(mapping.shape[0], begin + rows));
+  for (std::int64_t begin = 0; begin < kept.count; begin += rows) {
+    const std::int64_t end = std::min(kept.count, begin + rows);
+    TensorSlice block = TensorSlice::rows(mapping.shape, kept.there + begin, kept.there + end);
     const Tensor values = Tensor::empty(host, block.shape, DType::f32);
     if (world.rank() == 0) {
       error.keep_of([&] {
@@ -91,15 +92,25 @@ void send(const HfModel* own, const HfMapping& mapping, const std::vector<StateP
       });
     }
     world.broadcast(host, values, 0).wait(host);
+    block.offset[0] = kept.here + begin;
     keep_part(pieces, block, values.data<float>(), ctx);
   }
+}
+
+/// The rows that a tensor fills; null for one that is not kept.
+const KeptRows* kept_of(const WeightFit& fit, const HfMapping& mapping, const HfPart& part) {
+  const auto rows = fit.kept.find(mapping.name);
+  if (rows == fit.kept.end()) return nullptr;
+  const auto found = std::find_if(rows->second.begin(), rows->second.end(),
+                                  [&](const KeptRows& each) { return each.tensor == part.name; });
+  return found == rows->second.end() ? nullptr : &*found;
 }
 
 }  // namespace
 
 std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::optional<HfModel>()>& open,
-                                                     const HfModelConfig& config, Communicator& world,
-                                                     Engine& engine) {
+                                                     const HfModelConfig& config, const WeightFit& fit,
+                                                     Communicator& world, Engine& engine) {
   std::optional<HfModel> opened;
   on_every_rank(ExecCtx::cpu(1), world, [&] {
     try {
@@ -118,9 +129,10 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
   FirstError error;
   std::size_t number = 0;
   for (const HfMapping& mapping : mappings) {
-    bool differs = false;
     for (const HfPart& part : mapping.parts) {
-      for (int rank = 1; rank < world.size(); ++rank) {
+      const KeptRows* kept = kept_of(fit, mapping, part);
+      bool differs = false;
+      for (int rank = 1; kept != nullptr && rank < world.size(); ++rank) {
         const auto& theirs = digests[static_cast<std::size_t>(rank)];
         if (!theirs.empty() && theirs.at(number) == digests[0].at(number)) continue;
         WeightDifference& difference = found[rank];
@@ -129,11 +141,14 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
         differs = true;
       }
       ++number;
-    }
-    if (differs) {
-      send(own, mapping, pieces[mapping.name], world, engine.ctx(), error);
-    } else {
-      error.keep_of([&] { read_weights(*own, pieces[mapping.name], engine.ctx()); });
+      if (kept == nullptr) continue;
+      if (differs) {
+        send(own, mapping, *kept, pieces[mapping.name], world, engine.ctx(), error);
+      } else {
+        error.keep_of([&] {
+          for (const StatePiece& piece : pieces[mapping.name]) read_rows(*own, *kept, piece, engine.ctx());
+        });
+      }
     }
   }
   error.tell(world);

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <functional>
 
 #include "hf_folder.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -9,6 +10,22 @@ namespace {
 HfModelConfig parse(const Json& config) { return parse_hf_config(config.dump(), "config.json"); }
 Json llama() { return HfFolder::llama(false, false, false).config; }
 Json gpt2() { return HfFolder::gpt2("", true, false).config; }
+Json bigcode() {
+  Json config = gpt2();
+  config["model_type"] = "gpt_bigcode";
+  config.erase("architectures");
+  config.erase("activation_function");
+  return config;
+}
+Json starcoder2() {
+  return {{"model_type", "starcoder2"},
+          {"hidden_size", 24},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 6},
+          {"num_key_value_heads", 2},
+          {"intermediate_size", 7},
+          {"vocab_size", 11}};
+}
 
 void refuse(Json config, const char* key, const Json& value, const char* what) {
   config[key] = value;
@@ -53,6 +70,72 @@ TEST(HfConfig, LlamaFieldsAndDefaults) {
   EXPECT_FALSE(got.tied_head || got.qkv_bias || got.proj_bias || got.linear_bias);
 }
 
+TEST(HfConfig, BigcodeIsAGpt2WithOneKeyAndValueHead) {
+  const HfModelConfig got = parse(bigcode());
+  EXPECT_EQ(got.num_heads, 3);
+  EXPECT_EQ(got.num_kv_heads, 1);
+  EXPECT_EQ(got.activation, "gelu_tanh");
+  EXPECT_EQ(got.position_embedding, "learned");
+  // Its linears are stored [out, in].
+  EXPECT_EQ(hf_mappings(got)[4].parts[0].name, "transformer.h.0.attn.c_attn.weight");
+  EXPECT_EQ(hf_mappings(got)[4].parts[0].shape, (Shape{10, 6}));
+  EXPECT_FALSE(hf_mappings(got)[4].parts[0].transposed);
+  refuse(bigcode(), "multi_query", false, "all heads full make a GPT-2");
+}
+
+TEST(HfConfig, Starcoder2FieldsAndDefaults) {
+  const HfModelConfig got = parse(starcoder2());
+  EXPECT_EQ(got.position_embedding, "rotary");
+  EXPECT_EQ(got.norm, "layernorm");
+  EXPECT_EQ(got.norm_eps, 1e-5);
+  EXPECT_EQ(got.activation, "gelu_tanh");
+  EXPECT_EQ(got.head_dim, 4);
+  EXPECT_EQ(got.max_positions, 4096);
+  EXPECT_EQ(got.init_std, 0.018042);
+  EXPECT_TRUE(got.tied_head && got.qkv_bias && got.proj_bias && got.linear_bias);
+  EXPECT_FALSE(got.sliding_window);
+  Json config = starcoder2();
+  config["use_bias"] = false;
+  config["sliding_window"] = 5;
+  config["residual_dropout"] = 0.2;
+  config["hidden_act"] = "relu";
+  EXPECT_FALSE(parse(config).qkv_bias || parse(config).proj_bias || parse(config).linear_bias);
+  EXPECT_EQ(parse(config).sliding_window, 5);
+  EXPECT_EQ(parse(config).dropout, 0.2);
+  EXPECT_EQ(parse(config).embedding_dropout, 0.0);
+  EXPECT_EQ(parse(config).activation, "relu");
+  refuse(starcoder2(), "hidden_act", "silu", "\"silu\" is not supported; gelu_new");
+}
+
+/// What Transformers has for a model that is changed in one thing.
+std::string type_of(Json json, const std::function<void(HfModelConfig&)>& change) {
+  HfModelConfig config = parse(json);
+  change(config);
+  return hf_model_type_of(config).value_or("none");
+}
+
+TEST(HfConfig, AChangedModelHasTheTypeThatComputesTheSame) {
+  using C = HfModelConfig;
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = "relu"; }), "gpt2");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.num_kv_heads = 1; }), "gpt_bigcode");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = "rotary"; }), "starcoder2");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = "alibi"; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.norm = "rmsnorm"; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = "swiglu"; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.linear_bias = c.proj_bias = false; }), "none");
+  EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.rope_interleaved = true; }), "none");
+  EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.qkv_bias = false; }), "none");
+  EXPECT_EQ(type_of(llama(), [](C& c) { c.qkv_bias = true; }), "qwen2");
+  EXPECT_EQ(type_of(llama(), [](C& c) { c.sliding_window = 8; }), "mistral");
+  HfModelConfig alibi = parse(gpt2());
+  alibi.position_embedding = "alibi";
+  alibi.model_type.clear();
+  expect_error<ConfigError>([&] { make_hf_config(alibi, "", DType::f32); }, "has no Hugging Face form",
+                            "not gpt2 (its positions are learned, not alibi)", "not starcoder2");
+  EXPECT_EQ(parse_model_json(to_model_json(alibi), "x"), alibi);
+  EXPECT_EQ(parse_architecture(to_model_json(alibi), "x"), alibi);
+}
+
 TEST(HfConfig, RopeInBothSpellings) {
   const HfRopeScaling llama3{"llama3", 8.0, 1.0, 4.0, 8192};
   Json config = llama();
@@ -84,7 +167,8 @@ TEST(HfConfig, RopeInBothSpellings) {
 }
 
 TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
-  refuse(gpt2(), "model_type", "opt", "\"opt\" is not supported; gpt2, llama, mistral and qwen2 are");
+  refuse(gpt2(), "model_type", "opt",
+         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral and starcoder2 are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");
@@ -140,6 +224,13 @@ TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
   configs.back().erase("architectures");
   configs.back().erase("head_dim");
   configs.back()["hidden_size"] = 24;
+  configs.push_back(bigcode());
+  configs.push_back(starcoder2());
+  configs.push_back(starcoder2());
+  configs.back()["use_bias"] = false;
+  configs.back()["sliding_window"] = 16;
+  configs.back()["embedding_dropout"] = 0.25;
+  configs.back()["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
   for (const char* type : {"mistral", "qwen2"}) {  // with a window, and a padding row
     configs.push_back(llama());
     configs.back()["model_type"] = type;

@@ -19,6 +19,13 @@ LLAMA = {
     "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
     "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
 }
+STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "vocab_size": 211, "hidden_size": 60,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3, "intermediate_size": 131,
+    "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5, "use_bias": True,
+    "rope_theta": 10000.0, "sliding_window": None, "tie_word_embeddings": True, "attention_dropout": 0.0,
+    "residual_dropout": 0.0, "embedding_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -27,6 +34,9 @@ MODELS = {
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 32},
     },
+    "gpt_bigcode": GPT2 | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", "multi_query": True,
+                           "activation_function": "gelu_pytorch_tanh"},
+    "starcoder2": STARCODER2,
 }
 
 KINDS = ("plain", "padded", "packed")
@@ -35,7 +45,8 @@ KINDS = ("plain", "padded", "packed")
 def weight_shapes(config: dict) -> dict:
     """Names and shapes of a model's tensors as Transformers saves them."""
     shapes = {}
-    if config["model_type"] == "gpt2":
+    if config["model_type"] in ("gpt2", "gpt_bigcode"):
+        bigcode = config["model_type"] == "gpt_bigcode"
         c, f = config["n_embd"], config["n_inner"] or 4 * config["n_embd"]
         shapes["transformer.wte.weight"] = (config["vocab_size"], c)
         shapes["transformer.wpe.weight"] = (config["n_positions"], c)
@@ -43,20 +54,27 @@ def weight_shapes(config: dict) -> dict:
             h = f"transformer.h.{i}."
             for norm in ("ln_1", "ln_2"):
                 shapes |= {f"{h}{norm}.weight": (c,), f"{h}{norm}.bias": (c,)}
-            for name, (rows, columns) in {"attn.c_attn": (c, 3 * c), "attn.c_proj": (c, c), "mlp.c_fc": (c, f),
+            qkv = c + 2 * c // config["n_head"] if bigcode else 3 * c
+            for name, (rows, columns) in {"attn.c_attn": (c, qkv), "attn.c_proj": (c, c), "mlp.c_fc": (c, f),
                                           "mlp.c_proj": (f, c)}.items():
-                shapes |= {f"{h}{name}.weight": (rows, columns), f"{h}{name}.bias": (columns,)}
+                shapes |= {f"{h}{name}.weight": (columns, rows) if bigcode else (rows, columns), f"{h}{name}.bias": (columns,)}
         return shapes | {"transformer.ln_f.weight": (c,), "transformer.ln_f.bias": (c,)}
-    c, d, f = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    c, f = config["hidden_size"], config["intermediate_size"]
+    d = config.get("head_dim") or c // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     shapes["model.embed_tokens.weight"] = (config["vocab_size"], c)
     for i in range(config["num_hidden_layers"]):
         h = f"model.layers.{i}."
         shapes |= {f"{h}input_layernorm.weight": (c,), f"{h}post_attention_layernorm.weight": (c,),
                    f"{h}self_attn.q_proj.weight": (q, c), f"{h}self_attn.k_proj.weight": (kv, c),
-                   f"{h}self_attn.v_proj.weight": (kv, c), f"{h}self_attn.o_proj.weight": (c, q),
-                   f"{h}mlp.gate_proj.weight": (f, c), f"{h}mlp.up_proj.weight": (f, c), f"{h}mlp.down_proj.weight": (c, f)}
+                   f"{h}self_attn.v_proj.weight": (kv, c), f"{h}self_attn.o_proj.weight": (c, q)}
+        if config["model_type"] == "starcoder2":
+            shapes |= {f"{h}mlp.c_fc.weight": (f, c), f"{h}mlp.c_proj.weight": (c, f)}
+        else:
+            shapes |= {f"{h}mlp.gate_proj.weight": (f, c), f"{h}mlp.up_proj.weight": (f, c), f"{h}mlp.down_proj.weight": (c, f)}
     shapes["model.norm.weight"] = (c,)
+    if config["model_type"] == "starcoder2":  # every linear and every norm has a bias
+        shapes |= {key.removesuffix("weight") + "bias": shape[:1] for key, shape in shapes.items() if ".embed_" not in key}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], c)
     return shapes
@@ -120,7 +138,7 @@ def valid_rows(batch: dict) -> np.ndarray:
 def to_tessera_names(config: dict, tensors: dict) -> dict:
     """Tensors by Transformers' names to Tessera's: Conv1D turned, q, k, v and gate, up stacked."""
     result = {}
-    if config["model_type"] == "gpt2":
+    if config["model_type"] in ("gpt2", "gpt_bigcode"):
         plain = {"transformer.wte.weight": "embedding.word_embeddings.weight",
                  "transformer.wpe.weight": "embedding.position_embeddings.weight",
                  "transformer.ln_f.weight": "decoder.final_layernorm.weight",
@@ -132,20 +150,23 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
                 for kind in ("weight", "bias"):
                     plain[f"transformer.h.{i}.{theirs}.{kind}"] = f"decoder.layers.{i}.{ours}.{kind}"
         for theirs, ours in plain.items():
-            result[ours] = tensors[theirs].T if ".c_" in theirs and theirs.endswith("weight") else tensors[theirs]
+            turned = config["model_type"] == "gpt2" and ".c_" in theirs and theirs.endswith("weight")
+            result[ours] = tensors[theirs].T if turned else tensors[theirs]
         return result
+    starcoder = config["model_type"] == "starcoder2"
+    first, second = (("c_fc",), "c_proj") if starcoder else (("gate_proj", "up_proj"), "down_proj")
     result["embedding.word_embeddings.weight"] = tensors["model.embed_tokens.weight"]
-    for i in range(config["num_hidden_layers"]):
-        theirs, ours = f"model.layers.{i}.", f"decoder.layers.{i}."
-        result[f"{ours}input_layernorm.weight"] = tensors[f"{theirs}input_layernorm.weight"]
-        result[f"{ours}pre_mlp_layernorm.weight"] = tensors[f"{theirs}post_attention_layernorm.weight"]
-        result[f"{ours}self_attention.linear_qkv.weight"] = np.concatenate(
-            [tensors[f"{theirs}self_attn.{x}_proj.weight"] for x in "qkv"])
-        result[f"{ours}self_attention.linear_proj.weight"] = tensors[f"{theirs}self_attn.o_proj.weight"]
-        result[f"{ours}mlp.linear_fc1.weight"] = np.concatenate(
-            [tensors[f"{theirs}mlp.{x}_proj.weight"] for x in ("gate", "up")])
-        result[f"{ours}mlp.linear_fc2.weight"] = tensors[f"{theirs}mlp.down_proj.weight"]
-    result["decoder.final_layernorm.weight"] = tensors["model.norm.weight"]
+    for kind in ("weight", "bias") if starcoder else ("weight",):
+        for i in range(config["num_hidden_layers"]):
+            theirs, ours = f"model.layers.{i}.", f"decoder.layers.{i}."
+            result[f"{ours}input_layernorm.{kind}"] = tensors[f"{theirs}input_layernorm.{kind}"]
+            result[f"{ours}pre_mlp_layernorm.{kind}"] = tensors[f"{theirs}post_attention_layernorm.{kind}"]
+            result[f"{ours}self_attention.linear_qkv.{kind}"] = np.concatenate(
+                [tensors[f"{theirs}self_attn.{x}_proj.{kind}"] for x in "qkv"])
+            result[f"{ours}self_attention.linear_proj.{kind}"] = tensors[f"{theirs}self_attn.o_proj.{kind}"]
+            result[f"{ours}mlp.linear_fc1.{kind}"] = np.concatenate([tensors[f"{theirs}mlp.{x}.{kind}"] for x in first])
+            result[f"{ours}mlp.linear_fc2.{kind}"] = tensors[f"{theirs}mlp.{second}.{kind}"]
+        result[f"decoder.final_layernorm.{kind}"] = tensors[f"model.norm.{kind}"]
     if not config["tie_word_embeddings"]:
         result["output_layer.weight"] = tensors["lm_head.weight"]
     return result

@@ -19,6 +19,9 @@ CONFIGS = {
     "llama": (transformers.LlamaConfig, SIZES),
     "mistral": (transformers.MistralConfig, SIZES | {"sliding_window": None}),
     "qwen2": (transformers.Qwen2Config, SIZES),
+    "gpt_bigcode": (transformers.GPTBigCodeConfig, dict(n_layer=2, n_embd=WIDTH, n_head=4, vocab_size=VOCAB, n_positions=POSITIONS,
+                                                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)),
+    "starcoder2": (transformers.Starcoder2Config, SIZES),
 }
 # Fields of a config whose other values do not follow from their type, and fields that a class does not list but code reads.
 ROPES = [{"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
@@ -109,16 +112,16 @@ def of_config(family: str) -> Iterator[Mutation]:
 
 # What a refusal may say instead of a config's field: where its value went.
 WORDS = {
-    "hidden_act": ("act_fn",), "activation_function": ("act",), "rms_norm_eps": ("variance_epsilon",), "layer_norm_epsilon": ("eps",),
+    "hidden_act": ("act_fn", "mlp.act"), "use_bias": ("bias",), "norm_epsilon": ("eps",), "activation_function": ("act",), "rms_norm_eps": ("variance_epsilon",), "layer_norm_epsilon": ("eps",),
     "num_attention_heads": ("num_heads", "num_key_value_groups", "head_dim", "q_proj"), "n_head": ("num_heads",),
     "num_key_value_heads": ("num_key_value_groups", "k_proj", "a field of it was changed"), "num_hidden_layers": ("layers",), "n_layer": ("layers",),
     "vocab_size": ("num_embeddings",), "hidden_size": ("embedding_dim",), "n_embd": ("embed_dim",), "n_inner": ("c_fc", "nf"),
-    "intermediate_size": ("gate_proj",), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
+    "intermediate_size": ("gate_proj", "c_fc"), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
     "rope_parameters": ("rope", "inv_freq", "rope_type"), "head_dim": ("head_dim",), "tie_word_embeddings": ("head",),
     "pad_token_id": ("padding_id", "padding_idx"), "rope_scaling": ("rope", "a field of it was changed"), "rope_theta": ("inv_freq", "rope"),
     "attention_bias": ("bias",), "mlp_bias": ("bias",), "dtype": ("dtype",), "partial_rotary_factor": ("rotary", "rope"),
     "resid_pdrop": ("dropout",), "embd_pdrop": ("dropout",), "attn_pdrop": ("dropout",), "architectures": ("architectures",),
-    "sliding_window": ("window", "sliding"), "layer_types": ("layer_type", "sliding", "a field of it was changed"), "add_cross_attention": ("crossattention",),
+    "sliding_window": ("window", "sliding"), "layer_types": ("layer_type", "sliding", "a field of it was changed"), "add_cross_attention": ("crossattention", "cross-attention"),
     "use_sliding_window": ("sliding",), "max_window_layers": ("window", "sliding"), "_attn_implementation": ("attn",),
 }
 

@@ -46,8 +46,6 @@ def has_test(file: str, name: str) -> bool:
 
 def faults(row: Row) -> List[str]:
     """What is wrong with a row's proof."""
-    if re.fullmatch(r"not yet: [\w ]+", row.proof):
-        return []
     coming = re.fullmatch(r"coming: (.+)", row.proof)
     if coming:
         return [f"{what} may not be coming" for what in coming.group(1).split(", ") if what not in COMING]
@@ -84,7 +82,7 @@ def test_a_blocks_tests_run_it():
     for row in rows():
         sources = scripts + "".join((ROOT / file).read_text(encoding="utf-8") for file, _ in PROOF.findall(row.proof))
         unused += [f"line {row.line}: {block}" for block in BLOCK.findall(row.shown)
-                   if not row.proof.startswith(("coming", "not yet")) and Path(block).stem not in sources]
+                   if not row.proof.startswith("coming") and Path(block).stem not in sources]
     assert not unused
 
 

@@ -5,15 +5,17 @@ scripts of one number of processes share a job."""
 
 import json
 import math
+import re
+import runpy
 from pathlib import Path
 from typing import Dict
 
 import pytest
 from cli_support import write_corpus
-from documents_support import SCRIPTS, changed, check_losses, filled, write_reader
+from documents_support import ROOT, SCRIPTS, changed, check_losses, commands, filled, printed, shell_environment, write_reader
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("yaml")
 
 LAYOUTS = {2: {"dp2": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}, 4: {"tp2pp2": (2, 2)}}
@@ -60,7 +62,7 @@ class Cases:
         output = self.folder / "results.json"
         python_build.run(SCRIPTS / "documents/run.py", output, self.folder / "cases.json",
                          launcher=python_build.launcher("--cpu", "--num_processes", processes))
-        return json.loads(output.read_text())
+        return {**json.loads(output.read_text()), "folder": str(self.folder)}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,8 @@ def four(python_build, tmp_path_factory) -> Dict[str, dict]:
     settings = changed("003/slow_pipeline.py") + changed("003/slow_micro_batches.py")
     names = ", ".join(f"{name}={name}" for name in ("tp_degree", "pp_degree", "num_micro_batches"))
     cases.add("slow training", around(f"{settings}megatron_plugin = MegatronLMPlugin({names})\n"))
-    cases.add("return_logits", around(changed("004/return_logits.py")))
+    for fragment in ("return_logits", "alibi", "multiquery"):
+        cases.add(fragment, around(changed(f"004/{fragment}.py")))
     return cases.run(python_build, 4)
 
 
@@ -134,6 +137,38 @@ def test_saving_and_loading(results, layout):
     """003/save_checkpoint.py, 003/load_checkpoint.py"""
     told = results[f"checkpoint {layout}"]["told"]
     assert told["again"] == told["first"] and len(told["first"]) == math.ceil(11 / (2 * DATA_RANKS[layout]))
+
+
+def test_names_of_checkpoint_files(four):
+    """003/save_checkpoint.py prints names for tensor 2, pipeline 2; here they end in .safetensors, and the optimizer's tell the data
+    rank too."""
+    names = re.findall(r"^#   (\w+)\.bin", printed("003/save_checkpoint.py"), flags=re.M)
+    ours = [f"{name.replace('pytorch_', '')}{'_dp_0' if 'optimizer' in name else ''}.safetensors" for name in names]
+    written = {path.name for path in (Path(four["folder"]) / "checkpoint-1000").rglob("*.safetensors")}
+    assert len(ours) == 5 and set(ours) <= written
+
+
+def test_merging(four, python_build):
+    """003/merge.sh: Transformers computes the loss that training went on with."""
+    folder = Path(four["folder"])
+    python_build.run(launcher=["bash", "-ec", commands("003/merge.sh")[0]], cwd=folder, EXAMPLES=str(ROOT / "examples/python"),
+                     **shell_environment(python_build, folder))
+    merged = transformers.GPT2LMHeadModel.from_pretrained(folder)  # pytorch_model.bin, and the config.json that was written with it
+    samples = runpy.run_path(str(SCRIPTS / "documents/what_readers_have.py"))["train_loader"].dataset
+    first = torch.stack([samples[row]["input_ids"] for row in range(2)])
+    with torch.no_grad():
+        loss = merged(input_ids=first, labels=first).loss.item()
+    assert loss == pytest.approx(four["checkpoint tp2pp2"]["told"]["first"][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("fragment", ["alibi", "multiquery"])
+def test_other_models(four, fragment):
+    """004/alibi.py, 004/multiquery.py make another model of the one that is there, and one line says so. (Its numbers:
+    test_changed_models.py.)"""
+    result = four[fragment]
+    assert len(result["losses"]) == 3 and all(0 < loss < 10 for loss in result["losses"])
+    assert abs(result["losses"][0] - result["expected"][0]) > 1e-4, "the model is still the one with learned positions and all heads"
+    assert len([line for line in result["said"] if "makes another model" in line]) == 1
 
 
 def test_the_printed_precision(four):

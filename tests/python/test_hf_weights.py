@@ -49,6 +49,11 @@ def make_model(family: str) -> torch.nn.Module:
                  vocab_size=97, max_position_embeddings=32)
     if family == "gpt2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97, n_positions=32))
+    if family == "gpt_bigcode":
+        return transformers.GPTBigCodeForCausalLM(transformers.GPTBigCodeConfig(n_layer=2, n_embd=32, n_head=4, vocab_size=97,
+                                                                                n_positions=32))
+    if family == "starcoder2":
+        return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**sizes))
     if family == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None))
     if family == "qwen2":
@@ -58,7 +63,8 @@ def make_model(family: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("family, dtype, processes, tp, pp, source", [
     ("gpt2", torch.float32, 4, 2, 2, "memory"), ("llama", torch.bfloat16, 2, 2, 1, "meta"),
-    ("qwen2", torch.float32, 2, 1, 2, "meta"), ("mistral", torch.float16, 1, 1, 1, "memory")], ids=str)
+    ("qwen2", torch.float32, 2, 1, 2, "meta"), ("mistral", torch.float16, 1, 1, 1, "memory"),
+    ("gpt_bigcode", torch.float32, 2, 2, 1, "meta"), ("starcoder2", torch.bfloat16, 2, 1, 2, "memory")], ids=str)
 def test_round_trip(python_build, tmp_path, family, dtype, processes, tp, pp, source):
     folder = tmp_path / "model"
     original = make_model(family).to(dtype)

@@ -13,25 +13,29 @@ transformers = pytest.importorskip("transformers")
 SCRIPT = Path(__file__).parent / "scripts" / "model_settings.py"
 NAMES = {"num_layers": ("n_layer", "num_hidden_layers"), "hidden_size": ("n_embd", "hidden_size"),
          "num_heads": ("n_head", "num_attention_heads"), "vocab_size": ("vocab_size", "vocab_size"),
-         "max_positions": ("n_positions", "max_position_embeddings"), "norm_eps": ("layer_norm_epsilon", "rms_norm_eps"),
+         "max_positions": ("n_positions", "max_position_embeddings"),
          "init_std": ("initializer_range", "initializer_range"), "tied_head": ("tie_word_embeddings", "tie_word_embeddings"),
          "attention_dropout": ("attn_pdrop", "attention_dropout")}
 CONFIGS = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
-           "qwen2": transformers.Qwen2Config}
+           "qwen2": transformers.Qwen2Config, "gpt_bigcode": transformers.GPTBigCodeConfig, "starcoder2": transformers.Starcoder2Config}
 
 
 def expected(config) -> dict:
     """What Tessera must make of a Transformers config."""
-    gpt2 = config.model_type == "gpt2"
+    gpt2, starcoder2 = config.model_type in ("gpt2", "gpt_bigcode"), config.model_type == "starcoder2"
     values = {ours: getattr(config, theirs[not gpt2]) for ours, theirs in NAMES.items()}
     if gpt2:
         values.update(ffn_hidden_size=config.n_inner or 4 * config.n_embd, dropout=config.resid_pdrop, padding_id=None,
+                      norm_eps=config.layer_norm_epsilon, position_embedding="learned",
+                      num_kv_heads=1 if config.model_type == "gpt_bigcode" else config.n_head,
                       embedding_dropout=None if config.embd_pdrop == config.resid_pdrop else config.embd_pdrop)
         return values
-    slides = config.model_type == "mistral" or "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    slides = config.model_type in ("mistral", "starcoder2") or "sliding_attention" in (getattr(config, "layer_types", None) or ())
     values.update(ffn_hidden_size=config.intermediate_size, num_kv_heads=config.num_key_value_heads, padding_id=config.pad_token_id,
                   head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-                  rope_theta=config.rope_parameters["rope_theta"],
+                  rope_theta=config.rope_parameters["rope_theta"], position_embedding="rotary",
+                  norm="layernorm" if starcoder2 else "rmsnorm", norm_eps=config.norm_epsilon if starcoder2 else config.rms_norm_eps,
+                  dropout=config.residual_dropout if starcoder2 else 0.0, qkv_bias=starcoder2 or config.model_type == "qwen2",
                   sliding_window=config.sliding_window if slides else None)
     return values
 
@@ -58,6 +62,7 @@ def test_absent_keys_have_the_defaults_of_transformers(python_build, family):
     ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}), ("llama", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
     ("llama", "rope_scaling", {"rope_type": "linear", "factor": 0.5}), ("llama", "partial_rotary_factor", 0.5),
     ("llama", "pad_token_id", 32000), ("llama", "final_logit_softcapping", 30.0), ("llama", "num_attention_heads", 7),
+    ("gpt_bigcode", "multi_query", False), ("starcoder2", "hidden_act", "silu"), ("starcoder2", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
     ("qwen2", "layer_types", ["sliding_attention"]), ("mistral", "num_attention_heads", 4)])
 def test_what_is_not_computed_is_refused_by_key(python_build, family, key, value):
     from tessera.errors import ConfigError

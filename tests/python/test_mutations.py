@@ -76,7 +76,9 @@ def probabilities(model) -> list:
     """Of dropout in PyTorch: after embedding and in residual branches, and within attention."""
     found = [(module.p, name.endswith("attn_dropout")) for name, module in model.named_modules()
              if isinstance(module, torch.nn.Dropout)]
-    found += [(module.attention_dropout, True) for module in model.modules() if hasattr(module, "attention_dropout")]
+    inside = ("attention_dropout", "attn_dropout")
+    found += [(vars(module)[key], key in inside) for module in model.modules()
+              for key in (*inside, "residual_dropout", "embedding_dropout") if key in vars(module)]
     return [{float(p) for p, attention in found if attention == inside} or {0.0} for inside in (False, True)]
 
 

@@ -1,9 +1,10 @@
 #pragma once
 /// Hugging Face model folders (config.json + safetensors) as Tessera parameters, and back, bit for bit.
 ///
-/// GPT-2 and Llama, and of Llama's shape also Mistral and Qwen2. A Tessera folder
-/// holds tessera.json, model.safetensors with Tessera's names, and what is needed to write the original
-/// folder again.
+/// GPT-2 and, with one key and value head, GPTBigCode; Llama, and of its shape also Mistral and Qwen2;
+/// Starcoder2, a GPT-2 with rotary positions. A Tessera folder holds tessera.json, model.safetensors with
+/// Tessera's names, and what is needed to write the original folder again; it also holds decoders that
+/// Hugging Face has no model type for.
 
 #include <cstdint>
 #include <filesystem>
@@ -32,7 +33,7 @@ struct HfRopeScaling {
 /// A decoder's architecture in Tessera's vocabulary.
 struct HfModelConfig {
   std::string family;      ///< gpt2 | llama
-  std::string model_type;  ///< Hugging Face's: gpt2 | llama | mistral | qwen2
+  std::string model_type;  ///< Hugging Face's, by which its tensors are named: one of hf_model_types()
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t num_heads = 0;
@@ -45,9 +46,13 @@ struct HfModelConfig {
   std::string activation;  ///< gelu_tanh | gelu | relu | swiglu
   bool tied_head = true;
   bool qkv_bias = false;
-  bool proj_bias = false;    ///< of self_attention.linear_proj
-  bool linear_bias = false;  ///< of mlp.linear_fc1 and mlp.linear_fc2
+  bool proj_bias = false;                      ///< of self_attention.linear_proj
+  bool linear_bias = false;                    ///< of mlp.linear_fc1 and mlp.linear_fc2
+  std::string position_embedding = "learned";  ///< learned | rotary | alibi | none
+  std::string norm = "layernorm";              ///< layernorm | rmsnorm
   double rope_theta = 10000.0;
+  double rope_fraction = 1.0;     ///< share of each head's features that is rotated
+  bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
   HfRopeScaling rope_scaling;
   double dropout = 0.0;  ///< on embeddings and residual branches
   double attention_dropout = 0.0;
@@ -59,15 +64,26 @@ struct HfModelConfig {
   friend bool operator==(const HfModelConfig&, const HfModelConfig&) = default;
 };
 
+/// Hugging Face's model types that are read and written.
+const std::vector<std::string>& hf_model_types();
+/// Why Transformers' model of this type would not be this architecture; "" if it would. Of the type "": why
+/// none of them would.
+std::string hf_misfit(const HfModelConfig& config, const std::string& model_type);
+/// The type that Transformers has for an architecture: its own if that fits, else the first that does.
+/// Nothing where there is none.
+std::optional<std::string> hf_model_type_of(const HfModelConfig& config);
+
 /// Reads the text of a config.json. A key that is absent has the default of Transformers' config class.
 /// Errors: ConfigError naming the key that is not supported, and what is.
 HfModelConfig parse_hf_config(const std::string& text, const std::string& origin);
 /// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys
-/// replaced.
+/// replaced. Errors: ConfigError for one that is not of its model type.
 std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype);
 /// The same architecture as the `model` object of tessera.json (Tessera's YAML keys), and back.
 std::string to_model_json(const HfModelConfig& config);
 HfModelConfig parse_model_json(const std::string& text, const std::string& origin);
+/// Reads either: the text of a config.json, or what to_model_json wrote.
+HfModelConfig parse_architecture(const std::string& text, const std::string& origin);
 
 /// A tensor of a Hugging Face model.
 struct HfPart {
@@ -151,7 +167,7 @@ class HfModel : public WeightSource {
   explicit HfModel(std::unique_ptr<Impl> impl);
   friend HfModel open_hf(const std::filesystem::path& dir);
   friend HfModel open_tessera(const std::filesystem::path& dir);
-  friend HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors);
+  friend HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -159,8 +175,8 @@ class HfModel : public WeightSource {
 /// tensors that are missing, unexpected or of another shape; IoError.
 HfModel open_hf(const std::filesystem::path& dir);
 /// A model whose tensors, under Hugging Face's names, are in memory that outlives the result; a tied head may
-/// be left out. Errors: as open_hf.
-HfModel hf_in_memory(const std::string& config_json, std::vector<TensorView> tensors);
+/// be left out. `architecture`: for parse_architecture. Errors: as open_hf.
+HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
 /// Opens a Tessera folder.
 HfModel open_tessera(const std::filesystem::path& dir);
 /// Opens either, whichever it is.

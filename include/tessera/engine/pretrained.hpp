@@ -2,10 +2,10 @@
 /// Weights of Hugging Face folders, or of folders `tessera convert` made, in and out of an engine.
 
 #include <filesystem>
-#include <span>
 
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/engine/engine.hpp"
+#include "tessera/engine/weight_fit.hpp"
 
 namespace tessera {
 
@@ -20,12 +20,9 @@ HfModelConfig hf_config_of(const ModelConfig& config);
 /// dropout and initialisation may differ.
 void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const std::string& origin);
 
-/// Puts a model's weights into what `pieces` hold of parameters. Local.
-void read_weights(const HfModel& model, std::span<const StatePiece> pieces, const ExecCtx& ctx);
-
-/// Puts a model's weights into `engine`, whose decoder has its architecture: each rank reads the boxes it
-/// holds. Collective over the engine's ranks; an error of one of them is one on all.
-void load_weights(const HfModel& model, Engine& engine);
+/// Puts what fits of a model's weights into `engine`: each rank reads the boxes it holds. Collective over the
+/// engine's ranks; an error of one of them is one on all.
+void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine);
 
 /// Puts a folder's weights into `engine`, whose decoder has the configuration `config`. Collective, likewise.
 /// Errors: those of check_same_model and open_model.

@@ -192,7 +192,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     """Tessera's configuration (docs/configuration.md) as nested dicts; keys that nobody sets are left out.
 
     `plugin` None is plain data parallelism. `hf_config`: a transformers `config.to_dict()`; the section `model` holds only
-    what the plugin sets over it. `pretrained`: the model has weights that must be kept. `optimizer_defaults`: name
+    what the plugin sets over it. `pretrained`: the model has weights that must be kept (from files). `optimizer_defaults`: name
     (adamw, adam, sgd), lr, betas, eps, weight_decay, momentum. `micro_batch_size`: samples on one data rank;
     `seq_length`: tokens. `grad_scaler`: a GradScalerKwargs. `seed` (of set_seed) yields to other_megatron_args' seed.
     `checkpointed`: gradient_checkpointing_enable() was called on the model, which means full recomputation of activations

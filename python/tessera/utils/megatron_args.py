@@ -4,8 +4,10 @@
 
 - ("field", name): the same as that field of the plugin, and comes before it, as in Accelerate;
 - ("config", key): that key of the native configuration;
-- ("model", key): what the model is made of. A model that starts from scratch is made so; with pretrained weights a
-  value that contradicts them is refused. False, for a switch, leaves the model as it is;
+- ("model", key): what the model is made of. A model that was made from a config is made so: tensors that still fit keep
+  their weights, the others are drawn anew. Weights that were read from a folder are kept: a value that contradicts them
+  is refused without `reinitialize`. False, for a switch, leaves the model as it is;
+- ("weights", what): of a model that the arguments before change;
 - ("documents", what): a rule about ends of documents in every batch;
 - ("processes", what), ("outputs", what), ("train step", what), ("data loader", what), ("tracker", what), ("horizon", what): that part reads it;
 - ("warns", why): speed, memory or logging of Megatron only;
@@ -53,6 +55,7 @@ ARGUMENTS: Dict[str, Effect] = {
     "data_path": ("data loader", "of a MegatronLMDummyDataLoader that has none: prefixes of .idx/.bin"),
     "split": ("data loader", "of a MegatronLMDummyDataLoader that has none: shares of training, validation, test"),
     "data_cache_path": ("data loader", "of a MegatronLMDummyDataLoader that has none: where index files are kept"),
+    "reinitialize": ("weights", "what fits of those that were read is kept, the rest is drawn anew"),
 
     "position_embedding_type": ("model", "position_embedding"),
     "add_position_embedding": ("model", "position_embedding"),

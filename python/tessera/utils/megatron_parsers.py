@@ -55,11 +55,32 @@ def _describe(plugin, config, batch_data: Optional[dict], *, layers: int, hidden
 
 
 @add_model_config_to_megatron_parser("gpt2")
-def parse_gpt2_config(plugin, model, batch_data: Optional[dict] = None) -> None:
+def parse_gpt2_config(plugin, model, batch_data: Optional[dict] = None, **more) -> None:
     """GPT-2: learned positions, LayerNorm, GELU, tied head."""
     config = model.config
     _describe(plugin, config, batch_data, layers=config.n_layer, hidden=config.n_embd, heads=config.n_head,
-              positions=config.n_positions, tokenizer="GPT2BPETokenizer")
+              positions=config.n_positions, tokenizer="GPT2BPETokenizer", **more)
+
+
+@add_model_config_to_megatron_parser("gpt_bigcode")
+def _parse_bigcode(plugin, model, batch_data: Optional[dict] = None) -> None:
+    """A GPT-2 with one key and value head."""
+    parse_gpt2_config(plugin, model, batch_data, attention_head_type="multiquery")
+
+
+@add_model_config_to_megatron_parser("starcoder2")
+def _parse_starcoder2(plugin, model, batch_data: Optional[dict] = None) -> None:
+    """LayerNorm, GELU and biases as in GPT-2, rotary positions and query groups as in Llama."""
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    groups = config.num_key_value_heads
+    _describe(plugin, config, batch_data, layers=config.num_hidden_layers, hidden=config.hidden_size,
+              heads=config.num_attention_heads, positions=config.max_position_embeddings, tokenizer="GPT2BPETokenizer",
+              ffn_hidden_size=config.intermediate_size, group_query_attention=groups != config.num_attention_heads,
+              num_query_groups=groups, position_embedding_type="rope",
+              rotary_base=getattr(config, "rope_theta", None) or rope.get("rope_theta", 10000.0),
+              layernorm_epsilon=config.norm_epsilon, add_bias_linear=config.use_bias,
+              untie_embeddings_and_output_weights=not config.tie_word_embeddings)
 
 
 def _parse_llama(plugin, model, batch_data: Optional[dict] = None) -> None:

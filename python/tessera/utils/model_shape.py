@@ -4,26 +4,29 @@ import json
 from typing import Any, Dict, Optional
 
 from tessera.utils import megatron_args
-from tessera.utils.refusals import config_error, nearest
+from tessera.utils.refusals import config_error, nearest, warn_once
 
 _POSITIONS = {"absolute": "learned", "learned_absolute": "learned", "learned": "learned", "rotary": "rotary", "rope": "rotary",
               "alibi": "alibi", "none": "none"}
+_ROPE = {"rope_theta": "rotary_base", "rope_fraction": "rotary_percent", "rope_interleaved": "rotary_interleaved"}
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _HEADS = ("multihead", "multiquery")
 
 # What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
 _STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
-              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size")
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias")
 # What the model given to prepare() says, and nothing can say otherwise.
 _SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
 
 
 def described(config: Optional[dict]) -> Dict[str, Any]:
-    """The native keys of a transformers `config.to_dict()`, with Transformers' defaults; {} for other types."""
-    if (config or {}).get("model_type") not in ("gpt2", "llama", "mistral", "qwen2"):
-        return {}
+    """The native keys of a transformers `config.to_dict()`, with Transformers' defaults, or of the object `model` of a
+    tessera.json; {} for other types."""
     from tessera import _C
 
+    config = config or {}
+    if "hf_model_type" not in config and config.get("model_type") not in _C.hf_model_types():
+        return {}
     return {key: _value(text) for key, text in _C.hf_model_items(json.dumps(config, default=str))}
 
 
@@ -86,13 +89,11 @@ def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
     return asked
 
 
-def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
-    """The keys of the native section `model` that the plugin sets over those of the Hugging Face config.
-
-    Errors: ConfigError when the plugin contradicts pretrained weights, or sizes that the model given to prepare() has.
-    """
+def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """What the arguments ask for, without what the model given to prepare() says itself."""
     own = described(hf_config)
-    asked = _asked(megatron_args.normalised(plugin.other_megatron_args or {}), own.get("num_heads"))
+    arguments = megatron_args.normalised(plugin.other_megatron_args or {})
+    asked = _asked(arguments, own.get("num_heads"))
     if plugin.use_rotary_position_embeddings:
         if asked.get("position_embedding", "rotary") != "rotary":
             raise config_error("MegatronLMPlugin.use_rotary_position_embeddings contradicts other_megatron_args' "
@@ -103,17 +104,38 @@ def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict
         if wanted is not None and own and own[key] != wanted:
             raise config_error(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
                                "change the model's config")
+    if "linear_bias" in asked and own.get("proj_bias") is not None:  # the plugin's word is for both
+        asked["proj_bias"] = asked["linear_bias"]
+    positions = asked.get("position_embedding", own.get("position_embedding", "rotary"))
+    for key, name in _ROPE.items():
+        if positions != "rotary" and asked.pop(key, None) is not None:
+            warn_once(f"other_megatron_args: {name} has no effect on a model whose positions are {positions}")
+    if not pretrained or arguments.get("reinitialize"):
+        return asked
     for key in _STRUCTURE:
-        if pretrained and key in asked and key in own and asked[key] != own[key]:
+        if key in asked and key in own and asked[key] != own[key]:
             raise config_error(f"the plugin asks for {key} {asked[key]!r}, but the pretrained weights are of a model with "
-                               f"{own[key]!r}; remove it, or start from a config without weights")
-    if pretrained and own:
-        asked = {key: value for key, value in asked.items() if key not in _STRUCTURE}
+                               f"{own[key]!r}; remove it, or start from a config without weights, or give other_megatron_args="
+                               "{'reinitialize': True}: tensors that still fit keep their weights, the others are drawn anew")
+    return {key: value for key, value in asked.items() if key not in _STRUCTURE or not own}
+
+
+def asked_structure(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """What the plugin asks for that makes the model another one than its config describes, or the same, under native keys.
+
+    Errors: ConfigError when the plugin contradicts pretrained weights, or sizes that the model given to prepare() has.
+    """
+    return {key: value for key, value in _checked(plugin, hf_config, pretrained).items() if key in _STRUCTURE}
+
+
+def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """The keys of the native section `model` that the plugin sets over those of the Hugging Face config. Errors: as
+    asked_structure."""
+    own, asked = described(hf_config), _checked(plugin, hf_config, pretrained)
     if plugin.hidden_dropout is not None:
         asked["dropout"] = plugin.hidden_dropout
+        if own.get("embedding_dropout") is not None:  # the plugin's word is for both
+            asked["embedding_dropout"] = plugin.hidden_dropout
     if plugin.attention_dropout is not None:
         asked["attention_dropout"] = plugin.attention_dropout
-    for key, whole in (("embedding_dropout", "dropout"), ("proj_bias", "linear_bias")):
-        if whole in asked and own.get(key) is not None:  # the plugin's word is for both
-            asked[key] = asked[whole]
     return asked

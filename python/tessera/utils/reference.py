@@ -27,7 +27,7 @@ def _shown(effect: Effect) -> str:
     if kind == "config":
         return f"`{detail}`"
     if kind == "model":
-        return f"the model returns `{detail}`" if "." in detail else f"`model.{detail}` of a new model"
+        return f"the model returns `{detail}`" if "." in detail else f"`model.{detail}`, which makes another model"
     if kind == "field":
         return f"the field `{detail}`"
     if kind == "horizon":
@@ -51,6 +51,8 @@ def page() -> str:
             groups.setdefault(_shown(effect), []).append(name)
     lines += ["", "## other_megatron_args", "",
               "Besides the names below every field above is an argument too. Unknown names are refused, with the nearest one.", "",
+              "Of a model that becomes another one, tensors that still fit keep their weights and the others are drawn anew. Weights that "
+              "`from_pretrained` has read are kept, and such a value is refused for them, unless `reinitialize` is True.", "",
               "| Arguments | Effect |", "|---|---|"]
     lines += [f"| {', '.join(f'`{name}`' for name in names)} | {effect} |" for effect, names in groups.items()]
     lines += [f"| others that begin with `{prefix}` | {_shown(effect)} |" for prefix, effect in PREFIXES.items()]
