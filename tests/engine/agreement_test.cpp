@@ -5,8 +5,8 @@
 
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/shared_weights.hpp"
-#include "tessera/engine/weight_fit.hpp"
 #include "tessera/engine/state.hpp"
+#include "tessera/engine/weight_fit.hpp"
 #include "tests/comm/gloo_support.hpp"
 #include "tests/engine/layout_edge_support.hpp"
 #include "tests/support/device.hpp"
@@ -228,7 +228,8 @@ TEST_P(PlantedDisagreement, TheWeightsOfRank0Count) {
     export_hf(own, config, weights_of(odd ? *others : *first), {});
     const auto trained = engine(world);
     const auto open = [&] { return std::optional<HfModel>(open_model(own)); };
-    const auto differences = load_weights_of_rank_0(open, config, weight_fit(config, config), *world, *trained);
+    const auto differences =
+        load_weights_of_rank_0(open, config, weight_fit(config, config), *world, *trained);
     ASSERT_EQ(differences.size(), 1u);
     EXPECT_EQ(differences[0].rank, 1);
     const Batch batch = random_batch(8, kSeq, 7, kVocab);
