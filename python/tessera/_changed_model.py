@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera.errors import ConfigError
 from tessera.utils.model_shape import asked_structure, described
+from tessera.utils.refusals import warn_once
 
 # Of a config.json, what stays true of a model of another type.
 _TOKENS = ("bos_token_id", "eos_token_id")
@@ -51,12 +52,12 @@ def change_of(plugin: Any, architecture: str, from_files: bool) -> Optional[Chan
     config = json.loads(architecture)
     own = described(config)
     asked = {key: value for key, value in asked_structure(plugin, config, from_files).items() if own.get(key) != value}
-    if not asked:
-        return None
-    changed = _C.changed_model(architecture, [(key, json.dumps(value)) for key, value in asked.items()])
+    changed = _C.changed_model(architecture, [(key, json.dumps(value)) for key, value in asked.items()]) if asked else architecture
     now = described(json.loads(changed))
     changes = [f"{key} {_word(now[key])} instead of {_word(own[key])}" for key in now if now[key] != own[key]]
     if not changes:
+        if plugin.given_arguments.get("reinitialize"):
+            warn_once("other_megatron_args: 'reinitialize' has no effect here: nothing makes another model of the one given to prepare()")
         return None
     _, dropped, fit = _C.weight_fit(architecture, changed)
     shapes = {name: tuple(shape) for _, parts in _C.hf_parameters(changed) for name, shape, _ in parts}

@@ -109,6 +109,13 @@ void check_padding(Rules& rules, const ModelConfig& c) {
   });
 }
 
+void check_start(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.reinitialize", "model.init_from"}, [&] {
+    return unless(!c.reinitialize || c.init_from,
+                  "model.reinitialize is about the weights that model.init_from names, and there are none");
+  });
+}
+
 void check_rotary(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.head_dim", "model.num_heads", "model.hidden_size", "model.rope_fraction",
               "model.position_embedding", "model.family"},
@@ -141,6 +148,7 @@ void check_model(Rules& rules, const ModelConfig& c) {
   check_heads(rules, c);
   check_rotary(rules, c);
   check_padding(rules, c);
+  check_start(rules, c);
   check_size(rules, c);
 }
 

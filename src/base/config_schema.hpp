@@ -110,6 +110,9 @@ void describe(Visitor& visit, Section& c) {
               positive());
   visit.field("init_from", c.init_from,
               "Hugging Face or converted folder whose weights training starts from");
+  visit.field("reinitialize", c.reinitialize,
+              "the weights may be of a model that other keys of this section change: tensors that still fit "
+              "are kept, the others are drawn anew from `training.seed`; false = such a model is refused");
 }
 
 template <typename Visitor, IsSection<ParallelConfig> Section>

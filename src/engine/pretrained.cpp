@@ -117,6 +117,7 @@ void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const 
     c.padding_id.reset();
     if (c.proj_bias == c.linear_bias) c.proj_bias.reset();
     c.init_from.reset();
+    c.reinitialize = false;
     c.init_std = 0.0;
     return c;
   };
@@ -144,13 +145,19 @@ void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine) {
   engine.params().gather_weights();
 }
 
-void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
+WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
   std::optional<HfModel> model;
+  WeightFit fit;
   on_every_rank(ExecCtx::cpu(1), engine.mesh().world(), [&] {
     model.emplace(open_model(folder));
-    check_same_model(config, model->config(), folder.string());
+    if (!config.reinitialize) check_same_model(config, model->config(), folder.string());
+    fit = weight_fit(model->config(), hf_config_of(resolve(config)));
+    TESSERA_ENSURE(CheckpointError, fit.kept_tensors > 0, "model.reinitialize keeps the tensors of ",
+                   folder.string(),
+                   " that fit, and none has the name and shape of one of the configuration's model");
   });
-  load_weights(*model, weight_fit(model->config(), model->config()), engine);
+  load_weights(*model, fit, engine);
+  return fit;
 }
 
 void load_parameter(Engine& engine, const std::string& name, const Tensor& whole) {

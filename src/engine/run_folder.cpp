@@ -13,7 +13,8 @@ namespace {
 
 /// Keys whose change makes a different run: the model, the order of the data, the numbers' format.
 bool identifies_run(const std::string& key) {
-  if (key.starts_with("model.")) return key != "model.init_from" && key != "model.init_std";
+  if (key.starts_with("model."))
+    return key != "model.init_from" && key != "model.reinitialize" && key != "model.init_std";
   return key == "training.seed" || key == "training.seq_length" || key == "training.global_batch_size" ||
          key == "training.precision" || key == "optimizer.name" || key == "data.split";
 }

@@ -98,8 +98,10 @@ class TrainingRun {
       result_.checkpoint = checkpoint;
       log_.info("resuming from ", checkpoint, " at step ", state_.step);
     } else if (config_.model.init_from) {
-      load_pretrained(*config_.model.init_from, config_.model, *engine_);
-      log_.info("starting from the weights in ", *config_.model.init_from);
+      const WeightFit fit = load_pretrained(*config_.model.init_from, config_.model, *engine_);
+      const bool all = fit.drawn.empty() && fit.dropped.empty();
+      log_.info("starting from the weights in ", *config_.model.init_from, all ? "" : "; ",
+                all ? "" : fit.text());
     }
     on_every_rank(host_, *world_, [&] {
       if (!first_) return;

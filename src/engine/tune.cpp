@@ -40,6 +40,7 @@ Config smallest(Config config) {
   const std::int64_t pieces = config.parallel.pipeline * pieces_per_stage(config.parallel);
   config.model.num_layers = pieces;
   config.model.init_from.reset();
+  config.model.reinitialize = false;
   config.parallel.pipeline_layout.reset();
   config.parallel.data = 1;
   config.device.cuda_graph = GraphUse::off;

@@ -245,6 +245,7 @@ INSTANTIATE_TEST_SUITE_P(Values, Mutated, ::testing::ValuesIn(kValues));
 const Mutation kRules[] = {
     {"num_kv_heads: 2", "num_kv_heads: 3", 17,
      "model.num_heads (8) is not a multiple of model.num_kv_heads (3)"},
+    {"init_from: null", "reinitialize: true", 17, "about the weights that model.init_from names"},
     {"head_dim: 8\n", "head_dim: 9\n", 13, "even number of features per head, not 4.5"},
     {"high_freq_factor: 4", "high_freq_factor: 0.5", 67, "must be above low_freq_factor (1)"},
     {"global_batch_size: 8", "global_batch_size: 6", 22,

@@ -110,6 +110,17 @@ def test_convert_a_run_and_train_on_from_a_model(tessera_program, tmp_path, mode
     assert "half" in half.stdout
     assert all(value.dtype == np.float16 for value in tensors(tmp_path / "half").values())
     run(tessera_program, "train", config, "model.num_layers=2", f"logging.dir={tmp_path}/other", code=4)
+    changes = ("model.num_kv_heads=1", f"logging.dir={tmp_path}/changed")
+    assert "num_kv_heads: 5 there, 1 here" in run(tessera_program, "train", config, *changes, code=4).stderr
+    said = run(tessera_program, "train", config, *changes, "model.reinitialize=true")
+    assert "drawn anew from the seed: transformer.h.*.attn.c_attn.weight, transformer.h.*.attn.c_attn.bias; " in said.stdout + said.stderr
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "changed", "--to", "hf", tmp_path / "multiquery")
+    kept = {key: value for key, value in tensors(tmp_path / "multiquery").items() if "c_attn" not in key and "mlp" in key}
+    # GPTBigCode's layers are Linear, GPT-2's have their weights transposed.
+    assert kept and all(np.array_equal(value, before[key].T) for key, value in kept.items())
+    none = run(tessera_program, "train", config, *changes, "model.reinitialize=true", "model.hidden_size=50", "model.vocab_size=213",
+               "model.max_positions=63", f"logging.dir={tmp_path}/none", code=4)
+    assert "none has the name and shape" in none.stderr
     error = generate(tessera_program, tmp_path / "exported", code=4).stderr
     assert "tokenizer" in error and "211" in error
 

@@ -243,9 +243,9 @@ def test_a_wrong_table_is_found(found, monkeypatch, tmp_path):
             test(found)
 
 
-# Names that Accelerate put among Megatron-LM's arguments.
+# Names that Accelerate put among Megatron-LM's arguments, and one of ours.
 ACCELERATES = re.compile(r"custom_|model_type_name|model_return_dict|megatron_dataset_flag|num_micro_batches|"
-                         r"re(turn|quire)_logits|consumed_samples|orig_vocab_size|pretraining_flag|.*_cond$|num_labels|set_all_logging_options|lr_mult")
+                         r"re(turn|quire)_logits|consumed_samples|orig_vocab_size|pretraining_flag|.*_cond$|num_labels|set_all_logging_options|lr_mult|reinitialize")
 # What the schedule and the data are in YAML; in Python they are not configuration.
 IN_YAML = {"train_iters": "training.steps", "lr_decay_style": "lr_schedule.style", "lr_decay_iters": "lr_schedule.decay_steps",
            "lr_warmup_iters": "lr_schedule.warmup_steps", "lr_warmup_init": "lr_schedule.init_lr", "min_lr": "lr_schedule.min_lr",

@@ -84,7 +84,8 @@ struct ModelConfig {
   RopeScaling rope_scaling = {};
   double init_std = 0.02;
   std::optional<std::string> init_from =
-      std::nullopt;  ///< Hugging Face folder or converted folder to start from
+      std::nullopt;           ///< Hugging Face folder or converted folder to start from
+  bool reinitialize = false;  ///< init_from may be of another model: what does not fit is drawn anew
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };

@@ -24,9 +24,10 @@ void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const 
 /// engine's ranks; an error of one of them is one on all.
 void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine);
 
-/// Puts a folder's weights into `engine`, whose decoder has the configuration `config`. Collective, likewise.
-/// Errors: those of check_same_model and open_model.
-void load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
+/// Puts a folder's weights into `engine`, whose decoder has the configuration `config`. With
+/// `config.reinitialize` the folder may hold another model: the result says what of it fits. Collective,
+/// likewise. Errors: those of check_same_model and open_model; CheckpointError where nothing fits.
+WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
 
 /// Puts `whole`, the host's fp32 values of one parameter under Tessera's name, into this rank's part of it.
 /// After the last of them: ParamStore::gather_weights. Errors: InvalidArgument for another shape.
