@@ -62,13 +62,13 @@ def test_a_stopped_worker_is_named_after_the_deadline(tessera_program, tmp_path,
 
 
 def test_a_worker_that_cannot_begin_tells_why(tessera_program, tmp_path):
-    """One process is given another data file, which is not there."""
+    """One process looks for its data in another folder, and they are not there."""
     config = make_config(tmp_path)
-    script = f'[ $RANK = 2 ] && other=data.path={tmp_path}/nowhere; exec "$0" train "$@" $other'
-    with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", script, tessera_program, config, *FOUR_RANKS) as job:
+    script = '[ $RANK != 2 ] || cd /; exec "$0" train "$@" data.path=corpus'
+    with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", script, tessera_program, config, *FOUR_RANKS, cwd=tmp_path) as job:
         report = job.finish(4).report()
         assert re.match(r"error: rank 2 \(host \S+, pid \d+\) exited with code 4", report), report
-        assert report.splitlines()[1].startswith(f"[rank 2] error: {tmp_path}/nowhere.idx"), report
+        assert report.splitlines()[1].startswith("[rank 2] error: corpus.idx"), report
 
 
 @pytest.mark.parametrize("victim", [0, 3])
