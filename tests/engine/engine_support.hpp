@@ -164,6 +164,7 @@ class FolderTest : public ::testing::Test {
     c.data.split = "90,10,0";
     c.data.cache_dir = (dir_ / "cache").string();
     c.logging.dir = (dir_ / name).string();
+    c.logging.peak_tflops = 1;  // or a device of unknown peak is warned about
     c.checkpoint.every = 25;
     c.checkpoint.dir.reset();  // below logging.dir, wherever a test puts that
     return c;
