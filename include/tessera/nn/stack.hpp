@@ -1,0 +1,121 @@
+#pragma once
+/// Models as lists of blocks. A stack is cut into pieces for a pipeline, recomputed, tied and cached whatever
+/// its blocks are.
+
+#include "tessera/nn/model.hpp"
+#include "tessera/nn/sharding.hpp"
+
+namespace tessera {
+
+/// Dtypes a model computes in.
+struct Numerics {
+  DType compute = DType::f32;   ///< weights and activations as kernels read them
+  DType residual = DType::f32;  ///< the residual stream
+};
+/// bf16 and fp16 keep the residual stream in fp32 if the config says so.
+Numerics numerics_of(const TrainingConfig& training);
+
+/// What flows from block to block.
+struct Flow {
+  Var residual;         ///< the residual stream, [seq, batch, hidden]; undefined before the first block
+  Var branch;           ///< what the next norm adds to it; undefined = nothing
+  DropoutSpec dropout;  ///< on branch
+};
+/// residual + dropout(branch): the flow as one tensor, as it leaves a piece or enters a recomputed segment.
+Var fold(const ExecCtx& ctx, const Flow& flow);
+
+/// One part of a stack.
+class Block : public Module {
+ public:
+  using Module::Module;
+  virtual Flow forward(const Forward& forward, Flow flow) = 0;
+
+  /// What a block keeps of each position while text is generated; 0 heads = nothing.
+  struct CacheShape {
+    std::int64_t kv_heads = 0, head_dim = 0;
+  };
+  virtual CacheShape cache_shape() const { return {}; }
+};
+
+/// What ends a stack: from the residual stream to logits or losses.
+class Head : public Module {
+ public:
+  using Module::Module;
+  /// Logits [seq_length * batch, vocabulary], or losses [seq_length * batch] as Model::loss returns them.
+  virtual Var forward(const Forward& forward, const Flow& flow, Model::Output output,
+                      const Tensor& upstream) = 0;
+  /// A block's parameter that it uses as well: a tied table on the same rank. Null = none.
+  virtual const Parameter* borrowed() const { return nullptr; }
+};
+
+/// A model made of blocks. A derived class's constructor declares, piece by piece of sharding(), the parts
+/// that this rank holds: begin_piece(), then add_front(), add_layer() and add_head() in the model's order.
+class Stack : public Model {
+ public:
+  /// All pieces, one after the other; for ranks that hold the whole model.
+  Var forward(const Forward& forward) override;
+  Var loss(const Forward& forward, const Tensor& upstream) override;
+  int num_pieces() const override { return static_cast<int>(pieces_.size()); }
+  Var run_piece(const Forward& forward, int piece, const Var& input, Output output,
+                const Tensor& upstream) override;
+  bool is_last(int piece) const override { return piece_at(piece).head != nullptr; }
+  int pieces_using(const Parameter& parameter) const override;
+  std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const override;
+  KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
+
+ protected:
+  /// `sharding` without pieces: one piece of `num_layers` layers with both ends.
+  Stack(std::int64_t hidden_size, std::int64_t num_layers, const Numerics& numerics,
+        const Sharding& sharding);
+
+  const Sharding& sharding() const { return sharding_; }
+  const Numerics& numerics() const { return numerics_; }
+  /// Whether one of this rank's pieces ends the model.
+  bool holds_head() const;
+
+  void begin_piece() { pieces_.emplace_back(); }
+  /// The block B(`name`, args...) that turns tokens into the residual stream.
+  template <typename B, typename... Args>
+  B& add_front(const std::string& name, Args&&... args) {
+    B& block = submodule<B>(name, std::forward<Args>(args)...);
+    pieces_.back().front = &block;
+    return block;
+  }
+  /// A block that sharding().recompute may compute again in backward.
+  template <typename B, typename... Args>
+  B& add_layer(const std::string& name, Args&&... args) {
+    B& block = submodule<B>(name, std::forward<Args>(args)...);
+    pieces_.back().layers.push_back(&block);
+    return block;
+  }
+  template <typename H, typename... Args>
+  H& add_head(const std::string& name, Args&&... args) {
+    H& head = submodule<H>(name, std::forward<Args>(args)...);
+    pieces_.back().head = &head;
+    return head;
+  }
+
+  /// Called before each pass: what depends on the context and not on weights is made here, once.
+  virtual void prepare(const ExecCtx& ctx) { (void)ctx; }
+
+ private:
+  struct Piece {
+    Block* front = nullptr;
+    std::vector<Block*> layers;
+    Head* head = nullptr;
+  };
+
+  const Piece& piece_at(int index) const { return pieces_[static_cast<std::size_t>(index)]; }
+  Var run_all(const Forward& forward, Output output, const Tensor& upstream);
+  Flow run_layers(const Forward& forward, const Piece& piece, Flow flow);
+  /// Layers [first, first + count) of a piece, computed again in backward.
+  Flow run_recomputed(const Forward& forward, const Piece& piece, std::size_t first, std::size_t count,
+                      const Flow& flow);
+
+  std::int64_t hidden_size_;
+  Numerics numerics_;
+  Sharding sharding_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace tessera
