@@ -1,0 +1,36 @@
+#pragma once
+/// A secret in common for the processes that one user has on this machine, where their launcher gives none: a file
+/// that only this user can read, for as long as they need to find each other.
+
+#include <string>
+
+namespace tessera::launching {
+
+/// 32 random bytes in hexadecimal. Errors: IoError.
+std::string random_secret();
+
+/// A new secret, of the process the others come to.
+class HostSecret {
+ public:
+  /// `name` is a file's name, the same in all processes of the job. Errors: IoError.
+  explicit HostSecret(std::string name);
+  /// Removes the file, unless somebody has replaced it.
+  ~HostSecret();
+  HostSecret(const HostSecret&) = delete;
+  HostSecret& operator=(const HostSecret&) = delete;
+  const std::string& text() const { return text_; }
+  /// Writes the file; it is there as a whole or not at all. One that an earlier job has left is replaced. Errors:
+  /// IoError naming the file; ConfigError if its folder is not this user's alone.
+  void publish();
+
+ private:
+  std::string name_, text_;
+  int folder_ = -1, file_ = -1;
+};
+
+/// What is published under `name`; empty if nothing is. Errors: ConfigError, IoError, as publish.
+std::string read_host_secret(const std::string& name);
+/// Where that file is, for messages.
+std::string host_secret_path(const std::string& name);
+
+}  // namespace tessera::launching
