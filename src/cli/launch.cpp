@@ -71,6 +71,7 @@ void fit_to_machine(LaunchSettings& settings, const Logger& log) {
 void run_launch(LaunchArguments arguments, const std::vector<std::string>& command, Program& program) {
   if (arguments.cpu) arguments.flags.cpu = true;
   if (arguments.quiet) arguments.flags.quiet = true;
+  if (arguments.any_secret_mode) arguments.flags.allow_secret_mode = true;
   if (arguments.accelerate.multi_gpu && arguments.flags.num_processes.value_or(2) < 2) {
     throw ConfigError("--multi_gpu needs --num_processes of at least 2; for one process leave it out");
   }

@@ -90,7 +90,8 @@ void GlooFabric::connect(const GlooOptions& options) {
   store_->set(address_key(rank_), detail::concat(peers.port(), " ", address));
   store_->barrier(key("join"), rank_, size_, timeout_s);
   std::vector<std::pair<std::string, std::uint16_t>> lower;
-  for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(store_->get(address_key(peer), timeout_s)));
+  for (int peer = 0; peer < rank_; ++peer)
+    lower.push_back(place_of(store_->get(address_key(peer), timeout_s)));
   std::vector<store::Socket> sockets = peers.connect(lower);
   const PipeSignalBlocked signal;
   try {

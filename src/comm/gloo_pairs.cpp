@@ -83,8 +83,8 @@ class ConnectedContext : public tcp::Context {
     const HeldLoop held(*device);
     for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
       if (!sockets[peer]) continue;
-      pairs_[peer] = std::make_unique<ConnectedPair>(this, device.get(), static_cast<int>(peer), timeout,
-                                                     sockets[peer]);
+      pairs_[peer] =
+          std::make_unique<ConnectedPair>(this, device.get(), static_cast<int>(peer), timeout, sockets[peer]);
     }
   }
 };

@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-/// `device` is one of tcp::CreateDevice. `sockets` are by rank, that of `rank` empty. Nobody else can connect:
-/// the sockets on which Gloo would listen are closed before it looks at them. Errors: Gloo's exceptions.
+/// `device` is one of tcp::CreateDevice. `sockets` are by rank, that of `rank` empty. Nobody else can
+/// connect: the sockets on which Gloo would listen are closed before it looks at them. Errors: Gloo's
+/// exceptions.
 std::shared_ptr<gloo::transport::Context> make_gloo_context(
     const std::shared_ptr<gloo::transport::Device>& device, int rank, std::vector<store::Socket> sockets,
     std::chrono::milliseconds timeout);

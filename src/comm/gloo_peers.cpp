@@ -55,8 +55,8 @@ Socket begin_to_connect(const std::pair<std::string, std::uint16_t>& place, std:
     return Socket();
   }
   Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, found->ai_protocol));
-  const bool begun = socket && (::connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0 ||
-                                errno == EINPROGRESS);
+  const bool begun =
+      socket && (::connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
   if (!begun) trouble = std::strerror(errno);
   freeaddrinfo(found);
   return begun ? std::move(socket) : Socket();
@@ -64,8 +64,7 @@ Socket begin_to_connect(const std::pair<std::string, std::uint16_t>& place, std:
 
 }  // namespace
 
-Peers::Peers(PeersOptions options)
-    : options_(std::move(options)), listener_(listen_on(options_.address, 0)) {
+Peers::Peers(PeersOptions options) : options_(std::move(options)), listener_(listen_on(options_.address, 0)) {
   connected_.resize(static_cast<std::size_t>(options_.size));
 }
 
@@ -125,7 +124,8 @@ void Peers::turn() {
     if (events != 0) go_on(call, events);
   }
   const Deadline now = Clock::now();
-  std::erase_if(calls_, [&](const Call& call) { return bool(connected_[static_cast<std::size_t>(call.peer)]); });
+  std::erase_if(calls_,
+                [&](const Call& call) { return bool(connected_[static_cast<std::size_t>(call.peer)]); });
   std::erase_if(callers_, [&](Caller& caller) {
     const short events = waits[place++].revents;
     return (events != 0 && !hear(caller)) || caller.until <= now;
@@ -197,7 +197,8 @@ void Peers::accept_callers() {
     if (callers_.size() >= options_.most_unproved + static_cast<std::size_t>(options_.size))
       callers_.erase(callers_.begin());
     Caller caller{std::move(socket), random_nonce(), after(options_.proof_timeout_s), {}};
-    if (say(caller.socket, std::string(kMagic) + text_of(caller.nonce))) callers_.push_back(std::move(caller));
+    if (say(caller.socket, std::string(kMagic) + text_of(caller.nonce)))
+      callers_.push_back(std::move(caller));
   }
 }
 
@@ -224,7 +225,8 @@ void Peers::late() const {
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank || connected_[static_cast<std::size_t>(peer)] || ++count > kMostShown) continue;
     missing += detail::concat(count > 1 ? "; rank " : "rank ", peer);
-    const auto call = std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.peer == peer; });
+    const auto call =
+        std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.peer == peer; });
     missing += call == calls_.end() ? std::string(" has not called")
                                     : detail::concat(" at ", call->place.first, " port ", call->place.second,
                                                      ": ", call->trouble);

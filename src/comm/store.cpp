@@ -156,7 +156,7 @@ struct Store::Impl {
     if (!line.socket) line = connect(deadline);
     Moved moved = send_all(line.socket, line.requests.frame_of(request.body()), deadline);
     std::array<char, 4> head{};
-    if (moved == Moved::yes)
+    if (moved != Moved::late)  // a server that has hung up may have said why
       moved = receive_all(line.socket, head.data(), head.size(), deadline, interrupt);
     std::string body;
     if (moved == Moved::yes) {

@@ -103,7 +103,8 @@ std::string Seal::frame_of(std::string_view body) {
   ++frames_;
   std::string frame;
   frame.reserve(4 + body.size() + digest.size());
-  for (int shift = 0; shift < 32; shift += 8) frame.push_back(static_cast<char>((body.size() >> shift) & 0xff));
+  for (int shift = 0; shift < 32; shift += 8)
+    frame.push_back(static_cast<char>((body.size() >> shift) & 0xff));
   frame.append(body).append(digest.begin(), digest.end());
   return frame;
 }

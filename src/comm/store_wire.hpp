@@ -4,10 +4,10 @@
 /// A connection begins with: server -> client  magic, 32 random bytes (the server's nonce);
 ///                           client -> server  32 random bytes (its own nonce), its proof (32 bytes);
 ///                           server -> client  its proof (32 bytes).
-/// Then frames: 4 bytes length of the body (little endian), body, MAC (32 bytes). A request's body is an operation
-/// and its fields, an answer's an outcome and one text. The MAC is HMAC-SHA256 of the frame's number on this
-/// connection, length and body, under a key of this connection and direction: what was changed, repeated, left
-/// out or put in on the way does not fit.
+/// Then frames: 4 bytes length of the body (little endian), body, MAC (32 bytes). A request's body is an
+/// operation and its fields, an answer's an outcome and one text. The MAC is HMAC-SHA256 of the frame's
+/// number on this connection, length and body, under a key of this connection and direction: what was
+/// changed, repeated, left out or put in on the way does not fit.
 
 #include <array>
 #include <chrono>

@@ -52,7 +52,8 @@ std::string trimmed(std::string text) {
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
-/// Adds what is wrong with a secret's file: others must not be able to read it, nor somebody else to write it.
+/// Adds what is wrong with a secret's file: others must not be able to read it, nor somebody else to write
+/// it.
 void check_secret_file(const std::string& path, int descriptor, bool any_mode, Faults& faults) {
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) return;
@@ -61,8 +62,9 @@ void check_secret_file(const std::string& path, int descriptor, bool any_mode, F
     faults.add("secret_file ", path, " belongs to user ", status.st_uid,
                ", who can change it: it must be this user's or root's (chown)");
   } else if ((mode & 077) != 0 && !any_mode) {
-    faults.add("secret_file ", path, " can be read by others (mode ", std::oct, mode, std::dec, "): chmod 600 ",
-               path, "; where the mode is given, as with a mounted Kubernetes secret, --allow_secret_mode");
+    faults.add("secret_file ", path, " can be read by others (mode ", std::oct, mode, std::dec,
+               "): chmod 600 ", path,
+               "; where the mode is given, as with a mounted Kubernetes secret, --allow_secret_mode");
   }
 }
 
@@ -91,7 +93,8 @@ std::string read_secret(const LaunchSettings& settings, const LaunchProgram& pro
   std::string secret, source = "TESSERA_JOB_SECRET";
   if (settings.secret_file) {
     source = "secret_file " + *settings.secret_file;
-    const auto text = read_secret_file(*settings.secret_file, settings.allow_secret_mode.value_or(false), faults);
+    const auto text =
+        read_secret_file(*settings.secret_file, settings.allow_secret_mode.value_or(false), faults);
     if (!text) return {};
     secret = *text;
   } else {

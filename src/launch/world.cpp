@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <ios>
 #include <optional>
 #include <string>
 #include <thread>
@@ -73,10 +72,10 @@ bool on_one_machine(const Environment& environment, const MeetingPoint& point) {
 
 /// By what this process knows the others.
 struct Secret {
-  std::string text;       ///< empty where it is in a file
-  std::string host_name;  ///< of that file (host_secret.hpp)
+  std::string text;  ///< empty where it is in a file
+  std::string path;  ///< of that file (host_secret.hpp)
   /// As it is now; empty if the file is not there yet.
-  std::string now() const { return host_name.empty() ? text : launching::read_host_secret(host_name); }
+  std::string now() const { return path.empty() ? text : launching::read_host_secret(path); }
 };
 
 Secret secret_of(const Environment& environment, const MeetingPoint& point) {
@@ -86,7 +85,7 @@ Secret secret_of(const Environment& environment, const MeetingPoint& point) {
                  "TESSERA_JOB_SECRET to the one of that store");
   const std::string job = environment.job_id.value_or("without a name");
   if (on_one_machine(environment, point))
-    return {{}, detail::concat("job-", std::hex, hash_of(job), std::dec, "-", point.port)};
+    return {{}, launching::host_secret_path(detail::concat("job-", hash_of(job), "-", point.port))};
   TESSERA_ENSURE(ConfigError, !environment.require_secret,
                  "TESSERA_REQUIRE_SECRET is set, and the processes of this job meet at ", point.address,
                  " over the network without a secret: set TESSERA_JOB_SECRET to a random text, the same for "
@@ -107,12 +106,12 @@ std::unique_ptr<StoreServer> serve(MeetingPoint& point, const std::string& secre
   }
 }
 
-/// The store behind one of the meeting point's ports: that whose server knows the secret. A file may still be that
-/// of an earlier job, so it is read again each time.
+/// The store behind one of the meeting point's ports: that whose server knows the secret. A file may still be
+/// that of an earlier job, so it is read again each time.
 std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, double timeout_s) {
   constexpr double kFirstTry = 0.5, kPause = 0.02;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  const bool several = point.ports > 1 || !secret.host_name.empty();
+  const bool several = point.ports > 1 || !secret.path.empty();
   double longest = kFirstTry;
   for (int i = 0;; i = (i + 1) % point.ports) {
     const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
@@ -120,9 +119,10 @@ std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, do
     const double tried_s = several ? std::min(left, longest) : left;
     if (i == point.ports - 1) longest *= 2;  // a machine may be that slow
     try {
-      TESSERA_ENSURE(CommunicationError, !text.empty(), "there is no job's secret in ",
-                     launching::host_secret_path(secret.host_name), " within ", timeout_s, " s");
-      return std::make_shared<Store>(point.address, static_cast<std::uint16_t>(point.port + i), text, tried_s);
+      TESSERA_ENSURE(CommunicationError, !text.empty(), "there is no job's secret in ", secret.path,
+                     " within ", timeout_s, " s");
+      return std::make_shared<Store>(point.address, static_cast<std::uint16_t>(point.port + i), text,
+                                     tried_s);
     } catch (const CommunicationError& error) {
       if (several && left > tried_s) {
         std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, kPause)));
@@ -153,8 +153,8 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   MeetingPoint point = meeting_point(environment);
   Secret secret = secret_of(environment, point);
   std::optional<launching::HostSecret> made;  // until all have come
-  if (point.served_here && !secret.host_name.empty()) {
-    made.emplace(secret.host_name);
+  if (point.served_here && !secret.path.empty()) {
+    made.emplace(secret.path);
     secret = {made->text(), {}};
   }
   const auto served = std::make_shared<ServedStore>();

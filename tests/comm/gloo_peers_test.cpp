@@ -27,7 +27,13 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 PeersOptions options_of(int rank, int size) {
-  return {.rank = rank, .size = size, .address = kHere, .job = "j", .key = "key", .name = "test", .timeout_s = 30};
+  return {.rank = rank,
+          .size = size,
+          .address = kHere,
+          .job = "j",
+          .key = "key",
+          .name = "test",
+          .timeout_s = 30};
 }
 
 /// Ranks that listen; `connect` lets all of them connect, each in a thread.
@@ -45,7 +51,8 @@ class Ranks {
   /// Each tells each other its number over the new connections, which must be all right.
   void connect() {
     std::vector<std::thread> threads;
-    for (std::size_t rank = 0; rank < peers_.size(); ++rank) threads.emplace_back([this, rank] { run(rank); });
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank)
+      threads.emplace_back([this, rank] { run(rank); });
     for (std::thread& thread : threads) thread.join();
   }
 
@@ -99,8 +106,7 @@ TEST(GlooPeers, WhatStrangersSayChangesNothing) {
     while (!stop) {
       store::Digest nonce{};
       std::string reason;
-      const store::Socket socket =
-          store::connect_to(kHere, ranks.port(seed % 3), store::after(1), reason);
+      const store::Socket socket = store::connect_to(kHere, ranks.port(seed % 3), store::after(1), reason);
       if (!socket) return;  // all have come, and nobody listens any more
       std::string bytes(random() % 200, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());
@@ -142,8 +148,9 @@ TEST(GlooPeers, AProofIsForOneCall) {
   EXPECT_EQ(answer_to("proof of rank 0's call to rank 0 in job j", 0), "");
   EXPECT_EQ(answer_to("client", 1), "");
   rank0.join();
-  EXPECT_TRUE(contains(message, "rank 0 of 2 (test) could not connect to the others within 3 s: rank 1 has not "
-                                "called"))
+  EXPECT_TRUE(contains(message,
+                       "rank 0 of 2 (test) could not connect to the others within 3 s: rank 1 has not "
+                       "called"))
       << message;
 
   Peers again(options_of(0, 2));
@@ -160,7 +167,8 @@ TEST(GlooPeers, AProofIsForOneCall) {
 }
 
 TEST(GlooPeers, WhoDoesNotAnswerIsNamed) {
-  const store::Socket dead = store::listen_on(kHere, 0);  // takes calls and says nothing, as a stopped process
+  const store::Socket dead =
+      store::listen_on(kHere, 0);  // takes calls and says nothing, as a stopped process
   PeersOptions options = options_of(2, 4);
   options.timeout_s = 0.4;
   Peers two(options);
@@ -169,7 +177,8 @@ TEST(GlooPeers, WhoDoesNotAnswerIsNamed) {
   const std::string message = message_of<CommunicationError>([&] {
     two.connect({{kHere, store::port_of(dead)}, {kHere, nobody}});
   });
-  EXPECT_TRUE(contains(message, detail::concat("rank 0 at 127.0.0.1 port ", store::port_of(dead), ": no answer")))
+  EXPECT_TRUE(
+      contains(message, detail::concat("rank 0 at 127.0.0.1 port ", store::port_of(dead), ": no answer")))
       << message;
   EXPECT_TRUE(contains(message, detail::concat("rank 1 at 127.0.0.1 port ", nobody, ": Connection refused")))
       << message;
@@ -197,8 +206,9 @@ TEST(GlooPeers, TheCalledRankProvesItselfToo) {
       ::send(socket.get(), words.data() + 36, 32, MSG_NOSIGNAL);  // their own proof
     }
   });
-  const std::string message =
-      message_of<CommunicationError>([&] { one.connect({{kHere, store::port_of(impostor)}}); });
+  const std::string message = message_of<CommunicationError>([&] {
+    one.connect({{kHere, store::port_of(impostor)}});
+  });
   stop = true;
   works.join();
   EXPECT_TRUE(contains(message, "what answers there is not this job's")) << message;
@@ -210,7 +220,8 @@ int listening_sockets() {
   for (int descriptor = 0; descriptor < 4096; ++descriptor) {
     int listening = 0;
     socklen_t length = sizeof listening;
-    if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 && listening != 0) ++count;
+    if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 && listening != 0)
+      ++count;
   }
   return count;
 }

@@ -1,8 +1,8 @@
 #pragma once
 /// Store: a small key-value service through which the processes of a job find each other. One process serves
 /// it over TCP, all others are clients. Every connection is authenticated both ways with the job's secret
-/// (HMAC-SHA256 challenge) before a byte of a request is read, and every request and answer carries a MAC; nothing
-/// is encrypted. Every wait has a deadline.
+/// (HMAC-SHA256 challenge) before a byte of a request is read, and every request and answer carries a MAC;
+/// nothing is encrypted. Every wait has a deadline.
 
 #include <cstdint>
 #include <memory>

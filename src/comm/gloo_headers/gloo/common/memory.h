@@ -1,6 +1,6 @@
 #pragma once
-/// Debian's and Ubuntu's libgloo-dev leave this header out, which gloo/transport/tcp/pair.h includes. Here is what
-/// that one needs of it: two names, and of one of them its size. Found only where the package has none.
+/// Debian's and Ubuntu's libgloo-dev leave this header out, which gloo/transport/tcp/pair.h includes. Here is
+/// what that one needs of it: two names, and of one of them its size. Found only where the package has none.
 
 #include <memory>
 
