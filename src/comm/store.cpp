@@ -178,6 +178,7 @@ struct Store::Impl {
     TESSERA_ENSURE(CommunicationError, reader.kind(outcome) && reader.text(answer.text) && reader.finished(),
                    place(), ": an answer that means nothing");
     answer.outcome = static_cast<Outcome>(outcome);
+    if (answer.outcome == Outcome::cut) throw CommunicationError(detail::concat(place(), ": ", answer.text));
     give_back(std::move(line));
     TESSERA_ENSURE(CommunicationError, answer.outcome != Outcome::refused, place(), ": ", answer.text);
     return true;

@@ -159,7 +159,7 @@ struct StoreServer::Impl {
     if (too_long || !client.requests.fits(body, std::string_view(client.in).substr(4 + length))) {
       // The client is told, as its answers still fit; nothing more is read from this connection.
       client.last_answer = true;
-      client.answer(Outcome::refused, "a request was changed on its way: its MAC does not fit");
+      client.answer(Outcome::cut, "a request was changed on its way: its MAC does not fit");
       return flush(client);
     }
     client.in.clear();

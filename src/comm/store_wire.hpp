@@ -65,7 +65,8 @@ class Seal {
 };
 
 enum class Operation : char { set = 1, get = 2, add = 3, remove = 4, barrier = 5 };
-enum class Outcome : char { done = 1, late = 2, refused = 3 };
+/// `cut`: refused, and the connection ends.
+enum class Outcome : char { done = 1, late = 2, refused = 3, cut = 4 };
 
 /// Writes a frame's body.
 class Writer {

@@ -109,23 +109,26 @@ std::unique_ptr<StoreServer> serve(MeetingPoint& point, const std::string& secre
 /// The store behind one of the meeting point's ports: that whose server knows the secret. A file may still be
 /// that of an earlier job, so it is read again each time.
 std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, double timeout_s) {
-  constexpr double kFirstTry = 0.5, kPause = 0.02;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  using Clock = std::chrono::steady_clock;
+  constexpr double kFirstTry = 0.5;
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
   const bool several = point.ports > 1 || !secret.path.empty();
   double longest = kFirstTry;
-  for (int i = 0;; i = (i + 1) % point.ports) {
-    const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
-    const std::string text = secret.now();
-    const double tried_s = several ? std::min(left, longest) : left;
-    if (i == point.ports - 1) longest *= 2;  // a machine may be that slow
+  for (int port = 0;;) {
     try {
-      TESSERA_ENSURE(CommunicationError, !text.empty(), "there is no job's secret in ", secret.path,
+      const std::string text = secret.now();
+      const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+      TESSERA_ENSURE(CommunicationError, !text.empty(), "nobody has left the job's secret in ", secret.path,
                      " within ", timeout_s, " s");
-      return std::make_shared<Store>(point.address, static_cast<std::uint16_t>(point.port + i), text,
-                                     tried_s);
+      const double tried_s = several ? std::min(left, longest) : left;
+      const auto number = static_cast<std::uint16_t>(point.port + port);
+      port = (port + 1) % point.ports;
+      if (port == 0) longest *= 2;  // a machine may be that slow
+      return std::make_shared<Store>(point.address, number, text, tried_s);
     } catch (const CommunicationError& error) {
-      if (several && left > tried_s) {
-        std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, kPause)));
+      if (several && Clock::now() + kPause < deadline) {
+        std::this_thread::sleep_for(kPause);
         continue;
       }
       throw CommunicationError(detail::concat(
