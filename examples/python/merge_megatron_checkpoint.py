@@ -18,12 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import List
 
+from tessera.cli import own_command
 from tessera.utils import load
 
 
 def convert(checkpoint: Path, folder: Path) -> List[Path]:
     """Writes the whole model as Transformers does; returns its files of weights, several where it is large."""
-    command = [sys.executable, "-m", "tessera", "convert", "--from", "tessera", str(checkpoint), "--to", "hf", str(folder)]
+    command = own_command() + ["convert", "--from", "tessera", str(checkpoint), "--to", "hf", str(folder)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode != 0:
         sys.exit(done.returncode)  # convert has said why

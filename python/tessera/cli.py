@@ -13,13 +13,24 @@ PYTHON_COMMANDS = {"plot": "tessera.plot", "config": "tessera.commands.config",
                    "packages": "tessera.commands.packages"}
 
 
+# As `python -m tessera`, but nothing is imported from the current folder (src/base/python_module.cpp).
+_RUN = """import sys; sys.path[:] = [p for p in sys.path if p not in ('', '.')]
+import runpy
+runpy.run_module('tessera', run_name='__main__', alter_sys=True)"""
+
+
+def own_command(python: str = sys.executable) -> List[str]:
+    """The words that run this program by a Python interpreter, whatever lies in the current folder; its arguments follow."""
+    return [python, "-c", _RUN]
+
+
 def console() -> int:
     """The program that pip installs. As the C++ program it runs Python commands by the interpreter in TESSERA_PYTHON."""
     python, args = os.environ.get("TESSERA_PYTHON"), sys.argv[1:]
     if not python or not args or args[0] not in PYTHON_COMMANDS:
         return main(args)
     try:
-        os.execvp(python, [python, "-m", "tessera", *args])
+        os.execvp(python, own_command(python) + args)
     except OSError as error:
         print(f"error: TESSERA_PYTHON is {python}, which cannot be run ({error.strerror}). Name a Python interpreter there, "
               "or unset it", file=sys.stderr)
@@ -46,4 +57,4 @@ def _cpp_main(args: List[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.flush()
     # Where several processes are needed, they are this interpreter's, whether or not `tessera` is in PATH.
-    return cli_main(args, [sys.executable, "-m", "tessera"])
+    return cli_main(args, own_command(sys.executable))

@@ -18,7 +18,7 @@ struct LaunchArguments {
   LaunchSettings flags;
   launching::AccelerateFlags accelerate;
   std::string config_file;
-  bool cpu = false, quiet = false, module = false, no_python = false;
+  bool cpu = false, quiet = false, module = false, no_python = false, any_secret_mode = false;
 };
 
 /// A flag before the program that is none of ours.
@@ -71,6 +71,7 @@ void fit_to_machine(LaunchSettings& settings, const Logger& log) {
 void run_launch(LaunchArguments arguments, const std::vector<std::string>& command, Program& program) {
   if (arguments.cpu) arguments.flags.cpu = true;
   if (arguments.quiet) arguments.flags.quiet = true;
+  if (arguments.any_secret_mode) arguments.flags.allow_secret_mode = true;
   if (arguments.accelerate.multi_gpu && arguments.flags.num_processes.value_or(2) < 2) {
     throw ConfigError("--multi_gpu needs --num_processes of at least 2; for one process leave it out");
   }
@@ -173,6 +174,8 @@ void add_launch(CLI::App& app, Program& program) {
       "YAML or JSON file of `tessera config` or `accelerate config`, or one with a section 'launch'; none = "
       "not even the default one");
   add_accelerate_flags(*command, arguments->accelerate);
+  command->add_flag(both("allow_secret_mode"), arguments->any_secret_mode,
+                    "take a secret_file that others can read (a mounted Kubernetes secret)");
   command->add_flag("--cpu", arguments->cpu, "use no GPU");
   command->add_flag("-q,--quiet", arguments->quiet, "show the output of rank 0 only, as it comes");
   command->add_flag("-m,--module", arguments->module, "PROGRAM is a Python module, as in python -m");

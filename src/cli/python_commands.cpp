@@ -6,13 +6,15 @@
 #include <cstring>
 #include <iostream>
 
+#include "base/python_module.hpp"
 #include "cli/commands.hpp"
 
 namespace tessera::cli {
 
 int run_python(const std::string& python, const std::string& name, const std::vector<std::string>& arguments,
                bool quiet) {
-  std::vector<std::string> words{python, "-m", "tessera", name};
+  std::vector<std::string> words = python_module(python, "tessera");
+  words.push_back(name);
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

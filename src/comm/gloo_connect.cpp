@@ -1,16 +1,18 @@
 /// How a GlooFabric comes to be: an address, a connection to every other rank, everybody's name.
 
-#include <gloo/rendezvous/store.h>
 #include <gloo/transport/device.h>
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <climits>
 #include <exception>
 
 #include "comm/gloo_fabric.hpp"
+#include "comm/gloo_pairs.hpp"
+#include "comm/gloo_peers.hpp"
 #include "comm/gloo_signals.hpp"
 #include "tessera/base/error.hpp"
 
@@ -19,33 +21,19 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kNamesSlot = 2;
+/// Of Gloo's own waits, which all get another one: a timeout there closes every connection.
+constexpr auto kGlooTimeout = std::chrono::milliseconds(std::chrono::hours(1));
 const GlooCall kSetUp{.operation = "set-up", .collective = true, .sequence = 0, .where = {}};
 
-/// Gloo's view of our store.
-class StoreForGloo : public gloo::rendezvous::Store {
- public:
-  /// `keys` gets the names of what is stored.
-  StoreForGloo(tessera::Store& store, std::string prefix, double timeout_s, std::vector<std::string>& keys)
-      : store_(store), prefix_(std::move(prefix)), deadline_(store::after(timeout_s)), keys_(keys) {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    store_.set(prefix_ + key, std::string(data.begin(), data.end()));
-    keys_.push_back(prefix_ + key);
-  }
-  std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.get(prefix_ + key, store::milliseconds_until(deadline_) / 1000.0);
-    return {value.begin(), value.end()};
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) get(key);
-  }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
-
- private:
-  tessera::Store& store_;
-  std::string prefix_;
-  store::Deadline deadline_;
-  std::vector<std::string>& keys_;
-};
+/// "4711 10.0.0.1".
+std::pair<std::string, std::uint16_t> place_of(const std::string& text) {
+  std::uint16_t port = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, port);
+  TESSERA_ENSURE(CommunicationError, error == std::errc() && stop != end && *stop == ' ',
+                 "the job's store holds '", text, "' for a rank's address");
+  return {text.substr(static_cast<std::size_t>(stop - text.data()) + 1), port};
+}
 
 /// Gloo does not survive a name that cannot be resolved: it gets numbers only.
 std::string numeric_address(const std::string& address) {
@@ -63,8 +51,7 @@ std::string numeric_address(const std::string& address) {
   return text.data();
 }
 
-std::shared_ptr<gloo::transport::Device> open_device(const std::string& address) {
-  const std::string number = numeric_address(address);
+std::shared_ptr<gloo::transport::Device> open_device(const std::string& address, const std::string& number) {
   try {
     const SignalsBlocked signals;  // inherited by the thread this starts
     gloo::transport::tcp::attr attributes;
@@ -86,18 +73,29 @@ std::string own_name() {
 
 }  // namespace
 
+/// The address stands in the store when this rank joins, so that nobody who has joined waits for it.
 void GlooFabric::connect(const GlooOptions& options) {
-  device_ = open_device(options.address.empty() ? store_->local_address() : options.address);
-  StoreForGloo keys(*store_, key("gloo/"), options.comm.timeout_s, set_up_keys_);
-  context_ = std::make_shared<gloo::rendezvous::Context>(rank_, size_);
-  // Gloo waits five times as long for a connection.
-  context_->setTimeout(std::chrono::milliseconds(
-      static_cast<std::int64_t>(std::clamp(options.comm.timeout_s * 1000 / 5, 1.0, 1e9))));
+  const double timeout_s = options.comm.timeout_s;
+  const std::string address =
+      numeric_address(options.address.empty() ? store_->local_address() : options.address);
+  device_ = open_device(options.address.empty() ? address : options.address, address);
+  Peers peers({.rank = rank_,
+               .size = size_,
+               .address = address,
+               .job = job_,
+               .key = store_->key_for("connections between ranks"),
+               .name = own_name(),
+               .timeout_s = timeout_s});
+  const auto address_key = [&](int rank) { return key(detail::concat("address/", rank)); };
+  store_->set(address_key(rank_), detail::concat(peers.port(), " ", address));
+  store_->barrier(key("join"), rank_, size_, timeout_s);
+  std::vector<std::pair<std::string, std::uint16_t>> lower;
+  for (int peer = 0; peer < rank_; ++peer)
+    lower.push_back(place_of(store_->get(address_key(peer), timeout_s)));
+  std::vector<store::Socket> sockets = peers.connect(lower);
+  const PipeSignalBlocked signal;
   try {
-    const PipeSignalBlocked signal;
-    context_->connectFullMesh(keys, device_);
-  } catch (const CommunicationError&) {
-    throw;
+    context_ = make_gloo_context(device_, rank_, std::move(sockets), kGlooTimeout);
   } catch (const std::exception& error) {
     detail::fail<CommunicationError>(__FILE__, __LINE__, "",
                                      detail::concat("rank ", rank_, " of ", size_, " (", own_name(),
@@ -105,7 +103,6 @@ void GlooFabric::connect(const GlooOptions& options) {
   }
   goodbyes_.resize(static_cast<std::size_t>(size_));
   goodbye_buffer_ = context_->createUnboundBuffer(goodbyes_.data(), goodbyes_.size());
-  const PipeSignalBlocked signal;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     try {
@@ -135,7 +132,7 @@ void GlooFabric::exchange_names(double timeout_s) {
         post(GlooMessage::Kind::send, peer, kNamesSlot, mine.data(), mine.size(), group, kSetUp));
   }
   for (GlooMessage& message : messages) wait(message, group, kSetUp, timeout_s);
-  for (const std::string& used : set_up_keys_) store_->remove(used);
+  store_->remove(key(detail::concat("address/", rank_)));
 }
 
 }  // namespace tessera

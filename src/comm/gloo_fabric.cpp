@@ -75,7 +75,6 @@ GlooFabric::GlooFabric(std::shared_ptr<Store> store, int rank, int size, const G
   const double timeout_s = options.comm.timeout_s;
   std::string events;
   if (store_->try_get(key("events"), events)) next_event_ = std::stoll(events) + 1;
-  store_->barrier(key("join"), rank, size, timeout_s);
   connect(options);
   const SignalsBlocked signals;
   watcher_ = std::thread([this] { watch_connections(); });

@@ -3,7 +3,8 @@
 /// knowledge of what went wrong. Three threads serve it: Gloo's own, which moves the bytes; one that notices
 /// lost connections; the guard, which watches deadlines and what other ranks report through the store.
 
-#include <gloo/rendezvous/context.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <array>
@@ -163,8 +164,7 @@ class GlooFabric {
   const std::string job_;
   static constexpr std::uint64_t kGoodbyeSlot = 1;
   std::shared_ptr<gloo::transport::Device> device_;
-  std::shared_ptr<gloo::rendezvous::Context> context_;
-  std::vector<std::string> set_up_keys_;
+  std::shared_ptr<gloo::transport::Context> context_;
   std::vector<std::array<char, 128>> names_;
 
   std::vector<char> goodbyes_;  // byte r: rank r has said goodbye

@@ -77,8 +77,15 @@ Moved receive_all(const Socket& socket, char* data, std::size_t bytes, Deadline 
   return Moved::yes;
 }
 
+/// A connection whose ends have proved themselves to each other.
+struct Line {
+  Socket socket = Socket();
+  Seal requests, answers;
+};
+
 /// Proves both ends to each other. `refused` is set when the server went away after this side's proof.
-bool introduce(const Socket& socket, const std::string& secret, Deadline deadline, bool& refused) {
+bool introduce(Line& line, const std::string& secret, Deadline deadline, bool& refused) {
+  const Socket& socket = line.socket;
   std::array<char, kGreetingBytes> greeting{};
   const Deadline soon = std::min(deadline, after(5));
   if (receive_all(socket, greeting.data(), greeting.size(), soon) != Moved::yes) return false;
@@ -93,6 +100,8 @@ bool introduce(const Socket& socket, const std::string& secret, Deadline deadlin
   Digest theirs;
   refused = true;
   if (receive_all(socket, theirs.data(), theirs.size(), soon) != Moved::yes) return false;
+  line.requests = Seal(secret, "client", server_nonce, nonce);
+  line.answers = Seal(secret, "server", server_nonce, nonce);
   return equal_in_constant_time(theirs, proof_of(secret, "server", server_nonce, nonce));
 }
 
@@ -121,14 +130,14 @@ struct Store::Impl {
   Impl(std::string address, std::uint16_t port, std::string secret)
       : address_(std::move(address)), port_(port), secret_(std::move(secret)) {}
 
-  Socket connect(Deadline deadline) const {
+  Line connect(Deadline deadline) const {
     std::string reason = "no answer";
     int refusals = 0;
     for (double pause = 0.02;; pause = std::min(pause * 1.5, 0.5)) {
       bool refused = false;
-      Socket socket = connect_to(address_, port_, deadline, reason);
-      if (socket) {
-        if (introduce(socket, secret_, deadline, refused)) return socket;
+      Line line{connect_to(address_, port_, deadline, reason), {}, {}};
+      if (line.socket) {
+        if (introduce(line, secret_, deadline, refused)) return line;
         reason = "what answers there is not this job's store";
       }
       refusals += refused ? 1 : 0;
@@ -143,29 +152,34 @@ struct Store::Impl {
   /// One request on a connection of its own for the time of the request, so that threads do not wait for each
   /// other. False when interrupted.
   bool call(const Writer& request, Deadline deadline, Answer& answer, const Interrupt* interrupt = nullptr) {
-    Socket socket = take();
-    if (!socket) socket = connect(deadline);
-    Moved moved = send_all(socket, request.frame(), deadline);
+    Line line = take();
+    if (!line.socket) line = connect(deadline);
+    Moved moved = send_all(line.socket, line.requests.frame_of(request.body()), deadline);
     std::array<char, 4> head{};
-    if (moved == Moved::yes) moved = receive_all(socket, head.data(), head.size(), deadline, interrupt);
+    if (moved != Moved::late)  // a server that has hung up may have said why
+      moved = receive_all(line.socket, head.data(), head.size(), deadline, interrupt);
     std::string body;
     if (moved == Moved::yes) {
       const std::size_t length = frame_length(head.data());
       TESSERA_ENSURE(CommunicationError, length <= kLongestFrame, place(), ": an answer of ", length,
                      " bytes");
-      body.resize(length);
-      moved = receive_all(socket, body.data(), length, deadline);
+      body.resize(length + kMacBytes);
+      moved = receive_all(line.socket, body.data(), body.size(), deadline);
     }
     if (moved == Moved::interrupted) return false;
     TESSERA_ENSURE(CommunicationError, moved != Moved::late, place(), ": no answer in time");
     TESSERA_ENSURE(CommunicationError, moved != Moved::lost, place(),
                    ": the connection was lost (the process that serves it has ended)");
-    Reader reader(body);
+    const std::string_view all(body), text = all.substr(0, all.size() - kMacBytes);
+    TESSERA_ENSURE(CommunicationError, line.answers.fits(text, all.substr(text.size())), place(),
+                   ": an answer was changed on its way: its MAC does not fit");
+    Reader reader(text);
     char outcome = 0;
     TESSERA_ENSURE(CommunicationError, reader.kind(outcome) && reader.text(answer.text) && reader.finished(),
                    place(), ": an answer that means nothing");
     answer.outcome = static_cast<Outcome>(outcome);
-    give_back(std::move(socket));
+    if (answer.outcome == Outcome::cut) throw CommunicationError(detail::concat(place(), ": ", answer.text));
+    give_back(std::move(line));
     TESSERA_ENSURE(CommunicationError, answer.outcome != Outcome::refused, place(), ": ", answer.text);
     return true;
   }
@@ -176,17 +190,17 @@ struct Store::Impl {
     return answer;
   }
 
-  Socket take() {
+  Line take() {
     const std::lock_guard lock(mutex_);
-    if (idle_.empty()) return Socket();
-    Socket socket = std::move(idle_.back());
+    if (idle_.empty()) return Line();
+    Line line = std::move(idle_.back());
     idle_.pop_back();
-    return socket;
+    return line;
   }
 
-  void give_back(Socket socket) {
+  void give_back(Line line) {
     const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(socket));
+    idle_.push_back(std::move(line));
   }
 
   std::string place() const { return detail::concat("the job's store at ", address_, " port ", port_); }
@@ -203,15 +217,15 @@ struct Store::Impl {
   std::string secret_;
   std::string local_address_;
   std::mutex mutex_;
-  std::vector<Socket> idle_;
+  std::vector<Line> idle_;
 };
 
 Store::Store(const std::string& address, std::uint16_t port, const std::string& secret, double timeout_s)
     : impl_(std::make_unique<Impl>(address, port, secret)) {
   TESSERA_CHECK(!secret.empty(), "the job's store needs a secret");
-  Socket socket = impl_->connect(after(timeout_s));
-  impl_->local_address_ = address_of(socket);
-  impl_->give_back(std::move(socket));
+  Line line = impl_->connect(after(timeout_s));
+  impl_->local_address_ = address_of(line.socket);
+  impl_->give_back(std::move(line));
 }
 
 Store::~Store() = default;
@@ -282,5 +296,10 @@ void Store::barrier(const std::string& name, int rank, int size, double timeout_
 }
 
 const std::string& Store::local_address() const { return impl_->local_address_; }
+
+std::string Store::key_for(const std::string& purpose) const {
+  const Digest key = mac_of(impl_->secret_, "key for " + purpose);
+  return {key.begin(), key.end()};
+}
 
 }  // namespace tessera

@@ -36,13 +36,15 @@ struct Client {
   Digest nonce;
   bool proved = false;
   Deadline prove_until;
+  Seal requests, answers;
   std::string in, out;
+  bool last_answer = false;  ///< the connection ends when `out` is sent
   std::optional<Parked> parked;
-};
 
-std::string answer(Outcome outcome, std::string_view text = {}) {
-  return Writer(static_cast<char>(outcome)).text(text).frame();
-}
+  void answer(Outcome outcome, std::string_view text = {}) {
+    out = answers.frame_of(Writer(static_cast<char>(outcome)).text(text).body());
+  }
+};
 
 }  // namespace
 
@@ -137,7 +139,7 @@ struct StoreServer::Impl {
       if (sent < 0) return errno == EAGAIN || errno == EINTR;
       client.out.erase(0, static_cast<std::size_t>(sent));
     }
-    return true;
+    return !client.last_answer;
   }
 
   /// Reads no further than the end of what the client may say next.
@@ -149,15 +151,23 @@ struct StoreServer::Impl {
     if (got == 0) return false;
     client.in.append(piece, 0, static_cast<std::size_t>(got));
     if (!client.proved) return client.in.size() < kProofBytes || check_proof(client);
-    if (wanted_of_frame(client.in) > 4 + kLongestFrame) return false;
-    if (client.in.size() < 4 || client.in.size() < wanted_of_frame(client.in)) return true;
-    const std::string body = client.in.substr(4);
+    if (client.in.size() < 4) return true;
+    const std::size_t length = frame_length(client.in.data());
+    const bool too_long = length > kLongestFrame;
+    if (!too_long && client.in.size() < 4 + length + kMacBytes) return true;
+    const std::string body = too_long ? std::string() : client.in.substr(4, length);
+    if (too_long || !client.requests.fits(body, std::string_view(client.in).substr(4 + length))) {
+      // The client is told, as its answers still fit; nothing more is read from this connection.
+      client.last_answer = true;
+      client.answer(Outcome::cut, "a request was changed on its way: its MAC does not fit");
+      return flush(client);
+    }
     client.in.clear();
     return handle(id, client, body) && flush(client);
   }
 
   static std::size_t wanted_of_frame(const std::string& in) {
-    return in.size() < 4 ? 4 : 4 + std::size_t{frame_length(in.data())};
+    return in.size() < 4 ? 4 : 4 + std::size_t{frame_length(in.data())} + kMacBytes;
   }
 
   bool check_proof(Client& client) {
@@ -173,6 +183,8 @@ struct StoreServer::Impl {
       return false;
     }
     client.proved = true;
+    client.requests = Seal(secret_, "client", client.nonce, nonce);
+    client.answers = Seal(secret_, "server", client.nonce, nonce);
     const Digest own = proof_of(secret_, "server", client.nonce, nonce);
     client.out.assign(own.begin(), own.end());
     return flush(client);
@@ -189,7 +201,7 @@ struct StoreServer::Impl {
         std::string value;
         if (!reader.text(value) || value.size() > kStoreTextLimit || !reader.finished()) return false;
         set(key, std::move(value));
-        client.out = answer(Outcome::done);
+        client.answer(Outcome::done);
         return true;
       }
       case Operation::get: {
@@ -197,9 +209,9 @@ struct StoreServer::Impl {
         if (!reader.number(timeout_ms) || !reader.finished()) return false;
         const auto found = values_.find(key);
         if (found != values_.end()) {
-          client.out = answer(Outcome::done, found->second);
+          client.answer(Outcome::done, found->second);
         } else if (timeout_ms <= 0) {
-          client.out = answer(Outcome::late);
+          client.answer(Outcome::late);
         } else {
           client.parked = Parked{key, {}, after(static_cast<double>(timeout_ms) / 1000)};
         }
@@ -208,13 +220,13 @@ struct StoreServer::Impl {
       case Operation::add: {
         std::int64_t amount = 0;
         if (!reader.number(amount) || !reader.finished()) return false;
-        client.out = add(key, amount);
+        add(client, key, amount);
         return true;
       }
       case Operation::remove:
         if (!reader.finished()) return false;
         values_.erase(key);
-        client.out = answer(Outcome::done);
+        client.answer(Outcome::done);
         return true;
       case Operation::barrier: {
         std::int64_t rank = 0, size = 0, timeout_ms = 0;
@@ -232,24 +244,24 @@ struct StoreServer::Impl {
     for (auto& [id, client] : clients_) {
       if (!client.parked || client.parked->barrier_rank || client.parked->name != key) continue;
       client.parked.reset();
-      client.out = answer(Outcome::done, value);
+      client.answer(Outcome::done, value);
       flush(client);
     }
     values_[key] = std::move(value);
   }
 
-  std::string add(const std::string& key, std::int64_t amount) {
+  void add(Client& client, const std::string& key, std::int64_t amount) {
     std::int64_t value = 0;
     if (const auto found = values_.find(key); found != values_.end()) {
       const std::string& text = found->second;
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
       if (error != std::errc() || end != text.data() + text.size())
-        return answer(Outcome::refused, "key '" + key.substr(0, 200) + "' does not hold a number");
+        return client.answer(Outcome::refused, "key '" + key.substr(0, 200) + "' does not hold a number");
     }
     const std::string sum = std::to_string(
         static_cast<std::int64_t>(static_cast<std::uint64_t>(value) + static_cast<std::uint64_t>(amount)));
     set(key, sum);
-    return answer(Outcome::done, sum);
+    client.answer(Outcome::done, sum);
   }
 
   struct Arrival {
@@ -259,7 +271,7 @@ struct StoreServer::Impl {
   void arrive(std::uint64_t id, Client& client, const std::string& name, const Arrival& arrival) {
     const std::string refusal = barriers_.arrive(name, arrival.rank, arrival.size);
     if (!refusal.empty()) {
-      client.out = answer(Outcome::refused, refusal);
+      client.answer(Outcome::refused, refusal);
       return;
     }
     client.parked = Parked{name, arrival.rank, after(static_cast<double>(arrival.timeout_ms) / 1000)};
@@ -267,7 +279,7 @@ struct StoreServer::Impl {
     for (auto& [other, waiting] : clients_) {
       if (!waiting.parked || !waiting.parked->barrier_rank || waiting.parked->name != name) continue;
       waiting.parked.reset();
-      waiting.out = answer(Outcome::done);
+      waiting.answer(Outcome::done);
       if (other != id) flush(waiting);  // the caller flushes this one
     }
   }
@@ -284,8 +296,7 @@ struct StoreServer::Impl {
       if (!client.parked || client.parked->deadline > now) continue;
       const Parked parked = *client.parked;
       client.parked.reset();
-      client.out =
-          answer(Outcome::late, parked.barrier_rank ? barriers_.missing(parked.name) : std::string());
+      client.answer(Outcome::late, parked.barrier_rank ? barriers_.missing(parked.name) : std::string());
       leave_barrier(parked);
       flush(client);
     }

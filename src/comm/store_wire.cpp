@@ -63,23 +63,59 @@ Digest random_nonce() {
   return nonce;
 }
 
-Digest proof_of(const std::string& secret, std::string_view who, const Digest& server_nonce,
-                const Digest& client_nonce) {
-  std::string message(kMagic);
-  message.append(who);
-  message.append(server_nonce.begin(), server_nonce.end());
-  message.append(client_nonce.begin(), client_nonce.end());
+Digest mac_of(std::string_view key, std::string_view message) {
   Digest digest;
   unsigned int length = 0;
   const auto* data = reinterpret_cast<const unsigned char*>(message.data());
-  const auto* made = HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), data, message.size(),
+  const auto* made = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), data, message.size(),
                           reinterpret_cast<unsigned char*>(digest.data()), &length);
   TESSERA_ENSURE(InternalError, made != nullptr && length == digest.size(), "HMAC-SHA256 failed");
   return digest;
 }
 
+Digest proof_of(std::string_view secret, std::string_view who, const Digest& server_nonce,
+                const Digest& client_nonce) {
+  std::string message(kMagic);
+  message.append(who);
+  message.append(server_nonce.begin(), server_nonce.end());
+  message.append(client_nonce.begin(), client_nonce.end());
+  return mac_of(secret, message);
+}
+
 bool equal_in_constant_time(const Digest& a, const Digest& b) {
   return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Seal::Seal(std::string_view secret, std::string_view who, const Digest& server_nonce,
+           const Digest& client_nonce)
+    : key_(proof_of(secret, detail::concat("frames of the ", who), server_nonce, client_nonce)) {}
+
+Digest Seal::mac(std::string_view body) const {
+  const std::string numbered = Writer(0)
+                                   .number(static_cast<std::int64_t>(frames_))
+                                   .number(static_cast<std::int64_t>(body.size()))
+                                   .body();
+  return mac_of({key_.data(), key_.size()}, numbered + std::string(body));
+}
+
+std::string Seal::frame_of(std::string_view body) {
+  const Digest digest = mac(body);
+  ++frames_;
+  std::string frame;
+  frame.reserve(4 + body.size() + digest.size());
+  for (int shift = 0; shift < 32; shift += 8)
+    frame.push_back(static_cast<char>((body.size() >> shift) & 0xff));
+  frame.append(body).append(digest.begin(), digest.end());
+  return frame;
+}
+
+bool Seal::fits(std::string_view body, std::string_view their_mac) {
+  Digest theirs{};
+  if (their_mac.size() != theirs.size()) return false;
+  std::copy(their_mac.begin(), their_mac.end(), theirs.begin());
+  if (!equal_in_constant_time(theirs, mac(body))) return false;
+  ++frames_;
+  return true;
 }
 
 Writer& Writer::number(std::int64_t value) {
@@ -92,13 +128,6 @@ Writer& Writer::text(std::string_view value) {
   number(static_cast<std::int64_t>(value.size()));
   body_.append(value);
   return *this;
-}
-
-std::string Writer::frame() const {
-  std::string out;
-  for (int shift = 0; shift < 32; shift += 8)
-    out.push_back(static_cast<char>((body_.size() >> shift) & 0xff));
-  return out + body_;
 }
 
 bool Reader::kind(char& value) {
@@ -157,7 +186,7 @@ Socket listen_on(const std::string& address, std::uint16_t port) {
     reason = std::strerror(errno);
   }
   detail::fail<IoError>(__FILE__, __LINE__, "",
-                        detail::concat("the job's store cannot listen on ", address, " port ", port, ": ",
+                        detail::concat("this process cannot listen on ", address, " port ", port, ": ",
                                        reason.empty() ? "no such address" : reason));
 }
 

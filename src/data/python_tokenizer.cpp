@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/python_module.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/data/tokenizer_record.hpp"
 
@@ -21,12 +22,8 @@ constexpr const char* kRemedy =
     "Tokenizing with tokenizer.json needs Python 3 with two packages: pip install tessera tokenizers";
 
 std::vector<std::string> command_of(const TokenizerOptions& options) {
-  std::vector<std::string> command = {options.python};
-  if (options.worker_script.empty()) {
-    command.insert(command.end(), {"-m", "tessera.tokenize_worker"});
-  } else {
-    command.push_back(options.worker_script);
-  }
+  std::vector<std::string> command = {options.python, options.worker_script};
+  if (options.worker_script.empty()) command = python_module(options.python, "tessera.tokenize_worker");
   const auto add = [&command](const char* flag, const std::string& value) {
     if (!value.empty()) command.insert(command.end(), {flag, value});
   };

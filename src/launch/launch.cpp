@@ -1,14 +1,13 @@
 #include "tessera/launch/launch.hpp"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "launch/host_secret.hpp"
 #include "launch/open_secret.hpp"
 #include "launch/supervisor.hpp"
 #include "tessera/comm/store.hpp"
@@ -34,27 +33,10 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
-/// 32 random bytes in hexadecimal.
-std::string random_secret() {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::array<unsigned char, 32> bytes{};
-  ssize_t got = 0;
-  do {
-    got = getrandom(bytes.data(), bytes.size(), 0);
-  } while (got < 0 && errno == EINTR);
-  TESSERA_ENSURE(IoError, got == static_cast<ssize_t>(bytes.size()), "the system gives no random bytes");
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
 /// The secret of all processes of the job.
 std::string secret_of(const LaunchOptions& options, const Logger& log) {
   if (!options.secret.empty()) return options.secret;
-  if (options.num_machines == 1) return random_secret();
+  if (options.num_machines == 1) return launching::random_secret();
   log.warning(
       "the machines meet at ", options.main_process_ip, ":", options.main_process_port,
       " without a secret: rendezvous and data are open to whoever reaches that port. --secret_file FILE "

@@ -26,6 +26,7 @@ void read_native(const YamlNode& root, FileReader& reader, LaunchSettings& setti
       reader.integer("threads_per_process", settings.threads_per_process);
       reader.text("log_dir", settings.log_dir);
       reader.text("secret_file", settings.secret_file);
+      reader.boolean("allow_secret_mode", settings.allow_secret_mode);
       reader.number("grace_s", settings.grace_s);
       reader.number("join_timeout_s", settings.join_timeout_s);
       reader.boolean("cpu", settings.cpu);

@@ -1,9 +1,11 @@
 #include "tessera/launch/settings.hpp"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <sstream>
 
 #include "launch/command.hpp"
 #include "launch/environment.hpp"
@@ -50,6 +52,40 @@ std::string trimmed(std::string text) {
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
+/// Adds what is wrong with a secret's file: others must not be able to read it, nor somebody else to write
+/// it.
+void check_secret_file(const std::string& path, int descriptor, bool any_mode, Faults& faults) {
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) return;
+  const mode_t mode = status.st_mode & 0777;
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+    faults.add("secret_file ", path, " belongs to user ", status.st_uid,
+               ", who can change it: it must be this user's or root's (chown)");
+  } else if ((mode & 077) != 0 && !any_mode) {
+    faults.add("secret_file ", path, " can be read by others (mode ", std::oct, mode, std::dec,
+               "): chmod 600 ", path,
+               "; where the mode is given, as with a mounted Kubernetes secret, --allow_secret_mode");
+  }
+}
+
+/// A file's text, if it can be read; what is wrong with it goes to `faults`.
+std::optional<std::string> read_secret_file(const std::string& path, bool any_mode, Faults& faults) {
+  constexpr std::size_t kLongest = 64 * 1024;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  std::string text(kLongest, '\0');
+  const ssize_t got = descriptor < 0 ? -1 : ::read(descriptor, text.data(), text.size());
+  if (descriptor >= 0) {
+    check_secret_file(path, descriptor, any_mode, faults);
+    ::close(descriptor);
+  }
+  if (got < 0) {
+    faults.add("secret_file ", path, " cannot be read");
+    return std::nullopt;
+  }
+  text.resize(static_cast<std::size_t>(got));
+  return trimmed(text);
+}
+
 /// The secret that all machines of a job share; empty for one machine, or where they do without.
 std::string read_secret(const LaunchSettings& settings, const LaunchProgram& program, int machines,
                         Faults& faults) {
@@ -57,14 +93,10 @@ std::string read_secret(const LaunchSettings& settings, const LaunchProgram& pro
   std::string secret, source = "TESSERA_JOB_SECRET";
   if (settings.secret_file) {
     source = "secret_file " + *settings.secret_file;
-    std::ifstream file(*settings.secret_file);
-    std::ostringstream text;
-    text << file.rdbuf();
-    if (!file) {
-      faults.add(source, " cannot be read");
-      return {};
-    }
-    secret = trimmed(text.str());
+    const auto text =
+        read_secret_file(*settings.secret_file, settings.allow_secret_mode.value_or(false), faults);
+    if (!text) return {};
+    secret = *text;
   } else {
     secret = trimmed(value_of(program.environment, "TESSERA_JOB_SECRET").value_or(""));
   }
@@ -197,6 +229,7 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
   take(result.threads_per_process, over.threads_per_process);
   take(result.log_dir, over.log_dir);
   take(result.secret_file, over.secret_file);
+  take(result.allow_secret_mode, over.allow_secret_mode);
   take(result.grace_s, over.grace_s);
   take(result.join_timeout_s, over.join_timeout_s);
   take(result.cpu, over.cpu);

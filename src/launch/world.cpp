@@ -1,12 +1,13 @@
 #include "tessera/launch/world.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <thread>
 
+#include "launch/host_secret.hpp"
 #include "launch/open_secret.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/gloo.hpp"
@@ -65,15 +66,31 @@ MeetingPoint meeting_point(const Environment& environment) {
           .ports = environment.torchrun ? kTriedUnderTorchrun : 1};
 }
 
-std::string secret_of(const Environment& environment, const MeetingPoint& point) {
-  if (environment.job_secret) return *environment.job_secret;
+bool on_one_machine(const Environment& environment, const MeetingPoint& point) {
+  return is_loopback(point.address) || environment.world_size == environment.local_world_size;
+}
+
+/// By what this process knows the others.
+struct Secret {
+  std::string text;  ///< empty where it is in a file
+  std::string path;  ///< of that file (host_secret.hpp)
+  /// As it is now; empty if the file is not there yet.
+  std::string now() const { return path.empty() ? text : launching::read_host_secret(path); }
+};
+
+Secret secret_of(const Environment& environment, const MeetingPoint& point) {
+  if (environment.job_secret) return {*environment.job_secret, {}};
+  TESSERA_ENSURE(ConfigError, !point.from_launcher,
+                 "TESSERA_STORE says where this job's store is, and nobody says its secret: set "
+                 "TESSERA_JOB_SECRET to the one of that store");
   const std::string job = environment.job_id.value_or("without a name");
-  if (is_loopback(point.address)) return detail::concat("no secret: job ", job, " of user ", ::getuid());
+  if (on_one_machine(environment, point))
+    return {{}, launching::host_secret_path(detail::concat("job-", hash_of(job), "-", point.port))};
   TESSERA_ENSURE(ConfigError, !environment.require_secret,
                  "TESSERA_REQUIRE_SECRET is set, and the processes of this job meet at ", point.address,
                  " over the network without a secret: set TESSERA_JOB_SECRET to a random text, the same for "
                  "all (for example: openssl rand -hex 32)");
-  return detail::concat(launching::kOpenSecret, ": job ", job);
+  return {detail::concat(launching::kOpenSecret, ": job ", job), {}};
 }
 
 /// Listens on the first free port of the meeting point, which from then on has only that one.
@@ -89,17 +106,31 @@ std::unique_ptr<StoreServer> serve(MeetingPoint& point, const std::string& secre
   }
 }
 
-/// The store behind one of the meeting point's ports: that whose server knows the secret.
-std::shared_ptr<Store> reach(const MeetingPoint& point, const std::string& secret, double timeout_s) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  for (int i = 0;; i = (i + 1) % point.ports) {
-    const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
-    const double tried_s = point.ports > 1 ? std::min(left, 0.5) : left;
+/// The store behind one of the meeting point's ports: that whose server knows the secret. A file may still be
+/// that of an earlier job, so it is read again each time.
+std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kFirstTry = 0.5;
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  const bool several = point.ports > 1 || !secret.path.empty();
+  double longest = kFirstTry;
+  for (int port = 0;;) {
     try {
-      return std::make_shared<Store>(point.address, static_cast<std::uint16_t>(point.port + i), secret,
-                                     tried_s);
+      const std::string text = secret.now();
+      const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
+      TESSERA_ENSURE(CommunicationError, !text.empty(), "nobody has left the job's secret in ", secret.path,
+                     " within ", timeout_s, " s");
+      const double tried_s = several ? std::min(left, longest) : left;
+      const auto number = static_cast<std::uint16_t>(point.port + port);
+      port = (port + 1) % point.ports;
+      if (port == 0) longest *= 2;  // a machine may be that slow
+      return std::make_shared<Store>(point.address, number, text, tried_s);
     } catch (const CommunicationError& error) {
-      if (point.ports > 1 && left > tried_s) continue;
+      if (several && Clock::now() + kPause < deadline) {
+        std::this_thread::sleep_for(kPause);
+        continue;
+      }
       throw CommunicationError(detail::concat(
           error.what(), point.from_launcher ? " (the launcher serves it)" : " (rank 0 serves it)"));
     }
@@ -111,7 +142,7 @@ std::shared_ptr<Store> reach(const MeetingPoint& point, const std::string& secre
 std::string warning_of_open_world(const Environment& environment) {
   if (!environment.launched() || environment.world_size == 1 || environment.job_secret) return {};
   const MeetingPoint point = meeting_point(environment);
-  if (is_loopback(point.address)) return {};
+  if (on_one_machine(environment, point)) return {};
   return detail::concat("the processes of this job meet at ", point.address, ":", point.port,
                         " without a secret: rendezvous and data are open to whoever reaches that port. "
                         "TESSERA_JOB_SECRET, the same random text for all (openssl rand -hex 32), closes "
@@ -123,9 +154,15 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   if (!environment.launched() || environment.world_size == 1) return make_self_communicator("world", options);
   const int rank = static_cast<int>(*environment.rank), size = static_cast<int>(*environment.world_size);
   MeetingPoint point = meeting_point(environment);
-  const std::string secret = secret_of(environment, point);
+  Secret secret = secret_of(environment, point);
+  std::optional<launching::HostSecret> made;  // until all have come
+  if (point.served_here && !secret.path.empty()) {
+    made.emplace(secret.path);
+    secret = {made->text(), {}};
+  }
   const auto served = std::make_shared<ServedStore>();
-  if (point.served_here) served->server = serve(point, secret);
+  if (point.served_here) served->server = serve(point, secret.text);
+  if (made) made->publish();
   served->store = reach(point, secret, timeout_s);
   std::shared_ptr<Store> store(served, served->store.get());
   const bool one_machine = environment.world_size == environment.local_world_size;

@@ -3,6 +3,7 @@
 #include "tessera/launch/settings.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ TEST(LaunchFile, Native) {
   const LaunchSettings settings = parse_launch_file(
       "launch:\n  num_processes: 8\n  num_machines: 2\n  machine_rank: 1\n  main_process_ip: 10.0.0.1\n"
       "  main_process_port: 4000\n  max_restarts: 3\n  threads_per_process: 4\n  log_dir: logs\n"
-      "  secret_file: s\n  grace_s: 2.5\n  join_timeout_s: 9\n  cpu: yes\n  quiet: false\n",
+      "  secret_file: s\n  allow_secret_mode: true\n  grace_s: 2.5\n  join_timeout_s: 9\n  cpu: yes\n  "
+      "quiet: false\n",
       "l.yaml");
   LaunchSettings expected;
   expected.num_processes = 8;
@@ -35,6 +37,7 @@ TEST(LaunchFile, Native) {
   expected.threads_per_process = 4;
   expected.log_dir = "logs";
   expected.secret_file = "s";
+  expected.allow_secret_mode = true;
   expected.grace_s = 2.5;
   expected.join_timeout_s = 9;
   expected.cpu = true;
@@ -164,6 +167,19 @@ TEST(ResolveLaunch, SeveralMachines) {
   const auto file = std::filesystem::temp_directory_path() / ("tessera-secret-" + std::to_string(::getpid()));
   std::ofstream(file) << "  another secret of the job\n\n";
   settings.secret_file = file.string();
+  for (const mode_t mode : {0640, 0604, 0660}) {
+    ::chmod(file.c_str(), mode);
+    const std::string text = refusal([&] { resolve_launch(settings, program); });
+    EXPECT_HAS(
+        text, detail::concat("can be read by others (mode ", std::oct, mode, "): chmod 600 ", file.string()));
+    EXPECT_HAS(text, "--allow_secret_mode");
+    settings.allow_secret_mode = true;
+    EXPECT_EQ(resolve_launch(settings, program).secret, "another secret of the job");
+    settings.allow_secret_mode.reset();
+  }
+  ::chmod(file.c_str(), 0400);
+  EXPECT_EQ(resolve_launch(settings, program).secret, "another secret of the job");
+  ::chmod(file.c_str(), 0600);
   EXPECT_EQ(resolve_launch(settings, program).secret, "another secret of the job");
   std::ofstream(file) << "short";
   EXPECT_HAS(refusal([&] { resolve_launch(settings, program); }),

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <thread>
 
+#include "launch/host_secret.hpp"
 #include "launch_test_support.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
@@ -69,6 +71,47 @@ TEST(World, RankZeroServes) {
   expect_sum(3, {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + free_port()});
   expect_sum(2, {"LOCAL_WORLD_SIZE=2", "MASTER_PORT=" + free_port(), "TESSERA_JOB_SECRET=s",
                  "TESSERA_CHECK_COLLECTIVES=1", "TESSERA_COMM_ADDRESS=127.0.0.1"});
+}
+
+/// Nobody on this machine can know by what they found each other, and nothing of it is left.
+TEST(World, OnOneMachineTheSecretIsInAFile) {
+  const std::string port = free_port();
+  const std::string here = "MASTER_PORT=" + port;
+  const std::string path = launching::host_secret_path("job-4999694984129765468-" + port);
+  std::string secret;
+  std::atomic<bool> over{false};
+  std::thread looks([&] {
+    while (!over && secret.empty()) secret = launching::read_host_secret(path);
+  });
+  expect_sum(3, {"MASTER_ADDR=127.0.0.1", here, "PMIX_NAMESPACE=job"});
+  over = true;
+  looks.join();
+  EXPECT_EQ(launching::read_host_secret(path), "");
+  EXPECT_TRUE(secret.empty() || secret.size() == 64) << secret;
+}
+
+/// A job that was killed has left its file, which says something else.
+TEST(World, AnEarlierJobsFileIsNotInTheWay) {
+  const std::string port = free_port();
+  const std::string path = launching::host_secret_path("job-4999694984129765468-" + port);
+  launching::HostSecret earlier(path);
+  earlier.publish();
+  std::thread late([&] {
+    const auto world = connect_world(
+        environment_of(1, 2, {"MASTER_PORT=" + port, "LOCAL_WORLD_SIZE=2", "PMIX_NAMESPACE=job"}), 20);
+    EXPECT_EQ(world->rank(), 1);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has tried with the wrong one
+  const auto world = connect_world(
+      environment_of(0, 2, {"MASTER_PORT=" + port, "LOCAL_WORLD_SIZE=2", "PMIX_NAMESPACE=job"}), 20);
+  late.join();
+  EXPECT_EQ(launching::read_host_secret(path), "");
+}
+
+TEST(World, AStoreNeedsItsSecret) {
+  const std::string message =
+      message_of<ConfigError>([] { connect_world(environment_of(0, 2, {"TESSERA_STORE=127.0.0.1:1"}), 1); });
+  EXPECT_TRUE(contains(message, "set TESSERA_JOB_SECRET to the one of that store")) << message;
 }
 
 /// torchrun's own store holds MASTER_PORT.

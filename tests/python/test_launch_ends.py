@@ -189,6 +189,7 @@ def test_two_machines(tessera_program, tmp_path):
     port = free_port()
     secret_file = tmp_path / "secret"
     secret_file.write_text(SECRET + "\n")
+    secret_file.chmod(0o600)
     with machine(tessera_program, 1, port, *python(TELL_PLACE)) as second:
         time.sleep(0.3)
         with machine(tessera_program, 0, port, "--secret_file", secret_file, *python(TELL_PLACE), secret=None) as first:

@@ -17,11 +17,11 @@ struct GlooOptions {
 };
 
 /// The processes of a job over TCP. Collective over all `size` ranks. The store is used during set-up, and to
-/// tell each other what went wrong; it may end before the communicators do. The connections between ranks are
-/// neither authenticated nor encrypted: their addresses are told through the store only, but the network must
-/// be a trusted one. An exchange is done() only once it was waited for; its sends end when they were
-/// received. Errors: CommunicationError naming the ranks that did not arrive; IoError if `address` is not of
-/// this machine.
+/// tell each other what went wrong; it may end before the communicators do. Both ends of a
+/// connection between ranks prove that they know the job's secret when it is made; what travels on it is
+/// neither encrypted nor signed. An exchange is done() only once it was waited for; its sends end when they
+/// were received. Errors: CommunicationError naming the ranks that did not arrive; IoError if `address` is
+/// not of this machine.
 std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> store, int rank, int size,
                                                      const GlooOptions& options);
 

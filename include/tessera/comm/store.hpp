@@ -1,8 +1,8 @@
 #pragma once
 /// Store: a small key-value service through which the processes of a job find each other. One process serves
 /// it over TCP, all others are clients. Every connection is authenticated both ways with the job's secret
-/// (HMAC-SHA256 challenge) before a byte of a request is read; every wait has a deadline. What follows the
-/// challenge is neither encrypted nor signed.
+/// (HMAC-SHA256 challenge) before a byte of a request is read, and every request and answer carries a MAC;
+/// nothing is encrypted. Every wait has a deadline.
 
 #include <cstdint>
 #include <memory>
@@ -88,6 +88,8 @@ class Store {
   void barrier(const std::string& name, int rank, int size, double timeout_s);
   /// The address of this machine from which the server is reached, as a number.
   const std::string& local_address() const;
+  /// 32 bytes that nobody can know who does not know the job's secret, others for each purpose.
+  std::string key_for(const std::string& purpose) const;
 
  private:
   struct Impl;

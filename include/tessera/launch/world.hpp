@@ -14,9 +14,10 @@ namespace tessera {
 /// Collective. Under `tessera launch` the launcher serves the store through which they meet (TESSERA_STORE);
 /// otherwise rank 0 does, at MASTER_ADDR and MASTER_PORT (torchrun listens there itself: the first free of
 /// the eight after it; no port given: one that follows from the job's name). It ends with the communicator.
-/// The secret is TESSERA_JOB_SECRET. Without it, one made of the launcher's name for the job is used, which
-/// keeps jobs apart but nobody out; see `warning_of_open_world`. Errors: ConfigError when it is not known
-/// where to meet, or TESSERA_REQUIRE_SECRET asks for a secret; IoError when the port or address cannot be
+/// The secret is TESSERA_JOB_SECRET. Without it, rank 0 makes one where all are on one machine, and leaves it
+/// in a file that only this user can read until all have come; on several machines there is none, see
+/// `warning_of_open_world`. Errors: ConfigError when it is not known where to meet, TESSERA_REQUIRE_SECRET
+/// asks for a secret, or that file's folder is somebody else's; IoError when the port or address cannot be
 /// had; CommunicationError naming the ranks that do not come within timeout_s.
 std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s);
 
