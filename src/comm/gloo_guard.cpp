@@ -173,7 +173,7 @@ void GlooFabric::publish_failure() {
 void GlooFabric::heartbeat() {
   const Deadline now = Clock::now();
   heartbeat_ = now;
-  if (now - heartbeat_told_.load() < std::chrono::duration<double>(heartbeat_period_s_)) return;
+  if (heartbeat_told_.load() > now - std::chrono::duration<double>(heartbeat_period_s_)) return;
   if (!heartbeat_due_.exchange(true)) interrupt_.raise();
 }
 
