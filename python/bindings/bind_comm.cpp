@@ -3,6 +3,7 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/meeting.hpp"
 #include "tessera/launch/world.hpp"
 
@@ -119,6 +120,8 @@ void bind_comm(py::module_& module) {
           "Ranks of one color form a group, in the order of (key, rank); None for a color < 0.")
       .def("abort", &Communicator::abort, py::arg("reason"), Released(),
            "Ends every wait of all ranks with a CommunicationError that begins with `reason`.")
+      .def("heartbeat", &heartbeat, Released(),
+           "This rank gets on with long work: every wait for it counts its deadline from now.")
       .def("leave", &Communicator::leave, Released(),
            "Parts from the other processes: what was called is finished, later calls on any group of this "
            "process "

@@ -23,7 +23,7 @@ from tessera.utils import objects
 DEFAULT_TIMEOUT_S = 600.0
 _HEARTBEAT_S = 5.0
 _TOLD = re.compile(r"rank \d+ failed: ")  # how the reasons given to abort begin
-_WORKING, _DONE = b"working", b"done"
+_DONE = b"done"
 
 
 def native() -> Any:
@@ -168,8 +168,8 @@ def tell_others_at_the_end(world: Any) -> None:
 class Turns:
     """One rank of a group goes first, however long it takes, while the others wait for it.
 
-    The wait has no deadline of its own: a thread of the first rank tells the others every few seconds that it is alive.
-    A process that was stopped or has died tells nothing, and the group's deadline ends the wait."""
+    A thread of the first rank renews the deadline of that wait every few seconds, as what the caller's code does cannot be
+    seen. A process that was stopped or has died renews nothing, and the deadline ends the wait."""
 
     def __init__(self, group: Any, world: Any, timeout_s: float):
         self.group, self.world = group, world
@@ -184,8 +184,7 @@ class Turns:
             yield
             return
         if self.group.rank != 0:
-            while self.group.broadcast_bytes(None, 0) == _WORKING:
-                pass
+            self.group.broadcast_bytes(None, 0)
         self.taken = True
         try:
             if self.group.rank == 0:
@@ -199,14 +198,11 @@ class Turns:
 
     @contextmanager
     def _heartbeat(self):
-        ended, failures = threading.Event(), []
+        ended = threading.Event()
 
         def tell() -> None:
-            try:
-                while not ended.wait(self.period_s):
-                    self.group.broadcast_bytes(_WORKING, 0)
-            except Exception as error:  # handed to the thread that works
-                failures.append(error)
+            while not ended.wait(self.period_s):
+                self.world.heartbeat()
 
         teller = threading.Thread(target=tell, name="tessera-heartbeat", daemon=True)
         teller.start()
@@ -218,8 +214,6 @@ class Turns:
         finally:
             ended.set()
             teller.join()
-        if failures:
-            raise failures[0]
 
 
 def _machine() -> str:

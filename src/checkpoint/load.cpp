@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <tuple>
 
 #include "checkpoint/checkpoint_dirs.hpp"
 #include "checkpoint/file_io.hpp"
@@ -25,6 +26,7 @@ std::uint32_t crc_of(std::span<const std::byte> bytes) {
 struct CheckpointReader::Impl {
   fs::path dir;
   Manifest manifest;
+  std::function<void()> on_progress;
   mutable std::mutex mutex;
   mutable std::vector<std::unique_ptr<SafetensorsReader>> open_files;
 
@@ -74,12 +76,20 @@ struct CheckpointReader::Impl {
     const SafetensorsReader& reader = open(piece.file);
     const std::uint64_t offset = index * manifest.chunk_bytes;
     reader.read_file(piece.begin + offset, out);
+    if (on_progress) on_progress();
     if (crc_of(out) != piece.crc32[index])
       bad_file(reader.path(), "tensor '" + tensor.name + "'",
                detail::concat("bytes ", piece.begin + offset, " to ", piece.begin + offset + out.size(),
                               " do not match their checksum"),
                kRemedy);
   }
+
+  struct Chunk {
+    const Manifest::Tensor* tensor;
+    const Manifest::Piece* piece;
+    std::size_t index;
+  };
+  std::vector<Chunk> share(int part, int parts) const;
 
   std::size_t bytes_of_chunk(const Manifest::Piece& piece, std::size_t index) const {
     const std::uint64_t begin = index * manifest.chunk_bytes;
@@ -89,6 +99,46 @@ struct CheckpointReader::Impl {
   void read_piece(const Manifest::Tensor& tensor, const Manifest::Piece& piece, const TensorSlice& target,
                   const TensorSlice& box, std::span<std::byte> out) const;
 };
+
+/// All chunks in a row, file after file, are cut into `parts` ranges of about equal size. Ranks write one
+/// kind of file after the other, each rank its own: so every `parts`-th file comes together.
+std::vector<CheckpointReader::Impl::Chunk> CheckpointReader::Impl::share(int part, int parts) const {
+  struct Placed {
+    std::size_t turn, file;
+    std::uint64_t begin, bytes;
+    Chunk chunk;
+  };
+  std::vector<Placed> chunks;
+  std::uint64_t total = 0;
+  for (const auto& tensor : manifest.tensors) {
+    for (const auto& piece : tensor.pieces) {
+      for (std::size_t i = 0; i < piece.crc32.size(); ++i) {
+        const std::uint64_t bytes = bytes_of_chunk(piece, i);
+        chunks.push_back({piece.file % static_cast<std::size_t>(parts),
+                          piece.file,
+                          piece.begin + i * manifest.chunk_bytes,
+                          bytes,
+                          {&tensor, &piece, i}});
+        total += bytes;
+      }
+    }
+  }
+  std::sort(chunks.begin(), chunks.end(), [](const Placed& a, const Placed& b) {
+    return std::tie(a.turn, a.file, a.begin) < std::tie(b.turn, b.file, b.begin);
+  });
+  std::vector<Chunk> own;
+  std::uint64_t before = 0;
+  for (const Placed& each : chunks) {
+    // A chunk belongs to the range that its first byte is in.
+    const auto owner =
+        static_cast<std::uint64_t>(static_cast<double>(before) / static_cast<double>(total) * parts);
+    if (std::min<std::uint64_t>(owner, static_cast<std::uint64_t>(parts) - 1) ==
+        static_cast<std::uint64_t>(part))
+      own.push_back(each.chunk);
+    before += each.bytes;
+  }
+  return own;
+}
 
 /// Whole chunks go straight to their place; of the others, the current one is kept while runs need it.
 void CheckpointReader::Impl::read_piece(const Manifest::Tensor& tensor, const Manifest::Piece& piece,
@@ -121,8 +171,10 @@ void CheckpointReader::Impl::read_piece(const Manifest::Tensor& tensor, const Ma
                });
 }
 
-CheckpointReader::CheckpointReader(const fs::path& dir) : impl_(std::make_unique<Impl>()) {
+CheckpointReader::CheckpointReader(const fs::path& dir, std::function<void()> on_progress)
+    : impl_(std::make_unique<Impl>()) {
   impl_->dir = dir;
+  impl_->on_progress = std::move(on_progress);
   std::error_code error;
   if (!fs::is_directory(dir, error)) bad_file(dir, "", "there is no such folder", "Check the path.");
   impl_->manifest = read_manifest(dir / kManifestName);
@@ -163,28 +215,34 @@ void CheckpointReader::read(std::string_view name, const TensorSlice& slice, std
   }
 }
 
-std::vector<std::string> CheckpointReader::verify() const {
+std::vector<std::string> CheckpointReader::verify() const { return verify(0, 1); }
+
+std::vector<std::string> CheckpointReader::verify(int part, int parts) const {
+  TESSERA_CHECK(parts >= 1 && part >= 0 && part < parts, "share ", part, " of ", parts);
   std::vector<std::string> problems;
   std::vector<std::byte> chunk;
-  std::vector<bool> readable(impl_->manifest.files.size(), true);
-  for (std::size_t i = 0; i < readable.size(); ++i) {
+  std::vector<char> state(impl_->manifest.files.size(), 0);  // 1: opened, 2: cannot be
+  const auto can_open = [&](std::size_t file) {
+    if (state[file] != 0) return state[file] == 1;
     try {
-      impl_->open(i);
+      impl_->open(file);
+      state[file] = 1;
     } catch (const Error& error) {
-      readable[i] = false;
+      state[file] = 2;
       problems.emplace_back(error.what());
     }
+    return state[file] == 1;
+  };
+  for (std::size_t i = 0; i < state.size(); ++i) {  // a file without a tensor is somebody's too
+    if (static_cast<int>(i % static_cast<std::size_t>(parts)) == part) can_open(i);
   }
-  for (const auto& tensor : impl_->manifest.tensors) {
-    for (const auto& piece : tensor.pieces) {
-      for (std::size_t i = 0; readable[piece.file] && i < piece.crc32.size(); ++i) {
-        try {
-          chunk.resize(impl_->bytes_of_chunk(piece, i));
-          impl_->read_chunk(tensor, piece, i, chunk);
-        } catch (const Error& error) {
-          problems.emplace_back(error.what());
-        }
-      }
+  for (const Impl::Chunk& place : impl_->share(part, parts)) {
+    if (!can_open(place.piece->file)) continue;
+    try {
+      chunk.resize(impl_->bytes_of_chunk(*place.piece, place.index));
+      impl_->read_chunk(*place.tensor, *place.piece, place.index, chunk);
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
     }
   }
   return problems;

@@ -14,6 +14,7 @@
 #include "comm/gloo_collectives.hpp"
 #include "comm/gloo_fabric.hpp"
 #include "comm/gloo_signals.hpp"
+#include "comm/heartbeats.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 
@@ -123,7 +124,7 @@ class PostedExchange : public Pending::State {
   std::exception_ptr error_;
 };
 
-class GlooCommunicator : public Communicator {
+class GlooCommunicator : public Communicator, public Heartbeats {
  public:
   GlooCommunicator(std::shared_ptr<GlooFabric> fabric, std::shared_ptr<GlooGroup> group, int rank,
                    CommOptions options)
@@ -146,6 +147,7 @@ class GlooCommunicator : public Communicator {
 
   void abort(const std::string& reason) override { fabric_->fail(reason); }
   void leave() override { fabric_->leave(); }
+  void heartbeat() override { fabric_->heartbeat(); }
   std::string failure() const override { return fabric_->failure(); }
 
  protected:

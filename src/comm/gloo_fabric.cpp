@@ -72,7 +72,9 @@ std::string GlooGroup::describe(const GlooCall& call) const {
 
 GlooFabric::GlooFabric(std::shared_ptr<Store> store, int rank, int size, const GlooOptions& options)
     : store_(std::move(store)), rank_(rank), size_(size), job_(options.job) {
+  constexpr int kHeartbeatsPerDeadline = 4;
   const double timeout_s = options.comm.timeout_s;
+  heartbeat_period_s_ = timeout_s / kHeartbeatsPerDeadline;
   std::string events;
   if (store_->try_get(key("events"), events)) next_event_ = std::stoll(events) + 1;
   connect(options);

@@ -104,6 +104,8 @@ class GlooFabric {
   /// This rank is being unwound by an exception: ends all waits here and closes the connections. The others
   /// are left to find out, as the exception's own text is still to be told (error_key).
   void give_up();
+  /// Heartbeats::heartbeat.
+  void heartbeat();
   bool failed() const { return failed_; }
   /// The reason; empty unless failed.
   std::string failure() const;
@@ -149,6 +151,10 @@ class GlooFabric {
   void listen(store::Deadline deadline);
   void handle_event(const std::string& event);
   void publish_failure();
+  /// Tells the other ranks of this one's heartbeats, as of the last one.
+  void publish_heartbeat();
+  /// Puts off a deadline that was renewed by a heartbeat since the wait began. Holds the mutex.
+  void renew(Wait& wait) const;
   void explain_loss(int peer);
   void explain_deadline(const Wait& wait);
   std::string who_is_missing(const Wait& wait, std::int64_t query);
@@ -171,8 +177,12 @@ class GlooFabric {
   std::unique_ptr<gloo::transport::UnboundBuffer> goodbye_buffer_;
   std::thread watcher_, guard_, finisher_;
   Interrupt interrupt_, never_;
-  std::int64_t next_event_ = 1;  // guard only
-  bool store_alive_ = true;      // guard only
+  double heartbeat_period_s_ = 0;  // least time between two that others hear
+  std::atomic<store::Deadline> heartbeat_ = store::Deadline::min();       // the last one, of any rank
+  std::atomic<store::Deadline> heartbeat_told_ = store::Deadline::min();  // the last one that all ranks heard
+  std::atomic<bool> heartbeat_due_ = false;                               // one that others should hear
+  std::int64_t next_event_ = 1;                                           // guard only
+  bool store_alive_ = true;                                               // guard only
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

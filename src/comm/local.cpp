@@ -37,6 +37,8 @@ LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank
 
 void LocalCommunicator::abort(const std::string& reason) { group_->abort(reason); }
 
+void LocalCommunicator::heartbeat() { group_->heartbeat(); }
+
 std::string LocalCommunicator::failure() const { return group_->failure(); }
 
 void LocalCommunicator::set_timeout(double seconds) {

@@ -2,6 +2,7 @@
 /// Ranks as threads of one process. A collective is executed by the rank that comes last, a message by
 /// whichever end comes second: no further threads, and starting an operation never waits for another rank.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -12,13 +13,14 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/heartbeats.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera {
 
 class LocalGroup;
 
-class LocalCommunicator : public Communicator {
+class LocalCommunicator : public Communicator, public Heartbeats {
  public:
   using Communicator::name_of;
   using Communicator::Operation;
@@ -28,6 +30,7 @@ class LocalCommunicator : public Communicator {
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, const std::string& name,
                     const CommOptions& options);
   void abort(const std::string& reason) override;
+  void heartbeat() override;
   std::string failure() const override;
 
  protected:
@@ -102,6 +105,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void wait(LocalWork& work, const Request& what);
   bool done(const LocalWork& work) const;
   void abort(const std::string& reason);
+  void heartbeat();
   std::string failure() const;
   void set_timeout(double seconds);
 
@@ -136,6 +140,8 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void divide(LocalCollective& work);
   std::string describe(const Request& what) const;
   void check_alive() const;
+  /// The group that all others were split from.
+  LocalGroup& first_group() { return parent_ ? parent_->first_group() : *this; }
   void abort(Lock& lock, const std::string& reason);
 
   const std::string name_;
@@ -148,6 +154,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   std::map<ChannelKey, Channel> channels_;                                 // none is empty
   std::vector<std::weak_ptr<LocalGroup>> children_;                        // groups split from this one
   std::shared_ptr<LocalGroup> parent_;  // lives on, so that an abort finds the way from its parents here
+  std::atomic<Clock::time_point> heartbeat_ = Clock::time_point::min();  // the last one; of the first group
 };
 
 /// Executes a collective on the tensors of all ranks (element r: rank r's call).

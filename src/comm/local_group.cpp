@@ -129,7 +129,8 @@ void LocalGroup::divide(LocalCollective& work) {
 
 void LocalGroup::wait(LocalWork& work, const Request& what) {
   Lock lock(mutex_);
-  const auto deadline = Clock::now() + duration_of(options_.timeout_s);
+  const auto timeout = duration_of(options_.timeout_s);
+  auto deadline = Clock::now() + timeout;
   while (!work.done) {
     if (work.copying > 0) {  // over soon; until then the tensors are in use
       work.changed.wait(lock);
@@ -137,6 +138,11 @@ void LocalGroup::wait(LocalWork& work, const Request& what) {
     }
     TESSERA_ENSURE(CommunicationError, !aborted_, reason_, " (", describe(what), " was waiting)");
     if (Clock::now() >= deadline) {
+      const Clock::time_point beat = first_group().heartbeat_;
+      if (beat > deadline - timeout) {
+        deadline = beat + timeout;
+        continue;
+      }
       std::vector<int> missing;
       for (const int rank : work.missing()) missing.push_back(ranks_[static_cast<std::size_t>(rank)]);
       std::sort(missing.begin(), missing.end());
@@ -164,6 +170,8 @@ void LocalGroup::abort(const std::string& reason) {
   Lock lock(mutex_);
   abort(lock, reason);
 }
+
+void LocalGroup::heartbeat() { first_group().heartbeat_ = Clock::now(); }
 
 std::string LocalGroup::failure() const {
   const Lock lock(mutex_);

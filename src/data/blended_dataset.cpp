@@ -98,6 +98,7 @@ GptData build_gpt_data(const GptDataOptions& options) {
     TESSERA_ENSURE(ConfigError, member.weight.has_value() == options.members.front().weight.has_value(),
                    "blend: give every path a weight or none (", member.prefix, ")");
     files.push_back(std::make_shared<IndexedDataset>(member.prefix, options.files));
+    if (options.dataset.on_progress) options.dataset.on_progress();
   }
   const SplitBounds bounds = parse_split(options.split);
   return {build_split(options, files, bounds, Split::train),

@@ -35,6 +35,7 @@ GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> data, ElementRange 
   request.seq_length = options.seq_length;
   request.num_samples = options.num_samples;
   request.seed = options.seed;
+  request.on_progress = options.on_progress;
   request.keep_partial = options.split == Split::valid && !options.drop_last_partial;
   std::string folder;
   if (options.use_cache) {

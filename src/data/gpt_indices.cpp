@@ -16,12 +16,15 @@ constexpr std::int64_t kMostEntries = std::int64_t{1} << 36;
 
 template <typename T>
 std::vector<T> sample_rows(LengthsView lengths, const std::int32_t* documents, std::int64_t count,
-                           std::int64_t seq_length, std::int64_t samples) {
+                           std::int64_t seq_length, std::int64_t samples,
+                           const std::function<void()>& on_progress) {
+  constexpr std::int64_t kDocumentsPerReport = 1 << 20;
   std::vector<T> rows(static_cast<std::size_t>(2 * (samples + 1)), T{0});
   T* row = rows.data() + 2;  // row 0 is (0, 0), even when the first document is empty
   T* const end = rows.data() + rows.size();
   std::int64_t target = seq_length;  // offset of the next row from the start of the current document
   for (std::int64_t d = 0; d < count && row != end; ++d) {
+    if (on_progress && d % kDocumentsPerReport == 0) on_progress();
     const std::int64_t length = lengths[documents[d]];
     for (; target < length && row != end; target += seq_length, row += 2) {
       row[0] = static_cast<T>(d);
@@ -101,24 +104,25 @@ GptIndexPlan plan_gpt_indices(std::int64_t tokens_per_epoch, const GptIndexReque
 }
 
 IntArray build_sample_index(LengthsView lengths, const IntArray& document_index, std::int64_t seq_length,
-                            std::int64_t samples) {
+                            std::int64_t samples, const std::function<void()>& on_progress) {
   TESSERA_CHECK(document_index.dtype() == DType::i32, "the document index is int32");
   const auto* documents = reinterpret_cast<const std::int32_t*>(document_index.bytes().data());
   const std::int64_t count = document_index.size();
   // Offsets are below a sequence length, an int32; only the position can need more.
   if (count <= kInt32Max)
-    return IntArray(sample_rows<std::int32_t>(lengths, documents, count, seq_length, samples));
-  return IntArray(sample_rows<std::int64_t>(lengths, documents, count, seq_length, samples));
+    return IntArray(sample_rows<std::int32_t>(lengths, documents, count, seq_length, samples, on_progress));
+  return IntArray(sample_rows<std::int64_t>(lengths, documents, count, seq_length, samples, on_progress));
 }
 
 GptIndices build_gpt_indices(LengthsView lengths, const GptIndexRequest& request) {
   const GptIndexPlan plan = plan_gpt_indices(count_tokens(lengths, request.begin, request.end), request);
   if (plan.tokens_per_epoch == 0) return {};
   NumpyRandom random(request.seed);
+  random.on_progress(request.on_progress);
   GptIndices indices;
   indices.document_index = document_order(request, plan, random);
-  indices.sample_index =
-      build_sample_index(lengths, indices.document_index, request.seq_length, plan.samples);
+  indices.sample_index = build_sample_index(lengths, indices.document_index, request.seq_length, plan.samples,
+                                            request.on_progress);
   const bool wide = plan.samples >= std::int64_t{std::numeric_limits<std::uint32_t>::max()} - 1;
   indices.shuffle_index = wide ? shuffled_range<std::int64_t>(plan.first_shuffle, plan.samples, random)
                                : shuffled_range<std::uint32_t>(plan.first_shuffle, plan.samples, random);

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-std::int32_t check_ids(const IndexedDataset& data) {
+std::int32_t check_ids(const IndexedDataset& data, const std::function<void()>& on_progress) {
   constexpr std::int64_t kWhole = std::int64_t{1} << 27, kPiece = 1 << 16, kPieces = 512, kEnds = 1024;
   std::vector<std::int32_t> ids(kPiece);
   std::int32_t largest = -1;
@@ -13,6 +13,7 @@ std::int32_t check_ids(const IndexedDataset& data) {
     const auto piece = std::span(ids).first(static_cast<std::size_t>(count));
     data.read(sequence, begin, piece);
     for (const std::int32_t id : piece) largest = std::max(largest, id);
+    if (on_progress) on_progress();
   };
   const std::int64_t sequences = data.sequences();
   const bool all = data.tokens() <= kWhole;

@@ -48,7 +48,8 @@ std::array<npy::Layout, 3> expected_layouts(const GptIndexRequest& request, cons
           npy::Layout{wide_order ? DType::i64 : DType::u32, {plan.samples}}};
 }
 
-GptIndices load(const std::string& base, const Json& description, const std::array<npy::Layout, 3>& layouts) {
+GptIndices load(const std::string& base, const Json& description, const std::array<npy::Layout, 3>& layouts,
+                const std::function<void()>& on_progress) {
   const files::InputFile file(base + "description.txt", false);
   TESSERA_ENSURE(DataError, file.size() < (1 << 20), file.path(), ": too long");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -64,12 +65,14 @@ GptIndices load(const std::string& base, const Json& description, const std::arr
     TESSERA_ENSURE(DataError,
                    sums.is_object() && sums.value(kNames[i], Json()) == Json(files::hex(checksum(arrays[i]))),
                    path, ": its checksum does not match");
+    if (on_progress) on_progress();
   }
   return {arrays[0], arrays[1], arrays[2]};
 }
 
 void save(const std::string& folder, const std::string& base, const Json& description,
-          const GptIndices& indices, const std::array<npy::Layout, 3>& layouts) {
+          const GptIndices& indices, const std::array<npy::Layout, 3>& layouts,
+          const std::function<void()>& on_progress) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_ENSURE(IoError, !error, folder, ": cannot be created: ", error.message());
@@ -79,6 +82,7 @@ void save(const std::string& folder, const std::string& base, const Json& descri
   for (std::size_t i = 0; i < 3; ++i) {
     npy::save(base + kNames[i] + ".npy", *arrays[i], layouts[i]);
     stored["checksums"][kNames[i]] = files::hex(checksum(*arrays[i]));
+    if (on_progress) on_progress();
   }
   files::OutputFile file(base + "description.txt");
   file.write(dump(stored));
@@ -103,7 +107,7 @@ CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptInde
   const std::string base = folder + "/" + hash + "-GPTDataset-" + split + "-";
   const auto layouts = expected_layouts(request, plan);
   try {
-    result.indices = load(base, description, layouts);
+    result.indices = load(base, description, layouts, request.on_progress);
     result.cache = CacheUse::loaded;
     return result;
   } catch (const Error& error) {
@@ -111,7 +115,7 @@ CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptInde
   }
   result.indices = build_gpt_indices(dataset.lengths(), request);
   try {
-    save(folder, base, description, result.indices, layouts);
+    save(folder, base, description, result.indices, layouts, request.on_progress);
     result.cache = CacheUse::saved;
   } catch (const IoError& error) {
     result.note = error.what();

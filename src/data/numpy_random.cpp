@@ -16,6 +16,8 @@ NumpyRandom::NumpyRandom(std::uint32_t seed) {
 
 void NumpyRandom::refill() {
   constexpr std::size_t kShift = 397;
+  constexpr std::uint32_t kRefillsPerReport = 4096;
+  if (report_ && ++refills_ % kRefillsPerReport == 0) report_();
   const auto twist = [](std::uint32_t high, std::uint32_t low) {
     const std::uint32_t mixed = (high & 0x80000000u) | (low & 0x7fffffffu);
     return (mixed >> 1) ^ (0x9908b0dfu & (0u - (low & 1u)));

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/file_io.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -133,8 +134,14 @@ MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t last_step) : p
   file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   TESSERA_ENSURE(IoError, file_ >= 0, "cannot open ", temporary.string(), " for writing: ", system_error());
   write_all(file_, old.text(), temporary);
+  sync();
   TESSERA_ENSURE(IoError, ::rename(temporary.c_str(), path_.c_str()) == 0, "cannot replace ", path_.string(),
                  ": ", system_error());
+  checkpoint_detail::sync_directory(path_.parent_path());
+}
+
+void MetricsFile::sync() {
+  TESSERA_ENSURE(IoError, ::fdatasync(file_) == 0, "cannot sync ", path_.string(), ": ", system_error());
 }
 
 MetricsFile::~MetricsFile() {

@@ -5,6 +5,7 @@
 
 #include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
@@ -139,7 +140,10 @@ void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine) {
     for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
       const auto kept = fit.kept.find(piece.parameter->name());
       if (kept == fit.kept.end()) continue;
-      for (const KeptRows& rows : kept->second) read_rows(model, rows, piece, engine.ctx());
+      for (const KeptRows& rows : kept->second) {
+        read_rows(model, rows, piece, engine.ctx());
+        heartbeat(engine.mesh().world());
+      }
     }
   });
   engine.params().gather_weights();

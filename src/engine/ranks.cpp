@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/comm/bytes.hpp"
+#include "tessera/comm/heartbeat.hpp"
 
 namespace tessera {
 namespace {
@@ -79,6 +80,10 @@ void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<
   // Who only heard of it ends as one that lost a peer, so that the launcher names the rank that failed.
   if (!own.empty()) throw_as(own[0], own.substr(1));
   throw CommunicationError(detail::concat("rank ", first - errors.begin(), " failed: ", first->substr(1)));
+}
+
+std::function<void()> heartbeat_of(Communicator& group) {
+  return [&group] { heartbeat(group); };
 }
 
 }  // namespace tessera

@@ -13,4 +13,7 @@ std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::fu
 /// CommunicationError with that of the first of them. Collective.
 void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<void()>& fn);
 
+/// For work that others wait for: what it calls after each of its parts. `group` outlives it.
+std::function<void()> heartbeat_of(Communicator& group);
+
 }  // namespace tessera

@@ -92,7 +92,8 @@ RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
   return tokenizer;
 }
 
-GptData open_run_data(const Config& config, const RunTokenizer& tokenizer) {
+GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
+                      const std::function<void()>& on_progress) {
   const TrainingConfig& t = config.training;
   GptDataOptions options;
   for (const auto& [weight, prefix] : config.data.path) {
@@ -109,6 +110,7 @@ GptData open_run_data(const Config& config, const RunTokenizer& tokenizer) {
   options.dataset.reset_attention_mask = config.data.reset_attention_mask;
   options.dataset.eod_mask_loss = config.data.eod_mask_loss;
   options.dataset.cache_folder = config.data.cache_dir.value_or("");
+  options.dataset.on_progress = on_progress;
   options.files.vocab_size = config.model.vocab_size;
   return build_gpt_data(options);
 }
@@ -135,7 +137,8 @@ void judge_by_ids(const Config& config, std::int32_t largest, const std::string&
 
 }  // namespace
 
-void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log) {
+void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log,
+                    const std::function<void()>& on_progress) {
   const TrainingConfig& t = config.training;
   const SplitBounds bounds = parse_split(config.data.split);
   double weights = 0;
@@ -144,7 +147,7 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
   std::string where;
   for (const auto& [weight, prefix] : config.data.path) {
     const IndexedDataset data(prefix, {.vocab_size = config.model.vocab_size});
-    if (const std::int32_t id = check_ids(data); id > largest) {
+    if (const std::int32_t id = check_ids(data, on_progress); id > largest) {
       largest = id;
       where = prefix;
     }

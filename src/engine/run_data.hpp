@@ -1,4 +1,6 @@
 #pragma once
+#include <functional>
+
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/data/dataset.hpp"
@@ -20,14 +22,18 @@ struct RunTokenizer {
 /// is larger than the model's vocabulary, or the end of a document is needed and there is none.
 RunTokenizer tokenizer_of_run(const Config& config, const Logger& log);
 
-/// The samples of a training run. Errors: ConfigError, DataError.
-GptData open_run_data(const Config& config, const RunTokenizer& tokenizer);
+/// The samples of a training run. `on_progress` is called now and then while indices are built or read.
+/// Errors: ConfigError, DataError.
+GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
+                      const std::function<void()>& on_progress);
 
 /// Before the first step: refuses data with ids beyond the model's vocabulary, wherever they lie, and says
 /// which data the run reads more than twice. Data of unknown origin that hold nothing but bytes and 256 are
 /// those of the byte tokenizer, which is then put into tokenizer.record; other ids are told of, or refused
-/// where the end of a document counts. Errors: ConfigError, DataError.
-void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log);
+/// where the end of a document counts. `on_progress` is called after each piece of data.
+/// Errors: ConfigError, DataError.
+void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log,
+                    const std::function<void()>& on_progress);
 
 /// Refuses to go on from `saved` with data that another tokenizer made. Errors: ConfigError naming `from`.
 void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,

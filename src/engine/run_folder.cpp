@@ -1,9 +1,9 @@
 #include "engine/run_folder.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 
+#include "checkpoint/file_io.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/engine/trainer.hpp"
@@ -19,13 +19,15 @@ bool identifies_run(const std::string& key) {
          key == "training.precision" || key == "optimizer.name" || key == "data.split";
 }
 
-/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, and the
-/// lock of one that was killed there, do not count.
+/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, and what
+/// one leaves that was killed then, do not count.
 bool is_empty_folder(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) return !std::filesystem::exists(folder);
   const std::filesystem::directory_iterator entries(folder);
   return std::all_of(begin(entries), end(entries), [](const auto& entry) {
-    return entry.path().filename() == "ranks" || entry.path().filename() == kRunLockName;
+    const std::string name = entry.path().filename().string();
+    return name == "ranks" || name.starts_with(kRunLockName) ||
+           name == checkpoint_detail::incomplete_name(kRunIdentityName);
   });
 }
 
@@ -34,10 +36,16 @@ bool is_run_folder(const std::filesystem::path& folder) {
          std::filesystem::exists(folder / kRunIdentityName);
 }
 
+/// On the disk when it returns, with all its parents.
 void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
+  std::vector<std::filesystem::path> parents;  // of what is not there yet
+  for (auto missing = (folder / "").parent_path();
+       !missing.empty() && !std::filesystem::exists(missing, error); missing = missing.parent_path())
+    parents.push_back(missing.parent_path());
   std::filesystem::create_directories(folder, error);
   TESSERA_ENSURE(IoError, !error, "cannot make the folder ", folder.string(), ": ", error.message());
+  for (const auto& parent : parents) checkpoint_detail::sync_directory(parent);
 }
 
 /// Whether a run got as far as its first step or checkpoint: before that there is nothing to mix up.
@@ -78,15 +86,15 @@ Config load_run_config(const std::filesystem::path& path, const std::vector<std:
   return config;
 }
 
-RunFolder::RunFolder(const Config& config, const Logger& log)
+RunFolder::RunFolder(const Config& config, const Logger& log, const std::function<void()>& on_wait)
     : config_(config), log_(log), root_(checkpoint_root(config)) {
   check_run_folder(config);
   const std::filesystem::path dir = config.logging.dir;
   make_folder(dir);
-  locks_.emplace_back(dir, log);
+  locks_.emplace_back(dir, log, RunLockTimes{}, on_wait);
   write_identity(dir, identify_run(config));
   make_folder(root_);
-  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log);
+  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log, RunLockTimes{}, on_wait);
   identity_ = identify_run(config);  // now that nobody else can change it
   write_identity(root_, identity_);
   if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
@@ -122,17 +130,28 @@ std::optional<std::filesystem::path> RunFolder::given_checkpoint(const std::stri
   return chosen;
 }
 
-std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() {
+std::vector<std::filesystem::path> RunFolder::checkpoints_to_try() {
   const std::string& resume = config_.checkpoint.resume;
-  if (resume == "none") return std::nullopt;
+  if (resume == "none") return {};
   if (resume != "auto") {
-    if (const auto given = given_checkpoint(resume)) return given;
+    given_ = given_checkpoint(resume);
+    if (given_) return {*given_};
   }
-  const FoundCheckpoint found = find_latest(root_, {.check_contents = true});
+  std::vector<std::filesystem::path> all;
+  for (const std::int64_t step : list_checkpoints(root_)) all.push_back(root_ / checkpoint_name(step));
+  return all;
+}
+
+void RunFolder::settle(const WholeCheckpoint& found) const {
+  if (!found.dir && given_) {
+    std::string problems;
+    for (const std::string& problem : found.problems) problems += "\n  " + problem;
+    throw CheckpointError(
+        detail::concat(given_->string(), ", which checkpoint.resume names, is damaged:", problems));
+  }
   for (const std::string& problem : found.problems) log_.warning("damaged checkpoint passed over: ", problem);
   TESSERA_ENSURE(CheckpointError, found.dir || found.problems.empty(), "no checkpoint in ", root_.string(),
                  " can be used (see the warnings above). Move them away to start anew");
-  return found.dir;
 }
 
 void RunFolder::check_same_run(const Config& saved, const std::filesystem::path& from) const {
@@ -153,15 +172,9 @@ void RunFolder::check_same_run(const Config& saved, const std::filesystem::path&
 }
 
 void RunFolder::write_config() const {
-  const std::filesystem::path path = std::filesystem::path(config_.logging.dir) / "config.yaml";
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  {
-    std::ofstream out(temporary);
-    out << to_yaml(config_);
-    out.flush();
-    TESSERA_ENSURE(IoError, out.good(), "cannot write ", temporary.string());
-  }
-  std::filesystem::rename(temporary, path);
+  const std::filesystem::path dir = config_.logging.dir;
+  checkpoint_detail::write_text(dir / "config.yaml", to_yaml(config_));
+  checkpoint_detail::sync_directory(dir);
 }
 
 std::unique_ptr<MetricsFile> RunFolder::open_metrics(std::int64_t step,
@@ -187,6 +200,10 @@ std::unique_ptr<MetricsFile> RunFolder::open_metrics(std::int64_t step,
 
 void RunFolder::check_still_ours() {
   for (RunLock& lock : locks_) lock.check_still_ours();
+}
+
+void RunFolder::refuse_if_seen_lost() const {
+  for (const RunLock& lock : locks_) lock.refuse_if_seen_lost();
 }
 
 }  // namespace tessera

@@ -71,6 +71,7 @@ void write_identity(const fs::path& folder, const RunIdentity& identity) {
   nlohmann::ordered_json json{{"run", identity.id}, {"folder", identity.folder}};
   if (!identity.began_from.empty()) json["began_from"] = identity.began_from;
   checkpoint_detail::write_text(folder / kRunIdentityName, json.dump() + "\n");
+  checkpoint_detail::sync_directory(folder);
 }
 
 RunIdentity identify_run(const Config& config) {

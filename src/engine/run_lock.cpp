@@ -5,127 +5,62 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
+#include <span>
 #include <thread>
 
+#include "checkpoint/file_io.hpp"
+#include "engine/run_holder.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint_detail::File;
 
-std::string system_error() { return std::strerror(errno); }
-
-std::string first_line(const char* path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
+/// Nothing if there is no such file. Errors: IoError.
+std::optional<std::string> read_lock(const fs::path& path) {
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!file.is_open()) {
+    if (errno == ENOENT) return std::nullopt;
+    checkpoint_detail::io_failed("open", path, errno);
+  }
+  constexpr std::size_t kLongest = std::size_t{1} << 16;
+  std::string text(kLongest, '\0');
+  const ssize_t got = ::pread(file.fd(), text.data(), text.size(), 0);
+  if (got < 0) checkpoint_detail::io_failed("read", path, errno);
+  text.resize(static_cast<std::size_t>(got));
+  return text;
 }
 
-std::string read_all(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+void write_whole(const File& file, const std::string& text, const fs::path& path) {
+  checkpoint_detail::write_exactly(file, path, 0, std::as_bytes(std::span(text)), text.size());
+  checkpoint_detail::sync_file(file, path);
 }
 
-/// A process: state, and when it was started, in clock ticks since boot.
-struct ProcessFacts {
-  char state = 'X';
-  std::uint64_t started = 0;
-};
-
-/// Nothing if there is no such process.
-std::optional<ProcessFacts> look_up(std::int64_t pid) {
-  const std::string line = first_line(detail::concat("/proc/", pid, "/stat").c_str());
-  const std::size_t name_end = line.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(line.substr(name_end + 1));
-  ProcessFacts facts;
-  std::string skipped;
-  fields >> facts.state;
-  for (int field = 4; field < 22; ++field) fields >> skipped;
-  if (!(fields >> facts.started)) return std::nullopt;
-  return facts;
-}
-
-std::string process_namespace() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/ns/pid", error).string();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
-}
-
-/// What run.lock says.
-struct Holder {
-  std::string host, boot, processes;
-  std::int64_t pid = 0;
-  std::uint64_t started = 0;
-  std::string since, token;
-
-  static Holder self() {
-    const std::int64_t pid = ::getpid();
-    return {host_name(),
-            first_line("/proc/sys/kernel/random/boot_id"),
-            process_namespace(),
-            pid,
-            look_up(pid).value_or(ProcessFacts{}).started,
-            utc_time(),
-            random_name(16)};
-  }
-
-  std::string text(std::int64_t count) const {
-    return nlohmann::json{{"host", host},       {"boot", boot},   {"processes", processes}, {"pid", pid},
-                          {"started", started}, {"since", since}, {"token", token},         {"count", count}}
-               .dump() +
-           "\n";
-  }
-
-  /// Nothing if `text` is not whole: its writer is at it, or was killed.
-  static std::optional<Holder> parse(const std::string& text) {
-    try {
-      const auto json = nlohmann::json::parse(text);
-      return Holder{json.at("host"),    json.at("boot"),  json.at("processes"), json.at("pid"),
-                    json.at("started"), json.at("since"), json.at("token")};
-    } catch (const nlohmann::json::exception&) {
-      return std::nullopt;
-    }
-  }
-
-  /// Whether /proc of this process shows it.
-  bool is_within_sight() const {
-    return !boot.empty() && boot == first_line("/proc/sys/kernel/random/boot_id") &&
-           processes == process_namespace();
-  }
-
-  bool lives() const {
-    const auto facts = look_up(pid);
-    return facts && facts->started == started && facts->state != 'Z' && facts->state != 'X';
-  }
-};
-
-[[noreturn]] void refuse(const fs::path& folder, const Holder& holder) {
+[[noreturn]] void refuse(const fs::path& folder, const RunHolder& holder) {
   throw ConfigError(detail::concat(folder.string(), " is in use: process ", holder.pid, " on ", holder.host,
                                    " has worked in it since ", holder.since,
                                    ". Wait for its end or stop it, or give this run a logging.dir (and "
                                    "checkpoint.dir) of its own"));
 }
 
-void write_whole(int file, const std::string& text, const fs::path& path) {
-  const ssize_t n = ::pwrite(file, text.data(), text.size(), 0);
-  TESSERA_ENSURE(IoError, n == static_cast<ssize_t>(text.size()), "cannot write ", path.string(), ": ",
-                 system_error());
+/// Seconds that pass while the machine sleeps, too.
+std::chrono::nanoseconds uptime() {
+  std::timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+long long in_seconds(std::chrono::milliseconds time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time).count();
 }
 
 }  // namespace
@@ -136,7 +71,7 @@ std::string random_name(std::size_t bytes) {
   while (text.size() < 2 * bytes) {
     unsigned char byte = 0;
     if (getrandom(&byte, 1, 0) != 1) {
-      TESSERA_ENSURE(IoError, errno == EINTR, "the system gives no random bytes: ", system_error());
+      TESSERA_ENSURE(IoError, errno == EINTR, "the system gives no random bytes: ", std::strerror(errno));
       continue;
     }
     text += {kDigits[byte >> 4], kDigits[byte & 15]};
@@ -154,154 +89,220 @@ std::string utc_time() {
 }
 
 struct RunLock::Impl {
-  Impl(const fs::path& where, const Logger& logger, const RunLockTimes& given)
-      : folder(where), path(where / kRunLockName), log(logger), times(given), own(Holder::self()) {
-    acquire();
-    renewer = std::thread([this] { renew(); });
+  Impl(const fs::path& where, const Logger& logger, const RunLockTimes& given,
+       const std::function<void()>& on_wait)
+      : folder(where), path(where / kRunLockName), log(logger), times(given), own(RunHolder::self()) {
+    acquire(on_wait);
   }
 
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex);
-      ending = true;
-    }
-    wake.notify_all();
-    renewer.join();
-    if (is_ours()) ::unlink(path.c_str());
-    ::close(file);
-  }
-
-  void acquire() {
-    while (!create()) {
-      const std::string text = read_all(path);
-      const auto holder = Holder::parse(text);
-      if (holder && holder->is_within_sight()) {
-        if (holder->lives()) refuse(folder, *holder);
-      } else if (!stands_still(text, holder)) {
+  void acquire(const std::function<void()>& on_wait) {
+    for (;;) {
+      const std::optional<std::string> text = read_lock(path);
+      const auto holder = RunHolder::parse(text.value_or(""));
+      if (!text) {
+        own.generation = 1;
+        if (create()) return;
         continue;
       }
-      if (take_over(text)) {
-        if (holder)
-          log.info(path.string(), " is taken over: process ", holder->pid, " on ", holder->host, " is gone");
-        return;
+      own.generation = holder ? holder->generation + 1 : 1;
+      if (holder && !holder->released && holder->is_within_sight()) {
+        if (holder->lives()) refuse(folder, *holder);
+      } else if (!(holder && holder->released) && !stands_still(*text, holder, on_wait)) {
+        continue;
       }
+      if (!take_over(*text)) continue;
+      if (holder && !holder->released)
+        log.info(path.string(), " is taken over: process ", holder->pid, " on ", holder->host, " is gone");
+      return;
     }
   }
 
-  /// False if the file is there already.
-  bool create() {
-    file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (file < 0 && errno == EEXIST) return false;
-    TESSERA_ENSURE(IoError, file >= 0, "cannot make ", path.string(), ": ", system_error());
+  /// A file of ours beside run.lock, whole and on the disk.
+  std::shared_ptr<File> write_beside(const fs::path& temporary) const {
+    auto made = std::make_shared<File>(checkpoint_detail::create_file(temporary));
     try {
-      write_whole(file, own.text(0), path);
+      write_whole(*made, own.text(0), temporary);
     } catch (...) {
-      ::unlink(path.c_str());
-      ::close(file);
+      ::unlink(temporary.c_str());
       throw;
     }
+    return made;
+  }
+
+  /// False if the file is there already. It appears whole, where the file system has hard links.
+  bool create() {
+    const fs::path temporary = path.string() + "." + own.token;
+    auto made = write_beside(temporary);
+    const int linked = ::link(temporary.c_str(), path.c_str());
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    if (linked != 0 && error == EEXIST) return false;
+    if (linked != 0) {
+      *made = File(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+      if (!made->is_open() && errno == EEXIST) return false;
+      if (!made->is_open()) checkpoint_detail::io_failed("create", path, errno);
+      write_whole(*made, own.text(0), path);
+    }
+    checkpoint_detail::sync_directory(folder);
+    hold(std::move(made));
     return true;
   }
 
   /// Watches a holder whose process cannot be seen from here: true if it does not count for long enough,
   /// false if the file is another's now. One that counts is refused.
-  bool stands_still(const std::string& text, const std::optional<Holder>& holder) {
+  bool stands_still(const std::string& text, const std::optional<RunHolder>& holder,
+                    const std::function<void()>& on_wait) {
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
     log.warning(path.string(), " belongs to ",
                 holder
                     ? detail::concat("process ", holder->pid, " on ", holder->host, " since ", holder->since)
                     : "a process that does not say its name",
-                ": waiting up to ", std::chrono::duration_cast<std::chrono::seconds>(times.silence).count(),
-                " s to see whether it still runs");
+                ": waiting up to ", in_seconds(times.silence), " s to see whether it still runs");
     while (Clock::now() - begin < times.silence) {
+      if (on_wait) on_wait();
       std::this_thread::sleep_for(times.look);
-      const std::string now = read_all(path);
+      const std::optional<std::string> now = read_lock(path);
       if (now == text) continue;
-      const auto later = Holder::parse(now);
-      if (holder && later && later->token == holder->token) refuse(folder, *holder);
+      const auto later = RunHolder::parse(now.value_or(""));
+      if (holder && later && later->token == holder->token && !later->released) refuse(folder, *holder);
       return false;
     }
     return true;
   }
 
   /// Puts our file in the place of a dead one, if that still says `text`. Of several who do that at once the
-  /// last one's stays: all look again a moment later.
+  /// last one's stays: all look again a moment later, and before they publish.
   bool take_over(const std::string& text) {
     const fs::path temporary = path.string() + "." + own.token;
-    file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    TESSERA_ENSURE(IoError, file >= 0, "cannot make ", temporary.string(), ": ", system_error());
-    bool renamed = false;
-    try {
-      write_whole(file, own.text(0), temporary);
-      renamed = read_all(path) == text && ::rename(temporary.c_str(), path.c_str()) == 0;
-      if (renamed) std::this_thread::sleep_for(times.settle);
-    } catch (...) {
+    auto made = write_beside(temporary);
+    if (read_lock(path) != text || ::rename(temporary.c_str(), path.c_str()) != 0) {
       ::unlink(temporary.c_str());
-      ::close(file);
-      throw;
+      return false;
     }
-    if (renamed && is_ours()) return true;
-    if (!renamed) ::unlink(temporary.c_str());
-    ::close(file);
-    return false;
-  }
-
-  /// Whether the file is ours; one that somebody removed is made again.
-  bool keep() {
-    const std::lock_guard lock(mutex);
-    if (is_ours()) return true;
-    if (fs::exists(path)) return false;
-    const int removed = file;
-    if (!create()) {
-      file = removed;
-      return is_ours();
-    }
-    ::close(removed);
+    checkpoint_detail::sync_directory(folder);
+    std::this_thread::sleep_for(times.settle);
+    if (!is_ours(read_lock(path))) return false;
+    hold(std::move(made));
     return true;
   }
 
-  bool is_ours() const {
-    const auto holder = Holder::parse(read_all(path));
+  void hold(std::shared_ptr<File> made) {
+    const std::lock_guard lock(mutex);
+    file = std::move(made);
+    proved = uptime();
+  }
+
+  bool is_ours(const std::optional<std::string>& text) const {
+    const auto holder = RunHolder::parse(text.value_or(""));
     return holder && holder->token == own.token;
   }
 
-  /// Counts in the file itself: once somebody has put another in its place, nobody sees this one.
+  void check() {
+    std::optional<std::string> text = read_lock(path);
+    const bool nobody_came = !lost && uptime() - proved.load() <= times.silence;
+    if (!text && nobody_came) {
+      if (create()) return;
+      text = read_lock(path);
+    }
+    if (!is_ours(text)) lose(text);
+    proved = uptime();
+  }
+
+  [[noreturn]] void lose(const std::optional<std::string>& text) {
+    lost = true;
+    const auto holder = RunHolder::parse(text.value_or(""));
+    throw ConfigError(detail::concat(
+        folder.string(), " is this job's no more: it was taken for gone, as it gave no sign of life for ",
+        in_seconds(times.silence), " s, and ",
+        holder ? detail::concat("process ", holder->pid, " on ", holder->host, " has taken over at ",
+                                holder->since, holder->released ? " and has ended since" : "")
+               : "its run.lock was removed",
+        ". Nothing is written any more; what was trained here since the last checkpoint is not kept"));
+  }
+
+  /// Counts in the file itself: once somebody has put another in its place, nobody sees this one. At the end
+  /// the lease is given back the same way.
   void renew() {
-    std::unique_lock lock(mutex);
-    for (std::int64_t count = 1; !wake.wait_for(lock, times.renewal, [this] { return ending; }); ++count) {
-      const std::string text = own.text(count);
-      // A count that a full or absent disk swallows is made up for by the next.
-      [[maybe_unused]] const ssize_t n = ::pwrite(file, text.data(), text.size(), 0);
+    std::int64_t count = 1;
+    for (std::unique_lock lock(mutex);; ++count) {
+      const bool last = wake.wait_for(lock, times.renewal, [this] { return ending; });
+      const std::shared_ptr<File> mine = file;
+      lock.unlock();
+      RunHolder holder = own;
+      holder.released = last;
+      write_count(*mine, holder.text(count, own.text(count).size()));
+      if (!last) look();
+      lock.lock();
+      if (last) break;
+    }
+    ended = true;
+    wake.notify_all();
+  }
+
+  /// A count that a full or absent disk swallows is made up for by the next.
+  static void write_count(const File& mine, const std::string& text) {
+    if (::pwrite(mine.fd(), text.data(), text.size(), 0) > 0) ::fdatasync(mine.fd());
+  }
+
+  void look() {
+    try {
+      const auto text = read_lock(path);
+      if (text && is_ours(text)) proved = uptime();
+      if (text && RunHolder::parse(*text) && !is_ours(text)) lost = true;
+    } catch (const IoError&) {
+      // The next publish says what is wrong.
     }
   }
 
   const fs::path folder, path;
   const Logger log;
   const RunLockTimes times;
-  const Holder own;
-  int file = -1;
+  RunHolder own;
   std::mutex mutex;
   std::condition_variable wake;
-  bool ending = false;
+  std::shared_ptr<File> file;
+  bool ending = false, ended = false;
+  std::atomic<bool> lost = false;
+  std::atomic<std::chrono::nanoseconds> proved{};  // when the file was last seen to be ours
   std::thread renewer;
 };
 
-RunLock::RunLock(const fs::path& folder, const Logger& log, const RunLockTimes& times)
-    : impl_(std::make_unique<Impl>(folder, log, times)) {}
-RunLock::~RunLock() = default;
-RunLock::RunLock(RunLock&&) noexcept = default;
-
-void RunLock::check_still_ours() {
-  if (impl_->keep()) return;
-  const auto holder = Holder::parse(read_all(impl_->path));
-  TESSERA_ENSURE(ConfigError, holder, impl_->path.string(), " is not this run's any more: start again");
-  refuse(impl_->folder, *holder);
+RunLock::RunLock(const fs::path& folder, const Logger& log, const RunLockTimes& times,
+                 const std::function<void()>& on_wait)
+    : impl_(std::make_shared<Impl>(folder, log, times, on_wait)) {
+  impl_->renewer = std::thread([impl = impl_] { impl->renew(); });
 }
 
+RunLock::RunLock(RunLock&&) noexcept = default;
+
+RunLock::~RunLock() {
+  if (!impl_) return;
+  std::unique_lock lock(impl_->mutex);
+  impl_->ending = true;
+  impl_->wake.notify_all();
+  const bool ended = impl_->wake.wait_for(lock, impl_->times.part, [this] { return impl_->ended; });
+  std::thread renewer = std::move(impl_->renewer);
+  lock.unlock();
+  if (ended)
+    renewer.join();
+  else
+    renewer.detach();  // the file system does not answer
+}
+
+void RunLock::check_still_ours() { impl_->check(); }
+
+void RunLock::refuse_if_seen_lost() const {
+  if (impl_->lost) impl_->check();
+}
+
+std::int64_t RunLock::generation() const { return impl_->own.generation; }
+
 void RunLock::refuse_if_held(const fs::path& folder) {
-  const auto holder = Holder::parse(read_all(folder / kRunLockName));
-  if (holder && holder->is_within_sight() && holder->lives()) refuse(folder, *holder);
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return;
+  const auto holder = RunHolder::parse(read_lock(folder / kRunLockName).value_or(""));
+  if (holder && !holder->released && holder->is_within_sight() && holder->lives()) refuse(folder, *holder);
 }
 
 }  // namespace tessera

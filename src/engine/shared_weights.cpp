@@ -9,6 +9,7 @@
 #include "checkpoint/slice_runs.hpp"
 #include "engine/ranks.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/engine/pretrained.hpp"
 
 namespace tessera {
@@ -146,7 +147,10 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
         send(own, mapping, *kept, pieces[mapping.name], world, engine.ctx(), error);
       } else {
         error.keep_of([&] {
-          for (const StatePiece& piece : pieces[mapping.name]) read_rows(*own, *kept, piece, engine.ctx());
+          for (const StatePiece& piece : pieces[mapping.name]) {
+            read_rows(*own, *kept, piece, engine.ctx());
+            heartbeat(world);
+          }
         });
       }
     }

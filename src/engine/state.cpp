@@ -1,12 +1,15 @@
 #include "tessera/engine/state.hpp"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "checkpoint/checkpoint_dirs.hpp"
 #include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/engine/moments.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -153,11 +156,16 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
 }  // namespace
 
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
-                                  const SaveOptions& options, const StateParts& parts) {
+                                  const SaveOptions& given, const StateParts& parts) {
   engine.params().wait_for_weights();
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
+  SaveOptions options = given;
+  options.on_phase = [&](SavePhase phase) {
+    heartbeat(world);
+    if (given.on_phase) given.on_phase(phase);
+  };
   const std::vector<Shard> shards = shards_of(engine, parts);
   std::uint64_t bytes = 0;
   for (const std::string& each : all_gather_bytes(world, std::to_string(bytes_of(shards))))
@@ -172,6 +180,37 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
   return on_first_rank(host, world, [&] {
     return save->commit(checkpoint_state(engine, run, parts, fewer), records).string();
   });
+}
+
+std::vector<std::string> verify_together(const std::filesystem::path& dir, Communicator& world) {
+  constexpr std::size_t kMostOfARank = 20;
+  nlohmann::json own = nlohmann::json::array();
+  try {
+    const CheckpointReader reader(dir, heartbeat_of(world));
+    own = reader.verify(world.rank(), world.size());
+    const auto step = checkpoint_detail::step_of(dir.filename().string());
+    if (step && *step != reader.state().step)
+      own.push_back(detail::concat(dir.string(), ": its manifest says step ", reader.state().step));
+  } catch (const Error& error) {
+    own.push_back(error.what());
+  }
+  if (own.size() > kMostOfARank) {
+    const std::string more = detail::concat("... and ", own.size() - kMostOfARank, " more problems");
+    own.erase(own.begin() + kMostOfARank, own.end());
+    own.push_back(more);
+  }
+  std::vector<std::string> problems;
+  const auto all =
+      all_gather_bytes(world, own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (const std::string line : nlohmann::json::parse(all[rank])) {
+      if (rank == 0)
+        problems.push_back(line);
+      else if (std::find(problems.begin(), problems.end(), line) == problems.end())
+        problems.push_back(detail::concat(line, " (found by rank ", rank, ")"));
+    }
+  }
+  return problems;
 }
 
 RunState read_run_state(const CheckpointReader& reader) {
@@ -200,13 +239,14 @@ RunState read_run_state(const CheckpointReader& reader) {
 
 namespace {
 
-void read_pieces(const CheckpointReader& reader, const ExecCtx& ctx, const std::vector<StatePiece>& pieces) {
+void read_pieces(const CheckpointReader& reader, Engine& engine, const std::vector<StatePiece>& pieces) {
   std::vector<float> box;
   for (const StatePiece& piece : pieces) {
     for (const auto& [place, values] : piece.boxes()) {
       box.resize(static_cast<std::size_t>(values.numel()));
       reader.read(piece.name(), {place.global, place.shape}, std::as_writable_bytes(std::span(box)));
-      values.write(ctx, box.data());
+      values.write(engine.ctx(), box.data());
+      heartbeat(engine.mesh().world());
     }
   }
 }
@@ -235,7 +275,7 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
     return reader.find("grad." + parameter.name()) != nullptr;
   });
   engine.set_accumulated_samples(accumulated.at("samples").get<std::int64_t>());
-  read_pieces(reader, engine.ctx(), gradient_pieces(store, PieceSet::held));
+  read_pieces(reader, engine, gradient_pieces(store, PieceSet::held));
 }
 
 /// Errors: CheckpointError listing what of `wanted` the checkpoint does not have.
@@ -272,7 +312,7 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
   on_every_rank(host, world, [&] { check_pieces(reader, wanted); });
   if (engine.options().trainable) engine.discard();
   on_every_rank(host, world, [&] {
-    read_pieces(reader, engine.ctx(), wanted);
+    read_pieces(reader, engine, wanted);
     if (!engine.options().trainable || !parts.optimizer) return;
     const auto user = nlohmann::json::parse(reader.state().user_json);
     load_update_state(user, engine.optimizer());
@@ -285,7 +325,7 @@ RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const S
   std::optional<CheckpointReader> reader;
   RunState run;
   on_every_rank(ExecCtx::cpu(1), engine.mesh().world(), [&] {
-    reader.emplace(dir);
+    reader.emplace(dir, heartbeat_of(engine.mesh().world()));
     run = read_run_state(*reader);
   });
   load_engine(*reader, engine, parts);

@@ -7,6 +7,7 @@
 #include "engine/peak_flops.hpp"
 #include "engine/profiler.hpp"
 #include "engine/ranks.hpp"
+#include "engine/resume.hpp"
 #include "engine/run_data.hpp"
 #include "engine/run_folder.hpp"
 #include "engine/throughput.hpp"
@@ -34,13 +35,13 @@ class TrainingRun {
         log_(log),
         world_(world ? std::move(world) : make_self_communicator()),
         first_(world_->rank() == 0) {
-    const std::string found = on_first_rank(host_, *world_, [&] { return open_folder(); });
+    const std::string found = choose_checkpoint();
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
     if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] {
-      check_run_data(config_, tokenizer_, log_);
+      check_run_data(config_, tokenizer_, log_, heartbeat_of(*world_));
       state_.tokenizer = tokenizer_.record;
       return open_data();
     });
@@ -48,7 +49,9 @@ class TrainingRun {
       if (!first_) open_data();
     });
     on_every_rank(host_, *world_, [&] {
-      if (first_) metrics_ = folder_->open_metrics(state_.step, found);
+      if (!first_) return;
+      folder_->check_still_ours();
+      metrics_ = folder_->open_metrics(state_.step, found);
     });
   }
 
@@ -78,16 +81,21 @@ class TrainingRun {
   }
 
  private:
-  /// Returns the checkpoint to go on from, or nothing.
-  std::string open_folder() {
-    folder_.emplace(config_, log_);
-    const auto found = folder_->checkpoint_to_resume();
-    if (found) {
-      const RunState saved = read_run_state(CheckpointReader(*found));
-      folder_->check_same_run(saved.config, *found);
-      check_same_tokenizer(saved, config_, tokenizer_, *found);
-    }
-    return found ? found->string() : "";
+  /// Opens the run's folder. Returns the checkpoint to go on from, or nothing.
+  std::string choose_checkpoint() {
+    const std::string offered = on_first_rank(host_, *world_, [&] {
+      folder_.emplace(config_, log_, heartbeat_of(*world_));
+      return join_paths(folder_->checkpoints_to_try());
+    });
+    const WholeCheckpoint found = first_whole(split_paths(offered), *world_);
+    return on_first_rank(host_, *world_, [&] {
+      folder_->settle(found);
+      if (!found.dir) return std::string();
+      const RunState saved = read_run_state(CheckpointReader(*found.dir));
+      folder_->check_same_run(saved.config, *found.dir);
+      check_same_tokenizer(saved, config_, tokenizer_, *found.dir);
+      return found.dir->string();
+    });
   }
 
   void start_from(const std::string& checkpoint) {
@@ -105,13 +113,14 @@ class TrainingRun {
     }
     on_every_rank(host_, *world_, [&] {
       if (!first_) return;
+      folder_->check_still_ours();
       folder_->write_config();
       state_.run = folder_->run();
     });
   }
 
   std::string open_data() {
-    data_ = open_run_data(config_, tokenizer_);
+    data_ = open_run_data(config_, tokenizer_, heartbeat_of(*world_));
     TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
                    " leaves no tokens for training");
     if (config_.training.eval_interval > 0 && !data_.valid) {
@@ -269,6 +278,7 @@ class TrainingRun {
   }
 
   void report(const StepRecord& record) {
+    folder_->refuse_if_seen_lost();
     metrics_->write(record);
     if (hooks_.on_step) hooks_.on_step(record);
     if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(state_.step, *record.eval_loss);
@@ -302,9 +312,16 @@ class TrainingRun {
   void save() {
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
+    // Before the folder gets its name, and before `latest` and older checkpoints are touched.
     options.on_phase = [this](SavePhase phase) {
-      if (first_ && phase == SavePhase::manifest_written) folder_->check_still_ours();
+      if (first_ && (phase == SavePhase::manifest_written || phase == SavePhase::published))
+        folder_->check_still_ours();
     };
+    on_every_rank(host_, *world_, [&] {
+      if (!first_) return;
+      folder_->check_still_ours();
+      metrics_->sync();
+    });
     result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
     if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }

@@ -145,6 +145,53 @@ TEST_F(Checkpoint, EveryFlippedBitIsFoundBeforeUse) {
   }
 }
 
+/// As `ranks` write it: each two files, one kind after the other.
+fs::path save_as(int ranks, const fs::path& root) {
+  const SaveOptions options{.keep = 0, .chunk_bytes = 64, .on_phase = {}};
+  const auto bytes = random_bytes(4 * 40, 3);
+  CheckpointSave save(root, 7, 1 << 20, options);
+  std::vector<std::string> records;
+  for (const char* kind : {"model", "optimizer"}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const CheckpointTensor whole =
+          CheckpointTensor::whole({detail::concat(kind, ".", rank), DType::f32, {40}, bytes.data()});
+      records.push_back(write_checkpoint_shard(
+          save.staging(), detail::concat(kind, "_", rank, ".safetensors"), {&whole, 1}, options));
+    }
+  }
+  CheckpointState state = SampleRun(7).state();
+  return save.commit(state, records);
+}
+
+TEST_F(Checkpoint, SharesAreEveryByteOnceAndARanksOwnFiles) {
+  const fs::path dir = save_as(3, root_);
+  for (int parts = 1; parts <= 7; ++parts) {
+    int read = 0;
+    for (int part = 0; part < parts; ++part) {
+      const int before = read;
+      EXPECT_TRUE(CheckpointReader(dir, [&] { ++read; }).verify(part, parts).empty());
+      EXPECT_LE(read - before, 18 / parts + 2) << part << " of " << parts;
+    }
+    EXPECT_EQ(read, 6 * 3) << parts;
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const char* kind : {"model", "optimizer"}) {
+      const fs::path file = dir / detail::concat(kind, "_", rank, ".safetensors");
+      const std::string good = slurp(file);
+      std::string bad = good;
+      bad.back() = static_cast<char>(bad.back() ^ 1);
+      spill(file, bad);
+      for (int part = 0; part < 3; ++part) {
+        const auto problems = CheckpointReader(dir).verify(part, 3);
+        ASSERT_EQ(problems.size(), part == rank ? 1u : 0u);
+        if (part == rank) EXPECT_NE(problems[0].find(file.filename().string()), std::string::npos);
+      }
+      spill(file, good);
+    }
+  }
+  EXPECT_THROW(CheckpointReader(dir).verify(3, 3), InvalidArgument);
+}
+
 TEST_F(Checkpoint, DamagedNewestIsReportedAndTheOneBeforeUsed) {
   for (const std::int64_t step : {100, 200, 300, 400}) SampleRun(step).save(dir_);
   const fs::path shard = dir_ / "step-00000400" / "model_tp_0_pp_0.safetensors";

@@ -1,7 +1,9 @@
 #include <chrono>
 #include <latch>
 #include <map>
+#include <thread>
 
+#include "tessera/comm/heartbeat.hpp"
 #include "tests/comm/conformance.hpp"
 
 namespace tessera::test {
@@ -63,6 +65,42 @@ TEST_P(ConformanceFaults, DeadlineNamesOperationGroupAndWhoIsMissing) {
     }
   }
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+}
+
+/// A rank at work renews the deadlines of those that wait for it or for who waits for it, in whatever group.
+TEST_P(ConformanceFaults, HeartbeatsRenewDeadlinesInEveryGroup) {
+  GetParam().run(3, {.timeout_s = 1.5}, [&](const auto& comm) {
+    const ExecCtx host = ExecCtx::cpu(1, 1);
+    const auto pair = comm->split(comm->rank() == 2 ? 1 : 0, comm->rank(), "pair");
+    for (int i = 0; comm->rank() == 0 && i < 35; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      heartbeat(*comm);
+    }
+    pair->barrier(host);
+    comm->barrier(host);
+  });
+}
+
+/// The deadline counts from the last sign of work, not from the beginning of the wait.
+TEST_P(ConformanceFaults, WorkThatHangsRenewsNothing) {
+  std::string message;
+  double waited_s = 0;
+  std::latch failed(2);
+  GetParam().run(2, {.timeout_s = 1}, [&](const auto& comm) {
+    const ExecCtx host = ExecCtx::cpu(1, 1);
+    const auto begin = Clock::now();
+    for (int i = 0; comm->rank() == 0 && i < 10; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      heartbeat(*comm);
+    }
+    if (comm->rank() == 1) {
+      message = message_of<CommunicationError>([&] { comm->barrier(host); });
+      waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    }
+    failed.arrive_and_wait();
+  });
+  EXPECT_TRUE(contains(message, "barrier") && contains(message, "rank 0")) << message;
+  EXPECT_GE(waited_s, 1.5);
 }
 
 /// In a group made by split, ranks are named as in the world.

@@ -27,7 +27,7 @@ TEST_F(RunFolders, EmptyAndAbsentFoldersAreTaken) {
   { const RunFolder made(config, log); }
   EXPECT_TRUE(std::filesystem::is_directory(dir_ / "a/b/c"));
   RunFolder again(config, log);
-  EXPECT_FALSE(again.checkpoint_to_resume());
+  EXPECT_TRUE(again.checkpoints_to_try().empty());
 }
 
 TEST_F(RunFolders, AFileInTheWayIsAnError) {
@@ -104,7 +104,7 @@ TEST_F(RunFolders, ResumeNoneDoesNotMixCheckpoints) {
   config.checkpoint.resume = "none";
   expect_error<ConfigError>([&] { RunFolder(config, log); }, "holds checkpoints", "resume=none");
   std::filesystem::remove_all(dir_ / "run/checkpoints");
-  EXPECT_FALSE(RunFolder(config, log).checkpoint_to_resume());
+  EXPECT_TRUE(RunFolder(config, log).checkpoints_to_try().empty());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """One training job as several real processes: every layout and every launcher gives the losses of one process."""
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -175,6 +176,12 @@ def on_machine(machines, rank: int, command, secret: str = SECRET, flags=()) -> 
                rank, "--main_process_ip", "10.213.7.1", "--main_process_port", 29511, *flags, *command, env={"TESSERA_JOB_SECRET": secret})
 
 
+def lease(folder) -> tuple:
+    """How many held it so far, and whether the last one gave it back."""
+    holder = json.loads((folder / "run.lock").read_text())
+    return holder["generation"], holder.get("released", False)
+
+
 def test_two_machines(machines, command, tmp_path, straight):
     """Tensor ranks on one machine, pipeline stages across; before, somebody tries to join without the secret."""
     with on_machine(machines, 0, command) as first:
@@ -188,6 +195,7 @@ def test_two_machines(machines, command, tmp_path, straight):
             first.finish()
     assert_same(tmp_path / "run", straight[1]["gpt2"])
     assert "[rank 0] done: step 5" in first.out and "[rank 2]" not in first.out
+    assert lease(tmp_path / "run") == (1, True)  # one for both launchers
 
 
 def test_two_machines_without_a_secret(machines, command, tmp_path, straight):
@@ -224,6 +232,7 @@ def test_a_restart_on_two_machines(machines, tessera_program, tmp_path):
                 job.finish()
                 assert "rank 3 (host " in job.err and "killed by signal 9" in job.err and "restart 1 of 1" in job.err, job.err
     assert figures(tmp_path / "run") == figures(tmp_path / "straight")
+    assert lease(tmp_path / "run") == (2, True)  # the restart's own
 
 
 def test_a_machine_whose_wire_is_cut(machines, command, tmp_path, long_run):

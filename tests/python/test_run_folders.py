@@ -1,11 +1,14 @@
 """A run's folder belongs to one job and knows its run, and its metrics tell what they lack."""
 
 import importlib.util
+import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cli_support import environment, metrics, run, text_documents, write_config, write_corpus
@@ -57,11 +60,57 @@ def test_a_second_job_is_refused_until_the_first_is_gone(tessera_program, tmp_pa
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
-    assert (tmp_path / "run/run.lock").exists()
+    assert json.loads((tmp_path / "run/run.lock").read_text())["pid"] == first.pid
     again = run(tessera_program, "train", config, "training.steps=2").stderr
     assert f"process {first.pid}" in again and "is gone" in again
-    assert not (tmp_path / "run/run.lock").exists()
+    for folder in ("run", "run/checkpoints"):
+        lease = json.loads((tmp_path / folder / "run.lock").read_text())
+        assert lease["released"] and lease["generation"] == 2
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+
+
+def first_child(pid: int) -> int:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            return int(children[0])
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} starts no other")
+
+
+def test_a_job_elsewhere_that_was_stopped_and_goes_on_publishes_nothing(tessera_program, tmp_path, corpus, long_run):
+    """Its namespaces are its own, as in a container or on another machine: nobody here sees whether it lives."""
+    if not long_run:
+        pytest.skip("watches a lease for a minute: runs with --long")
+    away = ["unshare", "--user", "--map-root-user", "--pid", "--net", "--uts", "--fork", "--kill-child"]
+    if subprocess.run([*away, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine allows no namespaces")
+    config = write_config(tmp_path, corpus, training__steps=1000000, checkpoint__every=50, checkpoint__keep=3,
+                          lr_schedule__decay_steps=100)
+    checkpoints = tmp_path / "run/checkpoints"
+    with subprocess.Popen([*away, tessera_program, "train", config], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env=environment()) as first:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            begun = time.monotonic()
+            assert "is in use" in run(tessera_program, "train", config, code=2).stderr
+            assert time.monotonic() - begun < 45, "it renews its lease every 20 s"
+            trainer = first_child(first.pid)
+            os.kill(trainer, signal.SIGSTOP)
+            newest = max(int(path.name[5:]) for path in checkpoints.glob("step-*"))
+            begun = time.monotonic()
+            run(tessera_program, "train", config, f"training.steps={newest + 5}")
+            assert time.monotonic() - begun > 55
+            left = files(tmp_path / "run")
+            os.kill(trainer, signal.SIGCONT)
+            error = first.communicate(timeout=60)[1]
+            assert first.returncode == 2 and "is this job's no more" in error, error
+            assert files(tmp_path / "run") == left
+            assert metrics(tmp_path / "run")[-1]["step"] == newest + 5
+        finally:
+            first.kill()
 
 
 def test_a_copied_run_goes_on_in_its_own_folder(tessera_program, tmp_path, trained):

@@ -91,8 +91,9 @@ std::string write_checkpoint_shard(const std::filesystem::path& staging, const s
 /// threads.
 class CheckpointReader {
  public:
-  /// Checks the manifest and the files' sizes. Errors: CheckpointError, IoError.
-  explicit CheckpointReader(const std::filesystem::path& dir);
+  /// Checks the manifest and the files' sizes. `on_progress` is called after each chunk of bytes that was
+  /// read, by whichever thread reads. Errors: CheckpointError, IoError.
+  explicit CheckpointReader(const std::filesystem::path& dir, std::function<void()> on_progress = {});
   ~CheckpointReader();
   CheckpointReader(CheckpointReader&&) noexcept;
 
@@ -107,6 +108,9 @@ class CheckpointReader {
   void read(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const;
   /// Checks every byte; returns one line per problem.
   std::vector<std::string> verify() const;
+  /// Checks the `part`-th of `parts` shares, which together are every byte once and are about equally large.
+  /// Where a checkpoint has one file, or set of files, per rank, each share is a rank's own files.
+  std::vector<std::string> verify(int part, int parts) const;
 
  private:
   struct Impl;

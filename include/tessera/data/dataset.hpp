@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +49,8 @@ struct GptDatasetOptions {
   bool eod_mask_loss = false;         ///< what follows an end of document is not learned
   bool drop_last_partial = true;      ///< false keeps a last short sample of the validation split, padded
   bool use_cache = true;
-  std::string cache_folder{};  ///< "" = PREFIX/cache/GPTDataset_indices
+  std::string cache_folder{};           ///< "" = PREFIX/cache/GPTDataset_indices
+  std::function<void()> on_progress{};  ///< called now and then while the indices are made or read
 };
 
 /// Megatron's GPTDataset over sequences [range.begin, range.end) of an indexed dataset.

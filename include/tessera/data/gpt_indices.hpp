@@ -3,6 +3,7 @@
 /// samples come.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -17,7 +18,8 @@ struct GptIndexRequest {
   std::int64_t seq_length = 0;
   std::optional<std::int64_t> num_samples{};  ///< at least so many; none = what one epoch gives
   std::uint32_t seed = 1234;
-  bool keep_partial = false;  ///< a last sample shorter than the others counts (validation)
+  bool keep_partial = false;            ///< a last sample shorter than the others counts (validation)
+  std::function<void()> on_progress{};  ///< called now and then while indices are built, read and written
 };
 
 /// What follows from the token count alone.
@@ -45,7 +47,7 @@ GptIndexPlan plan_gpt_indices(std::int64_t tokens_per_epoch, const GptIndexReque
 std::int64_t count_tokens(LengthsView lengths, std::int64_t begin, std::int64_t end);
 /// Row j = place of token j * seq_length of the joined stream; rows overlap by one token.
 IntArray build_sample_index(LengthsView lengths, const IntArray& document_index, std::int64_t seq_length,
-                            std::int64_t samples);
+                            std::int64_t samples, const std::function<void()>& on_progress = {});
 /// All three, from one RandomState(seed). Errors: as plan_gpt_indices.
 GptIndices build_gpt_indices(LengthsView lengths, const GptIndexRequest& request);
 

@@ -4,13 +4,17 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 
 namespace tessera {
 
 class NumpyRandom {
  public:
   explicit NumpyRandom(std::uint32_t seed);
+  /// Calls `report` after every few million outputs from now on; may be empty.
+  void on_progress(std::function<void()> report) { report_ = std::move(report); }
 
   /// The next 32-bit output.
   std::uint32_t next() {
@@ -34,6 +38,8 @@ class NumpyRandom {
   std::array<std::uint32_t, kWords> state_;
   std::array<std::uint32_t, kWords> output_;
   std::size_t position_ = kWords;
+  std::function<void()> report_;
+  std::uint32_t refills_ = 0;
 };
 
 }  // namespace tessera

@@ -54,7 +54,8 @@ class MetricsFile {
   /// Appends to `path`. Lines of steps after `last_step` (written by a process that died after its last
   /// checkpoint), a step's second line and a half-written last line are dropped first. Where the run starts
   /// over (`last_step` 0), a file with lines is not touched but renamed to metrics.1.jsonl, or the next
-  /// number that is free. Errors: IoError.
+  /// number that is free. A process killed meanwhile leaves the old file or the new one, whole and durable.
+  /// Errors: IoError.
   MetricsFile(std::filesystem::path path, std::int64_t last_step);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -62,6 +63,8 @@ class MetricsFile {
   const MetricsHistory& history() const { return history_; }
   /// One line, flushed. Numbers that are not finite are written as null. Errors: IoError (disk full).
   void write(const StepRecord& record);
+  /// The lines so far are on the disk when it returns. Errors: IoError.
+  void sync();
 
  private:
   std::filesystem::path path_;

@@ -36,6 +36,11 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
 /// The run's numbers and configuration, without any tensor. Errors: CheckpointError.
 RunState read_run_state(const CheckpointReader& reader);
 
+/// Checks every byte of a checkpoint, all ranks together: each byte once, by a rank that wrote it where the
+/// layout is the one that saved. Returns one line per problem, the same on every rank; a rank at work renews
+/// the others' deadlines. Collective.
+std::vector<std::string> verify_together(const std::filesystem::path& dir, Communicator& world);
+
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
 /// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over the
 /// engine's ranks; an error of one of them is a CommunicationError with its text on the others. Errors:

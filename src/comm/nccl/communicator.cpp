@@ -2,19 +2,21 @@
 #include <map>
 
 #include "comm/check.hpp"
+#include "comm/heartbeats.hpp"
 #include "comm/nccl/ask.hpp"
 #include "comm/nccl/collectives.hpp"
 #include "comm/nccl/link.hpp"
 #include "comm/nccl/pending.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
 namespace tessera {
 namespace {
 
-class NcclCommunicator : public Communicator {
+class NcclCommunicator : public Communicator, public Heartbeats {
  public:
   /// `base`: a group over the host that nobody else calls. With `parent`, the group's lane is split off that
   /// one, under `color`; else it gets an id of its own.
@@ -23,6 +25,7 @@ class NcclCommunicator : public Communicator {
   ~NcclCommunicator() override;
 
   void abort(const std::string& reason) override { job_->fail(reason); }
+  void heartbeat() override { tessera::heartbeat(*host_); }
   std::string failure() const override { return job_->failure(); }
 
  protected:

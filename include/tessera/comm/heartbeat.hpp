@@ -1,0 +1,15 @@
+#pragma once
+/// Long work on one rank, while others wait for it.
+
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+/// This rank gets on with work that others may be waiting for (reading, verifying, saving, building an
+/// index): what waits on any rank of the job, in any group, counts its deadline from now. Called by the work
+/// itself after each of its parts, as often as it likes: so a part that hangs renews nothing, nor does a
+/// process that was stopped or has died. Never waits, costs next to nothing. Nothing happens in a group of
+/// one, and what streams wait for over NCCL is not renewed.
+void heartbeat(Communicator& group);
+
+}  // namespace tessera
