@@ -11,6 +11,7 @@
 #include "comm/gloo_fabric.hpp"
 #include "comm/gloo_signals.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -21,7 +22,8 @@ using store::Deadline;
 namespace {
 
 constexpr double kStoreTimeout = 2;   // for each request of the guard
-constexpr double kAnswerGrace = 1.5;  // for other ranks to say what they have called
+constexpr int kStoreTries = 5;        // late answers in a row after which the store counts as gone
+constexpr double kAnswerGrace = 3;    // for other ranks, on busy machines, to say what they have called
 constexpr double kOwnErrorGrace = 1;  // for a lost rank's own last words
 constexpr double kGoodbyeTimeout = 1;
 
@@ -53,11 +55,14 @@ bool GlooFabric::with_store(Work&& work) {
   if (!store_alive_) return false;
   try {
     work(*store_);
+    store_late_ = 0;
     return true;
+  } catch (const CommunicationTimeout&) {
+    store_alive_ = ++store_late_ < kStoreTries;  // a busy machine; or it hangs
   } catch (const std::exception&) {
-    store_alive_ = false;  // its process has ended, or hangs
-    return false;
+    store_alive_ = false;  // its process has ended
   }
+  return false;
 }
 
 void GlooFabric::guard() {
@@ -92,16 +97,18 @@ void GlooFabric::guard() {
 void GlooFabric::listen(Deadline deadline) {
   std::string event;
   bool came = false;
-  const bool alive = !failed_ && with_store([&](Store& store) {
-    came = store.wait_for(key("event/" + std::to_string(next_event_)), event, seconds_until(deadline),
-                          interrupt_);
-  });
+  if (!failed_) {
+    with_store([&](Store& store) {
+      came = store.wait_for(key("event/" + std::to_string(next_event_)), event, seconds_until(deadline),
+                            interrupt_);
+    });
+  }
   if (came) {
     ++next_event_;
     handle_event(event);
     return;
   }
-  interrupt_.wait(alive ? 0 : seconds_until(deadline));
+  interrupt_.wait(!failed_ && store_alive_ ? 0 : seconds_until(deadline));
 }
 
 void GlooFabric::handle_event(const std::string& event) {
@@ -207,8 +214,9 @@ void GlooFabric::explain_deadline(const Wait& wait) {
     // It came after all, or there is a better reason.
     if (std::none_of(waits_.begin(), waits_.end(), same) || !lost_.empty()) return;
   }
-  fail(detail::concat(wait.group->describe(wait.call), " did not finish within ", wait.timeout_s, " s on ",
-                      name_of(rank_), ": ", missing));
+  set_failure(detail::concat(wait.group->describe(wait.call), " did not finish within ", wait.timeout_s,
+                             " s on ", name_of(rank_), ": ", missing),
+              Origin::late);
 }
 
 std::string GlooFabric::who_is_missing(const Wait& wait, std::int64_t query) {
