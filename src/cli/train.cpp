@@ -78,7 +78,8 @@ void start_processes(const TrainArguments& arguments, const Config& config, std:
   LaunchOptions options = local_launch(static_cast<int>(processes), self,
                                        (std::filesystem::path(config.logging.dir) / "ranks").string());
   options.max_restarts = arguments.max_restarts;
-  // Saving may take long; a second Ctrl-C ends it.
+  // Saving may take as long as ranks wait for each other; Ctrl-C, or a second one, ends it.
+  options.first_save_s = config.parallel.timeout_s;
   if (config.checkpoint.on_interrupt) options.grace_s = std::max(options.grace_s, config.parallel.timeout_s);
   const LaunchResult result = launch(options, program.log);
   program.exit_code = result.exit_code;

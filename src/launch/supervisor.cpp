@@ -183,14 +183,14 @@ void Supervisor::handle_signal(int signal_number) {
   }
   interrupted_ = signal_number;
   if (phase_ != Phase::running || workers_.empty()) return;
-  const double grace_s = grace();
-  job_.log.info("passing ", signal_text(signal_number), " on; who is not done in ", grace_s,
-                " s is killed, and Ctrl-C ends everything at once");
   if (signal_number == SIGTERM) {
     preempt(signal_number);
   } else {
     end_all(signal_number);
   }
+  const double grace_s = grace();
+  job_.log.info("passing ", signal_text(signal_number), " on; who is not done in ", grace_s,
+                " s is killed, and Ctrl-C ends everything at once");
   enter(Phase::ending, grace_s);
 }
 
@@ -204,7 +204,9 @@ void Supervisor::preempt(int signal_number) {
 double Supervisor::grace() const {
   Progress slowest;
   for (const auto& worker : workers_) slowest.join(worker->end().progress);
-  return job_.options.grace_s + slowest.step_s + slowest.save_s;
+  // Until one has been made, nobody knows how long a save takes.
+  const double save_s = slowest.saved == 0 && preempted_ != 0 ? job_.options.first_save_s : slowest.save_s;
+  return job_.options.grace_s + slowest.step_s + save_s;
 }
 
 std::optional<Outcome> Supervisor::pause(double seconds) {

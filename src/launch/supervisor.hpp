@@ -36,8 +36,8 @@ class Supervisor {
   /// Sleeps between two attempts. nullopt: the time is over; otherwise how the job ends.
   /// Errors: CommunicationError.
   std::optional<Outcome> pause(double seconds);
-  /// Whether a signal asked for the end of the job.
-  bool interrupted() const { return interrupted_ != 0; }
+  /// Whether a signal asked for the end of the job: then nothing is started again.
+  bool interrupted() const { return interrupted_ != 0 || preempted_ != 0; }
   /// Passes on what is still to be written.
   void flush();
 

@@ -52,6 +52,8 @@ struct LaunchOptions {
   /// A worker that was asked to end by SIGINT, SIGTERM or SIGHUP is killed after so long, and after its last
   /// save and its longest step.
   double grace_s = 15;
+  /// What a save is taken to last, after SIGTERM, until a worker has told of one.
+  double first_save_s = 0;
   double failure_grace_s = 3;   ///< the same after another worker failed
   double collect_s = 1.5;       ///< after a first failure, how long to wait for others that explain it
   double join_timeout_s = 300;  ///< several machines: until all launchers are there
