@@ -22,6 +22,7 @@ using store::Deadline;
 namespace {
 
 constexpr double kStoreTimeout = 2;   // for each request of the guard
+constexpr double kEventTimeout = 10;  // to say something to all ranks
 constexpr int kStoreTries = 5;        // late answers in a row after which the store counts as gone
 constexpr double kAnswerGrace = 3;    // for other ranks, on busy machines, to say what they have called
 constexpr double kOwnErrorGrace = 1;  // for a lost rank's own last words
@@ -43,6 +44,14 @@ class Findings {
   std::string text_;
   int count_ = 0, more_ = 0;
 };
+
+/// Puts an event where every guard finds it in its turn; returns its number. Patient: nobody hears what comes
+/// after a number that was taken, and under which nothing is said.
+std::int64_t say(Store& store, const std::string& job, const std::string& event) {
+  const std::int64_t number = store.add(job + "/events", 1, kEventTimeout);
+  store.set(detail::concat(job, "/event/", number), event, kEventTimeout);
+  return number;
+}
 
 double seconds_until(Deadline deadline) {
   return std::chrono::duration<double>(deadline - Clock::now()).count();
@@ -165,9 +174,7 @@ void GlooFabric::publish_failure() {
     std::string known;
     const std::string own = error_key(job_, rank_);
     if (!store.try_get(own, known, kStoreTimeout)) store.set(own, reason, kStoreTimeout);
-    const std::int64_t number = store.add(key("events"), 1, kStoreTimeout);
-    store.set(key("event/" + std::to_string(number)), detail::concat("E ", rank_, " ", reason),
-              kStoreTimeout);
+    say(store, job_, detail::concat("E ", rank_, " ", reason));
   });
 }
 
@@ -194,9 +201,7 @@ void GlooFabric::explain_loss(int peer) {
 void GlooFabric::explain_deadline(const Wait& wait) {
   std::int64_t query = 0;
   with_store([&](Store& store) {
-    query = store.add(key("events"), 1, kStoreTimeout);
-    store.set(key("event/" + std::to_string(query)),
-              detail::concat("Q ", wait.group->id, " ", wait.call.sequence), kStoreTimeout);
+    query = say(store, job_, detail::concat("Q ", wait.group->id, " ", wait.call.sequence));
   });
   std::string answers;
   for (const Deadline end = after(kAnswerGrace); !failed_ && store_alive_ && Clock::now() < end;) {

@@ -65,6 +65,24 @@ def test_a_stopped_worker_is_named_after_the_deadline(tessera_program, tmp_path,
         job.gone()
 
 
+def test_a_slow_store_is_not_a_lost_one(tessera_program, tmp_path, long_run):
+    """Rank 1 stops, and the launcher, which serves the store, has no time when that is noticed."""
+    if not long_run:
+        pytest.skip("waits for a deadline: runs with --long")
+    deadline = 4
+    config = make_config(tmp_path, parallel__timeout_s=deadline, **ENDLESS | {"training__global_batch_size": 2})
+    with start(tessera_program, config, "parallel.data=2") as job:
+        job.wait_for_step(tmp_path / "run", 1)
+        for pid in (job.worker(1), job.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(deadline + 3.5)
+        job.process.send_signal(signal.SIGCONT)
+        job.err = job.process.communicate(timeout=60)[1].decode()
+        assert job.process.returncode == 7
+        assert re.search(rf"did not finish within {deadline} s.*rank 1 \(.*does not answer", job.report()), job.report()
+        assert "store does not answer" not in job.err
+
+
 BUSY = "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
 HANGS = """
 import sys, time
