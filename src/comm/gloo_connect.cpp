@@ -14,6 +14,7 @@
 #include "comm/gloo_pairs.hpp"
 #include "comm/gloo_peers.hpp"
 #include "comm/gloo_signals.hpp"
+#include "comm/resolve.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -36,17 +37,14 @@ std::pair<std::string, std::uint16_t> place_of(const std::string& text) {
 }
 
 /// Gloo does not survive a name that cannot be resolved: it gets numbers only.
-std::string numeric_address(const std::string& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code = getaddrinfo(address.c_str(), nullptr, &hints, &found);
-  TESSERA_ENSURE(IoError, code == 0, "the address of this process, '", address,
-                 "', cannot be resolved: ", gai_strerror(code), " (TESSERA_COMM_ADDRESS)");
+std::string numeric_address(const std::string& address, double timeout_s) {
+  std::string reason;
+  const store::Addresses found = store::resolve(address, "0", store::after(timeout_s), reason);
+  TESSERA_ENSURE(IoError, found != nullptr, "the address of this process, '", address,
+                 "', cannot be resolved: ", reason, " (TESSERA_COMM_ADDRESS)");
   std::array<char, NI_MAXHOST> text{};
   const int result =
       getnameinfo(found->ai_addr, found->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  freeaddrinfo(found);
   TESSERA_ENSURE(IoError, result == 0, "the address of this process, '", address, "', has no number");
   return text.data();
 }
@@ -77,7 +75,7 @@ std::string own_name() {
 void GlooFabric::connect(const GlooOptions& options) {
   const double timeout_s = options.comm.timeout_s;
   const std::string address =
-      numeric_address(options.address.empty() ? store_->local_address() : options.address);
+      numeric_address(options.address.empty() ? store_->local_address() : options.address, timeout_s);
   device_ = open_device(options.address.empty() ? address : options.address, address);
   Peers peers({.rank = rank_,
                .size = size_,
@@ -131,7 +129,7 @@ void GlooFabric::exchange_names(double timeout_s) {
     messages.push_back(
         post(GlooMessage::Kind::send, peer, kNamesSlot, mine.data(), mine.size(), group, kSetUp));
   }
-  for (GlooMessage& message : messages) wait(message, group, kSetUp, timeout_s);
+  for (GlooMessage& message : messages) wait(message, group, kSetUp, timeout_s, true);
   store_->remove(key(detail::concat("address/", rank_)));
 }
 

@@ -58,12 +58,13 @@ bool holds_work(const Config& config) {
 
 }  // namespace
 
-void check_run_folder(const Config& config) {
+void check_run_folder(const Config& config, bool restarted) {
   const std::filesystem::path dir = config.logging.dir, root = checkpoint_root(config);
   TESSERA_ENSURE(ConfigError, is_empty_folder(dir) || is_run_folder(dir), "logging.dir ", dir.string(),
                  " is not empty and holds no run of Tessera: choose another folder");
   TESSERA_ENSURE(
-      ConfigError, config.checkpoint.resume != "none" || list_checkpoints(root).empty(), root.string(),
+      ConfigError, restarted || config.checkpoint.resume != "none" || list_checkpoints(root).empty(),
+      root.string(),
       " holds checkpoints, which checkpoint.resume=none would mix with new ones: remove them or choose "
       "another logging.dir");
   for (const auto& folder : {dir, root}) RunLock::refuse_if_held(folder);
@@ -86,15 +87,15 @@ Config load_run_config(const std::filesystem::path& path, const std::vector<std:
   return config;
 }
 
-RunFolder::RunFolder(const Config& config, const Logger& log, const std::function<void()>& on_wait)
-    : config_(config), log_(log), root_(checkpoint_root(config)) {
-  check_run_folder(config);
+RunFolder::RunFolder(const Config& config, const Logger& log, const RunFolderOptions& options)
+    : config_(config), log_(log), restarted_(options.restarted), root_(checkpoint_root(config)) {
+  check_run_folder(config, restarted_);
   const std::filesystem::path dir = config.logging.dir;
   make_folder(dir);
-  locks_.emplace_back(dir, log, RunLockTimes{}, on_wait);
+  locks_.emplace_back(dir, log, RunLockTimes{}, options.on_wait);
   write_identity(dir, identify_run(config));
   make_folder(root_);
-  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log, RunLockTimes{}, on_wait);
+  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log, RunLockTimes{}, options.on_wait);
   identity_ = identify_run(config);  // now that nobody else can change it
   write_identity(root_, identity_);
   if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {
@@ -131,7 +132,9 @@ std::optional<std::filesystem::path> RunFolder::given_checkpoint(const std::stri
 }
 
 std::vector<std::filesystem::path> RunFolder::checkpoints_to_try() {
-  const std::string& resume = config_.checkpoint.resume;
+  // What the first start was told is done: the run has begun where it should.
+  const bool begun = restarted_ && !list_checkpoints(root_).empty();
+  const std::string resume = begun ? "auto" : config_.checkpoint.resume;
   if (resume == "none") return {};
   if (resume != "auto") {
     given_ = given_checkpoint(resume);

@@ -18,18 +18,22 @@
 
 namespace tessera {
 
+struct RunFolderOptions {
+  bool restarted = false;              ///< as in train()
+  std::function<void()> on_wait = {};  ///< called while it watches whether another machine's job still runs
+};
+
 class RunFolder {
  public:
   /// Makes the folder and that of the checkpoints, and keeps both for this job as long as the object lives.
-  /// `on_wait` is called while it watches whether another machine's job still runs there. Errors: IoError if
-  /// that fails, ConfigError if another job works there, or if they hold another run's files and this one is
-  /// not to resume them.
-  RunFolder(const Config& config, const Logger& log, const std::function<void()>& on_wait = {});
+  /// Errors: IoError if that fails, ConfigError if another job works there, or if they hold another run's
+  /// files and this one is not to resume them.
+  RunFolder(const Config& config, const Logger& log, const RunFolderOptions& options = {});
 
   /// What to go on from by checkpoint.resume, the first choice first: all there are (auto), none, or a given
-  /// one; a run that began from a given one and has checkpoints of its own goes on from these. Errors:
-  /// CheckpointError when a given one cannot be used; ConfigError when the run would begin anew over its own
-  /// checkpoints.
+  /// one; a run that began from a given one and has checkpoints of its own goes on from these, and a
+  /// restarted one in any case. Errors: CheckpointError when a given one cannot be used; ConfigError when the
+  /// run would begin anew over its own checkpoints.
   std::vector<std::filesystem::path> checkpoints_to_try();
 
   /// What became of them: damaged ones that were passed over are told of. Errors: CheckpointError when there
@@ -61,6 +65,7 @@ class RunFolder {
 
   const Config& config_;
   const Logger& log_;
+  bool restarted_;
   std::filesystem::path root_;
   std::vector<RunLock> locks_;  // of the run's folder and of the checkpoints'
   RunIdentity identity_;

@@ -28,14 +28,14 @@ namespace {
 class TrainingRun {
  public:
   TrainingRun(const Config& config, RunTokenizer tokenizer, const TrainHooks& hooks, const Logger& log,
-              std::shared_ptr<Communicator> world)
+              std::shared_ptr<Communicator> world, bool restarted)
       : config_(config),
         tokenizer_(std::move(tokenizer)),
         hooks_(hooks),
         log_(log),
         world_(world ? std::move(world) : make_self_communicator()),
         first_(world_->rank() == 0) {
-    const std::string found = choose_checkpoint();
+    const std::string found = choose_checkpoint(restarted);
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
     if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
     start_from(found);
@@ -74,7 +74,8 @@ class TrainingRun {
       finish_steps(ahead ? 1 : 0);
       if (result_.interrupted) finish_steps(0);
       if (profiler_) report_profile(step);
-      if (last || save_due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
+      const bool save_now = result_.interrupted && (result_.preempted || config_.checkpoint.on_interrupt);
+      if (last || save_due || save_now) save();
     }
     result_.step = state_.step;
     return result_;
@@ -82,9 +83,10 @@ class TrainingRun {
 
  private:
   /// Opens the run's folder. Returns the checkpoint to go on from, or nothing.
-  std::string choose_checkpoint() {
+  std::string choose_checkpoint(bool restarted) {
     const std::string offered = on_first_rank(host_, *world_, [&] {
-      folder_.emplace(config_, log_, heartbeat_of(*world_));
+      folder_.emplace(config_, log_,
+                      RunFolderOptions{.restarted = restarted, .on_wait = heartbeat_of(*world_)});
       return join_paths(folder_->checkpoints_to_try());
     });
     const WholeCheckpoint found = first_whole(split_paths(offered), *world_);
@@ -256,8 +258,18 @@ class TrainingRun {
     if (evaluation_due(state_.step)) record.eval_loss = evaluate();
     result_.train_loss = step.loss;
     if (first_) report(record);
-    const bool stop = hooks_.should_stop && hooks_.should_stop();
-    if (most_over_ranks(stop ? 1 : 0) != 0) result_.interrupted = true;
+    if (hooks_.on_progress) hooks_.on_progress(state_.step);
+    agree_to_stop();
+  }
+
+  /// One rank that was asked to stop stops all of them, after the same step.
+  void agree_to_stop() {
+    enum Asked : std::int64_t { nothing, interrupt, preempt };
+    Asked own = hooks_.should_stop && hooks_.should_stop() ? interrupt : nothing;
+    if (hooks_.should_preempt && hooks_.should_preempt()) own = preempt;
+    const std::int64_t asked = most_over_ranks(own);
+    if (asked != nothing) result_.interrupted = true;
+    if (asked == preempt) result_.preempted = true;
   }
 
   StepReport take_result(std::int64_t step) {
@@ -310,6 +322,7 @@ class TrainingRun {
   }
 
   void save() {
+    const double begin_s = now_s();
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
     // Before the folder gets its name, and before `latest` and older checkpoints are touched.
@@ -323,6 +336,7 @@ class TrainingRun {
       metrics_->sync();
     });
     result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
+    if (hooks_.on_saved) hooks_.on_saved(state_.step, now_s() - begin_s);
     if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }
 
@@ -348,13 +362,13 @@ class TrainingRun {
 }  // namespace
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
-                  std::shared_ptr<Communicator> world) {
+                  std::shared_ptr<Communicator> world, bool restarted) {
   try {
     if (world) agree_on_config(config, *world);
     Config settled = settle_recompute(config, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
-    return TrainingRun(settled, tokenizer, hooks, log, world).train();
+    return TrainingRun(settled, tokenizer, hooks, log, world, restarted).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {

@@ -12,6 +12,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -108,7 +109,8 @@ std::unique_ptr<StoreServer> serve(MeetingPoint& point, const std::string& secre
 
 /// The store behind one of the meeting point's ports: that whose server knows the secret. A file may still be
 /// that of an earlier job, so it is read again each time.
-std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, double timeout_s) {
+std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, double timeout_s,
+                             const WhileWaiting& while_waiting) {
   using Clock = std::chrono::steady_clock;
   constexpr double kFirstTry = 0.5;
   constexpr auto kPause = std::chrono::milliseconds(20);
@@ -119,20 +121,23 @@ std::shared_ptr<Store> reach(const MeetingPoint& point, const Secret& secret, do
     try {
       const std::string text = secret.now();
       const double left = std::chrono::duration<double>(deadline - Clock::now()).count();
-      TESSERA_ENSURE(CommunicationError, !text.empty(), "nobody has left the job's secret in ", secret.path,
+      TESSERA_ENSURE(CommunicationTimeout, !text.empty(), "nobody has left the job's secret in ", secret.path,
                      " within ", timeout_s, " s");
       const double tried_s = several ? std::min(left, longest) : left;
       const auto number = static_cast<std::uint16_t>(point.port + port);
       port = (port + 1) % point.ports;
       if (port == 0) longest *= 2;  // a machine may be that slow
-      return std::make_shared<Store>(point.address, number, text, tried_s);
+      return std::make_shared<Store>(point.address, number, text, tried_s, while_waiting);
     } catch (const CommunicationError& error) {
       if (several && Clock::now() + kPause < deadline) {
+        if (while_waiting) while_waiting();
         std::this_thread::sleep_for(kPause);
         continue;
       }
-      throw CommunicationError(detail::concat(
-          error.what(), point.from_launcher ? " (the launcher serves it)" : " (rank 0 serves it)"));
+      const std::string text = detail::concat(
+          error.what(), point.from_launcher ? " (the launcher serves it)" : " (rank 0 serves it)");
+      if (dynamic_cast<const CommunicationTimeout*>(&error) != nullptr) throw CommunicationTimeout(text);
+      throw CommunicationError(text);
     }
   }
 }
@@ -149,7 +154,8 @@ std::string warning_of_open_world(const Environment& environment) {
                         "them; TESSERA_REQUIRE_SECRET=1 refuses to start without");
 }
 
-std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s) {
+std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s,
+                                            const WhileWaiting& while_waiting) {
   const CommOptions options{.timeout_s = timeout_s, .check = environment.check_collectives};
   if (!environment.launched() || environment.world_size == 1) return make_self_communicator("world", options);
   const int rank = static_cast<int>(*environment.rank), size = static_cast<int>(*environment.world_size);
@@ -163,7 +169,7 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   const auto served = std::make_shared<ServedStore>();
   if (point.served_here) served->server = serve(point, secret.text);
   if (made) made->publish();
-  served->store = reach(point, secret, timeout_s);
+  served->store = reach(point, secret, timeout_s, while_waiting);
   std::shared_ptr<Store> store(served, served->store.get());
   const bool one_machine = environment.world_size == environment.local_world_size;
   TESSERA_ENSURE(
@@ -173,7 +179,8 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
       ", which other machines cannot reach: set MASTER_ADDR to the number of its address");
   const GlooOptions gloo{.comm = options,
                          .address = environment.comm_address.value_or(""),
-                         .job = "world-" + std::to_string(environment.restart)};
+                         .job = "world-" + std::to_string(environment.restart),
+                         .while_waiting = while_waiting};
   return make_gloo_communicator(std::move(store), rank, size, gloo);
 }
 

@@ -20,7 +20,7 @@ struct LaunchSettings {
   std::optional<std::int64_t> max_restarts, threads_per_process;
   std::optional<std::string> log_dir, secret_file;
   std::optional<bool> allow_secret_mode;  ///< a secret_file that others can read is taken
-  std::optional<double> grace_s, join_timeout_s;
+  std::optional<double> grace_s, join_timeout_s, restart_delay_s;
   std::optional<bool> cpu, quiet;
   std::optional<bool> pin_cores;  ///< each worker keeps to its share of the machine's cores
   /// As in an `accelerate config` file: NO, MULTI_CPU, MULTI_GPU or MEGATRON_LM.

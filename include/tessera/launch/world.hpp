@@ -7,6 +7,7 @@
 
 #include "tessera/base/env.hpp"
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/store.hpp"
 
 namespace tessera {
 
@@ -18,8 +19,10 @@ namespace tessera {
 /// in a file that only this user can read until all have come; on several machines there is none, see
 /// `warning_of_open_world`. Errors: ConfigError when it is not known where to meet, TESSERA_REQUIRE_SECRET
 /// asks for a secret, or that file's folder is somebody else's; IoError when the port or address cannot be
-/// had; CommunicationError naming the ranks that do not come within timeout_s.
-std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s);
+/// had; CommunicationTimeout naming the ranks that do not come within timeout_s. `while_waiting`: see
+/// WhileWaiting, here and in everything that the communicator waits for.
+std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s,
+                                            const WhileWaiting& while_waiting = {});
 
 /// What a person should know before `connect_world` meets the others over a network without a secret, as one
 /// sentence; empty where there is nothing to say. Errors: ConfigError as there.
