@@ -78,6 +78,7 @@ PYBIND11_MODULE(_C, module) {
   bind_data(module);
   bind_dlpack(module);
   bind_engine(module);
+  bind_flight(module);
   module.def("environment", &environment, "What a launcher told this process.");
   module.def("cuda_devices", &device_names, "Names of the GPUs this process can use.");
   // A run lasts hours: the interpreter lock is released, and SIGINT belongs to the C++ side meanwhile.

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <iostream>
 #include <memory>
@@ -10,12 +11,36 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
+#include "tessera/engine/watchdog.hpp"
 #include "tessera/launch/launch.hpp"
 #include "tessera/launch/settings.hpp"
 #include "tessera/launch/world.hpp"
 
 namespace tessera::cli {
 namespace {
+
+/// SIGUSR2 asks for a dump of what this rank does; the watchdog's thread looks here.
+std::atomic<bool> dump_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void request_dump(int) { dump_requested = true; }
+
+bool take_dump_request() { return dump_requested.exchange(false); }
+
+/// For the watchdog's thread: nothing that a hanging thread may hold is touched.
+void say(const std::string& text) {
+  const std::string line = text + "\n";
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t wrote = write(STDERR_FILENO, line.data() + done, line.size() - done);
+    if (wrote <= 0) return;
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+[[noreturn]] void end_hung(const std::string& message) {
+  say("error: " + message);
+  _exit(kHungExitCode);
+}
 
 /// SIGINT and SIGTERM end the run after the step; a second one ends the process at once.
 volatile std::sig_atomic_t stop_requested = 0;
@@ -40,10 +65,13 @@ class StopSignals {
     action.sa_flags = SA_ONSTACK | SA_RESTART;
     sigaction(SIGINT, &action, &old_int_);
     sigaction(SIGTERM, &action, &old_term_);
+    action.sa_handler = request_dump;
+    sigaction(SIGUSR2, &action, &old_usr2_);
   }
   ~StopSignals() {
     sigaction(SIGINT, &old_int_, nullptr);
     sigaction(SIGTERM, &old_term_, nullptr);
+    sigaction(SIGUSR2, &old_usr2_, nullptr);
     sigaltstack(&old_stack_, nullptr);
   }
   StopSignals(const StopSignals&) = delete;
@@ -53,7 +81,7 @@ class StopSignals {
   std::vector<char> stack_;
   stack_t old_stack_{};
   struct sigaction old_int_ {
-  }, old_term_{};
+  }, old_term_{}, old_usr2_{};
 };
 
 struct TrainArguments {
@@ -138,6 +166,9 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
   hooks.should_stop = [] { return stop_requested != 0; };
+  hooks.on_hang = end_hung;
+  hooks.on_dump = say;
+  hooks.dump_asked = take_dump_request;
   const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world);
   if (result.interrupted) program.exit_code = 128 + (stop_requested != 0 ? stop_requested : SIGINT);
   if (!first) return;

@@ -147,6 +147,7 @@ class GlooCommunicator : public Communicator {
   void abort(const std::string& reason) override { fabric_->fail(reason); }
   void leave() override { fabric_->leave(); }
   std::string failure() const override { return fabric_->failure(); }
+  std::vector<int> members() const override { return group_->ranks; }
 
  protected:
   Pending start(const ExecCtx& ctx, Request request) override {
@@ -208,6 +209,7 @@ class GlooCommunicator : public Communicator {
     const GlooCall call = call_of(request);
     group_->called(call);
     auto state = std::make_shared<PostedExchange>(fabric_, group_, call, options().timeout_s);
+    if (request.started) request.started();
     state->post(std::move(request.transfers), std::move(request.finished));
     return Pending(std::move(state));
   }
@@ -241,6 +243,7 @@ class GlooCommunicator : public Communicator {
       std::exception_ptr error;
       try {
         call.ready.synchronize();
+        if (call.request.started) call.request.started();
         run(call);
         if (call.request.finished) call.request.finished(now_s());
       } catch (...) {

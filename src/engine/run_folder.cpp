@@ -19,13 +19,14 @@ bool identifies_run(const std::string& key) {
          key == "training.precision" || key == "optimizer.name" || key == "data.split";
 }
 
-/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, and the
-/// lock of one that was killed there, do not count.
+/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, the lock
+/// of one that was killed there, and the dumps of one that hung there before its first step do not count.
 bool is_empty_folder(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) return !std::filesystem::exists(folder);
   const std::filesystem::directory_iterator entries(folder);
   return std::all_of(begin(entries), end(entries), [](const auto& entry) {
-    return entry.path().filename() == "ranks" || entry.path().filename() == kRunLockName;
+    const std::filesystem::path name = entry.path().filename();
+    return name == "ranks" || name == "flight" || name == kRunLockName;
   });
 }
 

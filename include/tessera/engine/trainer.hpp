@@ -29,6 +29,9 @@ struct TrainHooks {
   std::function<void(const std::string& table)> on_profile;
   /// Asked after every step: true ends the run (after saving, if checkpoint.on_interrupt).
   std::function<bool()> should_stop;
+  /// Of the run's watchdog (watchdog.hpp): on every rank, from its thread.
+  std::function<void(const std::string&message)> on_hang, on_dump;
+  std::function<bool()> dump_asked;
 };
 
 struct TrainResult {
@@ -41,7 +44,8 @@ struct TrainResult {
 /// Trains as `config` (resolved) says, going on from the last whole checkpoint if there is one and
 /// checkpoint.resume allows it. `world`: all ranks of the job, null = this one alone; every rank calls train
 /// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
-/// (should_stop is asked on every rank: one that says yes stops all). Errors: ConfigError, DataError,
+/// (should_stop is asked on every rank: one that says yes stops all). A Watchdog with parallel.timeout_s
+/// watches each rank; its dumps go to logging.dir/flight. Errors: ConfigError, DataError,
 /// CheckpointError, IoError, TrainingError, CommunicationError; a rank that fails ends the others' waits.
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world = nullptr);

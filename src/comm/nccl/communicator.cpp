@@ -24,6 +24,7 @@ class NcclCommunicator : public Communicator {
 
   void abort(const std::string& reason) override { job_->fail(reason); }
   std::string failure() const override { return job_->failure(); }
+  std::vector<int> members() const override { return names_; }
 
  protected:
   Pending start(const ExecCtx& ctx, Request request) override;
