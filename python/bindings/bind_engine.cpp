@@ -99,10 +99,12 @@ class PyEngine {
         return it->second;
       };
     }
+    const std::shared_ptr<FlightRecorder> flight = world->flight();
     if (world->size() == 1) world = nullptr;
     world_ = world;
     ops::set_gemm_tables(gemm_tables(read_environment()));
     engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups));
+    engine_->ctx().stream->set_flight(flight);
     find_head();
   }
 

@@ -16,5 +16,6 @@ void bind_comm(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
+void bind_flight(pybind11::module_& module);
 
 }  // namespace tessera::bindings

@@ -79,6 +79,7 @@ PYBIND11_MODULE(_C, module) {
   bind_data(module);
   bind_dlpack(module);
   bind_engine(module);
+  bind_flight(module);
   module.def("environment", &environment, "What a launcher told this process.");
   module.def(
       "exit_codes",

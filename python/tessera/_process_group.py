@@ -42,6 +42,7 @@ class _Connection:
     """The world of this process: kept when states are reset, as its peers keep theirs."""
 
     world: Any = None
+    watchdog: Any = None
     pid = 0
     users: Any = weakref.WeakSet()
     ends_in = 0  # the process whose end is awaited
@@ -78,12 +79,20 @@ def connect(timeout_s: float) -> Any:
         warning = native().warning_of_open_world()
         _Connection.world = native().connect_world(timeout_s)
         _Connection.pid = os.getpid()
+        _Connection.watchdog = native().Watchdog(_Connection.world, timeout_s, "flight")
+        native().dump_on_signal()
         if warning and _Connection.world.rank == 0:
             logging.getLogger("tessera").warning(warning)
         _await_the_end()
         if _Connection.world.size > 1:
             tell_others_at_the_end(_Connection.world)
     return _Connection.world
+
+
+def write_dumps_to(folder: Any) -> None:
+    """Where this rank's watchdog writes what it was doing when it hung, when others were lost, or on SIGUSR2."""
+    if connected_ranks() > 0 and _Connection.watchdog is not None:
+        _Connection.watchdog.set_folder(os.path.join(os.fspath(folder), "flight"))
 
 
 def connected_ranks() -> int:
@@ -93,9 +102,11 @@ def connected_ranks() -> int:
 
 def disconnect() -> None:
     """Parts from the other processes: calls on any of their groups fail from now on."""
+    if connected_ranks() > 0 and _Connection.watchdog is not None:
+        _Connection.watchdog.close()
     if connected_ranks() > 1:
         _Connection.world.leave()
-    _Connection.world = None
+    _Connection.world = _Connection.watchdog = None
 
 
 def abort(reason: str) -> None:

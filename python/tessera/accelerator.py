@@ -12,6 +12,7 @@ from tessera._accelerator_foreign import Foreign
 from tessera._accelerator_processes import Processes
 from tessera._accelerator_trackers import Trackers
 from tessera._preemption import Preemption
+from tessera._process_group import write_dumps_to
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 from tessera.state import AcceleratorState, GradientState, PartialState
@@ -63,6 +64,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
             deepspeed_plugin=deepspeed_plugins or deepspeed_plugin, fsdp_plugin=fsdp_plugin, torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin, parallelism_config=parallelism_config, _from_accelerator=True,
             **({} if init is None else init.to_kwargs()))
+        write_dumps_to(self.project_configuration.logging_dir or self.project_configuration.project_dir or ".")
         self.scaler_handler = handlers.get(GradScalerKwargs)
         self.autocast_handler = handlers.get(AutocastKwargs)
         self.profile_handler = handlers.get(ProfileKwargs)

@@ -38,6 +38,7 @@ void add_generate(CLI::App& app, Program& program);
 void add_convert(CLI::App& app, Program& program);
 void add_checkpoint(CLI::App& app, Program& program);
 void add_env(CLI::App& app, Program& program);
+void add_flight(CLI::App& app, Program& program);
 /// Runs `python -m tessera COMMAND ARGS...` in a child that imports nothing from the current folder, and
 /// returns its exit code, 127 if it cannot be run. `quiet`: without what it says on stderr.
 int run_python(const std::string& python, const std::string& name, const std::vector<std::string>& arguments,

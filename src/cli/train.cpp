@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <iostream>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
+#include "tessera/engine/watchdog.hpp"
 #include "tessera/launch/launch.hpp"
 #include "tessera/launch/progress.hpp"
 #include "tessera/launch/settings.hpp"
@@ -18,6 +20,29 @@
 
 namespace tessera::cli {
 namespace {
+
+/// SIGUSR2 asks for a dump of what this rank does; the watchdog's thread looks here.
+std::atomic<bool> dump_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void request_dump(int) { dump_requested = true; }
+
+bool take_dump_request() { return dump_requested.exchange(false); }
+
+/// For the watchdog's thread: nothing that a hanging thread may hold is touched.
+void say(const std::string& text) {
+  const std::string line = text + "\n";
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t wrote = write(STDERR_FILENO, line.data() + done, line.size() - done);
+    if (wrote <= 0) return;
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+[[noreturn]] void end_hung(const std::string& message) {
+  say("error: " + message);
+  _exit(exit_code::kNoAnswer);
+}
 
 /// What came: Ctrl-C, or a request to make room. Both end the run after the step.
 volatile std::sig_atomic_t interrupt_requested = 0, preemption_requested = 0;
@@ -29,6 +54,11 @@ void request_interrupt(int signal_number) {
 
 /// A scheduler may send several of them, to the launcher and to each rank: only Ctrl-C ends a save.
 void request_preemption(int) { preemption_requested = 1; }
+
+void (*handler_of(int signal_number))(int) {
+  if (signal_number == SIGINT) return request_interrupt;
+  return signal_number == SIGUSR2 ? request_dump : request_preemption;
+}
 
 /// The handler gets a stack of its own: while oneDNN's sgemm runs, the stack pointer may point into the heap
 /// (seen with 2.6.3), and a handler's frame there would overwrite other people's memory.
@@ -43,7 +73,7 @@ class StopSignals {
     struct sigaction action {};
     action.sa_flags = SA_ONSTACK | SA_RESTART;
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
-      action.sa_handler = kSignals[i] == SIGINT ? request_interrupt : request_preemption;
+      action.sa_handler = handler_of(kSignals[i]);
       sigaction(kSignals[i], &action, &old_[i]);
     }
   }
@@ -55,7 +85,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
  private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
   std::vector<char> stack_;
   stack_t old_stack_{};
   std::array<struct sigaction, kSignals.size()> old_{};
@@ -145,6 +175,9 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
   hooks.should_stop = [] { return interrupt_requested != 0; };
   hooks.should_preempt = [] { return preemption_requested != 0; };
+  hooks.on_hang = end_hung;
+  hooks.on_dump = say;
+  hooks.dump_asked = take_dump_request;
   const ProgressReporter progress_of_job(environment);
   hooks.on_progress = [&](std::int64_t step) { progress_of_job.step(step); };
   hooks.on_saved = [&](std::int64_t step, double seconds) { progress_of_job.saved(step, seconds); };

@@ -9,6 +9,7 @@
 #include "comm/reduce.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/comm/placement.hpp"
+#include "tessera/device/flight.hpp"
 #include "tessera/device/trace.hpp"
 
 namespace tessera {
@@ -73,20 +74,32 @@ struct Communicator::Counters {
   mutable std::mutex mutex;
   CommStats stats;
   std::uint64_t collectives = 0, exchanges = 0;
+  int flight_group = -1;  ///< of the recorder below
+  std::weak_ptr<FlightRecorder> flight_group_of;
+};
+
+/// An operation of the rank's flight recorder; null: it has none.
+struct Communicator::Recorded {
+  std::shared_ptr<FlightRecorder> recorder;
+  std::uint64_t number = 0;
 };
 
 /// Measures how long a wait blocks. `call`: what a trace is told that is waited for; empty if it began before
 /// the trace.
 class Communicator::Waiting : public Pending::State {
  public:
-  Waiting(Pending inner, std::shared_ptr<Counters> counters, std::string call)
-      : inner_(std::move(inner)), counters_(std::move(counters)), call_(std::move(call)) {}
+  Waiting(Pending inner, std::shared_ptr<Counters> counters, std::string call, Recorded recorded)
+      : inner_(std::move(inner)),
+        counters_(std::move(counters)),
+        call_(std::move(call)),
+        recorded_(std::move(recorded)) {}
   bool done() const override { return inner_.done(); }
   void wait(const ExecCtx& ctx) override {
     const TraceSpan span(*ctx.stream, [&] {
       return Work{WorkKind::communication, "wait " + (call_.empty() ? "for what began before" : call_)};
     });
     if (inner_.done()) return inner_.wait(ctx);
+    const FlightWait waits(recorded_.recorder.get(), recorded_.number);
     const Stopwatch stopwatch{*counters_};
     inner_.wait(ctx);
   }
@@ -103,6 +116,7 @@ class Communicator::Waiting : public Pending::State {
   Pending inner_;
   std::shared_ptr<Counters> counters_;
   std::string call_;
+  Recorded recorded_;
 };
 
 void Pending::wait(const ExecCtx& ctx) const {
@@ -202,6 +216,38 @@ std::uint64_t Communicator::next_sequence(Operation operation) {
   return operation == Operation::exchange ? counters_->exchanges++ : counters_->collectives++;
 }
 
+Communicator::Recorded Communicator::record(const Request& request, std::uint64_t bytes) {
+  if (!options_.flight) return {};
+  const bool exchanges = request.operation == Operation::exchange;
+  const Transfer* const first = request.transfers.empty() ? nullptr : &request.transfers.front();
+  const Tensor& tensor = first != nullptr ? first->tensor : request.in;
+  FlightOperation what{.kind = FlightOperation::Kind::communication,
+                       .name = exchanges && first != nullptr && request.transfers.size() == 1
+                                   ? (first->kind == Transfer::Kind::send ? "send" : "recv")
+                                   : name_of(request.operation),
+                       .peer = first != nullptr ? first->peer : -1,
+                       .sequence = request.sequence,
+                       .bytes = bytes};
+  if (tensor) {
+    what.dtype = tessera::name_of(tensor.dtype()).data();
+    for (const std::int64_t n : tensor.shape().dims()) {
+      if (what.dims < static_cast<int>(what.shape.size()))
+        what.shape[static_cast<std::size_t>(what.dims++)] = n;
+    }
+  }
+  what.group = flight_group();
+  return {options_.flight, options_.flight->add(what, FlightRecord::State::queued)};
+}
+
+int Communicator::flight_group() {
+  const std::lock_guard lock(counters_->mutex);
+  if (counters_->flight_group_of.lock() != options_.flight) {
+    counters_->flight_group = options_.flight->add_group(name_, members());
+    counters_->flight_group_of = options_.flight;
+  }
+  return counters_->flight_group;
+}
+
 Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t bytes) {
   request.sequence = next_sequence(request.operation);
   if (size_ == 1) {
@@ -212,9 +258,20 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
   const Work work{.kind = WorkKind::communication,
                   .name = trace ? detail::concat(name_of(request.operation), " ", name_) : "",
                   .bytes = static_cast<double>(bytes)};
+  const Recorded recorded = record(request, bytes);
+  if (recorded.recorder) {
+    request.started = [recorded] {
+      recorded.recorder->begin(recorded.number, FlightOperation::Kind::communication);
+    };
+    request.finished = [recorded](double) {
+      recorded.recorder->end(recorded.number, FlightOperation::Kind::communication);
+    };
+  }
   if (options_.on_event || trace) {
     const CommEvent event{name_, name_of(request.operation), request.sequence, now_s(), 0};
-    request.finished = [event, work, trace, report = options_.on_event](double end_s) {
+    request.finished = [event, work, trace, report = options_.on_event,
+                        noted = std::move(request.finished)](double end_s) {
+      if (noted) noted(end_s);
       if (trace) trace->add("communication " + event.group, {work, event.begin_s, end_s});
       CommEvent finished = event;
       finished.end_s = end_s;
@@ -229,7 +286,7 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
   Pending pending = start(ctx, std::move(request));
   const std::lock_guard lock(counters_->mutex);
   counters_->stats.bytes_sent += bytes;
-  return Pending(std::make_shared<Waiting>(std::move(pending), counters_, work.name));
+  return Pending(std::make_shared<Waiting>(std::move(pending), counters_, work.name, recorded));
 }
 
 Pending Communicator::all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op, const Where& where) {
@@ -328,7 +385,16 @@ void Communicator::barrier(const ExecCtx& ctx, const Where& where) {
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string& name,
                                                   const Where& where) {
   const std::uint64_t sequence = next_sequence(Operation::split);
-  if (size_ > 1) return do_split(color, key, name, sequence, where);
+  if (size_ > 1) {
+    Request request;
+    request.operation = Operation::split;
+    request.sequence = sequence;
+    const Recorded recorded = record(request, 0);
+    const FlightWait waits(recorded.recorder.get(), recorded.number);
+    auto group = do_split(color, key, name, sequence, where);
+    if (recorded.recorder) recorded.recorder->end(recorded.number, FlightOperation::Kind::communication);
+    return group;
+  }
   return color < 0 ? nullptr : make_self_communicator(name, options_);
 }
 
@@ -344,6 +410,7 @@ std::shared_ptr<Communicator> Communicator::split_on(Communicator& other, int co
 
 void Communicator::make_helper(Communicator& other, double timeout_s) {
   other.options_.on_event = nullptr;
+  other.options_.flight = nullptr;
   other.set_timeout(timeout_s);
 }
 

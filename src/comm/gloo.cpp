@@ -166,6 +166,7 @@ class GlooCommunicator : public Communicator, public Heartbeats {
   void leave() override { fabric_->leave(); }
   void heartbeat() override { fabric_->heartbeat(); }
   std::string failure() const override { return fabric_->failure(); }
+  std::vector<int> members() const override { return group_->ranks; }
 
  protected:
   Pending start(const ExecCtx& ctx, Request request) override {
@@ -227,6 +228,7 @@ class GlooCommunicator : public Communicator, public Heartbeats {
     const GlooCall call = call_of(request);
     group_->called(call);
     auto state = std::make_shared<PostedExchange>(fabric_, group_, call, options().timeout_s);
+    if (request.started) request.started();
     state->post(std::move(request.transfers), std::move(request.finished));
     return Pending(std::move(state));
   }
@@ -260,6 +262,7 @@ class GlooCommunicator : public Communicator, public Heartbeats {
       std::exception_ptr error;
       try {
         call.ready.synchronize();
+        if (call.request.started) call.request.started();
         run(call);
         if (call.request.finished) call.request.finished(now_s());
       } catch (...) {

@@ -5,6 +5,7 @@
 namespace tessera {
 
 void heartbeat(Communicator& group) {
+  if (const auto& flight = group.flight()) flight->note_progress();
   if (auto* beats = dynamic_cast<Heartbeats*>(&group)) beats->heartbeat();
 }
 

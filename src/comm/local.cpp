@@ -41,6 +41,8 @@ void LocalCommunicator::heartbeat() { group_->heartbeat(); }
 
 std::string LocalCommunicator::failure() const { return group_->failure(); }
 
+std::vector<int> LocalCommunicator::members() const { return group_->ranks(); }
+
 void LocalCommunicator::set_timeout(double seconds) {
   Communicator::set_timeout(seconds);
   group_->set_timeout(seconds);

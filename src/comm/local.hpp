@@ -32,6 +32,7 @@ class LocalCommunicator : public Communicator, public Heartbeats {
   void abort(const std::string& reason) override;
   void heartbeat() override;
   std::string failure() const override;
+  std::vector<int> members() const override;
 
  protected:
   void set_timeout(double seconds) override;
@@ -91,6 +92,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   /// `ranks`: the members' ranks in the first group, by which messages name them.
   LocalGroup(std::string name, std::vector<int> ranks, const CommOptions& options);
   int size() const { return static_cast<int>(ranks_.size()); }
+  const std::vector<int>& ranks() const { return ranks_; }
 
   /// The collective with this number. Errors: CommunicationError after abort.
   std::shared_ptr<LocalCollective> enter(std::uint64_t sequence);

@@ -5,7 +5,6 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 #include "tessera/data/sampler.hpp"
 
@@ -25,7 +24,6 @@ struct DataLoader::State {
   std::exception_ptr error;
   bool finished = false;
   bool stopping = false;
-  std::thread thread;
 
   std::int64_t local_size() const { return options.global_batch_size / options.data_parallel_size; }
   void fill(Batch& batch, std::int64_t at, std::int64_t index) const;
@@ -110,17 +108,19 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
   TESSERA_CHECK(options.data_parallel_rank >= 0 && options.data_parallel_rank < options.data_parallel_size,
                 "data_parallel_rank ", options.data_parallel_rank, " of ", options.data_parallel_size);
   TESSERA_CHECK(options.consumed_samples >= 0, "consumed_samples = ", options.consumed_samples);
-  state_ = std::make_unique<State>(std::move(dataset), options);
-  state_->thread = std::thread([state = state_.get()] { state->run(); });
+  state_ = std::make_shared<State>(std::move(dataset), options);
+  thread_ = std::thread([state = state_] { state->run(); });
 }
 
 DataLoader::~DataLoader() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-    state_->changed.notify_all();
-  }
-  state_->thread.join();
+  constexpr std::chrono::seconds kPatience{1};  // far more than reading a sample takes
+  std::unique_lock lock(state_->mutex);
+  state_->stopping = true;
+  state_->changed.notify_all();
+  const bool ends = state_->changed.wait_for(lock, kPatience, [&] { return state_->finished; });
+  lock.unlock();
+  // What a thread that hangs in the system touches is its own and shared with nobody who goes.
+  ends ? thread_.join() : thread_.detach();
 }
 
 std::optional<Batch> DataLoader::next() {

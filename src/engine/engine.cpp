@@ -5,6 +5,7 @@
 
 #include "engine/passes.hpp"
 #include "engine/stage.hpp"
+#include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -68,6 +69,23 @@ Tensor finish_gradient(const ExecCtx& ctx, Tensor gradient, const Tensor& loss_s
   return dtype == DType::f32 ? gradient : ops::cast(ctx, gradient, dtype);
 }
 
+/// While the caller's own code runs inside of a call, its time is the caller's.
+class CallersTurn {
+ public:
+  CallersTurn(FlightRecorder* flight, const char* call) : flight_(flight), call_(call) {
+    if (flight_ != nullptr) flight_->close_call();
+  }
+  ~CallersTurn() {
+    if (flight_ != nullptr) flight_->open_call(call_);
+  }
+  CallersTurn(const CallersTurn&) = delete;
+  CallersTurn& operator=(const CallersTurn&) = delete;
+
+ private:
+  FlightRecorder* flight_;
+  const char* call_;
+};
+
 }  // namespace
 
 /// A batch whose tapes wait for a gradient.
@@ -82,6 +100,7 @@ struct Engine::StepUnderWay {
   Spans update;
   StepReport report;
   std::vector<ExecutedAction> executed = {};
+  std::uint64_t launched = 0;  ///< operations of the flight recorder so far
 };
 
 EngineOptions EngineOptions::from(const Config& config) {
@@ -128,6 +147,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       graph_(options.cuda_graph != GraphUse::off && options.trainable && !ctx_.device().is_cpu()
                  ? std::make_unique<StreamGraph>(ctx_.stream)
                  : nullptr) {
+  if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");
 }
@@ -135,6 +155,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
 Engine::~Engine() = default;
 
 StepReport Engine::step(const Batch& batch) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::step()");
   TESSERA_CHECK(steps_.empty(), "step() was called while ", steps_.size(),
                 " steps are under way: finish_step() takes their results");
   launch_step(batch);
@@ -173,6 +194,7 @@ Batch Engine::agreed(const Batch& batch, const char* call, bool needs_labels) co
 }
 
 void Engine::launch_step(const Batch& batch) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::launch_step()");
   const std::vector<AxisTraffic> before = traffic();
   auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
   if (step->passes.targets == 0) {
@@ -188,10 +210,12 @@ void Engine::launch_step(const Batch& batch) {
   step->executed = executor_.executed();
   step->report.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
   step->report.traffic = since(before);
+  if (const auto& flight = ctx_.stream->flight()) step->launched = flight->next();
   steps_.push_back(std::move(step));
 }
 
 StepReport Engine::finish_step() {
+  const FlightCall open(ctx_.stream->flight(), "Engine::finish_step()");
   TESSERA_CHECK(!steps_.empty(), "finish_step() needs a launch_step() before it");
   const std::unique_ptr<StepUnderWay> step = std::move(steps_.front());
   steps_.pop_front();
@@ -204,6 +228,7 @@ StepReport Engine::finish_step() {
     result.traffic[i].wait_s += more[i].wait_s;
   }
   result.update = finish_update(scheduled_lr());
+  if (const auto& flight = ctx_.stream->flight()) flight->reached(step->launched);
   result.times.forward = step->passes.forward.seconds();
   result.times.backward = step->passes.backward.seconds();
   result.times.update = step->update.seconds();
@@ -212,25 +237,31 @@ StepReport Engine::finish_step() {
 }
 
 double Engine::forward_backward(const Batch& batch, double factor) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::forward_backward()");
   const PassesUnderWay passes = launch_passes(batch);
   params_->add_call(factor);
   return read_loss(passes);
 }
 
 Engine::Call Engine::open_call(const Batch& batch) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::open_call()");
   const PassesUnderWay passes = launch_passes(batch);
   calls_[++last_call_] = Tensor();
   return {last_call_, read_loss(passes)};
 }
 
 Engine::Call Engine::open_call(const Batch& given, Output output, const LossFunction& loss) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::open_call()");
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   const Batch batch = agreed(given, "Engine::open_call()", output == Output::token_losses);
   std::unique_ptr<Stage> stage;
   const auto gradient = [&](int micro_batch, const Tensor& value) {
     const Part samples = stage->samples(micro_batch);
     const Tensor seen = batch_major(ctx_, value, samples.count, batch.seq_length);
-    const Tensor grad = loss(micro_batch, samples, seen);
+    const Tensor grad = [&] {
+      const CallersTurn turn(ctx_.stream->flight().get(), "Engine::open_call()");
+      return loss(micro_batch, samples, seen);
+    }();
     TESSERA_CHECK(grad && grad.dtype() == DType::f32 && grad.shape() == seen.shape(),
                   "the gradient of a loss by outputs of shape ", seen.shape(), " has the shape ",
                   grad.shape(), " and dtype ", grad.dtype());
@@ -265,6 +296,7 @@ void Engine::drop_call(std::int64_t number) {
 }
 
 Tensor Engine::forward(const Batch& given, Output output) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::forward()");
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   auto next = std::make_unique<Forwarded>();
   next->batch = agreed(given, "Engine::forward()", output == Output::token_losses);
@@ -278,6 +310,7 @@ Tensor Engine::forward(const Batch& given, Output output) {
 }
 
 Tensor Engine::predict(const Batch& given, Output output) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::predict()");
   const Batch batch = agreed(given, "Engine::predict()", output == Output::token_losses);
   const auto stage =
       make_stage(batch, {.output = of(output), .training = false, .record = false, .keep_outputs = true});
@@ -298,6 +331,7 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
 }
 
 void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> number) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::backward()");
   const auto forwarded = forwarded_.find(number.value_or(forwards_));
   TESSERA_CHECK(forwarded != forwarded_.end(),
                 "backward() needs a forward() that was not used or dropped, since the last update()");
@@ -345,6 +379,7 @@ void Engine::check_can_update() const {
 }
 
 UpdateResult Engine::update() {
+  const FlightCall open(ctx_.stream->flight(), "Engine::update()");
   check_can_update();
   const std::int64_t updates = optimizer_->updates();
   const UpdateRates rates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
@@ -354,6 +389,7 @@ UpdateResult Engine::update() {
 }
 
 UpdateResult Engine::update(std::span<const UpdateRates> rates, bool agreed) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::update()");
   check_can_update();
   if (!agreed) agree_on_rates(rates, mesh_->world());
   settle_trained();
@@ -405,6 +441,7 @@ double Engine::evaluate(const Batch& batch) {
 }
 
 Engine::LossSum Engine::evaluate_sum(const Batch& given) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::evaluate()");
   const Batch batch = agreed(given, "Engine::evaluate()", true);
   const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
   run(*stage, true);

@@ -10,6 +10,7 @@
 
 #include "engine/stage.hpp"
 #include "tessera/base/clock.hpp"
+#include "tessera/device/flight.hpp"
 #include "tessera/ops/reduce.hpp"
 
 namespace tessera {
@@ -80,7 +81,9 @@ Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, S
     if (graph->stats().launched > 0 && !graph->knows(shape) && !graph->knows(first)) tell_of_new_shape(shape);
     graph->run(samples_this_step_ == 0 ? first : shape, launch, before_launch);
   }
-  return {std::move(loss_sum), targets, stage->forward_spans(), stage->backward_spans()};
+  const auto& flight = ctx_.stream->flight();
+  return {std::move(loss_sum), targets, stage->forward_spans(), stage->backward_spans(),
+          flight ? flight->next() : 0};
 }
 
 void Engine::tell_of_new_shape(const std::string& shape) {
@@ -93,7 +96,9 @@ void Engine::tell_of_new_shape(const std::string& shape) {
 }
 
 double Engine::read_loss(const PassesUnderWay& passes) const {
-  return sum_over_data(passes.loss_sum.value<double>()) / passes.targets;
+  const auto sum = passes.loss_sum.value<double>();
+  if (const auto& flight = ctx_.stream->flight()) flight->reached(passes.launched);
+  return sum_over_data(sum) / passes.targets;
 }
 
 /// A step's passes several times over, plainly and as a graph, of which the last count: graphs are used from

@@ -10,6 +10,7 @@ struct Engine::PassesUnderWay {
   HostCopy loss_sum;
   double targets = 0;
   Spans forward, backward;
+  std::uint64_t launched = 0;  ///< operations of the flight recorder so far
 };
 
 }  // namespace tessera

@@ -19,14 +19,14 @@ bool identifies_run(const std::string& key) {
          key == "training.precision" || key == "optimizer.name" || key == "data.split";
 }
 
-/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, and what
-/// one leaves that was killed then, do not count.
+/// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, what one
+/// leaves that was killed then, and the dumps of one that hung there before its first step do not count.
 bool is_empty_folder(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) return !std::filesystem::exists(folder);
   const std::filesystem::directory_iterator entries(folder);
   return std::all_of(begin(entries), end(entries), [](const auto& entry) {
     const std::string name = entry.path().filename().string();
-    return name == "ranks" || name.starts_with(kRunLockName) ||
+    return name == "ranks" || name == "flight" || name.starts_with(kRunLockName) ||
            name == checkpoint_detail::incomplete_name(kRunIdentityName);
   });
 }
@@ -95,7 +95,8 @@ RunFolder::RunFolder(const Config& config, const Logger& log, const RunFolderOpt
   locks_.emplace_back(dir, log, RunLockTimes{}, options.on_wait);
   write_identity(dir, identify_run(config));
   make_folder(root_);
-  if (!std::filesystem::equivalent(dir, root_)) locks_.emplace_back(root_, log, RunLockTimes{}, options.on_wait);
+  if (!std::filesystem::equivalent(dir, root_))
+    locks_.emplace_back(root_, log, RunLockTimes{}, options.on_wait);
   identity_ = identify_run(config);  // now that nobody else can change it
   write_identity(root_, identity_);
   if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {

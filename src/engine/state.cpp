@@ -10,6 +10,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/heartbeat.hpp"
+#include "tessera/device/flight.hpp"
 #include "tessera/engine/moments.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -26,6 +27,11 @@ std::string describe(const Placement& placement) {
   return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
 }
 
+/// A box more was read or written: whoever watches this rank sees that it gets on.
+void note_progress(const ExecCtx& ctx) {
+  if (const auto& flight = ctx.stream->flight()) flight->note_progress();
+}
+
 /// Appends boxes that are read from the device one by one, times `factor`.
 void add_boxes(std::vector<CheckpointTensor>& shard, const ExecCtx& ctx, const StatePiece& piece,
                double factor = 1) {
@@ -36,6 +42,7 @@ void add_boxes(std::vector<CheckpointTensor>& shard, const ExecCtx& ctx, const S
                      .slice = {place.global, place.shape},
                      .placement = describe(piece.parameter->placement()),
                      .read = [ctx, values = values, factor] {
+                       note_progress(ctx);
                        Tensor box = values.read(ctx);
                        if (factor != 1) {
                          box = Tensor::empty(ctx, box.shape(), DType::f32);
@@ -157,6 +164,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
 
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
                                   const SaveOptions& given, const StateParts& parts) {
+  const FlightCall open(engine.ctx().stream->flight(), "save_engine()");
   engine.params().wait_for_weights();
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
@@ -304,6 +312,7 @@ void check_pieces(const CheckpointReader& reader, const std::vector<StatePiece>&
 }  // namespace
 
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
+  const FlightCall open(engine.ctx().stream->flight(), "load_engine()");
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
   std::vector<StatePiece> wanted = engine.params().pieces(PieceSet::held);

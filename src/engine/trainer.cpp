@@ -19,6 +19,7 @@
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/run_facts.hpp"
 #include "tessera/engine/state.hpp"
+#include "tessera/engine/watchdog.hpp"
 #include "tessera/ops/backends.hpp"
 
 namespace tessera {
@@ -33,7 +34,7 @@ class TrainingRun {
         tokenizer_(std::move(tokenizer)),
         hooks_(hooks),
         log_(log),
-        world_(world ? std::move(world) : make_self_communicator()),
+        world_(std::move(world)),
         first_(world_->rank() == 0) {
     const std::string found = choose_checkpoint(restarted);
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
@@ -137,7 +138,9 @@ class TrainingRun {
             .micro_batch_size = config_.training.micro_batch_size,
             .data_parallel_rank = engine_->mesh().coordinates().dp,
             .data_parallel_size = engine_->mesh().shape().dp,
-            .consumed_samples = consumed_samples};
+            .consumed_samples = consumed_samples,
+            // Less than the others wait for this rank, so that they hear why it does not come.
+            .timeout_s = 0.9 * config_.parallel.timeout_s};
   }
 
   void announce() {
@@ -291,7 +294,10 @@ class TrainingRun {
 
   void report(const StepRecord& record) {
     folder_->refuse_if_seen_lost();
-    metrics_->write(record);
+    {
+      const FlightCall open(world_->flight(), "writing metrics.jsonl");
+      metrics_->write(record);
+    }
     if (hooks_.on_step) hooks_.on_step(record);
     if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(state_.step, *record.eval_loss);
   }
@@ -363,8 +369,14 @@ class TrainingRun {
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world, bool restarted) {
+  if (!world) world = make_self_communicator("world");
+  const Watchdog watchdog(world, {.timeout_s = config.parallel.timeout_s,
+                                  .folder = std::filesystem::path(config.logging.dir) / "flight",
+                                  .on_hang = hooks.on_hang,
+                                  .dump_asked = hooks.dump_asked,
+                                  .on_dump = hooks.on_dump});
   try {
-    if (world) agree_on_config(config, *world);
+    agree_on_config(config, *world);
     Config settled = settle_recompute(config, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
@@ -372,7 +384,7 @@ TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& l
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {
-    if (world) world->abort(error.what());
+    world->abort(error.what());
     throw;
   }
 }

@@ -4,15 +4,34 @@
 #include "kernels/api/launch.hpp"
 #include "ops/work.hpp"
 #include "tessera/device/exec_ctx.hpp"
+#include "tessera/device/flight.hpp"
 
 namespace tessera::ops::detail {
 
 template <typename Params>
 using Launcher = void (*)(const Params&, const kernels::Launch&);
 
+/// What a flight recorder keeps of a kernel: its name, and the sizes that its parameters have.
+template <typename Params>
+FlightOperation operation_of(const char* name, const Params& p) {
+  FlightOperation what{.name = name};
+  const auto add = [&](std::int64_t n) { what.shape[static_cast<std::size_t>(what.dims++)] = n; };
+  if constexpr (requires { p.m, p.n, p.k; }) {
+    add(p.m), add(p.n), add(p.k);
+  } else if constexpr (requires { p.shape.batch, p.shape.heads, p.shape.seq_q; }) {
+    add(p.shape.batch), add(p.shape.heads), add(p.shape.seq_q), add(p.shape.seq_k);
+  } else if constexpr (requires { p.rows, p.cols; }) {
+    add(p.rows), add(p.cols);
+  } else if constexpr (requires { p.n; }) {
+    add(p.n);
+  }
+  return what;
+}
+
 template <typename Params>
 void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, const char* name,
               const Params& params) {
+  const FlightSpan flight(*ctx.stream, [&] { return operation_of(name, params); });
   const TraceSpan span(*ctx.stream, [&] {
     Work work = work_of(params);
     if (work.name.empty()) work.name = name;

@@ -9,6 +9,7 @@
 #include "pipeline/label.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/flight.hpp"
 #include "tessera/device/trace.hpp"
 
 namespace tessera {
@@ -252,7 +253,15 @@ class StageRun {
     return std::move(handed.mapped());
   }
 
+  static FlightOperation pass_of(const Action& action) {
+    const char* const name = action.kind == Kind::forward           ? "forward"
+                             : action.kind == Kind::weight_gradient ? "weight gradients"
+                                                                    : "backward";
+    return {.name = name, .shape = {action.micro_batch, action.chunk}, .dims = 2};
+  }
+
   Tensor compute(const Action& action, Tensor input) {
+    const FlightSpan flight(*ctx_.stream, [&] { return pass_of(action); });
     const TraceSpan span(*ctx_.stream, [&] {
       return Work{WorkKind::scope, label_of(action, schedule_.chunks)};
     });

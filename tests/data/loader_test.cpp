@@ -1,7 +1,9 @@
 #include "tessera/data/loader.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "raw_files.hpp"
@@ -161,6 +163,40 @@ TEST(DataLoader, GivesUpOnASourceThatHangs) {
   auto data = std::make_shared<Numbers>(10, -1, 300);
   DataLoader loader(data, {.timeout_s = 0.02});
   mentions(message_of<IoError>([&] { loader.next(); }), {"0.02 s", "samples 0 to 1"});
+}
+
+/// A dataset on a disk that is dead from the second sample on, until the test revives it.
+class DeadDisk final : public Dataset {
+ public:
+  explicit DeadDisk(std::shared_future<void> revived) : revived_(std::move(revived)) {}
+  std::int64_t size() const override { return 100; }
+  std::int64_t seq_length() const override { return 2; }
+  void fetch(std::int64_t index, const SampleView& out) const override {
+    if (index > 0) revived_.wait();
+    std::fill(out.tokens.begin(), out.tokens.end(), static_cast<std::int32_t>(index));
+  }
+
+ private:
+  std::shared_future<void> revived_;
+};
+
+/// The thread that hangs in the system cannot be ended: it is left behind with all that it touches.
+TEST(DataLoader, AThreadThatHangsIsLeftBehind) {
+  std::promise<void> revive;
+  auto data = std::make_shared<DeadDisk>(revive.get_future().share());
+  const std::weak_ptr<DeadDisk> alive = data;
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    DataLoader loader(std::move(data), {.timeout_s = 0.2});
+    EXPECT_EQ(first_tokens(*loader.next()), Indices{0});
+    mentions(message_of<IoError>([&] { loader.next(); }), {"no batch within 0.2 s", "samples 1 to 2"});
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_FALSE(alive.expired());
+  revive.set_value();
+  for (int i = 0; i < 3000 && !alive.expired(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(alive.expired()) << "the thread did not end when the disk came back";
 }
 
 TEST(DataLoader, ImpossibleSizes) {

@@ -61,6 +61,12 @@ Environment read_environment();
 /// The same from "NAME=value" strings.
 Environment read_environment(std::span<const std::string> variables);
 
+/// Makes OpenMP's threads wait as those of a machine that is shared should: they spin for some 50
+/// microseconds, then sleep (GOMP_SPINCOUNT), where nobody has set GOMP_SPINCOUNT or OMP_WAIT_POLICY. By
+/// default libgomp's spin for whole time slices. libgomp reads the variable before main(), so it holds for
+/// programs started from here on. Returns whether it has set it. Not while other threads run.
+bool set_thread_waits();
+
 /// One variable that `read_environment` knows.
 struct EnvironmentVariable {
   const char* name;

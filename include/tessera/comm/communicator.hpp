@@ -21,6 +21,8 @@
 
 namespace tessera {
 
+class FlightRecorder;
+
 enum class ReduceOp { sum, max };
 
 /// An operation under way; copies share it. Default constructed: done.
@@ -84,6 +86,7 @@ struct CommOptions {
   /// Called after each operation, from any thread; does not throw. On the CPU before its wait returns, on
   /// CUDA shortly after the operation, at the latest before the communicator is gone.
   std::function<void(const CommEvent&)> on_event = {};
+  std::shared_ptr<FlightRecorder> flight = {};  ///< Communicator::set_flight
 };
 
 struct CallSignature;  // src/comm/check.hpp
@@ -101,6 +104,12 @@ class Communicator {
   /// What the group is for, as messages name it: "world", "tp", "dp", ...
   const std::string& name() const { return name_; }
   const CommOptions& options() const { return options_; }
+  /// The rank's flight recorder, told of every operation here and in groups that are split off from now on;
+  /// null, the default: none. While nothing is under way.
+  void set_flight(std::shared_ptr<FlightRecorder> flight) { options_.flight = std::move(flight); }
+  const std::shared_ptr<FlightRecorder>& flight() const { return options_.flight; }
+  /// The ranks of this group by their numbers in the first one; empty where nobody knows them.
+  virtual std::vector<int> members() const { return {}; }
 
   /// In place. f32, f64, bf16, f16, i32, i64.
   Pending all_reduce(const ExecCtx& ctx, const Tensor& x, ReduceOp op = ReduceOp::sum,
@@ -176,6 +185,8 @@ class Communicator {
     /// If set, called once when the operation has finished (not when it failed) and before its wait returns.
     /// The time is std::chrono::steady_clock's, seconds since its epoch. Outlives the communicator.
     std::function<void(double end_s)> finished;
+    /// If set, called once when the operation leaves the queue and begins, where there is a queue.
+    std::function<void()> started;
     /// Adds to CommStats::wait_s what a wait held up a stream. Outlives the communicator.
     std::function<void(double seconds)> held_up;
   };
@@ -202,9 +213,12 @@ class Communicator {
 
  private:
   struct Counters;
+  struct Recorded;
   class Waiting;
   Request prepare(Operation operation, const Tensor& in, const Tensor& out, const Where& where) const;
   std::uint64_t next_sequence(Operation operation);
+  Recorded record(const Request& request, std::uint64_t bytes);
+  int flight_group();
   Pending begin(const ExecCtx& ctx, Request request, std::uint64_t bytes);
   std::string call_text(const Request& request) const;
   void check_tensor(const Request& request, const Tensor& tensor, const char* what) const;

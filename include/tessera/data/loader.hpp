@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "tessera/data/batch.hpp"
 #include "tessera/data/dataset.hpp"
@@ -25,7 +26,8 @@ class DataLoader {
   /// Starts reading. Errors: InvalidArgument unless global_batch_size is a multiple of micro_batch_size *
   /// data_parallel_size.
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
-  /// Stops the thread after the sample it is reading.
+  /// Stops the thread after the sample it is reading. One that hangs there (a file system that does not
+  /// answer) is left behind after a second; it shares the dataset and ends by itself should it come back.
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
@@ -40,7 +42,8 @@ class DataLoader {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  ///< shared with the thread
+  std::thread thread_;
 };
 
 }  // namespace tessera

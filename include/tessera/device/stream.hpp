@@ -14,6 +14,7 @@
 namespace tessera {
 
 struct Recording;
+class FlightRecorder;
 class Trace;
 
 /// A point in a stream's work that other streams or the host can wait for. Copies share the point.
@@ -84,6 +85,9 @@ class Stream {
   /// Who is told what runs here (trace.hpp); null, the default: nobody. Not while another thread launches.
   void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
   const std::shared_ptr<Trace>& trace() const { return trace_; }
+  /// The rank's flight recorder (flight.hpp); null, the default: none. Not while another thread launches.
+  void set_flight(std::shared_ptr<FlightRecorder> flight) { flight_ = std::move(flight); }
+  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
  private:
   friend class StreamGraph;
@@ -97,6 +101,7 @@ class Stream {
   std::unique_ptr<Queue> queue_;
   std::shared_ptr<Recording> recording_;
   std::shared_ptr<Trace> trace_;
+  std::shared_ptr<FlightRecorder> flight_;
 };
 
 }  // namespace tessera

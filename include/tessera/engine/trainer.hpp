@@ -34,6 +34,9 @@ struct TrainHooks {
   /// On every rank: a step was made; a checkpoint was published, which took so long.
   std::function<void(std::int64_t step)> on_progress;
   std::function<void(std::int64_t step, double seconds)> on_saved;
+  /// Of the run's watchdog (watchdog.hpp): on every rank, from its thread.
+  std::function<void(const std::string&message)> on_hang, on_dump;
+  std::function<bool()> dump_asked;
 };
 
 struct TrainResult {
@@ -49,7 +52,8 @@ struct TrainResult {
 /// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
 /// (should_stop and should_preempt are asked on every rank: one that says yes stops all). `restarted`: the
 /// job was started again after a failure, so it goes on from its own newest checkpoint, whatever
-/// checkpoint.resume said to the first start. Errors: ConfigError, DataError,
+/// checkpoint.resume said to the first start. A Watchdog with parallel.timeout_s watches each rank; its dumps
+/// go to logging.dir/flight. Errors: ConfigError, DataError,
 /// CheckpointError, IoError, TrainingError, CommunicationError; a rank that fails ends the others' waits.
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world = nullptr, bool restarted = false);

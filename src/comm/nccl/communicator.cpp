@@ -27,6 +27,7 @@ class NcclCommunicator : public Communicator, public Heartbeats {
   void abort(const std::string& reason) override { job_->fail(reason); }
   void heartbeat() override { tessera::heartbeat(*host_); }
   std::string failure() const override { return job_->failure(); }
+  std::vector<int> members() const override { return names_; }
 
  protected:
   Pending start(const ExecCtx& ctx, Request request) override;
