@@ -1,6 +1,7 @@
 #include "tessera/comm/heartbeat.hpp"
 
 #include "comm/heartbeats.hpp"
+#include "tessera/device/flight.hpp"
 
 namespace tessera {
 
