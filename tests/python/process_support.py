@@ -143,7 +143,7 @@ def listening(pids) -> set:
     """Ports on which these processes listen."""
     sockets = set()
     for pid in pids:
-        sockets |= {os.readlink(fd) for fd in descriptors(pid)}
+        sockets |= set(map(target, descriptors(pid)))
     ports = set()
     for table in ("tcp", "tcp6"):
         for line in read(Path("/proc/net"), table).splitlines()[1:]:
@@ -151,6 +151,13 @@ def listening(pids) -> set:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 ports.add(int(fields[1].rpartition(":")[2], 16))
     return ports
+
+
+def target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # it has been closed
+        return ""
 
 
 def descriptors(pid: int) -> list:

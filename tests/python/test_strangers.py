@@ -98,7 +98,7 @@ def disturbed(jobs: list, run_folder, seed: int) -> Strangers:
 def quiet(tessera_program, tmp_path_factory, long_run):
     """Configuration and figures of the run that nobody disturbs."""
     folder = tmp_path_factory.mktemp("quiet")
-    steps = 200 if long_run else 12
+    steps = 60 if long_run else 12
     config = make_config(folder, training__steps=steps, checkpoint__every=0)
     train(tessera_program, config, *FOUR_RANKS)
     return config, figures(folder / "run")
@@ -107,7 +107,7 @@ def quiet(tessera_program, tmp_path_factory, long_run):
 def test_strangers_change_nothing(tessera_program, tmp_path, quiet, long_run):
     """Under the launcher: its store, and the ranks' ports, which close when all are connected."""
     config, expected = quiet
-    for seed in range(5 if long_run else 1):
+    for seed in range(3 if long_run else 1):
         command = [tessera_program, "train", config, f"logging.dir={tmp_path}/{seed}", *FOUR_RANKS]
         with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", LATE, "-", *command) as job:
             strangers = disturbed([job], tmp_path / str(seed), seed)
@@ -120,7 +120,7 @@ def test_strangers_change_nothing_without_a_launcher(tessera_program, tmp_path, 
     if not long_run:
         pytest.skip("starts more jobs: runs with --long")
     config, expected = quiet
-    for seed in range(3):
+    for seed in range(2):
         place = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": str(free_port())}
         command = ["bash", "-c", LATE, "-", tessera_program, "train", config, f"logging.dir={tmp_path}/{seed}", *FOUR_RANKS]
         with ExitStack() as stack:
