@@ -87,12 +87,12 @@ struct SlowDisks : test::FolderTest {
   }
 };
 
-/// Every read of one rank takes 20 ms, and what it has to read several deadlines of the other.
+/// Every read of one rank takes 50 ms, and what it has to read several deadlines of the other.
 TEST_F(SlowDisks, ResumingTakesLongerThanTheDeadlineAndSucceeds) {
   Config c = config();
   train_on_two(c, 60);
   c.training.steps = 6;
-  be_slow(20);
+  be_slow(50);
   const auto begin = std::chrono::steady_clock::now();
   const std::string told = train_on_two(c, 1.5);
   const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -105,7 +105,7 @@ TEST_F(SlowDisks, AReadThatHangsEndsTheRun) {
   Config c = config();
   train_on_two(c, 60);
   c.training.steps = 6;
-  be_slow(0, /*hang_at=*/30, /*hang_ms=*/4000);
+  be_slow(0, /*hang_at=*/30, /*hang_ms=*/2500);
   expect_error<CommunicationError>([&] { train_on_two(c, 1); }, "did not come within 1 s");
 }
 
