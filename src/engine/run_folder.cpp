@@ -92,11 +92,12 @@ RunFolder::RunFolder(const Config& config, const Logger& log, const RunFolderOpt
   check_run_folder(config, restarted_);
   const std::filesystem::path dir = config.logging.dir;
   make_folder(dir);
+  const RunLock::Sighting seen = RunLock::sight(root_);
   locks_.emplace_back(dir, log, RunLockTimes{}, options.on_wait);
   write_identity(dir, identify_run(config));
   make_folder(root_);
   if (!std::filesystem::equivalent(dir, root_))
-    locks_.emplace_back(root_, log, RunLockTimes{}, options.on_wait);
+    locks_.emplace_back(root_, log, RunLockTimes{}, options.on_wait, seen);
   identity_ = identify_run(config);  // now that nobody else can change it
   write_identity(root_, identity_);
   if (std::filesystem::exists(dir / "config.yaml") && holds_work(config)) {

@@ -24,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint_detail::File;
+using Clock = std::chrono::steady_clock;
 
 /// Nothing if there is no such file. Errors: IoError.
 std::optional<std::string> read_lock(const fs::path& path) {
@@ -90,12 +91,12 @@ std::string utc_time() {
 
 struct RunLock::Impl {
   Impl(const fs::path& where, const Logger& logger, const RunLockTimes& given,
-       const std::function<void()>& on_wait)
+       const std::function<void()>& on_wait, const Sighting& seen)
       : folder(where), path(where / kRunLockName), log(logger), times(given), own(RunHolder::self()) {
-    acquire(on_wait);
+    acquire(on_wait, seen);
   }
 
-  void acquire(const std::function<void()>& on_wait) {
+  void acquire(const std::function<void()>& on_wait, const Sighting& seen) {
     for (;;) {
       const std::optional<std::string> text = read_lock(path);
       const auto holder = RunHolder::parse(text.value_or(""));
@@ -107,7 +108,8 @@ struct RunLock::Impl {
       own.generation = holder ? holder->generation + 1 : 1;
       if (holder && !holder->released && holder->is_within_sight()) {
         if (holder->lives()) refuse(folder, *holder);
-      } else if (!(holder && holder->released) && !stands_still(*text, holder, on_wait)) {
+      } else if (!(holder && holder->released) &&
+                 !stands_still({*text, seen.text == *text ? seen.time : Clock::now()}, holder, on_wait)) {
         continue;
       }
       if (!take_over(*text)) continue;
@@ -150,20 +152,19 @@ struct RunLock::Impl {
 
   /// Watches a holder whose process cannot be seen from here: true if it does not count for long enough,
   /// false if the file is another's now. One that counts is refused.
-  bool stands_still(const std::string& text, const std::optional<RunHolder>& holder,
+  bool stands_still(const Sighting& first, const std::optional<RunHolder>& holder,
                     const std::function<void()>& on_wait) {
-    using Clock = std::chrono::steady_clock;
-    const auto begin = Clock::now();
+    if (Clock::now() - first.time >= times.silence) return true;
     log.warning(path.string(), " belongs to ",
                 holder
                     ? detail::concat("process ", holder->pid, " on ", holder->host, " since ", holder->since)
                     : "a process that does not say its name",
                 ": waiting up to ", in_seconds(times.silence), " s to see whether it still runs");
-    while (Clock::now() - begin < times.silence) {
+    while (Clock::now() - first.time < times.silence) {
       if (on_wait) on_wait();
       std::this_thread::sleep_for(times.look);
       const std::optional<std::string> now = read_lock(path);
-      if (now == text) continue;
+      if (now == first.text) continue;
       const auto later = RunHolder::parse(now.value_or(""));
       if (holder && later && later->token == holder->token && !later->released) refuse(folder, *holder);
       return false;
@@ -268,9 +269,13 @@ struct RunLock::Impl {
   std::thread renewer;
 };
 
+RunLock::Sighting RunLock::sight(const fs::path& folder) {
+  return {read_lock(folder / kRunLockName).value_or(""), Clock::now()};
+}
+
 RunLock::RunLock(const fs::path& folder, const Logger& log, const RunLockTimes& times,
-                 const std::function<void()>& on_wait)
-    : impl_(std::make_shared<Impl>(folder, log, times, on_wait)) {
+                 const std::function<void()>& on_wait, const Sighting& seen)
+    : impl_(std::make_shared<Impl>(folder, log, times, on_wait, seen)) {
   impl_->renewer = std::thread([impl = impl_] { impl->renew(); });
 }
 

@@ -30,10 +30,22 @@ struct RunLockTimes {
 /// one took over finds that out before it publishes anything.
 class RunLock {
  public:
+  /// What run.lock said at some time.
+  struct Sighting {
+    std::string text = {};
+    std::chrono::steady_clock::time_point time = {};
+  };
+  /// For who will take two leases and watches both at once. Errors: IoError.
+  static Sighting sight(const std::filesystem::path& folder);
+
   /// Takes the lease of `folder`, which exists; it is on the disk then. `on_wait` is called with each look at
-  /// a holder out of sight. Errors: ConfigError naming the holder, if somebody works there; IoError.
+  /// a holder out of sight, which is watched since `seen` if it has not counted from then on. Errors:
+  /// ConfigError naming the holder, if somebody works there; IoError.
+  RunLock(const std::filesystem::path& folder, const Logger& log, const RunLockTimes& times,
+          const std::function<void()>& on_wait, const Sighting& seen);
   RunLock(const std::filesystem::path& folder, const Logger& log, const RunLockTimes& times = {},
-          const std::function<void()>& on_wait = {});
+          const std::function<void()>& on_wait = {})
+      : RunLock(folder, log, times, on_wait, Sighting{}) {}
   /// Gives it back: run.lock then names nobody, and keeps the generation.
   ~RunLock();
   RunLock(RunLock&&) noexcept;

@@ -164,7 +164,7 @@ fs::path save_as(int ranks, const fs::path& root) {
 }
 
 TEST_F(Checkpoint, SharesAreEveryByteOnceAndARanksOwnFiles) {
-  const fs::path dir = save_as(3, root_);
+  const fs::path dir = save_as(3, dir_);
   for (int parts = 1; parts <= 7; ++parts) {
     int read = 0;
     for (int part = 0; part < parts; ++part) {
@@ -184,7 +184,9 @@ TEST_F(Checkpoint, SharesAreEveryByteOnceAndARanksOwnFiles) {
       for (int part = 0; part < 3; ++part) {
         const auto problems = CheckpointReader(dir).verify(part, 3);
         ASSERT_EQ(problems.size(), part == rank ? 1u : 0u);
-        if (part == rank) EXPECT_NE(problems[0].find(file.filename().string()), std::string::npos);
+        if (part == rank) {
+          EXPECT_NE(problems[0].find(file.filename().string()), std::string::npos);
+        }
       }
       spill(file, good);
     }

@@ -72,7 +72,7 @@ TEST_P(ConformanceFaults, HeartbeatsRenewDeadlinesInEveryGroup) {
   GetParam().run(3, {.timeout_s = 1.5}, [&](const auto& comm) {
     const ExecCtx host = ExecCtx::cpu(1, 1);
     const auto pair = comm->split(comm->rank() == 2 ? 1 : 0, comm->rank(), "pair");
-    for (int i = 0; comm->rank() == 0 && i < 35; ++i) {
+    for (int i = 0; comm->rank() == 0 && i < 30; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       heartbeat(*comm);
     }

@@ -3,8 +3,12 @@
 #include "tessera/engine/metrics.hpp"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <algorithm>
 #include <csignal>
 #include <limits>
+#include <thread>
 
 #include "tests/engine/engine_support.hpp"
 
@@ -98,6 +102,31 @@ TEST_F(Metrics, GoesOnAfterTheLastStepThatCounts) {
   EXPECT_EQ(slurp(file()), one + two);
   { const MetricsFile metrics(file(), 0); }
   EXPECT_EQ(slurp(file()), "");
+}
+
+/// A resume that is killed while it drops lines: the steps before those are never touched.
+TEST_F(Metrics, AKillWhileLinesAreDroppedLosesNoOther) {
+  constexpr int kLines = 2000, kKept = 1000;
+  std::string whole;
+  for (int step = 1; step <= kLines; ++step) whole += detail::concat("{\"step\":", step, "}\n");
+  for (int round = 0; round < 10; ++round) {
+    spill(file(), whole);
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int last = kLines; last >= kKept; --last) MetricsFile(file(), last);
+      _exit(0);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 * round));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    const std::string left = slurp(file());
+    EXPECT_TRUE(whole.starts_with(left) && left.ends_with("\n")) << left.size() << " bytes";
+    EXPECT_GE(std::count(left.begin(), left.end(), '\n'), kKept);
+    { const MetricsFile next(file(), kKept); }
+    EXPECT_EQ(std::count_if(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(slurp(file()).size()),
+                            [](char c) { return c == '\n'; }),
+              kKept);
+  }
 }
 
 TEST_F(Metrics, LinesAreThereAsSoonAsTheyAreWritten) {

@@ -102,6 +102,28 @@ TEST_F(RunLocks, AnotherMachinesHolderIsWatchedForThreeRenewals) {
   }
 }
 
+TEST_F(RunLocks, TwoLeasesAreWatchedAtOnce) {
+  spill(path(), elsewhere().text(100));
+  RunLock::Sighting seen = RunLock::sight(dir_);
+  seen.time -= kPatient.silence;
+  int looks = 0;
+  {
+    const RunLock lock(
+        dir_, log, kPatient, [&] { ++looks; }, seen);
+    EXPECT_EQ(lock.generation(), 5);
+  }
+  EXPECT_EQ(looks, 0);
+  // One that has counted since is watched from the beginning.
+  const RunHolder other = elsewhere();
+  spill(path(), other.text(101));
+  expect_error<ConfigError>(
+      [&] {
+        RunLock(
+            dir_, log, kPatient, [&] { spill(path(), other.text(102)); }, seen);
+      },
+      "is in use");
+}
+
 TEST_F(RunLocks, AnotherMachinesHolderThatCountsIsNot) {
   const RunHolder other = elsewhere();
   spill(path(), other.text(0));
@@ -191,17 +213,18 @@ TEST_F(RunLocks, AJobThatWasStoppedAndContinuedPublishesNothing) {
       _exit(WEXITSTATUS(status));
     }
     RunLock lock(dir_, Logger::silent(), kShort);
-    for (char again = 'a';; ++again) {
-      try {
-        lock.check_still_ours();
-        spill(dir_ / "published", std::string(1, again));
-        const pid_t self = std::stoi(std::filesystem::read_symlink("/proc/self").string());
-        if (again == 'c' && write(told_by_child[1], &self, sizeof self) != sizeof self) _exit(2);
-      } catch (const ConfigError& error) {
-        spill(dir_ / "refused", error.what());
-        _exit(42);
-      }
-      std::this_thread::sleep_for(20ms);
+    try {
+      lock.check_still_ours();
+      spill(dir_ / "published", "before");
+      const pid_t self = std::stoi(std::filesystem::read_symlink("/proc/self").string());
+      if (write(told_by_child[1], &self, sizeof self) != sizeof self) _exit(2);
+      while (!std::filesystem::exists(dir_ / "go")) std::this_thread::sleep_for(20ms);
+      lock.check_still_ours();
+      spill(dir_ / "published", "after");
+      _exit(0);
+    } catch (const ConfigError& error) {
+      spill(dir_ / "refused", error.what());
+      _exit(42);
     }
   }
   pid_t inner = 0;
@@ -219,12 +242,13 @@ TEST_F(RunLocks, AJobThatWasStoppedAndContinuedPublishesNothing) {
   kill(inner, SIGSTOP);
   const RunLock lock(dir_, log, kShort);
   EXPECT_EQ(lock.generation(), 2);
-  const std::string published = slurp(dir_ / "published"), text = slurp(path());
+  const std::string text = slurp(path());
+  spill(dir_ / "go", "");
   kill(inner, SIGCONT);
   int status = 0;
   waitpid(outer, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 42);
-  EXPECT_EQ(slurp(dir_ / "published"), published);
+  EXPECT_EQ(slurp(dir_ / "published"), "before");
   EXPECT_NE(slurp(dir_ / "refused").find("this job's no more"), std::string::npos);
   EXPECT_EQ(holder()->token, RunHolder::parse(text)->token);
 }

@@ -24,8 +24,9 @@ STATES = (PartialState, AcceleratorState, GradientState)
 class Group:
     """What the ranks of one communicator share."""
 
-    def __init__(self, size: int, name: str, timeout_s: float):
+    def __init__(self, size: int, name: str, timeout_s: float, first: "Group" = None):
         self.size, self.name, self.timeout_s = size, name, timeout_s
+        self.first, self.heartbeat = first or self, 0.0  # heartbeat: the last one, of the group that all were split from
         self.changed, self.calls, self.reason, self.children = threading.Condition(), {}, "", []
 
     def fail(self, reason: str):
@@ -55,6 +56,9 @@ class Communicator:
                 if group.reason:
                     raise CommunicationError(f"{group.reason} [{operation} on {self.name}]")
                 if not group.changed.wait(deadline - time.monotonic()):
+                    deadline = max(deadline, group.first.heartbeat + group.timeout_s)
+                    if time.monotonic() < deadline:
+                        continue
                     missing = sorted(set(range(self.size)) - set(call))
                     raise CommunicationError(f"{operation} on group {self.name}: no answer from ranks {missing}")
         assert {name for name, _ in call.values()} == {operation}, call
@@ -97,13 +101,16 @@ class Communicator:
         members = sorted((k, rank) for rank, (c, k) in enumerate(places) if c == color)
         own = None
         if members[0][1] == self.rank:
-            own = Group(len(members), name, self.group.timeout_s)
+            own = Group(len(members), name, self.group.timeout_s, self.group.first)
             self.group.children.append(own)
         group = self.exchange("split", own)[members[0][1]]
         return None if color < 0 else Communicator(group, members.index((key, self.rank)))
 
     def abort(self, reason):
         self.group.fail(reason)
+
+    def heartbeat(self):
+        self.group.first.heartbeat = time.monotonic()
 
 
 class Ranks:
