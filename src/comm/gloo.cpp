@@ -24,10 +24,26 @@ namespace {
 /// A collective in the queue of its communicator's thread, which keeps the deadline.
 class QueuedCall : public Pending::State {
  public:
+  explicit QueuedCall(std::shared_ptr<GlooFabric> fabric) : fabric_(std::move(fabric)) {}
   void wait(const ExecCtx&) override { wait(); }
   void wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_; });
+    const auto over = [&] { return done_; };
+    if (fabric_->while_waiting()) {
+      std::exception_ptr interrupted;
+      while (!changed_.wait_for(lock, std::chrono::duration<double>(kWhileWaiting), over)) {
+        if (interrupted) continue;  // the communicator's thread still uses the caller's memory
+        lock.unlock();
+        try {
+          fabric_->call_while_waiting();
+        } catch (...) {
+          interrupted = std::current_exception();
+        }
+        lock.lock();
+      }
+      if (interrupted) std::rethrow_exception(interrupted);
+    }
+    changed_.wait(lock, over);
     if (error_) std::rethrow_exception(error_);
   }
   bool done() const override {
@@ -42,6 +58,7 @@ class QueuedCall : public Pending::State {
   }
 
  private:
+  const std::shared_ptr<GlooFabric> fabric_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
@@ -87,7 +104,7 @@ class PostedExchange : public Pending::State {
       lock.unlock();
       std::exception_ptr error;
       try {
-        for (GlooMessage& message : messages_) fabric_->wait(message, group_, call_, timeout_s_);
+        for (GlooMessage& message : messages_) fabric_->wait(message, group_, call_, timeout_s_, true);
       } catch (...) {
         error = std::current_exception();
       }
@@ -216,7 +233,7 @@ class GlooCommunicator : public Communicator {
     const GlooCall call = call_of(request);
     group_->called(call);
     fabric_->check(group_, call);
-    auto state = std::make_shared<QueuedCall>();
+    auto state = std::make_shared<QueuedCall>(fabric_);
     const std::lock_guard lock(mutex_);
     queue_.push_back({std::move(request), ready, texts, state});
     fabric_->call_queued();

@@ -12,6 +12,7 @@
 
 #include "comm/gloo_fabric.hpp"
 #include "comm/gloo_signals.hpp"
+#include "comm/resolve.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -48,23 +49,20 @@ class StoreForGloo : public gloo::rendezvous::Store {
 };
 
 /// Gloo does not survive a name that cannot be resolved: it gets numbers only.
-std::string numeric_address(const std::string& address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code = getaddrinfo(address.c_str(), nullptr, &hints, &found);
-  TESSERA_ENSURE(IoError, code == 0, "the address of this process, '", address,
-                 "', cannot be resolved: ", gai_strerror(code), " (TESSERA_COMM_ADDRESS)");
+std::string numeric_address(const std::string& address, double timeout_s) {
+  std::string reason;
+  const store::Addresses found = store::resolve(address, "0", store::after(timeout_s), reason);
+  TESSERA_ENSURE(IoError, found != nullptr, "the address of this process, '", address,
+                 "', cannot be resolved: ", reason, " (TESSERA_COMM_ADDRESS)");
   std::array<char, NI_MAXHOST> text{};
   const int result =
       getnameinfo(found->ai_addr, found->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  freeaddrinfo(found);
   TESSERA_ENSURE(IoError, result == 0, "the address of this process, '", address, "', has no number");
   return text.data();
 }
 
-std::shared_ptr<gloo::transport::Device> open_device(const std::string& address) {
-  const std::string number = numeric_address(address);
+std::shared_ptr<gloo::transport::Device> open_device(const std::string& address, double timeout_s) {
+  const std::string number = numeric_address(address, timeout_s);
   try {
     const SignalsBlocked signals;  // inherited by the thread this starts
     gloo::transport::tcp::attr attributes;
@@ -87,7 +85,8 @@ std::string own_name() {
 }  // namespace
 
 void GlooFabric::connect(const GlooOptions& options) {
-  device_ = open_device(options.address.empty() ? store_->local_address() : options.address);
+  device_ = open_device(options.address.empty() ? store_->local_address() : options.address,
+                        options.comm.timeout_s);
   StoreForGloo keys(*store_, key("gloo/"), options.comm.timeout_s, set_up_keys_);
   context_ = std::make_shared<gloo::rendezvous::Context>(rank_, size_);
   // Gloo waits five times as long for a connection.
@@ -134,7 +133,7 @@ void GlooFabric::exchange_names(double timeout_s) {
     messages.push_back(
         post(GlooMessage::Kind::send, peer, kNamesSlot, mine.data(), mine.size(), group, kSetUp));
   }
-  for (GlooMessage& message : messages) wait(message, group, kSetUp, timeout_s);
+  for (GlooMessage& message : messages) wait(message, group, kSetUp, timeout_s, true);
   for (const std::string& used : set_up_keys_) store_->remove(used);
 }
 

@@ -6,6 +6,7 @@
 #include "comm/check.hpp"
 #include "comm/gloo_signals.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -71,7 +72,11 @@ std::string GlooGroup::describe(const GlooCall& call) const {
 }
 
 GlooFabric::GlooFabric(std::shared_ptr<Store> store, int rank, int size, const GlooOptions& options)
-    : store_(std::move(store)), rank_(rank), size_(size), job_(options.job) {
+    : store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      job_(options.job),
+      while_waiting_(options.while_waiting) {
   const double timeout_s = options.comm.timeout_s;
   std::string events;
   if (store_->try_get(key("events"), events)) next_event_ = std::stoll(events) + 1;
@@ -123,7 +128,9 @@ void GlooFabric::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    changed_.notify_all();
   }
+  if (rouser_.joinable()) rouser_.join();
   interrupt_.raise();
   guard_.join();
   goodbye_buffer_->abortWaitRecv();
@@ -159,7 +166,34 @@ GlooMessage GlooFabric::post(GlooMessage::Kind kind, int peer, std::uint64_t slo
   return message;
 }
 
-void GlooFabric::wait(GlooMessage& message, const GroupPtr& group, const GlooCall& call, double timeout_s) {
+void GlooFabric::call_while_waiting() {
+  try {
+    while_waiting_();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    fail(detail::concat("rank ", rank_, " failed: ", text.substr(0, text.find('\n'))));
+    throw;
+  }
+}
+
+/// Gloo's waits know no interruption: those of callers are ended now and then, look around, and go on.
+void GlooFabric::rouse_callers() {
+  std::unique_lock lock(mutex_);
+  const auto is_caller = [](const Wait& wait) { return wait.caller; };
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || std::any_of(waits_.begin(), waits_.end(), is_caller); });
+    const std::chrono::duration<double> pause(kWhileWaiting);
+    if (changed_.wait_for(lock, pause, [&] { return stopping_; })) return;
+    for (const Wait& wait : waits_) {
+      if (!wait.caller) continue;
+      wait.kind == GlooMessage::Kind::send ? wait.buffer->abortWaitSend() : wait.buffer->abortWaitRecv();
+    }
+  }
+}
+
+void GlooFabric::wait(GlooMessage& message, const GroupPtr& group, const GlooCall& call, double timeout_s,
+                      bool caller) {
+  caller = caller && while_waiting_;
   Waits::iterator entry;
   {
     std::unique_lock lock(mutex_);
@@ -168,18 +202,32 @@ void GlooFabric::wait(GlooMessage& message, const GroupPtr& group, const GlooCal
       throw_failure(group, call);
     }
     entry = waits_.insert(waits_.end(), Wait{next_wait_++, message.buffer.get(), message.kind, message.peer,
-                                             group, call, timeout_s, store::after(timeout_s)});
+                                             group, call, timeout_s, store::after(timeout_s), caller});
+    if (caller && !rouser_.joinable() && !stopping_) {
+      const SignalsBlocked signals;
+      rouser_ = std::thread([this] { rouse_callers(); });
+    }
+    if (caller) changed_.notify_all();
     if (entry->deadline < wake_) {
       wake_ = entry->deadline;
       interrupt_.raise();
     }
   }
   bool done = false, broken = false;
-  try {
-    done = message.kind == GlooMessage::Kind::send ? message.buffer->waitSend(kForever)
-                                                   : message.buffer->waitRecv(kForever);
-  } catch (const std::exception&) {
-    broken = true;
+  std::exception_ptr interrupted;
+  while (!done && !broken && !interrupted) {
+    try {
+      done = message.kind == GlooMessage::Kind::send ? message.buffer->waitSend(kForever)
+                                                     : message.buffer->waitRecv(kForever);
+    } catch (const std::exception&) {
+      broken = true;
+    }
+    if (done || broken || failed_ || !caller) break;
+    try {
+      call_while_waiting();
+    } catch (...) {
+      interrupted = std::current_exception();
+    }
   }
   std::unique_ptr<gloo::transport::UnboundBuffer> oldest;  // ends without the lock
   {
@@ -192,6 +240,7 @@ void GlooFabric::wait(GlooMessage& message, const GroupPtr& group, const GlooCal
     }
   }
   if (done) return;
+  if (interrupted) std::rethrow_exception(interrupted);
   if (broken) lost(message.peer);
   throw_failure(group, call);
 }
@@ -237,8 +286,10 @@ void GlooFabric::check(const GroupPtr& group, const GlooCall& call) const {
 
 void GlooFabric::throw_failure(const GroupPtr& group, const GlooCall& call) const {
   const std::lock_guard lock(mutex_);
-  throw CommunicationError(detail::concat(failed_ ? reason_ : "a connection was lost", " [",
-                                          group->describe(call), ", on ", name_of(rank_), "]"));
+  const std::string text = detail::concat(failed_ ? reason_ : "a connection was lost", " [",
+                                          group->describe(call), ", on ", name_of(rank_), "]");
+  if (failed_ && origin_ == Origin::late) throw CommunicationTimeout(text);
+  throw CommunicationError(text);
 }
 
 struct GlooFabric::Orphan {

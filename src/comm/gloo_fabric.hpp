@@ -95,8 +95,13 @@ class GlooFabric {
   /// Starts a message; never blocks. Errors: CommunicationError once the fabric has failed.
   GlooMessage post(GlooMessage::Kind kind, int peer, std::uint64_t slot, void* data, std::size_t bytes,
                    const GroupPtr& group, const GlooCall& call);
-  /// Blocks until done. Errors: CommunicationError when a rank was lost, or at the deadline.
-  void wait(GlooMessage& message, const GroupPtr& group, const GlooCall& call, double timeout_s);
+  /// Blocks until done. Errors: CommunicationError when a rank was lost, or at the deadline. On a `caller`'s
+  /// own thread also what while_waiting throws.
+  void wait(GlooMessage& message, const GroupPtr& group, const GlooCall& call, double timeout_s,
+            bool caller = false);
+  const WhileWaiting& while_waiting() const { return while_waiting_; }
+  /// Calls while_waiting; what it throws is told to the others first.
+  void call_while_waiting();
 
   /// Ends all waits here and, through the guard, everywhere else. The first reason stays. Never blocks.
   void fail(const std::string& reason);
@@ -113,7 +118,7 @@ class GlooFabric {
                     const GlooCall& call, double timeout_s);
 
  private:
-  enum class Origin { here, elsewhere, unwinding };
+  enum class Origin { here, late, elsewhere, unwinding };
   struct Wait {
     std::uint64_t number;
     gloo::transport::UnboundBuffer* buffer;
@@ -123,6 +128,7 @@ class GlooFabric {
     GlooCall call;
     double timeout_s;
     store::Deadline deadline;
+    bool caller;
   };
   using Waits = std::list<Wait>;
 
@@ -133,6 +139,7 @@ class GlooFabric {
   bool has_left(int rank) const;
   void watch_connections();
   void finish_orphans();
+  void rouse_callers();
   void say_goodbye();
   void stop();
   void close_connections();
@@ -153,7 +160,7 @@ class GlooFabric {
   std::string who_is_missing(const Wait& wait, std::int64_t query);
   /// What this rank has called on a group, for a rank that waits there.
   std::string status(std::uint64_t group, std::uint64_t sequence) const;
-  /// False if the store is gone; then it is not asked again.
+  /// False if it did not work. A store that is gone is not asked again; one that is slow is.
   template <typename Work>
   bool with_store(Work&& work);
   std::string key(const std::string& name) const { return job_ + "/" + name; }
@@ -169,10 +176,12 @@ class GlooFabric {
 
   std::vector<char> goodbyes_;  // byte r: rank r has said goodbye
   std::unique_ptr<gloo::transport::UnboundBuffer> goodbye_buffer_;
-  std::thread watcher_, guard_, finisher_;
+  const WhileWaiting while_waiting_;
+  std::thread watcher_, guard_, finisher_, rouser_;
   Interrupt interrupt_, never_;
   std::int64_t next_event_ = 1;  // guard only
   bool store_alive_ = true;      // guard only
+  int store_late_ = 0;           // guard only
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

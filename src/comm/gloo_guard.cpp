@@ -11,6 +11,7 @@
 #include "comm/gloo_fabric.hpp"
 #include "comm/gloo_signals.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -21,7 +22,9 @@ using store::Deadline;
 namespace {
 
 constexpr double kStoreTimeout = 2;   // for each request of the guard
-constexpr double kAnswerGrace = 1.5;  // for other ranks to say what they have called
+constexpr double kEventTimeout = 10;  // to say something to all ranks
+constexpr int kStoreTries = 5;        // late answers in a row after which the store counts as gone
+constexpr double kAnswerGrace = 3;    // for other ranks, on busy machines, to say what they have called
 constexpr double kOwnErrorGrace = 1;  // for a lost rank's own last words
 constexpr double kGoodbyeTimeout = 1;
 
@@ -42,6 +45,14 @@ class Findings {
   int count_ = 0, more_ = 0;
 };
 
+/// Puts an event where every guard finds it in its turn; returns its number. Patient: nobody hears what comes
+/// after a number that was taken, and under which nothing is said.
+std::int64_t say(Store& store, const std::string& job, const std::string& event) {
+  const std::int64_t number = store.add(job + "/events", 1, kEventTimeout);
+  store.set(detail::concat(job, "/event/", number), event, kEventTimeout);
+  return number;
+}
+
 double seconds_until(Deadline deadline) {
   return std::chrono::duration<double>(deadline - Clock::now()).count();
 }
@@ -53,11 +64,14 @@ bool GlooFabric::with_store(Work&& work) {
   if (!store_alive_) return false;
   try {
     work(*store_);
+    store_late_ = 0;
     return true;
+  } catch (const CommunicationTimeout&) {
+    store_alive_ = ++store_late_ < kStoreTries;  // a busy machine; or it hangs
   } catch (const std::exception&) {
-    store_alive_ = false;  // its process has ended, or hangs
-    return false;
+    store_alive_ = false;  // its process has ended
   }
+  return false;
 }
 
 void GlooFabric::guard() {
@@ -92,16 +106,18 @@ void GlooFabric::guard() {
 void GlooFabric::listen(Deadline deadline) {
   std::string event;
   bool came = false;
-  const bool alive = !failed_ && with_store([&](Store& store) {
-    came = store.wait_for(key("event/" + std::to_string(next_event_)), event, seconds_until(deadline),
-                          interrupt_);
-  });
+  if (!failed_) {
+    with_store([&](Store& store) {
+      came = store.wait_for(key("event/" + std::to_string(next_event_)), event, seconds_until(deadline),
+                            interrupt_);
+    });
+  }
   if (came) {
     ++next_event_;
     handle_event(event);
     return;
   }
-  interrupt_.wait(alive ? 0 : seconds_until(deadline));
+  interrupt_.wait(!failed_ && store_alive_ ? 0 : seconds_until(deadline));
 }
 
 void GlooFabric::handle_event(const std::string& event) {
@@ -158,9 +174,7 @@ void GlooFabric::publish_failure() {
     std::string known;
     const std::string own = error_key(job_, rank_);
     if (!store.try_get(own, known, kStoreTimeout)) store.set(own, reason, kStoreTimeout);
-    const std::int64_t number = store.add(key("events"), 1, kStoreTimeout);
-    store.set(key("event/" + std::to_string(number)), detail::concat("E ", rank_, " ", reason),
-              kStoreTimeout);
+    say(store, job_, detail::concat("E ", rank_, " ", reason));
   });
 }
 
@@ -187,9 +201,7 @@ void GlooFabric::explain_loss(int peer) {
 void GlooFabric::explain_deadline(const Wait& wait) {
   std::int64_t query = 0;
   with_store([&](Store& store) {
-    query = store.add(key("events"), 1, kStoreTimeout);
-    store.set(key("event/" + std::to_string(query)),
-              detail::concat("Q ", wait.group->id, " ", wait.call.sequence), kStoreTimeout);
+    query = say(store, job_, detail::concat("Q ", wait.group->id, " ", wait.call.sequence));
   });
   std::string answers;
   for (const Deadline end = after(kAnswerGrace); !failed_ && store_alive_ && Clock::now() < end;) {
@@ -207,8 +219,9 @@ void GlooFabric::explain_deadline(const Wait& wait) {
     // It came after all, or there is a better reason.
     if (std::none_of(waits_.begin(), waits_.end(), same) || !lost_.empty()) return;
   }
-  fail(detail::concat(wait.group->describe(wait.call), " did not finish within ", wait.timeout_s, " s on ",
-                      name_of(rank_), ": ", missing));
+  set_failure(detail::concat(wait.group->describe(wait.call), " did not finish within ", wait.timeout_s,
+                             " s on ", name_of(rank_), ": ", missing),
+              Origin::late);
 }
 
 std::string GlooFabric::who_is_missing(const Wait& wait, std::int64_t query) {

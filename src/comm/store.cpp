@@ -15,6 +15,7 @@
 
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -26,6 +27,8 @@ namespace {
 constexpr double kAnswerSlack = 5;
 /// The same for wait_for, whose caller has other things to do.
 constexpr double kWatchSlack = 0.5;
+/// Seconds for a server to greet and to answer a proof; then the connection is tried again.
+constexpr double kGreetingTimeout = 10;
 /// A server that drops so many proofs has another secret; fewer may be its way of shedding load.
 constexpr int kRefusals = 3;
 
@@ -36,14 +39,23 @@ struct Answer {
 
 enum class Ready { yes, late, interrupted };
 
-Ready wait_until_ready(int descriptor, short events, Deadline deadline, const Interrupt* interrupt) {
-  std::array<pollfd, 2> waits{
-      {{descriptor, events, 0}, {interrupt != nullptr ? interrupt->descriptor() : -1, POLLIN, 0}}};
+/// What ends or interrupts a wait before its deadline; both may be null.
+struct Watch {
+  const Interrupt* interrupt = nullptr;
+  const WhileWaiting* while_waiting = nullptr;
+};
+
+Ready wait_until_ready(int descriptor, short events, Deadline deadline, const Watch& watch) {
+  const bool called = watch.while_waiting != nullptr && *watch.while_waiting;
+  std::array<pollfd, 2> waits{{{descriptor, events, 0},
+                               {watch.interrupt != nullptr ? watch.interrupt->descriptor() : -1, POLLIN, 0}}};
   for (;;) {
-    const int ready = ::poll(waits.data(), waits.size(), milliseconds_until(deadline));
-    if (ready < 0 && errno == EINTR) continue;
+    const Deadline next = called ? std::min(deadline, after(kWhileWaiting)) : deadline;
+    const int ready = ::poll(waits.data(), waits.size(), milliseconds_until(next));
     if (ready > 0 && waits[0].revents != 0) return Ready::yes;
     if (ready > 0) return Ready::interrupted;
+    if (called) (*watch.while_waiting)();
+    if (ready < 0 && errno == EINTR) continue;
     if (Clock::now() >= deadline) return Ready::late;
   }
 }
@@ -53,7 +65,7 @@ enum class Moved { yes, late, interrupted, lost };
 
 Moved send_all(const Socket& socket, std::string_view data, Deadline deadline) {
   while (!data.empty()) {
-    if (wait_until_ready(socket.get(), POLLOUT, deadline, nullptr) == Ready::late) return Moved::late;
+    if (wait_until_ready(socket.get(), POLLOUT, deadline, {}) == Ready::late) return Moved::late;
     const ssize_t sent = ::send(socket.get(), data.data(), data.size(), MSG_NOSIGNAL);
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (sent <= 0) return Moved::lost;
@@ -63,9 +75,9 @@ Moved send_all(const Socket& socket, std::string_view data, Deadline deadline) {
 }
 
 Moved receive_all(const Socket& socket, char* data, std::size_t bytes, Deadline deadline,
-                  const Interrupt* interrupt = nullptr) {
+                  const Watch& watch = {}) {
   while (bytes > 0) {
-    const Ready ready = wait_until_ready(socket.get(), POLLIN, deadline, interrupt);
+    const Ready ready = wait_until_ready(socket.get(), POLLIN, deadline, watch);
     if (ready == Ready::late) return Moved::late;
     if (ready == Ready::interrupted) return Moved::interrupted;
     const ssize_t got = ::recv(socket.get(), data, bytes, 0);
@@ -77,10 +89,11 @@ Moved receive_all(const Socket& socket, char* data, std::size_t bytes, Deadline 
   return Moved::yes;
 }
 
-/// Proves both ends to each other. `refused` is set when the server went away after this side's proof.
+/// Proves both ends to each other. `refused` is set when the server went away after this side's proof; one
+/// that is only slow to answer has not refused.
 bool introduce(const Socket& socket, const std::string& secret, Deadline deadline, bool& refused) {
   std::array<char, kGreetingBytes> greeting{};
-  const Deadline soon = std::min(deadline, after(5));
+  const Deadline soon = std::min(deadline, after(kGreetingTimeout));
   if (receive_all(socket, greeting.data(), greeting.size(), soon) != Moved::yes) return false;
   if (std::memcmp(greeting.data(), kMagic.data(), kMagic.size()) != 0) return false;
   Digest server_nonce;
@@ -91,8 +104,9 @@ bool introduce(const Socket& socket, const std::string& secret, Deadline deadlin
   message.append(proof.begin(), proof.end());
   if (send_all(socket, message, soon) != Moved::yes) return false;
   Digest theirs;
-  refused = true;
-  if (receive_all(socket, theirs.data(), theirs.size(), soon) != Moved::yes) return false;
+  const Moved moved = receive_all(socket, theirs.data(), theirs.size(), soon);
+  refused = moved != Moved::late;
+  if (moved != Moved::yes) return false;
   return equal_in_constant_time(theirs, proof_of(secret, "server", server_nonce, nonce));
 }
 
@@ -111,15 +125,18 @@ void Interrupt::raise() const {
 }
 
 bool Interrupt::wait(double timeout_s) const {
-  const Ready ready = wait_until_ready(descriptor_, POLLIN, after(timeout_s), nullptr);
+  const Ready ready = wait_until_ready(descriptor_, POLLIN, after(timeout_s), {});
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(descriptor_, &count, sizeof count);
   return ready == Ready::yes;
 }
 
 struct Store::Impl {
-  Impl(std::string address, std::uint16_t port, std::string secret)
-      : address_(std::move(address)), port_(port), secret_(std::move(secret)) {}
+  Impl(std::string address, std::uint16_t port, std::string secret, WhileWaiting while_waiting)
+      : address_(std::move(address)),
+        port_(port),
+        secret_(std::move(secret)),
+        while_waiting_(std::move(while_waiting)) {}
 
   Socket connect(Deadline deadline) const {
     std::string reason = "no answer";
@@ -134,8 +151,9 @@ struct Store::Impl {
       refusals += refused ? 1 : 0;
       TESSERA_ENSURE(CommunicationError, refusals < kRefusals, place(),
                      ": it does not know this job's secret (TESSERA_JOB_SECRET must be the same everywhere)");
-      TESSERA_ENSURE(CommunicationError, Clock::now() + std::chrono::duration<double>(pause) < deadline,
+      TESSERA_ENSURE(CommunicationTimeout, Clock::now() + std::chrono::duration<double>(pause) < deadline,
                      place(), ": cannot be reached in time: ", reason);
+      if (while_waiting_) while_waiting_();
       ::poll(nullptr, 0, static_cast<int>(pause * 1000));
     }
   }
@@ -147,7 +165,8 @@ struct Store::Impl {
     if (!socket) socket = connect(deadline);
     Moved moved = send_all(socket, request.frame(), deadline);
     std::array<char, 4> head{};
-    if (moved == Moved::yes) moved = receive_all(socket, head.data(), head.size(), deadline, interrupt);
+    if (moved == Moved::yes)
+      moved = receive_all(socket, head.data(), head.size(), deadline, {interrupt, &while_waiting_});
     std::string body;
     if (moved == Moved::yes) {
       const std::size_t length = frame_length(head.data());
@@ -157,7 +176,7 @@ struct Store::Impl {
       moved = receive_all(socket, body.data(), length, deadline);
     }
     if (moved == Moved::interrupted) return false;
-    TESSERA_ENSURE(CommunicationError, moved != Moved::late, place(), ": no answer in time");
+    TESSERA_ENSURE(CommunicationTimeout, moved != Moved::late, place(), ": no answer in time");
     TESSERA_ENSURE(CommunicationError, moved != Moved::lost, place(),
                    ": the connection was lost (the process that serves it has ended)");
     Reader reader(body);
@@ -201,13 +220,15 @@ struct Store::Impl {
   std::string address_;
   std::uint16_t port_;
   std::string secret_;
+  WhileWaiting while_waiting_;
   std::string local_address_;
   std::mutex mutex_;
   std::vector<Socket> idle_;
 };
 
-Store::Store(const std::string& address, std::uint16_t port, const std::string& secret, double timeout_s)
-    : impl_(std::make_unique<Impl>(address, port, secret)) {
+Store::Store(const std::string& address, std::uint16_t port, const std::string& secret, double timeout_s,
+             WhileWaiting while_waiting)
+    : impl_(std::make_unique<Impl>(address, port, secret, std::move(while_waiting))) {
   TESSERA_CHECK(!secret.empty(), "the job's store needs a secret");
   Socket socket = impl_->connect(after(timeout_s));
   impl_->local_address_ = address_of(socket);
@@ -239,7 +260,7 @@ std::string Store::get(const std::string& key, double timeout_s) {
   const Answer answer =
       impl_->call(Writer(static_cast<char>(Operation::get)).text(key).number(Impl::milliseconds(timeout_s)),
                   timeout_s + kAnswerSlack);
-  TESSERA_ENSURE(CommunicationError, answer.outcome == Outcome::done, impl_->place(), ": nobody has set '",
+  TESSERA_ENSURE(CommunicationTimeout, answer.outcome == Outcome::done, impl_->place(), ": nobody has set '",
                  key.substr(0, 200), "' within ", timeout_s, " s");
   return answer.text;
 }
@@ -277,7 +298,7 @@ void Store::barrier(const std::string& name, int rank, int size, double timeout_
                              .number(size)
                              .number(Impl::milliseconds(timeout_s));
   const Answer answer = impl_->call(request, timeout_s + kAnswerSlack);
-  TESSERA_ENSURE(CommunicationError, answer.outcome == Outcome::done, "barrier '", name.substr(0, 200),
+  TESSERA_ENSURE(CommunicationTimeout, answer.outcome == Outcome::done, "barrier '", name.substr(0, 200),
                  "' of ", size, " ranks: after ", timeout_s, " s these ranks have not come: ", answer.text);
 }
 

@@ -18,26 +18,12 @@
 #include <cstring>
 #include <memory>
 
+#include "comm/resolve.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::store {
 
 namespace {
-
-struct FreeAddresses {
-  void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
-
-Addresses look_up(const std::string& address, std::uint16_t port, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int code = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (code != 0) reason = gai_strerror(code);
-  return Addresses(code == 0 ? list : nullptr);
-}
 
 Socket open_socket(const addrinfo& address) {
   return Socket(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
@@ -145,8 +131,9 @@ void Socket::close() {
 }
 
 Socket listen_on(const std::string& address, std::uint16_t port) {
+  constexpr double kLookupTimeout = 30;
   std::string reason;
-  const Addresses found = look_up(address, port, reason);
+  const Addresses found = resolve(address, std::to_string(port), after(kLookupTimeout), reason);
   for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     Socket socket = open_socket(*entry);
     const int on = 1;
@@ -182,7 +169,7 @@ std::string address_of(const Socket& socket) {
 }
 
 Socket connect_to(const std::string& address, std::uint16_t port, Deadline deadline, std::string& reason) {
-  const Addresses found = look_up(address, port, reason);
+  const Addresses found = resolve(address, std::to_string(port), deadline, reason);
   for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     Socket socket = open_socket(*entry);
     int error = errno;

@@ -11,6 +11,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 
@@ -90,18 +91,21 @@ std::unique_ptr<StoreServer> serve(MeetingPoint& point, const std::string& secre
 }
 
 /// The store behind one of the meeting point's ports: that whose server knows the secret.
-std::shared_ptr<Store> reach(const MeetingPoint& point, const std::string& secret, double timeout_s) {
+std::shared_ptr<Store> reach(const MeetingPoint& point, const std::string& secret, double timeout_s,
+                             const WhileWaiting& while_waiting) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   for (int i = 0;; i = (i + 1) % point.ports) {
     const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
     const double tried_s = point.ports > 1 ? std::min(left, 0.5) : left;
     try {
       return std::make_shared<Store>(point.address, static_cast<std::uint16_t>(point.port + i), secret,
-                                     tried_s);
+                                     tried_s, while_waiting);
     } catch (const CommunicationError& error) {
       if (point.ports > 1 && left > tried_s) continue;
-      throw CommunicationError(detail::concat(
-          error.what(), point.from_launcher ? " (the launcher serves it)" : " (rank 0 serves it)"));
+      const std::string text = detail::concat(
+          error.what(), point.from_launcher ? " (the launcher serves it)" : " (rank 0 serves it)");
+      if (dynamic_cast<const CommunicationTimeout*>(&error) != nullptr) throw CommunicationTimeout(text);
+      throw CommunicationError(text);
     }
   }
 }
@@ -118,7 +122,8 @@ std::string warning_of_open_world(const Environment& environment) {
                         "them; TESSERA_REQUIRE_SECRET=1 refuses to start without");
 }
 
-std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s) {
+std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s,
+                                            const WhileWaiting& while_waiting) {
   const CommOptions options{.timeout_s = timeout_s, .check = environment.check_collectives};
   if (!environment.launched() || environment.world_size == 1) return make_self_communicator("world", options);
   const int rank = static_cast<int>(*environment.rank), size = static_cast<int>(*environment.world_size);
@@ -126,7 +131,7 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
   const std::string secret = secret_of(environment, point);
   const auto served = std::make_shared<ServedStore>();
   if (point.served_here) served->server = serve(point, secret);
-  served->store = reach(point, secret, timeout_s);
+  served->store = reach(point, secret, timeout_s, while_waiting);
   std::shared_ptr<Store> store(served, served->store.get());
   const bool one_machine = environment.world_size == environment.local_world_size;
   TESSERA_ENSURE(
@@ -136,7 +141,8 @@ std::shared_ptr<Communicator> connect_world(const Environment& environment, doub
       ", which other machines cannot reach: set MASTER_ADDR to the number of its address");
   const GlooOptions gloo{.comm = options,
                          .address = environment.comm_address.value_or(""),
-                         .job = "world-" + std::to_string(environment.restart)};
+                         .job = "world-" + std::to_string(environment.restart),
+                         .while_waiting = while_waiting};
   return make_gloo_communicator(std::move(store), rank, size, gloo);
 }
 

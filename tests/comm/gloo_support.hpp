@@ -14,7 +14,9 @@
 
 namespace tessera::test {
 
-inline void run_gloo(int size, const CommOptions& options, const RankFunction& function) {
+/// `while_waiting` is rank 0's alone.
+inline void run_gloo_watched(int size, const CommOptions& options, const RankFunction& function,
+                             const WhileWaiting& while_waiting) {
   const StoreServer server("127.0.0.1", 0, "secret");
   std::mutex mutex;
   std::exception_ptr first;
@@ -31,7 +33,9 @@ inline void run_gloo(int size, const CommOptions& options, const RankFunction& f
       };
       try {
         auto store = std::make_shared<Store>("127.0.0.1", server.port(), "secret", 20);
-        comm = make_gloo_communicator(std::move(store), rank, size, {.comm = options});
+        GlooOptions gloo{.comm = options};
+        if (rank == 0) gloo.while_waiting = while_waiting;
+        comm = make_gloo_communicator(std::move(store), rank, size, gloo);
         function(comm);
       } catch (const std::exception& error) {
         failed(error.what());
@@ -42,6 +46,10 @@ inline void run_gloo(int size, const CommOptions& options, const RankFunction& f
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+inline void run_gloo(int size, const CommOptions& options, const RankFunction& function) {
+  run_gloo_watched(size, options, function, {});
 }
 
 }  // namespace tessera::test

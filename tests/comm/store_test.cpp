@@ -11,8 +11,10 @@
 #include <random>
 #include <thread>
 
+#include "comm/resolve.hpp"
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera {
 namespace {
@@ -304,6 +306,53 @@ TEST_F(StoreTest, SixtyFourClientsAtOnce) {
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(good, kClients);
   EXPECT_EQ(client()->get("sum", 1), std::to_string(kClients * (kClients - 1) / 2));
+}
+
+/// A server that lets a proof lie, as on a busy machine, has not refused it.
+TEST(StoreServerTest, ASlowServerIsNotTakenForOneThatRefuses) {
+  const store::Socket listener = store::listen_on(kHere, 0);
+  std::thread slow([&] {  // greets, and says nothing to the proof
+    const store::Socket client(::accept(listener.get(), nullptr, nullptr));
+    const std::string greeting = std::string(store::kMagic) + std::string(32, 'n');
+    ::send(client.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
+    std::array<char, 512> heard{};
+    while (::recv(client.get(), heard.data(), heard.size(), 0) > 0) continue;
+  });
+  const std::string message =
+      message_of<CommunicationTimeout>([&] { Store(kHere, store::port_of(listener), kSecret, 0.3); });
+  EXPECT_TRUE(contains(message, "cannot be reached in time")) << message;
+  slow.join();
+}
+
+TEST_F(StoreTest, WhoWaitsLooksAroundAndMayBeInterrupted) {
+  int looks = 0;
+  Store store(kHere, server_.port(), kSecret, 10, [&] {
+    if (++looks == 3) throw std::runtime_error("Ctrl-C");
+  });
+  const auto begin = Clock::now();
+  EXPECT_EQ(message_of<std::runtime_error>([&] { store.get("never", 100); }), "Ctrl-C");
+  EXPECT_LT(seconds_since(begin), 30);
+  store.set("key", "value");  // on another connection
+  EXPECT_EQ(store.get("key", 1), "value");
+}
+
+/// getaddrinfo itself may take minutes where a name server is gone.
+TEST(Resolve, AResolverThatHangsCostsNoMoreThanTheDeadline) {
+  static std::atomic<bool> done{false};
+  const auto hangs = [](const char*, const char*, const addrinfo*, addrinfo**) {
+    while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return EAI_AGAIN;
+  };
+  const auto begin = Clock::now();
+  std::string reason;
+  EXPECT_EQ(store::resolve("a.host", "1", store::after(0.2), reason, hangs), nullptr);
+  EXPECT_LT(seconds_since(begin), 10);
+  EXPECT_TRUE(contains(reason, "'a.host' was not resolved in time")) << reason;
+  EXPECT_NE(store::resolve("127.0.0.1", "1", store::after(0.2), reason, hangs), nullptr);  // asks nobody
+  done = true;
+  EXPECT_EQ(store::resolve("a.host", "1", store::after(20), reason, hangs), nullptr);
+  EXPECT_EQ(reason, gai_strerror(EAI_AGAIN));
+  EXPECT_NE(store::resolve("localhost", "1", store::after(20), reason), nullptr);
 }
 
 TEST_F(StoreTest, AWrongSecretGetsNoAnswer) {

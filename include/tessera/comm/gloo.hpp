@@ -14,6 +14,9 @@ struct GlooOptions {
   std::string address = {};
   /// Keeps the keys of restarted jobs apart: one value for one call of make_gloo_communicator on all ranks.
   std::string job = "0";
+  /// Called by whoever waits for a collective or a message. What it throws ends the wait, and this rank's
+  /// part in the job: the others are told as by Communicator::abort.
+  WhileWaiting while_waiting = {};
 };
 
 /// The processes of a job over TCP. Collective over all `size` ranks. The store is used during set-up, and to

@@ -5,6 +5,7 @@
 /// challenge is neither encrypted nor signed.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,13 +62,20 @@ class Interrupt {
   int descriptor_;
 };
 
-/// A client; safe to use from several threads. Every call throws CommunicationError when the server does not
-/// answer in time or is gone, and InvalidArgument for keys and values above kStoreTextLimit.
+/// Called now and then, every kWhileWaiting seconds or so, by a thread that waits for other processes. It may
+/// throw, which ends the wait with that exception: how a program's own signal handlers get their turn.
+using WhileWaiting = std::function<void()>;
+constexpr double kWhileWaiting = 0.1;
+
+/// A client; safe to use from several threads. Every call throws CommunicationTimeout when the server does
+/// not answer in time, CommunicationError when it is gone, and InvalidArgument for keys and values above
+/// kStoreTextLimit.
 class Store {
  public:
   /// Connects, retrying until the deadline (the server may not be up yet).
-  /// Errors: CommunicationError: no server there in time, or it does not know the secret.
-  Store(const std::string& address, std::uint16_t port, const std::string& secret, double timeout_s);
+  /// Errors: CommunicationTimeout: no server there in time; CommunicationError: it does not know the secret.
+  Store(const std::string& address, std::uint16_t port, const std::string& secret, double timeout_s,
+        WhileWaiting while_waiting = {});
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;

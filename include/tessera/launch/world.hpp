@@ -7,6 +7,7 @@
 
 #include "tessera/base/env.hpp"
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/store.hpp"
 
 namespace tessera {
 
@@ -17,8 +18,10 @@ namespace tessera {
 /// The secret is TESSERA_JOB_SECRET. Without it, one made of the launcher's name for the job is used, which
 /// keeps jobs apart but nobody out; see `warning_of_open_world`. Errors: ConfigError when it is not known
 /// where to meet, or TESSERA_REQUIRE_SECRET asks for a secret; IoError when the port or address cannot be
-/// had; CommunicationError naming the ranks that do not come within timeout_s.
-std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s);
+/// had; CommunicationTimeout naming the ranks that do not come within timeout_s. `while_waiting`: see
+/// WhileWaiting, here and in everything that the communicator waits for.
+std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s,
+                                            const WhileWaiting& while_waiting = {});
 
 /// What a person should know before `connect_world` meets the others over a network without a secret, as one
 /// sentence; empty where there is nothing to say. Errors: ConfigError as there.
