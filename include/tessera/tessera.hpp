@@ -19,6 +19,7 @@
 #include "tessera/engine/state.hpp"
 #include "tessera/engine/trainer.hpp"
 #include "tessera/launch/launch.hpp"
+#include "tessera/launch/progress.hpp"
 #include "tessera/launch/world.hpp"
 #include "tessera/nn/layers.hpp"
 #include "tessera/nn/models/decoder.hpp"

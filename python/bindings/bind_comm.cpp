@@ -4,6 +4,7 @@
 #include "bindings.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/meeting.hpp"
+#include "tessera/launch/progress.hpp"
 #include "tessera/launch/world.hpp"
 
 namespace py = pybind11;
@@ -14,6 +15,18 @@ namespace {
 using Released = py::call_guard<py::gil_scoped_release>;
 
 ExecCtx host() { return ExecCtx::cpu(1); }
+
+/// Lets Python's signal handlers have their turn while the main thread waits in C++: Ctrl-C ends the wait.
+/// Other threads, which run none, must not ask for the interpreter's lock: it may be gone.
+WhileWaiting check_signals() {
+  const auto main =
+      py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  return [main] {
+    if (PyThread_get_thread_ident() != main) return;
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+}
 
 ReduceOp reduction_of(const std::string& name) {
   TESSERA_CHECK(name == "sum" || name == "max", "a reduction is \"sum\" or \"max\", not \"", name, "\"");
@@ -124,9 +137,20 @@ void bind_comm(py::module_& module) {
            "process "
            "fail.");
   module.def(
-      "connect_world", [](double timeout_s) { return connect_world(read_environment(), timeout_s); },
-      py::arg("timeout_s") = 600.0, Released(),
+      "connect_world",
+      [](double timeout_s) {
+        const WhileWaiting while_waiting = check_signals();
+        const py::gil_scoped_release release;
+        return connect_world(read_environment(), timeout_s, while_waiting);
+      },
+      py::arg("timeout_s") = 600.0,
       "The group of all processes of the job; this one alone if nobody launched it.");
+  py::class_<ProgressReporter>(module, "ProgressReporter",
+                               "Tells the launcher, if there is one, how far this process has come.")
+      .def(py::init([] { return ProgressReporter(read_environment()); }))
+      .def("step", &ProgressReporter::step, py::arg("step"), "Step `step`, counted from 1, was made.")
+      .def("saved", &ProgressReporter::saved, py::arg("step"), py::arg("seconds"),
+           "A checkpoint of that step is whole; writing it took so many seconds.");
   module.def(
       "warning_of_open_world", [] { return warning_of_open_world(read_environment()); },
       "What a person should know before connect_world() meets over a network without a secret; else empty.");

@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "tessera/base/env.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/exit_codes.hpp"
 #include "tessera/cli/cli.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
@@ -79,6 +80,14 @@ PYBIND11_MODULE(_C, module) {
   bind_dlpack(module);
   bind_engine(module);
   module.def("environment", &environment, "What a launcher told this process.");
+  module.def(
+      "exit_codes",
+      [] {
+        py::dict codes;
+        for (const auto& row : exit_code::table()) codes[py::int_(row.code)] = row.meaning;
+        return codes;
+      },
+      "How jobs end: what each exit code means.");
   module.def("cuda_devices", &device_names, "Names of the GPUs this process can use.");
   // A run lasts hours: the interpreter lock is released, and SIGINT belongs to the C++ side meanwhile.
   module.def(

@@ -7,10 +7,12 @@ import os
 import random
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 from tessera._process_group import meet
+from tessera._progress import progress
 from tessera.errors import CheckpointError, ConfigError
 from tessera.logging import get_logger
 from tessera.utils.objects import load_objects, save_objects
@@ -68,6 +70,7 @@ class Checkpoints:
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write pickles, which Tessera never does; leave it out")
         meet(self.state.world, "accelerator.save_state()")
+        begin = time.monotonic()
         target = self._naming_target() if self.project_configuration.automatic_checkpoint_naming else output_dir
         if target is None:
             raise ConfigError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
@@ -100,6 +103,8 @@ class Checkpoints:
         self.wait_for_everyone()
         if self.project_configuration.automatic_checkpoint_naming:
             self.project_configuration.iteration += 1
+        steps = [model.session.engine.steps_done for model in self._models if model.session.engine is not None]
+        progress().saved(max(steps, default=0), time.monotonic() - begin)
         return str(target)
 
     def _tokenizer(self) -> Optional[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Optional
+import os
+from typing import Any, Callable, Optional, Union
 
+from tessera._preemption import PREEMPTED, Preemption
 from tessera._process_group import meet
+from tessera.errors import ConfigError
 from tessera.state import PartialState
 
 
@@ -15,6 +18,9 @@ class Processes:
     project_configuration: Any
     dataloader_config: Any
     _triggered: bool
+    _preemption: Preemption
+    save_state: Callable[..., str]
+    end_training: Callable[[], None]
 
     use_distributed = property(lambda self: self.state.use_distributed)
     multi_device = property(lambda self: self.state.num_processes > 1)
@@ -125,6 +131,33 @@ class Processes:
         told = meet(self.state.world, "check_trigger()", int(self._triggered))
         self._triggered = False
         return any(values[0] for values in told)
+
+
+    def preemption_requested(self) -> bool:
+        """Whether any process was asked to end by SIGTERM or SIGUSR1; those that came before the first call had their usual
+        effect. Collective: all ranks get one answer, so all of them stop after the same step."""
+        self._preemption.listen()
+        told = meet(self.state.world, "accelerator.preemption_requested()", int(self._preemption.requested))
+        return any(values[0] for values in told)
+
+    def exit_if_preempted(self, save: Union[str, os.PathLike, Callable[[], Any], None] = None) -> None:
+        """To be called after every step: once preemption_requested(), saves, ends the training and the process with exit code
+        75, which launchers and schedulers know as "start me again". Collective.
+
+        `save`: a folder for save_state(), a function that saves, called on every rank, or nothing where
+        ProjectConfiguration(automatic_checkpoint_naming=True) names the folder. Nothing is saved when a rank was lost: then
+        this raises CommunicationError, as every collective call does. Errors: ConfigError where it is not said what to save."""
+        if save is None and not self.project_configuration.automatic_checkpoint_naming:
+            raise ConfigError("exit_if_preempted() must know where to save: give a folder or a function, or use "
+                              "ProjectConfiguration(automatic_checkpoint_naming=True)")
+        if not self.preemption_requested():
+            return
+        if callable(save):
+            save()
+        else:
+            self.save_state(save)
+        self.end_training()
+        raise SystemExit(PREEMPTED)
 
 
 def _function(self: Any, function: Optional[Callable], name: str) -> Callable:

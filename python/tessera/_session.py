@@ -16,6 +16,7 @@ from tessera._not_finite import NotFinite
 from tessera._open_calls import OpenCall, OpenForward
 from tessera._optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
 from tessera._process_group import bits_of, close_at_exit, float_of, meet, script_place
+from tessera._progress import progress
 from tessera._weights import Source, Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.logging import get_logger
@@ -316,6 +317,7 @@ class Session:
         self._clip_once = None
         result = self.engine.update([*own, (0.0, 0.0)])
         self._not_finite.check_step(self, result)
+        progress().step(self.engine.steps_done)
         self._step_log().write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens,
                                self.engine.peak_memory_bytes)
         self._tokens = 0

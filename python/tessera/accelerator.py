@@ -11,6 +11,7 @@ from tessera._accelerator_checkpoints import Checkpoints
 from tessera._accelerator_foreign import Foreign
 from tessera._accelerator_processes import Processes
 from tessera._accelerator_trackers import Trackers
+from tessera._preemption import Preemption
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 from tessera.state import AcceleratorState, GradientState, PartialState
@@ -77,6 +78,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self.native_amp = False
         self.step = 0
         self._triggered = False
+        self._preemption = Preemption()
         self._models: list = []
         self._optimizers: list = []
         self._schedulers: list = []

@@ -27,6 +27,7 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_CHECK_COLLECTIVES",
                         "1: ranks compare what they call before each collective"},
     EnvironmentVariable{"TESSERA_RESTART", "how often the launcher has started the job again"},
+    EnvironmentVariable{"TESSERA_PROGRESS", "the launcher's pipe for how far a process has come"},
     EnvironmentVariable{"NO_COLOR", "any value but the empty one: no colours on the terminal"},
     EnvironmentVariable{"TESSERA_LOG_LEVEL", "debug, info, warning or error"},
     EnvironmentVariable{"TESSERA_THREADS", "CPU threads per process where `device.threads` is 0"},
@@ -206,6 +207,20 @@ void read_place(Reader& reader, Environment& env) {
   }
 }
 
+/// A pipe that is not there any more is no fault: who uses it looks.
+void read_progress(const Reader& reader, Environment& env) {
+  const std::string text = reader.text("TESSERA_PROGRESS").value_or("");
+  const char* const end = text.data() + text.size();
+  int descriptor = -1;
+  const auto [colon, error] = std::from_chars(text.data(), end, descriptor);
+  if (error != std::errc() || colon == end || *colon != ':') return;
+  std::uint64_t inode = 0;
+  const auto [stop, no_number] = std::from_chars(colon + 1, end, inode);
+  if (no_number != std::errc() || stop != end || descriptor < 0) return;
+  env.progress_fd = descriptor;
+  env.progress_inode = inode;
+}
+
 void read_meeting_point(Reader& reader, Environment& env) {
   env.master_addr = reader.text("MASTER_ADDR");
   env.master_port = reader.integer("MASTER_PORT", 0, 65535);
@@ -242,6 +257,7 @@ Environment read_environment(std::span<const std::string> variables) {
   Environment env;
   read_place(reader, env);
   read_meeting_point(reader, env);
+  read_progress(reader, env);
   env.no_color = reader.text("NO_COLOR").has_value();
   env.threads = reader.integer("TESSERA_THREADS", 1, 4096);
   env.python = reader.text("TESSERA_PYTHON");

@@ -5,9 +5,10 @@
 #include <iostream>
 
 #include "cli/commands.hpp"
+#include "tessera/base/exit_codes.hpp"
 #include "tessera/base/version.hpp"
+#include "tessera/comm/timeout.hpp"
 #include "tessera/engine/tune.hpp"
-#include "tessera/launch/launch.hpp"
 #include "tessera/ops/backends.hpp"
 
 namespace tessera {
@@ -52,7 +53,7 @@ int run(std::vector<std::string> args, const std::vector<std::string>& self) {
   try {
     app.parse(args);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? exit_code::kDone : exit_code::kUsage;
   }
   return program.exit_code;
 }
@@ -63,21 +64,25 @@ int cli_main(const std::vector<std::string>& args, const std::vector<std::string
   try {
     return run(args, self);
   } catch (const ConfigError& error) {
-    return fail(2, error.what());
+    return fail(exit_code::kUsage, error.what());
   } catch (const InvalidArgument& error) {
-    return fail(2, error.what());
+    return fail(exit_code::kUsage, error.what());
   } catch (const DataError& error) {
-    return fail(4, error.what());
+    return fail(exit_code::kData, error.what());
   } catch (const CheckpointError& error) {
-    return fail(4, error.what());
+    return fail(exit_code::kData, error.what());
   } catch (const IoError& error) {
-    return fail(3, error.what());
+    return fail(exit_code::kSystem, error.what());
+  } catch (const CommunicationTimeout& error) {
+    return fail(exit_code::kNoAnswer, error.what());
   } catch (const CommunicationError& error) {
-    return fail(kLostPeerExitCode, error.what());
+    return fail(exit_code::kLostPeer, error.what());
+  } catch (const TrainingError& error) {
+    return fail(exit_code::kTraining, error.what());
   } catch (const std::bad_alloc&) {
-    return fail(3, "out of memory");
+    return fail(exit_code::kSystem, "out of memory");
   } catch (const std::exception& error) {
-    return fail(1, error.what());
+    return fail(exit_code::kFailed, error.what());
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "tessera/base/env.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/launch/launch.hpp"
 
 namespace tessera::cli {
 
@@ -21,6 +22,8 @@ struct Program {
 
 /// `command`, with `tessera` in its first place standing for this very program, in PATH or not.
 std::vector<std::string> with_self(std::vector<std::string> command, const Program& program);
+/// What a launched job ended with, for the last lines on the terminal.
+void print_report(const LaunchResult& result);
 
 /// This process's environment as "NAME=value", to be handed on to workers unread.
 std::vector<std::string> inherited_environment();

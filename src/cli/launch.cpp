@@ -85,7 +85,7 @@ void run_launch(LaunchArguments arguments, const std::vector<std::string>& comma
   std::cout << std::flush;
   const LaunchResult result = launch(options, program.log);
   program.exit_code = result.exit_code;
-  if (!result.report.empty()) std::cerr << "error: " << result.report << std::endl;
+  print_report(result);
 }
 
 /// Accelerate takes its flags with '_' or '-'.
@@ -96,6 +96,11 @@ std::string both(const std::string& name) {
 }
 
 }  // namespace
+
+void print_report(const LaunchResult& result) {
+  if (result.report.empty()) return;
+  std::cerr << (result.exit_code == exit_code::kPreempted ? "" : "error: ") << result.report << std::endl;
+}
 
 std::vector<std::string> with_self(std::vector<std::string> command, const Program& program) {
   if (command.empty() || command.front() != "tessera") return command;
@@ -162,10 +167,13 @@ void add_launch(CLI::App& app, Program& program) {
   add("main_process_port", flags.main_process_port,
       "port there; 0 = a free one, for one machine (29500 for several)");
   add("max_restarts", flags.max_restarts, "after a failure start everything again, so many times (0)");
+  add("restart_delay_s", flags.restart_delay_s,
+      "seconds before the first restart; doubled before each further one, 60 at most (1)");
   add("log_dir", flags.log_dir, "folder for what each rank writes: rank-0.log, rank-1.log, ...");
   add("threads_per_process", flags.threads_per_process, "CPU threads per process (the cores shared out)");
   add("num_cpu_threads_per_process", flags.threads_per_process, "the same");
-  add("grace_s", flags.grace_s, "seconds to end in after SIGINT or SIGTERM before the kill (15)");
+  add("grace_s", flags.grace_s,
+      "seconds to end in after SIGINT or SIGTERM before the kill, besides a step and a save (15)");
   add("join_timeout_s", flags.join_timeout_s,
       "seconds to wait for the launchers of the other machines (300)");
   add("secret_file", flags.secret_file, "file with the text that all machines of the job share");

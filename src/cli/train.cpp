@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <iostream>
 #include <memory>
@@ -11,49 +12,53 @@
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
 #include "tessera/launch/launch.hpp"
+#include "tessera/launch/progress.hpp"
 #include "tessera/launch/settings.hpp"
 #include "tessera/launch/world.hpp"
 
 namespace tessera::cli {
 namespace {
 
-/// SIGINT and SIGTERM end the run after the step; a second one ends the process at once.
-volatile std::sig_atomic_t stop_requested = 0;
+/// What came: Ctrl-C, or a request to make room. Both end the run after the step.
+volatile std::sig_atomic_t interrupt_requested = 0, preemption_requested = 0;
 
-void request_stop(int signal_number) {
-  if (stop_requested != 0) _exit(128 + signal_number);
-  stop_requested = signal_number;
+void request_interrupt(int signal_number) {
+  if (interrupt_requested != 0 || preemption_requested != 0) _exit(exit_code::kSignal + signal_number);
+  interrupt_requested = 1;
 }
+
+/// A scheduler may send several of them, to the launcher and to each rank: only Ctrl-C ends a save.
+void request_preemption(int) { preemption_requested = 1; }
 
 /// The handler gets a stack of its own: while oneDNN's sgemm runs, the stack pointer may point into the heap
 /// (seen with 2.6.3), and a handler's frame there would overwrite other people's memory.
 class StopSignals {
  public:
   StopSignals() : stack_(std::size_t{1} << 16) {
-    stop_requested = 0;
+    interrupt_requested = preemption_requested = 0;
     stack_t own{};
     own.ss_sp = stack_.data();
     own.ss_size = stack_.size();
     sigaltstack(&own, &old_stack_);
     struct sigaction action {};
-    action.sa_handler = request_stop;
     action.sa_flags = SA_ONSTACK | SA_RESTART;
-    sigaction(SIGINT, &action, &old_int_);
-    sigaction(SIGTERM, &action, &old_term_);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      action.sa_handler = kSignals[i] == SIGINT ? request_interrupt : request_preemption;
+      sigaction(kSignals[i], &action, &old_[i]);
+    }
   }
   ~StopSignals() {
-    sigaction(SIGINT, &old_int_, nullptr);
-    sigaction(SIGTERM, &old_term_, nullptr);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &old_[i], nullptr);
     sigaltstack(&old_stack_, nullptr);
   }
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
  private:
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
   std::vector<char> stack_;
   stack_t old_stack_{};
-  struct sigaction old_int_ {
-  }, old_term_{};
+  std::array<struct sigaction, kSignals.size()> old_{};
 };
 
 struct TrainArguments {
@@ -73,16 +78,17 @@ void start_processes(const TrainArguments& arguments, const Config& config, std:
   LaunchOptions options = local_launch(static_cast<int>(processes), self,
                                        (std::filesystem::path(config.logging.dir) / "ranks").string());
   options.max_restarts = arguments.max_restarts;
-  // Saving may take long; a second Ctrl-C ends it.
+  // Saving may take as long as ranks wait for each other; Ctrl-C, or a second one, ends it.
+  options.first_save_s = config.parallel.timeout_s;
   if (config.checkpoint.on_interrupt) options.grace_s = std::max(options.grace_s, config.parallel.timeout_s);
   const LaunchResult result = launch(options, program.log);
   program.exit_code = result.exit_code;
-  if (!result.report.empty()) std::cerr << "error: " << result.report << std::endl;
+  print_report(result);
 }
 
 void report(const TrainResult& result, const Config& config) {
   if (result.interrupted) {
-    std::cerr << "interrupted after step " << result.step
+    std::cerr << (result.preempted ? "preempted after step " : "interrupted after step ") << result.step
               << (result.checkpoint ? "; the last checkpoint is " + result.checkpoint->string()
                                     : "; nothing was saved")
               << std::endl;
@@ -137,9 +143,16 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
   hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
-  hooks.should_stop = [] { return stop_requested != 0; };
-  const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world);
-  if (result.interrupted) program.exit_code = 128 + (stop_requested != 0 ? stop_requested : SIGINT);
+  hooks.should_stop = [] { return interrupt_requested != 0; };
+  hooks.should_preempt = [] { return preemption_requested != 0; };
+  const ProgressReporter progress_of_job(environment);
+  hooks.on_progress = [&](std::int64_t step) { progress_of_job.step(step); };
+  hooks.on_saved = [&](std::int64_t step, double seconds) { progress_of_job.saved(step, seconds); };
+  const bool restarted = environment.launched() && environment.restart > 0;
+  const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world, restarted);
+  if (result.interrupted) {
+    program.exit_code = result.preempted ? exit_code::kPreempted : exit_code::kSignal + SIGINT;
+  }
   if (!first) return;
   progress.finish();
   report(result, config);

@@ -50,12 +50,13 @@ bool holds_work(const Config& config) {
 
 }  // namespace
 
-void check_run_folder(const Config& config) {
+void check_run_folder(const Config& config, bool restarted) {
   const std::filesystem::path dir = config.logging.dir, root = checkpoint_root(config);
   TESSERA_ENSURE(ConfigError, is_empty_folder(dir) || is_run_folder(dir), "logging.dir ", dir.string(),
                  " is not empty and holds no run of Tessera: choose another folder");
   TESSERA_ENSURE(
-      ConfigError, config.checkpoint.resume != "none" || list_checkpoints(root).empty(), root.string(),
+      ConfigError, restarted || config.checkpoint.resume != "none" || list_checkpoints(root).empty(),
+      root.string(),
       " holds checkpoints, which checkpoint.resume=none would mix with new ones: remove them or choose "
       "another logging.dir");
   for (const auto& folder : {dir, root}) RunLock::refuse_if_held(folder);
@@ -78,9 +79,9 @@ Config load_run_config(const std::filesystem::path& path, const std::vector<std:
   return config;
 }
 
-RunFolder::RunFolder(const Config& config, const Logger& log)
-    : config_(config), log_(log), root_(checkpoint_root(config)) {
-  check_run_folder(config);
+RunFolder::RunFolder(const Config& config, const Logger& log, bool restarted)
+    : config_(config), log_(log), restarted_(restarted), root_(checkpoint_root(config)) {
+  check_run_folder(config, restarted);
   const std::filesystem::path dir = config.logging.dir;
   make_folder(dir);
   locks_.emplace_back(dir, log);
@@ -123,7 +124,9 @@ std::optional<std::filesystem::path> RunFolder::given_checkpoint(const std::stri
 }
 
 std::optional<std::filesystem::path> RunFolder::checkpoint_to_resume() {
-  const std::string& resume = config_.checkpoint.resume;
+  // What the first start was told is done: the run has begun where it should.
+  const bool begun = restarted_ && !list_checkpoints(root_).empty();
+  const std::string resume = begun ? "auto" : config_.checkpoint.resume;
   if (resume == "none") return std::nullopt;
   if (resume != "auto") {
     if (const auto given = given_checkpoint(resume)) return given;

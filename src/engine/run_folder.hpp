@@ -21,12 +21,13 @@ class RunFolder {
   /// Makes the folder and that of the checkpoints, and keeps both for this job as long as the object lives.
   /// Errors: IoError if that fails, ConfigError if another job works there, or if they hold another run's
   /// files and this one is not to resume them.
-  RunFolder(const Config& config, const Logger& log);
+  /// `restarted`: as in train().
+  RunFolder(const Config& config, const Logger& log, bool restarted = false);
 
   /// By checkpoint.resume: the newest whole checkpoint (auto), none, or a given one; a run that began from a
-  /// given one and has checkpoints of its own goes on from these. Damaged ones are reported and passed over.
-  /// Errors: CheckpointError when a given one, or every one there is, cannot be used; ConfigError when the
-  /// run would begin anew over its own checkpoints.
+  /// given one and has checkpoints of its own goes on from these. A restarted one does so in any case.
+  /// Damaged ones are reported and passed over. Errors: CheckpointError when a given one, or every one there
+  /// is, cannot be used; ConfigError when the run would begin anew over its own checkpoints.
   std::optional<std::filesystem::path> checkpoint_to_resume();
 
   /// Errors: ConfigError listing the keys in which `saved` describes other training (model, data order,
@@ -52,6 +53,7 @@ class RunFolder {
 
   const Config& config_;
   const Logger& log_;
+  bool restarted_;
   std::filesystem::path root_;
   std::vector<RunLock> locks_;  // of the run's folder and of the checkpoints'
   RunIdentity identity_;

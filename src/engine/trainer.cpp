@@ -27,14 +27,14 @@ namespace {
 class TrainingRun {
  public:
   TrainingRun(const Config& config, RunTokenizer tokenizer, const TrainHooks& hooks, const Logger& log,
-              std::shared_ptr<Communicator> world)
+              std::shared_ptr<Communicator> world, bool restarted)
       : config_(config),
         tokenizer_(std::move(tokenizer)),
         hooks_(hooks),
         log_(log),
         world_(world ? std::move(world) : make_self_communicator()),
         first_(world_->rank() == 0) {
-    const std::string found = on_first_rank(host_, *world_, [&] { return open_folder(); });
+    const std::string found = on_first_rank(host_, *world_, [&] { return open_folder(restarted); });
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
     if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
     start_from(found);
@@ -71,7 +71,8 @@ class TrainingRun {
       finish_steps(ahead ? 1 : 0);
       if (result_.interrupted) finish_steps(0);
       if (profiler_) report_profile(step);
-      if (last || save_due || (result_.interrupted && config_.checkpoint.on_interrupt)) save();
+      const bool save_now = result_.interrupted && (result_.preempted || config_.checkpoint.on_interrupt);
+      if (last || save_due || save_now) save();
     }
     result_.step = state_.step;
     return result_;
@@ -79,8 +80,8 @@ class TrainingRun {
 
  private:
   /// Returns the checkpoint to go on from, or nothing.
-  std::string open_folder() {
-    folder_.emplace(config_, log_);
+  std::string open_folder(bool restarted) {
+    folder_.emplace(config_, log_, restarted);
     const auto found = folder_->checkpoint_to_resume();
     if (found) {
       const RunState saved = read_run_state(CheckpointReader(*found));
@@ -247,8 +248,18 @@ class TrainingRun {
     if (evaluation_due(state_.step)) record.eval_loss = evaluate();
     result_.train_loss = step.loss;
     if (first_) report(record);
-    const bool stop = hooks_.should_stop && hooks_.should_stop();
-    if (most_over_ranks(stop ? 1 : 0) != 0) result_.interrupted = true;
+    if (hooks_.on_progress) hooks_.on_progress(state_.step);
+    agree_to_stop();
+  }
+
+  /// One rank that was asked to stop stops all of them, after the same step.
+  void agree_to_stop() {
+    enum Asked : std::int64_t { nothing, interrupt, preempt };
+    Asked own = hooks_.should_stop && hooks_.should_stop() ? interrupt : nothing;
+    if (hooks_.should_preempt && hooks_.should_preempt()) own = preempt;
+    const std::int64_t asked = most_over_ranks(own);
+    if (asked != nothing) result_.interrupted = true;
+    if (asked == preempt) result_.preempted = true;
   }
 
   StepReport take_result(std::int64_t step) {
@@ -300,12 +311,14 @@ class TrainingRun {
   }
 
   void save() {
+    const double begin_s = now_s();
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
     options.on_phase = [this](SavePhase phase) {
       if (first_ && phase == SavePhase::manifest_written) folder_->check_still_ours();
     };
     result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
+    if (hooks_.on_saved) hooks_.on_saved(state_.step, now_s() - begin_s);
     if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }
 
@@ -331,13 +344,13 @@ class TrainingRun {
 }  // namespace
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
-                  std::shared_ptr<Communicator> world) {
+                  std::shared_ptr<Communicator> world, bool restarted) {
   try {
     if (world) agree_on_config(config, *world);
     Config settled = settle_recompute(config, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
-    return TrainingRun(settled, tokenizer, hooks, log, world).train();
+    return TrainingRun(settled, tokenizer, hooks, log, world, restarted).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {

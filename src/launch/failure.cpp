@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <functional>
 #include <sstream>
 #include <string_view>
 #include <tuple>
@@ -18,8 +19,8 @@ namespace {
 int weight_of(const WorkerEnd& end) {
   if (!end.failed() && !end.stopped) return 0;
   if (end.stopped) return 2;
-  if (end.told) return 0;
-  if (lost_peer(end)) return 1;
+  if (end.told || end.ended_as_asked()) return 0;
+  if (lost_peer(end)) return end.asked != 0 ? 0 : 1;
   return end.signal != 0 ? 4 : 3;
 }
 
@@ -30,6 +31,29 @@ std::string said(const WorkerEnd& end, std::size_t most) {
     text += detail::concat("\n[rank ", end.rank, "] ", end.last_lines[i]);
   }
   return text;
+}
+
+constexpr std::array<std::string_view, 2> kLateWords{"did not finish within", "did not come within"};
+
+/// A program's last words, not what it may have said long before.
+template <std::size_t Words>
+bool said_lately(const WorkerEnd& end, const std::array<std::string_view, Words>& words) {
+  constexpr std::size_t kWordsAt = 6;
+  const std::size_t begin = end.last_lines.size() - std::min(kWordsAt, end.last_lines.size());
+  return std::any_of(end.last_lines.begin() + static_cast<std::ptrdiff_t>(begin), end.last_lines.end(),
+                     [&](const std::string& line) {
+                       return std::any_of(words.begin(), words.end(), [&](std::string_view word) {
+                         return line.find(word) != std::string::npos;
+                       });
+                     });
+}
+
+/// The job's exit code where this end explains it.
+int code_of(const WorkerEnd& end) {
+  if (end.stopped) return exit_code::kNoAnswer;
+  if (end.signal != 0 || !lost_peer(end)) return end.code();
+  return end.exit_code == exit_code::kNoAnswer || said_lately(end, kLateWords) ? exit_code::kNoAnswer
+                                                                               : exit_code::kLostPeer;
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -45,7 +69,9 @@ std::string aftermath(std::span<const WorkerEnd> ends, std::size_t cause) {
     const WorkerEnd& end = ends[i];
     if (i == cause) continue;
     std::string what = "ended without an error";
-    if (end.stopped) {
+    if (end.preempted()) {
+      what = "saved and ended";
+    } else if (end.stopped) {
       what = "gave no answer (stopped) and was killed";
     } else if (end.told) {
       what = end.signal == SIGKILL ? "was killed by the launcher" : "was ended by the launcher";
@@ -70,22 +96,14 @@ std::string aftermath(std::span<const WorkerEnd> ends, std::size_t cause) {
 }  // namespace
 
 bool lost_peer(const WorkerEnd& end) {
-  constexpr std::array<std::string_view, 10> kWords{
-      "CommunicationError",    "lost the connection", "connection was lost",     "ended its part in the job",
-      "did not finish within", "did not come within", "onnection reset by peer", "onnection closed by peer",
-      "onnection refused",     "Broken pipe"};
+  constexpr std::array<std::string_view, 8> kWords{"CommunicationError",      "lost the connection",
+                                                   "connection was lost",     "ended its part in the job",
+                                                   "onnection reset by peer", "onnection closed by peer",
+                                                   "onnection refused",       "Broken pipe"};
   if (end.signal == SIGPIPE) return true;
   if (end.signal != 0) return false;
-  if (end.exit_code == kLostPeerExitCode) return true;
-  // A program's last words, not what it may have said long before.
-  constexpr std::size_t kWordsAt = 6;
-  const std::size_t begin = end.last_lines.size() - std::min(kWordsAt, end.last_lines.size());
-  for (std::size_t i = begin; i < end.last_lines.size(); ++i) {
-    for (const std::string_view word : kWords) {
-      if (end.last_lines[i].find(word) != std::string::npos) return true;
-    }
-  }
-  return false;
+  if (end.exit_code == exit_code::kLostPeer || end.exit_code == exit_code::kNoAnswer) return true;
+  return said_lately(end, kWords) || said_lately(end, kLateWords);
 }
 
 std::optional<std::size_t> first_cause(std::span<const WorkerEnd> ends) {
@@ -134,15 +152,17 @@ std::string report_failure(std::span<const WorkerEnd> ends, const std::string& h
 }
 
 std::string Outcome::encode() const {
-  return detail::concat(static_cast<int>(kind), ' ', code, ' ', weight, ' ', at_ms, '\n', report);
+  return detail::concat(static_cast<int>(kind), ' ', code, ' ', weight, ' ', at_ms, ' ', progress.step, ' ',
+                        progress.saved, '\n', report);
 }
 
 Outcome Outcome::decode(const std::string& text) {
   std::istringstream in(text);
   int kind = -1;
   Outcome outcome;
-  in >> kind >> outcome.code >> outcome.weight >> outcome.at_ms;
-  TESSERA_ENSURE(CommunicationError, in && kind >= 0 && kind <= static_cast<int>(Kind::lost),
+  in >> kind >> outcome.code >> outcome.weight >> outcome.at_ms >> outcome.progress.step >>
+      outcome.progress.saved;
+  TESSERA_ENSURE(CommunicationError, in && kind >= 0 && kind <= static_cast<int>(Kind::preempted),
                  "a launcher sent what is no outcome: ", text.substr(0, 100));
   outcome.kind = static_cast<Kind>(kind);
   const auto line = text.find('\n');
@@ -152,11 +172,20 @@ Outcome Outcome::decode(const std::string& text) {
 
 Outcome outcome_of(std::span<const WorkerEnd> ends, const std::string& host, std::int64_t start_ms) {
   Outcome outcome;
+  for (const WorkerEnd& end : ends) outcome.progress.join(end.progress);
   const auto cause = first_cause(ends);
-  if (!cause) return outcome;
+  if (!cause) {
+    const bool none_failed =
+        std::none_of(ends.begin(), ends.end(), [](const WorkerEnd& end) { return end.failed(); });
+    if (none_failed && std::any_of(ends.begin(), ends.end(), std::mem_fn(&WorkerEnd::preempted))) {
+      outcome.kind = Outcome::Kind::preempted;
+      outcome.code = exit_code::kPreempted;
+    }
+    return outcome;
+  }
   const WorkerEnd& first = ends[*cause];
   outcome.kind = Outcome::Kind::failed;
-  outcome.code = first.code();
+  outcome.code = code_of(first);
   outcome.weight = weight_of(first);
   outcome.at_ms = start_ms + static_cast<std::int64_t>(first.at_s * 1000);
   outcome.report = report_failure(ends, host);
@@ -168,13 +197,17 @@ Outcome combine(std::span<const Outcome> outcomes) {
     // A machine that is gone explains why others lost their peers, but not a failure with a reason of its
     // own.
     const int weight = outcome.kind == Outcome::Kind::lost ? 2 : outcome.weight;
-    return std::make_tuple(outcome.kind == Outcome::Kind::interrupted ? 1 : 0,
-                           outcome.kind == Outcome::Kind::done ? 0 : 1, weight, -outcome.at_ms);
+    const bool well = outcome.kind == Outcome::Kind::done || outcome.kind == Outcome::Kind::preempted;
+    return std::make_tuple(outcome.kind == Outcome::Kind::interrupted ? 1 : 0, well ? 0 : 1,
+                           outcome.kind == Outcome::Kind::preempted ? 1 : 0, weight, -outcome.at_ms);
   };
   Outcome result;
+  Progress furthest;
   for (const Outcome& outcome : outcomes) {
+    furthest.join(outcome.progress);
     if (rank_of(outcome) > rank_of(result)) result = outcome;
   }
+  result.progress = furthest;
   return result;
 }
 

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "launch/progress.hpp"
+#include "tessera/base/exit_codes.hpp"
+
 namespace tessera::launching {
 
 /// How a worker ended.
@@ -18,11 +21,19 @@ struct WorkerEnd {
   int exit_code = 0;
   int signal = 0;        ///< that killed it; 0 = it exited
   bool told = false;     ///< the launcher had told it to end before
+  int asked = 0;         ///< SIGTERM or SIGUSR1 that was passed on to it: it may save first; 0 = none
   bool stopped = false;  ///< it was stopped (SIGSTOP) when it was told to
   double at_s = 0;       ///< seconds since the attempt began
+  Progress progress;
   std::vector<std::string> last_lines;
 
-  bool failed() const { return signal != 0 || exit_code != 0; }
+  /// It saved and ended because it was asked to, by whomever.
+  bool preempted() const { return signal == 0 && exit_code == exit_code::kPreempted; }
+  /// It ended by the signal that was passed on, without having saved.
+  bool ended_as_asked() const {
+    return asked != 0 && (signal == asked || exit_code == exit_code::kSignal + asked);
+  }
+  bool failed() const { return !preempted() && (signal != 0 || exit_code != 0); }
   /// As shells have it: the exit code, or 128 + signal.
   int code() const { return signal != 0 ? 128 + signal : exit_code; }
 };
@@ -42,12 +53,13 @@ std::string report_failure(std::span<const WorkerEnd> ends, const std::string& h
 
 /// The result of one attempt on one machine, as launchers tell each other.
 struct Outcome {
-  enum class Kind { done, failed, interrupted, lost };
+  enum class Kind { done, failed, interrupted, lost, preempted };
   Kind kind = Kind::done;
   int code = 0;
   int weight = 0;          ///< of failures: the greatest is the job's cause
   std::int64_t at_ms = 0;  ///< system time of the failure
   std::string report;
+  Progress progress;  ///< the furthest; of several machines only what restarts depend on
 
   std::string encode() const;
   /// Errors: CommunicationError if the text is none.
@@ -59,7 +71,7 @@ struct Outcome {
 Outcome outcome_of(std::span<const WorkerEnd> ends, const std::string& host, std::int64_t start_ms);
 
 /// The outcome of the job: an interruption, else a lost machine that nothing explains, else the weightiest
-/// failure, the earliest of equals.
+/// failure, the earliest of equals, else a preemption.
 Outcome combine(std::span<const Outcome> outcomes);
 
 }  // namespace tessera::launching

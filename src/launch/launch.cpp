@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "launch/open_secret.hpp"
+#include "launch/restarts.hpp"
 #include "launch/supervisor.hpp"
 #include "tessera/comm/store.hpp"
 
@@ -75,22 +76,19 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 LaunchResult run_attempts(const LaunchOptions& options, const Logger& log,
                           launching::Supervisor& supervisor) {
   if (const auto outcome = supervisor.wait_for_machines()) return {outcome->code, outcome->report};
+  launching::Restarts restarts(options);
   for (int attempt = 0;; ++attempt) {
     const Outcome outcome = supervisor.run(attempt);
     supervisor.flush();
-    const bool again =
-        outcome.kind == Outcome::Kind::failed && attempt < options.max_restarts && !supervisor.interrupted();
-    if (!again) {
-      std::string report = outcome.report;
-      if (outcome.kind == Outcome::Kind::failed && attempt > 0) {
-        report += detail::concat("\n(all ", attempt, options.max_restarts == 1 ? " restart" : " restarts",
-                                 " used up)");
-      }
-      return {outcome.code, report};
-    }
+    if (outcome.kind != Outcome::Kind::failed || supervisor.interrupted())
+      return {outcome.code, outcome.report};
+    const auto delay_s = restarts.next(outcome);
+    if (!delay_s) return restarts.give_up(outcome);
     log.warning(first_line(outcome.report));
-    log.warning("everything was ended and starts again: restart ", attempt + 1, " of ", options.max_restarts);
+    log.warning("everything was ended and starts again in ", *delay_s, " s: restart ", restarts.restarts(),
+                " of ", options.max_restarts);
     log.flush();
+    if (const auto ended = supervisor.pause(*delay_s)) return {ended->code, ended->report};
   }
 }
 

@@ -28,6 +28,7 @@ void read_native(const YamlNode& root, FileReader& reader, LaunchSettings& setti
       reader.text("secret_file", settings.secret_file);
       reader.number("grace_s", settings.grace_s);
       reader.number("join_timeout_s", settings.join_timeout_s);
+      reader.number("restart_delay_s", settings.restart_delay_s);
       reader.boolean("cpu", settings.cpu);
       reader.boolean("quiet", settings.quiet);
       reader.boolean("pin_cores", settings.pin_cores);

@@ -3,17 +3,19 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "launch/open_secret.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/timeout.hpp"
 
 namespace tessera::launching {
 namespace {
 
-constexpr double kTry = 1;                           ///< seconds for one attempt to reach the store
+constexpr double kTry = 2;                           ///< seconds for one attempt to reach the store
 constexpr const char* kSecretKey = "launch/secret";  ///< which machine has a secret, where the store is open
 constexpr double kTurn = 0.2;                        ///< seconds between looks at the store
 constexpr double kLostInFailure = 5;  ///< once something failed, a silent launcher is given up sooner
@@ -94,8 +96,9 @@ std::string Machines::attempt_key(int attempt, const std::string& what) const {
 void Machines::run() {
   try {
     if (!join()) return;
+    reached_s_ = now_s();
     do {
-      exchange();
+      exchange_in_time();
     } while (pause(kTurn));
     // The last outcome may have been given after the last look.
     farewell(1, options_.num_machines);
@@ -144,7 +147,8 @@ std::string Machines::mismatch() const {
 bool Machines::connect(double deadline_s) {
   while (!store_) {
     try {
-      store_ = std::make_unique<Store>(options_.main_process_ip, options_.main_process_port, secret_, kTry);
+      store_ = std::make_unique<Store>(options_.main_process_ip, options_.main_process_port, secret_,
+                                       std::clamp(deadline_s - now_s(), kTurn, kTry));
     } catch (const CommunicationError& error) {
       // A server that refuses the secret will not change its mind.
       if (std::string_view(error.what()).find("secret") != std::string_view::npos) {
@@ -223,6 +227,16 @@ void Machines::farewell(int first, int end) {
   }
 }
 
+/// A store that is slow, on a busy machine, is not a lost one until its launcher would count as lost.
+void Machines::exchange_in_time() {
+  try {
+    exchange();
+    reached_s_ = now_s();
+  } catch (const CommunicationTimeout&) {
+    if (now_s() - reached_s_ > options_.lost_machine_s) throw;
+  }
+}
+
 void Machines::exchange() {
   int attempt = 0;
   bool failed = false;
@@ -231,13 +245,18 @@ void Machines::exchange() {
     const std::lock_guard lock(mutex_);
     attempt = attempt_;
     failed = failed_ && !failed_told_;
-    failed_told_ = failed_;
     if (!outcome_told_) outcome = outcome_;
-    outcome_told_ = outcome_.has_value();
   }
   store_->set(key("beat", options_.machine_rank), std::to_string(++beats_));
   if (failed) store_->set(attempt_key(attempt, "failed"), host_);
   if (outcome) store_->set(attempt_key(attempt, key("ended", options_.machine_rank)), outcome->encode());
+  {
+    const std::lock_guard lock(mutex_);
+    if (attempt_ == attempt) {
+      failed_told_ = failed_told_ || failed;
+      outcome_told_ = outcome_told_ || outcome.has_value();
+    }
+  }
   listen();
 
   std::string text;

@@ -54,6 +54,7 @@ class Machines {
   void refuse_mismatch();
   std::string mismatch() const;
   void farewell(int first, int end);
+  void exchange_in_time();
   void exchange();
   void listen();
   void judge(int attempt, bool failing);
@@ -68,6 +69,7 @@ class Machines {
   std::unique_ptr<Store> store_;
   std::vector<Peer> peers_;
   std::uint64_t beats_ = 0;
+  double reached_s_ = 0;  ///< when the store was last known to answer
   int event_ = -1;
 
   std::mutex mutex_;

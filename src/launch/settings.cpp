@@ -199,6 +199,7 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
   take(result.secret_file, over.secret_file);
   take(result.grace_s, over.grace_s);
   take(result.join_timeout_s, over.join_timeout_s);
+  take(result.restart_delay_s, over.restart_delay_s);
   take(result.cpu, over.cpu);
   take(result.quiet, over.quiet);
   take(result.pin_cores, over.pin_cores);
@@ -228,6 +229,8 @@ LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram
   options.grace_s = seconds("grace_s", settings.grace_s.value_or(options.grace_s), faults);
   options.join_timeout_s =
       seconds("join_timeout_s", settings.join_timeout_s.value_or(options.join_timeout_s), faults);
+  options.restart_delay_s =
+      seconds("restart_delay_s", settings.restart_delay_s.value_or(options.restart_delay_s), faults);
   options.secret = read_secret(settings, program, options.num_machines, faults);
   options.pin_cores = settings.pin_cores.value_or(false);
   resolve_environment(settings, program, options);

@@ -136,6 +136,11 @@ void Supervisor::wait() {
   }
   const std::size_t pipes = polled.size();
   std::vector<Worker*> owners;
+  for (const auto& worker : workers_) {
+    if (worker->progress() < 0) continue;
+    polled.push_back({worker->progress(), POLLIN, 0});
+    owners.push_back(worker.get());
+  }
   const bool readable = !out_.full() && !error_.full();
   for (const auto& worker : workers_) {
     for (const int fd : {worker->output(), worker->error()}) {
@@ -164,21 +169,64 @@ void Supervisor::handle_signals() {
 
 void Supervisor::handle_signal(int signal_number) {
   if (signal_number == SIGCHLD || signal_number == SIGPIPE) return;
-  if (signal_number == SIGUSR1 || signal_number == SIGUSR2) {
+  if (signal_number == SIGUSR2) {
     for (const auto& worker : workers_) worker->signal(signal_number, false);
     return;
   }
+  if (signal_number == SIGUSR1) return preempt(signal_number);
+  // A scheduler may send SIGTERM several times while ranks save.
+  if (interrupted_ == SIGTERM && signal_number == SIGTERM) return;
   if (interrupted_ != 0) {
     end_all(SIGKILL);
     enter(Phase::killing, 0);
     return;
   }
   interrupted_ = signal_number;
-  if (!workers_.empty() && phase_ == Phase::running) {
-    job_.log.info("passing ", signal_text(signal_number), " on; another one ends everything at once");
+  if (phase_ != Phase::running || workers_.empty()) return;
+  if (signal_number == SIGTERM) {
+    preempt(signal_number);
+  } else {
     end_all(signal_number);
-    enter(Phase::ending, job_.options.grace_s);
   }
+  const double grace_s = grace();
+  job_.log.info("passing ", signal_text(signal_number), " on; who is not done in ", grace_s,
+                " s is killed, and Ctrl-C ends everything at once");
+  enter(Phase::ending, grace_s);
+}
+
+/// Asks the workers to save and end. After SIGUSR1 they may take their time: it is an early notice.
+void Supervisor::preempt(int signal_number) {
+  preempted_ = signal_number;
+  for (const auto& worker : workers_) worker->ask_to_end(signal_number);
+}
+
+/// How long workers may take to end: as configured, and besides that for the step they are in and a save.
+double Supervisor::grace() const {
+  Progress slowest;
+  for (const auto& worker : workers_) slowest.join(worker->end().progress);
+  // Until one has been made, nobody knows how long a save takes.
+  const double save_s = slowest.saved == 0 && preempted_ != 0 ? job_.options.first_save_s : slowest.save_s;
+  return job_.options.grace_s + slowest.step_s + save_s;
+}
+
+std::optional<Outcome> Supervisor::pause(double seconds) {
+  const auto deadline = Clock::now() + duration(seconds);
+  phase_ = Phase::running;
+  while (interrupted_ == 0 && preempted_ == 0 && news_.lost.empty() && Clock::now() < deadline) {
+    wait();
+    handle_signals();
+    if (job_.machines != nullptr) news_ = job_.machines->news();
+  }
+  if (!news_.lost.empty()) throw CommunicationError(news_.lost);
+  if (interrupted_ != 0 && interrupted_ != SIGTERM) return local_outcome();
+  if (interrupted_ == 0 && preempted_ == 0) return std::nullopt;
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::preempted;
+  outcome.code = exit_code::kPreempted;
+  outcome.report =
+      detail::concat("asked to end by ", signal_text(preempted_ != 0 ? preempted_ : interrupted_),
+                     " on host ", job_.host, " while it waited to start again");
+  return outcome;
 }
 
 void Supervisor::handle_news() {
@@ -191,7 +239,14 @@ void Supervisor::handle_ends() {
   for (const auto& worker : workers_) {
     if (!worker->reap()) continue;
     job_.guard.remove(worker->pid());
-    if (!worker->end().failed() || worker->end().told || phase_ != Phase::running) continue;
+    const WorkerEnd& end = worker->end();
+    if (phase_ != Phase::running) continue;
+    // Ranks agree to be preempted: the others are about to end as well.
+    if (end.preempted() || end.ended_as_asked()) {
+      enter(Phase::ending, grace());
+      continue;
+    }
+    if (!end.failed() || end.told) continue;
     job_.log.debug("rank ", worker->rank(), " failed");
     if (job_.machines != nullptr) job_.machines->failed();
     fail();
@@ -238,12 +293,12 @@ Outcome Supervisor::local_outcome() const {
   Outcome outcome = outcome_of(ends, job_.host, begin_ms_);
   const bool failed =
       std::any_of(ends.begin(), ends.end(), [](const WorkerEnd& end) { return end.failed(); });
-  // What failed before the signal came is still the reason.
-  if (interrupted_ == 0 || outcome.kind == Outcome::Kind::failed || (!ends.empty() && !failed))
-    return outcome;
+  const int by = interrupted_ != 0 ? interrupted_ : preempted_;
+  // What failed before the signal came, or failed to save, is still the reason.
+  if (by == 0 || outcome.kind == Outcome::Kind::failed || (!ends.empty() && !failed)) return outcome;
   outcome.kind = Outcome::Kind::interrupted;
-  outcome.code = 128 + interrupted_;
-  outcome.report = detail::concat("ended by ", signal_text(interrupted_), " on host ", job_.host);
+  outcome.code = exit_code::kSignal + by;
+  outcome.report = detail::concat("ended by ", signal_text(by), " on host ", job_.host);
   return outcome;
 }
 

@@ -33,8 +33,11 @@ class Supervisor {
   std::optional<Outcome> wait_for_machines();
   /// Runs all workers once. The outcome is that of the whole job. Errors: IoError.
   Outcome run(int attempt);
-  /// Whether a signal asked for the end of the job.
-  bool interrupted() const { return interrupted_ != 0; }
+  /// Sleeps between two attempts. nullopt: the time is over; otherwise how the job ends.
+  /// Errors: CommunicationError.
+  std::optional<Outcome> pause(double seconds);
+  /// Whether a signal asked for the end of the job: then nothing is started again.
+  bool interrupted() const { return interrupted_ != 0 || preempted_ != 0; }
   /// Passes on what is still to be written.
   void flush();
 
@@ -53,6 +56,8 @@ class Supervisor {
   void wait();
   void handle_signals();
   void handle_signal(int signal_number);
+  void preempt(int signal_number);
+  double grace() const;
   void handle_news();
   void handle_ends();
   void fail();
@@ -70,6 +75,7 @@ class Supervisor {
   Phase phase_ = Phase::running;
   Clock::time_point next_;  ///< when the phase ends, unless running
   int interrupted_ = 0;     ///< the first signal that asked for the end
+  int preempted_ = 0;       ///< the last that asked the workers to save and end
   News news_;
 };
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +13,9 @@
 #include <fstream>
 #include <iterator>
 
+#include "launch/environment.hpp"
 #include "launch/signals.hpp"
+#include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::launching {
@@ -34,7 +37,7 @@ struct Start {
   char* const* environment;
   const sigset_t* mask;
   pid_t parent;
-  int null, output, error, guard;
+  int null, output, error, guard, progress;
   const cpu_set_t* cores;  ///< nullptr = all
 };
 
@@ -48,6 +51,7 @@ struct Start {
   dup2(start.null, STDIN_FILENO);
   dup2(start.output, STDOUT_FILENO);
   dup2(start.error, STDERR_FILENO);
+  fcntl(start.progress, F_SETFD, 0);
   if (start.cores != nullptr) sched_setaffinity(0, sizeof *start.cores, start.cores);
   ::signal(SIGPIPE, SIG_DFL);
   sigprocmask(SIG_SETMASK, start.mask, nullptr);
@@ -71,6 +75,12 @@ void write_all(int fd, std::string_view bytes) {
   }
 }
 
+/// As ProgressReporter looks for it.
+std::string name_of_pipe(int fd) {
+  struct stat found {};
+  return fd >= 0 && fstat(fd, &found) == 0 ? detail::concat(fd, ':', found.st_ino) : std::string();
+}
+
 int open_log(const WorkerSpec& spec) {
   if (spec.log_file.empty()) return -1;
   const int fd = open(spec.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -84,11 +94,14 @@ int open_log(const WorkerSpec& spec) {
 Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
     : sink_(std::move(sink)), epoch_(epoch), tail_(kTailLines) {
   end_.rank = spec.rank;
-  const auto argv = pointers(spec.argv), environment = pointers(spec.environment);
   log_ = open_log(spec);
-  int output[2] = {-1, -1}, error[2] = {-1, -1};
+  int output[2] = {-1, -1}, error[2] = {-1, -1}, progress[2] = {-1, -1};
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const bool ready = null >= 0 && pipe2(output, O_CLOEXEC) == 0 && pipe2(error, O_CLOEXEC) == 0;
+  const bool ready = null >= 0 && pipe2(output, O_CLOEXEC) == 0 && pipe2(error, O_CLOEXEC) == 0 &&
+                     pipe2(progress, O_CLOEXEC) == 0;
+  Variables variables = spec.environment;
+  set_variable(variables, "TESSERA_PROGRESS", name_of_pipe(progress[1]));
+  const auto argv = pointers(spec.argv), environment = pointers(variables);
   cpu_set_t cores;
   CPU_ZERO(&cores);
   for (const int core : spec.cores) CPU_SET(static_cast<std::size_t>(core), &cores);
@@ -101,21 +114,23 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
                     output[1],
                     error[1],
                     spec.guard,
+                    progress[1],
                     spec.cores.empty() ? nullptr : &cores};
   end_.pid = ready ? fork() : -1;
   if (end_.pid == 0) run_child(start);
   const int code = errno;
-  for (const int fd : {null, output[1], error[1]}) {
+  for (const int fd : {null, output[1], error[1], progress[1]}) {
     if (fd >= 0) close(fd);
   }
   pipes_[0].fd = output[0];
   pipes_[1].fd = error[0];
-  for (const Pipe& pipe : pipes_) {
-    if (pipe.fd >= 0) fcntl(pipe.fd, F_SETFL, O_NONBLOCK);
+  progress_ = progress[0];
+  for (const int fd : {output[0], error[0], progress_}) {
+    if (fd >= 0) fcntl(fd, F_SETFL, O_NONBLOCK);
   }
   running_ = end_.pid > 0;
   if (running_) return;
-  for (const int fd : {output[0], error[0], log_}) {
+  for (const int fd : {output[0], error[0], progress_, log_}) {
     if (fd >= 0) close(fd);
   }
   throw IoError(detail::concat("cannot start the process of rank ", spec.rank, ": ", std::strerror(code)));
@@ -127,7 +142,7 @@ Worker::~Worker() {
     kill(end_.pid, SIGKILL);
     while (waitpid(end_.pid, nullptr, 0) < 0 && errno == EINTR) continue;
   }
-  for (const int fd : {pipes_[0].fd, pipes_[1].fd, log_}) {
+  for (const int fd : {pipes_[0].fd, pipes_[1].fd, progress_, log_}) {
     if (fd >= 0) close(fd);
   }
 }
@@ -164,7 +179,21 @@ void Worker::finish(Pipe& pipe) {
   pipe.fd = -1;
 }
 
+/// Its end is that of the worker, or of whatever it has left the pipe to.
+void Worker::read_progress() {
+  std::array<char, 4096> buffer;
+  ssize_t got = 0;
+  while (progress_ >= 0 && (got = read(progress_, buffer.data(), buffer.size())) > 0)
+    reader_.add({buffer.data(), static_cast<std::size_t>(got)}, now_s());
+  if (got == 0 && progress_ >= 0) {
+    close(progress_);
+    progress_ = -1;
+  }
+  end_.progress = reader_.progress();
+}
+
 void Worker::read_from(int fd) {
+  if (fd == progress_ && fd >= 0) return read_progress();
   for (Pipe& pipe : pipes_) {
     if (pipe.fd == fd && fd >= 0) read_piece(pipe);
   }
@@ -192,6 +221,7 @@ bool Worker::reap() {
   if (WIFSIGNALED(status)) end_.signal = WTERMSIG(status);
   if (WIFEXITED(status)) end_.exit_code = WEXITSTATUS(status);
   for (Pipe& pipe : pipes_) drain(pipe);
+  read_progress();
   end_.last_lines = tail_.lines();
   return true;
 }
@@ -207,6 +237,12 @@ void Worker::tell_to_end(int signal_number) {
   if (!end_.told) end_.stopped = is_stopped();
   end_.told = true;
   signal(signal_number, true);
+}
+
+void Worker::ask_to_end(int signal_number) {
+  if (!running_) return;
+  end_.asked = signal_number;
+  signal(signal_number, false);
 }
 
 bool Worker::is_stopped() const {

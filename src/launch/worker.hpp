@@ -10,6 +10,7 @@
 
 #include "launch/failure.hpp"
 #include "launch/lines.hpp"
+#include "launch/progress.hpp"
 
 namespace tessera::launching {
 
@@ -51,6 +52,8 @@ class Worker {
   /// Pipes to read from; -1 = closed.
   int output() const { return pipes_[0].fd; }
   int error() const { return pipes_[1].fd; }
+  /// Where it tells how far it has come; -1 = closed.
+  int progress() const { return progress_; }
   /// Reads what is there from one of them, a piece at most.
   void read_from(int fd);
 
@@ -62,6 +65,9 @@ class Worker {
   void signal(int signal_number, bool group);
   /// The same, and what happens to it from now on is the launcher's doing.
   void tell_to_end(int signal_number);
+  /// Passes on a signal by which it is asked to save and end; to it alone, as its helpers must work till
+  /// then.
+  void ask_to_end(int signal_number);
   /// Whether it is stopped (SIGSTOP, a debugger).
   bool is_stopped() const;
 
@@ -75,13 +81,15 @@ class Worker {
   void take(Pipe& pipe, std::string_view bytes);
   void drain(Pipe& pipe);
   void finish(Pipe& pipe);
+  void read_progress();
 
   Sink sink_;
   Clock::time_point epoch_;
   WorkerEnd end_;
   Tail tail_;
   Pipe pipes_[2];
-  int log_ = -1;
+  int log_ = -1, progress_ = -1;
+  ProgressReader reader_;
   bool running_ = false;
 };
 

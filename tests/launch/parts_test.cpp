@@ -224,7 +224,7 @@ Outcome failed(int weight, std::int64_t at_ms, const char* report) {
 }
 
 TEST(Outcomes, TravelAsText) {
-  const Outcome outcome{Outcome::Kind::failed, 137, 4, 1234567890123, "two\nlines"};
+  const Outcome outcome{Outcome::Kind::failed, 137, 4, 1234567890123, "two\nlines", {.step = 7, .saved = 4}};
   EXPECT_EQ(Outcome::decode(outcome.encode()), outcome);
   EXPECT_EQ(Outcome::decode(Outcome{}.encode()), Outcome{});
   for (const char* text : {"", "9 0 0 0\n", "x", "1 2"})

@@ -23,7 +23,8 @@ TEST(LaunchFile, Native) {
   const LaunchSettings settings = parse_launch_file(
       "launch:\n  num_processes: 8\n  num_machines: 2\n  machine_rank: 1\n  main_process_ip: 10.0.0.1\n"
       "  main_process_port: 4000\n  max_restarts: 3\n  threads_per_process: 4\n  log_dir: logs\n"
-      "  secret_file: s\n  grace_s: 2.5\n  join_timeout_s: 9\n  cpu: yes\n  quiet: false\n",
+      "  secret_file: s\n  grace_s: 2.5\n  join_timeout_s: 9\n  restart_delay_s: 0.5\n  cpu: yes\n  quiet: "
+      "false\n",
       "l.yaml");
   LaunchSettings expected;
   expected.num_processes = 8;
@@ -37,6 +38,7 @@ TEST(LaunchFile, Native) {
   expected.secret_file = "s";
   expected.grace_s = 2.5;
   expected.join_timeout_s = 9;
+  expected.restart_delay_s = 0.5;
   expected.cpu = true;
   expected.quiet = false;
   EXPECT_EQ(settings, expected);

@@ -47,15 +47,16 @@ def test_threads_are_left_as_somebody_set_them(tessera_program):
 def test_workers_get_arguments_environment_and_nothing_else(tessera_program, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import os, sys\nprint(sys.argv[1:], os.environ['MINE'], repr(sys.stdin.read()), os.getsid(0) == os.getpid())\n"
-                      "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))\n"
+                      "progress = int(os.environ['TESSERA_PROGRESS'].partition(':')[0])\n"
+                      "print(sorted(set(map(int, os.listdir('/proc/self/fd'))) - {progress}), os.fstat(progress).st_size)\n"
                       "print(os.getpid(), b'JOB_SECRET' in open('/proc/self/cmdline', 'rb').read())")
     arguments = ["train", "--num_processes", "9", "-h", "a b", "--config_file=x"]
     job = launch(tessera_program, "--num-processes=2", script, *arguments, env={"MINE": "kept"}, stdin=subprocess.PIPE)
     for rank in range(2):
         place, descriptors, _ = lines_of(job.out, rank)
         assert place == f"{arguments} kept '' True"
-        # The launcher's sockets and pipes stay its own; 3 is the listing itself.
-        assert descriptors == "[0, 1, 2, 3]"
+        # The launcher's sockets and pipes stay its own, but for the one to tell it how far the worker is; 3 is the listing itself.
+        assert descriptors == "[0, 1, 2, 3] 0"
 
 
 def test_scripts_modules_and_programs(tessera_program, tmp_path):

@@ -37,6 +37,9 @@ struct Environment {
       comm_address;                ///< TESSERA_COMM_ADDRESS: under which other ranks reach this process
   bool check_collectives = false;  ///< TESSERA_CHECK_COLLECTIVES
   std::int64_t restart = 0;        ///< TESSERA_RESTART: how often the job was started again before
+  /// TESSERA_PROGRESS, "descriptor:inode": the launcher's pipe for how far this process has come.
+  int progress_fd = -1;
+  std::uint64_t progress_inode = 0;
 
   bool no_color = false;                ///< NO_COLOR is set and not empty
   std::optional<LogLevel> log_level;    ///< TESSERA_LOG_LEVEL

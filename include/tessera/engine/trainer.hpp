@@ -29,11 +29,17 @@ struct TrainHooks {
   std::function<void(const std::string& table)> on_profile;
   /// Asked after every step: true ends the run (after saving, if checkpoint.on_interrupt).
   std::function<bool()> should_stop;
+  /// Asked after every step: true ends the run after saving, whatever checkpoint.on_interrupt says.
+  std::function<bool()> should_preempt;
+  /// On every rank: a step was made; a checkpoint was published, which took so long.
+  std::function<void(std::int64_t step)> on_progress;
+  std::function<void(std::int64_t step, double seconds)> on_saved;
 };
 
 struct TrainResult {
   std::int64_t step = 0;
   bool interrupted = false;
+  bool preempted = false;  ///< also interrupted, by should_preempt
   std::optional<double> train_loss, eval_loss;
   std::optional<std::filesystem::path> checkpoint;  ///< the last one saved or resumed from
 };
@@ -41,16 +47,18 @@ struct TrainResult {
 /// Trains as `config` (resolved) says, going on from the last whole checkpoint if there is one and
 /// checkpoint.resume allows it. `world`: all ranks of the job, null = this one alone; every rank calls train
 /// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
-/// (should_stop is asked on every rank: one that says yes stops all). Errors: ConfigError, DataError,
+/// (should_stop and should_preempt are asked on every rank: one that says yes stops all). `restarted`: the
+/// job was started again after a failure, so it goes on from its own newest checkpoint, whatever
+/// checkpoint.resume said to the first start. Errors: ConfigError, DataError,
 /// CheckpointError, IoError, TrainingError, CommunicationError; a rank that fails ends the others' waits.
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
-                  std::shared_ptr<Communicator> world = nullptr);
+                  std::shared_ptr<Communicator> world = nullptr, bool restarted = false);
 
 /// What `train` refuses about the run's folder before it makes anything: for who starts the processes.
 /// Errors: ConfigError if the folder holds something that is no run, or checkpoints that
-/// checkpoint.resume=none excludes, if a process of this machine works there, or if the checkpoint folder is
-/// another run's.
-void check_run_folder(const Config& config);
+/// checkpoint.resume=none excludes (not when `restarted`), if a process of this machine works there, or if
+/// the checkpoint folder is another run's.
+void check_run_folder(const Config& config, bool restarted = false);
 
 /// load_config for a run. The config.yaml in a run's folder stands for that folder, wherever it was copied or
 /// moved to, unless an override gives logging.dir; a difference is logged.

@@ -19,7 +19,7 @@ struct LaunchSettings {
   std::optional<std::int64_t> main_process_port;
   std::optional<std::int64_t> max_restarts, threads_per_process;
   std::optional<std::string> log_dir, secret_file;
-  std::optional<double> grace_s, join_timeout_s;
+  std::optional<double> grace_s, join_timeout_s, restart_delay_s;
   std::optional<bool> cpu, quiet;
   std::optional<bool> pin_cores;  ///< each worker keeps to its share of the machine's cores
   /// As in an `accelerate config` file: NO, MULTI_CPU, MULTI_GPU or MEGATRON_LM.
