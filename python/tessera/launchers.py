@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from typing import Any, Callable, Dict, List, Optional
 
 from tessera import _process_group
+from tessera._preemption import PREEMPTED
 from tessera.errors import CommunicationError, ConfigError, ProcessFailed
 from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import objects
@@ -26,7 +27,8 @@ from tessera.utils.environment import are_libraries_initialized, check_cuda_p2p_
 from tessera.utils.other import get_free_port, is_port_in_use
 from tessera.utils.refusals import warn_once
 
-_GRACE_S = 5.0  # for the other processes, once one has failed, to say why they end
+_GRACE_S = 2.0  # for the other processes, once one has failed, to say why they end
+_STOP_S = 3.0  # for a process that was told to end, before it is killed
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,13 +46,49 @@ class _Job:
 
 @dataclass
 class _Report:
-    """How a process ended: `error` and `trace` are texts, empty when it did well; `told` = by another's failure."""
+    """How a process ended: `error` and `trace` are texts, empty when it did well; `told` = by another's failure; `preempted` =
+    it saved and left because it was asked to."""
 
     rank: int
     at: float
     error: str = ""
     trace: str = ""
     told: bool = False
+    preempted: bool = False
+
+
+class _Channel:
+    """What a process has to say at its end. The words are in a file, which takes any number of them at once, whoever reads or
+    does not; the pipe only says that they are whole."""
+
+    def __init__(self, context: Any) -> None:
+        self.words = os.memfd_create("tessera-report")
+        self.whole, self._send = context.Pipe(duplex=False)
+
+    def say(self, *values: Any) -> None:
+        data = memoryview(objects.encode(values))
+        while data:
+            data = data[os.write(self.words, data) :]
+        self._send.send_bytes(b"1")
+
+    def parted(self) -> None:
+        """In the parent, once the process has its own end."""
+        self._send.close()
+
+    def hear(self) -> Optional[tuple]:
+        """What was said, if it is whole."""
+        try:
+            if self.whole.closed or not self.whole.poll(0):
+                return None
+            self.whole.recv_bytes()
+        except (EOFError, OSError):
+            self.whole.close()
+            return None  # it ended without a word
+        return tuple(objects.decode(os.pread(self.words, os.fstat(self.words).st_size, 0)))
+
+    def close(self) -> None:
+        self.whole.close()
+        os.close(self.words)
 
 
 def notebook_launcher(
@@ -75,7 +113,8 @@ def notebook_launcher(
     The function makes its own `Accelerator()`. With several machines, call it on each with its `node_rank`, one
     `master_addr` and TESSERA_JOB_SECRET in the environment. `use_port` "0" takes a free port, and so does a port that
     is taken where there is one machine. Errors: ProcessFailed with the traceback of the process that failed first, when
-    all have ended; ValueError; RuntimeError when a GPU is in use already or there is an Accelerator."""
+    all have ended; SystemExit(75) when they left by exit_if_preempted(); ValueError; RuntimeError when a GPU is in use
+    already or there is an Accelerator."""
     if mixed_precision.lower() not in PrecisionType:
         raise ValueError(
             f"mixed_precision='{mixed_precision}' is unknown; say one of {', '.join(PrecisionType.list())}"
@@ -203,35 +242,39 @@ def _run(variables: Dict[str, str], job: _Job) -> None:
     """Starts the processes, waits until all have ended; ends the others when one fails. Errors: ProcessFailed."""
     context = multiprocessing.get_context("fork")
     processes: List[Any] = []
-    pipes: List[Any] = []
+    channels: List[_Channel] = []
     reports: Dict[int, _Report] = {}
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         for local_rank in range(job.size):
-            receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(job, variables, local_rank, send, parent), daemon=False)
+            channels.append(_Channel(context))
+            process = context.Process(target=_child, args=(job, variables, local_rank, channels[-1], parent), daemon=False)
             process.start()
-            send.close()
+            channels[-1].parted()
             processes.append(process)
-            pipes.append(receive)
         deadline = None
-        while len(reports) < job.size:
-            waiting = [process.sentinel for i, process in enumerate(processes) if i not in reports]
-            wait(waiting, timeout=max(0.01, job.interval_s))
-            for i, process in enumerate(processes):
-                if i not in reports and not process.is_alive():
-                    reports[i] = _report_of(process, pipes[i], job.first_rank + i)
+        while len(reports) < job.size and (deadline is None or time.monotonic() < deadline):
+            left = [i for i in range(job.size) if i not in reports]
+            pipes = [channels[i].whole for i in left if not channels[i].whole.closed]
+            wait([processes[i].sentinel for i in left] + pipes, timeout=max(0.01, job.interval_s))
+            for i in left:
+                report = _report_of(processes[i], channels[i], job.first_rank + i)
+                if report is not None:
+                    reports[i] = report
             if deadline is None and any(report.error for report in reports.values()):
                 deadline = time.monotonic() + _GRACE_S
-            if deadline is not None and time.monotonic() > deadline:
-                break
     finally:
         _end(processes)
-        for pipe in pipes:
-            pipe.close()
-    failed = [report for report in reports.values() if report.error]
+        for channel in channels:
+            channel.close()
+    _raise_failure(list(reports.values()))
+
+
+def _raise_failure(reports: List[_Report]) -> None:
+    """Errors: ProcessFailed where one failed; SystemExit where all is well but for a preemption."""
+    failed = [report for report in reports if report.error]
     if failed:
         # The cause: an exception of its own, before an end without a word, before what another's failure made fail.
         first = min(failed, key=lambda report: (report.told, not report.trace, report.at))
@@ -240,18 +283,20 @@ def _run(variables: Dict[str, str], job: _Job) -> None:
         if others:
             text += f"\nThen ended: rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}."
         raise ProcessFailed(text, first.rank, first.trace)
+    if any(report.preempted for report in reports):
+        raise SystemExit(PREEMPTED)
 
 
-def _report_of(process: Any, pipe: Any, rank: int) -> _Report:
-    """What an ended process has said, or what its end says."""
-    process.join()
-    try:
-        if pipe.poll(0):
-            return _Report(rank, *objects.decode(pipe.recv_bytes()))
-    except (EOFError, OSError):
-        pass  # it ended without a word
-    if process.exitcode == 0:
-        return _Report(rank, time.monotonic())
+def _report_of(process: Any, channel: _Channel, rank: int) -> Optional[_Report]:
+    """What a process has said about its failure, or what its end says; None while it runs."""
+    ended = not process.is_alive()
+    said = channel.hear()
+    if said is not None:
+        return _Report(rank, *said)
+    if not ended:
+        return None
+    if process.exitcode in (0, PREEMPTED):
+        return _Report(rank, time.monotonic(), preempted=process.exitcode == PREEMPTED)
     how = f"exit code {process.exitcode}"
     if process.exitcode < 0:
         how = f"killed by {signal.Signals(-process.exitcode).name}"
@@ -264,7 +309,7 @@ def _end(processes: List[Any]) -> None:
         alive = [process for process in processes if process.is_alive()]
         for process in alive:
             getattr(process, stop)()
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + _STOP_S
         for process in alive:
             process.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
@@ -272,7 +317,7 @@ def _end(processes: List[Any]) -> None:
         process.close()
 
 
-def _child(job: _Job, variables: Dict[str, str], local_rank: int, pipe: Any, parent: int) -> None:
+def _child(job: _Job, variables: Dict[str, str], local_rank: int, channel: _Channel, parent: int) -> None:
     """A process of its own from here on."""
     # If the launcher is killed, nobody would end this process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -289,11 +334,25 @@ def _child(job: _Job, variables: Dict[str, str], local_rank: int, pipe: Any, par
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return
+        if isinstance(error, SystemExit) and error.code == PREEMPTED:
+            raise  # its own end, with that exit code
         told = isinstance(error, CommunicationError)
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        pipe.send_bytes(objects.encode((time.monotonic(), _process_group.describe(error), trace, told)))
+        text = _text(_process_group.describe, error)
+        channel.say(time.monotonic(), text, _text(_traceback, error), told)
         if not told:
-            _process_group.abort(_process_group.describe(error))
+            _process_group.abort(text)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def _text(describe: Callable[[BaseException], str], error: BaseException) -> str:
+    """What can be said of an error in UTF-8, also of one whose own words cannot be had."""
+    try:
+        return describe(error).encode("utf-8", "backslashreplace").decode()
+    except Exception as other:
+        return f"{type(error).__name__} (its text cannot be had: {type(other).__name__})"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from thread_ranks import Ranks, clean_environment, free_port, needs_module
 
-from tessera import launchers
+from tessera import _process_group, launchers
 from tessera.errors import ConfigError, ProcessFailed
 from tessera.state import AcceleratorState, PartialState
 from tessera.utils.environment import patch_environment
@@ -233,6 +233,64 @@ def test_real_processes(tmp_path, launch):
     assert bad.returncode == 1 and "rank 2 failed: ValueError: boom\n\nTraceback" in bad.stderr
     assert 'raise ValueError("boom")' in bad.stderr
     assert "Then ended: ranks 0, 1." in bad.stderr
+
+
+class Long(Exception):
+    """Far more than a pipe holds, and not all of it can be said in UTF-8."""
+
+    def __str__(self):
+        return "x" * 5_000_000 + "\udc80 the end"
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def fail_with(kind, folder):
+    """Rank 1 fails; rank 0 waits for one that will never come; rank 2 works on."""
+    (folder / f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+    if os.environ["RANK"] == "1":
+        raise kind()
+    if os.environ["RANK"] == "0":
+        _process_group.connect(600.0)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("kind,said", [(Long, "\\udc80 the end"), (Mute, "its text cannot be had: ValueError")])
+def test_an_error_of_any_length_is_told_at_once(alone, tmp_path, kind, said):
+    needs_module()
+    begin = time.monotonic()
+    with pytest.raises(ProcessFailed) as failure:
+        launchers.debug_launcher(fail_with, (kind, tmp_path), num_processes=3)
+    assert time.monotonic() - begin < 60
+    text = str(failure.value)
+    assert text.startswith("rank 1 failed: ") and said in text
+    assert kind is Mute or len(text) > 5_000_000
+    for path in tmp_path.glob("pid*"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def fail_and_hang(folder):
+    """What a process does at its end may take for ever."""
+    if os.environ["RANK"] == "0":
+        sys.stdout = SimpleNamespace(flush=lambda: time.sleep(600))
+        raise KeyError("the cause")
+    time.sleep(600)
+
+
+def test_a_failed_process_that_does_not_end_is_ended(alone, tmp_path):
+    begin = time.monotonic()
+    with pytest.raises(ProcessFailed, match="the cause"):
+        launchers.debug_launcher(fail_and_hang, (tmp_path,), num_processes=2)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_preempted_job_is_no_failure(alone):
+    with pytest.raises(SystemExit) as end:
+        launchers.notebook_launcher(lambda: sys.exit(75), num_processes=2, max_restarts=3, use_port="0")
+    assert end.value.code == 75
 
 
 def is_running(pid: int) -> bool:
