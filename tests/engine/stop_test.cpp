@@ -1,11 +1,10 @@
 /// Runs that are asked to stop, and those that are started again after a failure.
 
-#include <atomic>
-#include <set>
 #include <thread>
 
 #include "tessera/engine/trainer.hpp"
 #include "tests/engine/engine_support.hpp"
+#include "tests/support/device.hpp"
 
 namespace tessera {
 namespace {
@@ -69,6 +68,7 @@ struct Stops : test::FolderTest {
     Config c = run_config(name);
     c.training.steps = 8;
     c.checkpoint.every = every;
+    c.checkpoint.keep = 9;
     return c;
   }
   /// On a GPU the next step runs already when a result is known.

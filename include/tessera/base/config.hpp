@@ -183,7 +183,7 @@ struct CheckpointConfig {
   std::int64_t every = 200;                       ///< 0 = only at the end
   std::int64_t keep = 3;
   std::string resume = "auto";  ///< auto | none | PATH
-  bool on_interrupt = false;    ///< save when SIGINT or SIGTERM arrives
+  bool on_interrupt = false;    ///< save when SIGINT arrives; SIGTERM always saves
 
   friend bool operator==(const CheckpointConfig&, const CheckpointConfig&) = default;
 };
