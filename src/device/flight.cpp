@@ -1,6 +1,7 @@
 #include "tessera/device/flight.hpp"
 
 #include <algorithm>
+#include <exception>
 
 #include "tessera/base/clock.hpp"
 
@@ -119,8 +120,9 @@ void FlightRecorder::open_call(const char* name) {
 
 void FlightRecorder::close_call() {
   const Lock lock(mutex_);
-  --calls_;
   ++events_;
+  // One that ends by an exception is what the rank was in: a dump that is written afterwards still says so.
+  if (--calls_ == 0 && std::uncaught_exceptions() == 0) call_ = "";
 }
 
 void FlightRecorder::note_progress() {
@@ -146,8 +148,8 @@ FlightSnapshot FlightRecorder::snapshot() const {
     take(communication_, communications_);
     snapshot.groups = groups_;
     snapshot.taken_s = now_s();
-    if (calls_ > 0) snapshot.call = call_;
-    if (calls_ > 0) snapshot.call_s = call_s_;
+    snapshot.call = call_;
+    snapshot.call_s = call_s_;
     for (FlightRecord& record : snapshot.records) {
       const bool over = record.state == State::queued && record.number < reached_;
       if (over && record.what.kind == Kind::kernel) record.state = State::done;

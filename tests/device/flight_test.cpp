@@ -94,6 +94,19 @@ TEST(FlightRecorder, CallsNestAndEverythingIsAnEvent) {
   EXPECT_TRUE(recorder.snapshot().call.empty());
 }
 
+TEST(FlightRecorder, RemembersTheCallThatEndedByAnException) {
+  const auto recorder = std::make_shared<FlightRecorder>();
+  try {
+    const FlightCall call(recorder, "Engine::step()");
+    throw std::runtime_error("lost");
+  } catch (const std::runtime_error&) {
+    EXPECT_EQ(recorder->pulse().calls, 0);
+  }
+  EXPECT_EQ(recorder->snapshot().call, "Engine::step()");
+  { const FlightCall call(recorder, "Engine::update()"); }
+  EXPECT_TRUE(recorder->snapshot().call.empty());
+}
+
 TEST(FlightRecorder, WhatADeviceRunsLaterIsQueuedUntilItWasReached) {
   FlightRecorder recorder;
   const std::uint64_t first = recorder.add(kernel("a"), State::queued);

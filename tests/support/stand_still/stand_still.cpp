@@ -11,10 +11,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -52,6 +55,22 @@ void take_away(void* memory, std::size_t bytes) {
   if (madvise(memory, bytes, MADV_DONTNEED) != 0) give_up("madvise");
 }
 
+struct Mapping {
+  void* memory = nullptr;
+  std::size_t bytes = 0;
+};
+std::mutex mutex;  // guards the two below
+std::array<Mapping, 64> mappings;
+bool watching = false;
+
+void wait_for(const std::string& trigger) {
+  while (!there(trigger)) usleep(2000);
+  const std::lock_guard lock(mutex);
+  for (const Mapping& mapping : mappings) {
+    if (mapping.memory != nullptr) take_away(mapping.memory, mapping.bytes);
+  }
+}
+
 /// A copy of the file in memory, until the disk dies.
 void* map_mortal(void* address, std::size_t length, int fd, off_t offset, const std::string& trigger) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -65,10 +84,14 @@ void* map_mortal(void* address, std::size_t length, int fd, off_t offset, const 
     if (got <= 0) give_up("pread");
     done += static_cast<std::size_t>(got);
   }
-  std::thread([=] {
-    while (!there(trigger)) usleep(2000);
-    take_away(memory, bytes);
-  }).detach();
+  const std::lock_guard lock(mutex);
+  for (Mapping& mapping : mappings) {
+    if (mapping.memory != nullptr) continue;
+    mapping = {memory, bytes};
+    if (!std::exchange(watching, true)) std::thread([trigger] { wait_for(trigger); }).detach();
+    return memory;
+  }
+  give_up("too many mappings");
   return memory;
 }
 
@@ -82,6 +105,16 @@ void* mmap(void* address, std::size_t length, int protection, int flags, int fd,
   if (colon != std::string::npos && path_of(fd).ends_with(disk.substr(0, colon)))
     return map_mortal(address, length, fd, offset, disk.substr(colon + 1));
   return reinterpret_cast<void*>(syscall(SYS_mmap, address, length, protection, flags, fd, offset));
+}
+
+int munmap(void* memory, std::size_t length) noexcept {
+  {
+    const std::lock_guard lock(mutex);
+    for (Mapping& mapping : mappings) {
+      if (mapping.memory == memory) mapping = {};
+    }
+  }
+  return static_cast<int>(syscall(SYS_munmap, memory, length));
 }
 
 void* mmap64(void* address, std::size_t length, int protection, int flags, int fd, off_t offset) noexcept {
