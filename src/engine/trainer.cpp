@@ -40,7 +40,9 @@ class TrainingRun {
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] {
+      const bool known = tokenizer_.record.has_value();
       check_run_data(config_, tokenizer_, log_);
+      if (!known && found.empty()) check_weights();
       state_.tokenizer = tokenizer_.record;
       return open_data();
     });
@@ -82,12 +84,19 @@ class TrainingRun {
   std::string open_folder() {
     folder_.emplace(config_, log_);
     const auto found = folder_->checkpoint_to_resume();
+    if (!found) check_weights();
     if (found) {
       const RunState saved = read_run_state(CheckpointReader(*found));
       folder_->check_same_run(saved.config, *found);
       check_same_tokenizer(saved, config_, tokenizer_, *found);
     }
     return found ? found->string() : "";
+  }
+
+  /// Before they are read, where the data's tokenizer is known by then.
+  void check_weights() const {
+    if (config_.model.init_from && tokenizer_.record)
+      check_weights_tokenizer(config_, *tokenizer_.record, log_);
   }
 
   void start_from(const std::string& checkpoint) {
