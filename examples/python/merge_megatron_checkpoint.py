@@ -5,7 +5,7 @@
 
 The checkpoint is a run's folder, one checkpoint of it, or what Accelerator.save_state wrote. Weights get the names that
 Transformers gives them, in float32, and config.json is written beside them where there is none, so that from_pretrained
-loads the folder."""
+loads the folder. A .bin holds what model.load_state_dict() asks for, a tied head too."""
 
 import argparse
 import json
@@ -53,6 +53,15 @@ def join(files: List[Path], whole: Path) -> None:
                 shutil.copyfileobj(part, out)
 
 
+def state_dict(files: List[Path], folder: Path) -> dict:
+    """All that model.state_dict() has: a tied head under its own name too, which the model's folder leaves out."""
+    tensors = {name: value for file in files for name, value in load(file).items()}
+    embedding = next((name for name in ("transformer.wte.weight", "model.embed_tokens.weight") if name in tensors), None)
+    if embedding and json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
+        tensors.setdefault("lm_head.weight", tensors[embedding])
+    return tensors
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint-dir", type=Path, required=True, help="a run, a checkpoint, or a folder of save_state")
@@ -74,7 +83,7 @@ def main() -> None:
         folder = Path(staging) / "model"
         files, whole = convert(args.checkpoint_dir, folder), Path(staging) / args.output.name
         if args.output.suffix == ".bin":
-            torch.save({name: value for file in files for name, value in load(file).items()}, whole)
+            torch.save(state_dict(files, folder), whole)
         else:
             join(files, whole)
         os.replace(whole, args.output)

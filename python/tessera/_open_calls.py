@@ -20,6 +20,7 @@ class _Open:
         self.number = number
         self.used = False
         self._trained = session.freezing.applied
+        self._generation = session.generation
 
     @property
     def session(self) -> Optional[Session]:
@@ -30,11 +31,15 @@ class _Open:
         if self.used:
             raise RuntimeError(self.used_before)
         self.used = True
-        return self._session()
+        session = self._session()
+        if session.generation != self._generation:
+            raise RuntimeError("the model was called before its optimizer was prepared, which made its engine anew: call the model "
+                               "again for a loss to backward")
+        return session
 
     def __del__(self):
         session = self._session()
-        if not self.used and session is not None:
+        if not self.used and session is not None and session.generation == self._generation:
             getattr(session, self.unwanted).append(self.number)
 
 

@@ -234,9 +234,7 @@ class Preparation:
             raise ConfigError("prepare() got an optimizer before its model; give both to one prepare(), or the model first")
         model = self.accelerator._models[0]
         session = model._session
-        if session.trainable:
-            raise ConfigError("the model was called in training mode before its optimizer was prepared; prepare the optimizer first, "
-                              "or give both to one prepare()")
+        session.check_can_take_optimizer()
         if session.change is not None:
             self._regroup(optimizer, model)
         description = describe(optimizer, _names_of(model))

@@ -54,6 +54,8 @@ class Session:
         self.state = state
         self.engine: Any = None
         self.trainable = False  # that engine; one that only evaluates has no gradients
+        self.generation = 0  # engines made so far: what a call left in one of them is nothing to the next
+        self._built_for: Optional[OptimizerDescription] = None
         self._start: Optional[Start] = None
         self.optimizer: Optional[OptimizerDescription] = None
         self.clip_grad = 0.0  # the plugin's
@@ -124,9 +126,9 @@ class Session:
                               "of its own")
 
     def build(self, trainable: bool = True) -> None:
-        """Makes the engine and gives it its weights: those of rank 0, or of the engine that evaluated so far. Collective.
-        Errors: ConfigError where ranks differ."""
-        if self.engine is not None and (self.trainable or not trainable):
+        """Makes the engine and gives it its weights: those of rank 0, or of the engine that evaluated so far, or that was called
+        in training mode before its optimizer was there. Collective. Errors: ConfigError where ranks differ."""
+        if self.engine is not None and (not trainable or (self.trainable and self._built_for is self.optimizer)):
             return
         self.check_open()
         if self.engine is None:
@@ -142,7 +144,9 @@ class Session:
             logger.warning(self.change.note(self.kind, weights=start.pretrained))
         evaluated = None if self.engine is None else self.collect()
         self.engine = None  # before the other one takes memory
-        self.trainable = trainable
+        self.generation += 1
+        self.unwanted_calls, self.unwanted_forwards = [], []
+        self.trainable, self._built_for = trainable, self.optimizer
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
@@ -288,6 +292,18 @@ class Session:
         told = [float_of(bits) for bits in self.meet_unchanged(call, changed, bits_of(number))]
         if any(bits_of(each) != bits_of(told[0]) for each in told):
             raise InvalidArgument(f"ranks {what}: {', '.join(f'rank {i}: {value:g}' for i, value in enumerate(told))}. {remedy}")
+
+    def check_can_take_optimizer(self) -> None:
+        """An engine that trains already is made anew with the optimizer's groups; only its weights go along. Errors: ConfigError
+        where it holds more than these."""
+        if not self.trainable:
+            return
+        if self.has_gradient():
+            raise ConfigError("backward() ran before the optimizer was prepared, and its gradient cannot be handed over: give the "
+                              "optimizer to prepare() before the first backward, or drop the gradient by model.zero_grad()")
+        if self.engine.steps_done > 0:
+            raise ConfigError("load_state() ran before the optimizer was prepared, and the optimizer's state cannot be handed over: "
+                              "give the optimizer to prepare() first, then load")
 
     def has_gradient(self) -> bool:
         return self.engine is not None and self.engine.finished_calls > 0

@@ -313,8 +313,8 @@ void check_architecture(const JsonView& root, const std::string& model_type) {
 }
 
 HfModelConfig read_config(const std::string& text, const std::string& origin) {
-  const Json document = parse_json(text, origin);
-  const Reader in{JsonView(document, origin)};
+  const Json document = parse_json(text, origin, kHfFileRemedy);
+  const Reader in{JsonView(document, origin, kHfFileRemedy)};
   const std::string model_type = in.root["model_type"].text();
   check_architecture(in.root, model_type);
   check_common(in);
@@ -329,7 +329,7 @@ HfModelConfig read_config(const std::string& text, const std::string& origin) {
 }  // namespace
 
 HfModelConfig parse_architecture(const std::string& text, const std::string& origin) {
-  const Json document = parse_json(text, origin);
+  const Json document = parse_json(text, origin, kHfFileRemedy);
   return document.contains("hf_model_type") ? parse_model_json(text, origin) : parse_hf_config(text, origin);
 }
 

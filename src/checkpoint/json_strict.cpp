@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
+#include "base/json_reason.hpp"
+
 namespace tessera::checkpoint_detail {
 namespace {
 
 constexpr std::size_t kMaxDepth = 64;
-constexpr const char* kRemedy =
-    "The file is damaged or was not written by Tessera; restore it or use another one.";
 
 /// Builds the document, refusing what a lenient parser would let pass.
 class StrictBuilder : public nlohmann::json_sax<Json> {
@@ -37,7 +37,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& exception) override {
-    error = exception.what();
+    error = reason_of(exception);
     return false;
   }
 
@@ -75,17 +75,18 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& origin) {
+Json parse_json(std::string_view text, const std::string& origin, const char* remedy) {
   // The parser takes a NUL for the end of its input; what follows it would go unseen.
-  if (text.find('\0') != std::string_view::npos) bad_file(origin, "", "contains a NUL byte", kRemedy);
+  if (text.find('\0') != std::string_view::npos) bad_file(origin, "", "contains a NUL byte", remedy);
   StrictBuilder builder;
   if (!Json::sax_parse(text.begin(), text.end(), &builder))
-    bad_file(origin, "", "is not valid JSON: " + builder.error, kRemedy);
+    bad_file(origin, "", "is not valid JSON: " + builder.error, remedy);
   return std::move(builder.root);
 }
 
-Json read_json(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links) {
-  return parse_json(read_text(path, max_bytes, links), path.string());
+Json read_json(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links,
+               const char* remedy) {
+  return parse_json(read_text(path, max_bytes, links), path.string(), remedy);
 }
 
 std::string to_text(const Json& json, int indent) {
@@ -93,12 +94,12 @@ std::string to_text(const Json& json, int indent) {
     return json.dump(indent);
   } catch (const Json::exception& error) {
     throw InvalidArgument(
-        detail::concat("a name or text for a JSON file is not valid UTF-8: ", error.what()));
+        detail::concat("a name or text for a JSON file is not valid UTF-8: ", reason_of(error)));
   }
 }
 
 void JsonView::fail(const std::string& reason, const std::string& remedy) const {
-  bad_file(origin_, path_, reason, remedy.empty() ? kRemedy : remedy);
+  bad_file(origin_, path_, reason, remedy.empty() ? remedy_ : remedy);
 }
 
 void JsonView::expected(const char* what) const {
@@ -109,19 +110,19 @@ JsonView JsonView::operator[](const std::string& key) const {
   if (!value_->is_object()) expected("an object");
   const auto it = value_->find(key);
   if (it == value_->end()) fail("\"" + key + "\" is missing");
-  return {*it, origin_, path_ + "." + key};
+  return {*it, origin_, remedy_, path_ + "." + key};
 }
 
 std::optional<JsonView> JsonView::find(const std::string& key) const {
   if (!value_->is_object()) expected("an object");
   const auto it = value_->find(key);
   if (it == value_->end() || it->is_null()) return std::nullopt;
-  return JsonView(*it, origin_, path_ + "." + key);
+  return JsonView(*it, origin_, remedy_, path_ + "." + key);
 }
 
 JsonView JsonView::operator[](std::size_t i) const {
   if (i >= size()) fail(detail::concat("element ", i, " is missing"));
-  return {(*value_)[i], origin_, detail::concat(path_, "[", i, "]")};
+  return {(*value_)[i], origin_, remedy_, detail::concat(path_, "[", i, "]")};
 }
 
 std::size_t JsonView::size() const {

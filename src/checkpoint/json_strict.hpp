@@ -16,18 +16,26 @@ namespace tessera::checkpoint_detail {
 
 using Json = nlohmann::json;
 
+/// What to do about a file, where an error does not say something more fitting.
+inline constexpr const char* kOwnFileRemedy =
+    "The file is damaged or was not written by Tessera; restore it or use another one.";
+/// The same of config.json and model.safetensors.index.json.
+inline constexpr const char* kHfFileRemedy =
+    "Correct it, or save the model again with save_pretrained() of Transformers.";
+
 /// Parses `text`; `origin` names it in messages. Errors: CheckpointError.
-Json parse_json(std::string_view text, const std::string& origin);
+Json parse_json(std::string_view text, const std::string& origin, const char* remedy = kOwnFileRemedy);
 /// Reads and parses a file of at most max_bytes. Errors: CheckpointError, IoError.
 Json read_json(const std::filesystem::path& path, std::uint64_t max_bytes,
-               SymbolicLinks links = SymbolicLinks::follow);
+               SymbolicLinks links = SymbolicLinks::follow, const char* remedy = kOwnFileRemedy);
 /// As UTF-8 text; `indent` -1 = compact. Errors: InvalidArgument if a string in it is not UTF-8.
 std::string to_text(const Json& json, int indent);
 
 /// A place inside a document: checked access with the path in every error.
 class JsonView {
  public:
-  JsonView(const Json& value, std::string origin) : value_(&value), origin_(std::move(origin)), path_("$") {}
+  JsonView(const Json& value, std::string origin, const char* remedy = kOwnFileRemedy)
+      : JsonView(value, std::move(origin), remedy, "$") {}
 
   /// The member `key`. Errors: CheckpointError if this is no object or has no such member.
   JsonView operator[](const std::string& key) const;
@@ -53,12 +61,13 @@ class JsonView {
   [[noreturn]] void fail(const std::string& reason, const std::string& remedy = "") const;
 
  private:
-  JsonView(const Json& value, std::string origin, std::string path)
-      : value_(&value), origin_(std::move(origin)), path_(std::move(path)) {}
+  JsonView(const Json& value, std::string origin, const char* remedy, std::string path)
+      : value_(&value), origin_(std::move(origin)), remedy_(remedy), path_(std::move(path)) {}
   [[noreturn]] void expected(const char* what) const;
 
   const Json* value_;
   std::string origin_;
+  const char* remedy_;
   std::string path_;
 };
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "base/json_reason.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/json_strict.hpp"
 
@@ -125,7 +126,7 @@ class HeaderParser : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& exception) override {
-    return refuse(detail::concat("the header is not valid JSON: ", exception.what()));
+    return refuse(detail::concat("the header is not valid JSON: ", reason_of(exception)));
   }
 
  private:

@@ -37,8 +37,8 @@ struct ShardedReader::Impl {
 
   void open_indexed() {
     const fs::path path = dir / kIndex;
-    const Json document = read_json(path, kMaxIndexBytes);
-    const JsonView root(document, path.string());
+    const Json document = read_json(path, kMaxIndexBytes, SymbolicLinks::follow, kHfFileRemedy);
+    const JsonView root(document, path.string(), kHfFileRemedy);
     const JsonView map = root["weight_map"];
     if (const auto metadata = root.find("metadata")) index_metadata = to_text(metadata->object(), -1);
     has_index = true;

@@ -133,7 +133,7 @@ void add_accelerate_flags(CLI::App& command, launching::AccelerateFlags& flags) 
   add_switch("debug", flags.debug, "check collective operations while running");
   add_switch("enable_cpu_affinity", flags.enable_cpu_affinity, "each process keeps to its own cores");
   add_switch("same_network", flags.same_network, "accepted: launchers meet at main_process_ip anyway");
-  add("rdzv_backend", flags.rdzv_backend, "static or c10d, which are the same here");
+  add("rdzv_backend", flags.rdzv_backend, "static; c10d is the same here");
   add("rdzv_conf", flags.rdzv_conf, "timeout=SECONDS: as join_timeout_s");
   add("role", flags.role, "without effect");
   command.add_option("-t,--tee", flags.tee, "without effect")->group("As in `accelerate launch`");

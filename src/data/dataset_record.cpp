@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/json_reason.hpp"
 #include "data/file.hpp"
 
 namespace tessera {
@@ -42,7 +43,7 @@ DatasetRecord parse(const std::string& prefix, const std::string& path) {
         ": it belongs to other files. Remove it, or make the data again with `tessera preprocess`");
     return {tokenizer_record_from_json(in.at("tokenizer").dump(), path), in.at("append_eod").get<bool>()};
   } catch (const Json::exception& error) {
-    throw DataError(detail::concat(path, ": is damaged: ", error.what(),
+    throw DataError(detail::concat(path, ": is damaged: ", reason_of(error),
                                    ". Make the data again with `tessera preprocess`, or remove the file"));
   }
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/json_reason.hpp"
 #include "data/file.hpp"
 #include "data/tokenizer_options.hpp"
 #include "tessera/base/hash.hpp"
@@ -131,7 +132,7 @@ TokenizerRecord describe_tokenizer(const TokenizerOptions& given) {
   try {
     read_files(options, record);
   } catch (const Json::exception& error) {
-    throw DataError(detail::concat(record.file, ": cannot be read as a tokenizer: ", error.what()));
+    throw DataError(detail::concat(record.file, ": cannot be read as a tokenizer: ", reason_of(error)));
   }
   TESSERA_ENSURE(DataError, record.vocab_size > 0, record.file, ": the tokenizer has no tokens");
   return record;
@@ -179,7 +180,7 @@ TokenizerRecord tokenizer_record_from_json(const std::string& json, const std::s
                    record.end_of_document);
     return record;
   } catch (const Json::exception& error) {
-    throw DataError(detail::concat(place, ": is damaged: ", error.what()));
+    throw DataError(detail::concat(place, ": is damaged: ", reason_of(error)));
   }
 }
 

@@ -240,6 +240,7 @@ double Engine::forward_backward(const Batch& batch, double factor) {
   const FlightCall open(ctx_.stream->flight(), "Engine::forward_backward()");
   const PassesUnderWay passes = launch_passes(batch);
   params_->add_call(factor);
+  factors_.push_back(factor);
   return read_loss(passes);
 }
 
@@ -288,6 +289,7 @@ void Engine::add_call(std::int64_t number, double factor) {
   } else {
     params_->add_call(factor);
   }
+  factors_.push_back(factor);
 }
 
 void Engine::drop_call(std::int64_t number) {
@@ -330,18 +332,34 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
   return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
 }
 
-void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> number) {
-  const FlightCall open(ctx_.stream->flight(), "Engine::backward()");
-  const auto forwarded = forwarded_.find(number.value_or(forwards_));
+Engine::Forwarded& Engine::forwarded_for(std::int64_t number, const Tensor& upstream) const {
+  const auto forwarded = forwarded_.find(number);
   TESSERA_CHECK(forwarded != forwarded_.end(),
                 "backward() needs a forward() that was not used or dropped, since the last update()");
-  Stage& stage = *forwarded->second->stage;
   const Batch& batch = forwarded->second->batch;
+  if (!holds_head() || batch.batch == 0) return *forwarded->second;
+  TESSERA_CHECK(upstream, "backward() needs the gradient of what forward() returned on this rank");
+  TESSERA_CHECK(upstream.dtype() == DType::f32 && upstream.rank() >= 2 && upstream.size(0) == batch.batch &&
+                    upstream.size(1) == batch.seq_length,
+                "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
+                " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
+  return *forwarded->second;
+}
+
+void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> which) {
+  const FlightCall open(ctx_.stream->flight(), "Engine::backward()");
+  const std::int64_t number = which.value_or(forwards_);
+  const Forwarded* forwarded = nullptr;
+  std::exception_ptr failure;
+  try {
+    forwarded = &forwarded_for(number, upstream);
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  agree_on_backward(*mesh_, number, upstream, failure);
+  Stage& stage = *forwarded->stage;
+  const Batch& batch = forwarded->batch;
   if (holds_head() && batch.batch > 0) {
-    TESSERA_CHECK(upstream && upstream.dtype() == DType::f32 && upstream.rank() >= 2 &&
-                      upstream.size(0) == batch.batch && upstream.size(1) == batch.seq_length,
-                  "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
-                  " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
     // 1 where all data ranks have equally many: finish_call() below divides by their number.
     const std::int64_t dp = mesh_->shape().dp, whole = samples_of_all(batch, mesh_->shape().dp);
     const float weight = static_cast<float>(batch.batch * dp) / static_cast<float>(whole);
@@ -360,8 +378,9 @@ void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> number
       std::erase_if(column, [](const Action& a) { return a.kind == Action::Kind::forward; });
     executor_.run(backwards, stage);
   }
-  forwarded_.erase(forwarded);
+  forwarded_.erase(number);
   params_->finish_call(1.0 / mesh_->shape().dp);
+  factors_.push_back(1.0);
 }
 
 void Engine::drop_forward(std::int64_t number) { forwarded_.erase(number); }
@@ -369,6 +388,7 @@ void Engine::drop_forward(std::int64_t number) { forwarded_.erase(number); }
 void Engine::discard() {
   forwarded_.clear();
   calls_.clear();
+  factors_.clear();
   params_->discard_gradients();
   samples_this_step_ = 0;
 }
@@ -383,7 +403,7 @@ UpdateResult Engine::update() {
   check_can_update();
   const std::int64_t updates = optimizer_->updates();
   const UpdateRates rates{lr_schedule_.at(updates), weight_decay_schedule_.at(updates)};
-  agree_on_rates(std::span(&rates, 1), mesh_->world());
+  agree_on_update(std::span(&rates, 1), factors_, mesh_->world());
   launch_update();
   return finish_update(scheduled_lr());
 }
@@ -391,7 +411,7 @@ UpdateResult Engine::update() {
 UpdateResult Engine::update(std::span<const UpdateRates> rates, bool agreed) {
   const FlightCall open(ctx_.stream->flight(), "Engine::update()");
   check_can_update();
-  if (!agreed) agree_on_rates(rates, mesh_->world());
+  if (!agreed) agree_on_update(rates, factors_, mesh_->world());
   settle_trained();
   optimizer_->launch_step([&](std::int64_t) { return std::vector<UpdateRates>(rates.begin(), rates.end()); });
   after_update();
@@ -414,6 +434,7 @@ void Engine::forget_calls() {
 
 void Engine::after_update() {
   forget_calls();
+  factors_.clear();
   ++steps_done_;
   samples_this_step_ = 0;
 }

@@ -1,5 +1,6 @@
 #include "engine/run_data.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -161,6 +162,55 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
              ". Watch eval_loss: it rises where a model learns its text by heart");
   }
   if (!tokenizer.record && tokenizer.name == "bytes") judge_by_ids(config, largest, where, tokenizer, log);
+}
+
+namespace {
+
+/// The tokenizer in a folder of weights, in the form of `data` if it is there in several.
+std::optional<TokenizerRecord> tokenizer_beside(const std::filesystem::path& folder,
+                                                const TokenizerRecord& data) {
+  const auto has = [&folder](const char* name) {
+    std::error_code error;
+    return std::filesystem::is_regular_file(folder / name, error);
+  };
+  const bool one = has("tokenizer.json"), two = has("vocab.json") && has("merges.txt");
+  if (two && (data.type == "GPT2BPETokenizer" || !one))
+    return describe_tokenizer({.type = "GPT2BPETokenizer",
+                               .vocab_file = (folder / "vocab.json").string(),
+                               .merge_file = (folder / "merges.txt").string()});
+  if (one) return describe_tokenizer({.model = (folder / "tokenizer.json").string()});
+  return std::nullopt;
+}
+
+/// Whether the same ids may mean the same tokens: the two forms of one tokenizer compare by size only.
+bool may_be_same(const TokenizerRecord& a, const TokenizerRecord& b) {
+  if (a.type == b.type || a.type == "bytes" || b.type == "bytes") return same_ids(a, b);
+  return a.vocab_size == b.vocab_size;
+}
+
+}  // namespace
+
+void check_weights_tokenizer(const Config& config, const TokenizerRecord& data, const Logger& log) {
+  const std::string& folder = *config.model.init_from;
+  if (const auto own = tokenizer_beside(folder, data)) {
+    if (may_be_same(*own, data)) return;
+    const std::string what = detail::concat("the weights in model.init_from ", folder, " belong to ",
+                                            to_text(*own), ", but data.path was made with ", to_text(data),
+                                            ": the same ids are other tokens there");
+    TESSERA_ENSURE(ConfigError, config.model.reinitialize, what,
+                   ". Make the data again with the weights' tokenizer (tessera preprocess --tokenizer-model ",
+                   own->file, "), or, to teach these weights another vocabulary, say so by "
+                   "model.reinitialize=true");
+    log.warning(what);
+    return;
+  }
+  // Vocabularies are padded, but not by this much.
+  const std::int64_t unused = config.model.vocab_size - data.vocab_size;
+  if (unused > std::max<std::int64_t>(1024, config.model.vocab_size / 10))
+    log.warning("the weights in model.init_from ", folder, " have ", config.model.vocab_size,
+                " tokens, and data.path was made with ", to_text(data), ": ", unused,
+                " of them never occur. If the weights were trained with another tokenizer, make the data with "
+                "that one; their folder has no tokenizer.json that could tell");
 }
 
 void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,

@@ -35,6 +35,11 @@ GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
 void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log,
                     const std::function<void()>& on_progress);
 
+/// Before training starts from the weights in model.init_from: holds the tokenizer in their folder against
+/// the data's, and without one the sizes of the vocabularies. With model.reinitialize another tokenizer is
+/// warned of. Errors: ConfigError naming both.
+void check_weights_tokenizer(const Config& config, const TokenizerRecord& data, const Logger& log);
+
 /// Refuses to go on from `saved` with data that another tokenizer made. Errors: ConfigError naming `from`.
 void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,
                           const std::filesystem::path& from);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json_reason.hpp"
 #include "checkpoint/checkpoint_dirs.hpp"
 #include "engine/ranks.hpp"
 #include "tessera/base/config_file.hpp"
@@ -241,7 +242,7 @@ RunState read_run_state(const CheckpointReader& reader) {
             .seed = rng.is_object() ? std::optional(rng.at("seed").get<std::uint64_t>()) : std::nullopt};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(
-        detail::concat(reader.dir().string(), " was not saved by a training run: ", error.what()));
+        detail::concat(reader.dir().string(), " was not saved by a training run: ", reason_of(error)));
   }
 }
 

@@ -42,7 +42,9 @@ class TrainingRun {
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] {
+      const bool known = tokenizer_.record.has_value();
       check_run_data(config_, tokenizer_, log_, heartbeat_of(*world_));
+      if (!known && found.empty()) check_weights();
       state_.tokenizer = tokenizer_.record;
       return open_data();
     });
@@ -93,12 +95,21 @@ class TrainingRun {
     const WholeCheckpoint found = first_whole(split_paths(offered), *world_);
     return on_first_rank(host_, *world_, [&] {
       folder_->settle(found);
-      if (!found.dir) return std::string();
+      if (!found.dir) {
+        check_weights();
+        return std::string();
+      }
       const RunState saved = read_run_state(CheckpointReader(*found.dir));
       folder_->check_same_run(saved.config, *found.dir);
       check_same_tokenizer(saved, config_, tokenizer_, *found.dir);
       return found.dir->string();
     });
+  }
+
+  /// Before they are read, where the data's tokenizer is known by then.
+  void check_weights() const {
+    if (config_.model.init_from && tokenizer_.record)
+      check_weights_tokenizer(config_, *tokenizer_.record, log_);
   }
 
   void start_from(const std::string& checkpoint) {

@@ -104,9 +104,10 @@ void read_processes(FileReader& reader, LaunchSettings& settings) {
   reader.text("main_process_ip", settings.main_process_ip);
   reader.integer("main_process_port", settings.main_process_port);
   constexpr std::array<std::string_view, 2> kRendezvous{"static", "c10d"};
-  one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
+  const auto backend = one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
   std::optional<bool> same_network;
   reader.boolean("same_network", same_network);
+  warn_of_rendezvous(backend == "c10d", same_network == false, settings.warnings);
   std::optional<std::string> function;
   reader.text("main_training_function", function);
   if (function && *function != "main") {

@@ -145,6 +145,7 @@ class FlagReader {
       fault("--rdzv_backend '", *flags_.rdzv_backend,
             "' is unknown (known: static, c10d); the launchers meet at --main_process_ip either way");
     }
+    warn_of_rendezvous(flags_.rdzv_backend == "c10d", false, settings_.warnings);
     const std::string& conf = flags_.rdzv_conf.value_or("");
     for (std::size_t begin = 0; begin < conf.size();) {
       const std::size_t end = std::min(conf.find(',', begin), conf.size());

@@ -26,7 +26,8 @@ constexpr std::array<MegatronKey, 31> kMegatronKeys{{
     {"megatron_lm_eod_mask_loss", Kind::boolean, "no loss on end-of-document tokens"},
     {"megatron_lm_optimizer_cpu_offload", Kind::boolean, "without effect"},
     {"megatron_lm_overlap_cpu_optimizer_d2h_h2d", Kind::boolean, "without effect"},
-    {"megatron_lm_use_precision_aware_optimizer", Kind::boolean, "without effect"},
+    {"megatron_lm_use_precision_aware_optimizer", Kind::boolean,
+     "bf16: keep of the main weights what bf16 weights lack"},
     {"megatron_lm_decoder_last_pipeline_num_layers", Kind::integer, "layers of the last pipeline stage"},
     {"megatron_lm_recompute_granularity", Kind::text, "full or selective recomputation"},
     {"megatron_lm_recompute_method", Kind::text, "full recomputation: uniform or block"},
@@ -90,6 +91,15 @@ std::string refusal_of(std::string_view name, const std::string& value) {
 std::span<const MegatronKey> megatron_keys() { return kMegatronKeys; }
 
 std::span<const IdleSection> idle_sections() { return kIdleSections; }
+
+void warn_of_rendezvous(bool c10d, bool other_network, std::vector<std::string>& warnings) {
+  if (!c10d && !other_network) return;
+  warnings.push_back(detail::concat(c10d ? "rdzv_backend c10d" : "", c10d && other_network ? " and " : "",
+                                    other_network ? "same_network false" : "",
+                                    c10d && other_network ? " have" : " has",
+                                    " no effect: the launchers always meet at main_process_ip and "
+                                    "main_process_port, which every machine must reach"));
+}
 
 std::string fault_of(const MegatronKey& key, const std::string& value) {
   std::int64_t integer = 0;

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::launching {
 
@@ -38,5 +39,8 @@ struct IdleSection {
 constexpr std::string_view kDynamoSection = "dynamo_config";
 
 std::span<const IdleSection> idle_sections();
+
+/// What is said, once, of choices of a rendezvous: there is only one way to meet.
+void warn_of_rendezvous(bool c10d, bool other_network, std::vector<std::string>& warnings);
 
 }  // namespace tessera::launching

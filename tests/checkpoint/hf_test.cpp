@@ -179,6 +179,69 @@ TEST_F(Hf, MissingUnexpectedAndMisshapenTensorsAreListedTogether) {
                                 "mixed dtype: model.layers.0.self_attn.k_proj.weight bfloat16");
 }
 
+/// One defect of a Hugging Face folder, and what its error must say.
+struct Defect {
+  const char* label;
+  const char* file;  ///< of the folder
+  std::string content;
+  const char *place, *reason, *remedy;
+  friend std::ostream& operator<<(std::ostream& out, const Defect& defect) { return out << defect.label; }
+};
+
+std::string config_with(const char* key, const Json& value) {
+  Json config = HfFolder::gpt2("transformer.", true, false).config;
+  config[key] = value;
+  return config.dump();
+}
+
+constexpr const char *kConfig = "config.json", *kIndex = "model.safetensors.index.json",
+                     *kWeights = "model.safetensors", *kSaveAgain = "save_pretrained() of Transformers",
+                     *kChange = "Change it, or use another model", *kDownload = "download or save";
+const Defect kDefects[] = {
+    {"NoJson", kConfig, "{\"n_layer\": 2,", "", "is not valid JSON: parse error", kSaveAgain},
+    {"Twice", kConfig, R"({"n_layer": 2, "n_layer": 3})", "", "\"n_layer\" appears twice", kSaveAgain},
+    {"NoType", kConfig, R"({"n_layer": 2})", "$", "\"model_type\" is missing", kSaveAgain},
+    {"List", kConfig, "[]", "$", "expected an object, found array", kSaveAgain},
+    {"Text", kConfig, config_with("n_layer", "two"), "$.n_layer", "expected an integer, found string", kSaveAgain},
+    {"Zero", kConfig, config_with("n_head", 0), "$.n_head", "0 is outside 1 to", kSaveAgain},
+    {"Real", kConfig, config_with("vocab_size", 1.5), "$.vocab_size", "expected an integer", kSaveAgain},
+    {"Eps", kConfig, config_with("layer_norm_epsilon", -1), "$.layer_norm_epsilon", "must be above 0", kChange},
+    {"Heads", kConfig, config_with("n_head", 4), "$", "n_embd 6 is not a multiple of n_head 4", kChange},
+    {"Dropout", kConfig, config_with("attn_pdrop", 2), "$.attn_pdrop", "must be at least 0 and below 1", kChange},
+    {"Flag", kConfig, config_with("tie_word_embeddings", 1), "$.tie_word_embeddings", "expected true or false",
+     kSaveAgain},
+    {"Type", kConfig, config_with("model_type", "opt"), "$.model_type", "\"opt\" is not supported", "Use a model"},
+    {"Map", kIndex, R"({"metadata": {}})", "$", "\"weight_map\" is missing", kSaveAgain},
+    {"Outside", kIndex, R"({"weight_map": {"a": "../b.safetensors"}})", "$.weight_map.a",
+     "is not the plain name of a file", "could read files elsewhere"},
+    {"Number", kIndex, R"({"weight_map": {"a": 3}})", "$.weight_map.a", "expected a string", kSaveAgain},
+    {"Short", kWeights, "abc", "header", "has only 3 bytes", kDownload},
+    {"Header", kWeights, raw_file("{]", ""), "header", "is not valid JSON: parse error", kDownload},
+};
+
+struct HfDefect : ScratchTest, ::testing::WithParamInterface<Defect> {};
+INSTANTIATE_TEST_SUITE_P(Files, HfDefect, ::testing::ValuesIn(kDefects),
+                         [](const auto& info) { return std::string(info.param.label); });
+
+TEST_P(HfDefect, IsToldInTheWordsOfTheFile) {
+  HfFolder::gpt2("transformer.", true, false).write(dir_ / "hf");
+  const Defect& defect = GetParam();
+  if (defect.file == kIndex) fs::remove(dir_ / "hf" / kWeights);
+  spill(dir_ / "hf" / defect.file, defect.content);
+  try {
+    open_hf(dir_ / "hf");
+    FAIL() << "nothing was refused";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    const std::string place = *defect.place == 0 ? "" : std::string(defect.place) + ": ";
+    EXPECT_EQ(text.find((dir_ / "hf" / defect.file).string() + ": " + place), 0u) << text;
+    for (const char* part : {defect.reason, defect.remedy})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    for (const char* foreign : {"Tessera", "[json", "hidden_size", "==", "()]"})
+      EXPECT_EQ(text.find(foreign), std::string::npos) << text;
+  }
+}
+
 /// The bits, as float32, of element (row, column) of a matrix made of these parts.
 std::uint32_t element_of(const HfMapping& mapping, Tensors& stored, std::int64_t row, std::int64_t column) {
   for (const HfPart& part : mapping.parts) {

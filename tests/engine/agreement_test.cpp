@@ -282,6 +282,68 @@ TEST_P(PlantedDisagreement, CallsAndRatesAreRefused) {
   });
 }
 
+TEST_P(PlantedDisagreement, FactorsOfCallsAreCompared) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const auto trained = engine(world);
+    const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
+    trained->forward_backward(batch);
+    trained->add_call(trained->open_call(batch).number, odd ? 0.25 : 0.5);
+    expect_error<InvalidArgument>([&] { trained->update(); }, "factors 1 0.5 on rank 0",
+                                  "factors 1 0.25 on rank 1");
+    trained->discard();
+    trained->step(batch);
+  });
+}
+
+TEST_P(PlantedDisagreement, BackwardPassesOfOwnLossesAreCompared) {
+  run([&](std::shared_ptr<Communicator> world, bool odd) {
+    const auto trained = engine(world);
+    const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
+    const auto forward = [&] {
+      const Tensor logits = trained->forward(batch, Engine::Output::logits);
+      if (!logits) return Tensor();
+      std::vector<float> values(static_cast<std::size_t>(logits.numel()));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) - 3.0f;
+      return Tensor::from(trained->ctx(), values, logits.shape());
+    };
+    const Tensor first = forward();
+    if (odd) {
+      trained->discard();
+      expect_error<InvalidArgument>([&] { trained->evaluate(batch); }, "rank 0 called Engine::backward()",
+                                    "rank 1 called Engine::evaluate()");
+    } else {
+      expect_error<InvalidArgument>([&] { trained->backward(first); }, "rank 0 called Engine::backward()",
+                                    "rank 1 called Engine::evaluate()");
+    }
+    const Tensor upstream = forward();
+    forward();
+    const std::int64_t last = trained->last_forward();
+    expect_error<InvalidArgument>([&] { trained->backward(upstream, odd ? last : last - 1); },
+                                  "rank 1 runs backward() of forward number");
+    // Rank 1 has the head in each of these layouts.
+    const auto with_none = [&] { trained->backward(odd ? Tensor() : upstream); };
+    if (odd) {
+      expect_error<InvalidArgument>(with_none, "backward() needs the gradient");
+    } else {
+      expect_error<CommunicationError>(with_none, "rank 1 failed: ", "backward() needs the gradient");
+    }
+    Tensor other = upstream;
+    if (odd) {  // two columns of one position, as another label of it changes them
+      std::vector<float> values = upstream.to_floats();
+      std::swap(values[3], values[4]);
+      other = Tensor::from(trained->ctx(), values, upstream.shape());
+    }
+    const auto with_other = [&] { trained->backward(other); };
+    if (std::get<Peer>(GetParam()).layout == kTp2 && trained->ctx().device().is_cpu()) {
+      expect_error<DataError>(with_other, "ranks 0 and 1 gave backward() different gradients");
+      trained->backward(upstream);
+    } else {
+      with_other();
+    }
+    trained->update();
+  });
+}
+
 TEST_P(PlantedDisagreement, ACheckpointThatOneRankCannotReadIsAnErrorOnBoth) {
   run([&](std::shared_ptr<Communicator> world, bool odd) {
     const auto trained = engine(world);

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "tessera/data/dataset_record.hpp"
+#include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/state.hpp"
 #include "tests/engine/engine_support.hpp"
 #include "tests/support/device.hpp"
@@ -356,6 +357,43 @@ TEST_F(TrainerWithTokenizer, AnotherTokenizerThanTheDatasIsRefused) {
   Config small = config_for("small");
   small.model.vocab_size = 150;
   expect_error<ConfigError>([&] { run(small); }, "model.vocab_size", "201");
+}
+
+TEST_F(TrainerWithTokenizer, WeightsOfAnotherTokenizerThanTheDatasAreRefused) {
+  const std::string made_with = write_tokenizer("made.json", "b");
+  Config config = config_for("run");
+  record(config, made_with);
+  const auto weights = dir_ / "weights";
+  const auto engine = build_engine(config);
+  export_hf(weights, hf_config_of(config.model), weights_of(*engine), {});
+  config.model.init_from = weights.string();
+  const Followed untold = run(config);
+  EXPECT_EQ(untold.result.step, 2);
+  EXPECT_EQ(untold.warnings, "") << "nothing says whose tokens these weights know";
+
+  config.logging.dir = (dir_ / "alike").string();
+  write_tokenizer("weights/tokenizer.json", "b");
+  EXPECT_EQ(run(config).result.step, 2) << "the same content";
+  write_tokenizer("weights/tokenizer.json", "c");
+  EXPECT_EQ(run(config).result.step, 2) << "a run that goes on takes nothing from there";
+  config.logging.dir = (dir_ / "other").string();
+  expect_error<ConfigError>([&] { run(config); }, "model.init_from", "weights/tokenizer.json", "made.json",
+                            "tessera preprocess --tokenizer-model", "model.reinitialize=true");
+  config.model.reinitialize = true;
+  const Followed taught = run(config);
+  EXPECT_EQ(taught.result.step, 2);
+  EXPECT_NE(taught.warnings.find("the same ids are other tokens there"), std::string::npos);
+}
+
+TEST_F(TrainerWithTokenizer, BytesOnWeightsOfALargeVocabularyAreWarnedOf) {
+  Config config = config_for("run");
+  write_dataset_record(config.data.path[0].second, {TokenizerRecord{}, true});
+  config.model.vocab_size = 2000;
+  const auto engine = build_engine(config);
+  export_hf(dir_ / "weights", hf_config_of(config.model), weights_of(*engine), {});
+  config.model.init_from = (dir_ / "weights").string();
+  const Followed told = run(config);
+  EXPECT_NE(told.warnings.find("1743 of them never occur"), std::string::npos) << told.warnings;
 }
 
 TEST_F(TrainerWithTokenizer, ACheckpointKeepsItAndGoesOnWithNoOther) {

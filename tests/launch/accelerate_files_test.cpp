@@ -80,8 +80,8 @@ std::string effect_of(const LaunchSettings& settings, const std::string& key) {
   return "none";
 }
 
-/// Keys whose only values in these kinds of file say what is so anyway, and the two that say in other words
-/// that the launchers meet at main_process_ip.
+/// Keys whose only values in these kinds of file say what is so anyway, and the two of the rendezvous, which
+/// the test below is about.
 constexpr std::array<std::string_view, 8> kSayNothing{
     "compute_environment", "downcast_bf16", "main_training_function", "tpu_use_cluster",
     "tpu_use_sudo",        "rdzv_backend",  "same_network",           "tpu_env"};
@@ -114,6 +114,15 @@ TEST(AccelerateFiles, EveryKeyOfEveryReleaseHasItsEffectOrAWarning) {
     EXPECT_HAS(refusal([&] { read(more); }), "unknown key 'num_procesess'; did you mean 'num_processes'?");
   }
   EXPECT_GT(warned, 30U);
+}
+
+TEST(AccelerateFiles, AnotherRendezvousIsWarnedOfOnce) {
+  const auto warnings = [](const std::string& keys) { return read("distributed_type: NO\n" + keys).warnings; };
+  EXPECT_TRUE(warnings("rdzv_backend: static\nsame_network: true\n").empty());
+  const auto both = warnings("rdzv_backend: c10d\nsame_network: false\n");
+  ASSERT_EQ(both.size(), 1U);
+  EXPECT_HAS(both[0], "rdzv_backend c10d and same_network false have no effect: the launchers always meet at");
+  EXPECT_HAS(warnings("same_network: false\n").at(0), "same_network false has no effect");
 }
 
 TEST(AccelerateFiles, WarnOncePerSection) {

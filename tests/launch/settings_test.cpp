@@ -91,9 +91,11 @@ TEST(LaunchFile, OfAccelerate) {
                                           "MEGATRON_LM_RECOMPUTE_ACTIVATIONS=false",
                                           "ACCELERATE_DYNAMO_BACKEND=NO"};
   EXPECT_EQ(settings.environment, expected);
-  ASSERT_EQ(settings.warnings.size(), 1U);
-  EXPECT_HAS(settings.warnings[0],
+  ASSERT_EQ(settings.warnings.size(), 2U);
+  EXPECT_HAS(settings.warnings[0] + settings.warnings[1],
              "dynamo_config (dynamo_backend INDUCTOR) has no effect: Tessera's kernels");
+  EXPECT_HAS(settings.warnings[0] + settings.warnings[1],
+             "rdzv_backend c10d has no effect: the launchers always meet at main_process_ip");
   EXPECT_EQ(parse_launch_file("distributed_type: 'NO'\nfp16: true\n", "a").environment,
             std::vector<std::string>{"ACCELERATE_MIXED_PRECISION=fp16"});
   EXPECT_EQ(parse_launch_file("{\"distributed_type\": \"MULTI_CPU\", \"num_processes\": 2}", "a.json")

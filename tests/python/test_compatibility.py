@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import List, NamedTuple
 
 from documents_support import ROOT, blocks, changes, changes_file, places
+from named_tests import has_test
 
 PAGE = ROOT / "docs/compatibility.md"
 COMING = {"BERT", "T5", "generation", "Megatron checkpoints", "TNTIDX loaders", "evaluation scripts", "ZeRO-2/3", "offload",
@@ -31,17 +32,6 @@ def rows() -> List[Row]:
             assert len(cells) == 3, f"line {number}: {len(cells)} cells: shown, here, proof"
             found.append(Row(number, *cells))
     return found
-
-
-def has_test(file: str, name: str) -> bool:
-    path = ROOT / file
-    if not path.is_file():
-        return False
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        return re.search(rf"^def {name}\(", text, flags=re.M) is not None
-    suite, _, case = name.partition(".")
-    return re.search(rf"\b(TYPED_)?TEST(_F|_P)?\(\s*{suite},\s*{case}\)", text) is not None
 
 
 def faults(row: Row) -> List[str]:

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from cli_support import run, text_documents, write_config, write_corpus
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -77,3 +79,38 @@ def test_round_trip(python_build, tmp_path, family, dtype, processes, tp, pp, so
         assert same[name].dtype == dtype and torch.equal(same[name], value), name
     assert json.loads((tmp_path / "result.json").read_text())["logits"] <= 1e-5
     assert len(list((tmp_path / "trained").glob("model-*.safetensors"))) > 1
+
+
+@pytest.mark.parametrize("key, ours", [("attention_bias", {"model__qkv_bias": True, "model__proj_bias": True}),
+                                       ("mlp_bias", {"model__linear_bias": True, "model__proj_bias": False})])
+def test_a_llama_with_one_kind_of_bias_is_converted_and_trained_alike(tessera_program, tmp_path, key, ours):
+    from safetensors.numpy import load_file
+
+    torch.manual_seed(1)
+    sizes = dict(num_hidden_layers=1, hidden_size=16, intermediate_size=24, vocab_size=300, max_position_embeddings=48,
+                 rms_norm_eps=1e-5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **sizes, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False, **{key: True}))
+    with torch.no_grad():  # Transformers begins with biases of zero
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    model.save_pretrained(tmp_path / "hf")
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "tessera", tmp_path / "ours")
+    config = dict(
+        model__family="llama", model__num_layers=1, model__hidden_size=16, model__ffn_hidden_size=24, model__num_heads=2,
+        model__num_kv_heads=1, model__vocab_size=300, model__max_positions=48, model__norm_eps=1e-5, model__tied_head=False,
+        training__steps=1, optimizer__lr=1e-30, optimizer__weight_decay=0.0, lr_schedule__warmup_steps=0)
+    corpus = write_corpus(tmp_path / "corpus", text_documents())
+    for name in ("hf", "ours"):
+        start = {**config, "model__init_from": str(tmp_path / name)}
+        untold = run(tessera_program, "train", write_config(tmp_path, corpus, f"{name}-untold", **start), code=4)
+        for option, value in ours.items():
+            if value:
+                assert f"{option.replace('__', '.')}: true there, " in untold.stderr
+        run(tessera_program, "train", write_config(tmp_path, corpus, f"{name}-told", **start, **ours))
+        run(tessera_program, "convert", "--from", "tessera", tmp_path / f"{name}-told", "--to", "hf", tmp_path / f"{name}-back")
+        before, after = load_file(tmp_path / "hf/model.safetensors"), load_file(tmp_path / f"{name}-back/model.safetensors")
+        assert before.keys() == after.keys() and any(tensor.endswith("bias") for tensor in after)
+        assert all(np.array_equal(value, after[tensor]) for tensor, value in before.items())
+        assert json.loads((tmp_path / f"{name}-back/config.json").read_text())[key] is True

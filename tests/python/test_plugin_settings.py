@@ -222,6 +222,16 @@ def test_activations_without_somebody_to_share_them(fields, recompute, why, capl
     assert len(said) == 1 and "distribute_checkpointed_activations=True" in said[0] and why in said[0]
 
 
+def test_sequence_parallelism_of_one_tensor_rank(caplog):
+    with caplog.at_level(logging.WARNING, "tessera"):
+        for _ in range(2):
+            config_of(sequence_parallelism=True)
+            config_of(sequence_parallelism=True, tp_degree=2)
+    assert [text for text in caplog.messages if "sequence_parallelism=True" in text] == [
+        "MegatronLMPlugin without effect: sequence_parallelism=True: sequences are shared out over tensor ranks, and there is one; "
+        "give tp_degree above 1"]
+
+
 def test_virtual_stages_and_uneven_stages():
     assert config_of(pp_degree=2, decoder_last_pipeline_num_layers=3)["parallel.pipeline_layout"] == "5,3"
     one = config_of(pp_degree=2, num_layers_per_virtual_pipeline_stage=4)

@@ -23,6 +23,8 @@ SAID = {
         "not values": "'transformer.ln_f.bias' cannot be read as numbers: "},
     "groups_of_one": {"unequal": "put both into one group"},
     "evaluated_first": {},
+    "trained_first": {"gradient": "before the first backward, or drop the gradient by model.zero_grad()",
+                      "early loss": "called before its optimizer was prepared"},
     "subset": {},
     "penalty": {},
     "left_out": {"backward": "optimizer = accelerator.prepare(optimizer)", "step": "optimizer = accelerator.prepare(optimizer)"},

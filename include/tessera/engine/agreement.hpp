@@ -10,6 +10,7 @@
 #include "tessera/base/update_state.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
+#include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
 
@@ -41,7 +42,17 @@ std::string take_batch(const ProcessMesh& mesh, Batch& batch, const BatchCall& c
 /// checkpoint.dir, data.cache_dir). Errors, on every rank: ConfigError naming keys, values and ranks.
 void agree_on_config(const Config& config, Communicator& world);
 
-/// The same for the rates of an update, one for each group. Errors: InvalidArgument.
-void agree_on_rates(std::span<const UpdateRates> rates, Communicator& world);
+/// The same for the rates of an update, one for each group, and the factors of the calls that it adds up.
+/// Errors: InvalidArgument.
+void agree_on_update(std::span<const UpdateRates> rates, std::span<const double> factors,
+                     Communicator& world);
+
+/// Collective over mesh.world(), before any rank runs the backward passes of forward() number `forward`.
+/// `upstream`: the gradient that the caller gave; on the host it must be that of all tensor ranks with this
+/// data rank's head, up to rounding. `failure`: why this rank cannot run. Errors, on every rank:
+/// InvalidArgument for another forward's backward; DataError where tensor ranks come with different
+/// gradients; `failure` where there is one, CommunicationError with its text on the other ranks.
+void agree_on_backward(const ProcessMesh& mesh, std::int64_t forward, const Tensor& upstream,
+                       const std::exception_ptr& failure);
 
 }  // namespace tessera

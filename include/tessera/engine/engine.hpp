@@ -154,8 +154,9 @@ class Engine {
   std::int64_t last_forward() const { return forwards_; }
   /// Adds the gradient for `upstream`, the gradient of the caller's loss by what forward() returned (same
   /// shape; undefined on ranks without the head). It is averaged over data ranks, each by its number of
-  /// samples. `number`: of last_forward(), left out: the last one. Errors: InvalidArgument for one that was
-  /// used, dropped, or made before the last update.
+  /// samples. `number`: of last_forward(), left out: the last one. Errors, on every rank: InvalidArgument for
+  /// one that was used, dropped, or made before the last update, or for ranks that call something else; see
+  /// agree_on_backward().
   void backward(const Tensor& upstream, std::optional<std::int64_t> number = {});
   /// Drops the tapes of one forward().
   void drop_forward(std::int64_t number);
@@ -175,7 +176,8 @@ class Engine {
 
   /// Clips, updates the weights with what was accumulated, clears the gradient. A gradient that is not finite
   /// changes nothing and is counted. Errors: TrainingError after max_skipped_steps such steps in a row;
-  /// InvalidArgument, on every rank, where ranks come with different rates or call something else.
+  /// InvalidArgument, on every rank, where ranks come with different rates, after calls with other factors,
+  /// or call something else.
   UpdateResult update();
   /// The same with the caller's rates, one for each of the optimizer's groups. `agreed`: ranks have compared
   /// them already.
@@ -223,11 +225,14 @@ class Engine {
   void set_accumulated_samples(std::int64_t samples) { samples_this_step_ = samples; }
 
  private:
+  struct Forwarded;
   std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
   void check_batch(const Batch& batch, bool needs_labels) const;
+  /// The forward that backward() is for, with what it is given. Errors: as backward().
+  Forwarded& forwarded_for(std::int64_t number, const Tensor& upstream) const;
   /// A checked batch that ranks have agreed on: agree_on() unless that was done before.
   Batch agreed(const Batch& batch, const char* call, bool needs_labels) const;
   void count_samples(const Batch& batch);
@@ -273,7 +278,6 @@ class Engine {
   std::optional<GraphTrial> graph_trial_;
   bool told_of_new_shape_ = false;
   std::vector<std::string> notes_;
-  struct Forwarded;
   std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
   std::int64_t forwards_ = 0;
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
@@ -281,6 +285,7 @@ class Engine {
   bool frozen_changed_ = false;           ///< since the last update, on every rank alike
   std::map<std::int64_t, Tensor> calls_;  ///< open; undefined: its gradient is still in the buckets
   std::int64_t last_call_ = 0;
+  std::vector<double> factors_;  ///< of the calls added since the last update, for agree_on_update()
   std::deque<std::unique_ptr<StepUnderWay>> steps_;
   std::int64_t steps_done_ = 0, steps_skipped_ = 0, skipped_in_a_row_ = 0;
   std::int64_t samples_this_step_ = 0;  ///< of earlier calls, over all data ranks: keys dropout of later ones

@@ -227,6 +227,9 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
 
     parallel.update(_pipeline(plugin, described(hf_config).get("num_layers")), tensor=plugin.tp_degree,
                     sequence=plugin.sequence_parallelism, zero_stage=int(plugin.use_distributed_optimizer))
+    if plugin.sequence_parallelism and plugin.tp_degree == 1:
+        warn_once("MegatronLMPlugin without effect: sequence_parallelism=True: sequences are shared out over tensor ranks, and there "
+                  "is one; give tp_degree above 1")
     recomputed = _recompute(plugin)
     if not checkpointed or recomputed["recompute"] != "none":
         training.update(recomputed)

@@ -34,7 +34,7 @@ def said(action) -> str:
     """What `action` raises."""
     try:
         action()
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -178,6 +178,33 @@ def evaluated_first(case: Case) -> dict:
     return {"numbers": found, "said": {}}
 
 
+def trained_first(case: Case) -> dict:
+    """The optimizer comes when the model was called, and backwarded, in training mode before."""
+    model = gpt2()
+    reference = copy.deepcopy(model)
+    model = case.accelerator.prepare(model)
+    early = model(input_ids=case.ids, labels=case.ids).loss
+    found = {"loss": early.item() - reference(input_ids=IDS, labels=IDS).loss.item()}
+    load_parameters(model, {"transformer.ln_f.bias": torch.full((16,), 0.3)}, strict=False)
+    torch.nn.init.constant_(reference.transformer.ln_f.bias, 0.3)
+    case.backward(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-5)
+    texts = {"gradient": said(lambda: case.accelerator.prepare(optimizer))}
+    model.zero_grad()
+    optimizer = case.accelerator.prepare(optimizer)
+    texts["early loss"] = said(early.backward)
+    plain = torch.optim.AdamW(reference.parameters(), lr=1e-2, eps=1e-5)
+    for _ in range(2):
+        case.backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(reference)
+        plain.step()
+        plain.zero_grad()
+    found["weights"] = apart(model, reference)
+    return {"numbers": found, "said": texts}
+
+
 def subset(case: Case) -> dict:
     """clip_grad_norm_ of all parameters, where the optimizer trains some of them and the others have the rate 0."""
     model = gpt2()
@@ -251,7 +278,7 @@ def main() -> None:
     output, *layouts = sys.argv[1:]
     results = {}
     for layout in layouts:
-        for run in (averages, groups_of_one, evaluated_first, subset, penalty, left_out, refused_optimizers):
+        for run in (averages, groups_of_one, evaluated_first, trained_first, subset, penalty, left_out, refused_optimizers):
             case = Case(*map(int, layout.split(",")))
             results[f"{run.__name__} {layout}"] = run(case)
             case.end()
