@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -49,7 +50,9 @@ class HostStaging {
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<PinnedPool> pool_ = std::make_shared<PinnedPool>();
   std::mutex mutex_;
-  std::vector<std::pair<std::shared_ptr<void>, Event>> leaving_;  ///< the stream still needs these
+  using Part = std::pair<std::shared_ptr<void>, Event>;
+  std::vector<Part> leaving_;  ///< the stream still needs these
+  std::deque<Part> copies_;    ///< a ring: what copy() has under way
 };
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "engine/stage.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
+#include "tessera/ops/backends.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
@@ -133,6 +134,8 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
 }
 
 Engine::~Engine() = default;
+
+Engine::StreamEnd::~StreamEnd() { ops::forget_stream(ctx); }
 
 StepReport Engine::step(const Batch& batch) {
   TESSERA_CHECK(steps_.empty(), "step() was called while ", steps_.size(),

@@ -36,7 +36,9 @@ struct Environment {
   std::optional<std::string>
       comm_address;                ///< TESSERA_COMM_ADDRESS: under which other ranks reach this process
   bool check_collectives = false;  ///< TESSERA_CHECK_COLLECTIVES
-  std::int64_t restart = 0;        ///< TESSERA_RESTART: how often the job was started again before
+  /// CUDA_DEVICE_MAX_CONNECTIONS: how many hardware queues CUDA makes of a GPU when it begins.
+  std::optional<std::int64_t> cuda_connections;
+  std::int64_t restart = 0;  ///< TESSERA_RESTART: how often the job was started again before
 
   bool no_color = false;                ///< NO_COLOR is set and not empty
   std::optional<LogLevel> log_level;    ///< TESSERA_LOG_LEVEL
