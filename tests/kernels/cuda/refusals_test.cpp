@@ -36,6 +36,8 @@ Computed compute() {
   cuda::gemm({.a = a.data(),
               .b = b.data(),
               .c = c.data(),
+              .bias = bias.data(),
+              .pre = pre.data(),
               .m = kM,
               .n = kN,
               .k = kK,
@@ -44,15 +46,15 @@ Computed compute() {
               .ldc = kN,
               .ab_dtype = DType::bf16,
               .c_dtype = DType::bf16,
-              .bias = bias.data(),
-              .epilogue = Epilogue::gelu_tanh,
-              .pre = pre.data()},
+              .epilogue = Epilogue::gelu_tanh},
              stream.launch());
   const DeviceBuffer<float> weight(stream, random<float>(kK * kN, 6)), sums(stream, random<float>(kK, 7)),
       scratch(stream, std::vector<float>(kReduceParts * kK));
   cuda::gemm({.a = a.data(),
               .b = c.data(),
               .c = weight.data(),
+              .column_sums = sums.data(),
+              .sums_scratch = scratch.data(),
               .m = kK,
               .n = kN,
               .k = kM,
@@ -63,9 +65,7 @@ Computed compute() {
               .ab_dtype = DType::bf16,
               .c_dtype = DType::f32,
               .beta = 1.0f,
-              .column_sums = sums.data(),
-              .sums_beta = 1.0f,
-              .sums_scratch = scratch.data()},
+              .sums_beta = 1.0f},
              stream.launch());
   return {c.host(), pre.host(), weight.host(), sums.host()};
 }
