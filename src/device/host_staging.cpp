@@ -10,9 +10,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLargestPart = std::size_t{4} << 20;
-/// Parts under way at once: enough that the copy engine always has one, few enough that a long copy pins
-/// little.
-constexpr std::size_t kMostParts = 4;
+/// Bytes under way at once: enough that the copy engine always has some, few enough that a long copy pins
+/// little and that small ones, the batches of steps that were launched ahead, never wait.
+constexpr std::size_t kRing = 4 * kLargestPart;
 constexpr std::size_t kSmallestBlock = std::size_t{4} << 10;
 
 }  // namespace
@@ -56,9 +56,14 @@ void HostStaging::keep(std::shared_ptr<void> memory, const Event& event) {
 }
 
 void HostStaging::reap() {
-  const auto is_done = [](const auto& part) { return part.second.done(); };
-  std::erase_if(leaving_, is_done);
-  std::erase_if(copies_, is_done);
+  std::erase_if(leaving_, [](const auto& part) { return part.second.done(); });
+  drop_copies();
+}
+
+/// Those that were read, from the oldest on.
+void HostStaging::drop_copies() {
+  for (; !copies_.empty() && copies_.front().read.done(); copies_.pop_front())
+    under_way_ -= copies_.front().bytes;
 }
 
 void HostStaging::copy(void* target, const void* source, std::size_t bytes) {
@@ -66,16 +71,17 @@ void HostStaging::copy(void* target, const void* source, std::size_t bytes) {
   reap();
   for (std::size_t done = 0; done < bytes; done += kLargestPart) {
     const std::size_t part = std::min(kLargestPart, bytes - done);
-    if (copies_.size() >= kMostParts && !stream_->is_recorded()) {  // a recording's copies run later
-      copies_.front().second.synchronize();
-      copies_.pop_front();
+    while (under_way_ + part > kRing && !copies_.empty() && !stream_->is_recorded()) {
+      copies_.front().read.synchronize();  // a recording's copies run later
+      drop_copies();
     }
     const std::shared_ptr<void> memory = lend(part);
     std::memcpy(memory.get(), static_cast<const std::byte*>(source) + done, part);
     stream_->copy(static_cast<std::byte*>(target) + done, memory.get(), part);
     Event read;
     stream_->record(read);
-    copies_.emplace_back(memory, read);
+    copies_.push_back({memory, read, part});
+    under_way_ += part;
   }
 }
 

@@ -299,9 +299,9 @@ kernel_bench() {
   fi
   limited 150 "$bench" 2>&1 | tee "$results/$1.txt" || code=${PIPESTATUS[0]}
   lines="$(grep -c '/s' "$results/$1.txt" || true)"
-  if [ $code -eq 0 ] && [ "$lines" -gt 0 ]; then
+  if [ "$code" -eq 0 ] && [ "$lines" -gt 0 ]; then
     echo "ok       $1: $lines lines with figures"
-  elif out_of_time $code; then
+  elif out_of_time "$code"; then
     echo "partly   $1: out of time after $lines lines with figures"
   else
     echo "FAILED   $1 (exit code $code)"

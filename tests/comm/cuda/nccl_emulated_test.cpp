@@ -190,6 +190,7 @@ TEST(CudaNccl, KernelsAreLoadedBeforeTheFirstCollective) {
     stops += tessera_emulator::loading_stops() - before;
   });
   EXPECT_EQ(stops, 0u);
+  tessera_emulator::set_lazy_loading(false);
 }
 
 }  // namespace

@@ -104,6 +104,18 @@ TEST(CudaMemoryHazards, LongCopiesFromTheHostPinARing) {
   ctx.allocator->release(target);
 }
 
+TEST(CudaMemoryHazards, BatchesOfStepsAheadNeverWait) {
+  const ExecCtx ctx = ExecCtx::cuda(6);
+  const std::vector<char> source(1000, 'x');
+  void* const target = ctx.allocator->allocate(source.size());
+  Gate gate(*ctx.stream);
+  EXPECT_TRUE(ends_behind(gate, [&] {
+    for (int i = 0; i < 100; ++i) ctx.allocator->copy_from_host(target, source.data(), source.size());
+  }));
+  ctx.stream->synchronize();
+  ctx.allocator->release(target);
+}
+
 /// NCCL ends no communicator while a graph could launch its calls.
 TEST(CudaMemoryHazards, GraphsGoWhateverTheDeviceSays) {
   const std::size_t before = tessera_emulator::graph_executables();

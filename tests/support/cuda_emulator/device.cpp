@@ -40,7 +40,7 @@ int count_from_environment() {
 
 bool lazy_from_environment() {
   const char* text = std::getenv("CUDA_MODULE_LOADING");
-  return text == nullptr || std::strcmp(text, "EAGER") != 0;
+  return text != nullptr && std::strcmp(text, "LAZY") == 0;
 }
 
 struct State {

@@ -31,7 +31,8 @@ std::size_t overruns();
 /// allocations and frees, copies to pageable memory.
 std::uint64_t slow_calls();
 /// Whether the first launch of a kernel on a device waits for all that runs there, as loading its code may on
-/// a GPU, unless it was loaded before. At first it does, unless CUDA_MODULE_LOADING=EAGER.
+/// a GPU, unless it was loaded before. At first only with CUDA_MODULE_LOADING=LAZY, CUDA's own default; the
+/// launcher sets EAGER.
 void set_lazy_loading(bool on);
 /// Launches so far that waited for that reason.
 std::uint64_t loading_stops();
