@@ -22,7 +22,7 @@ limit_mib=60
 
 # What a bundle is of: the commit and what is changed beside it.
 key="$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)"
-changes="$(git diff HEAD 2>/dev/null | sha256sum | cut -c1-12)"
+changes="$({ git diff HEAD 2>/dev/null || true; } | sha256sum | cut -c1-12)"
 if [ "$key" != unknown ] && [ -e "$pack/key.txt" ] && [ "$(cat "$pack/key.txt")" = "$key $changes" ]; then
   say "$pack is of $key already"
   exit 0
@@ -75,7 +75,8 @@ echo "$key" >"$pack/commit.txt"
 
 # The tracked files travel with it.
 size=$(du -sm "$pack" | cut -f1)
-tree=$(($(git ls-files -z 2>/dev/null | du -c --files0-from=- 2>/dev/null | tail -n 1 | cut -f1 || echo 0) / 1024))
+tree="$({ git ls-files -z | du -cm --files0-from=-; } 2>/dev/null | tail -n 1 | cut -f1 || true)"
+tree="${tree:-0}"
 du -ah "$pack" | sort -rh | head -n 12
 [ $((size + tree)) -le $limit_mib ] ||
   die "$pack has $size MiB and the tracked files $tree, together more than the $limit_mib that may travel"
