@@ -17,6 +17,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 ATTRIBUTE = r"(?:__launch_bounds__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)|static|inline|__cluster_dims__\s*\([^()]*\))\s*"
 KERNEL = re.compile(rf"__global__\s+(?:{ATTRIBUTE})*void\s+(?:{ATTRIBUTE})*(\w+)\s*\(")
 MENTION = re.compile(r"\b__global__\b")
+LAUNCH = re.compile(r"\b(?:launch|launch_rows|each_pack)\s*(?:<[^;()]*>)?\(")
 
 
 def kernels_in(text: str) -> Set[str]:
@@ -34,6 +35,9 @@ def kernels_of(root: Path) -> Dict[str, List[str]]:
     for path in sorted((root / "kernels" / "cuda").iterdir()):
         if path.suffix not in {".cu", ".cuh"}:
             continue
+        # What load_kernels() does not know of is loaded at its first launch.
+        if path.suffix == ".cu" and LAUNCH.search(path.read_text()) and "TESSERA_KERNEL_FILE(" not in path.read_text():
+            sys.exit(f"{path} launches kernels and names none of them with TESSERA_KERNEL_FILE (kernels/cuda/loading.hpp)")
         try:
             names = kernels_in(path.read_text())
         except ValueError as error:

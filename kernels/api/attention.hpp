@@ -33,6 +33,7 @@ struct AttentionShape {
   RngKey dropout_key;
   float dropout = 0.0f;
   std::int64_t sample0 = 0, head0 = 0, total_heads = 0, seq_length = 0;
+  bool fast_only = false;  ///< on CUDA: DeviceError, saying why, where no fast kernel computes it
 };
 
 struct AttentionForward {

@@ -36,6 +36,12 @@ struct GemmTrial {
 };
 namespace cuda {
 Description describe();
+/// Gives back what libraries keep for a stream (workspaces, handles): before it is destroyed, with its work
+/// done and its graphs gone. Waits for the device.
+void forget_stream(void* stream) noexcept;
+/// Loads the code of all our kernels on the current device, once for all: afterwards no first launch waits
+/// for what runs there. Errors: DeviceError; ConfigError in a build without CUDA.
+void load_kernels();
 /// Errors: IoError if choices are to be timed and the file cannot be written; without timing it is only read
 /// then.
 void set_gemm_tuning(const GemmTuning& tuning);
@@ -46,8 +52,10 @@ void set_gemm_tables(const std::vector<std::string>& paths);
 /// tries, shares of k, a pass of its own for what could be fused. Keeps it in the file of set_gemm_tuning at
 /// once, and for this process. Overwrites what `gemm` writes; beta 1 adds many times. Waits for the stream.
 GemmTrial tune_gemm(const Gemm& gemm, const Launch& launch);
-/// What is to be told of the files; empty the next time, or if all is well.
+/// What is to be told of the files, and of what cuBLASLt refused; empty the next time, or if all is well.
 std::string take_gemm_note();
+/// Why attention was computed the slower way; empty the next time, or if it was not.
+std::string take_attention_note();
 }  // namespace cuda
 
 }  // namespace tessera::kernels

@@ -189,4 +189,6 @@ void swiglu_backward(const SwigluBackward& params, const Launch& launch) {
   });
 }
 
+TESSERA_KERNEL_FILE(each_pack_kernel<1, SwigluForwardOp<float>>);
+
 }  // namespace tessera::kernels::cuda

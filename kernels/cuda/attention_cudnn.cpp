@@ -36,12 +36,6 @@ constexpr std::size_t kMostGraphs = 64;
 
 enum Operand : std::int64_t { kQ = 1, kK, kV, kO, kStats, kGradO, kGradQ, kGradK, kGradV };
 
-std::string describe_shape(const AttentionShape& s) {
-  return tessera::detail::concat("attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads,
-                                 " key-value) x ", s.head_dim, ", ", s.seq_q, " queries, ", s.seq_k,
-                                 " keys, ", s.dtype, s.causal ? ", causal" : "");
-}
-
 void check_runtime(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // the runtime keeps the last error until it is read
@@ -156,6 +150,8 @@ struct Planned {
   std::unique_ptr<fe::graph::Graph> graph;  ///< null if cuDNN refused
   std::size_t workspace = 0;
   std::string refusal;
+  int tries = 0;
+  bool may_pass = false;                         ///< the refusal: it was not about the shape
   bool captured = false;                         ///< a CUDA graph runs its kernels: it stays for ever
   std::map<cudaStream_t, cudaEvent_t> last_use;  ///< per stream
 
@@ -237,9 +233,19 @@ std::shared_ptr<StreamHandle> handle_of(int device, cudaStream_t stream) {
   return slot;
 }
 
+/// How often a refusal that may pass is asked for again.
+constexpr int kMostTries = 4;
+
+bool may_pass(const fe::error_t& error) {
+  const auto code = error.get_code();
+  return code == fe::error_code_t::CUDA_API_FAILED || code == fe::error_code_t::CUDNN_BACKEND_API_FAILED ||
+         code == fe::error_code_t::HANDLE_ERROR;
+}
+
 /// Lets cuDNN plan the graph; what it answers otherwise is kept in `refusal`.
 void plan(Planned& planned, const AttentionShape& s, bool backward, int device) {
   planned.made = true;
+  ++planned.tries;
   const auto handle = handle_of(device, nullptr);
   const std::lock_guard lock(handle->mutex);
   auto graph = backward ? backward_graph(s) : forward_graph(s);
@@ -247,7 +253,9 @@ void plan(Planned& planned, const AttentionShape& s, bool backward, int device) 
   std::int64_t bytes = 0;
   auto sized = built.is_good() ? graph->get_workspace_size(bytes) : built;
   if (!sized.is_good()) {
-    planned.refusal = sized.get_message();
+    planned.refusal =
+        tessera::detail::concat("cuDNN ", cudnnGetVersion(), " has no plan for it: ", sized.get_message());
+    planned.may_pass = may_pass(sized);
     return;
   }
   planned.workspace = static_cast<std::size_t>(bytes);
@@ -265,7 +273,7 @@ void forget_some(ProcessState& all) {
   std::erase_if(all.retired, [](const std::shared_ptr<Planned>& planned) { return planned->idle(); });
 }
 
-std::shared_ptr<Planned> planned_for(const AttentionShape& s, bool backward) {
+std::shared_ptr<Planned> planned_for(const AttentionShape& s, bool backward, bool retry = false) {
   const int device = current_device();
   std::shared_ptr<Planned> planned;
   {
@@ -278,16 +286,16 @@ std::shared_ptr<Planned> planned_for(const AttentionShape& s, bool backward) {
     if (fresh) forget_some(all);
   }
   const std::lock_guard lock(planned->mutex);
-  if (!planned->made) plan(*planned, s, backward, device);
+  const bool again = retry && planned->graph == nullptr && planned->may_pass && planned->tries < kMostTries;
+  if (!planned->made || again) plan(*planned, s, backward, device);
   return planned;
 }
 
 /// As planned_for. Errors: DeviceError with cuDNN's reason if it has no plan.
 std::shared_ptr<Planned> usable(const AttentionShape& s, bool backward) {
   auto planned = planned_for(s, backward);
-  TESSERA_ENSURE(DeviceError, planned->graph != nullptr, "cuDNN ", cudnnGetVersion(), " has no ",
-                 backward ? "backward" : "forward", " plan for an ", describe_shape(s), ": ",
-                 planned->refusal);
+  TESSERA_ENSURE(DeviceError, planned->graph != nullptr, backward ? "backward of an " : "an ",
+                 describe_attention(s), ": ", planned->refusal);
   return planned;
 }
 
@@ -302,7 +310,7 @@ void execute(const AttentionShape& s, bool backward, Pointers& pointers, void* w
   check_cudnn(cudnnSetStream(handle->handle, stream), "cudnnSetStream");
   auto result = planned->graph->execute(handle->handle, pointers, workspace);
   TESSERA_ENSURE(DeviceError, result.is_good(), "cuDNN failed to run ", backward ? "backward" : "forward",
-                 " of an ", describe_shape(s), ": ", result.get_message());
+                 " of an ", describe_attention(s), ": ", result.get_message());
   planned->mark_use(stream);
 }
 
@@ -353,12 +361,26 @@ std::size_t stats_bytes(const AttentionShape& s) {
 
 }  // namespace
 
-bool cudnn_attention_supports(const AttentionShape& shape, bool backward) {
+std::string cudnn_refusal(const AttentionShape& shape, bool backward, bool retry) {
   int major = 0;
   check_runtime(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current_device()),
                 "cudaDeviceGetAttribute");
-  if (!cudnn_means_the_same(shape, major)) return false;
-  return planned_for(backward ? piece_of(shape) : shape, backward)->graph != nullptr;
+  std::string why = why_not_cudnn(shape, major);
+  if (!why.empty()) return why;
+  const auto planned = planned_for(backward ? piece_of(shape) : shape, backward, retry);
+  const std::lock_guard lock(planned->mutex);
+  return planned->graph != nullptr ? "" : planned->refusal;
+}
+
+void cudnn_forget(void* stream) noexcept {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return;
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.handles.find({device, static_cast<cudaStream_t>(stream)});
+  if (found == all.handles.end()) return;
+  cudnnDestroy(found->second->handle);
+  all.handles.erase(found);
 }
 
 std::size_t cudnn_attention_forward_workspace(const AttentionShape& shape) {

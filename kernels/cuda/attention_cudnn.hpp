@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/api/attention.hpp"
 #include "kernels/api/launch.hpp"
 #include "tessera/base/dtype.hpp"
+#include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -29,27 +31,44 @@ inline bool suits_cudnn(const HeadStrides& stride, std::int64_t seq, std::int64_
 
 }  // namespace detail
 
-/// Whether cuDNN's attention means the same as ours for this shape on a GPU of this compute capability (major
-/// version). Not taken:
+/// Why cuDNN's attention does not mean the same as ours for this shape on a GPU of this compute capability
+/// (major version); empty if it does. Not taken:
 /// - key_begin, document: its padding mask has lengths only.
 /// - key_end: a sample without any visible key must give zeros, and whether there is one is known on the
 ///   device only.
 /// - ALiBi: its slopes are computed from the number of heads, ours are handed in.
 /// - dropout: its random bits are not those of the CPU.
 /// - query_offset > 0 and single queries: our decoding kernel serves them.
-inline bool cudnn_means_the_same(const AttentionShape& s, int compute_capability) {
-  const bool dtype = s.dtype == DType::bf16 || s.dtype == DType::f16;
-  const bool plain = s.dropout == 0.0f && s.alibi_slopes == nullptr && s.key_begin == nullptr &&
-                     s.key_end == nullptr && s.document == nullptr && s.query_offset == 0;
-  const bool sizes = s.batch > 0 && s.seq_q > 1 && s.seq_k > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0;
+inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability) {
+  if (compute_capability < 8) return "the GPU is older than compute capability 8.0";
+  if (s.dtype != DType::bf16 && s.dtype != DType::f16) return "it is computed in fp32";
+  if (s.dropout != 0.0f) return "dropout on attention";
+  if (s.alibi_slopes != nullptr) return "ALiBi positions";
+  if (s.document != nullptr) return "several documents in a sample";
+  if (s.key_begin != nullptr || s.key_end != nullptr) return "padded samples";
+  if (s.query_offset != 0 || s.seq_q <= 1) return "queries that follow cached keys";
+  if (s.batch <= 0 || s.seq_k <= 0 || s.kv_heads <= 0 || s.heads % s.kv_heads != 0)
+    return "nothing to attend to";
   // Beyond 128 its backward exists for Hopper only.
   const std::int64_t widest = compute_capability == 9 ? 256 : 128;
-  const bool head = s.head_dim >= 8 && s.head_dim % 8 == 0 && s.head_dim <= widest;
-  return compute_capability >= 8 && dtype && plain && sizes && head &&
-         detail::suits_cudnn(s.q_stride, s.seq_q, s.batch, s.heads, s.head_dim) &&
-         detail::suits_cudnn(s.k_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
-         detail::suits_cudnn(s.v_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
-         detail::suits_cudnn(s.o_stride, s.seq_q, s.batch, s.heads, s.head_dim);
+  if (s.head_dim < 8 || s.head_dim % 8 != 0 || s.head_dim > widest)
+    return tessera::detail::concat("heads of ", s.head_dim, ", not a multiple of 8 up to ", widest);
+  if (!(detail::suits_cudnn(s.q_stride, s.seq_q, s.batch, s.heads, s.head_dim) &&
+        detail::suits_cudnn(s.k_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
+        detail::suits_cudnn(s.v_stride, s.seq_k, s.batch, s.kv_heads, s.head_dim) &&
+        detail::suits_cudnn(s.o_stride, s.seq_q, s.batch, s.heads, s.head_dim)))
+    return "operands that are not aligned to 16 bytes, or too large";
+  return "";
+}
+
+inline bool cudnn_means_the_same(const AttentionShape& s, int compute_capability) {
+  return why_not_cudnn(s, compute_capability).empty();
+}
+
+inline std::string describe_attention(const AttentionShape& s) {
+  return tessera::detail::concat("attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads,
+                                 " key-value) x ", s.head_dim, ", ", s.seq_q, " queries, ", s.seq_k,
+                                 " keys, ", s.dtype, s.causal ? ", causal" : "");
 }
 
 /// How many samples and key-value heads (each with its query heads) cuDNN gets at once in backward.
@@ -80,10 +99,17 @@ inline AttentionPiece cudnn_backward_piece(const AttentionShape& s, std::int64_t
   return {1, 1};
 }
 
-/// Whether the current device's cuDNN computes this attention, forward or backward. Looks at the shape, then
-/// lets cuDNN plan it (once per shape, as a call would do): an unknown version may still refuse.
-/// Errors: DeviceError if cuDNN cannot be used at all.
-bool cudnn_attention_supports(const AttentionShape& shape, bool backward = false);
+/// Why the current device's cuDNN does not compute this attention, forward or backward; empty if it does.
+/// Looks at the shape, then lets cuDNN plan it (once per shape, as a call would do): an unknown version may
+/// still refuse. With `retry` a refusal that may have passed (memory, the driver) is asked for again, some
+/// times. Errors: DeviceError if cuDNN cannot be used at all.
+std::string cudnn_refusal(const AttentionShape& shape, bool backward = false, bool retry = false);
+inline bool cudnn_attention_supports(const AttentionShape& shape, bool backward = false) {
+  return cudnn_refusal(shape, backward).empty();
+}
+
+/// Ends the handle of a stream of the current device.
+void cudnn_forget(void* stream) noexcept;
 
 /// Bytes of scratch, aligned to 256 bytes, for a shape that is supported.
 std::size_t cudnn_attention_forward_workspace(const AttentionShape& shape);

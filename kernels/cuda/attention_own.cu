@@ -289,4 +289,6 @@ void own_attention_backward(const AttentionBackward& call, const Launch& launch,
                       [&](const ScoreBlock& box) { backward_box(call, blocks, scratch, box, launch); });
 }
 
+TESSERA_KERNEL_FILE(round_sums<bfloat16>);
+
 }  // namespace tessera::kernels::cuda

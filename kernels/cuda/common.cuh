@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/api/launch.hpp"
+#include "kernels/cuda/loading.hpp"
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/error.hpp"
 #if defined(__CUDACC__)

@@ -165,4 +165,6 @@ void copy_strided(const CopyStrided& params, const Launch& launch) {
   visit_word(params.dtype, [&](auto word) { copy_box<decltype(word)>(params, launch); });
 }
 
+TESSERA_KERNEL_FILE(transpose_kernel<std::uint32_t>);
+
 }  // namespace tessera::kernels::cuda

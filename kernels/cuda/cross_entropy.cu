@@ -209,4 +209,6 @@ void cross_entropy_backward(const CrossEntropyBackward& params, const Launch& wh
   });
 }
 
+TESSERA_KERNEL_FILE(combine_kernel);
+
 }  // namespace tessera::kernels::cuda

@@ -203,4 +203,6 @@ void scale_by(const ScaleBy& params, const Launch& launch) {
   }
 }
 
+TESSERA_KERNEL_FILE(each_pack_kernel<1, ScaleByOp>);
+
 }  // namespace tessera::kernels::cuda

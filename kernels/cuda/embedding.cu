@@ -213,4 +213,6 @@ void embedding_backward(const EmbeddingBackward& params, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(embedding_forward_kernel<float, float, true>);
+
 }  // namespace tessera::kernels::cuda

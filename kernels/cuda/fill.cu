@@ -78,4 +78,6 @@ void fill_normal(const FillNormal& params, const Launch& where) {
          groups);
 }
 
+TESSERA_KERNEL_FILE(fill_normal_kernel);
+
 }  // namespace tessera::kernels::cuda

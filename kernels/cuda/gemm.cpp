@@ -1,9 +1,9 @@
 /// gemm and batched_gemm on cuBLASLt.
 ///
 /// State of the process, all of it memos: per device a cuBLASLt handle, the algorithm of every problem seen,
-/// and a workspace per stream (work of one stream never overlaps, so that its products can share one). It is
-/// made at first use and never freed: at the end of the process the driver takes it back, and by then the
-/// CUDA runtime may be gone. Destroy a stream only when its work is done, since another may get its handle.
+/// and a workspace per stream (work of one stream never overlaps, so that its products can share one), which
+/// ends with the stream (forget_stream). The rest is made at first use and never freed: at the end of the
+/// process the driver takes it back, and by then the CUDA runtime may be gone.
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -17,11 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/gemm_cache.hpp"
 #include "kernels/cuda/gemm_choice.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_finish.hpp"
 #include "kernels/cuda/gemm_plan.hpp"
+#include "kernels/cuda/gemm_run.hpp"
 #include "kernels/cuda/gemm_stopwatch.hpp"
 #include "kernels/cuda/gemm_sums.hpp"
 #include "tessera/base/error.hpp"
@@ -98,20 +100,22 @@ bool is_captured(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// Frees device memory whatever happens.
+/// Frees device memory whatever happens, in the order of the stream: cudaFree would wait for other ranks.
 struct Trial {
+  cudaStream_t stream;
   void* c = nullptr;
   void* pre = nullptr;
-  Trial() = default;
+  explicit Trial(cudaStream_t of) : stream(of) {}
   Trial(const Trial&) = delete;
   Trial& operator=(const Trial&) = delete;
   ~Trial() {
-    cudaFree(c);
-    cudaFree(pre);
+    for (void* const memory : {c, pre}) {
+      if (memory != nullptr) cudaFreeAsync(memory, stream);
+    }
   }
   /// False if the device has not enough.
-  static bool allocate(void** memory, std::size_t bytes) {
-    if (cudaMalloc(memory, bytes) == cudaSuccess) return true;
+  bool allocate(void** memory, std::size_t bytes) const {
+    if (cudaMallocAsync(memory, bytes, stream) == cudaSuccess) return true;
     cudaGetLastError();  // the runtime keeps the last error until it is read
     *memory = nullptr;
     return false;
@@ -126,10 +130,10 @@ std::optional<Product> on_copies(const Product& p, Trial& trial, cudaStream_t st
   Product copy = p;
   const auto offset = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16; };
   const std::size_t shift = offset(p.result.data);
-  if (!Trial::allocate(&trial.c, bytes + shift)) return std::nullopt;
+  if (!trial.allocate(&trial.c, bytes + shift)) return std::nullopt;
   copy.result.data = static_cast<char*>(trial.c) + shift;
   if (p.fused.pre) {
-    if (!Trial::allocate(&trial.pre, bytes)) return std::nullopt;
+    if (!trial.allocate(&trial.pre, bytes)) return std::nullopt;
     copy.pre = trial.pre;
   }
   check_runtime(cudaMemcpyAsync(const_cast<void*>(copy.result.data), p.result.data, bytes,
@@ -153,7 +157,7 @@ std::optional<double> time_of(DeviceState& device, const Descriptors& descriptor
 std::optional<cublasLtMatmulAlgo_t> fastest(DeviceState& device, const Product& p,
                                             const std::vector<cublasLtMatmulAlgo_t>& candidates,
                                             void* workspace, cudaStream_t stream) {
-  Trial trial;
+  Trial trial(stream);
   const std::optional<Product> copy = on_copies(p, trial, stream);
   if (!copy) return std::nullopt;
   const Stopwatch stopwatch(stream);
@@ -228,7 +232,42 @@ Choice choose(DeviceState& device, const Product& p, const Descriptors& descript
   return choice;
 }
 
-/// False, and nothing done, if cuBLASLt has no algorithm for p.
+/// Whether a call found out that its algorithm does not serve: nothing was launched. Other failures are
+/// errors.
+bool is_refusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+         status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+/// After `status` refused the choice for p: what is fused is left to passes of their own from now on, plain
+/// products take the next algorithm that runs. Whether p was computed.
+bool recover(DeviceState& device, const Product& p, const Descriptors& descriptors, const ProductKey& key,
+             cublasStatus_t status, void* workspace, cudaStream_t stream) {
+  Choice choice;
+  if (!p.fused.any()) {
+    for (const cublasLtMatmulAlgo_t& each :
+         candidates_for(device.handle, descriptors, p, kWorkspaceBytes, kCandidates)) {
+      const cublasStatus_t tried =
+          multiply(device.handle, descriptors, p, each, workspace, kWorkspaceBytes, stream);
+      if (is_refusal(tried)) continue;
+      check_library(tried, "cublasLtMatmul", p);
+      choice = {.exists = true, .algorithm = each};
+      break;
+    }
+    if (!choice.exists) check_library(status, "cublasLtMatmul", p);
+  }
+  const std::string why = cublasLtGetStatusName(status);
+  {
+    const std::lock_guard lock(device.mutex);
+    device.choices[key] = choice;
+  }
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  add_note(all, refusal_note(p, why));
+  return choice.exists;
+}
+
+/// False, and nothing done, if cuBLASLt has no algorithm for p or refuses what it fuses.
 bool run(const Product& p, const Launch& launch) {
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   DeviceState& device = device_state();
@@ -245,8 +284,10 @@ bool run(const Product& p, const Launch& launch) {
     if (choice.exists) workspace = workspace_of(device, stream);
   }
   if (!choice.exists) return false;
-  check_library(multiply(device.handle, descriptors, p, choice.algorithm, workspace, kWorkspaceBytes, stream),
-                "cublasLtMatmul", p);
+  const cublasStatus_t status =
+      multiply(device.handle, descriptors, p, choice.algorithm, workspace, kWorkspaceBytes, stream);
+  if (is_refusal(status)) return recover(device, p, descriptors, key, status, workspace, stream);
+  check_library(status, "cublasLtMatmul", p);
   return true;
 }
 
@@ -265,13 +306,7 @@ void gemm(const Gemm& g, const Launch& launch) {
     finish_sums(g, {}, launch);
     return;
   }
-  Fused fused = choose_fused(g);
-  if (!fused.any() || !run(product_of(g, fused), launch)) {
-    fused = {};
-    run_or_throw(product_of(g, fused), launch);
-  }
-  if (needs_finish(g, fused)) gemm_finish(finish_of(g, fused), launch);
-  finish_sums(g, fused, launch);
+  run_gemm(g, launch, [&](const Product& p) { return run(p, launch); });
 }
 
 void batched_gemm(const BatchedGemm& g, const Launch& launch) {
@@ -279,6 +314,21 @@ void batched_gemm(const BatchedGemm& g, const Launch& launch) {
   check_dtypes(g.ab_dtype, g.c_dtype);
   TESSERA_CHECK(g.k > 0, "a batched product needs k > 0");
   run_or_throw(product_of(g), launch);
+}
+
+void forget_stream(void* stream) noexcept {
+  cudnn_forget(stream);
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return;
+  ProcessState& all = process();
+  const std::lock_guard lock(all.mutex);
+  const auto known = all.devices.find(device);
+  if (known == all.devices.end()) return;
+  const std::lock_guard of_device(known->second->mutex);
+  const auto found = known->second->workspaces.find(static_cast<cudaStream_t>(stream));
+  if (found == known->second->workspaces.end()) return;
+  cudaFree(found->second);
+  known->second->workspaces.erase(found);
 }
 
 void set_gemm_tuning(const GemmTuning& tuning) {

@@ -79,4 +79,6 @@ void gemm_finish(const GemmFinish& p, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(finish_kernel<float, 1>);
+
 }  // namespace tessera::kernels::cuda

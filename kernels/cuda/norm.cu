@@ -163,4 +163,6 @@ void add_norm_forward(const AddNormForward& params, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(norm_forward_kernel<float, float, false, true>);
+
 }  // namespace tessera::kernels::cuda

@@ -328,4 +328,6 @@ void add_norm_gradients(const AddNormGradients& params, const Launch& where) {
   norm_weight_grad(params.weight, where);
 }
 
+TESSERA_KERNEL_FILE(weight_grad_columns);
+
 }  // namespace tessera::kernels::cuda

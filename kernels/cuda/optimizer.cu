@@ -277,4 +277,6 @@ void sgd(const Sgd& params, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(begin_update_kernel);
+
 }  // namespace tessera::kernels::cuda

@@ -182,4 +182,6 @@ void sum(const Sum& params, const Launch& where) {
   add_parts(params.scratch, parts, params.add, params.out, where);
 }
 
+TESSERA_KERNEL_FILE(column_total_kernel);
+
 }  // namespace tessera::kernels::cuda

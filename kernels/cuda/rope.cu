@@ -120,4 +120,6 @@ void rope(const Rope& params, const Launch& launch) {
   });
 }
 
+TESSERA_KERNEL_FILE(rope_kernel<float, 1, true>);
+
 }  // namespace tessera::kernels::cuda

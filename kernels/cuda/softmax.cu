@@ -169,4 +169,6 @@ void softmax_forward(const SoftmaxForward& params, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(write_key_ranges);
+
 }  // namespace tessera::kernels::cuda

@@ -84,4 +84,6 @@ void softmax_backward(const SoftmaxBackward& params, const Launch& where) {
   });
 }
 
+TESSERA_KERNEL_FILE(softmax_gradient<float, kWarp>);
+
 }  // namespace tessera::kernels::cuda

@@ -284,6 +284,8 @@ void describe(Visitor& visit, Section& c) {
               "CUDA: time the algorithms of each new matrix product and keep the fastest");
   visit.field("gemm_cache", c.gemm_cache,
               "CUDA: file that keeps the choice of algorithms between runs, by GPU and cuBLASLt version");
+  visit.field("require_fast_attention", c.require_fast_attention,
+              "CUDA: attention that cuDNN does not compute is an error that says why, not a slower way");
   visit.field(
       "memory_gb", c.memory_gb,
       "what `recompute: auto` and `tessera plan` may fill on one rank, GB of 10^9 bytes; null = what the "

@@ -33,6 +33,8 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_LOG_LEVEL", "debug, info, warning or error"},
     EnvironmentVariable{"TESSERA_THREADS", "CPU threads per process where `device.threads` is 0"},
     EnvironmentVariable{"TESSERA_PYTHON", "the Python interpreter for the commands that need one"},
+    EnvironmentVariable{"CUDA_DEVICE_MAX_CONNECTIONS",
+                        "hardware queues of a GPU; the launcher sets 32 for its workers"},
 };
 
 constexpr std::string_view kPrefix = "TESSERA_";
@@ -266,6 +268,7 @@ Environment read_environment(std::span<const std::string> variables) {
   env.no_color = reader.text("NO_COLOR").has_value();
   env.threads = reader.integer("TESSERA_THREADS", 1, 4096);
   env.python = reader.text("TESSERA_PYTHON");
+  env.cuda_connections = reader.integer("CUDA_DEVICE_MAX_CONNECTIONS", 1, 1024);
   env.cache_dir = reader.text("XDG_CACHE_HOME");
   if (const auto home = reader.text("HOME"); home && !env.cache_dir) env.cache_dir = *home + "/.cache";
   if (const auto level = reader.text("TESSERA_LOG_LEVEL")) {

@@ -123,6 +123,12 @@ ProcessMesh::ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& s
     }
   }
   if (shape.pp > 1) {
+    // Stages exchange messages with their neighbours, the last one with the first where pieces are
+    // interleaved.
+    const int at = coordinates_.pp, size = shape.pp;
+    std::vector<int> neighbours{(at + 1) % size};
+    if (size > 2) neighbours.push_back((at + size - 1) % size);
+    (*this)[Axis::pp].connect_to(neighbours);
     const bool holds = coordinates_.pp == 0 || coordinates_.pp == shape.pp - 1;
     embedding_ = world_->split(holds ? rank % (shape.world() / shape.pp) : -1, rank, "embedding");
   }

@@ -31,6 +31,10 @@ class Source {
   /// Null when there is none left.
   virtual char* allocate(std::size_t bytes) = 0;
   virtual void release(char* segment, std::size_t bytes) noexcept = 0;
+  /// Whether segments may go back in the middle of work.
+  virtual bool releases() const { return false; }
+  /// What was released can be had again when this returns.
+  virtual void settle() {}
 };
 
 class HostSource : public Source {
@@ -51,14 +55,48 @@ class HostSource : public Source {
   void release(char* segment, std::size_t bytes) noexcept override { munmap(segment, bytes); }
 };
 
+/// Segments come and go in the order of a stream of their own. cudaFree would wait for everything on the
+/// device, and so for messages that are received ahead of need: their senders may be waiting for this rank.
+/// Here the only wait is for what this rank computes.
 class CudaSource : public Source {
  public:
-  explicit CudaSource(int device) : device_(device) {}
-  char* allocate(std::size_t bytes) override { return static_cast<char*>(cuda::allocate(device_, bytes)); }
-  void release(char* segment, std::size_t) noexcept override { cuda::deallocate(segment); }
+  explicit CudaSource(std::shared_ptr<Stream> user)
+      : user_(std::move(user)), order_(user_->device()), pool_(cuda::create_pool(user_->device().index)) {}
+  CudaSource(const CudaSource&) = delete;
+  CudaSource& operator=(const CudaSource&) = delete;
+  ~CudaSource() override {
+    if (pool_ != nullptr) cuda::destroy_pool(pool_);
+  }
+
+  char* allocate(std::size_t bytes) override {
+    user_->make_current();
+    if (pool_ == nullptr) return static_cast<char*>(cuda::allocate(user_->device().index, bytes));
+    void* const memory = cuda::allocate_from(pool_, bytes, order_.native());
+    order_.synchronize();  // the user's stream, which may be recorded, need not wait
+    return static_cast<char*>(memory);
+  }
+  bool releases() const override { return pool_ != nullptr && !user_->is_recorded(); }
+  void release(char* segment, std::size_t) noexcept override {
+    if (pool_ == nullptr) return cuda::deallocate(segment);
+    try {
+      user_->make_current();
+      Event used;
+      user_->record(used);
+      order_.wait(used);
+    } catch (const std::exception&) {
+      // The device has failed: whoever waits for its work hears of it there.
+    }
+    cuda::deallocate_to_pool(segment, order_.native());
+  }
+  void settle() override {
+    order_.synchronize();
+    cuda::trim_pool(pool_);
+  }
 
  private:
-  int device_;
+  std::shared_ptr<Stream> user_;
+  Stream order_;
+  void* pool_;
 };
 
 /// A stretch of a segment, linked to its neighbours in address order.
@@ -82,7 +120,7 @@ struct BySize {
 struct CachingAllocator::Impl {
   explicit Impl(std::shared_ptr<Stream> of) : stream(std::move(of)) {
     if (stream) {
-      source = std::make_unique<CudaSource>(stream->device().index);
+      source = std::make_unique<CudaSource>(stream);
       staging = std::make_unique<HostStaging>(stream);
     } else {
       source = std::make_unique<HostSource>();
@@ -115,10 +153,10 @@ struct CachingAllocator::Impl {
     char* begin = source->allocate(bytes);
     // What is cached in pieces of the wrong size may be what is missing. A graph being recorded uses it
     // later.
-    if (begin == nullptr && stream && !stream->is_recorded()) {
-      stream->synchronize();
+    if (begin == nullptr && source->releases()) {
       trim(true);
       trim(false);
+      source->settle();
       begin = source->allocate(bytes);
     }
     TESSERA_ENSURE(IoError, begin != nullptr, "out of memory", on_device(), ": the system refused ", bytes,
@@ -217,6 +255,7 @@ void CachingAllocator::reset_peak() {
 
 void CachingAllocator::trim() {
   const std::lock_guard lock(impl_->mutex);
+  if (impl_->stream && impl_->stream->is_recorded()) return;  // what is recorded will use it
   impl_->trim(true);
   impl_->trim(false);
 }

@@ -45,16 +45,27 @@ void* end_recording(void* stream);
 void record_outside(void* event, void* stream);
 void wait_outside(void* stream, void* event);
 void* make_executable(void* graph);
-/// Replaces the parameters of the graph an executable was made of; false if that was of another shape.
-bool update_executable(void* executable, void* graph);
+/// Replaces the parameters of the graph an executable was made of; otherwise why that cannot be: it was of
+/// another shape, mostly. Empty if it was done.
+std::string update_executable(void* executable, void* graph);
 void launch_executable(void* executable, void* stream);
 void destroy_graph(void* graph) noexcept;
 /// Not while it runs.
 void destroy_executable(void* executable) noexcept;
 
-/// Device memory, 256-byte aligned; null when there is not enough.
+/// Device memory, 256-byte aligned; null when there is not enough. To deallocate waits for everything that
+/// runs on the device, kernels that wait for other ranks among it: only for the end.
 void* allocate(int device, std::size_t bytes);
 void deallocate(void* memory) noexcept;
+/// Memory that comes and goes in the order of a stream, so that nobody waits for other streams. Null where
+/// the device has no such pools (some virtual GPUs).
+void* create_pool(int device);
+void destroy_pool(void* pool) noexcept;
+/// 256-byte aligned, for work on `stream`, which is not being recorded; null when there is not enough.
+void* allocate_from(void* pool, std::size_t bytes, void* stream);
+void deallocate_to_pool(void* memory, void* stream) noexcept;
+/// Gives back to the system what was deallocated and whose stream is known to have come to it.
+void trim_pool(void* pool);
 /// Host memory that devices copy from and to without a stop; null when there is not enough.
 void* allocate_pinned(std::size_t bytes);
 void deallocate_pinned(void* memory) noexcept;

@@ -16,10 +16,16 @@ struct StreamGraph::Turns {
   /// Whose graphs may still be running; the last one names the events in the executable.
   std::deque<std::shared_ptr<Recording>> recordings = {};
 
-  /// Waits for what was launched.
-  void forget() {
+  /// Waits for what was launched. Whatever that says, the executable goes: NCCL ends no communicator while
+  /// one could still launch its calls.
+  void forget() noexcept {
     if (executable == nullptr) return;
-    if (!recordings.empty()) cuda::synchronize_event(recordings.back()->end);  // none if no launch succeeded
+    try {
+      if (!recordings.empty())
+        cuda::synchronize_event(recordings.back()->end);  // none if no launch succeeded
+    } catch (const std::exception&) {
+      // The device has failed, and whoever waits for its work hears of it there.
+    }
     cuda::destroy_executable(std::exchange(executable, nullptr));
     recordings.clear();
   }
@@ -28,11 +34,7 @@ struct StreamGraph::Turns {
 StreamGraph::StreamGraph(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
 
 StreamGraph::~StreamGraph() {
-  try {
-    for (Turns& turns : turns_) turns.forget();
-  } catch (const std::exception&) {
-    // The device has failed, and whoever waits for its work hears of it there.
-  }
+  for (Turns& turns : turns_) turns.forget();
 }
 
 void StreamGraph::run(const std::string& key, const std::function<void()>& work,
@@ -105,7 +107,10 @@ void StreamGraph::abandon(Recording& recording) {
 
 /// Makes the turn's executable one of `graph`.
 void StreamGraph::prepare(Turns& turns, const Owned& graph) {
-  if (turns.executable != nullptr && !cuda::update_executable(turns.executable, graph.get())) turns.forget();
+  if (turns.executable != nullptr) {
+    stats_.refused_update = cuda::update_executable(turns.executable, graph.get());
+    if (!stats_.refused_update.empty()) turns.forget();
+  }
   if (turns.executable == nullptr) {
     turns.executable = cuda::make_executable(graph.get());
     ++stats_.made;

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -45,11 +46,19 @@ class HostStaging {
 
  private:
   void reap();
+  void drop_copies();
 
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<PinnedPool> pool_ = std::make_shared<PinnedPool>();
   std::mutex mutex_;
+  struct Copy {
+    std::shared_ptr<void> memory;
+    Event read;
+    std::size_t bytes = 0;
+  };
   std::vector<std::pair<std::shared_ptr<void>, Event>> leaving_;  ///< the stream still needs these
+  std::deque<Copy> copies_;                                       ///< what copy() has under way
+  std::size_t under_way_ = 0;                                     ///< their bytes
 };
 
 }  // namespace tessera

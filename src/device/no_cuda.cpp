@@ -34,12 +34,17 @@ void* end_recording(void*) { refuse(); }
 void record_outside(void*, void*) { refuse(); }
 void wait_outside(void*, void*) { refuse(); }
 void* make_executable(void*) { refuse(); }
-bool update_executable(void*, void*) { refuse(); }
+std::string update_executable(void*, void*) { refuse(); }
 void launch_executable(void*, void*) { refuse(); }
 void destroy_graph(void*) noexcept {}
 void destroy_executable(void*) noexcept {}
 void* allocate(int, std::size_t) { refuse(); }
 void deallocate(void*) noexcept {}
+void* create_pool(int) { refuse(); }
+void destroy_pool(void*) noexcept {}
+void* allocate_from(void*, std::size_t, void*) { refuse(); }
+void deallocate_to_pool(void*, void*) noexcept {}
+void trim_pool(void*) { refuse(); }
 void* allocate_pinned(std::size_t) { refuse(); }
 void deallocate_pinned(void*) noexcept {}
 MemoryInfo memory_info(int) { refuse(); }

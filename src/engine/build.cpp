@@ -70,8 +70,9 @@ int tensor_chunks(const ParallelConfig& parallel, Device device) {
 std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options) {
   if (options.trainable && options.groups.groups.empty()) check_no_decay(config);
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
-  const ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
-                                      : ExecCtx::cuda(device.index, seed);
+  ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
+                                : ExecCtx::cuda(device.index, seed);
+  ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
   ProcessMesh& mesh = *options.layout.mesh;
   const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],
                                      .sequence = config.parallel.sequence,

@@ -8,6 +8,7 @@
 #include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"
+#include "tessera/ops/backends.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
@@ -153,6 +154,8 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
 }
 
 Engine::~Engine() = default;
+
+Engine::StreamEnd::~StreamEnd() { ops::forget_stream(ctx); }
 
 StepReport Engine::step(const Batch& batch) {
   const FlightCall open(ctx_.stream->flight(), "Engine::step()");

@@ -14,6 +14,7 @@
 #include "tessera/base/clock.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
+#include "tessera/comm/nccl.hpp"
 #include "tessera/data/loader.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
@@ -38,7 +39,11 @@ class TrainingRun {
         first_(world_->rank() == 0) {
     const std::string found = choose_checkpoint(restarted);
     on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
-    if (const std::string note = ops::take_gemm_note(); !note.empty() && first_) log_.warning(note);
+    tell_notes();
+    const int queues = world_->options().cuda_connections;
+    if (const std::string note = note_on_connections(queues, engine_->mesh().shape());
+        !engine_->ctx().device().is_cpu() && !note.empty() && first_)
+      log_.warning(note);
     start_from(found);
     // One rank builds what indices are missing, the others read them.
     on_first_rank(host_, *world_, [&] {
@@ -67,6 +72,7 @@ class TrainingRun {
     while (engine_->steps_done() < config_.training.steps && !result_.interrupted) {
       if (profiler_) profiler_->before_step(engine_->steps_done() + 1);
       launch_step(loader);
+      tell_notes();
       const std::int64_t step = engine_->steps_done();
       const bool last = step == config_.training.steps;
       const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
@@ -85,6 +91,11 @@ class TrainingRun {
   }
 
  private:
+  /// What the backend has found out: files it could not read, fast ways that were refused.
+  void tell_notes() {
+    if (const std::string note = ops::take_backend_notes(); !note.empty() && first_) log_.warning(note);
+  }
+
   /// Opens the run's folder. Returns the checkpoint to go on from, or nothing.
   std::string choose_checkpoint(bool restarted) {
     const std::string offered = on_first_rank(host_, *world_, [&] {

@@ -47,6 +47,11 @@ std::vector<std::string> worker_environment(const LaunchOptions& options, const 
   set_variable(result, "TESSERA_STORE", place.store_address);
   set_variable(result, "TESSERA_JOB_SECRET", place.secret);
   set_variable(result, "TESSERA_RESTART", std::to_string(place.attempt));
+  // Read by CUDA when it begins. Every group of ranks and every pair of neighbours has a stream of its own,
+  // and streams that share a queue hold each other up; a kernel whose code is loaded at its first launch may
+  // wait for everything on the device.
+  default_variable(result, "CUDA_DEVICE_MAX_CONNECTIONS", "32");
+  default_variable(result, "CUDA_MODULE_LOADING", "EAGER");
   const int share = std::max(1, usable_cores() / local_size);
   for (const char* name : {"OMP_NUM_THREADS", "TESSERA_THREADS"}) {
     if (options.threads_per_process > 0) {

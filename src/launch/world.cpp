@@ -156,7 +156,9 @@ std::string warning_of_open_world(const Environment& environment) {
 
 std::shared_ptr<Communicator> connect_world(const Environment& environment, double timeout_s,
                                             const WhileWaiting& while_waiting) {
-  const CommOptions options{.timeout_s = timeout_s, .check = environment.check_collectives};
+  const CommOptions options{.timeout_s = timeout_s,
+                            .check = environment.check_collectives,
+                            .cuda_connections = static_cast<int>(environment.cuda_connections.value_or(0))};
   if (!environment.launched() || environment.world_size == 1) return make_self_communicator("world", options);
   const int rank = static_cast<int>(*environment.rank), size = static_cast<int>(*environment.world_size);
   MeetingPoint point = meeting_point(environment);

@@ -23,7 +23,7 @@ const std::int32_t* ints(const Tensor& t, const Shape& shape, const char* what) 
   return t.data<std::int32_t>();
 }
 
-kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor& v,
+kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const AttentionOptions& options) {
   kernels::AttentionShape s;
   s.q_stride = strides_of(q, "q");
@@ -61,6 +61,8 @@ kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor&
   TESSERA_CHECK(s.head0 >= 0 && s.head0 + s.heads <= s.total_heads, "heads ", s.head0, " to ",
                 s.head0 + s.heads, " of ", s.total_heads);
   s.seq_length = options.seq_length > 0 ? options.seq_length : s.seq_k;
+  // Single queries have a kernel of their own.
+  s.fast_only = ctx.require_fast_attention && s.seq_q > 1 && s.query_offset == 0;
   return s;
 }
 
@@ -68,7 +70,7 @@ kernels::AttentionShape describe(const Tensor& q, const Tensor& k, const Tensor&
 
 AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                           const AttentionOptions& options) {
-  const kernels::AttentionShape shape = describe(q, k, v, options);
+  const kernels::AttentionShape shape = describe(ctx, q, k, v, options);
   AttentionResult result{Tensor::empty(ctx, q.shape(), q.dtype()),
                          Tensor::empty(ctx, {shape.batch, shape.heads, shape.seq_q}, DType::f32)};
   const auto bytes = ctx.device().is_cpu()
@@ -84,7 +86,7 @@ AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, 
 void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,
                         const AttentionGrads& grads) {
-  const kernels::AttentionShape shape = describe(q, k, v, options);
+  const kernels::AttentionShape shape = describe(ctx, q, k, v, options);
   detail::check_contiguous(d_o, "d_o");
   TESSERA_CHECK(d_o.numel() == saved.o.numel() && d_o.dtype() == saved.o.dtype(), "d_o must be like o");
   const Tensor* pairs[][2] = {{&grads.dq, &q}, {&grads.dk, &k}, {&grads.dv, &v}};

@@ -17,6 +17,19 @@ void set_gemm_tuning(bool tune, const std::string& cache_path) {
 
 void set_gemm_tables(const std::vector<std::string>& paths) { kernels::cuda::set_gemm_tables(paths); }
 
-std::string take_gemm_note() { return kernels::cuda::take_gemm_note(); }
+void forget_stream(const ExecCtx& ctx) noexcept {
+  if (ctx.device().is_cpu()) return;
+  try {
+    ctx.stream->make_current();
+  } catch (const std::exception&) {
+    return;  // the device has failed: there is nothing to give back
+  }
+  kernels::cuda::forget_stream(ctx.stream->native());
+}
+
+std::string take_backend_notes() {
+  const std::string gemm = kernels::cuda::take_gemm_note(), attention = kernels::cuda::take_attention_note();
+  return gemm + (gemm.empty() || attention.empty() ? "" : "\n") + attention;
+}
 
 }  // namespace tessera::ops

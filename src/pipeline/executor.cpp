@@ -197,8 +197,10 @@ class Outbox {
 /// One walk down one stage's column.
 class StageRun {
  public:
-  StageRun(const ExecCtx& ctx, Communicator& pipeline, const Schedule& schedule, StageProgram& program)
+  StageRun(const ExecCtx& ctx, Communicator& pipeline, const Schedule& schedule, StageProgram& program,
+           std::size_t ahead)
       : ctx_(ctx),
+        ahead_(ahead),
         stage_(pipeline.rank()),
         schedule_(schedule),
         program_(program),
@@ -209,14 +211,14 @@ class StageRun {
   void run(std::vector<ExecutedAction>& executed) {
     for (const Action& action : column()) {
       outbox_.reap();
-      inbox_.post(1 + kReceivesAhead);
+      if (ahead_ > 0) inbox_.post(1 + ahead_);
       const double wanted_s = now_s();
       ExecutedAction done;
       done.action = action;
       Tensor input = fetch(action, done);
       done.begin_s = now_s();
       done.waited_s = done.begin_s - wanted_s;
-      inbox_.post(kReceivesAhead);
+      inbox_.post(ahead_);
       Tensor output = compute(action, std::move(input));
       done.end_s = now_s();
       executed.push_back(std::move(done));
@@ -294,6 +296,7 @@ class StageRun {
   }
 
   const ExecCtx& ctx_;
+  std::size_t ahead_;
   int stage_;
   const Schedule& schedule_;
   StageProgram& program_;
@@ -320,8 +323,11 @@ PipelineExecutor::PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline)
 void PipelineExecutor::run(const Schedule& schedule, StageProgram& program) {
   TESSERA_CHECK_EQ(pipeline_.size(), schedule.stages, "ranks of '", pipeline_.name(), "' for stages.");
   TESSERA_CHECK_EQ(schedule.actions.size(), static_cast<std::size_t>(schedule.stages), "columns for stages.");
+  // On a GPU the first walk loads code of libraries and allocates their memory, which may wait for everything
+  // on the device: so nothing waits there for others ahead of need.
+  const bool settled = ctx_.device().is_cpu() || !executed_.empty();
   executed_.clear();
-  StageRun(ctx_, pipeline_, schedule, program).run(executed_);
+  StageRun(ctx_, pipeline_, schedule, program, settled ? kReceivesAhead : 0).run(executed_);
 }
 
 }  // namespace tessera

@@ -181,6 +181,8 @@ class Contender:
         self.gpu: List[Dict] = []  # {"before", "after"} of each turn
         self.recompute = "none"
         self.errors = tempfile.TemporaryFile("w+")
+        if name == "tessera" and "OUR_LIBRARIES" in environment:  # PyTorch finds its own, and must not find these
+            environment = {**environment, "LD_LIBRARY_PATH": environment["OUR_LIBRARIES"]}
         self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)
 

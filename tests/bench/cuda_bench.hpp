@@ -2,6 +2,7 @@
 /// What benches of CUDA kernels share: timing on the GPU, random memory, and lines beside the rate of a copy.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -30,10 +31,12 @@ class Gpu {
   Gpu& operator=(const Gpu&) = delete;
   kernels::Launch launch() const { return {stream_, 1}; }
 
-  /// The median of some calls of f, in seconds on the GPU. `before` runs ahead of each and is not timed.
+  /// The median over a second of calls of f, so that clocks are those of sustained work; in seconds on the
+  /// GPU. `before` runs ahead of each and is not timed.
   double median(const std::function<void()>& before, const std::function<void()>& f) const {
     std::vector<double> times;
-    for (int i = 0; i < 25; ++i) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    for (int i = 0; i < 25 || (i < 20000 && std::chrono::steady_clock::now() < end); ++i) {
       before();
       cuda::record(begin_, stream_);
       f();

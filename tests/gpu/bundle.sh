@@ -20,6 +20,14 @@ pack="${1:-build/gpu}"
 work="${WORK:-build/gpu-build}"
 limit_mib=60
 
+# What a bundle is of: the commit and what is changed beside it.
+key="$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)"
+changes="$({ git diff HEAD 2>/dev/null || true; } | sha256sum | cut -c1-12)"
+if [ "$key" != unknown ] && [ -e "$pack/key.txt" ] && [ "$(cat "$pack/key.txt")" = "$key $changes" ]; then
+  say "$pack is of $key already"
+  exit 0
+fi
+
 say "Building ($work)"
 scripts/install_deps.sh --tests --cuda
 # oneDNN alone is 40 MB; the plain kernels serve for comparison. Each test program with kernels of its own takes 10 MB.
@@ -53,7 +61,8 @@ for program in "$pack/tessera" "$pack"/tests/test_*; do ldd "$program"; done |
   while read -r library; do strip_into "$library" "$pack/lib"; done
 cp -r configs "$pack/configs"
 cp scripts/common.sh scripts/testing.sh "$pack/scripts/"
-cp tests/gpu/*.sh tests/gpu/*.py "$pack/tests/gpu/"
+cp tests/gpu/*.sh tests/gpu/*.py tests/gpu/README.md "$pack/tests/gpu/"
+if [ -d docs/gpu_runs ]; then mkdir -p "$pack/docs" && cp -r docs/gpu_runs "$pack/docs/"; fi
 cp tests/count_results.py "$pack/tests/"
 cp tests/bench/*.py "$pack/tests/bench/"
 # No module serves every Python: the machine compiles its own (part `python`).
@@ -62,9 +71,14 @@ json="$(echo '#include <nlohmann/json.hpp>' | c++ -E -x c++ - | sed -n 's|^# 1 "
 cp -r include/tessera "$work/pybind11/pybind11/include/pybind11" "$json" "$pack/include/"
 cp -r python/tessera python/bindings "$pack/python/"
 find "$pack/python" -name __pycache__ -prune -exec rm -rf {} + -o -name '_C.*.so' -exec rm -f {} +
-git describe --always --dirty --abbrev=12 >"$pack/commit.txt" 2>/dev/null || echo unknown >"$pack/commit.txt"
+echo "$key" >"$pack/commit.txt"
 
+# The tracked files travel with it.
 size=$(du -sm "$pack" | cut -f1)
+tree="$({ git ls-files -z | du -cm --files0-from=-; } 2>/dev/null | tail -n 1 | cut -f1 || true)"
+tree="${tree:-0}"
 du -ah "$pack" | sort -rh | head -n 12
-[ "$size" -le $limit_mib ] || die "$pack has $size MiB, more than the $limit_mib that it may have"
-say "Done: $pack, $size MiB. Run tests/gpu/run_all.sh there"
+[ $((size + tree)) -le $limit_mib ] ||
+  die "$pack has $size MiB and the tracked files $tree, together more than the $limit_mib that may travel"
+echo "$key $changes" >"$pack/key.txt"
+say "Done: $pack, $size MiB, and $tree MiB of tracked files. Run tests/gpu/run_all.sh there"

@@ -53,6 +53,7 @@ for packages in dict.fromkeys(sys.path + site.getsitepackages() + [site.getusers
     for folder in sorted(glob.glob(packages + "/nvidia/*/lib") + glob.glob(packages + "/torch/lib")):
         print(folder)')
   fi
+  own_library_path="${LD_LIBRARY_PATH:-}"
   export LD_LIBRARY_PATH
   missing="$(missing_libraries)"
   for folder in "${paths[@]}"; do
@@ -68,6 +69,25 @@ for packages in dict.fromkeys(sys.path + site.getsitepackages() + [site.getusers
   done
   if [ -n "$missing" ]; then die "libraries that $build/tessera needs are not on this machine: ${missing//$'\n'/ }"; fi
 }
+
+# check_machine: what parts need of it, said at once instead of after minutes.
+check_machine() {
+  local python headers missing=()
+  python="$(python_command)"
+  command -v "$python" >/dev/null || die "no $python on this machine: PYTHON names one"
+  headers="$(python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
+  [ -e "$headers/Python.h" ] || missing+=("Python.h ($headers): part python")
+  command -v c++ >/dev/null || missing+=("a C++ compiler: part python")
+  python -c 'import numpy' 2>/dev/null || missing+=("NumPy: part python")
+  python -c 'import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ("torch", "transformers"))))' ||
+    missing+=("PyTorch and Transformers: parts compare_*")
+  command -v compute-sanitizer >/dev/null || [ -x /usr/local/cuda/bin/compute-sanitizer ] || missing+=("compute-sanitizer: part sanitizer")
+  local what
+  for what in "${missing[@]}"; do note "missing  $what"; done
+}
+
+# for_torch COMMAND...: with PyTorch's own libraries, never those that ours were found in.
+for_torch() { env "LD_LIBRARY_PATH=$own_library_path" "$@"; }
 
 part_info() {
   tessera env
@@ -140,6 +160,12 @@ part_ranks() {
   limited 90 "$(python_command)" tests/gpu/rank_processes.py "$build/tests/test_comm" 3 \
     'Nccl/Conformance.*-*.BarrierHoldsUntilAllAreThere/*:*.EventsTellWhatFinished/*' "$results/comm" >"$results/comm.log" 2>&1 || code=$?
   report_gtest "$code" "communicators, 3 processes" "$results/comm.log" || failed=1
+
+  if [ -x "$(bench_folder)/cuda_nccl_bench" ]; then
+    code=0
+    limited 60 "$build/tessera" launch --num_processes 2 tests/gpu/rank.sh "$(bench_folder)/cuda_nccl_bench" 2>&1 | tee "$results/cuda_nccl.txt" || code=$?
+    if [ $code -eq 0 ]; then echo "ok       host time of NCCL's calls"; else echo "partly   host time of NCCL's calls (exit code $code)"; fi
+  fi
 
   data="$(corpus)" || return 1
   train_ranks 1 ranks1 "$data" training.micro_batch_size=4 || { tail -n 40 "$results/ranks1.log"; echo "FAILED   1 rank"; return 1; }
@@ -258,45 +284,52 @@ part_sanitizer() {
 # bench_folder: where programs of tests/bench are, in a build or a pack.
 bench_folder() { printf '%s' "$build/tests/bench"; }
 
-part_kernels() {
+# kernel_bench NAME: one program of kernels beside the machine's ceilings. What it has found counts, also out of time.
+kernel_bench() {
   need_gpu
-  local bench name found=false failed=0
-  for bench in "$(bench_folder)"/cuda_*; do
-    if [ ! -f "$bench" ] || [ ! -x "$bench" ]; then continue; fi
-    found=true name="$(basename "$bench")"
-    if limited 150 "$bench" 2>&1 | tee "$results/$name.txt" && grep -q '/s' "$results/$name.txt"; then
-      echo "ok       $name: $(grep -c '/s' "$results/$name.txt") lines with figures"
-    else
-      echo "FAILED   $name"
-      failed=1
+  local bench code=0 lines
+  bench="$(bench_folder)/$1"
+  if [ ! -x "$bench" ]; then
+    if rehearsing; then
+      echo "skipped  no program $1 in a build without CUDA"
+      return 0
     fi
-  done
-  if $found; then return $failed; fi
-  if rehearsing; then
-    echo "skipped  no program cuda_* in a build without CUDA"
-    return 0
+    echo "FAILED   no program $1 in $(bench_folder)"
+    return 1
   fi
-  echo "FAILED   no program cuda_* in $(bench_folder)"
-  return 1
+  limited 150 "$bench" 2>&1 | tee "$results/$1.txt" || code=${PIPESTATUS[0]}
+  lines="$(grep -c '/s' "$results/$1.txt" || true)"
+  if [ "$code" -eq 0 ] && [ "$lines" -gt 0 ]; then
+    echo "ok       $1: $lines lines with figures"
+  elif out_of_time "$code"; then
+    echo "partly   $1: out of time after $lines lines with figures"
+  else
+    echo "FAILED   $1 (exit code $code)"
+    return 1
+  fi
 }
+
+part_kernels_memory() { kernel_bench cuda_memory_bench; }
+part_kernels_gemm() { kernel_bench cuda_gemm_bench; }
+part_kernels_attention() { kernel_bench cuda_attention_bench; }
 
 # compare_torch REHEARSED CASE...: Tessera beside PyTorch, or why not; a rehearsal runs the case REHEARSED instead.
 compare_torch() {
   local code=0 rehearsed="$1" name cases=()
   shift
-  if ! python -c 'import torch, transformers' 2>/dev/null; then
+  if ! for_torch "$(python_command)" -c 'import torch, transformers' 2>/dev/null; then
     echo "skipped  no PyTorch and Transformers to compare with"
     return 0
   fi
   if rehearsing; then
     cases=(--case "$rehearsed" --contenders 'tessera,eager')
-  elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  elif ! for_torch "$(python_command)" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     echo "skipped  PyTorch sees no GPU"
     return 0
   else
     for name in "$@"; do cases+=(--case "$name"); done
   fi
-  limited 475 "$(python_command)" tests/bench/compare_torch.py --device "$device" "${cases[@]}" --seconds $(($(seconds_left) * 9 / 10)) \
+  limited 475 env "OUR_LIBRARIES=${LD_LIBRARY_PATH:-}" "LD_LIBRARY_PATH=$own_library_path" "$(python_command)" tests/bench/compare_torch.py --device "$device" "${cases[@]}" --seconds $(($(seconds_left) * 9 / 10)) \
     --program "$(bench_folder)/train_bench" --build "$build" --output "$results/compare_torch.json" || code=$?
   if [ $code -eq 0 ]; then
     echo "ok       compared with PyTorch"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ["info", "tests", "ranks", "layouts", "parity", "sanitizer", "kernels", "train", "python", "faults",
+PARTS = ["info", "parity", "tests", "ranks", "layouts", "kernels_memory", "kernels_gemm", "kernels_attention", "train", "python",
+         "faults", "sanitizer",
          "compare_small", "compare_124m", "compare_xl", "compare_llama", "compare_llama3"]
 OUTCOMES = ("ok", "FAILED", "partly", "skipped")
 PACKAGES = ("torch", "transformers", "numpy", "pybind11")
@@ -119,7 +120,8 @@ def read_part(folder: Path, name: str) -> Optional[Dict]:
 
 
 def figures(folder: Path, name: str) -> Dict:
-    readers = {"tests": tests, "parity": parity, "kernels": kernels, "train": train, "python": beside_torch}
+    readers = {"tests": tests, "parity": parity, "train": train, "python": beside_torch}
+    readers |= {part: kernels for part in PARTS if part.startswith("kernels_")}
     readers |= {part: compared for part in PARTS if part.startswith("compare_")}
     try:
         return readers[name](folder) if name in readers else {}
@@ -188,7 +190,8 @@ def table_of_parts(report: Dict) -> List[str]:
 
 
 def block_of_kernels(report: Dict) -> List[str]:
-    lines = [line for rows in report["parts"].get("kernels", {}).get("figures", {}).values() for line in rows]
+    lines = [line for name, part in report["parts"].items() if name.startswith("kernels_")
+             for rows in part["figures"].values() for line in rows]
     return ["", "Kernels, beside the rate of a copy or of a matrix product:", "", "```", *lines, "```"] if lines else []
 
 

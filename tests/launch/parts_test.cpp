@@ -142,7 +142,7 @@ TEST(WorkerEnvironment, RanksOfTheSecondMachine) {
   options.num_machines = 2;
   options.machine_rank = 1;
   options.main_process_ip = "fe80::1";
-  options.environment = {"RANK=99", "OMP_NUM_THREADS=2", "X=y"};
+  options.environment = {"RANK=99", "OMP_NUM_THREADS=2", "X=y", "CUDA_DEVICE_MAX_CONNECTIONS=16"};
   const Variables variables = worker_environment(options, {2, 4, "fe80::1:4000", "s"});
   const std::vector<std::pair<const char*, const char*>> expected{{"RANK", "5"},
                                                                   {"LOCAL_RANK", "2"},
@@ -154,9 +154,14 @@ TEST(WorkerEnvironment, RanksOfTheSecondMachine) {
                                                                   {"TESSERA_JOB_SECRET", "s"},
                                                                   {"TESSERA_RESTART", "4"},
                                                                   {"OMP_NUM_THREADS", "2"},
+                                                                  {"CUDA_DEVICE_MAX_CONNECTIONS", "16"},
+                                                                  {"CUDA_MODULE_LOADING", "EAGER"},
                                                                   {"X", "y"}};
   for (const auto& [name, value] : expected) EXPECT_EQ(value_of(variables, name), value) << name;
   EXPECT_EQ(value_of(variables, "TESSERA_THREADS"), std::to_string(std::max(1, usable_cores() / 3)));
+  options.environment.clear();
+  EXPECT_EQ(value_of(worker_environment(options, {2, 4, "fe80::1:4000", "s"}), "CUDA_DEVICE_MAX_CONNECTIONS"),
+            "32");
 }
 
 WorkerEnd end_of(int rank, int exit_code, int signal_number, double at_s, Lines lines = {}) {

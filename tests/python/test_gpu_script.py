@@ -84,6 +84,84 @@ def test_without_a_gpu_it_says_so(script):
     assert results["parts"]["tests"]["outcome"] == "skipped"
 
 
+SLOW = "#!/bin/sh\ntrap 'exit 1' TERM\nsleep 300 & wait\n"
+
+
+def test_what_is_out_of_time_says_so(script, tmp_path):
+    """Programs that would take minutes, in place of the tests: all ends in time, and what was found counts."""
+    build = tmp_path / "build"
+    (build / "tests").mkdir(parents=True)
+    for name, text in (("tessera", "#!/bin/sh\nexit 0\n"), ("tests/test_engine", SLOW), ("tests/parity_driver", SLOW)):
+        (build / name).write_text(text)
+        (build / name).chmod(0o755)
+    code, results, printed = script("--rehearse", "--build", build, "--within", "20", "info", "layouts", "sanitizer")
+    assert "skipped  compare" not in printed
+    parts = results["parts"]
+    assert parts["info"]["outcome"] == "ok", printed
+    assert any(line["outcome"] == "partly" for line in parts["layouts"]["lines"]), printed
+    assert parts["layouts"]["seconds"] < 60  # far less than its programs would have taken
+
+
+@pytest.fixture(scope="module")
+def choose(source_dir):
+    sys.path.insert(0, str(source_dir / "tests/gpu"))
+    import choose
+
+    return choose
+
+
+def chosen(choose, within, known=(), too_large=None):
+    lines = list(choose.choose(choose.PARTS, within, set(known), too_large or {}))
+    return ([(line[1], int(line[2])) for line in lines if line[0] == "run"],
+            {line[1]: line[2] for line in lines if line[0] == "skip"})
+
+
+def test_choice_of_parts(choose):
+    for within in (60, 300, 590, 1700, 3500, 9000):
+        run, skipped = chosen(choose, within)
+        names = [name for name, _ in run]
+        assert sum(seconds for _, seconds in run) <= within - choose.SPARE
+        stages = [choose.BY_NAME[name].stage for name in names]
+        assert stages == sorted(stages), "correctness before speed, the sanitizer last"
+        assert set(names) | set(skipped) == set(choose.BY_NAME)
+        assert names[0] == "info"
+        for name, seconds in run:
+            assert choose.BY_NAME[name].least <= seconds <= min(480, choose.BY_NAME[name].most)
+    assert len(chosen(choose, 9000)[0]) == len(choose.PARTS)
+
+
+def test_what_was_never_measured_comes_first(choose):
+    first = [name for name, _ in chosen(choose, 590)[0]]
+    then = [name for name, _ in chosen(choose, 590, known=first)[0]]
+    assert then[0] == "info" and not set(then[1:]) & set(first[1:])
+
+
+def test_models_that_cannot_fit_are_skipped_with_the_figure(choose, tessera_program):
+    part = choose.BY_NAME["compare_llama3"]
+    why = choose.why_too_large(part, 79.0, str(tessera_program))
+    assert why is not None and "GB with recompute full, the GPU has 79.0 GB" in why
+    assert choose.why_too_large(part, 150.0, str(tessera_program)) is None, "an H200 is large enough"
+    assert chosen(choose, 9000, too_large={part.name: why})[1] == {part.name: why}
+
+
+def test_measured_figures_come_from_runs(source_dir, tmp_path):
+    """The page's last column is made of docs/gpu_runs: the best run of an H200 counts."""
+    sys.path.insert(0, str(source_dir / "tests/gpu"))
+    import record
+
+    assert record.measured("LLaMA-7B", tmp_path) == "not measured"
+    for name, gpu, rate in (("a", "NVIDIA H200", 14000.0), ("b", "NVIDIA H100 80GB HBM3", 15000.0), ("c", "NVIDIA H200", 14600.0)):
+        entry = {"results": {"tessera": {"tokens_per_s": rate}, "compile": {"tokens_per_s": rate / 1.25}}}
+        report = {"device": "cuda", "machine": {"gpu": {"name": gpu}},
+                  "parts": {"compare_llama": {"outcome": "ok", "figures": {"cases": {"gpu_llama_7b_bf16": entry}}}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    assert record.measured("LLaMA-7B", tmp_path) == "14.6k, 1.25× torch.compile ([run](gpu_runs/c.md))"
+    page = (source_dir / "docs/performance.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| LLaMA-7B, 4096"))
+    changed = record.page_with("head\n|---|\n" + row.replace("14.5k", "15k"), page)
+    assert changed == page.replace(row, row.replace("14.5k", "15k"))
+
+
 def test_unknown_parts_are_refused(script):
     code, _, printed = script("benches")
     assert code == 2 and "PART" in printed

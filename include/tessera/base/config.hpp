@@ -207,6 +207,8 @@ struct DeviceConfig {
   GraphUse cuda_graph = GraphUse::automatic;
   bool tune_gemm = false;  ///< CUDA: time the algorithms of each new matrix product and keep the fastest
   std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps choices between runs
+  /// CUDA: attention that no fast kernel computes is an error, not a slower way.
+  bool require_fast_attention = false;
   /// What a plan may fill on one rank, GB of 10^9 bytes; null = what the device has, less a reserve.
   std::optional<double> memory_gb = std::nullopt;
 

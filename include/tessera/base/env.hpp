@@ -36,7 +36,9 @@ struct Environment {
   std::optional<std::string>
       comm_address;                ///< TESSERA_COMM_ADDRESS: under which other ranks reach this process
   bool check_collectives = false;  ///< TESSERA_CHECK_COLLECTIVES
-  std::int64_t restart = 0;        ///< TESSERA_RESTART: how often the job was started again before
+  /// CUDA_DEVICE_MAX_CONNECTIONS: how many hardware queues CUDA makes of a GPU when it begins.
+  std::optional<std::int64_t> cuda_connections;
+  std::int64_t restart = 0;  ///< TESSERA_RESTART: how often the job was started again before
   /// TESSERA_PROGRESS, "descriptor:inode": the launcher's pipe for how far this process has come.
   int progress_fd = -1;
   std::uint64_t progress_inode = 0;

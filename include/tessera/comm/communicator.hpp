@@ -81,6 +81,8 @@ struct CommOptions {
   /// Ranks compare operation, shape and order before each operation; a mismatch is an error that names both
   /// callers.
   bool check = false;
+  /// Hardware queues that CUDA made of this process's GPU (CUDA_DEVICE_MAX_CONNECTIONS); 0: its default, 8.
+  int cuda_connections = 0;
   /// Every operation takes at least so long from its start (tests of overlap; local only).
   double delay_s = 0;
   /// Called after each operation, from any thread; does not throw. On the CPU before its wait returns, on
@@ -136,6 +138,9 @@ class Communicator {
                const Where& where = Where::current());
   Pending recv(const ExecCtx& ctx, const Tensor& x, int peer, std::uint32_t tag = 0,
                const Where& where = Where::current());
+  /// Makes what messages with these ranks need (a connection, memory, code), so that no first message has to.
+  /// Blocks until each of them does the same with this one. Kinds that have it from the start do nothing.
+  virtual void connect_to(std::span<const int> peers) { static_cast<void>(peers); }
   /// Blocks until every rank is here.
   void barrier(const ExecCtx& ctx, const Where& where = Where::current());
 

@@ -1,7 +1,9 @@
 #pragma once
 #include <memory>
+#include <string>
 
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/mesh.hpp"
 
 namespace tessera {
 
@@ -16,5 +18,10 @@ namespace tessera {
 /// CUDA or without that device, InvalidArgument for a device that is not a GPU, CommunicationError naming the
 /// group when NCCL does not come up in time.
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> host, Device device);
+
+/// What is to be said of so many hardware queues (CommOptions::cuda_connections) with groups of the mesh's
+/// shape over NCCL: with fewer queues than streams, streams that share one hold each other up. Empty if they
+/// are enough.
+std::string note_on_connections(int connections, const MeshShape& shape);
 
 }  // namespace tessera

@@ -14,6 +14,8 @@ struct ExecCtx {
   std::shared_ptr<Stream> stream;
   std::shared_ptr<CachingAllocator> allocator;
   std::uint64_t seed = 0;
+  /// On CUDA attention that no fast kernel computes is refused (device.require_fast_attention).
+  bool require_fast_attention = false;
 
   /// A context on the CPU. threads = 0 takes every core this process may run on.
   static ExecCtx cpu(int threads = 0, std::uint64_t seed = 0);

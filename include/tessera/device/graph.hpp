@@ -23,6 +23,8 @@ class StreamGraph {
     std::uint64_t plain = 0;     ///< turns that were launched piece by piece
     std::uint64_t launched = 0;  ///< turns that were launched as a graph
     std::uint64_t made = 0;      ///< graphs made for that; the others replaced parameters of one
+    std::string refused_update =
+        {};  ///< why the last graph could not replace the one before; empty if it could
   };
 
   /// Graphs kept, those used last: texts of ever new lengths make ever new ones.

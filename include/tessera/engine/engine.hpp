@@ -264,6 +264,12 @@ class Engine {
   struct StepUnderWay;
 
   ExecCtx ctx_;
+  /// When all is gone but the context, what libraries keep for its stream goes.
+  struct StreamEnd {
+    const ExecCtx& ctx;
+    ~StreamEnd();
+  };
+  StreamEnd stream_end_{ctx_};
   ExecCtx host_ = ExecCtx::cpu(1);  ///< of numbers that ranks tell each other
   EngineOptions options_;
   std::shared_ptr<ProcessMesh> mesh_;

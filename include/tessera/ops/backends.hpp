@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/device/exec_ctx.hpp"
+
 namespace tessera::ops {
 
 /// Names and values describing what computes here: instruction sets, libraries, devices.
@@ -17,6 +19,10 @@ void set_gemm_tuning(bool tune, const std::string& cache_path);
 /// has one counts. Before the first product. Ignored in a build without CUDA.
 void set_gemm_tables(const std::vector<std::string>& paths);
 /// What is to be told of these files (damaged, read-only); empty the next time, or if all is well.
-std::string take_gemm_note();
+std::string take_backend_notes();
+
+/// Gives back what libraries keep for the context's stream: when its work is done and nothing will be
+/// launched there any more. Nothing on the CPU.
+void forget_stream(const ExecCtx& ctx) noexcept;
 
 }  // namespace tessera::ops

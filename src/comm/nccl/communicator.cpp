@@ -24,6 +24,7 @@ class NcclCommunicator : public Communicator, public Heartbeats {
                    NcclLane* parent = nullptr, int color = 0);
   ~NcclCommunicator() override;
 
+  void connect_to(std::span<const int> peers) override;
   void abort(const std::string& reason) override { job_->fail(reason); }
   void heartbeat() override { tessera::heartbeat(*host_); }
   std::string failure() const override { return job_->failure(); }
@@ -220,7 +221,7 @@ Pending NcclCommunicator::start_collective(const ExecCtx& ctx, Request request) 
   task->held_up = std::move(request.held_up);
   ctx.stream->record(task->ready);
   pending->add(lane_, task);
-  lane_->post(task, work_of(request));
+  NcclLane::post({{lane_.get(), task, work_of(request)}});
   return Pending(std::move(pending));
 }
 
@@ -241,6 +242,11 @@ NcclLink& NcclCommunicator::link_to(int peer) {
                                 }});
   }
   return *link;
+}
+
+void NcclCommunicator::connect_to(std::span<const int> peers) {
+  for (const int peer : peers) link_to(peer);
+  for (const int peer : peers) link_to(peer).await_connection();
 }
 
 void NcclCommunicator::announce(NcclPending& pending, const Transfer& transfer, std::uint32_t number,
@@ -271,6 +277,7 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
   const auto left =
       std::make_shared<std::ptrdiff_t>(std::count_if(transfers.begin(), transfers.end(), carries));
   if (*left == 0 && request.finished) request.finished(now_s());
+  std::vector<NcclLane::Posted> posted;
   for (const Transfer& transfer : transfers) {
     NcclLink& link = link_to(transfer.peer);
     const std::uint32_t number = link.count(transfer.kind);
@@ -290,8 +297,9 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
     task->held_up = request.held_up;
     const auto& lane = link.lane(transfer.kind);
     pending->add(lane, task);
-    lane->post(task, nccl_calls::message(transfer));
+    posted.push_back({lane.get(), std::move(task), nccl_calls::message(transfer)});
   }
+  NcclLane::post(std::move(posted));
   return Pending(std::move(pending));
 }
 

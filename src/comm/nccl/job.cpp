@@ -4,6 +4,8 @@
 
 #include "comm/gloo_signals.hpp"
 #include "comm/nccl/lane.hpp"
+#include "device/cuda.hpp"
+#include "kernels/api/backends.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -17,7 +19,14 @@ constexpr auto kIdlePeriod = std::chrono::milliseconds(50);
 }  // namespace
 
 NcclJob::NcclJob(std::shared_ptr<Communicator> host, Device device)
-    : host_(std::move(host)), device_(device) {
+    : host_(std::move(host)),
+      device_(device),
+      warm_up_memory_(cuda::allocate(device.index, kWarmUpBytes), cuda::deallocate) {
+  TESSERA_ENSURE(DeviceError, warm_up_memory_ != nullptr, device, " has no memory left for NCCL");
+  // The first launch of a kernel may wait for everything on the device: for kernels that wait for other
+  // ranks.
+  cuda::use_device(device.index);
+  kernels::cuda::load_kernels();
   const SignalsBlocked signals;
   thread_ = std::thread([this] { run(); });
 }

@@ -21,6 +21,9 @@ class NcclJob {
   ~NcclJob();
 
   Device device() const { return device_; }
+  /// kWarmUpBytes of the device's, for first calls; several lanes at once use it, none reads it.
+  void* warm_up_memory() const { return warm_up_memory_.get(); }
+  static constexpr std::size_t kWarmUpBytes = 256;
   /// This rank, as messages name it.
   int rank() const { return host_->rank(); }
   void watch(const std::shared_ptr<NcclLane>& lane);
@@ -47,6 +50,7 @@ class NcclJob {
 
   std::shared_ptr<Communicator> host_;
   Device device_;
+  std::shared_ptr<void> warm_up_memory_;  ///< freed once all lanes have ended: that waits for the device
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::weak_ptr<NcclLane>> lanes_;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <set>
 #include <thread>
 
 #include "device/cuda.hpp"
@@ -13,6 +14,9 @@ namespace {
 using Clock = NcclTask::Clock;
 
 constexpr auto kPoll = std::chrono::microseconds(20);
+/// So long NCCL is asked again and again before a thread sleeps in between: launches take some microseconds,
+/// a sleep at least fifty.
+constexpr auto kPatienceAwake = std::chrono::milliseconds(2);
 /// How long the end of a lane whose job has failed waits for others: kernels that were told to end, a thread
 /// that is inside NCCL.
 constexpr auto kPatience = std::chrono::seconds(5);
@@ -41,11 +45,7 @@ void NcclCalls::add(ncclResult_t returned, const char* call) {
 }
 
 NcclLane::NcclLane(NcclJob& job, Options options)
-    : job_(job),
-      options_(std::move(options)),
-      stream_(job_.device(), Stream::Priority::high),
-      warm_up_memory_(cuda::allocate(job_.device().index, kWarmUpBytes)) {
-  TESSERA_ENSURE(DeviceError, warm_up_memory_ != nullptr, job_.device(), " has no memory left for NCCL");
+    : job_(job), options_(std::move(options)), stream_(job_.device(), Stream::Priority::high) {
   config_.blocking = 0;
   if (options_.max_ctas > 0) config_.maxCTAs = options_.max_ctas;
 }
@@ -59,7 +59,6 @@ NcclLane::~NcclLane() {
       std::this_thread::sleep_for(kPoll);
     }
   }
-  cuda::deallocate(warm_up_memory_);
 }
 
 void NcclLane::close() {
@@ -130,7 +129,10 @@ ncclComm_t NcclLane::split(int color, int rank, ncclConfig_t* config) {
 }
 
 void NcclLane::begin(const WarmUp& warm_up) {
-  run([&](NcclCalls& calls) { warm_up(calls, warm_up_memory_); });
+  ncclGroupStart();
+  NcclCalls calls(comm_, stream_);
+  warm_up(calls, job_.warm_up_memory());
+  finish(calls, ncclGroupEnd());
   Event end;
   stream_.record(end);
   for (const auto deadline = after(options_.timeout_s); !end.done(); std::this_thread::sleep_for(kPoll)) {
@@ -139,23 +141,41 @@ void NcclLane::begin(const WarmUp& warm_up) {
                    ": NCCL moved no first bytes within ", options_.timeout_s, " s");
   }
   connected_ = true;
-  for (const Posted& posted : waiting_) launch(posted.task, posted.work);
+  for (const Posted& posted : waiting_) launch({posted});
   waiting_.clear();
 }
 
-void NcclLane::post(const TaskPtr& task, Work work) {
-  const std::lock_guard nccl(nccl_mutex_);
-  job_.check(task->what.text + " was called");
-  if (!connected_) {
-    waiting_.push_back({task, std::move(work)});
-  } else {
-    launch(task, work);
+void NcclLane::post(std::vector<Posted> posted) {
+  std::set<NcclLane*> lanes;  // in the order of their addresses, as all threads lock them
+  for (const Posted& each : posted) lanes.insert(each.lane);
+  std::vector<std::unique_lock<std::timed_mutex>> locks;
+  for (NcclLane* const lane : lanes) locks.emplace_back(lane->nccl_mutex_);
+  for (const Posted& each : posted) each.lane->job_.check(each.task->what.text + " was called");
+  std::vector<Posted> now;
+  for (Posted& each : posted) {
+    if (each.lane->connected_) {
+      now.push_back(std::move(each));
+    } else {
+      each.lane->waiting_.push_back(std::move(each));
+    }
   }
+  launch(now);
 }
 
-void NcclLane::launch(const TaskPtr& task, const Work& work) {
-  stream_.wait(task->ready);
-  run(work);
+/// One group of NCCL, whatever lanes the calls are on: each group costs the host a thread of NCCL's.
+void NcclLane::launch(const std::vector<Posted>& posted) {
+  if (posted.empty()) return;
+  std::vector<NcclCalls> calls;
+  for (const Posted& each : posted) each.lane->stream_.wait(each.task->ready);
+  ncclGroupStart();
+  for (const Posted& each : posted) each.work(calls.emplace_back(each.lane->comm_, each.lane->stream_));
+  const ncclResult_t end = ncclGroupEnd();
+  for (std::size_t i = 0; i < posted.size(); ++i) posted[i].lane->finish(calls[i], end);
+  for (const Posted& each : posted) each.lane->note_launch(each.task);
+  posted.front().lane->job_.wake();
+}
+
+void NcclLane::note_launch(const TaskPtr& task) {
   stream_.record(task->end);
   {
     const std::lock_guard lock(mutex_);
@@ -163,30 +183,36 @@ void NcclLane::launch(const TaskPtr& task, const Work& work) {
     task->launched = true;
   }
   changed_.notify_all();
-  job_.wake();
 }
 
-void NcclLane::run(const Work& work) {
-  NcclCalls calls(comm_, stream_);
-  ncclGroupStart();
-  work(calls);
-  const ncclResult_t end = ncclGroupEnd();
+/// After the end of a group that `calls` were part of.
+void NcclLane::finish(const NcclCalls& calls, ncclResult_t end) {
   if (calls.result != ncclSuccess) settle(calls.result, calls.failed_call);
   settle(end, "ncclGroupEnd");
 }
 
 void NcclLane::settle(ncclResult_t result, const char* call) {
-  const auto deadline = after(options_.timeout_s);
+  if (result == ncclSuccess) return;
+  const auto begin = Clock::now(), deadline = after(options_.timeout_s);
   while (result == ncclInProgress) {
     job_.check(detail::concat(options_.name, " was in ", call));
     TESSERA_ENSURE(CommunicationError, Clock::now() < deadline, options_.name, ": ", call,
                    " was not done within ", options_.timeout_s, " s");
-    std::this_thread::sleep_for(kPoll);
+    if (Clock::now() - begin < kPatienceAwake) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPoll);
+    }
     const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
     if (asked != ncclSuccess) result = asked;
   }
   TESSERA_ENSURE(CommunicationError, result == ncclSuccess, options_.name, ": ", call,
                  " failed: ", ncclGetErrorString(result), ". ", ncclGetLastError(comm_));
+}
+
+bool NcclLane::is_connected() {
+  const std::lock_guard nccl(nccl_mutex_);
+  return connected_;
 }
 
 void NcclLane::await_launch(const NcclTask& task) {

@@ -12,13 +12,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "comm/nccl/job.hpp"
 #include "comm/nccl/task.hpp"
 
 namespace tessera {
 
-/// The NCCL calls of one operation. They form one NCCL group.
+/// The NCCL calls of one operation, all in one NCCL group.
 class NcclCalls {
  public:
   NcclCalls(ncclComm_t comm, Stream& stream) : comm(comm), stream(stream) {}
@@ -37,6 +38,13 @@ class NcclLane {
   using TaskPtr = std::shared_ptr<NcclTask>;
   using Work = std::function<void(NcclCalls&)>;
   using WarmUp = std::function<void(NcclCalls&, void*)>;
+
+  /// An operation for a lane, which outlives it.
+  struct Posted {
+    NcclLane* lane = nullptr;
+    TaskPtr task;
+    Work work;
+  };
 
   struct Options {
     std::string name;        ///< for messages: "group dp", "messages from rank 0 to 1 in group pp"
@@ -59,18 +67,20 @@ class NcclLane {
   /// An id for a new lane; one rank makes it and tells the others.
   static ncclUniqueId make_id();
   /// Collective over the ranks of the lane, blocks. Afterwards NCCL has all its connections, as `warm_up`
-  /// uses them (it gets device memory of kWarmUpBytes), and what was posted before is launched. Errors:
-  /// CommunicationError.
+  /// uses them (it gets device memory of NcclJob::kWarmUpBytes), and what was posted before is launched.
+  /// Errors: CommunicationError.
   void connect(const ncclUniqueId& id, const WarmUp& warm_up);
   /// The same for a lane of some of the ranks of `parent`, cut out of it (ncclCommSplit). Every rank of
   /// `parent` comes, those of other lanes with their `color` (not negative), those of none to stay_out.
   /// `parent` has been connected; what was posted on it ends first.
   void connect(NcclLane& parent, int color, const WarmUp& warm_up);
   static void stay_out(NcclLane& parent);
-  static constexpr std::size_t kWarmUpBytes = 256;
 
-  /// Launches after task->ready, or leaves that to connect(). Errors: CommunicationError.
-  void post(const TaskPtr& task, Work work);
+  /// Launches each after task->ready, all together; what is on a lane that is not connected yet is left to
+  /// its connect(). Errors: CommunicationError.
+  static void post(std::vector<Posted> posted);
+  /// Whether connect() has ended well.
+  bool is_connected();
   /// Blocks until the task is launched. Errors: CommunicationError when the job has failed.
   void await_launch(const NcclTask& task);
 
@@ -85,29 +95,25 @@ class NcclLane {
   std::string host_failure() const { return options_.host_failure(); }
 
  private:
-  struct Posted {
-    TaskPtr task;
-    Work work;
-  };
   /// This rank's part of a new lane with that colour; null without one.
   ncclComm_t split(int color, int rank, ncclConfig_t* config);
   void begin(const WarmUp& warm_up);
-  void run(const Work& work);
+  static void launch(const std::vector<Posted>& posted);
+  void note_launch(const TaskPtr& task);
+  void finish(const NcclCalls& calls, ncclResult_t end);
   /// Waits until NCCL has done in the background what it could not do at once.
   void settle(ncclResult_t result, const char* call);
-  void launch(const TaskPtr& task, const Work& work);
   bool retire();
 
   NcclJob& job_;
   const Options options_;
   Stream stream_;
-  void* warm_up_memory_ = nullptr;
   ncclConfig_t config_ = NCCL_CONFIG_INITIALIZER;
 
   std::timed_mutex nccl_mutex_;  ///< guards what follows; held during calls of NCCL
   ncclComm_t comm_ = nullptr;
   bool connected_ = false, aborted_ = false;
-  std::deque<Posted> waiting_;
+  std::deque<Posted> waiting_;  ///< for the connection
   /// Where NCCL leaves what it splits off, in its own time: until comm_ has ended.
   std::deque<ncclComm_t> split_off_;
 

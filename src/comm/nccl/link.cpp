@@ -45,6 +45,18 @@ NcclLink::~NcclLink() {
   if (connector_.joinable()) connector_.join();
 }
 
+void NcclLink::await_connection() {
+  const auto deadline = NcclTask::Clock::now() + std::chrono::duration<double>(options_.timeout_s);
+  while (!(out_->is_connected() && in_->is_connected())) {
+    const std::string doing = detail::concat("connecting rank ", options_.rank_name, " and rank ",
+                                             options_.peer_name, " in group ", options_.group);
+    job_->check(doing);
+    TESSERA_ENSURE(CommunicationError, NcclTask::Clock::now() < deadline, doing, " did not end within ",
+                   options_.timeout_s, " s");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void NcclLink::close() {
   connector_.join();  // messages may still wait for the connection
   out_->close();
@@ -68,10 +80,10 @@ void NcclLink::connect() {
       .wait(ctx);
   const auto& ids = lower ? own : theirs;
   const auto send = [](NcclCalls& calls, void* memory) {
-    calls.add(ncclSend(memory, NcclLane::kWarmUpBytes, ncclUint8, 1, calls.comm, calls.native()), "ncclSend");
+    calls.add(ncclSend(memory, NcclJob::kWarmUpBytes, ncclUint8, 1, calls.comm, calls.native()), "ncclSend");
   };
   const auto receive = [](NcclCalls& calls, void* memory) {
-    calls.add(ncclRecv(memory, NcclLane::kWarmUpBytes, ncclUint8, 0, calls.comm, calls.native()), "ncclRecv");
+    calls.add(ncclRecv(memory, NcclJob::kWarmUpBytes, ncclUint8, 0, calls.comm, calls.native()), "ncclRecv");
   };
   if (lower) {
     out_->connect(ids[0], send);

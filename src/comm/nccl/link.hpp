@@ -31,6 +31,8 @@ class NcclLink {
   }
   /// The number of the next message in a direction.
   std::uint32_t count(Transfer::Kind kind) { return counts_[kind == Transfer::Kind::send ? 0 : 1]++; }
+  /// Blocks until both directions have carried their first bytes. Errors: CommunicationError.
+  void await_connection();
   void close();
 
  private:

@@ -120,16 +120,18 @@ void* make_executable(void* graph) {
   return executable;
 }
 
-bool update_executable(void* executable, void* graph) {
-  cudaGraphExecUpdateResultInfo info;
+std::string update_executable(void* executable, void* graph) {
+  cudaGraphExecUpdateResultInfo info{};
   const cudaError_t code =
       cudaGraphExecUpdate(static_cast<cudaGraphExec_t>(executable), static_cast<cudaGraph_t>(graph), &info);
   if (code == cudaErrorGraphExecUpdateFailure) {
     cudaGetLastError();
-    return false;
+    return detail::concat(
+        "cudaGraphExecUpdate refused: ", static_cast<int>(info.result),
+        info.result == cudaGraphExecUpdateErrorTopologyChanged ? " (topology changed)" : "");
   }
   check(code, "cudaGraphExecUpdate");
-  return true;
+  return "";
 }
 
 void launch_executable(void* executable, void* stream) {
@@ -154,6 +156,38 @@ void* allocate(int device, std::size_t bytes) {
 }
 
 void deallocate(void* memory) noexcept { cudaFree(memory); }
+
+void* create_pool(int device) {
+  int supported = 0;
+  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device));
+  if (supported == 0) return nullptr;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  cudaMemPool_t pool = nullptr;
+  TESSERA_CUDA_CHECK(cudaMemPoolCreate(&pool, &properties));
+  return pool;
+}
+
+void destroy_pool(void* pool) noexcept { cudaMemPoolDestroy(static_cast<cudaMemPool_t>(pool)); }
+
+void* allocate_from(void* pool, std::size_t bytes, void* stream) {
+  void* memory = nullptr;
+  const cudaError_t code =
+      cudaMallocFromPoolAsync(&memory, bytes, static_cast<cudaMemPool_t>(pool), as_stream(stream));
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  check(code, "cudaMallocFromPoolAsync");
+  return memory;
+}
+
+void deallocate_to_pool(void* memory, void* stream) noexcept { cudaFreeAsync(memory, as_stream(stream)); }
+
+void trim_pool(void* pool) { TESSERA_CUDA_CHECK(cudaMemPoolTrimTo(static_cast<cudaMemPool_t>(pool), 0)); }
 
 void* allocate_pinned(std::size_t bytes) {
   void* memory = nullptr;

@@ -8,8 +8,22 @@
 #include "tests/comm/gloo_support.hpp"
 #include "tests/comm/nccl_support.hpp"
 #if __has_include("emulator.hpp")  // only an emulated build has its folder in the include path
+#include <ctime>
+
 #include "emulator.hpp"
+#include "kernels/api/elementwise.hpp"
 #include "nccl.h"
+#include "tessera/comm/mesh.hpp"
+
+namespace {
+thread_local std::uint64_t naps = 0;  ///< sleeps of this thread
+}
+
+/// In place of the C library's.
+extern "C" int nanosleep(const timespec* duration, timespec* left) {
+  ++naps;
+  return clock_nanosleep(CLOCK_REALTIME, 0, duration, left);
+}
 
 namespace tessera::test {
 namespace {
@@ -131,6 +145,125 @@ TEST(CudaNccl, AnErrorDuringASplitEndsTheJob) {
     }
     EXPECT_FALSE(comm->failure().empty());
   });
+}
+
+/// What NCCL does in the background is waited for awake: a sleep would take longer than the launch.
+TEST(CudaNccl, NobodySleepsWhileAnOperationIsLaunched) {
+  run_nccl(2, {.timeout_s = 60}, [](const auto& comm) {
+    const ExecCtx ctx = context();
+    const Tensor x = tensor_of(ctx, DType::f32, {1.0});
+    finish(comm->all_reduce(ctx, x), ctx);
+    const std::uint64_t before = naps;
+    for (int i = 0; i < 50; ++i) comm->all_reduce(ctx, x).wait(ctx);
+    EXPECT_LE(naps - before, 2u) << "one is a thread that the machine had no core for";
+    ctx.stream->synchronize();
+  });
+}
+
+/// Each group costs the host a thread of NCCL's: messages of one call share one.
+TEST(CudaNccl, MessagesOfOneCallAreOneGroup) {
+  tessera_emulator::NcclCounts before, after;
+  run_nccl(3, {.timeout_s = 60}, [&](const auto& comm) {
+    const ExecCtx ctx = context();
+    const std::vector<int> others{(comm->rank() + 1) % 3, (comm->rank() + 2) % 3};
+    comm->connect_to(others);
+    comm->barrier(ctx);
+    if (comm->rank() == 0) before = tessera_emulator::nccl_counts();
+    comm->barrier(ctx);
+    for (int i = 0; i < 10; ++i) {
+      std::vector<Transfer> transfers;
+      for (const int other : others) {
+        transfers.push_back(
+            {Transfer::Kind::send, tensor_of(ctx, DType::f32, {1.0 * comm->rank()}), other, 0});
+        transfers.push_back({Transfer::Kind::recv, tensor_of(ctx, DType::f32, {-1.0}), other, 0});
+      }
+      comm->exchange(ctx, transfers).wait(ctx);
+      EXPECT_EQ(read_values(transfers[1].tensor).front(), others[0]);
+      EXPECT_EQ(read_values(transfers[3].tensor).front(), others[1]);
+    }
+    comm->barrier(ctx);
+    if (comm->rank() == 0) after = tessera_emulator::nccl_counts();
+    comm->barrier(ctx);
+  });
+  EXPECT_EQ(after.groups - before.groups, 3u * 10u);
+}
+
+/// Stages meet their neighbours when the mesh is made, not in the middle of a step.
+TEST(CudaNccl, AMeshConnectsStagesWithTheirNeighbours) {
+  std::atomic<std::uint64_t> made_by_messages = 0;
+  run_nccl(4, {.timeout_s = 60}, [&](const auto& comm) {
+    const ExecCtx ctx = context();
+    const ProcessMesh mesh(comm, {.pp = 4});
+    comm->barrier(ctx);
+    const std::uint64_t before = tessera_emulator::nccl_counts().made_by_id;
+    comm->barrier(ctx);
+    Communicator& stages = mesh[Axis::pp];
+    const Tensor x = tensor_of(ctx, DType::f32, {1.0}), y = tensor_of(ctx, DType::f32, {0.0});
+    finish(stages.exchange(ctx, {{Transfer::Kind::send, x, (stages.rank() + 1) % 4, 0},
+                                 {Transfer::Kind::recv, y, (stages.rank() + 3) % 4, 0}}),
+           ctx);
+    comm->barrier(ctx);
+    made_by_messages += tessera_emulator::nccl_counts().made_by_id - before;
+    comm->barrier(ctx);
+  });
+  EXPECT_EQ(made_by_messages, 0u);
+}
+
+/// Two stages of a pipeline with receives posted ahead, where a message may stand in the queue of another
+/// stream: that ends with an error, and what warns of it is said before.
+TEST(CudaNccl, StreamsThatShareAQueueStopEachOther) {
+  for (const int queues : {1, 32}) {
+    tessera_emulator::set_connections(queues);
+    EXPECT_EQ(note_on_connections(queues, {.pp = 2}).empty(), queues == 32);
+    std::atomic<int> failed = 0;
+    const double timeout_s = queues == 1 ? 3 : 60;
+    run_nccl(2, {.timeout_s = timeout_s, .cuda_connections = queues}, [&](const auto& comm) {
+      const ExecCtx ctx = context();
+      const int other = 1 - comm->rank();
+      comm->connect_to(std::vector<int>{other});
+      const auto steps = [&] {
+        const Tensor x = tensor_of(ctx, DType::f32, {0.0}),
+                     y = tensor_of(ctx, DType::f32, {1.0 + comm->rank()});
+        const Pending arriving = comm->recv(ctx, x, other), ahead = comm->recv(ctx, y, other);
+        comm->barrier(ctx);  // both stand on their lane before anything is sent
+        const Tensor z = tensor_of(ctx, DType::f32, {1.0 + comm->rank()});
+        const Pending first = comm->send(ctx, z, other), second = comm->send(ctx, z, other);
+        for (const Pending& each : {arriving, ahead, first, second}) finish(each, ctx);
+        EXPECT_EQ(read_values(x).front(), 1.0 + other);
+      };
+      if (queues == 32) return steps();
+      const std::string message = message_of<CommunicationError>(steps);
+      failed += message.find("did not come within") != std::string::npos;
+      ctx.stream->synchronize();
+    });
+    EXPECT_EQ(failed > 0, queues == 1);
+  }
+  tessera_emulator::set_connections(32);
+}
+
+/// A kernel whose code is loaded at its first launch waits for everything on the device, here for a message
+/// whose sender waits for this rank.
+TEST(CudaNccl, KernelsAreLoadedBeforeTheFirstCollective) {
+  tessera_emulator::set_lazy_loading(true);  // as in a process that begins
+  std::atomic<std::uint64_t> stops = 0;
+  run_nccl(2, {.timeout_s = 20}, [&](const auto& comm) {
+    const ExecCtx ctx = context();
+    const std::uint64_t before = tessera_emulator::loading_stops();
+    const Tensor x = tensor_of(ctx, DType::f32, {0.0, 0.0});
+    comm->connect_to(std::vector<int>{1 - comm->rank()});
+    Pending arriving;
+    if (comm->rank() == 0) arriving = comm->recv(ctx, x, 1);
+    const Tensor y = Tensor::empty(ctx, {1000}, DType::f32);
+    kernels::cuda::fill_constant({.n = 1000, .value = 2.0f, .x = y.data<float>()},
+                                 {.stream = ctx.stream->native()});
+    ctx.stream->synchronize();
+    comm->barrier(ctx);  // only now does rank 1 send
+    if (comm->rank() == 1) arriving = comm->send(ctx, x, 0);
+    finish(arriving, ctx);
+    stops += tessera_emulator::loading_stops() - before;
+  });
+  EXPECT_EQ(stops, 0u);
+  tessera_emulator::set_lazy_loading(false);
 }
 
 }  // namespace

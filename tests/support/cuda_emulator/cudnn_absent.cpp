@@ -12,7 +12,11 @@ namespace {
 
 }  // namespace
 
-bool cudnn_attention_supports(const AttentionShape&, bool) { return false; }
+std::string cudnn_refusal(const AttentionShape& shape, bool, bool) {
+  const std::string why = why_not_cudnn(shape, 9);
+  return why.empty() ? "the emulator has no cuDNN" : why;
+}
+void cudnn_forget(void*) noexcept {}
 std::size_t cudnn_attention_forward_workspace(const AttentionShape&) { refuse(); }
 std::size_t cudnn_attention_backward_workspace(const AttentionShape&) { refuse(); }
 void cudnn_attention_forward(const AttentionForward&, const Launch&) { refuse(); }

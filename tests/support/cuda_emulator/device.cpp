@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "cuda.h"
 #include "runtime.hpp"
 
 namespace tessera_emulator {
@@ -37,12 +38,20 @@ int count_from_environment() {
   return text == nullptr ? 8 : std::atoi(text);
 }
 
+bool lazy_from_environment() {
+  const char* text = std::getenv("CUDA_MODULE_LOADING");
+  return text != nullptr && std::strcmp(text, "LAZY") == 0;
+}
+
 struct State {
   std::mutex mutex;
   ThreadOrder order = order_from_environment();
   std::atomic<int> count = count_from_environment();
   std::atomic<std::size_t> memory = std::size_t{8} << 30;
   std::map<const void*, std::size_t> shared_limits;  // of kernels, where raised
+  std::atomic<bool> lazy = lazy_from_environment();
+  std::set<std::pair<int, const void*>> loaded;  // by device; null: all kernels
+  std::atomic<std::uint64_t> loading_stops = 0;
   std::string failure;
   std::set<std::string> texts;  // cudaGetErrorString's answers live for ever
 };
@@ -93,6 +102,24 @@ std::size_t device_memory() { return state().memory; }
 void set_device_count(int count) { state().count = count; }
 void set_device_memory(std::size_t bytes) { state().memory = bytes; }
 
+void set_lazy_loading(bool on) {
+  const std::lock_guard lock(state().mutex);
+  state().lazy = on;
+  state().loaded.clear();
+}
+std::uint64_t loading_stops() { return state().loading_stops; }
+
+void load_kernel(const void* function, int device) {
+  if (!state().lazy) return;
+  {
+    const std::lock_guard lock(state().mutex);
+    if (state().loaded.contains({device, nullptr})) return;
+    if (!state().loaded.insert({device, function}).second) return;
+    ++state().loading_stops;
+  }
+  drain(device);
+}
+
 ThreadOrder thread_order() {
   std::lock_guard lock(state().mutex);
   return state().order;
@@ -122,6 +149,7 @@ cudaError_t launch_kernel(const void* function, dim3 grid, dim3 block, std::size
   CUstream_st& stream = resolve(handle);
   const cudaError_t code = check_launch(function, grid, block, shared_bytes, stream);
   if (code != cudaSuccess) return report(code);
+  load_kernel(function, stream.device());
   Grid work{function, grid, block, shared_bytes, std::move(thread), thread_order()};
   return report(stream.enqueue("", false, [work = std::move(work)](cudaError_t) {
     const memory::Access access;
@@ -261,6 +289,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       {cudaDevAttrComputeCapabilityMinor, properties.minor},
       {cudaDevAttrMaxSharedMemoryPerMultiprocessor, properties.sharedMemPerMultiprocessor},
       {cudaDevAttrMaxSharedMemoryPerBlockOptin, properties.sharedMemPerBlockOptin},
+      {cudaDevAttrMemoryPoolsSupported, 1},
   };
   const auto found = values.find(attribute);
   if (found == values.end()) return report(cudaErrorInvalidValue);
@@ -295,4 +324,49 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   std::lock_guard lock(state().mutex);
   state().shared_limits[function] = static_cast<std::size_t>(value);
   return cudaSuccess;
+}
+
+namespace {
+
+/// The addresses mean nothing: what loads one of them loads all.
+CUfunction all_kernels() { return reinterpret_cast<CUfunction>(&state()); }
+CUresult get_module(CUmodule* module, CUfunction) {
+  *module = reinterpret_cast<CUmodule>(&state());
+  return CUDA_SUCCESS;
+}
+CUresult count_functions(unsigned* count, CUmodule) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+CUresult enumerate_functions(CUfunction* functions, unsigned count, CUmodule) {
+  if (count > 0) *functions = all_kernels();
+  return CUDA_SUCCESS;
+}
+CUresult load_function(CUfunction) {
+  const std::lock_guard lock(state().mutex);
+  state().loaded.insert({current_device(), nullptr});
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* symbol) {
+  if (symbol == nullptr) return report(cudaErrorInvalidValue);
+  *function = all_kernels();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const std::map<std::string, void*> known{
+      {"cuFuncGetModule", reinterpret_cast<void*>(&get_module)},
+      {"cuModuleGetFunctionCount", reinterpret_cast<void*>(&count_functions)},
+      {"cuModuleEnumerateFunctions", reinterpret_cast<void*>(&enumerate_functions)},
+      {"cuFuncLoad", reinterpret_cast<void*>(&load_function)},
+  };
+  const auto found = known.find(name);
+  *function = found == known.end() ? nullptr : found->second;
+  if (result != nullptr)
+    *result = found == known.end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return found == known.end() ? report(cudaErrorInvalidValue) : cudaSuccess;
 }

@@ -30,6 +30,22 @@ std::size_t overruns();
 /// Calls so far in which the host of a GPU waits or goes to the driver for memory: synchronisations,
 /// allocations and frees, copies to pageable memory.
 std::uint64_t slow_calls();
+/// Whether the first launch of a kernel on a device waits for all that runs there, as loading its code may on
+/// a GPU, unless it was loaded before. At first only with CUDA_MODULE_LOADING=LAZY, CUDA's own default; the
+/// launcher sets EAGER.
+void set_lazy_loading(bool on);
+/// Launches so far that waited for that reason.
+std::uint64_t loading_stops();
+/// From now on streams of a device share so many hardware queues, counted over those that exist: work at the
+/// head of a queue that cannot begin yet holds up what comes after it, of other streams too. At first
+/// CUDA_DEVICE_MAX_CONNECTIONS, else 32 as the launcher sets it (CUDA's own default is 8).
+void set_connections(int count);
+/// Products that are fused with something and called from now on are refused, that many times.
+void plant_gemm_refusals(int count);
+/// Pinned memory that there is.
+std::size_t pinned_bytes();
+/// Executables of graphs that there are.
+std::size_t graph_executables();
 /// Kernels run so far, on all devices.
 std::uint64_t kernels_run();
 /// The message of the latest kernel or copy that failed; empty when none did.
@@ -42,6 +58,9 @@ void plant_nccl_error(int device, int result);
 /// off another one.
 struct NcclCounts {
   std::uint64_t made_by_id = 0, made_by_split = 0;
+  std::uint64_t groups = 0;    ///< groups of calls that had something to do
+  std::uint64_t threads = 0;   ///< that NCCL started for them, as it does without blocking
+  std::uint64_t outlived = 0;  ///< communicators ended while a graph could still launch their calls
 };
 NcclCounts nccl_counts();
 

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -12,9 +13,12 @@
 
 #include "kernels/api/backends.hpp"
 #include "kernels/api/gemm.hpp"
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/gemm_cache.hpp"
 #include "kernels/cuda/gemm_plan.hpp"
+#include "kernels/cuda/gemm_run.hpp"
 #include "kernels/cuda/gemm_sums.hpp"
+#include "kernels/cuda/notes.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
@@ -23,6 +27,7 @@ namespace {
 struct Kept {
   GemmMemo memo;
   std::string note;
+  Notes refusals;
 };
 Kept& kept() {
   static Kept all;
@@ -79,12 +84,39 @@ void multiply(const BatchedGemm& p, std::int64_t index) {
   }
 }
 
+std::atomic<int> fused_refusals = 0;
+
+bool is_refused(std::atomic<int>& left) {
+  if (left.fetch_sub(1) > 0) return true;
+  ++left;
+  return false;
+}
+
+void multiply_plainly(const Gemm& params, void* target, const Launch& launch) {
+  Gemm plain = params;
+  plain.c = target;
+  plain.bias = nullptr;
+  plain.pre = nullptr;
+  plain.epilogue = Epilogue::none;
+  plain.column_sums = nullptr;
+  enqueue(launch, "gemm", [plain] { cpu::gemm(plain, {}); });
+}
+
 }  // namespace
 
-/// Column sums that cuBLASLt would fuse overwrite what is there, as those of its epilogue do.
+/// The product with all that `params` wants but column sums, which the CPU's kernel rounds as passes of their
+/// own would; or, where a fused one was refused, the plain product with passes of their own. Column sums that
+/// cuBLASLt would fuse overwrite what is there, as those of its epilogue do.
 void gemm(const Gemm& params, const Launch& launch) {
   if (params.m == 0 || params.n == 0) return;
   const Fused fused = choose_fused(params);
+  if (fused.any() && is_refused(fused_refusals)) {
+    kept().refusals.add(refusal_note(product_of(params, fused), "CUBLAS_STATUS_NOT_SUPPORTED"));
+    return run_gemm(params, launch, [&](const Product& p) {
+      if (!p.fused.any()) multiply_plainly(params, const_cast<void*>(p.result.data), launch);
+      return !p.fused.any();
+    });
+  }
   Gemm product = params;
   product.column_sums = fused.sums ? sums_target(params) : nullptr;
   product.sums_beta = 0.0f;
@@ -108,7 +140,7 @@ void set_gemm_tuning(const GemmTuning& tuning) {
   kept().note = kept().memo.open(tuning.cache_path, tuning.tune);
 }
 void set_gemm_tables(const std::vector<std::string>& paths) { kept().note = kept().memo.read_tables(paths); }
-std::string take_gemm_note() { return std::exchange(kept().note, ""); }
+std::string take_gemm_note() { return std::exchange(kept().note, "") + kept().refusals.take(); }
 
 /// There is one algorithm: it is timed, and kept as if there had been others.
 GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
@@ -122,6 +154,10 @@ GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
   return {.candidates = 1, .first_s = seconds, .best_s = seconds};
 }
 
+void forget_stream(void* stream) noexcept { cudnn_forget(stream); }
+
 Description describe() { return {{"cuda", "emulated on the host, for tests"}}; }
 
 }  // namespace tessera::kernels::cuda
+
+void tessera_emulator::plant_gemm_refusals(int count) { tessera::kernels::cuda::fused_refusals = count; }

@@ -71,6 +71,8 @@ CUstream_st::Work arrival(const std::shared_ptr<State>& state, std::uint64_t rec
   return [state, record](cudaError_t) { return state->wait(record); };
 }
 
+std::atomic<std::size_t> executables = 0;
+
 /// By device.
 std::array<std::atomic<GraphMistake>, 64> mistakes{};
 
@@ -136,12 +138,15 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* result, cudaGraph_t graph, uns
   for (const CUstream_st* stream : graph->graph->streams)
     made->workers.push_back(std::make_unique<CUstream_st>(stream->device()));
   *result = made.release();
+  ++executables;
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
-                                cudaGraphExecUpdateResultInfo*) {
-  if (!same_shape(executable->nodes, graph->graph->nodes)) return report(cudaErrorGraphExecUpdateFailure);
+                                cudaGraphExecUpdateResultInfo* info) {
+  const bool same = same_shape(executable->nodes, graph->graph->nodes);
+  info->result = same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
+  if (!same) return report(cudaErrorGraphExecUpdateFailure);
   executable->nodes = graph->graph->nodes;
   return cudaSuccess;
 }
@@ -177,8 +182,11 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
+  --executables;
   return cudaSuccess;
 }
+
+std::size_t tessera_emulator::graph_executables() { return executables; }
 
 void tessera_emulator::plant_graph_mistake(int device, GraphMistake mistake) {
   mistakes.at(static_cast<std::size_t>(device)) = mistake;

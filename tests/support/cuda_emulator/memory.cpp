@@ -11,8 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <shared_mutex>
 
+#include "graph.hpp"
 #include "runtime.hpp"
 
 namespace tessera_emulator {
@@ -192,6 +194,12 @@ Pinned& pinned() {
 }  // namespace
 
 void set_protection(bool on) { device_memory_of_process().set_protection(on); }
+std::size_t pinned_bytes() {
+  const std::lock_guard lock(pinned().mutex);
+  std::size_t sum = 0;
+  for (const auto& [address, bytes] : pinned().sizes) sum += bytes;
+  return sum;
+}
 std::size_t overruns() { return device_memory_of_process().overruns; }
 
 void check_access(const void* address, std::size_t bytes) {
@@ -272,6 +280,91 @@ cudaError_t cudaFree(void* address) {
   if (device < 0) return report(cudaErrorInvalidValue);
   synchronize_device(device);  // its errors are told by the streams
   return device_memory_of_process().free(number(address)) ? cudaSuccess : report(cudaErrorInvalidValue);
+}
+
+/// Keeps nothing: memory goes back to the device when the stream comes to it.
+struct CUmemPoolHandle_st {
+  int device = 0;
+};
+
+namespace {
+
+struct Pools {
+  std::mutex mutex;
+  std::map<int, std::unique_ptr<CUmemPoolHandle_st>> defaults;
+  std::map<std::uintptr_t, CUmemPoolHandle_st*> of_memory;
+};
+Pools& pools() {
+  static Pools* const instance = new Pools;
+  return *instance;
+}
+
+cudaMemPool_t default_pool(int device) {
+  const std::lock_guard lock(pools().mutex);
+  auto& pool = pools().defaults[device];
+  if (!pool) {
+    pool = std::make_unique<CUmemPoolHandle_st>();
+    pool->device = device;
+  }
+  return pool.get();
+}
+
+}  // namespace
+
+/// Memory may be used at once, though it is given in the stream's order: the emulator's waits for the stream
+/// where only what it gives back is left.
+cudaError_t cudaMallocFromPoolAsync(void** target, std::size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t handle) {
+  note_slow_call();
+  *target = nullptr;
+  CUstream_st& stream = resolve(handle);
+  if (stream.recording()) return report(cudaErrorStreamCaptureUnsupported);  // would be memory of the graph
+  DeviceMemory& memory = device_memory_of_process();
+  *target = memory.allocate(pool->device, bytes);
+  if (*target == nullptr) {
+    stream.synchronize();
+    *target = memory.allocate(pool->device, bytes);
+  }
+  if (*target == nullptr) return report(cudaErrorMemoryAllocation);
+  const std::lock_guard lock(pools().mutex);
+  pools().of_memory[number(*target)] = pool;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void** target, std::size_t bytes, cudaStream_t stream) {
+  return cudaMallocFromPoolAsync(target, bytes, default_pool(current_device()), stream);
+}
+
+cudaError_t cudaFreeAsync(void* address, cudaStream_t handle) {
+  note_slow_call();
+  {
+    const std::lock_guard lock(pools().mutex);
+    if (pools().of_memory.erase(number(address)) == 0) return report(cudaErrorInvalidValue);
+  }
+  CUstream_st& stream = resolve(handle);
+  if (stream.recording()) return report(refuse_if_recorded(stream));
+  return report(stream.enqueue("cudaFreeAsync", true, [address](cudaError_t) {
+    device_memory_of_process().free(number(address));
+    return cudaSuccess;
+  }));
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  if (properties->allocType != cudaMemAllocationTypePinned ||
+      properties->location.type != cudaMemLocationTypeDevice)
+    return report(cudaErrorInvalidValue);
+  *pool = new CUmemPoolHandle_st;
+  (*pool)->device = properties->location.id;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  delete pool;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {
+  note_slow_call();
+  return cudaSuccess;
 }
 
 cudaError_t cudaHostAlloc(void** target, std::size_t bytes, unsigned) {

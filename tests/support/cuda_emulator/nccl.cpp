@@ -79,14 +79,16 @@ struct Clique {
 struct Member {
   std::shared_ptr<Clique> clique;
   int rank = 0, device = 0;
-  bool blocking = true, joined = false, connected = false, aborted = false, finalizing = false;
+  bool blocking = true, joined = false, aborted = false, finalizing = false;
   int polls = 0;  ///< so often ncclInProgress is still the answer
   ncclResult_t error = ncclSuccess;
   std::uint64_t issued = 0, executed = 0, collectives = 0, splits = 0;
   std::set<std::uint64_t> given_up;  ///< of those issued
   std::shared_ptr<Split> splitting;
   ncclComm_t* split_target = nullptr;
-  std::function<void()> background;  ///< a first call, whose connections are being made
+  std::function<void()> background;  ///< calls that a thread of NCCL is about to launch
+  /// Held by graphs that may launch calls of this member.
+  std::shared_ptr<int> graphs = std::make_shared<int>();
 };
 using MemberPtr = std::shared_ptr<Member>;
 
@@ -286,10 +288,14 @@ ncclResult_t issue(const MemberPtr& member, std::vector<Call> calls) {
   if (!member->joined || member->aborted || member->finalizing) return ncclInvalidUsage;
   const cudaStream_t stream = calls.front().stream;
   turn = std::make_shared<Turn>(member, member->issued++);
-  launch = [turn, stream, calls = std::move(calls)] {
-    enqueue(stream, "NCCL", [turn, calls] { run(*turn, calls); });
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  const auto graph = status == cudaStreamCaptureStatusNone ? nullptr : member->graphs;
+  launch = [turn, stream, graph, calls = std::move(calls)] {
+    enqueue(stream, "NCCL", [turn, graph, calls] { run(*turn, calls); });
   };
-  if (!member->blocking && !member->connected) {
+  if (!member->blocking) {
+    if (member->background) return ncclInvalidUsage;  // what was called before is not done
     member->background = launch;
     member->polls = 2;
     return ncclInProgress;
@@ -315,6 +321,13 @@ void tessera_emulator::plant_nccl_error(int device, int result) {
 NcclCounts tessera_emulator::nccl_counts() {
   const std::lock_guard lock(registry().mutex);
   return registry().counts;
+}
+
+/// NCCL waits there until the last of them is destroyed.
+static void look_for_graphs(const Member& member) {
+  if (member.graphs.use_count() == 1) return;
+  const std::lock_guard lock(registry().mutex);
+  ++registry().counts.outlived;
 }
 
 static ncclResult_t add(ncclComm_t comm, const Call& call) {
@@ -420,7 +433,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   member.joined = true;
   if (member.background) {
     std::exchange(member.background, nullptr)();
-    member.connected = true;
   }
   if (const auto split = std::exchange(member.splitting, nullptr)) {
     const auto made = split->made.find(member.rank);
@@ -443,12 +455,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  look_for_graphs(*comm->member);
   delete comm;
   return ncclSuccess;
 }
 
 /// Ends this rank's side only, as NCCL does.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  look_for_graphs(*comm->member);
   {
     Member& member = *comm->member;
     const Lock lock(member.clique->mutex);
@@ -482,9 +496,16 @@ ncclResult_t ncclGroupEnd() {
     }
   }
   ncclResult_t result = ncclSuccess;
+  const bool starts_thread =
+      std::any_of(by_member.begin(), by_member.end(), [](const auto& each) { return !each.first->blocking; });
+  if (!by_member.empty()) {
+    const std::lock_guard lock(registry().mutex);
+    ++registry().counts.groups;
+    if (starts_thread) ++registry().counts.threads;
+  }
   for (auto& [member, of_member] : by_member) {
     const ncclResult_t issued = issue(member, std::move(of_member));
-    if (result == ncclSuccess) result = issued;
+    if (result == ncclSuccess || result == ncclInProgress) result = issued == ncclSuccess ? result : issued;
   }
   return result;
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +18,23 @@
 namespace tessera_emulator {
 
 struct Graph;
+
+/// What the streams of a device share: work of one queue begins in the order it was put there.
+class HardwareQueue {
+ public:
+  std::uint64_t add();
+  /// Waits until all that was added before has begun.
+  void await_turn(std::uint64_t ticket);
+  void begin(std::uint64_t ticket);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<std::uint64_t> waiting_;
+  std::uint64_t next_ = 0;
+};
+/// The one of the device that serves the fewest streams.
+std::shared_ptr<HardwareQueue> queue_for_stream(int device);
 
 /// Keeps the code for cudaGetLastError unless it is success, and returns it.
 cudaError_t report(cudaError_t code);
@@ -47,6 +65,8 @@ void run(const Grid& grid);
 std::string name_of(const void* function);
 /// Notes that a kernel was run, where a file for that was named.
 void record_kernel(const void* function);
+/// Waits for the device if `function` has not been loaded there.
+void load_kernel(const void* function, int device);
 /// Counts one of slow_calls().
 void note_slow_call();
 
@@ -95,7 +115,8 @@ struct CUevent_st {
 /// A host thread that does work in order. A failure stops all work after it but that of events.
 struct CUstream_st {
  public:
-  explicit CUstream_st(int device);
+  /// Without a queue it is held up by nothing but its own work.
+  explicit CUstream_st(int device, std::shared_ptr<tessera_emulator::HardwareQueue> queue = nullptr);
   ~CUstream_st();  ///< finishes the work first
   CUstream_st(const CUstream_st&) = delete;
   CUstream_st& operator=(const CUstream_st&) = delete;
@@ -103,7 +124,8 @@ struct CUstream_st {
   int device() const { return device_; }
   /// `always`: also after a failure, with the error as argument. Returns the error so far.
   using Work = std::function<cudaError_t(cudaError_t so_far)>;
-  cudaError_t enqueue(std::string name, bool always, Work work);
+  /// `waits`: it keeps the head of the queue until it is done.
+  cudaError_t enqueue(std::string name, bool always, Work work, bool waits = false);
   cudaError_t synchronize();
   cudaError_t query();
   /// What work is added to instead of being done; null: it is done.
@@ -115,11 +137,14 @@ struct CUstream_st {
     std::string name;
     bool always;
     Work work;
+    bool waits;
+    std::uint64_t ticket;
   };
   void work();
   cudaError_t perform(const Item& item, cudaError_t so_far);
 
   const int device_;
+  const std::shared_ptr<tessera_emulator::HardwareQueue> queue_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
@@ -132,6 +157,8 @@ struct CUstream_st {
 namespace tessera_emulator {
 /// The stream a handle means; null means the default stream of the current device.
 CUstream_st& resolve(cudaStream_t stream);
+/// Waits for what every stream of a device has to do; recordings are not disturbed.
+void drain(int device);
 /// Waits for every stream of a device; the first error met.
 cudaError_t synchronize_device(int device);
 }  // namespace tessera_emulator

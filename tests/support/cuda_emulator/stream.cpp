@@ -1,5 +1,8 @@
 /// Streams, events and what is put on them.
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -24,28 +27,78 @@ Streams& streams() {
 
 }  // namespace
 
+std::uint64_t HardwareQueue::add() {
+  const std::lock_guard lock(mutex_);
+  waiting_.insert(next_);
+  return next_++;
+}
+
+void HardwareQueue::await_turn(std::uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return *waiting_.begin() == ticket; });
+}
+
+void HardwareQueue::begin(std::uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  waiting_.erase(ticket);
+  changed_.notify_all();
+}
+
+namespace {
+
+int connections_from_environment() {
+  const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return text == nullptr ? 32 : std::max(1, std::atoi(text));
+}
+std::atomic<int> connections = connections_from_environment();
+
+}  // namespace
+
+void set_connections(int count) { connections = count; }
+
+std::shared_ptr<HardwareQueue> queue_for_stream(int device) {
+  static std::mutex mutex;
+  static auto* const of_devices = new std::map<int, std::vector<std::shared_ptr<HardwareQueue>>>;
+  const std::lock_guard lock(mutex);
+  auto& queues = (*of_devices)[device];
+  const auto count = static_cast<std::size_t>(connections);
+  while (queues.size() < count) queues.push_back(std::make_shared<HardwareQueue>());
+  return *std::min_element(queues.begin(), queues.begin() + connections,
+                           [](const auto& a, const auto& b) { return a.use_count() < b.use_count(); });
+}
+
 CUstream_st& resolve(cudaStream_t stream) {
   if (stream != nullptr) return *stream;
   Streams& known = streams();
   std::lock_guard lock(known.mutex);
   CUstream_st*& slot = known.defaults[current_device()];
   if (slot == nullptr) {
-    slot = new CUstream_st(current_device());
+    slot = new CUstream_st(current_device(), queue_for_stream(current_device()));
     known.all.emplace(slot, slot);
   }
   return *slot;
 }
 
-cudaError_t synchronize_device(int device) {
-  std::vector<std::shared_ptr<CUstream_st>> waiting;
-  {
-    std::lock_guard lock(streams().mutex);
-    for (const auto& [handle, stream] : streams().all) {
-      if (stream->device() == device) waiting.push_back(stream);
-    }
+namespace {
+
+std::vector<std::shared_ptr<CUstream_st>> streams_of(int device) {
+  std::vector<std::shared_ptr<CUstream_st>> found;
+  const std::lock_guard lock(streams().mutex);
+  for (const auto& [handle, stream] : streams().all) {
+    if (stream->device() == device) found.push_back(stream);
   }
+  return found;
+}
+
+}  // namespace
+
+void drain(int device) {
+  for (const auto& stream : streams_of(device)) stream->synchronize();
+}
+
+cudaError_t synchronize_device(int device) {
   cudaError_t first = cudaSuccess;
-  for (const auto& stream : waiting) {
+  for (const auto& stream : streams_of(device)) {
     cudaError_t code = refuse_if_recorded(*stream);
     if (code == cudaSuccess) code = stream->synchronize();
     if (first == cudaSuccess) first = code;
@@ -66,7 +119,8 @@ cudaError_t enqueue(cudaStream_t handle, const char* name, std::function<void()>
 
 using namespace tessera_emulator;
 
-CUstream_st::CUstream_st(int device) : device_(device), thread_([this] { work(); }) {}
+CUstream_st::CUstream_st(int device, std::shared_ptr<HardwareQueue> queue)
+    : device_(device), queue_(std::move(queue)), thread_([this] { work(); }) {}
 
 CUstream_st::~CUstream_st() {
   {
@@ -77,12 +131,12 @@ CUstream_st::~CUstream_st() {
   thread_.join();
 }
 
-cudaError_t CUstream_st::enqueue(std::string name, bool always, Work work) {
+cudaError_t CUstream_st::enqueue(std::string name, bool always, Work work, bool waits) {
   if (const auto graph = recording())
     return graph->add(*this, {.name = std::move(name), .always = always, .work = std::move(work)});
   std::lock_guard lock(mutex_);
   if (error_ != cudaSuccess && !always) return error_;
-  items_.push_back({std::move(name), always, std::move(work)});
+  items_.push_back({std::move(name), always, std::move(work), waits, queue_ ? queue_->add() : 0});
   changed_.notify_all();
   return error_;
 }
@@ -120,7 +174,10 @@ void CUstream_st::work() {
     busy_ = true;
     const cudaError_t so_far = error_;
     lock.unlock();
+    if (queue_) queue_->await_turn(item.ticket);
+    if (queue_ && !item.waits) queue_->begin(item.ticket);
     const cudaError_t code = perform(item, so_far);
+    if (queue_ && item.waits) queue_->begin(item.ticket);
     item = {};  // what the work holds is given up before anyone is told that it is done
     lock.lock();
     if (error_ == cudaSuccess) error_ = code;
@@ -170,7 +227,7 @@ cudaError_t CUevent_st::State::wait(std::uint64_t record) {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   if (device_count() == 0) return report(cudaErrorNoDevice);
-  *stream = new CUstream_st(current_device());
+  *stream = new CUstream_st(current_device(), queue_for_stream(current_device()));
   std::lock_guard lock(streams().mutex);
   streams().all.emplace(*stream, *stream);
   return cudaSuccess;
@@ -245,8 +302,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
     refuse_if_recorded(stream);
     return report(cudaErrorStreamCaptureIsolation);
   }
-  return report(stream.enqueue("cudaStreamWaitEvent", false,
-                               [state = event->state, record](cudaError_t) { return state->wait(record); }));
+  return report(stream.enqueue(
+      "cudaStreamWaitEvent", false,
+      [state = event->state, record](cudaError_t) { return state->wait(record); }, true));
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
