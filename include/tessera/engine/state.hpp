@@ -36,6 +36,11 @@ std::filesystem::path save_engine(const std::filesystem::path& root, Engine& eng
 /// The run's numbers and configuration, without any tensor. Errors: CheckpointError.
 RunState read_run_state(const CheckpointReader& reader);
 
+/// Reads and checks all that load_engine() would, and changes nothing. Returns what is damaged, on every
+/// rank;
+/// "" if nothing is. Collective. Errors: CheckpointError, as load_engine's.
+std::string check_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts = {});
+
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
 /// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over the
 /// engine's ranks; an error of one of them is a CommunicationError with its text on the others. Errors:
