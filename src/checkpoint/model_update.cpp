@@ -134,7 +134,12 @@ void update_in_place(const fs::path& staging, const fs::path& dir) {
   write_text(staging / kFiles, to_text(names, 0));
   sync_directory(staging);
   rename_path(staging, dir / kReadyUpdate);  // decided
-  sync_directory(dir);
+  try {
+    sync_directory(dir);
+  } catch (const Error&) {
+    rename_path(dir / kReadyUpdate, staging);
+    throw;
+  }
   finish_update(dir);
 }
 
@@ -171,6 +176,9 @@ bool exchange_model(const fs::path& staging, const fs::path& dir) {
   sync_directory(staging);
   if (!exchange(staging, dir)) {
     if (errno != EINVAL && errno != ENOSYS) io_failed("rename to", dir, errno);
+    for (const std::string& name : names_in(staging)) {
+      if (is_others(name)) remove_file(staging / name);
+    }
     return false;
   }
   // What somebody has put there meanwhile.

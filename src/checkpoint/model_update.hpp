@@ -8,7 +8,7 @@
 
 namespace tessera::checkpoint_detail {
 
-constexpr const char* kStagedUpdate = ".incomplete-model";
+constexpr const char* kStagedUpdate = ".incomplete-update";
 constexpr const char* kReadyUpdate = ".ready-model";
 
 /// Whether a file of this name belongs to a saved model, so that one which the new model lacks goes.

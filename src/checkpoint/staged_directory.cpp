@@ -113,7 +113,7 @@ void StagedDirectory::publish() {
   TESSERA_CHECK(!staging_.empty(), target_.string(), " is published already");
   if (existing_ == Existing::update) check_safetensors(staging_);
   sync_directory(staging_);
-  if (existing_ == Existing::update && staging_.filename() == kStagedUpdate) {
+  if (existing_ == Existing::update && staging_ == target_ / kStagedUpdate) {
     update_in_place(staging_, target_);
     staging_.clear();
     return;

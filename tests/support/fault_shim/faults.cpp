@@ -164,7 +164,8 @@ int renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
   return real<int(int, const char*, int, const char*, unsigned)>("renameat2")(a, from, b, to, flags);
 }
 int mkdir(const char* path, mode_t mode) {
-  return is_due(is_meant(path)) ? -1 : real<int(const char*, mode_t)>("mkdir")(path, mode);
+  const bool is_new = access(path, F_OK) != 0;  // one that is there is asked for, to see that it is
+  return is_due(is_new && is_meant(path)) ? -1 : real<int(const char*, mode_t)>("mkdir")(path, mode);
 }
 int link(const char* from, const char* to) {
   return is_due(is_meant(to)) ? -1 : real<int(const char*, const char*)>("link")(from, to);
