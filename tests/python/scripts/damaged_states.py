@@ -83,7 +83,7 @@ model_files = [path.relative_to(newest) for path in newest.glob("model_0/step-*/
 
 
 def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
 
 
 def change(path):
