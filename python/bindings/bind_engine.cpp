@@ -240,7 +240,7 @@ DType float_dtype(const std::string& name) {
 
 constexpr const char* kOrigin = "the model's config";
 
-/// Writes a Hugging Face folder. `base`: what of its config.json the architecture does not say.
+/// Writes the files of a Hugging Face folder. `base`: what of its config.json the architecture does not say.
 void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
              const std::string& base, const std::string& dtype, std::uint64_t max_shard_bytes) {
   collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
@@ -255,11 +255,11 @@ void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string
     options.dtype = float_dtype(dtype);
     options.max_shard_bytes = max_shard_bytes;
     options.source = &source;
-    export_hf(out, hf, weights, options);
+    write_hf(out, hf, weights, options);
   });
 }
 
-/// Writes a Tessera folder.
+/// Writes the files of a Tessera folder.
 void save_tessera(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
                   const std::string& dtype) {
   collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
@@ -267,7 +267,7 @@ void save_tessera(PyEngine& self, const std::filesystem::path& out, const std::s
     hf.model_type = hf_model_type_of(hf).value_or("");
     ExportOptions options;
     options.dtype = float_dtype(dtype);
-    export_tessera(out, hf, weights, options);
+    write_tessera(out, hf, weights, options);
   });
 }
 
@@ -343,8 +343,9 @@ void load_moments_of(PyEngine& self, const std::string& kind, const std::string&
 }
 
 HfModel opened(const ModelConfig& wanted, const std::string& architecture,
-               const std::optional<Views>& tensors, const std::optional<std::filesystem::path>& folder) {
-  HfModel model = folder ? open_model(*folder) : model_of(architecture, *tensors);
+               const std::optional<Views>& tensors, const std::optional<std::filesystem::path>& folder,
+               SymbolicLinks links) {
+  HfModel model = folder ? open_model(*folder, links) : model_of(architecture, *tensors);
   check_same_model(wanted, model.config(), folder ? folder->string() : "the model's state_dict");
   return model;
 }
@@ -353,19 +354,20 @@ HfModel opened(const ModelConfig& wanted, const std::string& architecture,
 /// tensors, first name) where others' were different. `changed`: the engine's model may be another one.
 std::vector<std::tuple<int, std::int64_t, std::string>> load_weights_of(
     PyEngine& self, const std::string& architecture, const std::optional<Views>& tensors,
-    const std::optional<std::filesystem::path>& folder, bool changed) {
+    const std::optional<std::filesystem::path>& folder, bool changed, bool follow_symlinks) {
+  const SymbolicLinks links = follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
   const HfModelConfig from = parse_architecture(architecture, kOrigin);
   const ModelConfig own = resolve(self.config().model);
   const ModelConfig wanted = changed ? model_config_of(from) : own;
   const WeightFit fit = weight_fit(from, hf_config_of(own));
   Communicator* world = self.world();
   if (world == nullptr) {
-    load_weights(opened(wanted, architecture, tensors, folder), fit, self.engine());
+    load_weights(opened(wanted, architecture, tensors, folder, links), fit, self.engine());
     return {};
   }
   const auto open = [&]() -> std::optional<HfModel> {
     if (!tensors && !folder) return std::nullopt;
-    return opened(wanted, architecture, tensors, folder);
+    return opened(wanted, architecture, tensors, folder, links);
   };
   std::vector<std::tuple<int, std::int64_t, std::string>> list;
   for (const WeightDifference& each : load_weights_of_rank_0(open, from, fit, *world, self.engine()))
@@ -437,7 +439,7 @@ void bind_engine(py::module_& module) {
       .def("agree", &agree_on, py::arg("batch"), py::arg("call"), py::arg("place"), py::arg("give"))
       .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
       .def("load_weights", &load_weights_of, py::arg("architecture"), py::arg("tensors"), py::arg("folder"),
-           py::arg("changed"), Released())
+           py::arg("changed"), py::arg("follow_symlinks"), Released())
       .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
       .def(
           "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
@@ -546,6 +548,12 @@ void bind_engine(py::module_& module) {
             return save_engine(root, engine, run, {}, {.optimizer = optimizer});
           },
           py::arg("root"), py::arg("optimizer") = true, py::arg("tokenizer") = py::none(), Released())
+      .def(
+          "check",
+          [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {
+            return check_engine(CheckpointReader(folder), self.engine(), {.optimizer = optimizer});
+          },
+          py::arg("folder"), py::arg("optimizer") = true, Released())
       .def(
           "load",
           [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {

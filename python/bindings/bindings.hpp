@@ -12,6 +12,7 @@ namespace tessera::bindings {
 /// must outlive the result.
 std::function<std::string()> place_of_call(const pybind11::object& place);
 
+void bind_checkpoint(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);

@@ -75,6 +75,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Tessera's C++ side.";
   give_signals_a_stack();
   bind_errors(module);
+  bind_checkpoint(module);
   bind_comm(module);
   bind_data(module);
   bind_dlpack(module);

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
+from tessera import _saved_states as states
 from tessera._process_group import meet
 from tessera._progress import progress
-from tessera.errors import CheckpointError, ConfigError
+from tessera._saving import DamagedState, StagedFolder, on_every_rank, on_main_rank
+from tessera.errors import CheckpointError, ConfigError, DataError
 from tessera.logging import get_logger
-from tessera.utils.objects import load_objects, save_objects
+from tessera.utils.objects import load_objects, save_objects, write_whole
 
 logger = get_logger(__name__)
-_FOLDER = "tessera_state"
-_FORMAT = 1
+
+
+@dataclass
+class _SavedState:
+    """A state read and checked, of which nothing was used yet."""
+
+    facts: dict
+    models: List[Path]
+    objects: Dict[str, list]
+    random_states: Optional[dict]
 
 
 class RemovableHandle:
@@ -71,41 +80,36 @@ class Checkpoints:
             raise ConfigError("safe_serialization=False would write pickles, which Tessera never does; leave it out")
         meet(self.state.world, "accelerator.save_state()")
         begin = time.monotonic()
-        target = self._naming_target() if self.project_configuration.automatic_checkpoint_naming else output_dir
+        naming = self.project_configuration.automatic_checkpoint_naming
+        target = self._naming_target() if naming else output_dir
         if target is None:
             raise ConfigError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
-        target = Path(target)
-        self.wait_for_everyone()
+        target, world = Path(target), self.state.world
+        on_main_rank(world, lambda: target.mkdir(parents=True, exist_ok=True))
         for hook in list(self._save_hooks.values()):
             hook(self._models, [], str(target))
-        staging = target / f".{_FOLDER}.incomplete"
-        if self.is_main_process:
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir(parents=True)
-        self.wait_for_everyone()
+        with StagedFolder(world, target / states.FOLDER) as staged:
+            self._write_state(staged.path)
+            staged.publish()
+        if naming:
+            self.project_configuration.iteration += 1
+            limit = self.project_configuration.total_limit
+            if limit is not None:
+                on_main_rank(world, lambda: states.prune(target, limit))
+        steps = [model.session.engine.steps_done for model in self._models if model.session.engine is not None]
+        progress().saved(max(steps, default=0), time.monotonic() - begin)
+        return str(target)
+
+    def _write_state(self, folder: Path) -> None:
+        """What this rank has, and on rank 0 what all have in common. Collective."""
         with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_save_optim", False)
         for number, model in enumerate(self._models):
             if not with_optimizer and model.session.has_gradient():
                 logger.warning(f"save_state() without the optimizer (no_save_optim) leaves out the gradient accumulated in "
                                f"{model.session.engine.finished_calls} calls since the last step")
-            model.session.engine.save(staging / f"model_{number}", optimizer=with_optimizer, tokenizer=self._tokenizer())
-        save_objects(staging / f"random_states_{self.process_index}", _random_states())
-        if self.is_main_process:
-            self._save_small(staging)
-        self.wait_for_everyone()
-        if self.is_main_process:
-            old = target / f".{_FOLDER}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            if (target / _FOLDER).exists():
-                os.replace(target / _FOLDER, old)
-            os.replace(staging, target / _FOLDER)
-            shutil.rmtree(old, ignore_errors=True)
-        self.wait_for_everyone()
-        if self.project_configuration.automatic_checkpoint_naming:
-            self.project_configuration.iteration += 1
-        steps = [model.session.engine.steps_done for model in self._models if model.session.engine is not None]
-        progress().saved(max(steps, default=0), time.monotonic() - begin)
-        return str(target)
+            model.session.engine.save(folder / f"model_{number}", optimizer=with_optimizer, tokenizer=self._tokenizer())
+        on_every_rank(self.state.world, lambda: save_objects(folder / f"random_states_{self.process_index}", _random_states()))
+        on_main_rank(self.state.world, lambda: self._save_small(folder))
 
     def _tokenizer(self) -> Optional[str]:
         """The record of what made the ids of .idx/.bin data, for whoever generates text with the weights."""
@@ -118,10 +122,16 @@ class Checkpoints:
         for kind, objects in self._small_objects():
             for number, obj in enumerate(objects):
                 save_objects(folder / f"{kind}_{number}", obj.state_dict())
-        facts = {"format": _FORMAT, "processes": self.num_processes, "step": self.step,
+        missing = [rank for rank in range(self.num_processes) if not (folder / f"random_states_{rank}").exists()]
+        if missing:
+            raise CheckpointError(f"{folder} does not have what ranks {missing} have written: all processes of a job need one "
+                                  "folder, on several machines on a file system that they share")
+        facts = {"format": states.FORMAT, "processes": self.num_processes, "step": self.step,
                  **{kind: len(objects) for kind, objects in self._small_objects()}, "model": len(self._models),
-                 "frozen": [model._session.freezing.state() for model in self._models]}
-        (folder / "state.json").write_text(json.dumps(facts, indent=1) + "\n")
+                 "frozen": [model._session.freezing.state() for model in self._models],
+                 "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}}
+        write_whole(folder / "state.json", (json.dumps(facts, indent=1) + "\n").encode())
+        states.read_facts(folder)
 
     def _small_objects(self) -> list:
         loaders = [loader for loader in self._dataloaders if hasattr(loader, "state_dict")]
@@ -129,59 +139,102 @@ class Checkpoints:
                 ("custom", self._custom_objects)]
 
     def _naming_target(self) -> Path:
-        root = Path(self.project_dir) / "checkpoints"
-        number = self.save_iteration
-        target = root / f"checkpoint_{number}"
-        if (target / _FOLDER).exists():
-            raise ValueError(f"{target} exists already: set ProjectConfiguration(iteration=...) to the next free number, or "
-                             "load_state() first, which does")
-        limit = self.project_configuration.total_limit
-        self.wait_for_everyone()
-        if limit is not None and self.is_main_process:
-            for old in _numbered(root)[: max(0, len(_numbered(root)) + 1 - limit)]:
-                logger.info(f"deletes {old}: total_limit is {limit}")
-                shutil.rmtree(old)
+        target = self._checkpoints_root() / f"checkpoint_{self.save_iteration}"
+
+        def check() -> None:
+            states.clear_leftovers(target.parent, target)
+            if states.problem_of(target) is None:
+                raise ConfigError(f"{target} exists already: set ProjectConfiguration(iteration=...) to the next free number, or "
+                                  "load_state() first, which does")
+
+        on_main_rank(self.state.world, check)
         return target
 
+    def _checkpoints_root(self) -> Path:
+        return Path(self.project_dir) / "checkpoints"
+
     def load_state(self, input_dir: Optional[str] = None, load_kwargs: Optional[dict] = None, **kwargs: Any) -> None:
-        """Puts a saved state into what was prepared, whatever layout saved it; without `input_dir` the last automatically
-        named one. Collective. Errors: CheckpointError listing what does not fit; then nothing was changed."""
+        """Puts a saved state into what was prepared, whatever layout saved it; without `input_dir` the newest whole one of those
+        automatically named. Collective. Errors: CheckpointError for a damaged state, or listing what does not fit; then nothing
+        was changed."""
         meet(self.state.world, "accelerator.load_state()")
         if input_dir is None:
-            if not self.project_configuration.automatic_checkpoint_naming:
-                raise ConfigError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
-            found = _numbered(Path(self.project_dir) / "checkpoints")
-            if not found:
-                raise ConfigError(f"there is no checkpoint in {Path(self.project_dir) / 'checkpoints'}")
-            input_dir = str(found[-1])
-            self.project_configuration.iteration = int(found[-1].name.rpartition("_")[2]) + 1
-        folder = Path(input_dir) / _FOLDER
-        facts = self._read_facts(folder)
+            input_dir, saved = self._newest_state()
+        else:
+            saved = self._read_state(Path(input_dir))
         for hook in list(self._load_hooks.values()):
             hook(self._models, input_dir)
-        for number, model in enumerate(self._models):
-            steps = sorted((folder / f"model_{number}").glob("step-*"))
-            if not steps:
-                raise CheckpointError(f"{folder} has no model_{number}: it was saved without one, or is damaged")
-            model.session.engine.load(
-                steps[-1], optimizer=not getattr(self.state.megatron_lm_plugin, "no_load_optim", False))
-        for model, frozen in zip(self._models, facts.get("frozen", [])):
-            model._session.freezing.restore(frozen)
-        self._resume_accumulation(facts)
+        self._take_state(saved)
+        self.wait_for_everyone()
+
+    def _newest_state(self) -> tuple:
+        """The newest numbered folder with a whole state, and that. Collective."""
+        if not self.project_configuration.automatic_checkpoint_naming:
+            raise ConfigError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
+        root, problems = self._checkpoints_root(), []
+        for name in on_main_rank(self.state.world, lambda: [path.name for path in reversed(states.numbered(root))]):
+            try:
+                saved = self._read_state(root / name)
+            except DamagedState as error:
+                problems.append(str(error))
+                logger.warning(f"load_state() passes over {root / name}: {error}")
+                continue
+            self.project_configuration.iteration = states.number_of(root / name) + 1
+            return str(root / name), saved
+        raise ConfigError(f"there is no checkpoint in {root}" + (f" that is whole: {'; '.join(problems)}" if problems else ""))
+
+    def _read_state(self, target: Path) -> _SavedState:
+        """Reads and checks everything; changes nothing. Collective. Errors: DamagedState; CheckpointError, ConfigError or DataError
+        where it does not fit."""
+        from tessera._process_group import native
+
+        folder, world = target / states.FOLDER, self.state.world
+        on_main_rank(world, lambda: native().settle_directory(folder))
+        saved = on_every_rank(world, lambda: self._read_small(folder))
+        with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_load_optim", False)
+        for model, checkpoint in zip(self._models, saved.models):
+            damage = model.session.engine.check(checkpoint, optimizer=with_optimizer)
+            if damage:
+                raise DamagedState(damage)
         for kind, objects in self._small_objects():
-            for number, obj in enumerate(objects):
-                state = load_objects(folder / f"{kind}_{number}")
+            for obj, state in zip(objects, saved.objects[kind]):
+                if hasattr(obj, "check_state_dict"):
+                    obj.check_state_dict(state)
+        return saved
+
+    def _read_small(self, folder: Path) -> _SavedState:
+        facts = states.read_facts(folder)
+        self._check_facts(folder, facts)
+        try:
+            objects = {kind: [load_objects(folder / f"{kind}_{number}") for number in range(len(prepared))]
+                       for kind, prepared in self._small_objects()}
+            own = folder / f"random_states_{self.process_index}"
+            random_states = load_objects(own) if own.exists() else None
+        except (DataError, OSError) as error:
+            raise DamagedState(str(error)) from error
+        if random_states is not None:
+            _check_random_states(own, random_states)
+        return _SavedState(facts, [states.model_checkpoint(folder, number) for number in range(len(self._models))], objects,
+                           random_states)
+
+    def _take_state(self, saved: _SavedState) -> None:
+        with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_load_optim", False)
+        for model, checkpoint in zip(self._models, saved.models):
+            model.session.engine.load(checkpoint, optimizer=with_optimizer)
+        for model, frozen in zip(self._models, saved.facts.get("frozen", [])):
+            model._session.freezing.restore(frozen)
+        self._resume_accumulation(saved.facts)
+        for kind, objects in self._small_objects():
+            for obj, state in zip(objects, saved.objects[kind]):
                 if hasattr(obj, "use_stateful_dataloader"):  # without it, scripts skip what they have seen by themselves
                     obj.load_state_dict(state, position=obj.use_stateful_dataloader)
                 else:
                     obj.load_state_dict(state)
-        own = folder / f"random_states_{self.process_index}"
-        if own.exists():
-            _set_random_states(load_objects(own))
+        if saved.random_states is not None:
+            _set_random_states(saved.random_states)
         else:
-            logger.warning(f"{folder} was saved by {facts['processes']} processes: this one keeps its own random states",
+            logger.warning(f"the state was saved by {saved.facts['processes']} processes: this one keeps its own random states",
                            main_process_only=False)
-        self.wait_for_everyone()
 
     def _resume_accumulation(self, facts: dict) -> None:
         """Goes on where the state was saved; without its gradient, at the beginning of that accumulation."""
@@ -192,20 +245,13 @@ class Checkpoints:
             logger.warning(f"the state was saved after {begun} of {self.gradient_state.num_steps} calls of an accumulation, without "
                            "their gradient: it begins anew, and these batches count for nothing")
 
-    def _read_facts(self, folder: Path) -> dict:
-        try:
-            facts = json.loads((folder / "state.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder.parent} holds no state that save_state() wrote: {error}") from error
+    def _check_facts(self, folder: Path, facts: dict) -> None:
         problems = [f"{facts.get(kind, 0)} {kind}s there, {count} here"
                     for kind, count in [*((kind, len(objects)) for kind, objects in self._small_objects()),
                                         ("model", len(self._models))] if facts.get(kind, 0) != count]
-        if facts.get("format") != _FORMAT:
-            problems.append(f"format {facts.get('format')} there, {_FORMAT} here")
         if problems:
             raise CheckpointError(f"{folder.parent} does not fit what was prepared: {'; '.join(problems)}. Prepare and register "
                                   "the same objects before load_state()")
-        return facts
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = True) -> None:
         """Writes a dict of tensors as safetensors, on the main process."""
@@ -222,11 +268,6 @@ class Checkpoints:
         return model.state_dict()
 
 
-def _numbered(root: Path) -> List[Path]:
-    folders = [path for path in root.glob("checkpoint_*") if path.name.rpartition("_")[2].isdigit()]
-    return sorted(folders, key=lambda path: int(path.name.rpartition("_")[2]))
-
-
 def _random_states() -> dict:
     import numpy as np
 
@@ -237,6 +278,17 @@ def _random_states() -> dict:
         if torch.cuda.is_available():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return states
+
+
+def _check_random_states(path: Path, saved: Any) -> None:
+    """Whether the generators would take them. Errors: DamagedState."""
+    import numpy as np
+
+    try:
+        random.Random().setstate(saved["python"])
+        np.random.RandomState().set_state(saved["numpy"])
+    except (TypeError, ValueError, KeyError) as error:
+        raise DamagedState(f"{path} holds no random states: {error!r}") from error
 
 
 def _set_random_states(states: dict) -> None:

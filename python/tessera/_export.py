@@ -3,14 +3,12 @@ no such model."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Optional
 
 from tessera._changed_model import saved_as
+from tessera._saving import StagedFolder, on_main_rank
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 
@@ -37,60 +35,45 @@ def dtype_name(dtype: Any, default: str) -> str:
 
 
 def save_pretrained(model: Any, folder: Path, state_dict: Optional[dict], max_shard_size: Any, dtype: Any) -> None:
+    """The folder then holds this model and whatever was in it that is no model's; killed at any moment, the one before."""
     session = model.session
-    main = session.state.is_main_process
     name = dtype_name(dtype, session.dtype)
     session.meet("model.save_pretrained()")
-    if state_dict is not None:
-        if session.change is not None:
-            raise ConfigError("save_pretrained(state_dict=...) writes the config of the model given to prepare(), and the plugin has made "
-                              "another one of it; leave state_dict out: the weights are gathered anyway")
-        if main:
-            _save_given(model, folder, state_dict)
-        session.state.wait_for_everyone()
-        return
-    staging = folder / f".saving-{os.getpid()}"
+    if state_dict is not None and session.change is not None:
+        raise ConfigError("save_pretrained(state_dict=...) writes the config of the model given to prepare(), and the plugin has made "
+                          "another one of it; leave state_dict out: the weights are gathered anyway")
     kind, base = saved_as(session.architecture, session.config_json)
-    if main:
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        target = staging if main else folder
-        if kind is None:
-            session.engine.save_tessera(target, session.architecture, name)
+    with StagedFolder(session.state.world, folder, "update") as staged:
+        if state_dict is not None:
+            on_main_rank(session.state.world, lambda: _write_given(model, staged.path, state_dict))
+        elif kind is None:
+            session.engine.save_tessera(staged.path, session.architecture, name)
         else:
-            session.engine.save_hf(target, session.architecture, base, name, shard_bytes(max_shard_size))
-        if main:
-            _publish(staging, folder)
-    finally:
-        if main:
-            shutil.rmtree(staging, ignore_errors=True)
-    if kind is None:
-        what = f" ({', '.join(session.change.changes)})" if session.change else ""
-        logger.warning(f"save_pretrained() wrote a Tessera folder to {folder}, as Transformers has no such model{what}: tessera.causal_lm.CausalLM.from_pretrained(), model.init_from and `tessera "
-                       "generate` read it")
-    elif main and model.generation_config is not None:
-        model.generation_config.save_pretrained(str(folder))
-    if session.change is not None and kind not in (None, session.kind):
-        logger.warning(f"save_pretrained() wrote a model of the type {kind} to {folder}, which is what the plugin has made of the "
-                       f"{session.kind}: from_pretrained() of AutoModelForCausalLM loads it")
-    session.state.wait_for_everyone()
+            session.engine.save_hf(staged.path, session.architecture, base, name, shard_bytes(max_shard_size))
+            if model.generation_config is not None:
+                on_main_rank(session.state.world, lambda: _write_generation_config(model, staged.path))
+        staged.publish()
+    if state_dict is None:
+        _tell(session, kind, folder)
 
 
-def _publish(staging: Path, folder: Path) -> None:
-    """Moves the new files into place; weights and descriptions of an earlier save that are not among them go."""
-    new = sorted(staging.iterdir())
-    for path in new:
-        os.replace(path, folder / path.name)
-    names = {path.name for path in new}
-    for old in (*folder.glob("model*.safetensors*"), folder / "config.json", folder / "tessera.json"):
-        if old.name not in names:
-            old.unlink(missing_ok=True)
+def _write_generation_config(model: Any, folder: Path) -> None:
+    model.generation_config.save_pretrained(str(folder))
 
 
-def _save_given(model: Any, folder: Path, state_dict: dict) -> None:
+def _write_given(model: Any, folder: Path, state_dict: dict) -> None:
     """A state dict that the caller has changed."""
     from tessera.utils.other import save
 
-    folder.mkdir(parents=True, exist_ok=True)
     save(state_dict, folder / "model.safetensors", safe_serialization=True)
     model.config.save_pretrained(str(folder))
+
+
+def _tell(session: Any, kind: Optional[str], folder: Path) -> None:
+    if kind is None:
+        what = f" ({', '.join(session.change.changes)})" if session.change else ""
+        logger.warning(f"save_pretrained() wrote a Tessera folder to {folder}, as Transformers has no such model{what}: "
+                       "tessera.causal_lm.CausalLM.from_pretrained(), model.init_from and `tessera generate` read it")
+    elif session.change is not None and kind != session.kind:
+        logger.warning(f"save_pretrained() wrote a model of the type {kind} to {folder}, which is what the plugin has made of the "
+                       f"{session.kind}: from_pretrained() of AutoModelForCausalLM loads it")

@@ -188,7 +188,8 @@ class SampleIterator:
         tokenizer = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         return {"consumed_samples": self._consumed, **tokenizer}
 
-    def load_state_dict(self, state: Mapping) -> None:
+    def check_state_dict(self, state: Mapping) -> None:
+        """Whether load_state_dict() would take it. Errors: ConfigError, DataError."""
         if self.tokenizer is not None and state.get("tokenizer") is not None:
             from tessera import _C
 
@@ -197,7 +198,10 @@ class SampleIterator:
         if not 0 <= consumed <= len(self.dataset):
             raise DataError(f"the {self.name} split has {len(self.dataset)} samples, but {consumed} are consumed "
                             "already; resume with the data, seq_length and train_iters the run began with")
-        self._consumed, self._loader = consumed, None
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self.check_state_dict(state)
+        self._consumed, self._loader = int(state["consumed_samples"]), None
 
 
 Iterators = Tuple[Optional[SampleIterator], Optional[SampleIterator], Optional[SampleIterator]]

@@ -24,6 +24,7 @@ class Source:
     tensors: Optional[List[Tuple[str, str, Sequence[int], int]]] = None
     owner: Any = None
     read: bool = False
+    follow_symlinks: bool = False  # of files in `folder` that are links out of it
 
     @property
     def from_files(self) -> bool:
@@ -69,7 +70,7 @@ def load_weights(engine: Any, config_json: str, source: Source, start: Start, ch
     if start.pretrained:
         if start.kinds[0] == _FOLDER:
             logger.info(f"weights from {source.folder}")
-        _tell(engine.load_weights(config_json, source.tensors, source.folder, changed))
+        _tell(engine.load_weights(config_json, source.tensors, source.folder, changed, source.follow_symlinks))
     else:
         logger.info("the model has no weights yet: they are drawn at random")
         others = [rank for rank, kind in enumerate(start.kinds) if kind != _NONE]

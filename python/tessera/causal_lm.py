@@ -23,18 +23,21 @@ class CausalLM:
     >>> model = CausalLM({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 257, "n_positions": 128})
     """
 
-    def __init__(self, config: Union[dict, str, Path], folder: Optional[Path] = None):
+    def __init__(self, config: Union[dict, str, Path], folder: Optional[Path] = None, follow_symlinks: bool = False):
         if isinstance(config, (str, Path)):
-            own = Path(config) / "tessera.json"
-            config = json.loads((own if own.is_file() else Path(config) / "config.json").read_text())
-            config = config["model"] if own.is_file() else config
+            from tessera import _C
+
+            name, text = _C.model_description(config, follow_symlinks)
+            config = json.loads(text)["model"] if name == "tessera.json" else json.loads(text)
         self.config: dict = dict(config)
         self.folder = folder
+        self.follow_symlinks = follow_symlinks
 
     @classmethod
-    def from_pretrained(cls, folder: Union[str, Path]) -> "CausalLM":
-        """With the weights of a Hugging Face folder (safetensors) or a Tessera folder, which are read by each rank in part."""
-        return cls(folder, Path(folder))
+    def from_pretrained(cls, folder: Union[str, Path], follow_symlinks: bool = False) -> "CausalLM":
+        """With the weights of a Hugging Face folder (safetensors) or a Tessera folder, which are read by each rank in part.
+        Files that are links out of the folder (Hugging Face's cache apart) are read with `follow_symlinks` only."""
+        return cls(folder, Path(folder), follow_symlinks)
 
     def describe(self) -> Tuple[str, List[ModelParameter], Source, str]:
         """Text of config.json, parameters, where the weights are, their dtype."""
@@ -43,7 +46,7 @@ class CausalLM:
         text = json.dumps(self.config)
         parameters = [ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts]
         dtype = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
-        return text, parameters, Source(folder=self.folder), dtype
+        return text, parameters, Source(folder=self.folder, follow_symlinks=self.follow_symlinks), dtype
 
 
 class AdamW:
@@ -188,7 +191,14 @@ class PlainOptimizer:
         own = self.optimizer
         return {"lr": own.lr, "betas": list(own.betas), "eps": own.eps, "weight_decay": own.weight_decay}
 
+    def check_state_dict(self, state: dict) -> None:
+        """Whether load_state_dict() would take it. Errors: ConfigError."""
+        if not isinstance(state, dict) or not set(state) <= set(self.state_dict()):
+            raise ConfigError(f"the optimizer's state has {', '.join(map(str, state))}, which AdamW here does not keep: it is another "
+                              "optimizer's")
+
     def load_state_dict(self, state: dict) -> None:
+        self.check_state_dict(state)
         for name, value in state.items():
             setattr(self.optimizer, name, tuple(value) if name == "betas" else value)
 

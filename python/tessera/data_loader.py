@@ -201,6 +201,17 @@ class DataLoaderBase:
         """The next pass goes on from there; with position=False it is the same epoch from its beginning, for scripts
         that skip by themselves. The layout may differ. Errors: ConfigError when the place lies within one of this
         layout's global batches."""
+        step = self._resumed_step(state, position)
+        generators = self._source.generators
+        if generators is not None and state.get("seed") is not None:
+            generators.seed = int(state["seed"])
+        self._place(int(state["epoch"]), step if position else 0, list(state.get("generators") or []) or None)
+
+    def check_state_dict(self, state: Dict[str, Any]) -> None:
+        """Whether accelerator.load_state() can use it here. Errors: ConfigError."""
+        self._resumed_step(state, self.use_stateful_dataloader)
+
+    def _resumed_step(self, state: Dict[str, Any], position: bool) -> int:
         step, was, now = int(state["batches"]), state.get("total_batch_size"), self.total_batch_size
         if position and step and was is not None and now is not None and was != now:
             step, rest = divmod(step * was, now)
@@ -208,10 +219,7 @@ class DataLoaderBase:
                 raise ConfigError(f"the data loader was stopped after {state['batches']} global batches of {was} "
                                   f"samples, which is not a whole number of global batches of {now}; resume with a "
                                   f"global batch size that divides {int(state['batches']) * was}")
-        generators = self._source.generators
-        if generators is not None and state.get("seed") is not None:
-            generators.seed = int(state["seed"])
-        self._place(int(state["epoch"]), step if position else 0, list(state.get("generators") or []) or None)
+        return step
 
 
 class DataLoaderShard(DataLoaderBase):

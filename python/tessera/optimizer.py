@@ -163,6 +163,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return {"param_groups": [{key: value for key, value in group.items() if key != "params"}
                                  for group in self.param_groups]}
 
+    def check_state_dict(self, state_dict: dict) -> None:
+        """Whether load_state_dict() would take it. Collective. Errors: ConfigError on every rank."""
+        self._torch_state.agree(state_dict)
+
     def load_state_dict(self, state_dict: dict) -> None:
         """What state_dict() gave, or a state_dict of torch's optimizer with its moments. Collective; what rank 0 gives
         counts. Errors: ConfigError on every rank if it is another optimizer's; then nothing was changed."""

@@ -7,6 +7,7 @@
 
 #include "checkpoint/file_io.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/checkpoint/staged_directory.hpp"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -35,6 +36,29 @@ std::vector<fs::directory_entry> entries_of(const fs::path& root) {
   }
   if (error) io_failed("list", root, error.value());
   return entries;
+}
+
+/// What a temporary name stands for.
+std::optional<std::string> staged_target(std::string name) {
+  if (!name.starts_with(kIncomplete)) return std::nullopt;
+  name.erase(0, kIncomplete.size());
+  if (name.ends_with(kReplaced)) name.resize(name.size() - kReplaced.size());
+  return name;
+}
+
+/// Checkpoints that a crash has caught while they were replaced, back under their names; says where it fails.
+std::vector<std::string> settle(const fs::path& root) {
+  std::vector<std::string> problems;
+  for (const auto& entry : entries_of(root)) {
+    const auto target = staged_target(entry.path().filename().string());
+    if (!target || !step_of(*target) || fs::exists(root / *target)) continue;
+    try {
+      settle_directory(root / *target);
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
+    }
+  }
+  return problems;
 }
 
 bool is_sound(const fs::path& dir) {
@@ -69,17 +93,9 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 
 void remove_leftovers(const fs::path& root) {
   for (const auto& entry : entries_of(root)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kIncomplete)) continue;
-    std::string target = name.substr(kIncomplete.size());
-    const bool replaced = target.ends_with(kReplaced);
-    if (replaced) target.resize(target.size() - kReplaced.size());
-    if (target == kLatestName && entry.is_regular_file()) remove_tree(entry.path());
-    if (!step_of(target) || !entry.is_directory()) continue;
-    if (replaced && !fs::exists(root / target))
-      rename_path(entry.path(), root / target);
-    else
-      remove_tree(entry.path());
+    const auto target = staged_target(entry.path().filename().string());
+    if (target && *target == kLatestName && entry.is_regular_file()) remove_tree(entry.path());
+    if (target && step_of(*target) && entry.is_directory()) recover_directory(root / *target);
   }
 }
 
@@ -103,6 +119,7 @@ std::vector<std::int64_t> list_checkpoints(const fs::path& root) {
 
 FoundCheckpoint find_latest(const fs::path& root, const FindOptions& options) {
   FoundCheckpoint found;
+  found.problems = settle(root);
   for (const std::int64_t step : list_checkpoints(root)) {
     if (step >= options.before_step) continue;
     const fs::path dir = root / checkpoint_name(step);
@@ -127,6 +144,7 @@ FoundCheckpoint find_latest(const fs::path& root, const FindOptions& options) {
 
 fs::path resolve_checkpoint(const fs::path& path) {
   std::error_code error;
+  if (step_of(path.filename().string())) settle_directory(path);
   if (fs::exists(path / kManifestName, error) || step_of(path.filename().string())) {
     const CheckpointReader check(path);
     return path;
@@ -153,9 +171,7 @@ std::vector<fs::path> prune_checkpoints(const fs::path& root, int keep, std::int
       continue;
     }
     if (!may_be_removed(dir, run)) continue;
-    // Out of sight first, so that a crash half way leaves a leftover and not a damaged checkpoint.
-    rename_path(dir, incomplete_name(dir));
-    remove_tree(incomplete_name(dir));
+    remove_directory(dir);
     removed.push_back(dir);
   }
   return removed;

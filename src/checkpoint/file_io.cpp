@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <system_error>
 #include <vector>
@@ -72,7 +73,40 @@ void File::close() {
   fd_ = -1;
 }
 
+namespace {
+
+bool is_inside(const fs::path& real, const fs::path& folder) {
+  const auto [end, rest] = std::mismatch(folder.begin(), folder.end(), real.begin(), real.end());
+  return end == folder.end() && rest != real.end();
+}
+
+/// models--NAME/snapshots/REVISION/[FOLDER/]FILE links to models--NAME/blobs/HASH.
+bool is_cached_blob(const fs::path& real, const fs::path& folder) {
+  for (const fs::path& revision : {folder, folder.parent_path()}) {
+    const fs::path snapshots = revision.parent_path();
+    if (snapshots.filename() == "snapshots" && real.parent_path() == snapshots.parent_path() / "blobs")
+      return true;
+  }
+  return false;
+}
+
+/// Errors: CheckpointError for a link out of its folder.
+void check_link(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return;  // no such file, which opening it will say
+  const fs::path folder = fs::canonical(path.has_parent_path() ? path.parent_path() : ".", error);
+  if (error || is_inside(real, folder) || is_cached_blob(real, folder)) return;
+  bad_file(path, "", detail::concat("is a symbolic link to ", real.string(), ", outside of its folder"),
+           "Put the file itself there; or, if you trust the folder, follow its links: --follow_symlinks of "
+           "`tessera convert`, follow_symlinks=True in Python.");
+}
+
+}  // namespace
+
 File open_for_reading(const fs::path& path, SymbolicLinks links) {
+  if (links == SymbolicLinks::within_folder) check_link(path);
   // Non-blocking, so that a FIFO with a weight file's name cannot stop us before fstat sees what it is.
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == SymbolicLinks::refuse ? O_NOFOLLOW : 0);
   File file(::open(path.c_str(), flags));
@@ -147,6 +181,20 @@ void rename_path(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) io_failed("rename to", to, errno);
 }
 
+bool exchange(const fs::path& a, const fs::path& b) {
+  const auto swap = [&] {
+    return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+  };
+  if (!swap()) return false;
+  try {
+    sync_directory(b.parent_path());
+  } catch (const Error&) {
+    swap();
+    throw;
+  }
+  return true;
+}
+
 std::string read_text(const fs::path& path, std::uint64_t max_bytes, SymbolicLinks links) {
   const File file = open_for_reading(path, links);
   const std::uint64_t bytes = size_of_file(file, path);
@@ -159,11 +207,10 @@ std::string read_text(const fs::path& path, std::uint64_t max_bytes, SymbolicLin
   return text;
 }
 
-void write_text(const fs::path& path, std::string_view text) {
-  const fs::path staging = incomplete_name(path);
+void write_whole(const fs::path& path, const fs::path& staging, std::span<const std::byte> bytes) {
   try {
     const File file = create_file(staging);
-    write_exactly(file, path, 0, std::as_bytes(std::span(text.data(), text.size())), text.size());
+    write_exactly(file, path, 0, bytes, bytes.size());
     sync_file(file, path);
     rename_path(staging, path);
   } catch (...) {
@@ -171,10 +218,15 @@ void write_text(const fs::path& path, std::string_view text) {
     fs::remove(staging, ignored);
     throw;
   }
+  sync_directory(path.parent_path());
 }
 
-void copy_file_synced(const fs::path& from, const fs::path& to) {
-  const File source = open_for_reading(from, SymbolicLinks::follow);
+void write_text(const fs::path& path, std::string_view text) {
+  write_whole(path, incomplete_name(path), std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void copy_file_synced(const fs::path& from, const fs::path& to, SymbolicLinks links) {
+  const File source = open_for_reading(from, links);
   const std::uint64_t bytes = size_of_file(source, from);
   const File target = create_file(to);
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(bytes, 1 << 20)));
@@ -211,50 +263,8 @@ fs::path incomplete_name(const fs::path& path) {
   return path.parent_path() / (".incomplete-" + path.filename().string());
 }
 
-StagedDirectory::StagedDirectory(fs::path target) : target_(std::move(target)) {
-  if (!target_.has_filename()) target_ = target_.parent_path();
-  const fs::path staging = incomplete_name(target_);
-  std::error_code error;
-  if (!target_.parent_path().empty()) fs::create_directories(target_.parent_path(), error);
-  if (error) io_failed("create", target_.parent_path(), error.value());
-  fs::remove_all(staging, error);
-  if (error) io_failed("remove", staging, error.value());
-  if (::mkdir(staging.c_str(), 0755) != 0) io_failed("create", staging, errno);
-  staging_ = staging;
-}
-
-StagedDirectory::~StagedDirectory() {
-  std::error_code ignored;
-  if (!staging_.empty()) fs::remove_all(staging_, ignored);
-}
-
-void StagedDirectory::publish_new() {
-  sync_directory(staging_);
-  rename_path(staging_, target_);  // succeeds on an empty folder only
-  staging_.clear();
-  sync_directory(target_.parent_path());
-}
-
-void StagedDirectory::publish() {
-  sync_directory(staging_);
-  if (::rename(staging_.c_str(), target_.c_str()) == 0) {
-    staging_.clear();
-  } else if (errno != EEXIST && errno != ENOTEMPTY) {
-    io_failed("rename to", target_, errno);
-  } else if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-    if (errno != EINVAL && errno != ENOSYS) io_failed("rename to", target_, errno);
-    // No atomic exchange on this file system: step aside, come in, and step back if that fails.
-    const fs::path aside =
-        incomplete_name(target_.parent_path() / (target_.filename().string() + "-replaced"));
-    rename_path(target_, aside);
-    if (::rename(staging_.c_str(), target_.c_str()) != 0) {
-      const int error = errno;
-      rename_path(aside, target_);
-      io_failed("rename to", target_, error);
-    }
-    staging_ = aside;
-  }
-  sync_directory(target_.parent_path());
+fs::path replaced_name(const fs::path& path) {
+  return path.parent_path() / (".incomplete-" + path.filename().string() + "-replaced");
 }
 
 }  // namespace tessera::checkpoint_detail

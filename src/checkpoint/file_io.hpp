@@ -51,13 +51,20 @@ void write_exactly(const File& file, const std::filesystem::path& path, std::uin
 void sync_file(const File& file, const std::filesystem::path& path);
 void sync_directory(const std::filesystem::path& dir);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Exchanges two folders of one parent atomically, and syncs the parent. False with errno: it did not happen.
+/// Errors: IoError where the sync fails; then they are exchanged back.
+bool exchange(const std::filesystem::path& a, const std::filesystem::path& b);
 
 /// Reads a text file of at most max_bytes.
 std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links);
-/// Writes a text file under a temporary name, syncs it and renames it into place.
+/// Writes a file under the name `staging`, syncs it, renames it into place and syncs its folder.
+void write_whole(const std::filesystem::path& path, const std::filesystem::path& staging,
+                 std::span<const std::byte> bytes);
+/// The same under a temporary name of its own.
 void write_text(const std::filesystem::path& path, std::string_view text);
 /// Copies a regular file, synced.
-void copy_file_synced(const std::filesystem::path& from, const std::filesystem::path& to);
+void copy_file_synced(const std::filesystem::path& from, const std::filesystem::path& to,
+                      SymbolicLinks links = SymbolicLinks::refuse);
 
 /// Free bytes for us on the file system of `dir`, or nothing if it does not say.
 std::optional<std::uint64_t> free_bytes(const std::filesystem::path& dir);
@@ -70,24 +77,7 @@ bool is_plain_file_name(std::string_view name);
 /// The temporary sibling a file or folder has until it is complete.
 std::filesystem::path incomplete_name(const std::filesystem::path& path);
 
-/// A folder under its incomplete name; publish() syncs it and renames it to `target`, otherwise it is
-/// removed.
-class StagedDirectory {
- public:
-  /// Makes the folder empty. Errors: IoError.
-  explicit StagedDirectory(std::filesystem::path target);
-  ~StagedDirectory();
-  StagedDirectory(const StagedDirectory&) = delete;
-  StagedDirectory& operator=(const StagedDirectory&) = delete;
-  const std::filesystem::path& path() const { return staging_; }
-  /// Puts the folder in place; one that is there already is exchanged atomically and then removed.
-  void publish();
-  /// Puts the folder in place where there is none, or an empty one. Errors: IoError.
-  void publish_new();
-
- private:
-  std::filesystem::path target_;
-  std::filesystem::path staging_;
-};
+/// The one under which a folder is set aside while another takes its place.
+std::filesystem::path replaced_name(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint_detail

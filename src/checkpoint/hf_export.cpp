@@ -7,6 +7,7 @@
 #include "checkpoint/transpose.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/sharded.hpp"
+#include "tessera/checkpoint/staged_directory.hpp"
 
 namespace tessera {
 namespace {
@@ -136,14 +137,12 @@ void ViewSource::read(const std::string& name, std::span<std::byte> out) const {
   std::copy_n(it->data, out.size(), out.data());
 }
 
-void export_hf(const fs::path& out, const HfModelConfig& config, const WeightSource& weights,
-               const ExportOptions& options) {
-  require_unused(out);
+void write_hf(const fs::path& folder, const HfModelConfig& config, const WeightSource& weights,
+              const ExportOptions& options) {
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
   const HfPlan plan = plan_names(config, options.source, specs, options.dtype);
   const std::string config_json = config_text(config, options, plan.tensors.front().dtype);
-  StagedDirectory folder(out);
-  ShardedWriter writer(folder.path(), plan.tensors, writer_options(options, plan));
+  ShardedWriter writer(folder, plan.tensors, writer_options(options, plan));
   Stage stage(weights);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const DType dtype = options.dtype.value_or(specs[i].dtype);
@@ -158,39 +157,55 @@ void export_hf(const fs::path& out, const HfModelConfig& config, const WeightSou
     for (const std::string& name : plan.embedding_copies) writer.append(name, all);
   }
   writer.finish();
-  if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder.path());
-  write_text(folder.path() / "config.json", config_json);
-  folder.publish_new();
+  if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder, options.links);
+  write_text(folder / "config.json", config_json);
+  open_hf(folder);  // read back what will be trusted later
+}
+
+void export_hf(const fs::path& out, const HfModelConfig& config, const WeightSource& weights,
+               const ExportOptions& options) {
+  require_unused(out);
+  StagedDirectory folder(out, Existing::refuse);
+  write_hf(folder.path(), config, weights, options);
+  folder.publish();
+}
+
+void write_tessera(const fs::path& folder, const HfModelConfig& config, const WeightSource& weights,
+                   const ExportOptions& options) {
+  const std::vector<TensorSpec> specs = checked_specs(config, weights);
+  std::vector<TensorSpec> stored = specs;
+  for (TensorSpec& spec : stored) spec.dtype = options.dtype.value_or(spec.dtype);
+  ShardedWriter::Options writer_options;
+  writer_options.max_shard_bytes = UINT64_MAX;
+  writer_options.metadata = {{"format", "tessera"}};
+  ShardedWriter writer(folder, stored, std::move(writer_options));
+  Stage stage(weights);
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    writer.append(specs[i].name, stage.read(specs[i], stored[i].dtype));
+  writer.finish();
+  if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder, options.links);
+  write_tessera_json(folder, config, options.source);
+  open_tessera(folder);
 }
 
 void export_tessera(const fs::path& out, const HfModelConfig& config, const WeightSource& weights,
                     const ExportOptions& options) {
   require_unused(out);
-  const std::vector<TensorSpec> specs = checked_specs(config, weights);
-  std::vector<TensorSpec> stored = specs;
-  for (TensorSpec& spec : stored) spec.dtype = options.dtype.value_or(spec.dtype);
-  StagedDirectory folder(out);
-  ShardedWriter::Options writer_options;
-  writer_options.max_shard_bytes = UINT64_MAX;
-  writer_options.metadata = {{"format", "tessera"}};
-  ShardedWriter writer(folder.path(), stored, std::move(writer_options));
-  Stage stage(weights);
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    writer.append(specs[i].name, stage.read(specs[i], stored[i].dtype));
-  writer.finish();
-  if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder.path());
-  write_tessera_json(folder.path(), config, options.source);
-  folder.publish_new();
+  StagedDirectory folder(out, Existing::refuse);
+  write_tessera(folder.path(), config, weights, options);
+  folder.publish();
 }
 
-void convert_from_hf(const fs::path& dir, const fs::path& out) {
-  const HfModel model = open_hf(dir);
-  export_tessera(out, model.config(), model, {.dtype = {}, .source = model.source(), .extra_files = dir});
+void convert_from_hf(const fs::path& dir, const fs::path& out, SymbolicLinks links) {
+  const HfModel model = open_hf(dir, links);
+  export_tessera(out, model.config(), model,
+                 {.dtype = {}, .source = model.source(), .extra_files = dir, .links = links});
 }
 
-void convert_to_hf(const fs::path& dir, const fs::path& out) {
-  const HfModel model = open_tessera(dir);
-  export_hf(out, model.config(), model, {.dtype = {}, .source = model.source(), .extra_files = dir});
+void convert_to_hf(const fs::path& dir, const fs::path& out, SymbolicLinks links) {
+  const HfModel model = open_tessera(dir, links);
+  export_hf(out, model.config(), model,
+            {.dtype = {}, .source = model.source(), .extra_files = dir, .links = links});
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "checkpoint/transpose.hpp"
 #include "tessera/base/hash.hpp"
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/checkpoint/staged_directory.hpp"
 
 namespace tessera {
 namespace {
@@ -276,10 +277,11 @@ std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::stri
   return impl;
 }
 
-HfModel open_hf(const fs::path& dir) {
+HfModel open_hf(const fs::path& dir, SymbolicLinks links) {
+  settle_directory(dir);
   const fs::path config_path = dir / "config.json";
-  std::string text = read_text(config_path, kMaxConfigBytes, SymbolicLinks::follow);
-  return HfModel(HfModel::Impl::checked(dir, std::move(text), config_path.string(), files_of(dir)));
+  std::string text = read_text(config_path, kMaxConfigBytes, links);
+  return HfModel(HfModel::Impl::checked(dir, std::move(text), config_path.string(), files_of(dir, links)));
 }
 
 HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors) {
@@ -287,9 +289,10 @@ HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> te
                                         memory_of(std::move(tensors))));
 }
 
-HfModel open_tessera(const fs::path& dir) {
-  TesseraFolder folder = read_tessera_json(dir);
-  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(folder.config), files_of(dir));
+HfModel open_tessera(const fs::path& dir, SymbolicLinks links) {
+  settle_directory(dir);
+  TesseraFolder folder = read_tessera_json(dir, links);
+  auto impl = std::make_unique<HfModel::Impl>(dir, std::move(folder.config), files_of(dir, links));
   impl->source = std::move(folder.source);
   std::vector<HfMapping> identity;
   for (const TensorSpec& spec : parameter_specs(impl->config))
@@ -299,13 +302,27 @@ HfModel open_tessera(const fs::path& dir) {
   return HfModel(std::move(impl));
 }
 
-HfModel open_model(const fs::path& dir) {
+ModelDescription read_model_description(const fs::path& dir, SymbolicLinks links) {
+  settle_directory(dir);
   std::error_code error;
-  if (fs::exists(dir / kTesseraJson, error)) return open_tessera(dir);
+  const bool ours = fs::exists(dir / kTesseraJson, error);
+  return {ours, read_text(dir / (ours ? kTesseraJson : "config.json"), kMaxTesseraJsonBytes, links)};
+}
+
+bool is_model_folder(const fs::path& dir) {
+  settle_directory(dir);
+  std::error_code error;
+  return fs::exists(dir / kTesseraJson, error) || fs::exists(dir / "config.json", error);
+}
+
+HfModel open_model(const fs::path& dir, SymbolicLinks links) {
+  settle_directory(dir);
+  std::error_code error;
+  if (fs::exists(dir / kTesseraJson, error)) return open_tessera(dir, links);
   if (!fs::exists(dir / "config.json", error))
     bad_file(dir, "", "has neither tessera.json nor config.json",
              "Name a folder written by Tessera or Hugging Face.");
-  return open_hf(dir);
+  return open_hf(dir, links);
 }
 
 }  // namespace tessera

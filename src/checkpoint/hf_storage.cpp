@@ -11,7 +11,7 @@ namespace {
 
 class Files final : public HfStorage {
  public:
-  explicit Files(const std::filesystem::path& dir) : reader_(dir) {}
+  Files(const std::filesystem::path& dir, SymbolicLinks links) : reader_(dir, links) {}
   const std::vector<SafetensorsEntry>& entries() const override { return reader_.entries(); }
   const SafetensorsEntry* find(std::string_view name) const override { return reader_.find(name); }
   void read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const override {
@@ -63,7 +63,9 @@ class Memory final : public HfStorage {
 
 }  // namespace
 
-std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir) { return std::make_unique<Files>(dir); }
+std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir, SymbolicLinks links) {
+  return std::make_unique<Files>(dir, links);
+}
 std::unique_ptr<HfStorage> memory_of(std::vector<TensorView> tensors) {
   return std::make_unique<Memory>(std::move(tensors));
 }

@@ -24,7 +24,7 @@ class HfStorage {
   virtual void describe(HfSource& source) const = 0;
 };
 
-std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir);
+std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir, SymbolicLinks links);
 std::unique_ptr<HfStorage> memory_of(std::vector<TensorView> tensors);
 
 }  // namespace tessera::checkpoint_detail

@@ -27,7 +27,7 @@ inline constexpr const char* kHfFileRemedy =
 Json parse_json(std::string_view text, const std::string& origin, const char* remedy = kOwnFileRemedy);
 /// Reads and parses a file of at most max_bytes. Errors: CheckpointError, IoError.
 Json read_json(const std::filesystem::path& path, std::uint64_t max_bytes,
-               SymbolicLinks links = SymbolicLinks::follow, const char* remedy = kOwnFileRemedy);
+               SymbolicLinks links = SymbolicLinks::within_folder, const char* remedy = kOwnFileRemedy);
 /// As UTF-8 text; `indent` -1 = compact. Errors: InvalidArgument if a string in it is not UTF-8.
 std::string to_text(const Json& json, int indent);
 

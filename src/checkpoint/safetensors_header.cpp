@@ -23,6 +23,13 @@ constexpr NamedDType kDTypes[] = {{"I64", DType::i64}, {"F64", DType::f64}, {"F3
                                   {"F16", DType::f16}, {"U16", DType::u16}, {"I16", DType::i16},
                                   {"I8", DType::i8},   {"U8", DType::u8},   {"BOOL", DType::u8}};
 
+struct OtherType {
+  std::string_view name;
+  std::size_t bytes;
+};
+constexpr OtherType kOtherTypes[] = {{"U64", 8}, {"C64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+constexpr std::size_t kMostDimensions = 64;  // NumPy's
+
 std::size_t layout_rank(DType dtype) {
   return static_cast<std::size_t>(
       std::find_if(std::begin(kDTypes), std::end(kDTypes),
@@ -35,10 +42,13 @@ std::size_t layout_rank(DType dtype) {
 class HeaderParser : public nlohmann::json_sax<Json> {
  public:
   struct Tensor {
-    SafetensorsEntry entry;
-    std::vector<std::int64_t> dims;
-    std::vector<std::uint64_t> offsets;
+    SafetensorsEntry entry = {};
+    std::string_view type = {};
+    std::size_t element_bytes = 0;
+    std::vector<std::int64_t> dims = {};
+    std::vector<std::uint64_t> offsets = {};
   };
+  explicit HeaderParser(ElementTypes types) : types_(types) {}
   std::vector<Tensor> tensors;
   std::map<std::string, std::string> metadata;
   std::string tensor;  ///< the one being read, for messages
@@ -51,8 +61,9 @@ class HeaderParser : public nlohmann::json_sax<Json> {
   bool binary(Json::binary_t&) override { return wrong("binary"); }
   bool number_unsigned(std::uint64_t value) override {
     if (place_ == Place::shape) {
-      if (tensors.back().dims.size() == Shape::kMaxRank)
-        return refuse(detail::concat("more than ", Shape::kMaxRank, " dimensions"));
+      const std::size_t most = types_ == ElementTypes::all ? kMostDimensions : Shape::kMaxRank;
+      if (tensors.back().dims.size() == most)
+        return refuse(detail::concat("more than ", most, " dimensions"));
       if (value > INT64_MAX) return refuse(detail::concat("the dimension ", value, " is too large"));
       tensors.back().dims.push_back(static_cast<std::int64_t>(value));
       return true;
@@ -70,9 +81,20 @@ class HeaderParser : public nlohmann::json_sax<Json> {
     if (place_ != Place::tensor || key_ != "dtype") return wrong("the text \"" + value.substr(0, 80) + "\"");
     const auto known = std::find_if(std::begin(kDTypes), std::end(kDTypes),
                                     [&](const NamedDType& entry) { return entry.name == value; });
-    if (known == std::end(kDTypes)) return refuse("unknown dtype \"" + value.substr(0, 80) + "\"");
-    tensors.back().entry.dtype = known->dtype;
-    tensors.back().entry.is_bool = known->name == "BOOL";
+    const auto other = std::find_if(std::begin(kOtherTypes), std::end(kOtherTypes),
+                                    [&](const OtherType& entry) { return entry.name == value; });
+    Tensor& tensor = tensors.back();
+    if (known != std::end(kDTypes)) {
+      tensor.entry.dtype = known->dtype;
+      tensor.entry.is_bool = known->name == "BOOL";
+      tensor.type = known->name;
+      tensor.element_bytes = size_of(known->dtype);
+    } else if (types_ == ElementTypes::all && other != std::end(kOtherTypes)) {
+      tensor.type = other->name;
+      tensor.element_bytes = other->bytes;
+    } else {
+      return refuse("unknown dtype \"" + value.substr(0, 80) + "\"");
+    }
     return true;
   }
   bool start_object(std::size_t) override {
@@ -147,6 +169,7 @@ class HeaderParser : public nlohmann::json_sax<Json> {
                                  key_.empty() ? "" : "\""));
   }
 
+  ElementTypes types_;
   Place place_ = Place::outside;
   std::string key_;
   int seen_fields_ = 0;
@@ -154,8 +177,8 @@ class HeaderParser : public nlohmann::json_sax<Json> {
 };
 
 /// Bytes the shape asks for, or nothing if that does not fit 63 bits.
-std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& dims, DType dtype) {
-  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
+std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& dims, std::size_t element_bytes) {
+  std::int64_t bytes = static_cast<std::int64_t>(element_bytes);
   for (const std::int64_t dim : dims) {
     if (__builtin_mul_overflow(bytes, dim, &bytes)) return std::nullopt;
   }
@@ -165,30 +188,32 @@ std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& dims, DTy
 }  // namespace
 
 SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
-                               std::uint64_t data_begin, std::uint64_t file_bytes) {
+                               std::uint64_t data_begin, std::uint64_t file_bytes, ElementTypes types) {
   const auto refuse = [&](const std::string& tensor, const std::string& reason) {
     bad_file(path, tensor.empty() ? "header" : "tensor '" + tensor + "'", reason, kRemedy);
   };
   if (text.empty() || text.front() != '{') refuse("", "does not begin with '{'");
   // The parser takes a NUL for the end of its input; what follows it would go unseen.
   if (text.find('\0') != std::string_view::npos) refuse("", "contains a NUL byte");
-  HeaderParser parser;
+  HeaderParser parser(types);
   if (!Json::sax_parse(text.begin(), text.end(), &parser)) refuse(parser.tensor, parser.reason);
 
   const std::uint64_t data_bytes = file_bytes - data_begin;
   SafetensorsHeader header;
   header.metadata = std::move(parser.metadata);
   header.entries.reserve(parser.tensors.size());
-  for (auto& [entry, dims, offsets] : parser.tensors) {
-    const auto bytes = bytes_of(dims, entry.dtype);
+  for (auto& [entry, type, element_bytes, dims, offsets] : parser.tensors) {
+    const auto bytes = bytes_of(dims, element_bytes);
+    const bool small = dims.size() <= Shape::kMaxRank;
     if (!bytes) refuse(entry.name, "its shape is too large for any file");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != *bytes)
       refuse(entry.name, detail::concat("data_offsets [", offsets[0], ", ", offsets[1], "] do not match the ",
-                                        *bytes, " bytes of its shape ", Shape(dims)));
+                                        *bytes, " bytes of its shape ", small ? Shape(dims) : Shape{}));
     if (offsets[1] > data_bytes)
       refuse(entry.name, detail::concat("data_offsets end at ", offsets[1], " but the file holds ",
                                         data_bytes, " bytes of data"));
-    entry.shape = Shape(dims);
+    if (small) entry.shape = Shape(dims);
+    if (types == ElementTypes::all) header.declared[entry.name] = {type, dims};
     entry.begin = data_begin + offsets[0];
     entry.end = data_begin + offsets[1];
     header.entries.push_back(std::move(entry));

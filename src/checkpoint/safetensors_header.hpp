@@ -18,12 +18,19 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
   std::map<std::string, std::string> metadata;
+  /// Of each tensor the format's name of its element type and its dimensions, where all types were asked for.
+  std::map<std::string, std::pair<std::string_view, std::vector<std::int64_t>>> declared;
 };
+
+/// What may be in a file: what the engine computes with, or all that is only handed on (then an entry's
+/// dtype and, beyond Shape::kMaxRank, its shape say nothing).
+enum class ElementTypes { engine, all };
 
 /// Parses the header text of a file whose data begin at data_begin and which has file_bytes in all.
 /// Errors: CheckpointError naming `path`, tensor and reason.
 SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
-                               std::uint64_t data_begin, std::uint64_t file_bytes);
+                               std::uint64_t data_begin, std::uint64_t file_bytes,
+                               ElementTypes types = ElementTypes::engine);
 
 /// A file's layout: length word and header as bytes, and entries with their places in the file.
 struct SafetensorsLayout {

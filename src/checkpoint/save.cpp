@@ -8,6 +8,7 @@
 #include "checkpoint/slice_runs.hpp"
 #include "tessera/base/version.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/checkpoint/staged_directory.hpp"
 
 namespace tessera {
 namespace {

@@ -23,6 +23,7 @@ struct ShardedReader::Impl {
     std::size_t entry;
   };
   fs::path dir;
+  SymbolicLinks links;
   std::vector<std::string> names;
   std::vector<SafetensorsReader> files;
   std::vector<SafetensorsEntry> entries;
@@ -32,12 +33,12 @@ struct ShardedReader::Impl {
 
   void open(const std::string& name) {
     names.push_back(name);
-    files.emplace_back(dir / name);
+    files.emplace_back(dir / name, links);
   }
 
   void open_indexed() {
     const fs::path path = dir / kIndex;
-    const Json document = read_json(path, kMaxIndexBytes, SymbolicLinks::follow, kHfFileRemedy);
+    const Json document = read_json(path, kMaxIndexBytes, links, kHfFileRemedy);
     const JsonView root(document, path.string(), kHfFileRemedy);
     const JsonView map = root["weight_map"];
     if (const auto metadata = root.find("metadata")) index_metadata = to_text(metadata->object(), -1);
@@ -73,9 +74,10 @@ struct ShardedReader::Impl {
   }
 };
 
-ShardedReader::ShardedReader(const fs::path& dir) : impl_(std::make_unique<Impl>()) {
+ShardedReader::ShardedReader(const fs::path& dir, SymbolicLinks links) : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
   self.dir = dir;
+  self.links = links;
   std::error_code error;
   if (fs::exists(dir / kSingle, error)) {
     self.open(kSingle);

@@ -10,7 +10,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "tessera-model";
 constexpr std::int64_t kFormatVersion = 1;
-constexpr std::uint64_t kMaxTesseraJsonBytes = 100'000'000;
 
 constexpr const char* kExtraFiles[] = {"tokenizer.json",
                                        "tokenizer_config.json",
@@ -36,7 +35,7 @@ std::map<std::string, std::string> text_map(const JsonView& object) {
   return out;
 }
 
-HfSource parse_source(const fs::path& dir, const JsonView& in) {
+HfSource parse_source(const fs::path& dir, const JsonView& in, SymbolicLinks links) {
   in.only({"format", "prefix", "embedding_names", "ignored", "weight_map", "file_metadata", "has_index",
            "index_metadata"});
   HfSource source;
@@ -53,7 +52,7 @@ HfSource parse_source(const fs::path& dir, const JsonView& in) {
     source.file_metadata[item.key()] = text_map(metadata[item.key()]);
   source.has_index = in["has_index"].boolean();
   if (const auto index = in.find("index_metadata")) source.index_metadata = to_text(index->object(), -1);
-  source.config_json = read_text(dir / kHfConfigCopy, kMaxConfigBytes, SymbolicLinks::follow);
+  source.config_json = read_text(dir / kHfConfigCopy, kMaxConfigBytes, links);
   return source;
 }
 
@@ -81,9 +80,9 @@ void write_tessera_json(const fs::path& dir, const HfModelConfig& config, const 
   write_text(dir / kTesseraJson, to_text(out, 2) + "\n");
 }
 
-TesseraFolder read_tessera_json(const fs::path& dir) {
+TesseraFolder read_tessera_json(const fs::path& dir, SymbolicLinks links) {
   const fs::path path = dir / kTesseraJson;
-  const Json document = read_json(path, kMaxTesseraJsonBytes);
+  const Json document = read_json(path, kMaxTesseraJsonBytes, links);
   const JsonView root(document, path.string());
   root.only({"format", "format_version", "tessera_version", "model", "source"});
   if (root["format"].text() != kFormat) root["format"].fail("is not \"tessera-model\"");
@@ -92,14 +91,14 @@ TesseraFolder read_tessera_json(const fs::path& dir) {
                                 "Another version of Tessera wrote this folder; use that version.");
   TesseraFolder folder;
   folder.config = parse_model_json(to_text(root["model"].json(), -1), path.string() + ": $.model");
-  if (const auto source = root.find("source")) folder.source = parse_source(dir, *source);
+  if (const auto source = root.find("source")) folder.source = parse_source(dir, *source, links);
   return folder;
 }
 
-void copy_extra_files(const fs::path& from, const fs::path& to) {
+void copy_extra_files(const fs::path& from, const fs::path& to, SymbolicLinks links) {
   std::error_code error;
   for (const char* name : kExtraFiles) {
-    if (fs::is_regular_file(from / name, error)) copy_file_synced(from / name, to / name);
+    if (fs::is_regular_file(from / name, error)) copy_file_synced(from / name, to / name, links);
   }
 }
 

@@ -11,6 +11,7 @@ namespace tessera::checkpoint_detail {
 constexpr const char* kTesseraJson = "tessera.json";
 constexpr const char* kHfConfigCopy =
     "hf_config.json";  ///< not config.json: from_pretrained must not take the folder for its own
+constexpr std::uint64_t kMaxTesseraJsonBytes = 100'000'000;
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
 struct TesseraFolder {
@@ -20,9 +21,10 @@ struct TesseraFolder {
 
 void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config,
                         const HfSource* source);
-TesseraFolder read_tessera_json(const std::filesystem::path& dir);
+TesseraFolder read_tessera_json(const std::filesystem::path& dir, SymbolicLinks links);
 
 /// Copies those tokenizer and generation files that `from` has.
-void copy_extra_files(const std::filesystem::path& from, const std::filesystem::path& to);
+void copy_extra_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                      SymbolicLinks links);
 
 }  // namespace tessera::checkpoint_detail

@@ -3,6 +3,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/checkpoint/hf.hpp"
 #include "tessera/engine/pretrained.hpp"
 
 namespace tessera::cli {
@@ -11,6 +12,7 @@ namespace {
 struct ConvertArguments {
   std::vector<std::string> from, to;
   std::string dtype;
+  bool follow_symlinks = false;
 };
 
 std::optional<DType> dtype_named(const std::string& name) {
@@ -63,14 +65,19 @@ void run_convert(const ConvertArguments& a) {
   const std::optional<DType> dtype = dtype_named(a.dtype);
   if (from == "tessera" && !is_model_folder(source)) {
     export_run(source, to, target, dtype);
-  } else if (from != to && !dtype) {
-    from == "hf" ? convert_from_hf(source, target) : convert_to_hf(source, target);
+    std::cout << "wrote " << target << std::endl;
+    return;
+  }
+  const SymbolicLinks links = a.follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
+  if (from != to && !dtype) {
+    from == "hf" ? convert_from_hf(source, target, links) : convert_to_hf(source, target, links);
   } else {
-    const HfModel model = from == "hf" ? open_hf(source) : open_tessera(source);
+    const HfModel model = from == "hf" ? open_hf(source, links) : open_tessera(source, links);
     ExportOptions options;
     options.dtype = dtype;
     options.source = model.source();
     options.extra_files = source;
+    options.links = links;
     to == "hf" ? export_hf(target, model.config(), model, options)
                : export_tessera(target, model.config(), model, options);
   }
@@ -93,6 +100,8 @@ void add_convert(CLI::App& app, Program&) {
       ->type_name("FORMAT DIR");
   command->add_option("--dtype", arguments->dtype,
                       "store weights as float32, bfloat16 or float16 instead of as they are");
+  command->add_flag("--follow_symlinks", arguments->follow_symlinks,
+                    "also read files of the source that are links to places outside of its folder");
   command->callback([arguments] {
     for (const auto* side : {&arguments->from, &arguments->to}) {
       const std::string& name = (*side)[0];

@@ -5,6 +5,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/checkpoint/hf.hpp"
 #include "tessera/data/tokenizer.hpp"
 
 namespace tessera::cli {

@@ -1,6 +1,9 @@
 #include "cli/run_path.hpp"
 
+#include "checkpoint/file_io.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/checkpoint/hf.hpp"
+#include "tessera/checkpoint/staged_directory.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/state.hpp"
@@ -15,6 +18,7 @@ std::filesystem::path checkpoint_in(const std::filesystem::path& path) {
 std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
   // What Accelerator.save_state wrote: a checkpoint per model.
   const std::filesystem::path saved = path / "tessera_state";
+  settle_directory(saved);
   if (std::filesystem::exists(saved / "model_0")) {
     TESSERA_ENSURE(ConfigError, !std::filesystem::exists(saved / "model_1"), path.string(),
                    " holds several models: name one of them, such as ", (saved / "model_0").string());
@@ -26,15 +30,15 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
   return checkpoint_root(load_run_config(path / "config.yaml", {}, Logger::silent()));
 }
 
-bool is_model_folder(const std::filesystem::path& path) {
-  return std::filesystem::exists(path / "tessera.json") || std::filesystem::exists(path / "config.json");
-}
-
 LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) {
   LoadedModel loaded;
   if (is_model_folder(path)) {
     const ModelConfig model = model_config_of(open_model(path).config());
     loaded.config.model = model;
+    for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
+      if (std::filesystem::exists(path / file))
+        checkpoint_detail::open_for_reading(path / file, SymbolicLinks::within_folder);  // no link elsewhere
+    }
     if (std::filesystem::exists(path / "tokenizer.json"))
       loaded.config.data.tokenizer = (path / "tokenizer.json").string();
     else if (std::filesystem::exists(path / "vocab.json") && std::filesystem::exists(path / "merges.txt"))

@@ -16,9 +16,6 @@ std::filesystem::path checkpoint_in(const std::filesystem::path& path);
 /// The folder of checkpoints of a run's folder; `path` itself if it is none.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
 
-/// Whether `path` is a model folder (Hugging Face or converted) rather than a run or checkpoint.
-bool is_model_folder(const std::filesystem::path& path);
-
 /// A model for inference, and how its text is tokenized.
 struct LoadedModel {
   Config config;

@@ -310,7 +310,41 @@ void check_pieces(const CheckpointReader& reader, const std::vector<StatePiece>&
                  " does not fit this model:", problems);
 }
 
+/// What reading all of `wanted` meets; "" if it is sound.
+std::string damage_of(const CheckpointReader& reader, const std::vector<StatePiece>& wanted) {
+  std::vector<std::byte> bytes;
+  try {
+    for (const StatePiece& piece : wanted) {
+      for (const auto& [place, values] : piece.boxes()) {
+        bytes.resize(static_cast<std::size_t>(values.numel()) * sizeof(float));
+        const TensorSlice box{place.global, place.shape};
+        reader.read(piece.name(), box, bytes);
+        const std::string gradient = "grad." + piece.parameter->name();
+        if (piece.kind == "param" && reader.find(gradient)) reader.read(gradient, box, bytes);
+      }
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string check_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
+  std::vector<StatePiece> wanted = engine.params().pieces(PieceSet::held);
+  const std::vector<StatePiece> more = optimizer_pieces(engine, PieceSet::held, parts);
+  wanted.insert(wanted.end(), more.begin(), more.end());
+  Communicator& world = engine.mesh().world();
+  on_every_rank(ExecCtx::cpu(1), world, [&] {
+    check_pieces(reader, wanted);
+    read_run_state(reader);
+  });
+  for (const std::string& damage : all_gather_bytes(world, damage_of(reader, wanted))) {
+    if (!damage.empty()) return damage;
+  }
+  return "";
+}
 
 void load_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts) {
   const FlightCall open(engine.ctx().stream->flight(), "load_engine()");

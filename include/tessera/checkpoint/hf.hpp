@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/checkpoint/tensor_view.hpp"
 
 namespace tessera {
@@ -165,28 +166,41 @@ class HfModel : public WeightSource {
  private:
   struct Impl;
   explicit HfModel(std::unique_ptr<Impl> impl);
-  friend HfModel open_hf(const std::filesystem::path& dir);
-  friend HfModel open_tessera(const std::filesystem::path& dir);
+  friend HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links);
+  friend HfModel open_tessera(const std::filesystem::path& dir, SymbolicLinks links);
   friend HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
   std::unique_ptr<Impl> impl_;
 };
 
-/// Opens a Hugging Face folder. Errors: CheckpointError with everything that is unsupported, or with all
-/// tensors that are missing, unexpected or of another shape; IoError.
-HfModel open_hf(const std::filesystem::path& dir);
+/// Opens a Hugging Face folder, after settle_directory(). Errors: CheckpointError with everything that is
+/// unsupported, with all tensors that are missing, unexpected or of another shape, or with a link that may
+/// not be followed; IoError.
+HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links = SymbolicLinks::within_folder);
 /// A model whose tensors, under Hugging Face's names, are in memory that outlives the result; a tied head may
 /// be left out. `architecture`: for parse_architecture. Errors: as open_hf.
 HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
 /// Opens a Tessera folder.
-HfModel open_tessera(const std::filesystem::path& dir);
+HfModel open_tessera(const std::filesystem::path& dir, SymbolicLinks links = SymbolicLinks::within_folder);
 /// Opens either, whichever it is.
-HfModel open_model(const std::filesystem::path& dir);
+HfModel open_model(const std::filesystem::path& dir, SymbolicLinks links = SymbolicLinks::within_folder);
+/// Whether it is one or the other, after settle_directory().
+bool is_model_folder(const std::filesystem::path& dir);
+
+/// The text of a model folder's tessera.json or, where there is none, config.json, unread.
+struct ModelDescription {
+  bool is_tessera = false;
+  std::string text;
+};
+/// Errors: CheckpointError, IoError.
+ModelDescription read_model_description(const std::filesystem::path& dir,
+                                        SymbolicLinks links = SymbolicLinks::within_folder);
 
 struct ExportOptions {
   std::optional<DType> dtype;         ///< float32, bfloat16 or float16; nothing = as the weights are
   const HfSource* source = nullptr;   ///< write the names, files and config.json of this folder again
   std::filesystem::path extra_files;  ///< folder whose tokenizer files are copied along; empty = none
   std::uint64_t max_shard_bytes = 5'000'000'000;
+  SymbolicLinks links = SymbolicLinks::within_folder;  ///< of those tokenizer files
 };
 /// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only
 /// complete. Errors: InvalidArgument if the weights do not fit the config; CheckpointError if `out` is in
@@ -197,10 +211,19 @@ void export_hf(const std::filesystem::path& out, const HfModelConfig& config, co
 void export_tessera(const std::filesystem::path& out, const HfModelConfig& config,
                     const WeightSource& weights, const ExportOptions& options = {});
 
+/// Only the files of either, checked, into a folder that is there, such as a StagedDirectory's. Errors: as
+/// above.
+void write_hf(const std::filesystem::path& folder, const HfModelConfig& config, const WeightSource& weights,
+              const ExportOptions& options = {});
+void write_tessera(const std::filesystem::path& folder, const HfModelConfig& config,
+                   const WeightSource& weights, const ExportOptions& options = {});
+
 /// Hugging Face folder → Tessera folder, values and dtypes as they are.
-void convert_from_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
+void convert_from_hf(const std::filesystem::path& dir, const std::filesystem::path& out,
+                     SymbolicLinks links = SymbolicLinks::within_folder);
 /// Tessera folder → Hugging Face folder: the same names, shapes, dtypes and files it once came from.
-void convert_to_hf(const std::filesystem::path& dir, const std::filesystem::path& out);
+void convert_to_hf(const std::filesystem::path& dir, const std::filesystem::path& out,
+                   SymbolicLinks links = SymbolicLinks::within_folder);
 
 /// Converts between float32, bfloat16 and float16, rounding to nearest even. Errors: InvalidArgument for
 /// other dtypes.

@@ -27,7 +27,11 @@ struct SafetensorsEntry {
 };
 
 /// Whether a file reached through a symbolic link may be opened.
-enum class SymbolicLinks { refuse, follow };
+enum class SymbolicLinks {
+  refuse,
+  follow,
+  within_folder  ///< if it ends in the folder that it is in, or in the blobs of Hugging Face's cache
+};
 
 /// Reads one file with positioned reads (no mapping, so a file that shrinks is an error and not a signal).
 /// Const members may be called from several threads.
@@ -67,6 +71,20 @@ class SafetensorsReader {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// One tensor of a file in memory, of any element type the format has (also those that Tessera computes
+/// nothing with) and any number of dimensions up to 64; [begin, end) are its bytes in the file.
+struct SafetensorsTensor {
+  std::string name;
+  std::string_view type;  ///< the format's name: "F32", "F8_E4M3", ...
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+/// The tensors of a whole file in memory, in the order of their bytes, checked as SafetensorsReader does.
+/// Errors: CheckpointError, where `origin` stands for the file.
+std::vector<SafetensorsTensor> safetensors_in_memory(std::span<const std::byte> file,
+                                                     const std::string& origin);
 
 /// What a finished file looks like, for a manifest.
 struct SafetensorsSummary {

@@ -19,7 +19,8 @@ class ShardedReader {
  public:
   /// Opens every file of the folder's weights. File names in the index must be plain names of files in this
   /// folder. Errors: CheckpointError naming file and entry; IoError.
-  explicit ShardedReader(const std::filesystem::path& dir);
+  explicit ShardedReader(const std::filesystem::path& dir,
+                         SymbolicLinks links = SymbolicLinks::within_folder);
   ~ShardedReader();
   ShardedReader(ShardedReader&&) noexcept;
   ShardedReader& operator=(ShardedReader&&) noexcept;

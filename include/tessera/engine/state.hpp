@@ -41,6 +41,11 @@ RunState read_run_state(const CheckpointReader& reader);
 /// the others' deadlines. Collective.
 std::vector<std::string> verify_together(const std::filesystem::path& dir, Communicator& world);
 
+/// Reads and checks all that load_engine() would, and changes nothing. Returns what is damaged, on every
+/// rank;
+/// "" if nothing is. Collective. Errors: CheckpointError, as load_engine's.
+std::string check_engine(const CheckpointReader& reader, Engine& engine, const StateParts& parts = {});
+
 /// Puts weights, and if the engine trains, the optimizer's state into `engine`, whatever layout saved them:
 /// each rank reads the byte ranges it holds. What `engine` had accumulated is dropped. Collective over the
 /// engine's ranks; an error of one of them is a CommunicationError with its text on the others. Errors:

@@ -1,4 +1,5 @@
-"""safetensors files from torch tensors or numpy arrays, without the package: a JSON header, then the tensors' bytes."""
+"""safetensors files from torch tensors or numpy arrays, without the package: a JSON header, then the tensors' bytes. Headers are
+read by the C++ reader alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
-from tessera.errors import DataError
+from tessera.errors import CheckpointError, DataError
 from tessera.utils.objects import dtype_name, is_torch, tensor_from_bytes, tensor_to_bytes
 
 _NAMES = {
@@ -47,7 +48,6 @@ _SIZES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
-_MOST_HEADER = 100_000_000  # as the format's other readers
 
 
 def is_tensor(value: Any) -> bool:
@@ -92,36 +92,28 @@ def to_bytes(tensors: Dict[str, Any], metadata: Optional[Dict[str, str]] = None)
     return b"".join([len(text).to_bytes(8, "little"), text] + chunks)
 
 
-def from_bytes(data: Any, torch: bool) -> Dict[str, Any]:
-    """The tensors of a whole file, in torch or numpy (bfloat16 and 8-bit floats need torch). Errors: DataError."""
-    data = memoryview(data)
-    size = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
-    if not 2 <= size <= min(_MOST_HEADER, len(data) - 8):
-        raise DataError("not a safetensors file")
+def from_bytes(data: Any, torch: bool, origin: str) -> Dict[str, Any]:
+    """The tensors of a whole file, which messages call `origin`, in torch or numpy (bfloat16 and 8-bit floats need torch).
+    Errors: DataError."""
+    from tessera import _C
+
     try:
-        header = json.loads(bytes(data[8 : 8 + size]))
-        body = data[8 + size :]
-        return {name: _tensor(name, entry, body, torch) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DataError(f"damaged safetensors header: {error}") from None
+        entries = _C.safetensors_entries(data, origin)
+    except CheckpointError as error:
+        raise DataError(str(error)) from None
+    body = memoryview(data)
+    try:
+        return {name: _tensor(name, kind, shape, body[begin:end], torch) for name, kind, shape, begin, end in entries}
+    except DataError as error:
+        raise DataError(f"{origin}: {error}") from None
 
 
-def _tensor(name: str, entry: dict, body: memoryview, torch: bool) -> Any:
-    kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if kind not in _SIZES or not all(type(n) is int and n >= 0 for n in [*shape, begin, end]):
-        raise DataError(f"damaged safetensors header: tensor '{name[:80]}'")
-    count = 1
-    for n in shape:
-        count *= n
-    if not begin <= end <= len(body) or end - begin != count * _SIZES[kind]:
-        raise DataError(f"tensor '{name[:80]}': its bytes are not in the file or not as many as its shape says")
+def _tensor(name: str, kind: str, shape: tuple, data: memoryview, torch: bool) -> Any:
     if torch:
-        return tensor_from_bytes(_DTYPES[kind], shape, body[begin:end])
+        return tensor_from_bytes(_DTYPES[kind], shape, data)
     if kind in ("BF16", "F8_E4M3", "F8_E5M2"):
-        raise DataError(
-            f"tensor '{name[:80]}' has dtype {_DTYPES[kind]}, which numpy lacks; install PyTorch to read it"
-        )
-    return np.frombuffer(bytearray(body[begin:end]), np.dtype(_DTYPES[kind]).newbyteorder("<")).reshape(shape)
+        raise DataError(f"tensor '{name[:80]}' has dtype {_DTYPES[kind]}, which numpy lacks; install PyTorch to read it")
+    return np.frombuffer(bytearray(data), np.dtype(_DTYPES[kind]).newbyteorder("<")).reshape(shape)
 
 
 def _type_of(tensor: Any) -> str:

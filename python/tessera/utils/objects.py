@@ -110,17 +110,10 @@ def load_objects(path: Union[str, os.PathLike]) -> Any:
 
 
 def write_whole(path: Union[str, os.PathLike], data: bytes) -> None:
-    """Writes a file that appears at once and whole."""
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes a file that appears at once and whole. Errors: IoError."""
+    from tessera import _C
+
+    _C.publish_file(path, data)
 
 
 def is_torch(value: Any, name: str = "Tensor") -> bool:

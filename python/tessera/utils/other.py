@@ -150,18 +150,18 @@ def load(f: Any, map_location: Any = None, **kwargs) -> Any:
     if kwargs:
         raise ConfigError(f"load knows no {', '.join(sorted(kwargs))}; it takes map_location")
     if hasattr(f, "read"):
-        name, data = getattr(f, "name", "the file"), f.read()
+        name, data = str(getattr(f, "name", "the file")), f.read()
     else:
-        name, data = f, Path(f).read_bytes()
+        name, data = str(f), Path(f).read_bytes()
     if data[:2] == b"PK" or data[:1] == b"\x80":
         raise ConfigError(f"{name} was written by torch.save or pickle. {_NO_PICKLE}convert it to safetensors first")
-    try:
-        if data.startswith(objects.MAGIC):
+    if data.startswith(objects.MAGIC):
+        try:
             value = objects.from_file(data)
-        else:
-            value = _safetensors.from_bytes(data, torch=_has_torch())
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+    else:
+        value = _safetensors.from_bytes(data, torch=_has_torch(), origin=name)
     return value if map_location is None else send_to_device(value, map_location)
 
 
