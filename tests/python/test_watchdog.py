@@ -43,8 +43,8 @@ def test_a_stopped_rank_is_named_by_the_dumps_of_the_others(tessera_program, tmp
     said = run(tessera_program, "flight", tmp_path / "run").stdout
     assert "dumps of 3 of 4 ranks" in said and re.search(r"wrote: .* did not finish within 4 s", said), said
     assert said.endswith("behind: rank 3\n  rank 3 left no dump: it was stopped or killed, or its machine is gone\n"), said
-    waits = re.search(r"rank \d: in Engine::\w+\(\) for [\d.]+ s; waits for (\w+) (\d+) on group (\w+) \(ranks ([^)]*)\)", said)
-    assert waits and "3" in waits[4], said
+    waits = re.findall(r"rank \d: in Engine::\w+\(\) for [\d.]+ s; waits for (\w+) (\d+) on group (\w+) \(ranks ([^)]*)\)", said)
+    assert len(waits) == 3 and any("3" in ranks for _, _, _, ranks in waits), said
     # Each has its last operations, kernels and communication, with states and times.
     for rank in range(3):
         dump = dump_of(tmp_path / "run", rank)
@@ -175,9 +175,9 @@ def spin_count(command: list, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     done = subprocess.run([str(word) for word in command], env={**environment, "OMP_DISPLAY_ENV": "verbose", **variables},
                           capture_output=True, text=True, timeout=120)
-    found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    found = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
     assert found, done.stderr
-    return found[1]
+    return found[-1]  # the program starts itself anew
 
 
 def test_threads_sleep_soon_unless_somebody_said_otherwise(tessera_program, source_dir):

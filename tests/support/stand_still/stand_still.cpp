@@ -123,7 +123,9 @@ void* mmap64(void* address, std::size_t length, int protection, int flags, int f
 
 void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags) {
   using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-  static const auto real = reinterpret_cast<Parallel>(dlsym(RTLD_NEXT, "GOMP_parallel"));
+  // Not RTLD_NEXT: below a Python module the library is in no global scope.
+  static const auto real =
+      reinterpret_cast<Parallel>(dlsym(dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD), "GOMP_parallel"));
   static const std::string trigger = variable("DEAD_KERNEL");
   if (!trigger.empty() && there(trigger)) {
     for (;;) pause();
