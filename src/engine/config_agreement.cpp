@@ -83,9 +83,10 @@ void agree_on_update(std::span<const UpdateRates> rates, std::span<const double>
   const std::vector<std::string> texts = all_gather_bytes(world, own.str());
   std::size_t other = 1;
   while (other + 1 < texts.size() && texts[other] == texts[0]) ++other;
-  throw InvalidArgument(detail::concat("Engine::update() with different rates of its groups or after different calls: ",
-                                       texts[0], " on rank 0; ", texts[other], " on rank ", other,
-                                       ". Step schedules, and add calls, alike on every rank"));
+  throw InvalidArgument(detail::concat(
+      "Engine::update() with different rates of its groups or after different calls: ", texts[0],
+      " on rank 0; ", texts[other], " on rank ", other,
+      ". Step schedules, and add calls, alike on every rank"));
 }
 
 namespace {
@@ -125,8 +126,8 @@ void agree_on_backward(const ProcessMesh& mesh, std::int64_t forward, const Tens
     if (failure) std::rethrow_exception(failure);
     return;
   }
-  const bool marked = !failure && mesh.shape().tp > 1 && upstream && upstream.device().is_cpu() &&
-                      upstream.is_contiguous();
+  const bool marked =
+      !failure && mesh.shape().tp > 1 && upstream && upstream.device().is_cpu() && upstream.is_contiguous();
   const Mark own = marked ? mark_of(upstream) : Mark{};
   const auto told = meet(world, "Engine::backward()",
                          {forward, failure ? 1 : 0, marked ? 1 : 0, std::bit_cast<std::int64_t>(own.sum),
@@ -137,7 +138,8 @@ void agree_on_backward(const ProcessMesh& mesh, std::int64_t forward, const Tens
     });
   for (std::size_t r = 1; r < told.size(); ++r)
     TESSERA_CHECK(told[r][0] == told[0][0], "rank ", r, " runs backward() of forward number ", told[r][0],
-                  " and rank 0 of number ", told[0][0], ": every rank must run the same ones in the same order");
+                  " and rank 0 of number ", told[0][0],
+                  ": every rank must run the same ones in the same order");
   std::map<int, std::size_t> first;  // by data rank
   for (std::size_t r = 0; r < told.size(); ++r) {
     if (told[r][2] == 0) continue;

@@ -199,7 +199,8 @@ void check_weights_tokenizer(const Config& config, const TokenizerRecord& data, 
                                             ": the same ids are other tokens there");
     TESSERA_ENSURE(ConfigError, config.model.reinitialize, what,
                    ". Make the data again with the weights' tokenizer (tessera preprocess --tokenizer-model ",
-                   own->file, "), or, to teach these weights another vocabulary, say so by "
+                   own->file,
+                   "), or, to teach these weights another vocabulary, say so by "
                    "model.reinitialize=true");
     log.warning(what);
     return;
@@ -207,10 +208,11 @@ void check_weights_tokenizer(const Config& config, const TokenizerRecord& data, 
   // Vocabularies are padded, but not by this much.
   const std::int64_t unused = config.model.vocab_size - data.vocab_size;
   if (unused > std::max<std::int64_t>(1024, config.model.vocab_size / 10))
-    log.warning("the weights in model.init_from ", folder, " have ", config.model.vocab_size,
-                " tokens, and data.path was made with ", to_text(data), ": ", unused,
-                " of them never occur. If the weights were trained with another tokenizer, make the data with "
-                "that one; their folder has no tokenizer.json that could tell");
+    log.warning(
+        "the weights in model.init_from ", folder, " have ", config.model.vocab_size,
+        " tokens, and data.path was made with ", to_text(data), ": ", unused,
+        " of them never occur. If the weights were trained with another tokenizer, make the data with "
+        "that one; their folder has no tokenizer.json that could tell");
 }
 
 void check_same_tokenizer(const RunState& saved, const Config& config, const RunTokenizer& tokenizer,

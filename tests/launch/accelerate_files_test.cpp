@@ -117,11 +117,14 @@ TEST(AccelerateFiles, EveryKeyOfEveryReleaseHasItsEffectOrAWarning) {
 }
 
 TEST(AccelerateFiles, AnotherRendezvousIsWarnedOfOnce) {
-  const auto warnings = [](const std::string& keys) { return read("distributed_type: NO\n" + keys).warnings; };
+  const auto warnings = [](const std::string& keys) {
+    return read("distributed_type: NO\n" + keys).warnings;
+  };
   EXPECT_TRUE(warnings("rdzv_backend: static\nsame_network: true\n").empty());
   const auto both = warnings("rdzv_backend: c10d\nsame_network: false\n");
   ASSERT_EQ(both.size(), 1U);
-  EXPECT_HAS(both[0], "rdzv_backend c10d and same_network false have no effect: the launchers always meet at");
+  EXPECT_HAS(both[0],
+             "rdzv_backend c10d and same_network false have no effect: the launchers always meet at");
   EXPECT_HAS(warnings("same_network: false\n").at(0), "same_network false has no effect");
 }
 

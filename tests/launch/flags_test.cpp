@@ -101,9 +101,9 @@ TEST(AccelerateFlags, WithoutEffectWarn) {
   std::string all;
   for (const std::string& warning : settings.warnings) all += warning + "\n";
   EXPECT_EQ(settings.warnings.size(), 6U) << all;
-  for (const char* part : {"--tee has no effect", "--role has no effect", "--monitor_interval has no effect",
-                           "backend inductor is left out", "last_call has no effect",
-                           "rdzv_backend c10d has no effect"}) {
+  for (const char* part :
+       {"--tee has no effect", "--role has no effect", "--monitor_interval has no effect",
+        "backend inductor is left out", "last_call has no effect", "rdzv_backend c10d has no effect"}) {
     EXPECT_HAS(all, part);
   }
   EXPECT_EQ(settings.join_timeout_s, 7.5);
