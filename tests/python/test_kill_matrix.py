@@ -79,7 +79,7 @@ def tiny(folder: Path, corpus: Path, name: str = "run", **changes) -> Path:
 @pytest.fixture(scope="module")
 def trained(tessera_program, corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    subprocess.run([tessera_program, "train", tiny(folder, corpus, training__steps=1)], env=environment(), check=True,
+    subprocess.run([tessera_program, "train", tiny(folder, corpus, training__steps=4)], env=environment(), check=True,
                    capture_output=True, timeout=120)
     return folder / "run"
 

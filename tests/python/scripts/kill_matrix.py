@@ -94,20 +94,21 @@ def train(folder: Path, limit, until: int, rank: int, at: int, exchange: bool, s
     accelerator.end_training()
 
 
-def run_states(folder: Path, limit, kills: int, chance: random.Random, exchange: bool) -> int:
-    """Kills, each in a job that goes on where the last one was killed, and then the rest; the losses are those without a kill."""
-    def job(where, until, rank=-1, at=0, saves=True):
-        debug_launcher(train, (where, limit, until, rank, at, exchange, saves), num_processes=4)
-        return json.loads(where.with_suffix(".done").read_text())
+def job(where: Path, limit, until: int, rank: int = -1, at: int = 0, exchange: bool = True, saves: bool = True) -> dict:
+    debug_launcher(train, (where, limit, until, rank, at, exchange, saves), num_processes=4)
+    return json.loads(where.with_suffix(".done").read_text())
 
-    counted = job(folder / "counted", 3)["counts"]
+
+def run_states(folder: Path, limit, kills: int, chance: random.Random, exchange: bool, counted: list) -> list:
+    """Kills, each in a job that goes on where the last one was killed, and then the rest; returns its losses. `counted`: about how
+    many operations three saves are, on each rank."""
     run, done = folder / "run", 0
     while done < kills:
         rank = chance.choice((0, 0, 0, 1, 2, 3))
         saved = number_in(run.with_suffix(".saved"))
         at = chance.randint(1, max(1, counted[rank] - 1))
         try:
-            job(run, saved + 5, rank, at)
+            job(run, limit, saved + 5, rank, at, exchange)
         except ProcessFailed as failure:
             assert "SIGKILL" in str(failure) and failure.rank == rank, failure
             done += 1
@@ -115,11 +116,11 @@ def run_states(folder: Path, limit, kills: int, chance: random.Random, exchange:
             whole = [path for path in run.glob("checkpoints/checkpoint_*/tessera_state")]
             assert len(whole) <= limit + 1, whole
     until = number_in(run.with_suffix(".saved")) + 2
-    resumed, straight = job(run, until)["losses"], job(folder / "straight", until, saves=False)["losses"]
-    assert resumed == straight and len(straight) == until, (resumed, straight)
+    losses = job(run, limit, until, exchange=exchange)["losses"]
+    assert len(losses) == until, losses
     left = [path.name for path in run.rglob("*") if "incomplete" in path.name]
     assert not left, left
-    return done
+    return losses
 
 
 # Models in folders of Hugging Face's kind
@@ -285,10 +286,15 @@ def main() -> None:
     kills, chance, done = int(sys.argv[3]), random.Random(int(sys.argv[4])), {}
     if what == "states":
         kinds = {"total_limit 1": (1, True), "total_limit 2": (2, True), "one folder": (None, True), "one folder, no exchange": (None, False)}
+        counted, losses = job(folder / "counted", 2, 3)["counts"], {}
         for number, (name, (limit, exchange)) in enumerate(kinds.items()):
             share = kills // len(kinds) + (number < kills % len(kinds))
             if share:
-                done[name] = run_states(folder / str(number), limit, share, chance, exchange)
+                losses[name] = run_states(folder / str(number), limit, share, chance, exchange, counted)
+                done[name] = share
+        # Bit for bit those of a job that nobody has killed.
+        straight = job(folder / "straight", None, max(map(len, losses.values())), saves=False)["losses"]
+        assert all(straight[:len(each)] == each for each in losses.values()), (straight, losses)
     else:
         kinds = {"exchange": (True, False), "no exchange": (False, False), "in place": (True, True)}
         for number, (name, (exchange, subfolder)) in enumerate(kinds.items()):
