@@ -27,11 +27,13 @@ class HeldLoop : public tcp::Handler {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return held_; });
   }
+  /// Waits for the handler itself: Gloo's own wait for its loop may end early.
   ~HeldLoop() override {
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       over_ = true;
       changed_.notify_all();
+      changed_.wait(lock, [&] { return !held_; });
     }
     device_.unregisterDescriptor(raised_.descriptor(), this);
   }
@@ -44,6 +46,8 @@ class HeldLoop : public tcp::Handler {
     held_ = true;
     changed_.notify_all();
     changed_.wait(lock, [&] { return over_; });
+    held_ = false;
+    changed_.notify_all();
   }
 
  private:

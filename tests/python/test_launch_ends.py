@@ -189,10 +189,13 @@ def test_two_machines(tessera_program, tmp_path):
     port = free_port()
     secret_file = tmp_path / "secret"
     secret_file.write_text(SECRET + "\n")
-    secret_file.chmod(0o600)
+    secret_file.chmod(0o644)  # as Kubernetes mounts one
+    with machine(tessera_program, 0, port, "--secret_file", secret_file, *shell("true"), secret=None) as refused:
+        assert f"can be read by others (mode 644): chmod 600 {secret_file}" in refused.finish(2).err
+    taken = ["--secret_file", secret_file, "--allow_secret_mode"]
     with machine(tessera_program, 1, port, *python(TELL_PLACE)) as second:
         time.sleep(0.3)
-        with machine(tessera_program, 0, port, "--secret_file", secret_file, *python(TELL_PLACE), secret=None) as first:
+        with machine(tessera_program, 0, port, *taken, *python(TELL_PLACE), secret=None) as first:
             outs = [first.finish().out, second.finish().out]
     for rank in range(4):
         place = json.loads(lines_of(outs[rank // 2], rank)[0])
