@@ -168,7 +168,7 @@ TEST(GlooProcesses, AlsoIfItServesTheStore) {
   processes.signal(0, SIGSTOP);
   const auto begin = Clock::now();
   expect_names_the_lost(processes.last_word(1), processes, 0);
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(8));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));  // of the deadline, as of every hung rank
 }
 
 /// What a rank leaves under its error key is what the others end with.

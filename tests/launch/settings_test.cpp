@@ -24,7 +24,8 @@ TEST(LaunchFile, Native) {
   const LaunchSettings settings = parse_launch_file(
       "launch:\n  num_processes: 8\n  num_machines: 2\n  machine_rank: 1\n  main_process_ip: 10.0.0.1\n"
       "  main_process_port: 4000\n  max_restarts: 3\n  threads_per_process: 4\n  log_dir: logs\n"
-      "  secret_file: s\n  allow_secret_mode: true\n  grace_s: 2.5\n  join_timeout_s: 9\n  restart_delay_s: 0.5\n  cpu: yes\n"
+      "  secret_file: s\n  allow_secret_mode: true\n  grace_s: 2.5\n  join_timeout_s: 9\n  restart_delay_s: "
+      "0.5\n  cpu: yes\n"
       "  quiet: false\n",
       "l.yaml");
   LaunchSettings expected;
