@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "comm/store_requests.hpp"
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
 
@@ -160,11 +161,8 @@ struct Store::Impl {
     TESSERA_ENSURE(CommunicationError, moved != Moved::late, place(), ": no answer in time");
     TESSERA_ENSURE(CommunicationError, moved != Moved::lost, place(),
                    ": the connection was lost (the process that serves it has ended)");
-    Reader reader(body);
-    char outcome = 0;
-    TESSERA_ENSURE(CommunicationError, reader.kind(outcome) && reader.text(answer.text) && reader.finished(),
-                   place(), ": an answer that means nothing");
-    answer.outcome = static_cast<Outcome>(outcome);
+    TESSERA_ENSURE(CommunicationError, parse_answer(body, answer.outcome, answer.text), place(),
+                   ": an answer that means nothing");
     give_back(std::move(socket));
     TESSERA_ENSURE(CommunicationError, answer.outcome != Outcome::refused, place(), ": ", answer.text);
     return true;
