@@ -6,19 +6,22 @@ source scripts/common.sh
 
 usage() {
   cat <<'TEXT'
-usage: scripts/install_deps.sh [--tests] [--cuda] [--dry-run]
+usage: scripts/install_deps.sh [--tests] [--fuzz] [--cuda] [--dry-run]
   --tests    also GoogleTest, Boost.Context, clang-format and ccache
+  --fuzz     also clang with libFuzzer, for tests/fuzz.sh
   --cuda     also the headers of cudnn-frontend (from PyPI, into ~/.cache/tessera); says what else of CUDA is missing
   --dry-run  only say what would be installed
 TEXT
 }
 
 with_tests=false
+with_fuzz=false
 with_cuda=false
 dry_run=false
 for argument in "$@"; do
   case "$argument" in
     --tests) with_tests=true ;;
+    --fuzz) with_fuzz=true ;;
     --cuda) with_cuda=true ;;
     --dry-run) dry_run=true ;;
     -h | --help) usage; exit 0 ;;
@@ -32,6 +35,10 @@ tools=(cmake:cmake ninja:ninja-build g++:g++) # program:package
 if $with_tests; then
   libraries+=(libgtest-dev libboost-context-dev)
   tools+=(clang-format-14:clang-format-14 ccache:ccache)
+fi
+if $with_fuzz; then
+  libraries+=(libclang-rt-dev)
+  tools+=(clang++:clang)
 fi
 
 # A Python is good enough when it can make virtual environments and has its C headers.

@@ -165,7 +165,7 @@ py::tuple open_gpt_samples(const std::vector<std::string>& data_path, const std:
                            const std::array<std::optional<std::int64_t>, 3>& num_samples,
                            std::int64_t seq_length, std::uint32_t seed, std::int32_t given_end,
                            bool reset_position_ids, bool reset_attention_mask, bool eod_mask_loss,
-                           const std::string& cache_dir, std::int64_t vocab_size, bool map_tokens) {
+                           const std::string& cache_dir, std::int64_t vocab_size) {
   TESSERA_ENSURE(ConfigError, seq_length > 0, "seq_length is ", seq_length);
   std::optional<TokenizerRecord> tokenizer;
   std::int32_t end_of_document = -1;
@@ -173,7 +173,6 @@ py::tuple open_gpt_samples(const std::vector<std::string>& data_path, const std:
     GptDataOptions options;
     options.members = parse_blend(data_path);
     options.files.vocab_size = vocab_size;
-    options.files.map_tokens = map_tokens;
     std::vector<std::string> prefixes;
     for (const BlendMember& member : options.members) prefixes.push_back(member.prefix);
     const std::optional<DatasetRecord> record = shared_record(prefixes);
@@ -193,6 +192,7 @@ py::tuple open_gpt_samples(const std::vector<std::string>& data_path, const std:
     options.dataset.cache_folder = cache_dir;
     return build_gpt_data(options);
   });
+  for (const std::string& warning : data.warnings) py::module_::import("warnings").attr("warn")(warning);
   const auto wrapped = [&](const std::shared_ptr<const Dataset>& dataset) -> py::object {
     if (dataset == nullptr) return py::none();
     return py::cast(GptSamples{dataset, end_of_document, eod_mask_loss, tokenizer});
@@ -232,11 +232,10 @@ void bind_files(py::module_& module) {
   py::class_<IndexedDataset, std::shared_ptr<IndexedDataset>>(
       module, "IndexedFiles",
       "Reader of PREFIX.idx and PREFIX.bin; checks the whole index when it opens them.")
-      .def(py::init([](const std::string& prefix, std::int64_t vocab_size, bool map_tokens) {
-             return std::make_shared<IndexedDataset>(
-                 prefix, IndexedDatasetOptions{.vocab_size = vocab_size, .map_tokens = map_tokens});
+      .def(py::init([](const std::string& prefix, std::int64_t vocab_size) {
+             return std::make_shared<IndexedDataset>(prefix, IndexedDatasetOptions{.vocab_size = vocab_size});
            }),
-           Unlocked(), py::arg("prefix"), py::arg("vocab_size") = 0, py::arg("map_tokens") = true)
+           Unlocked(), py::arg("prefix"), py::arg("vocab_size") = 0)
       .def_property_readonly("prefix", &IndexedDataset::prefix)
       .def_property_readonly("dtype", [](const IndexedDataset& data) { return dtype_name(data.dtype()); })
       .def_property_readonly("sequences", &IndexedDataset::sequences)
@@ -293,7 +292,6 @@ void bind_samples(py::module_& module) {
              py::arg("num_samples"), py::arg("seq_length"), py::arg("seed"), py::arg("end_of_document") = -1,
              py::arg("reset_position_ids") = false, py::arg("reset_attention_mask") = false,
              py::arg("eod_mask_loss") = false, py::arg("cache_dir") = "", py::arg("vocab_size") = 0,
-             py::arg("map_tokens") = true,
              "(train, valid, test) GptSamples; None for a split without a share. data_path: prefixes, or "
              "weights and "
              "prefixes in turn. ConfigError, DataError.");

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -295,10 +295,24 @@ class GPTDataset:
         return {name: column[0] for name, column in _tensors(self.samples.fetch([index % len(self)])).items()}
 
 
+def _read(file: BinaryIO, dtype: Any, offset: int, entries: int) -> np.ndarray:
+    """`entries` values from byte `offset` on, read-only."""
+    size = entries * np.dtype(dtype).itemsize
+    pieces = []
+    while size > 0:
+        pieces.append(os.pread(file.fileno(), size, offset))
+        if not pieces[-1]:
+            raise DataError(f"{file.name}: ended at byte {offset} while it was in use. Write data under a new name while "
+                            "a script reads the old one")
+        offset += len(pieces[-1])
+        size -= len(pieces[-1])
+    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype)
+
+
 class IndexedDataset:
     """Reader of PREFIX.idx and PREFIX.bin. `dataset[i]` is sequence i, `document(i)` a document with its sequences
-    joined: read-only numpy views of the mapped file, no copies. The index is checked when it is opened, ids are not.
-    Errors: DataError, naming file, place and remedy."""
+    joined: read-only numpy arrays, read when they are asked for (a map of a file that shrinks would end the process).
+    The index is read and checked when it is opened, ids are not. Errors: DataError, naming file, place and remedy."""
 
     def __init__(self, path_prefix: Union[str, os.PathLike]):
         from tessera import _C
@@ -307,16 +321,11 @@ class IndexedDataset:
         count = self.files.sequences
         self.dtype = np.dtype(self.files.dtype)
 
-        def part(dtype: str, offset: int, entries: int) -> np.ndarray:
-            if entries == 0:
-                return np.zeros(0, dtype)
-            return np.memmap(self.files.prefix + ".idx", dtype, "r", offset, (entries,)).view(np.ndarray)
-
-        self.sequence_lengths = part("<i4", _HEADER, count)
-        self._pointers = part("<i8", _HEADER + 4 * count, count)
-        self.document_indices = part("<i8", _HEADER + 12 * count, self.files.documents + 1)
-        self._tokens = (np.memmap(self.files.prefix + ".bin", self.dtype.newbyteorder("<"), "r").view(np.ndarray)
-                        if self.files.tokens else np.zeros(0, self.dtype))
+        with open(self.files.prefix + ".idx", "rb") as index:
+            self.sequence_lengths = _read(index, "<i4", _HEADER, count)
+            self._pointers = _read(index, "<i8", _HEADER + 4 * count, count)
+            self.document_indices = _read(index, "<i8", _HEADER + 12 * count, self.files.documents + 1)
+        self._tokens = open(self.files.prefix + ".bin", "rb", buffering=0)
 
     def __len__(self) -> int:
         """Sequences."""
@@ -347,9 +356,10 @@ class IndexedDataset:
 
     def _sequences(self, first: int, last: int) -> np.ndarray:
         def begin(sequence: int) -> int:
-            return int(self._pointers[sequence]) // self.dtype.itemsize if sequence < len(self) else len(self._tokens)
+            return int(self._pointers[sequence]) if sequence < len(self) else self.files.tokens * self.dtype.itemsize
 
-        return self._tokens[begin(first):begin(last)]
+        return _read(self._tokens, self.dtype.newbyteorder("<"), begin(first),
+                     (begin(last) - begin(first)) // self.dtype.itemsize)
 
 
 class IndexedDatasetBuilder:

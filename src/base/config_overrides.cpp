@@ -24,7 +24,8 @@ YamlNode& child_of(YamlNode& mapping, const std::string& key, const Place& place
   name.place = place;
   YamlNode value;
   value.place = place;
-  return mapping.entries.emplace_back(std::move(name), std::move(value)).second;
+  mapping.entries.push_back({std::move(name), std::move(value)});
+  return mapping.entries.back().value;
 }
 
 }  // namespace

@@ -152,8 +152,9 @@ class SectionReader {
     for (const auto& [key, value] : mapping_.entries) {
       if (state_.issues.full()) return;
       if (std::find(known_.begin(), known_.end(), key.text) != known_.end()) continue;
-      const auto coming = std::find_if(later_.begin(), later_.end(),
-                                       [&](const LaterName& name) { return name.name == key.text; });
+      const auto coming =
+          std::find_if(later_.begin(), later_.end(),
+                       [&word = key.text](const LaterName& name) { return name.name == word; });
       if (coming != later_.end()) {
         state_.issues.add(key.place, key_of(key.text), " is not in this build yet; ", coming->instead);
       } else {

@@ -139,7 +139,7 @@ class TreeBuilder final : public YAML::EventHandler {
     }
     // The parser places an absent value wherever the next thing stands.
     if (value.kind == YamlNode::Kind::null) value.place = key.place;
-    frame.node.entries.emplace_back(std::move(key), std::move(value));
+    frame.node.entries.push_back({std::move(key), std::move(value)});
   }
 
   const Place& source_;

@@ -5,7 +5,6 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tessera/base/error.hpp"
@@ -51,6 +50,8 @@ class Issues {
   std::vector<Issue> list_;
 };
 
+struct YamlEntry;
+
 struct YamlNode {
   /// invalid: already reported, nothing to read here.
   enum class Kind { null, scalar, sequence, mapping, invalid };
@@ -60,13 +61,17 @@ struct YamlNode {
   std::string text;     ///< of a scalar
   bool quoted = false;  ///< the scalar was written in quotes or as a block
   std::vector<YamlNode> items;
-  std::vector<std::pair<YamlNode, YamlNode>> entries;
+  std::vector<YamlEntry> entries;  ///< of a mapping
 
   /// The value of a mapping's key; nullptr if there is none.
   const YamlNode* find(std::string_view key) const;
   YamlNode* find(std::string_view key);
   /// "a list", "a mapping", "null", "the text 'abc'", "'12'": for messages.
   std::string describe() const;
+};
+
+struct YamlEntry {
+  YamlNode key, value;
 };
 
 /// Parses one document. `source` supplies name and order of all places, and the position too if it is an

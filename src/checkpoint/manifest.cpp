@@ -169,8 +169,12 @@ void parse_files(const JsonView& files, Manifest& manifest) {
 }  // namespace
 
 Manifest read_manifest(const std::filesystem::path& path) {
-  const Json document = read_json(path, kMaxManifestBytes, SymbolicLinks::refuse);
-  const JsonView root(document, path.string());
+  return parse_manifest(read_text(path, kMaxManifestBytes, SymbolicLinks::refuse), path.string());
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& origin) {
+  const Json document = parse_json(text, origin);
+  const JsonView root(document, origin);
   if (const auto format = root.find("format"); !format || format->json() != kFormat)
     root.fail("is not a Tessera checkpoint's manifest (no \"format\": \"tessera-checkpoint\")");
   if (const auto version = root["format_version"].integer(); version != kFormatVersion)
@@ -200,7 +204,7 @@ Manifest read_manifest(const std::filesystem::path& path) {
   return manifest;
 }
 
-void write_manifest(const Manifest& manifest, const std::filesystem::path& path) {
+std::string to_json(const Manifest& manifest) {
   Json files = Json::array();
   for (const auto& file : manifest.files) {
     files.push_back({{"name", file.name},
@@ -225,7 +229,11 @@ void write_manifest(const Manifest& manifest, const std::filesystem::path& path)
   if (!manifest.state.run.empty()) root["run"] = manifest.state.run;
   TESSERA_CHECK(root["config"].is_object(), "a checkpoint's config must be a JSON object");
   root["checksum"] = checksum_of(root);
-  write_text(path, to_text(root, 1) + "\n");
+  return to_text(root, 1) + "\n";
+}
+
+void write_manifest(const Manifest& manifest, const std::filesystem::path& path) {
+  write_text(path, to_json(manifest));
 }
 
 }  // namespace tessera

@@ -187,6 +187,18 @@ std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& dims, std
 
 }  // namespace
 
+std::uint64_t header_length(const std::filesystem::path& path, std::span<const std::byte, 8> word,
+                            std::uint64_t file_bytes) {
+  std::uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | std::to_integer<std::uint64_t>(word[i]);
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - 8)
+    bad_file(path, "header",
+             detail::concat("it claims a header of ", header_bytes, " bytes; the file has ", file_bytes,
+                            " and a header at most ", kMaxHeaderBytes),
+             kRemedy);
+  return header_bytes;
+}
+
 SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
                                std::uint64_t data_begin, std::uint64_t file_bytes, ElementTypes types) {
   const auto refuse = [&](const std::string& tensor, const std::string& reason) {

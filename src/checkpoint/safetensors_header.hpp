@@ -26,6 +26,11 @@ struct SafetensorsHeader {
 /// dtype and, beyond Shape::kMaxRank, its shape say nothing).
 enum class ElementTypes { engine, all };
 
+/// The length of the header of a file of `file_bytes` that begins with `word`. Errors: CheckpointError naming
+/// `path` if it cannot be.
+std::uint64_t header_length(const std::filesystem::path& path, std::span<const std::byte, 8> word,
+                            std::uint64_t file_bytes);
+
 /// Parses the header text of a file whose data begin at data_begin and which has file_bytes in all.
 /// Errors: CheckpointError naming `path`, tensor and reason.
 SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,

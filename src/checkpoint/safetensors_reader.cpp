@@ -1,4 +1,4 @@
-#include <cstring>
+#include <array>
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/safetensors_header.hpp"
@@ -35,15 +35,9 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, Symbolic
   self.file_bytes = size_of_file(self.file, path);
   if (self.file_bytes < 8)
     bad_file(path, "header", detail::concat("the file has only ", self.file_bytes, " bytes"), kRemedy);
-  unsigned char word[8];
-  read_exactly(self.file, path, 0, std::as_writable_bytes(std::span(word)));
-  std::uint64_t header_bytes = 0;
-  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | word[i];
-  if (header_bytes > kMaxHeaderBytes || header_bytes > self.file_bytes - 8)
-    bad_file(path, "header",
-             detail::concat("it claims a header of ", header_bytes, " bytes; the file has ", self.file_bytes,
-                            " and a header at most ", kMaxHeaderBytes),
-             kRemedy);
+  std::array<std::byte, 8> word;
+  read_exactly(self.file, path, 0, word);
+  const std::uint64_t header_bytes = header_length(path, word, self.file_bytes);
   std::string text(header_bytes, '\0');
   read_exactly(self.file, path, 8, std::as_writable_bytes(std::span(text.data(), text.size())));
   self.data_begin = 8 + header_bytes;

@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "checkpoint/file_io.hpp"
-#include "checkpoint/json_strict.hpp"
+#include "checkpoint/weight_index.hpp"
 #include "tessera/checkpoint/sharded.hpp"
 
 namespace tessera {
@@ -38,38 +38,29 @@ struct ShardedReader::Impl {
 
   void open_indexed() {
     const fs::path path = dir / kIndex;
-    const Json document = read_json(path, kMaxIndexBytes, links, kHfFileRemedy);
-    const JsonView root(document, path.string(), kHfFileRemedy);
-    const JsonView map = root["weight_map"];
-    if (const auto metadata = root.find("metadata")) index_metadata = to_text(metadata->object(), -1);
+    WeightIndex found = parse_weight_index(read_text(path, kMaxIndexBytes, links), path.string());
+    index_metadata = std::move(found.metadata);
     has_index = true;
     std::map<std::string, std::size_t> wanted;  // file → number of tensors mapped to it
-    for (const auto& item : map.object().items()) {
-      const std::string& file = map[item.key()].text();
-      if (!is_plain_file_name(file))
-        map[item.key()].fail(
-            detail::concat('"', file.substr(0, 200), "\" is not the plain name of a file in this folder"),
-            "Names with '/', '\\' or a leading '.' are refused: they could read files elsewhere.");
-      ++wanted[file];
-    }
+    for (const auto& [tensor, file] : found.files) ++wanted[file];
     for (const auto& [file, count] : wanted) {
       open(file);
-      check_against_map(map, count);
+      check_against(found, count);
     }
   }
 
   /// The file just opened holds exactly the tensors that the index places in it.
-  void check_against_map(const JsonView& map, std::size_t count) {
+  void check_against(const WeightIndex& map, std::size_t count) {
     const SafetensorsReader& file = files.back();
     for (const auto& entry : file.entries()) {
-      const auto mapped = map.find(entry.name);
-      if (!mapped || mapped->text() != names.back())
+      const auto mapped = map.files.find(entry.name);
+      if (mapped == map.files.end() || mapped->second != names.back())
         bad_file(file.path(), "tensor '" + entry.name + "'", "the index does not place it in this file",
                  "Index and weight files do not belong together; save or download the folder again.");
     }
     if (file.entries().size() == count) return;
-    for (const auto& item : map.object().items()) {
-      if (item.value() == names.back()) file.at(item.key());
+    for (const auto& [tensor, name] : map.files) {
+      if (name == names.back()) file.at(tensor);
     }
   }
 };

@@ -35,7 +35,7 @@ std::map<std::string, std::string> text_map(const JsonView& object) {
   return out;
 }
 
-HfSource parse_source(const fs::path& dir, const JsonView& in, SymbolicLinks links) {
+HfSource parse_source(const JsonView& in) {
   in.only({"format", "prefix", "embedding_names", "ignored", "weight_map", "file_metadata", "has_index",
            "index_metadata"});
   HfSource source;
@@ -52,7 +52,6 @@ HfSource parse_source(const fs::path& dir, const JsonView& in, SymbolicLinks lin
     source.file_metadata[item.key()] = text_map(metadata[item.key()]);
   source.has_index = in["has_index"].boolean();
   if (const auto index = in.find("index_metadata")) source.index_metadata = to_text(index->object(), -1);
-  source.config_json = read_text(dir / kHfConfigCopy, kMaxConfigBytes, links);
   return source;
 }
 
@@ -80,18 +79,24 @@ void write_tessera_json(const fs::path& dir, const HfModelConfig& config, const 
   write_text(dir / kTesseraJson, to_text(out, 2) + "\n");
 }
 
-TesseraFolder read_tessera_json(const fs::path& dir, SymbolicLinks links) {
-  const fs::path path = dir / kTesseraJson;
-  const Json document = read_json(path, kMaxTesseraJsonBytes, links);
-  const JsonView root(document, path.string());
+TesseraFolder parse_tessera_json(std::string_view text, const std::string& origin) {
+  const Json document = parse_json(text, origin);
+  const JsonView root(document, origin);
   root.only({"format", "format_version", "tessera_version", "model", "source"});
   if (root["format"].text() != kFormat) root["format"].fail("is not \"tessera-model\"");
   if (root["format_version"].integer() != kFormatVersion)
     root["format_version"].fail("is not supported",
                                 "Another version of Tessera wrote this folder; use that version.");
   TesseraFolder folder;
-  folder.config = parse_model_json(to_text(root["model"].json(), -1), path.string() + ": $.model");
-  if (const auto source = root.find("source")) folder.source = parse_source(dir, *source, links);
+  folder.config = parse_model_json(to_text(root["model"].json(), -1), origin + ": $.model");
+  if (const auto source = root.find("source")) folder.source = parse_source(*source);
+  return folder;
+}
+
+TesseraFolder read_tessera_json(const fs::path& dir, SymbolicLinks links) {
+  const fs::path path = dir / kTesseraJson;
+  TesseraFolder folder = parse_tessera_json(read_text(path, kMaxTesseraJsonBytes, links), path.string());
+  if (folder.source) folder.source->config_json = read_text(dir / kHfConfigCopy, kMaxConfigBytes, links);
   return folder;
 }
 

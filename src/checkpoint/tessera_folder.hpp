@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "tessera/checkpoint/hf.hpp"
 
@@ -21,6 +23,9 @@ struct TesseraFolder {
 
 void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config,
                         const HfSource* source);
+/// From the text of tessera.json alone, without the source's config.json. Errors: CheckpointError naming
+/// `origin`.
+TesseraFolder parse_tessera_json(std::string_view text, const std::string& origin);
 TesseraFolder read_tessera_json(const std::filesystem::path& dir, SymbolicLinks links);
 
 /// Copies those tokenizer and generation files that `from` has.

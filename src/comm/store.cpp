@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "comm/store_requests.hpp"
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/timeout.hpp"
@@ -191,11 +192,8 @@ struct Store::Impl {
     const std::string_view all(body), text = all.substr(0, all.size() - kMacBytes);
     TESSERA_ENSURE(CommunicationError, line.answers.fits(text, all.substr(text.size())), place(),
                    ": an answer was changed on its way: its MAC does not fit");
-    Reader reader(text);
-    char outcome = 0;
-    TESSERA_ENSURE(CommunicationError, reader.kind(outcome) && reader.text(answer.text) && reader.finished(),
-                   place(), ": an answer that means nothing");
-    answer.outcome = static_cast<Outcome>(outcome);
+    TESSERA_ENSURE(CommunicationError, parse_answer(text, answer.outcome, answer.text), place(),
+                   ": an answer that means nothing");
     if (answer.outcome == Outcome::cut) throw CommunicationError(detail::concat(place(), ": ", answer.text));
     give_back(std::move(line));
     TESSERA_ENSURE(CommunicationError, answer.outcome != Outcome::refused, place(), ": ", answer.text);

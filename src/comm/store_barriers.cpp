@@ -8,10 +8,14 @@ namespace tessera::store {
 
 namespace {
 
-std::string list_of(const std::vector<std::int64_t>& ranks) {
+/// A client can speak of any number of ranks: no more are listed than a person reads.
+constexpr std::size_t kMostListed = 1000;
+
+std::string list_of(const std::vector<std::int64_t>& ranks, std::int64_t count) {
   std::string text;
   for (const std::int64_t rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
+  const std::int64_t left_out = count - static_cast<std::int64_t>(ranks.size());
+  return left_out > 0 ? text + detail::concat(" and ", left_out, " more") : text;
 }
 
 }  // namespace
@@ -52,15 +56,18 @@ std::string Barriers::missing(const std::string& name) const {
   const auto found = barriers_.find(name);
   if (found == barriers_.end()) return {};
   const Barrier& barrier = found->second;
-  std::vector<std::int64_t> missing;
-  for (std::int64_t rank = 0; rank < barrier.size; ++rank) {
+  std::vector<std::int64_t> missing, left;
+  for (std::int64_t rank = 0; rank < barrier.size && missing.size() < kMostListed; ++rank) {
     if (!barrier.here.contains(rank) && !barrier.left.contains(rank)) missing.push_back(rank);
   }
-  std::string text = list_of(missing);
-  if (!barrier.left.empty()) {
-    text += (text.empty() ? "" : "; ") + std::string("came and left: ") +
-            list_of({barrier.left.begin(), barrier.left.end()});
+  const auto here = static_cast<std::int64_t>(barrier.here.size()),
+             gone = static_cast<std::int64_t>(barrier.left.size());
+  std::string text = list_of(missing, barrier.size - here - gone);
+  for (const std::int64_t rank : barrier.left) {
+    if (left.size() < kMostListed) left.push_back(rank);
   }
+  if (!left.empty())
+    text += (text.empty() ? "" : "; ") + std::string("came and left: ") + list_of(left, gone);
   return text;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/store_barriers.hpp"
+#include "comm/store_requests.hpp"
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
 
@@ -22,7 +23,6 @@ namespace {
 using namespace store;
 
 constexpr std::size_t kReadAtOnce = 64 * 1024;
-constexpr std::int64_t kMostRanks = 1 << 24;
 
 /// What a client waits for: a key, or its place in a barrier.
 struct Parked {
@@ -192,50 +192,34 @@ struct StoreServer::Impl {
 
   /// False for what no client of ours sends.
   bool handle(std::uint64_t id, Client& client, const std::string& body) {
-    Reader reader(body);
-    char kind = 0;
-    std::string key;
-    if (!reader.kind(kind) || !reader.text(key) || key.size() > kStoreTextLimit) return false;
-    switch (static_cast<Operation>(kind)) {
-      case Operation::set: {
-        std::string value;
-        if (!reader.text(value) || value.size() > kStoreTextLimit || !reader.finished()) return false;
-        set(key, std::move(value));
+    Request request;
+    if (!parse_request(body, request)) return false;
+    switch (request.operation) {
+      case Operation::set:
+        set(request.key, std::move(request.value));
         client.answer(Outcome::done);
         return true;
-      }
       case Operation::get: {
-        std::int64_t timeout_ms = 0;
-        if (!reader.number(timeout_ms) || !reader.finished()) return false;
-        const auto found = values_.find(key);
+        const auto found = values_.find(request.key);
         if (found != values_.end()) {
           client.answer(Outcome::done, found->second);
-        } else if (timeout_ms <= 0) {
+        } else if (request.timeout_ms <= 0) {
           client.answer(Outcome::late);
         } else {
-          client.parked = Parked{key, {}, after(static_cast<double>(timeout_ms) / 1000)};
+          client.parked = Parked{request.key, {}, after(static_cast<double>(request.timeout_ms) / 1000)};
         }
         return true;
       }
-      case Operation::add: {
-        std::int64_t amount = 0;
-        if (!reader.number(amount) || !reader.finished()) return false;
-        add(client, key, amount);
+      case Operation::add:
+        add(client, request.key, request.amount);
         return true;
-      }
       case Operation::remove:
-        if (!reader.finished()) return false;
-        values_.erase(key);
+        values_.erase(request.key);
         client.answer(Outcome::done);
         return true;
-      case Operation::barrier: {
-        std::int64_t rank = 0, size = 0, timeout_ms = 0;
-        if (!reader.number(rank) || !reader.number(size) || !reader.number(timeout_ms) || !reader.finished())
-          return false;
-        if (size < 1 || size > kMostRanks || rank < 0 || rank >= size) return false;
-        arrive(id, client, key, {rank, size, timeout_ms});
+      case Operation::barrier:
+        arrive(id, client, request.key, {request.rank, request.size, request.timeout_ms});
         return true;
-      }
     }
     return false;
   }

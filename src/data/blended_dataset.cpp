@@ -45,7 +45,8 @@ using Files = std::vector<std::shared_ptr<const IndexedDataset>>;
 
 /// One member's part of one split; null when it is empty and nothing was asked of it.
 Shared build_member(const std::shared_ptr<const IndexedDataset>& data, ElementRange range,
-                    GptDatasetOptions options, Split split, std::optional<std::int64_t> num_samples) {
+                    GptDatasetOptions options, Split split, std::optional<std::int64_t> num_samples,
+                    std::vector<std::string>& warnings) {
   const bool empty = count_tokens(data->lengths(), range.begin, range.end) == 0;
   if (empty && num_samples.value_or(0) == 0) return nullptr;
   TESSERA_ENSURE(DataError, !empty, data->prefix(), ": the ", name_of(split), " split has sequences [",
@@ -53,18 +54,20 @@ Shared build_member(const std::shared_ptr<const IndexedDataset>& data, ElementRa
                  " samples are asked for. Give it a larger share in data.split, or use more data");
   options.split = split;
   options.num_samples = num_samples;
-  return std::make_shared<GptDataset>(data, range, options);
+  auto made = std::make_shared<const GptDataset>(data, range, options);
+  if (!made->cache_note().empty()) warnings.push_back(made->cache_note());
+  return made;
 }
 
-Shared build_split(const GptDataOptions& options, const Files& files, const SplitBounds& bounds,
-                   Split split) {
+Shared build_split(const GptDataOptions& options, const Files& files, const SplitBounds& bounds, Split split,
+                   std::vector<std::string>& warnings) {
   const auto which = static_cast<std::size_t>(split);
   if (!bounds[which]) return nullptr;
   const auto asked = options.num_samples[which];
   const auto range_of = [&](const auto& data) { return *split_ranges(bounds, data->sequences())[which]; };
   const bool weighted = options.members.front().weight.has_value();
   if (files.size() == 1 && !weighted) {
-    return build_member(files[0], range_of(files[0]), options.dataset, split, asked);
+    return build_member(files[0], range_of(files[0]), options.dataset, split, asked, warnings);
   }
   TESSERA_ENSURE(ConfigError, !weighted || asked, "a weighted blend needs a number of ", name_of(split),
                  " samples");
@@ -77,7 +80,7 @@ Shared build_split(const GptDataOptions& options, const Files& files, const Spli
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (weighted && weights[i] == 0) continue;  // the greedy draw would pick it on a tie
     const auto request = weighted ? std::optional(blend_request(*asked, weights[i])) : std::nullopt;
-    Shared member = build_member(files[i], range_of(files[i]), options.dataset, split, request);
+    Shared member = build_member(files[i], range_of(files[i]), options.dataset, split, request, warnings);
     if (member == nullptr) continue;
     kept.push_back(weighted ? weights[i] : static_cast<double>(member->size()));
     size += weighted ? blend_target(*asked, weights[i]) : member->size();
@@ -101,9 +104,11 @@ GptData build_gpt_data(const GptDataOptions& options) {
     if (options.dataset.on_progress) options.dataset.on_progress();
   }
   const SplitBounds bounds = parse_split(options.split);
-  return {build_split(options, files, bounds, Split::train),
-          build_split(options, files, bounds, Split::valid),
-          build_split(options, files, bounds, Split::test)};
+  GptData data;
+  data.train = build_split(options, files, bounds, Split::train, data.warnings);
+  data.valid = build_split(options, files, bounds, Split::valid, data.warnings);
+  data.test = build_split(options, files, bounds, Split::test, data.warnings);
+  return data;
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "base/json_reason.hpp"
 #include "data/file.hpp"
+#include "data/json_depth.hpp"
 
 namespace tessera {
 namespace {
@@ -20,18 +21,19 @@ std::string bare(const std::string& prefix) {
   return prefix.ends_with(".idx") || prefix.ends_with(".bin") ? prefix.substr(0, prefix.size() - 4) : prefix;
 }
 
-std::int64_t bytes_of(const std::string& path) { return files::InputFile(path, false).size(); }
+std::int64_t bytes_of(const std::string& path) { return files::InputFile(path, files::Keep::nothing).size(); }
 
 Json sizes_of(const std::string& prefix) {
   return {{"idx_bytes", bytes_of(prefix + ".idx")}, {"bin_bytes", bytes_of(prefix + ".bin")}};
 }
 
 DatasetRecord parse(const std::string& prefix, const std::string& path) {
-  const files::InputFile file(path, false);
+  const files::InputFile file(path, files::Keep::nothing);
   TESSERA_ENSURE(DataError, file.size() <= kMaxBytes, path, ": has ", file.size(),
                  " bytes: it is no dataset's record. Remove it, or make the data again");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
+  refuse_deep_json(text, path);
   try {
     const Json in = Json::parse(text);
     TESSERA_ENSURE(DataError, in.at("format") == kFormat && in.at("version") == 1, path, ": is of format ",

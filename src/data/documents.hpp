@@ -47,6 +47,7 @@ class DocumentReader {
   bool next_line(std::string& line);
   void read_whole(std::string& text);
   bool read_more();
+  void check_packing() const;
   void close_file();
 
   std::vector<std::string> paths_;

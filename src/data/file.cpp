@@ -1,7 +1,6 @@
 #include "data/file.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 namespace tessera::files {
 
@@ -17,29 +17,31 @@ static_assert(std::endian::native == std::endian::little, "the file formats are 
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-InputFile::InputFile(const std::string& path, bool map, const std::string& remedy) : path_(path) {
+InputFile::InputFile(const std::string& path, Keep keep, const std::string& remedy) : path_(path) {
   // Without O_NONBLOCK, opening a named pipe would wait for a writer for ever.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   const int error = errno;
   TESSERA_ENSURE(DataError, fd_ >= 0, path, ": cannot be opened: ", reason(error), ". ", remedy);
-  struct stat info {};
-  const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
-  void* mapped = nullptr;
-  if (regular && map && info.st_size > 0) {
-    mapped = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, fd_, 0);
-  }
-  if (!regular || mapped == MAP_FAILED) {
-    const int map_error = errno;
-    ::close(fd_);
+  try {
+    struct stat info {};
+    const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
     TESSERA_ENSURE(DataError, regular, path, ": is not a regular file. ", remedy);
-    throw IoError(detail::concat(path, ": cannot be mapped into memory: ", reason(map_error)));
+    size_ = info.st_size;
+    if (keep == Keep::nothing || size_ > kKeptBytes) return;
+    std::vector<std::byte> bytes(static_cast<std::size_t>(size_));
+    read_from_disk(0, bytes);
+    kept_ = std::move(bytes);
+  } catch (...) {
+    ::close(fd_);
+    throw;
   }
-  size_ = info.st_size;
-  data_ = static_cast<const std::byte*>(mapped);
+  ::close(std::exchange(fd_, -1));
 }
 
+InputFile::InputFile(std::string path, std::vector<std::byte> bytes)
+    : path_(std::move(path)), size_(static_cast<std::int64_t>(bytes.size())), kept_(std::move(bytes)) {}
+
 InputFile::~InputFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
   if (fd_ >= 0) ::close(fd_);
 }
 
@@ -48,22 +50,29 @@ void InputFile::read(std::int64_t offset, std::span<std::byte> out) const {
   TESSERA_ENSURE(DataError, offset >= 0 && count <= size_ && offset <= size_ - count, path_, ": bytes ",
                  offset, " to ", offset + count, " lie beyond its end at ", size_);
   if (count == 0) return;
-  if (data_ != nullptr) {
-    std::memcpy(out.data(), data_ + offset, out.size());
-    return;
+  if (!kept_.empty()) {
+    std::memcpy(out.data(), kept_.data() + offset, out.size());
+  } else {
+    read_from_disk(offset, out);
   }
+}
+
+void InputFile::read_from_disk(std::int64_t offset, std::span<std::byte> out) const {
   for (std::size_t done = 0; done < out.size();) {
     const auto got =
         ::pread(fd_, out.data() + done, out.size() - done, offset + static_cast<std::int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     TESSERA_ENSURE(IoError, got >= 0, path_, ": reading at byte ", offset, " failed: ", reason(errno));
     TESSERA_ENSURE(DataError, got > 0, path_, ": ended at byte ", offset + static_cast<std::int64_t>(done),
-                   " while it was in use; it had ", size_, " bytes when opened");
+                   " while it was in use; it had ", size_,
+                   " bytes when opened. Write data under a new name "
+                   "while a run reads the old one");
     done += static_cast<std::size_t>(got);
   }
 }
 
 void InputFile::check_unchanged() const {
+  if (fd_ < 0) return;
   struct stat info {};
   TESSERA_ENSURE(IoError, ::fstat(fd_, &info) == 0, path_, ": ", reason(errno));
   TESSERA_ENSURE(DataError, info.st_size == size_, path_, ": changed from ", size_, " to ", info.st_size,

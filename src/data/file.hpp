@@ -1,6 +1,6 @@
 #pragma once
-/// Files as the data floor needs them: a bounds-checked input that is mapped or read, an output that appears
-/// under its name only when complete, and a fast content hash.
+/// Files as the data floor needs them: a bounds-checked input that is read where it lies or kept in memory,
+/// and an output that appears under its name only when complete.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,31 +16,49 @@ namespace tessera::files {
 /// "No such file or directory" and the like, for errno value `code`.
 std::string reason(int code);
 
-/// A regular file opened for reading, mapped into memory or read piecewise.
+enum class Keep {
+  nothing,  ///< every read goes to the file
+  small,    ///< a file of at most kKeptBytes is read once, when it is opened; a larger one as `nothing`
+};
+constexpr std::int64_t kKeptBytes = std::int64_t{64} << 20;
+
+/// A regular file opened for reading. It is never mapped: where a mapped file shrinks, or its disk fails, the
+/// process gets a signal, not an error. Safe to use from several threads.
 class InputFile {
  public:
   /// `remedy` is appended to the message when the file is not there. Errors: DataError.
-  InputFile(const std::string& path, bool map, const std::string& remedy = "");
+  InputFile(const std::string& path, Keep keep, const std::string& remedy = "");
+  /// `bytes` as a file that was kept.
+  InputFile(std::string path, std::vector<std::byte> bytes);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
-  /// The mapped bytes; null when the file is not mapped or empty.
-  const std::byte* data() const { return data_; }
-  /// Copies bytes [offset, offset + out.size()). Errors: DataError beyond the end, IoError when the system
-  /// refuses.
+  /// The bytes of a file that is kept; else null.
+  const std::byte* data() const { return kept_.empty() ? nullptr : kept_.data(); }
+  /// Copies bytes [offset, offset + out.size()). Errors: DataError beyond the end, also when the file has
+  /// shrunk since it was opened; IoError when the system refuses.
   void read(std::int64_t offset, std::span<std::byte> out) const;
-  /// Errors: DataError if the file no longer has the size it was opened with (a shrunken mapping would
-  /// fault).
+  /// The little-endian value at `offset`. Errors: as read.
+  template <typename T>
+  T value(std::int64_t offset) const {
+    T out;
+    read(offset, std::as_writable_bytes(std::span(&out, 1)));
+    return out;
+  }
+  /// Errors: DataError if the file no longer has the size it was opened with. One that is kept stays as it
+  /// was.
   void check_unchanged() const;
 
  private:
+  void read_from_disk(std::int64_t offset, std::span<std::byte> out) const;
+
   std::string path_;
   int fd_ = -1;
   std::int64_t size_ = 0;
-  const std::byte* data_ = nullptr;
+  std::vector<std::byte> kept_;
 };
 
 /// A file written under a temporary name next to its final one, synced and renamed by publish().

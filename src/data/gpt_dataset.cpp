@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "tessera/data/batch.hpp"
 #include "tessera/data/dataset.hpp"
@@ -25,7 +26,9 @@ void apply_document_ends(const GptDatasetOptions& options, const SampleView& out
 
 GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> data, ElementRange range,
                        const GptDatasetOptions& options)
-    : data_(std::move(data)), options_(options) {
+    : data_(std::move(data)),
+      options_(options),
+      keep_partial_(options.split == Split::valid && !options.drop_last_partial) {
   const bool needs_end = options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss;
   TESSERA_CHECK(!needs_end || options.end_of_document >= 0,
                 "reset_position_ids, reset_attention_mask and eod_mask_loss need the end-of-document id");
@@ -36,7 +39,7 @@ GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> data, ElementRange 
   request.num_samples = options.num_samples;
   request.seed = options.seed;
   request.on_progress = options.on_progress;
-  request.keep_partial = options.split == Split::valid && !options.drop_last_partial;
+  request.keep_partial = keep_partial_;
   std::string folder;
   if (options.use_cache) {
     folder =
@@ -48,14 +51,14 @@ GptDataset::GptDataset(std::shared_ptr<const IndexedDataset> data, ElementRange 
 /// Tokens from row `row` up to and with the first token of the next; returns how many there were.
 std::int64_t GptDataset::gather(std::int64_t row, std::span<std::int32_t> out) const {
   const GptIndices& indices = cached_.indices;
-  const std::int64_t first = indices.sample_index[2 * row];
-  const std::int64_t last = indices.sample_index[2 * row + 2];
-  const std::int64_t last_offset = indices.sample_index[2 * row + 3];
-  std::int64_t offset = indices.sample_index[2 * row + 1];
-  std::int64_t done = 0;
+  std::array<std::int64_t, 4> places;  // two rows: position in the document index, offset
+  indices.sample_index.read(2 * row, places);
+  const auto [first, first_offset, last, last_offset] = places;
   TESSERA_ENSURE(DataError, first >= 0 && first <= last && last < indices.document_index.size(),
                  data_->prefix(), ": sample row ", row, " spans documents ", first, " to ", last, " of ",
                  indices.document_index.size());
+  std::int64_t offset = first_offset;
+  std::int64_t done = 0;
   for (std::int64_t d = first; d <= last; ++d, offset = 0) {
     const std::int64_t sequence = indices.document_index[d];
     const std::int64_t end = d == last ? last_offset + 1 : std::int64_t{data_->length(sequence)};
@@ -66,6 +69,10 @@ std::int64_t GptDataset::gather(std::int64_t row, std::span<std::int32_t> out) c
                 out.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)));
     done += count;
   }
+  const bool whole = done == static_cast<std::int64_t>(out.size());
+  TESSERA_ENSURE(DataError, whole || (keep_partial_ && row + 1 == indices.samples()), data_->prefix(),
+                 ": sample row ", row, " has ", done, " tokens, not ", out.size(),
+                 ". Its cached indices do not belong to the data: remove them, and they are built anew");
   return done;
 }
 

@@ -5,6 +5,8 @@
 #include <system_error>
 
 #include "data/file.hpp"
+#include "data/index_check.hpp"
+#include "data/json_depth.hpp"
 #include "data/npy.hpp"
 #include "tessera/base/hash.hpp"
 #include "tessera/data/gpt_indices.hpp"
@@ -36,7 +38,11 @@ Json describe(const IndexedDataset& dataset, const GptIndexRequest& request, con
 /// File names need not be UTF-8.
 std::string dump(const Json& json) { return json.dump(4, ' ', false, Json::error_handler_t::replace); }
 
-std::uint64_t checksum(const IntArray& array) { return content_hash(array.bytes()); }
+std::uint64_t checksum(const IntArray& array) {
+  ContentHash hash;
+  array.for_each_piece([&](std::span<const std::byte> piece) { hash.add(piece); });
+  return hash.value();
+}
 
 /// The shapes the plan predicts; a cache file of any other shape is not ours.
 std::array<npy::Layout, 3> expected_layouts(const GptIndexRequest& request, const GptIndexPlan& plan) {
@@ -48,26 +54,36 @@ std::array<npy::Layout, 3> expected_layouts(const GptIndexRequest& request, cons
           npy::Layout{wide_order ? DType::i64 : DType::u32, {plan.samples}}};
 }
 
-GptIndices load(const std::string& base, const Json& description, const std::array<npy::Layout, 3>& layouts,
-                const std::function<void()>& on_progress) {
-  const files::InputFile file(base + "description.txt", false);
-  TESSERA_ENSURE(DataError, file.size() < (1 << 20), file.path(), ": too long");
+std::string read_description(const std::string& path) {
+  const files::InputFile file(path, files::Keep::nothing);
+  TESSERA_ENSURE(DataError, file.size() < (1 << 20), path, ": too long");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
-  const Json stored = Json::parse(text, nullptr, false);
-  TESSERA_ENSURE(DataError, stored.is_object() && stored.value("description", Json()) == description,
-                 file.path(), ": describes other indices");
-  IntArray arrays[3];
-  for (std::size_t i = 0; i < 3; ++i) {
-    const std::string path = base + kNames[i] + ".npy";
-    arrays[i] = npy::load(path, layouts[i]);
-    const Json sums = stored.value("checksums", Json());
-    TESSERA_ENSURE(DataError,
-                   sums.is_object() && sums.value(kNames[i], Json()) == Json(files::hex(checksum(arrays[i]))),
-                   path, ": its checksum does not match");
-    if (on_progress) on_progress();
-  }
-  return {arrays[0], arrays[1], arrays[2]};
+  refuse_deep_json(text, path);
+  return text;
+}
+
+GptIndices load(const std::string& base, const Json& description, const GptIndexRequest& request,
+                const std::array<npy::Layout, 3>& layouts) {
+  const std::string path = base + "description.txt";
+  const Json stored = Json::parse(read_description(path), nullptr, false);
+  TESSERA_ENSURE(DataError, stored.is_object() && stored.value("description", Json()) == description, path,
+                 ": describes other indices");
+  const Json sums = stored.value("checksums", Json());
+  TESSERA_ENSURE(DataError, sums.is_object(), path, ": has no checksums");
+  const std::string paths[3] = {base + kNames[0] + ".npy", base + kNames[1] + ".npy",
+                                base + kNames[2] + ".npy"};
+  const GptIndices indices{npy::load(paths[0], layouts[0]), npy::load(paths[1], layouts[1]),
+                           npy::load(paths[2], layouts[2])};
+  const auto check = [&](std::size_t i, std::uint64_t found) {
+    TESSERA_ENSURE(DataError, sums.value(kNames[i], Json()) == Json(files::hex(found)), paths[i],
+                   ": its checksum does not match");
+    if (request.on_progress) request.on_progress();
+  };
+  check(0, check_document_index(indices.document_index, request, paths[0]));
+  check(1, check_sample_index(indices.sample_index, request, indices.document_index.size(), paths[1]));
+  check(2, check_shuffle_index(indices.shuffle_index, indices.samples(), paths[2]));
+  return indices;
 }
 
 void save(const std::string& folder, const std::string& base, const Json& description,
@@ -106,12 +122,15 @@ CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptInde
   const std::string hash = files::hex(content_hash(bytes, 1)) + files::hex(content_hash(bytes, 2));
   const std::string base = folder + "/" + hash + "-GPTDataset-" + split + "-";
   const auto layouts = expected_layouts(request, plan);
-  try {
-    result.indices = load(base, description, layouts, request.on_progress);
-    result.cache = CacheUse::loaded;
-    return result;
-  } catch (const Error& error) {
-    result.note = error.what();
+  std::error_code unreadable;
+  if (std::filesystem::exists(base + "description.txt", unreadable)) {
+    try {
+      result.indices = load(base, description, request, layouts);
+      result.cache = CacheUse::loaded;
+      return result;
+    } catch (const Error& error) {
+      result.note = detail::concat(error.what(), ". The cached indices are not used; they are built anew");
+    }
   }
   result.indices = build_gpt_indices(dataset.lengths(), request);
   try {

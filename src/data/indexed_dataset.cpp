@@ -1,6 +1,7 @@
 #include "tessera/data/indexed_dataset.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -25,6 +26,10 @@ std::string without_suffix(const std::string& prefix) {
   return prefix;
 }
 
+constexpr const char* kGivePrefix =
+    "A dataset is the pair PREFIX.idx and PREFIX.bin that `tessera preprocess` writes; give its PREFIX";
+/// Entries of the index that are looked through at a time.
+constexpr std::int64_t kEntriesAtOnce = 1 << 16;
 constexpr const char* kRemake = "Make the pair again with `tessera preprocess`, or copy both files again";
 
 /// Converts `count` stored tokens to ids; returns the first position that is no id in [0, limit), or -1.
@@ -101,13 +106,18 @@ int token_code(DType dtype) {
 }
 
 IndexedDataset::IndexedDataset(const std::string& prefix, IndexedDatasetOptions options)
-    : prefix_(without_suffix(prefix)), options_(options) {
+    // In braces, so that the .idx is opened first.
+    : IndexedDataset{without_suffix(prefix),
+                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".idx", files::Keep::small,
+                                                        kGivePrefix),
+                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".bin", files::Keep::nothing,
+                                                        kGivePrefix),
+                     options} {}
+
+IndexedDataset::IndexedDataset(const std::string& prefix, std::unique_ptr<files::InputFile> index,
+                               std::unique_ptr<files::InputFile> tokens, IndexedDatasetOptions options)
+    : prefix_(prefix), options_(options), index_(std::move(index)), tokens_file_(std::move(tokens)) {
   TESSERA_CHECK(options.vocab_size >= 0, "vocab_size = ", options.vocab_size);
-  const std::string remedy =
-      "A dataset is the pair PREFIX.idx and PREFIX.bin that `tessera preprocess` writes; give "
-      "its PREFIX";
-  index_ = std::make_unique<files::InputFile>(prefix_ + ".idx", true, remedy);
-  tokens_file_ = std::make_unique<files::InputFile>(prefix_ + ".bin", options.map_tokens, remedy);
   parse_header();
   check_lengths();
   check_documents();
@@ -120,7 +130,9 @@ void IndexedDataset::parse_header() {
   const std::int64_t size = index_->size();
   TESSERA_ENSURE(DataError, size >= indexed::kHeaderBytes, path, ": has ", size, " bytes, less than the ",
                  indexed::kHeaderBytes, " of the header: it is cut off. ", kRemake);
-  const std::byte* at = index_->data();
+  std::array<std::byte, indexed::kHeaderBytes> header;
+  index_->read(0, header);
+  const std::byte* at = header.data();
   TESSERA_ENSURE(DataError, std::memcmp(at, indexed::kMagic, 9) == 0, path,
                  ": byte 0: does not begin with MMIDIDX: it is not an indexed dataset. ", kRemake);
   const auto version = load<std::uint64_t>(at + 9);
@@ -149,24 +161,37 @@ void IndexedDataset::parse_header() {
                  " sequences and ", document_entries_, " document entries take ", expected, " (or ",
                  expected + sequences_, " with modes): it is ", size < expected ? "cut off" : "too long",
                  ". ", kRemake);
-  lengths_ = LengthsView(at + indexed::kHeaderBytes, sequences_);
+}
+
+/// Entries [first, first + count) of the array at byte `at` of the index.
+template <typename T>
+std::vector<T> IndexedDataset::entries(std::int64_t at, std::int64_t first, std::int64_t count) const {
+  std::vector<T> out(static_cast<std::size_t>(count));
+  index_->read(at + first * static_cast<std::int64_t>(sizeof(T)), std::as_writable_bytes(std::span(out)));
+  return out;
 }
 
 void IndexedDataset::check_lengths() {
   const std::string& path = index_->path();
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
   std::int64_t expected = 0;  // cannot overflow: checked against the size of the .bin in every turn
-  for (std::int64_t i = 0; i < sequences_; ++i) {
-    const std::int64_t length = lengths_[i];
-    TESSERA_ENSURE(DataError, length >= 0, path, ": byte ", indexed::kHeaderBytes + 4 * i, ": sequence ", i,
-                   " has the negative length ", length, ". ", kRemake);
-    TESSERA_ENSURE(DataError, pointer(i) == expected, path, ": byte ", pointers_at_ + 8 * i, ": sequence ", i,
-                   " points to byte ", pointer(i), " of the .bin instead of ", expected,
-                   ", where the one before it ends. ", kRemake);
-    expected += length * width;
-    TESSERA_ENSURE(DataError, expected <= tokens_file_->size(), tokens_file_->path(), ": has ",
-                   tokens_file_->size(), " bytes, but sequence ", i, " of the .idx ends at byte ", expected,
-                   ": it is cut off or belongs to another .idx. ", kRemake);
+  for (std::int64_t first = 0; first < sequences_; first += kEntriesAtOnce) {
+    const std::int64_t count = std::min(kEntriesAtOnce, sequences_ - first);
+    const auto lengths = entries<std::int32_t>(indexed::kHeaderBytes, first, count);
+    const auto pointers = entries<std::int64_t>(pointers_at_, first, count);
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t i = first + k, length = lengths[static_cast<std::size_t>(k)],
+                         pointer = pointers[static_cast<std::size_t>(k)];
+      TESSERA_ENSURE(DataError, length >= 0, path, ": byte ", indexed::kHeaderBytes + 4 * i, ": sequence ", i,
+                     " has the negative length ", length, ". ", kRemake);
+      TESSERA_ENSURE(DataError, pointer == expected, path, ": byte ", pointers_at_ + 8 * i, ": sequence ", i,
+                     " points to byte ", pointer, " of the .bin instead of ", expected,
+                     ", where the one before it ends. ", kRemake);
+      expected += length * width;
+      TESSERA_ENSURE(DataError, expected <= tokens_file_->size(), tokens_file_->path(), ": has ",
+                     tokens_file_->size(), " bytes, but sequence ", i, " of the .idx ends at byte ", expected,
+                     ": it is cut off or belongs to another .idx. ", kRemake);
+    }
   }
   TESSERA_ENSURE(DataError, expected == tokens_file_->size(), tokens_file_->path(), ": has ",
                  tokens_file_->size(), " bytes, but the .idx describes ", expected,
@@ -179,12 +204,15 @@ void IndexedDataset::check_documents() const {
   TESSERA_ENSURE(DataError, document_entries_ >= 1, path,
                  ": byte 26: the document index is empty; it begins with 0. ", kRemake);
   std::int64_t previous = 0;
-  for (std::int64_t i = 0; i < document_entries_; ++i) {
-    const auto entry = load<std::int64_t>(index_->data() + documents_at_ + 8 * i);
-    const bool good = i == 0 ? entry == 0 : entry >= previous && entry <= sequences_;
-    TESSERA_ENSURE(DataError, good, path, ": byte ", documents_at_ + 8 * i, ": document entry ", i, " is ",
-                   entry, "; entries rise from 0 to the ", sequences_, " sequences. ", kRemake);
-    previous = entry;
+  for (std::int64_t i = 0; i < document_entries_;) {
+    for (const std::int64_t entry :
+         entries<std::int64_t>(documents_at_, i, std::min(kEntriesAtOnce, document_entries_ - i))) {
+      const bool good = i == 0 ? entry == 0 : entry >= previous && entry <= sequences_;
+      TESSERA_ENSURE(DataError, good, path, ": byte ", documents_at_ + 8 * i, ": document entry ", i, " is ",
+                     entry, "; entries rise from 0 to the ", sequences_, " sequences. ", kRemake);
+      previous = entry;
+      ++i;
+    }
   }
   TESSERA_ENSURE(DataError, previous == sequences_, path, ": byte ",
                  documents_at_ + 8 * (document_entries_ - 1), ": the last document ends at sequence ",
@@ -194,42 +222,44 @@ void IndexedDataset::check_documents() const {
 std::int64_t IndexedDataset::index_bytes() const { return index_->size(); }
 std::int64_t IndexedDataset::token_bytes() const { return tokens_file_->size(); }
 
-std::int64_t IndexedDataset::pointer(std::int64_t sequence) const {
-  return load<std::int64_t>(index_->data() + pointers_at_ + 8 * sequence);
-}
-
 std::int32_t IndexedDataset::length(std::int64_t sequence) const {
   TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
-  return lengths_[sequence];
+  return index_->value<std::int32_t>(indexed::kHeaderBytes + 4 * sequence);
+}
+
+std::vector<std::int32_t> IndexedDataset::lengths() const {
+  return entries<std::int32_t>(indexed::kHeaderBytes, 0, sequences_);
 }
 
 std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
   TESSERA_CHECK(document >= 0 && document < document_entries_, prefix_, ": document ", document, " of ",
                 documents());
-  return load<std::int64_t>(index_->data() + documents_at_ + 8 * document);
+  return index_->value<std::int64_t>(documents_at_ + 8 * document);
 }
 
 std::int8_t IndexedDataset::mode(std::int64_t sequence) const {
   TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
-  return has_modes_ ? load<std::int8_t>(index_->data() + documents_at_ + 8 * document_entries_ + sequence)
-                    : 0;
+  return has_modes_ ? index_->value<std::int8_t>(documents_at_ + 8 * document_entries_ + sequence) : 0;
 }
 
 void IndexedDataset::convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
                              std::int64_t limit) const {
   if (out.empty()) return;
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
-  const std::int64_t begin = pointer(sequence) + offset * width;
-  const auto count = static_cast<std::int64_t>(out.size());
-  std::vector<std::byte> copy;
-  const std::byte* from = tokens_file_->data() + begin;
-  if (tokens_file_->data() == nullptr) {
-    copy.resize(static_cast<std::size_t>(count * width));
-    tokens_file_->read(begin, copy);
-    from = copy.data();
+  const auto pointer = index_->value<std::int64_t>(pointers_at_ + 8 * sequence);
+  // Small enough to stay in the first-level cache until it is converted.
+  std::array<std::byte, std::size_t{1} << 14> piece;
+  const std::int64_t most = static_cast<std::int64_t>(piece.size()) / width;
+  while (!out.empty()) {
+    const std::int64_t count = std::min(most, static_cast<std::int64_t>(out.size()));
+    tokens_file_->read(pointer + offset * width,
+                       std::span(piece).first(static_cast<std::size_t>(count * width)));
+    const std::int64_t bad = converter(dtype_)(piece.data(), out.data(), count, limit);
+    if (bad >= 0)
+      refuse_token(sequence, offset + bad, stored_value(piece.data() + bad * width, dtype_), limit);
+    offset += count;
+    out = out.subspan(static_cast<std::size_t>(count));
   }
-  const std::int64_t bad = converter(dtype_)(from, out.data(), count, limit);
-  if (bad >= 0) refuse_token(sequence, offset + bad, stored_value(from + bad * width, dtype_), limit);
 }
 
 void IndexedDataset::refuse_token(std::int64_t sequence, std::int64_t position, double value,
@@ -239,7 +269,7 @@ void IndexedDataset::refuse_token(std::int64_t sequence, std::int64_t position, 
     const std::int64_t middle = low + (high - low) / 2;
     (document_begin(middle) <= sequence ? low : high) = middle;
   }
-  for (std::int64_t before = document_begin(low); before < sequence; ++before) position += lengths_[before];
+  for (std::int64_t before = document_begin(low); before < sequence; ++before) position += length(before);
   detail::fail<DataError>(
       __FILE__, __LINE__, "",
       detail::concat(
@@ -269,7 +299,7 @@ std::vector<std::int32_t> IndexedDataset::document(std::int64_t document) const 
   const std::int64_t end = document_begin(document + 1);
   for (std::int64_t i = document_begin(document); i < end; ++i) {
     const std::size_t at = out.size();
-    out.resize(at + static_cast<std::size_t>(lengths_[i]));
+    out.resize(at + static_cast<std::size_t>(length(i)));
     read(i, 0, std::span(out).subspan(at));
   }
   return out;
@@ -280,8 +310,9 @@ void IndexedDataset::check_vocabulary(std::int64_t vocab_size) const {
   constexpr std::int64_t kPiece = 1 << 16;
   std::vector<std::int32_t> ids(kPiece);
   for (std::int64_t i = 0; i < sequences_; ++i) {
-    for (std::int64_t done = 0; done < lengths_[i]; done += kPiece) {
-      const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kPiece, lengths_[i] - done));
+    const std::int64_t have = length(i);
+    for (std::int64_t done = 0; done < have; done += kPiece) {
+      const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kPiece, have - done));
       convert(i, done, std::span(ids).first(count), vocab_size);
     }
   }
@@ -296,6 +327,8 @@ void IndexedDataset::read_bytes(std::int64_t offset, std::span<std::byte> out) c
   tokens_file_->read(offset, out);
 }
 
-std::uint64_t IndexedDataset::lengths_hash() const { return content_hash(lengths_.bytes()); }
+std::uint64_t IndexedDataset::lengths_hash() const {
+  return content_hash(std::as_bytes(std::span<const std::int32_t>(lengths())));
+}
 
 }  // namespace tessera

@@ -97,7 +97,8 @@ void IndexedDatasetWriter::append(const IndexedDataset& part) {
     done += count;
   }
   const std::int64_t base = sequences();
-  for (std::int64_t i = 0; i < part.sequences(); ++i) lengths_.push_back(part.lengths()[i]);
+  const std::vector<std::int32_t> lengths = part.lengths();
+  lengths_.insert(lengths_.end(), lengths.begin(), lengths.end());
   for (std::int64_t i = 1; i <= part.documents(); ++i)
     document_index_.push_back(base + part.document_begin(i));
   tokens_ += part.tokens();

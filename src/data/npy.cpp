@@ -1,7 +1,5 @@
 #include "data/npy.hpp"
 
-#include <cstring>
-
 #include "data/file.hpp"
 
 namespace tessera::npy {
@@ -40,21 +38,24 @@ void save(const std::string& path, const IntArray& array, const Layout& layout) 
   TESSERA_ENSURE(InternalError, array.size() == layout.numel() && array.dtype() == layout.dtype, path);
   files::OutputFile file(path);
   file.write(header(layout));
-  file.write(array.bytes());
+  array.for_each_piece([&](std::span<const std::byte> piece) { file.write(piece); });
   file.publish(false);
 }
 
 IntArray load(const std::string& path, const Layout& layout) {
-  auto file = std::make_shared<files::InputFile>(path, true);
+  return load(std::make_shared<files::InputFile>(path, files::Keep::small), layout);
+}
+
+IntArray load(std::shared_ptr<const files::InputFile> file, const Layout& layout) {
   const std::string expected = header(layout);
   const auto begin = static_cast<std::int64_t>(expected.size());
   const std::int64_t bytes = layout.numel() * static_cast<std::int64_t>(size_of(layout.dtype));
-  TESSERA_ENSURE(DataError, file->size() == begin + bytes, path, ": has ", file->size(), " bytes, not ",
-                 begin + bytes);
-  TESSERA_ENSURE(DataError, std::memcmp(file->data(), expected.data(), expected.size()) == 0, path,
-                 ": its header is not the expected one");
-  const void* data = file->data() + begin;
-  return IntArray(std::move(file), data, layout.numel(), layout.dtype);
+  TESSERA_ENSURE(DataError, file->size() == begin + bytes, file->path(), ": has ", file->size(),
+                 " bytes, not ", begin + bytes);
+  std::string found(expected.size(), '\0');
+  file->read(0, std::as_writable_bytes(std::span(found)));
+  TESSERA_ENSURE(DataError, found == expected, file->path(), ": its header is not the expected one");
+  return IntArray(std::move(file), begin, layout.numel(), layout.dtype);
 }
 
 }  // namespace tessera::npy

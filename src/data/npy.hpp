@@ -18,7 +18,9 @@ struct Layout {
 /// Writes under a temporary name, then renames; not synced, so the reader must be able to tell. Errors:
 /// IoError.
 void save(const std::string& path, const IntArray& array, const Layout& layout);
-/// Maps a file that must have exactly this layout and size. Errors: DataError.
+/// A file that must have exactly this layout and size; a large one is not kept in memory. Errors: DataError.
 IntArray load(const std::string& path, const Layout& layout);
+/// The same of a file that is open. Errors: DataError.
+IntArray load(std::shared_ptr<const files::InputFile> file, const Layout& layout);
 
 }  // namespace tessera::npy

@@ -34,7 +34,7 @@ std::vector<std::string> command_of(const TokenizerOptions& options) {
 }
 
 template <typename T>
-T read_at(const std::vector<std::byte>& payload, std::size_t at) {
+T read_at(std::span<const std::byte> payload, std::size_t at) {
   TESSERA_ENSURE(DataError, at + sizeof(T) <= payload.size(), "the tokenizer's answer is cut off");
   T value;
   std::memcpy(&value, payload.data() + at, sizeof value);
@@ -47,6 +47,26 @@ void append(std::vector<std::byte>& out, const void* data, std::size_t size) {
 }
 
 }  // namespace
+
+std::vector<std::vector<std::int32_t>> parse_ids(std::span<const std::byte> answer, std::size_t count,
+                                                 std::int64_t vocab_size) {
+  TESSERA_ENSURE(DataError, read_at<std::uint32_t>(answer, 0) == count, "the tokenizer answered other texts");
+  TESSERA_ENSURE(DataError, count <= (answer.size() - 4) / 4, "the tokenizer's answer is cut off");
+  std::vector<std::vector<std::int32_t>> out(count);
+  std::size_t at = 4 + 4 * count;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t ids = read_at<std::uint32_t>(answer, 4 + 4 * i);
+    TESSERA_ENSURE(DataError, ids <= (answer.size() - at) / 4, "the tokenizer's answer is cut off");
+    out[i].resize(ids);
+    if (ids > 0) std::memcpy(out[i].data(), answer.data() + at, ids * 4);
+    at += ids * 4;
+    for (const std::int32_t id : out[i]) {
+      TESSERA_ENSURE(DataError, id >= 0 && id < vocab_size, "the tokenizer gave id ", id, " of ", vocab_size);
+    }
+  }
+  TESSERA_ENSURE(DataError, at == answer.size(), "the tokenizer's answer goes on behind its end");
+  return out;
+}
 
 PythonTokenizer::PythonTokenizer(const TokenizerOptions& options)
     : worker_(command_of(options), options.timeout_s, kRemedy) {
@@ -82,23 +102,7 @@ std::vector<std::vector<std::int32_t>> PythonTokenizer::encode_batch(std::span<c
   }
   for (const std::string& text : texts) append(request, text.data(), text.size());
   worker_.send(kEncode, request);
-  const std::vector<std::byte> reply = answer(kEncode);
-  TESSERA_ENSURE(DataError, read_at<std::uint32_t>(reply, 0) == count, "the tokenizer answered other texts");
-  std::vector<std::vector<std::int32_t>> out(texts.size());
-  std::size_t at = 4 + 4 * texts.size();
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::size_t ids = read_at<std::uint32_t>(reply, 4 + 4 * i);
-    TESSERA_ENSURE(DataError, at <= reply.size() && ids <= (reply.size() - at) / 4,
-                   "the tokenizer's answer is cut off");
-    out[i].resize(ids);
-    if (ids > 0) std::memcpy(out[i].data(), reply.data() + at, ids * 4);
-    at += ids * 4;
-    for (const std::int32_t id : out[i]) {
-      TESSERA_ENSURE(DataError, id >= 0 && id < vocab_size_, "the tokenizer gave id ", id, " of ",
-                     vocab_size_);
-    }
-  }
-  return out;
+  return parse_ids(answer(kEncode), texts.size(), vocab_size_);
 }
 
 std::string PythonTokenizer::decode(std::span<const std::int32_t> ids) {

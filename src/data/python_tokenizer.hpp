@@ -6,6 +6,11 @@
 
 namespace tessera {
 
+/// The ids of each of `count` texts, from the worker's answer to a request to encode them. Errors: DataError
+/// for an answer that is cut off or too long, of other texts, or with an id outside [0, vocab_size).
+std::vector<std::vector<std::int32_t>> parse_ids(std::span<const std::byte> answer, std::size_t count,
+                                                 std::int64_t vocab_size);
+
 class PythonTokenizer final : public Tokenizer {
  public:
   explicit PythonTokenizer(const TokenizerOptions& options);

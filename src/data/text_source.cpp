@@ -22,7 +22,7 @@ namespace {
 
 class PlainText final : public TextSource {
  public:
-  explicit PlainText(const std::string& path) : file_(path, false) {}
+  explicit PlainText(const std::string& path) : file_(path, files::Keep::nothing) {}
   std::size_t read(std::span<char> out) override {
     const auto left = static_cast<std::size_t>(file_.size() - offset_);
     const auto part = out.first(std::min(left, out.size()));
@@ -31,6 +31,7 @@ class PlainText final : public TextSource {
     return part.size();
   }
   std::int64_t consumed() const override { return offset_; }
+  std::int64_t size() const { return file_.size(); }
 
  private:
   files::InputFile file_;
@@ -64,6 +65,7 @@ class GzipText final : public TextSource {
     return out.size() - stream_.avail_out;
   }
   std::int64_t consumed() const override { return packed_.consumed(); }
+  std::int64_t packed_bytes() const override { return packed_.size(); }
 
  private:
   /// Whether there is packed input.
@@ -85,7 +87,8 @@ class GzipText final : public TextSource {
 /// What the program `zstd` unpacks.
 class ZstdText final : public TextSource {
  public:
-  explicit ZstdText(const std::string& path) : path_(path), bytes_(files::InputFile(path, false).size()) {
+  explicit ZstdText(const std::string& path)
+      : path_(path), bytes_(files::InputFile(path, files::Keep::nothing).size()) {
     int ends[2] = {-1, -1};
     TESSERA_ENSURE(IoError, ::pipe2(ends, O_CLOEXEC) == 0, "pipe: ", files::reason(errno));
     messages_ = ::memfd_create("zstd-stderr", MFD_CLOEXEC);
@@ -127,6 +130,7 @@ class ZstdText final : public TextSource {
     return done;
   }
   std::int64_t consumed() const override { return child_ > 0 ? 0 : bytes_; }
+  std::int64_t packed_bytes() const override { return bytes_; }
 
  private:
   void finish() {

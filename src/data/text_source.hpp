@@ -14,6 +14,8 @@ class TextSource {
   virtual std::size_t read(std::span<char> out) = 0;
   /// Bytes of the file itself that are used up.
   virtual std::int64_t consumed() const = 0;
+  /// Size of the packed file; -1 for one that is not packed.
+  virtual std::int64_t packed_bytes() const { return -1; }
 };
 
 /// Errors: DataError if the file cannot be opened; ConfigError if it needs the program zstd, which is not

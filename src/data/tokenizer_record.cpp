@@ -8,6 +8,7 @@
 
 #include "base/json_reason.hpp"
 #include "data/file.hpp"
+#include "data/json_depth.hpp"
 #include "data/tokenizer_options.hpp"
 #include "tessera/base/hash.hpp"
 
@@ -22,9 +23,10 @@ constexpr const char* kUsualEnds[] = {"<|endoftext|>", "<|end_of_text|>", "</s>"
                                       "<eos>",         "<|eot_id|>",      "[SEP]"};
 
 std::string read_text(const std::string& path) {
-  const files::InputFile file(path, false);
+  const files::InputFile file(path, files::Keep::nothing);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
+  refuse_deep_json(text, path);
   return text;
 }
 

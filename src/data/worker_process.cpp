@@ -23,6 +23,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLongestFrame = std::uint64_t{1} << 32;
+constexpr std::uint64_t kFirstPiece = std::uint64_t{1} << 20;
 
 /// The last lines of what the child wrote to its standard error.
 std::string tail_of(int fd) {
@@ -118,16 +119,27 @@ void WorkerProcess::send(std::uint32_t kind, std::span<const std::byte> payload)
   transfer(const_cast<std::byte*>(payload.data()), payload.size(), true);
 }
 
-Frame WorkerProcess::receive() {
+bool read_frame(const std::function<void(std::span<std::byte>)>& take, Frame& frame) {
   std::byte header[12];
-  transfer(header, sizeof header, false);
-  Frame frame;
+  take(header);
   std::uint64_t length = 0;
   std::memcpy(&frame.kind, header, 4);
   std::memcpy(&length, header + 4, 8);
-  if (length > kLongestFrame) lost("the worker's answer is not in the agreed form");
-  frame.payload.resize(length);
-  transfer(frame.payload.data(), frame.payload.size(), false);
+  if (length > kLongestFrame) return false;
+  frame.payload.clear();
+  while (frame.payload.size() < length) {
+    const std::size_t done = frame.payload.size();
+    const std::uint64_t piece = std::max<std::uint64_t>(kFirstPiece, done);
+    frame.payload.resize(done + static_cast<std::size_t>(std::min(piece, length - done)));
+    take(std::span(frame.payload).subspan(done));
+  }
+  return true;
+}
+
+Frame WorkerProcess::receive() {
+  Frame frame;
+  const auto take = [this](std::span<std::byte> out) { transfer(out.data(), out.size(), false); };
+  if (!read_frame(take, frame)) lost("the worker's answer is not in the agreed form");
   return frame;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,10 @@ struct Frame {
   std::uint32_t kind = 0;
   std::vector<std::byte> payload;
 };
+
+/// Reads a frame through `take`, which fills what it is given or throws; false for a frame longer than 4 GiB.
+/// Memory grows with what has come, not with what the frame says of itself.
+bool read_frame(const std::function<void(std::span<std::byte>)>& take, Frame& frame);
 
 class WorkerProcess {
  public:

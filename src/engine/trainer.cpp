@@ -146,6 +146,7 @@ class TrainingRun {
 
   std::string open_data() {
     data_ = open_run_data(config_, tokenizer_, heartbeat_of(*world_));
+    for (const std::string& warning : data_.warnings) log_.warning(warning);
     TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
                    " leaves no tokens for training");
     if (config_.training.eval_interval > 0 && !data_.valid) {

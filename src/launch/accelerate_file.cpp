@@ -91,7 +91,7 @@ void read_precision(FileReader& reader, Variables& environment) {
   std::optional<bool> half;
   reader.boolean("fp16", half);
   if (precision || half) {
-    set_variable(environment, "ACCELERATE_MIXED_PRECISION", precision.value_or(*half ? "fp16" : "no"));
+    set_variable(environment, "ACCELERATE_MIXED_PRECISION", precision ? *precision : *half ? "fp16" : "no");
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <random>
 
+#include "data/file.hpp"
 #include "raw_files.hpp"
+#include "tessera/base/hash.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/data/indexed_writer.hpp"
 
@@ -41,8 +43,7 @@ TEST(GptDataset, SamplesAreSlicesOfTheJoinedStream) {
     for (auto& length : lengths) length = static_cast<std::int32_t>(random() % 12);
     lengths.back() = 9;
     write_counting(folder / "d", lengths);
-    auto data =
-        std::make_shared<IndexedDataset>(folder / "d", IndexedDatasetOptions{.map_tokens = round % 2 == 0});
+    auto data = std::make_shared<IndexedDataset>(folder / "d");
     const std::int64_t s = 1 + static_cast<std::int64_t>(random() % 8);
     const std::int64_t begin = round % 3 == 0 ? static_cast<std::int64_t>(lengths.size()) - 1 : 0;
     const GptDataset samples(data, {begin, data->sequences()}, plain(s, random() % 50));
@@ -60,6 +61,36 @@ TEST(GptDataset, SamplesAreSlicesOfTheJoinedStream) {
     EXPECT_THROW(fetch(samples, samples.size()), InvalidArgument);
     EXPECT_THROW(fetch(samples, -1), InvalidArgument);
   }
+}
+
+/// Numbers of a cached index that only the lengths of documents give away are met when they are used.
+TEST(GptDataset, RowsOfOtherDataAreRefusedWhenRead) {
+  const ScratchFolder folder;
+  write_counting(folder / "d", {7, 5, 11, 6});
+  auto data = std::make_shared<IndexedDataset>(folder / "d");
+  GptDatasetOptions options = plain(4, 20);
+  options.use_cache = true;
+  options.cache_folder = folder / "cache";
+  GptDataset(data, {0, 4}, options);
+  std::string description, rows;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {
+    const std::string path = entry.path().string();
+    if (path.ends_with("description.txt")) description = path;
+    if (path.ends_with("sample_index.npy")) rows = path;
+  }
+  std::string bytes = slurp(rows), list = slurp(description);
+  const auto sum = [&] { return files::hex(content_hash(std::as_bytes(std::span(bytes)).subspan(128))); };
+  const std::string before = sum();
+  const std::int32_t planted = 1000;
+  std::memcpy(bytes.data() + bytes.size() - 4, &planted, 4);
+  spill(description, list.replace(list.find(before), before.size(), sum()));
+  spill(rows, bytes);
+  const GptDataset samples(data, {0, 4}, options);
+  EXPECT_EQ(samples.cache_use(), CacheUse::loaded);
+  mentions(message_of<DataError>([&] {
+             for (std::int64_t i = 0; i < samples.size(); ++i) fetch(samples, i);
+           }),
+           {"sample row"});
 }
 
 TEST(GptDataset, DocumentEnds) {

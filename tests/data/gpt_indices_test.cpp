@@ -3,7 +3,9 @@
 #include <numeric>
 #include <random>
 
+#include "data/file.hpp"
 #include "raw_files.hpp"
+#include "tessera/base/hash.hpp"
 #include "tessera/data/numpy_random.hpp"
 
 namespace tessera {
@@ -249,6 +251,50 @@ TEST_F(IndexCache, DamagedFilesAreBuiltAnew) {
     std::filesystem::remove(file_ending(name));
     EXPECT_EQ(get().cache, CacheUse::saved) << name;
   }
+}
+
+/// With checksums that are right: such a cache was made by somebody, not damaged.
+TEST_F(IndexCache, NumbersThatLeadOutOfTheDataAreNeverUsed) {
+  EXPECT_EQ(get().note, "") << "a cache that is not there is no reason to warn";
+  const auto good = get();
+  constexpr std::int32_t kLongest = std::numeric_limits<std::int32_t>::max();
+  const struct {
+    const char* name;
+    std::size_t from_end;  // of the number, in bytes
+    std::int32_t value;
+    const char* reason;
+  } plants[] = {{"document_index", 4, -1, "outside"}, {"document_index", 8, 3, "outside"},
+                {"sample_index", 8, 1 << 20, "rise"}, {"sample_index", 8, 0, "rise"},
+                {"sample_index", 4, -5, "rise"},      {"sample_index", 4, kLongest, "rise"},
+                {"shuffle_index", 4, 22, "outside"},  {"shuffle_index", 20, -1, "outside"}};
+  for (const auto& [name, from_end, value, reason] : plants) {
+    const std::string path = file_ending(name + std::string(".npy")), list = file_ending("description.txt");
+    std::string bytes = slurp(path);
+    const auto sum_of = [&] {
+      return files::hex(content_hash(std::as_bytes(std::span(bytes)).subspan(128)));
+    };
+    const std::string before = sum_of();
+    std::memcpy(bytes.data() + bytes.size() - from_end, &value, 4);
+    std::string description = slurp(list);
+    const auto at = description.find(before);
+    ASSERT_NE(at, std::string::npos) << name;
+    spill(list, description.replace(at, before.size(), sum_of()));
+    spill(path, bytes);
+    const auto again = get();
+    EXPECT_EQ(again.cache, CacheUse::saved) << name;
+    EXPECT_NE(again.note.find(reason), std::string::npos) << again.note;
+    EXPECT_NE(again.note.find("built anew"), std::string::npos) << again.note;
+    EXPECT_EQ(values(again.indices.sample_index), values(good.indices.sample_index));
+  }
+}
+
+TEST_F(IndexCache, DeepJsonIsDamage) {
+  get();
+  const std::string path = file_ending("description.txt");
+  spill(path, "{\"description\": " + std::string(400'000, '[') + std::string(400'000, ']') + "}");
+  const auto again = get();
+  EXPECT_EQ(again.cache, CacheUse::saved);
+  EXPECT_NE(again.note.find("deep"), std::string::npos) << again.note;
 }
 
 TEST_F(IndexCache, FolderThatCannotBeWritten) {

@@ -33,24 +33,22 @@ TEST(IndexedDataset, ReadsHandMadeBytes) {
   const ScratchFolder folder;
   const std::string prefix = Small().write(folder);
   EXPECT_EQ(34 + 3 * 12 + 3 * 8, static_cast<int>(slurp(prefix + ".idx").size()));
-  for (const bool map : {true, false}) {
-    const IndexedDataset data(prefix, {.map_tokens = map});
-    EXPECT_EQ(data.sequences(), 3);
-    EXPECT_EQ(data.documents(), 2);
-    EXPECT_EQ(data.tokens(), 9);
-    EXPECT_EQ(data.dtype(), DType::u16);
-    EXPECT_EQ(data.sequence(0), (Ids{7, 300, 65000}));
-    EXPECT_EQ(data.document(0), (Ids{7, 300, 65000, 1, 2}));
-    EXPECT_EQ(data.document(1), (Ids{9, 8, 7, 6}));
-    Ids piece(2);
-    data.read(2, 1, piece);
-    EXPECT_EQ(piece, (Ids{8, 7}));
-    EXPECT_THROW(data.read(2, 3, piece), InvalidArgument);
-    EXPECT_THROW(data.read(2, -1, piece), InvalidArgument);
-    EXPECT_THROW(data.read(3, 0, piece), InvalidArgument);
-    EXPECT_THROW(data.document(2), InvalidArgument);
-    EXPECT_THROW(data.length(-1), InvalidArgument);
-  }
+  const IndexedDataset data(prefix);
+  EXPECT_EQ(data.sequences(), 3);
+  EXPECT_EQ(data.documents(), 2);
+  EXPECT_EQ(data.tokens(), 9);
+  EXPECT_EQ(data.dtype(), DType::u16);
+  EXPECT_EQ(data.sequence(0), (Ids{7, 300, 65000}));
+  EXPECT_EQ(data.document(0), (Ids{7, 300, 65000, 1, 2}));
+  EXPECT_EQ(data.document(1), (Ids{9, 8, 7, 6}));
+  Ids piece(2);
+  data.read(2, 1, piece);
+  EXPECT_EQ(piece, (Ids{8, 7}));
+  EXPECT_THROW(data.read(2, 3, piece), InvalidArgument);
+  EXPECT_THROW(data.read(2, -1, piece), InvalidArgument);
+  EXPECT_THROW(data.read(3, 0, piece), InvalidArgument);
+  EXPECT_THROW(data.document(2), InvalidArgument);
+  EXPECT_THROW(data.length(-1), InvalidArgument);
   EXPECT_EQ(IndexedDataset(prefix + ".bin").sequences(), 3);
 }
 
@@ -224,7 +222,7 @@ TEST(IndexedDataset, MissingFilesAndOddFiles) {
 TEST(IndexedDataset, NoticesAFileThatShrinks) {
   const ScratchFolder folder;
   const std::string prefix = Small().write(folder);
-  const IndexedDataset data(prefix, {.map_tokens = false});
+  const IndexedDataset data(prefix);
   EXPECT_NO_THROW(data.check_unchanged());
   std::filesystem::resize_file(prefix + ".bin", 4);
   mentions(message_of<DataError>([&] { data.check_unchanged(); }), {"d.bin", "from 18 to 4"});
@@ -259,7 +257,7 @@ TEST(IndexedDataset, RandomMutationsNeverCrash) {
     }
     const std::string prefix = small.write(folder);
     try {
-      const IndexedDataset data(prefix, {.map_tokens = round % 2 == 0});
+      const IndexedDataset data(prefix);
       std::int64_t tokens = 0;
       for (std::int64_t d = 0; d < data.documents(); ++d) {
         EXPECT_LE(data.document_begin(d), data.document_begin(d + 1));

@@ -1,5 +1,7 @@
 #include "tessera/data/preprocess.hpp"
 
+#include <sys/resource.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -21,6 +23,13 @@ PreprocessOptions options_for(const ScratchFolder& folder, std::vector<std::stri
   options.input = std::move(input);
   options.output_prefix = folder / "out";
   return options;
+}
+
+/// Bytes that the process has had in memory at most.
+std::size_t most_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
 }
 
 /// Documents of a u16 dataset, taken from the raw bytes.
@@ -79,6 +88,30 @@ TEST(Preprocess, SeveralKeys) {
   preprocess(options);
   EXPECT_EQ(raw_documents(folder / "out_a_document"), (std::vector<Ids>{{49}, {51, 51, 51}}));
   EXPECT_EQ(raw_documents(folder / "out_b_document"), (std::vector<Ids>{{50, 50}, {52}}));
+}
+
+/// Packed files that unpack to far more than they are: one document may not take more memory than 64 MiB or
+/// 200 times the file.
+TEST(Preprocess, BombsAreRefusedBeforeTheyFillMemory) {
+  const ScratchFolder folder;
+  const auto make = [&](const std::string& program, const std::string& name) {
+    const std::string line =
+        "head -c 150000000 /dev/zero | tr '\\0' ' ' | " + program + " > '" + folder / name + "'";
+    return std::system(line.c_str()) == 0;
+  };
+  ASSERT_TRUE(make("gzip", "bomb.jsonl.gz"));
+  ASSERT_TRUE(make("gzip", "bomb.txt.gz"));
+  const std::size_t before = most_memory();
+  for (const char* name : {"bomb.jsonl.gz", "bomb.txt.gz"}) {
+    mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / name})); }),
+             {name, "unpacks to more than", "unpack the file"});
+  }
+  if (std::system("command -v zstd > /dev/null") == 0) {
+    ASSERT_TRUE(make("zstd -q -1", "bomb.jsonl.zst"));
+    mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / "bomb.jsonl.zst"})); }),
+             {"bomb.jsonl.zst:1", "unpacks to more than"});
+  }
+  EXPECT_LT(most_memory() - before, std::size_t{220} << 20);
 }
 
 TEST(Preprocess, FoldersOfPlainText) {

@@ -314,7 +314,7 @@ def test_files_written_here_are_read_back(tmp_path):
     assert [data.document(i).tolist() for i in range(data.documents)] == [[1, 2, 3, 4, 5], [], [999]]
     assert data.sequence_lengths.tolist() == [3, 2, 0, 1] and data.document_indices.tolist() == [0, 2, 3, 4]
     assert data.get(0, 1, 1).tolist() == [2] and data[-1].tolist() == [999]
-    assert np.shares_memory(data[0], data.document(0)) and not data[0].flags.writeable
+    assert not data[0].flags.writeable and not data.sequence_lengths.flags.writeable
     for wrong in (lambda: data[4], lambda: data.document(3), lambda: data.get(0, 2, 2)):
         with pytest.raises(IndexError):
             wrong()
@@ -326,6 +326,20 @@ def test_files_written_here_are_read_back(tmp_path):
     data.files.check_vocabulary(1000)
     with pytest.raises(DataError, match="999"):
         data.files.check_vocabulary(999)
+
+
+def test_a_file_that_shrinks_is_an_error(tmp_path):
+    """Not SIGBUS, which ends the interpreter."""
+    builder = _indexed.IndexedDatasetBuilder(tmp_path / "d", dtype=np.uint16)
+    for number in range(3000):
+        builder.add_document([number] * 5)
+    builder.finalize()
+    data = _indexed.IndexedDataset(tmp_path / "d")
+    os.truncate(tmp_path / "d.bin", 4096)
+    os.truncate(tmp_path / "d.idx", 0)
+    assert data[5].tolist() == [5] * 5 and len(data) == 3000
+    with pytest.raises(DataError, match="d.bin: ended at byte"):
+        data[2999]
 
 
 def test_written_bytes_are_megatrons(tmp_path):

@@ -56,6 +56,10 @@ struct Manifest {
 /// Reads and checks a manifest: every field, its own checksum, and that the pieces of every tensor cover it
 /// exactly once. Errors: CheckpointError naming file and JSON path; IoError.
 Manifest read_manifest(const std::filesystem::path& path);
+/// The same from text; `origin` names it in messages.
+Manifest parse_manifest(std::string_view text, const std::string& origin);
+/// As it is written to a file. Errors: InvalidArgument for text that is not JSON or UTF-8.
+std::string to_json(const Manifest& manifest);
 /// Writes it under a temporary name, synced and renamed. Errors: InvalidArgument for text that is not JSON or
 /// UTF-8; IoError.
 void write_manifest(const Manifest& manifest, const std::filesystem::path& path);

@@ -69,7 +69,7 @@ class GptDataset final : public Dataset {
 
   const GptIndices& indices() const { return cached_.indices; }
   CacheUse cache_use() const { return cached_.cache; }
-  /// Why the cache was not used or saved.
+  /// Why a cache that is there was not used, or why it was not saved.
   const std::string& cache_note() const { return cached_.note; }
 
  private:
@@ -77,6 +77,7 @@ class GptDataset final : public Dataset {
 
   std::shared_ptr<const IndexedDataset> data_;
   GptDatasetOptions options_;
+  bool keep_partial_;  ///< the last sample may be shorter
   CachedGptIndices cached_;
 };
 
@@ -113,6 +114,7 @@ struct GptData {
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> valid;
   std::shared_ptr<const Dataset> test;
+  std::vector<std::string> warnings;  ///< caches that were damaged or could not be saved: one sentence each
 };
 
 /// Opens the files and builds the datasets of all splits. Errors: ConfigError, DataError.

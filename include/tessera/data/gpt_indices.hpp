@@ -53,7 +53,7 @@ GptIndices build_gpt_indices(LengthsView lengths, const GptIndexRequest& request
 
 enum class CacheUse {
   off,      ///< no cache folder was asked for
-  loaded,   ///< the indices were mapped from the cache
+  loaded,   ///< the indices are those of the cache
   saved,    ///< built and saved
   unsaved,  ///< built, but the cache folder cannot be written
 };
@@ -61,13 +61,13 @@ enum class CacheUse {
 struct CachedGptIndices {
   GptIndices indices;
   CacheUse cache = CacheUse::off;
-  std::string note;  ///< why the cache was not used or saved
+  std::string note;  ///< why a cache that is there was not used, or why it was not saved
 };
 
 /// As build_gpt_indices, kept in `folder` as <hash>-GPTDataset-<split>-{description.txt, document_index.npy,
 /// sample_index.npy, shuffle_index.npy}. The hash covers the request and the data (file name, sizes, all
-/// lengths); a damaged or foreign cache file is built again; a folder that cannot be written costs only the
-/// saving.
+/// lengths). Every value of a cache is checked before it is used; a damaged or foreign cache is built again;
+/// a folder that cannot be written costs only the saving.
 CachedGptIndices cached_gpt_indices(const IndexedDataset& dataset, const GptIndexRequest& request,
                                     const std::string& split, const std::string& folder);
 

@@ -4,7 +4,8 @@
 /// .idx (little-endian): "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 sequences S, u64 entries D of the
 /// document index, i32 length[S] in tokens, i64 pointer[S] in bytes, i64 document[D] (first sequence of each
 /// document, then S), and for multimodal data i8 mode[S]. .bin: the tokens back to back. Everything is
-/// checked when the files are opened.
+/// checked when the files are opened. They are read, never mapped: a file that shrinks while a run uses it is
+/// an error that says so.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,13 +23,13 @@ namespace files {
 class InputFile;
 }
 
-/// Sequence lengths as they lie in a mapped .idx, where they are not aligned.
+/// Sequence lengths; they need not be aligned.
 class LengthsView {
  public:
   LengthsView() = default;
   LengthsView(const void* data, std::int64_t size)
       : data_(static_cast<const std::byte*>(data)), size_(size) {}
-  explicit LengthsView(std::span<const std::int32_t> lengths)
+  LengthsView(const std::vector<std::int32_t>& lengths)
       : LengthsView(lengths.data(), static_cast<std::int64_t>(lengths.size())) {}
 
   std::int64_t size() const { return size_; }
@@ -47,7 +48,6 @@ class LengthsView {
 
 struct IndexedDatasetOptions {
   std::int64_t vocab_size = 0;  ///< ids at or above it are refused when read; 0 = any int32 id
-  bool map_tokens = true;       ///< map the .bin; false = read it piecewise (network file systems)
 };
 
 /// Read-only and safe to use from several threads.
@@ -57,6 +57,9 @@ class IndexedDataset {
   /// index. Errors: DataError naming file, place, reason and remedy for missing, truncated, oversized or
   /// inconsistent files.
   explicit IndexedDataset(const std::string& prefix, IndexedDatasetOptions options = {});
+  /// The same for files that are open already. Errors: as above.
+  IndexedDataset(const std::string& prefix, std::unique_ptr<files::InputFile> index,
+                 std::unique_ptr<files::InputFile> tokens, IndexedDatasetOptions options = {});
   ~IndexedDataset();
   IndexedDataset(const IndexedDataset&) = delete;
   IndexedDataset& operator=(const IndexedDataset&) = delete;
@@ -71,7 +74,8 @@ class IndexedDataset {
   std::int64_t tokens() const { return tokens_; }
   std::int64_t index_bytes() const;
   std::int64_t token_bytes() const;
-  LengthsView lengths() const { return lengths_; }
+  /// Tokens of all sequences, read from the .idx: 4 bytes each. Errors: DataError if it has shrunk.
+  std::vector<std::int32_t> lengths() const;
   /// Tokens of a sequence. Errors: InvalidArgument out of range.
   std::int32_t length(std::int64_t sequence) const;
   /// First sequence of a document; `document` = documents() gives sequences(). Errors: InvalidArgument.
@@ -91,7 +95,8 @@ class IndexedDataset {
   std::vector<std::int32_t> document(std::int64_t document) const;
   /// Reads every token. Errors: DataError for the first id not in [0, vocab_size).
   void check_vocabulary(std::int64_t vocab_size) const;
-  /// Errors: DataError if a file changed its size since it was opened.
+  /// Errors: DataError if a file that is still read changed its size since it was opened. (A .idx of at most
+  /// 64 MiB is read once.)
   void check_unchanged() const;
   /// Raw little-endian bytes [offset, offset + out.size()) of the .bin. Errors: DataError beyond its end.
   void read_bytes(std::int64_t offset, std::span<std::byte> out) const;
@@ -102,7 +107,8 @@ class IndexedDataset {
   void parse_header();
   void check_lengths();
   void check_documents() const;
-  std::int64_t pointer(std::int64_t sequence) const;
+  template <typename T>
+  std::vector<T> entries(std::int64_t at, std::int64_t first, std::int64_t count) const;
   void convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
                std::int64_t limit) const;
   [[noreturn]] void refuse_token(std::int64_t sequence, std::int64_t position, double value,
@@ -119,7 +125,6 @@ class IndexedDataset {
   std::int64_t pointers_at_ = 0;
   std::int64_t documents_at_ = 0;
   bool has_modes_ = false;
-  LengthsView lengths_;
 };
 
 /// Megatron's code for a token type: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16. Errors:
