@@ -14,9 +14,10 @@ PYTHON = {"PYTHONPATH": str(ROOT / "python"), "TESSERA_PYTHON": sys.executable}
 SOON = 30  # seconds; the deadline of a wait is 600
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
 how, folder = sys.argv[1], Path(sys.argv[2])
 rank = os.environ["RANK"]
 def ready():
