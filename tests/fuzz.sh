@@ -43,14 +43,15 @@ cmake --build "$build" --target "${targets[@]/#/fuzz_}" >"$build/build.log" 2>&1
 
 # What an input may cost: seconds, and memory in MiB in all and at once.
 limits=(-timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=256)
-export UBSAN_OPTIONS=print_stacktrace=1
+# Short stacks of allocations: they are kept for every one of millions.
+export UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS="${ASAN_OPTIONS:-malloc_context_size=2:quarantine_size_mb=8}"
 
 minimise() {
   local target="$1" merged="$build/merged/$1"
   rm -rf "$merged"
   mkdir -p "$merged" "$build/found/$target" "tests/fuzz/corpus/$target"
   # What once was a fault is kept under its own name, whatever it reaches.
-  "$build/fuzz_$target" -merge=1 "${limits[@]}" -max_len=2048 "$merged" "tests/fuzz/corpus/$target" "$build/found/$target" \
+  "$build/fuzz_$target" -merge=1 -use_counters=0 "${limits[@]}" -max_len=2048 "$merged" "tests/fuzz/corpus/$target" "$build/found/$target" \
     >"$build/$target.log" 2>&1 || { tail "$build/$target.log" >&2; die "$target: the merge failed"; }
   find "tests/fuzz/corpus/$target" -type f ! -name 'fault-*' -delete
   cp "$merged"/* "tests/fuzz/corpus/$target/"
@@ -64,8 +65,8 @@ fuzz() {
   crashes="$build/crashes/$target"
   mkdir -p "$found" "$crashes" "tests/fuzz/corpus/$target"
   [ ! -f "tests/fuzz/$target.dict" ] || options+=("-dict=tests/fuzz/$target.dict")
-  "$build/fuzz_$target" "${limits[@]}" "${options[@]}" "-max_total_time=$seconds" "-artifact_prefix=$crashes/" \
-    -print_final_stats=1 -max_len=4096 "$found" "tests/fuzz/corpus/$target" >"$log" 2>&1 </dev/null || code=$?
+  "$build/fuzz_$target" "${limits[@]}" "${options[@]}" -entropic=0 "-max_total_time=$seconds" "-artifact_prefix=$crashes/" \
+    -print_final_stats=1 -max_len=1024 "$found" "tests/fuzz/corpus/$target" >"$log" 2>&1 </dev/null || code=$?
   figures="$(sed -n 's/^stat::number_of_executed_units: *//p; s/^stat::average_exec_per_sec: *//p' "$log" | tr '\n' ' ')"
   note "$(printf '%-18s %s executions, %s/s, coverage %s, crashes %s' "$target" ${figures:-? ?} \
     "$(grep -oE 'cov: [0-9]+' "$log" | tail -n 1 | grep -oE '[0-9]+' || echo '?')" \

@@ -1,6 +1,7 @@
 #include "base/suggest.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 namespace tessera {
@@ -44,7 +45,10 @@ Suggestion nearest_name(std::string_view word, std::span<const std::string_view>
   const std::string wanted = normalised(word);
   Suggestion best;
   for (const std::string_view candidate : candidates) {
-    const int distance = edit_distance(wanted, normalised(candidate));
+    const std::string known = normalised(candidate);
+    const int longer = std::abs(static_cast<int>(known.size()) - static_cast<int>(wanted.size()));
+    if (!best.name.empty() && longer >= best.distance) continue;  // it takes a step for each letter more
+    const int distance = edit_distance(wanted, known);
     if (best.name.empty() || distance < best.distance) best = {candidate, distance, false};
   }
   // "log" is short for "logging", however many letters that leaves out.

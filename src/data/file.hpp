@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,7 +30,7 @@ class InputFile {
   /// `remedy` is appended to the message when the file is not there. Errors: DataError.
   InputFile(const std::string& path, Keep keep, const std::string& remedy = "");
   /// `bytes` as a file that was kept.
-  InputFile(std::string path, std::vector<std::byte> bytes);
+  InputFile(std::string path, std::span<const std::byte> bytes);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
@@ -37,7 +38,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
   /// The bytes of a file that is kept; else null.
-  const std::byte* data() const { return kept_.empty() ? nullptr : kept_.data(); }
+  const std::byte* data() const { return kept_.get(); }
   /// Copies bytes [offset, offset + out.size()). Errors: DataError beyond the end, also when the file has
   /// shrunk since it was opened; IoError when the system refuses.
   void read(std::int64_t offset, std::span<std::byte> out) const;
@@ -58,7 +59,7 @@ class InputFile {
   std::string path_;
   int fd_ = -1;
   std::int64_t size_ = 0;
-  std::vector<std::byte> kept_;
+  std::unique_ptr<std::byte, void (*)(void*)> kept_;
 };
 
 /// A file written under a temporary name next to its final one, synced and renamed by publish().

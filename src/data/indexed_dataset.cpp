@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -222,9 +223,17 @@ void IndexedDataset::check_documents() const {
 std::int64_t IndexedDataset::index_bytes() const { return index_->size(); }
 std::int64_t IndexedDataset::token_bytes() const { return tokens_file_->size(); }
 
-std::int32_t IndexedDataset::length(std::int64_t sequence) const {
+/// Two pointers lie beside each other, a pointer and a length do not: one access to memory, or to the file.
+IndexedDataset::Extent IndexedDataset::extent(std::int64_t sequence) const {
   TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
-  return index_->value<std::int32_t>(indexed::kHeaderBytes + 4 * sequence);
+  const std::int64_t at = pointers_at_ + 8 * sequence;
+  if (sequence + 1 == sequences_) return {index_->value<std::int64_t>(at), tokens_file_->size()};
+  return index_->value<Extent>(at);
+}
+
+std::int32_t IndexedDataset::length(std::int64_t sequence) const {
+  const Extent place = extent(sequence);
+  return static_cast<std::int32_t>((place.end - place.begin) >> std::countr_zero(size_of(dtype_)));
 }
 
 std::vector<std::int32_t> IndexedDataset::lengths() const {
@@ -242,17 +251,15 @@ std::int8_t IndexedDataset::mode(std::int64_t sequence) const {
   return has_modes_ ? index_->value<std::int8_t>(documents_at_ + 8 * document_entries_ + sequence) : 0;
 }
 
-void IndexedDataset::convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
-                             std::int64_t limit) const {
-  if (out.empty()) return;
+void IndexedDataset::convert(std::int64_t sequence, std::int64_t begin, std::int64_t offset,
+                             std::span<std::int32_t> out, std::int64_t limit) const {
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
-  const auto pointer = index_->value<std::int64_t>(pointers_at_ + 8 * sequence);
   // Small enough to stay in the first-level cache until it is converted.
   std::array<std::byte, std::size_t{1} << 14> piece;
   const std::int64_t most = static_cast<std::int64_t>(piece.size()) / width;
   while (!out.empty()) {
     const std::int64_t count = std::min(most, static_cast<std::int64_t>(out.size()));
-    tokens_file_->read(pointer + offset * width,
+    tokens_file_->read(begin + offset * width,
                        std::span(piece).first(static_cast<std::size_t>(count * width)));
     const std::int64_t bad = converter(dtype_)(piece.data(), out.data(), count, limit);
     if (bad >= 0)
@@ -280,12 +287,14 @@ void IndexedDataset::refuse_token(std::int64_t sequence, std::int64_t position, 
 }
 
 void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const {
-  const std::int64_t have = length(sequence);
+  const Extent place = extent(sequence);
+  const std::int64_t have = (place.end - place.begin) >> std::countr_zero(size_of(dtype_));
   const auto count = static_cast<std::int64_t>(out.size());
   TESSERA_CHECK(offset >= 0 && count <= have && offset <= have - count, prefix_, ": tokens ", offset, " to ",
                 offset + count, " of sequence ", sequence, ", which has ", have);
   constexpr std::int64_t kAny = std::int64_t{std::numeric_limits<std::int32_t>::max()} + 1;
-  convert(sequence, offset, out, options_.vocab_size > 0 ? std::min(options_.vocab_size, kAny) : kAny);
+  convert(sequence, place.begin, offset, out,
+          options_.vocab_size > 0 ? std::min(options_.vocab_size, kAny) : kAny);
 }
 
 std::vector<std::int32_t> IndexedDataset::sequence(std::int64_t sequence) const {
@@ -310,10 +319,10 @@ void IndexedDataset::check_vocabulary(std::int64_t vocab_size) const {
   constexpr std::int64_t kPiece = 1 << 16;
   std::vector<std::int32_t> ids(kPiece);
   for (std::int64_t i = 0; i < sequences_; ++i) {
-    const std::int64_t have = length(i);
+    const std::int64_t begin = extent(i).begin, have = length(i);
     for (std::int64_t done = 0; done < have; done += kPiece) {
       const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kPiece, have - done));
-      convert(i, done, std::span(ids).first(count), vocab_size);
+      convert(i, begin, done, std::span(ids).first(count), vocab_size);
     }
   }
 }

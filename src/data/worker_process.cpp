@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLongestFrame = std::uint64_t{1} << 32;
-constexpr std::uint64_t kFirstPiece = std::uint64_t{1} << 20;
+constexpr std::uint64_t kFirstPiece = std::uint64_t{1} << 16;
 
 /// The last lines of what the child wrote to its standard error.
 std::string tail_of(int fd) {

@@ -168,7 +168,20 @@ TEST(GptDataset, WrongVocabularyAndShrunkenFile) {
   mentions(message_of<DataError>([&] { fetch(samples, 0); }),
            {"d.bin", "document 0", "position 29", "id 29"});
   std::filesystem::resize_file(folder / "d.bin", 60);
-  mentions(message_of<DataError>([&] { fetch(samples, 0); }), {"d.bin", "changed"});
+  mentions(message_of<DataError>([&] { fetch(samples, 0); }), {"d.bin", "while it was in use"});
+}
+
+/// What is read may be other data by then: the size is looked at now and then.
+TEST(GptDataset, AFileWrittenAnewIsSeen) {
+  const ScratchFolder folder;
+  write_counting(folder / "d", {40});
+  const GptDataset samples(std::make_shared<IndexedDataset>(folder / "d"), {0, 1}, plain(39));
+  fetch(samples, 0);
+  std::filesystem::resize_file(folder / "d.bin", 90);
+  mentions(message_of<DataError>([&] {
+             for (int i = 0; i < 16; ++i) fetch(samples, 0);
+           }),
+           {"d.bin", "changed from 80 to 90"});
 }
 
 TEST(BuildGptData, SplitsOfOneDataset) {

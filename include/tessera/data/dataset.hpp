@@ -2,6 +2,7 @@
 /// Datasets of training samples: GPT samples cut from an indexed dataset, and blends of several.
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,6 +80,7 @@ class GptDataset final : public Dataset {
   GptDatasetOptions options_;
   bool keep_partial_;  ///< the last sample may be shorter
   CachedGptIndices cached_;
+  mutable std::atomic<std::uint32_t> fetched_ = 0;
 };
 
 /// Samples drawn from several datasets in given proportions.

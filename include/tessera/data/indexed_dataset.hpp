@@ -109,7 +109,12 @@ class IndexedDataset {
   void check_documents() const;
   template <typename T>
   std::vector<T> entries(std::int64_t at, std::int64_t first, std::int64_t count) const;
-  void convert(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out,
+  /// Where a sequence lies in the .bin, in bytes.
+  struct Extent {
+    std::int64_t begin, end;
+  };
+  Extent extent(std::int64_t sequence) const;
+  void convert(std::int64_t sequence, std::int64_t begin, std::int64_t offset, std::span<std::int32_t> out,
                std::int64_t limit) const;
   [[noreturn]] void refuse_token(std::int64_t sequence, std::int64_t position, double value,
                                  std::int64_t limit) const;
