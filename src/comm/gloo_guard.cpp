@@ -23,7 +23,7 @@ using store::Deadline;
 namespace {
 
 constexpr double kStoreTimeout = 2;   // for each request of the guard
-constexpr double kEventTimeout = 10;  // to say something to all ranks
+constexpr double kEventTimeout = 5;   // to say something to all ranks
 constexpr int kStoreTries = 2;        // late answers in a row after which the store counts as gone
 constexpr double kAnswerGrace = 3;    // for other ranks, on busy machines, to say what they have called
 constexpr double kOwnErrorGrace = 1;  // for a lost rank's own last words
