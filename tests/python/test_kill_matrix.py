@@ -49,12 +49,12 @@ def run(program, shim, folder, *command, at: int = 0, kind: str = "kill", exchan
 
 
 def test_kills_in_save_state(python_build, shim, tmp_path, long_run):
-    kills = 100 if long_run else 4
+    kills = 100 if long_run else 2
     assert sum(forked(python_build, shim, tmp_path / "jobs", "states", kills, SEED).values()) == kills
 
 
 def test_kills_in_save_pretrained(python_build, shim, tmp_path, long_run):
-    kills = 60 if long_run else 3
+    kills = 60 if long_run else 2
     assert sum(forked(python_build, shim, tmp_path / "jobs", "models", kills, SEED).values()) == kills
 
 

@@ -285,7 +285,7 @@ def main() -> None:
         return
     kills, chance, done = int(sys.argv[3]), random.Random(int(sys.argv[4])), {}
     if what == "states":
-        kinds = {"total_limit 1": (1, True), "total_limit 2": (2, True), "one folder": (None, True), "one folder, no exchange": (None, False)}
+        kinds = {"total_limit 1": (1, True), "one folder, no exchange": (None, False), "total_limit 2": (2, True), "one folder": (None, True)}
         counted, losses = job(folder / "counted", 2, 3)["counts"], {}
         for number, (name, (limit, exchange)) in enumerate(kinds.items()):
             share = kills // len(kinds) + (number < kills % len(kinds))
