@@ -9,8 +9,10 @@ from tessera.errors import InvalidArgument
 
 # What the engine does not compute.
 _REFUSED = {
-    "inputs_embeds": "embeddings as input", "past_key_values": "a cache of keys", "use_cache": "a cache of keys",
-    "cache_position": "a cache of keys", "head_mask": "masking heads", "encoder_hidden_states": "cross-attention",
+    "inputs_embeds": "embeddings as input", "past_key_values": "a cache of keys",
+    "cache": "a cache of keys",  # the same, as Transformers calls it since 5.24
+    "use_cache": "a cache of keys", "cache_position": "a cache of keys", "head_mask": "masking heads",
+    "encoder_hidden_states": "cross-attention",
     "encoder_attention_mask": "cross-attention", "output_attentions": "attention weights", "output_hidden_states": "hidden states",
     "shift_labels": "labels that are shifted already (give `labels`, at their tokens' own positions)"}
 KNOWN = ("return_dict", "num_items_in_batch", "logits_to_keep")
