@@ -108,8 +108,11 @@ void StreamGraph::abandon(Recording& recording) {
 /// Makes the turn's executable one of `graph`.
 void StreamGraph::prepare(Turns& turns, const Owned& graph) {
   if (turns.executable != nullptr) {
-    stats_.refused_update = cuda::update_executable(turns.executable, graph.get());
-    if (!stats_.refused_update.empty()) turns.forget();
+    const std::string refusal = cuda::update_executable(turns.executable, graph.get());
+    if (!refusal.empty()) {
+      stats_.refused_update = refusal;
+      turns.forget();
+    }
   }
   if (turns.executable == nullptr) {
     turns.executable = cuda::make_executable(graph.get());

@@ -63,7 +63,7 @@ void expect_equal(const Run& plain, const Run& graph) {
   // Three kinds of batches, whose first turns are plain.
   EXPECT_EQ(graph.graph.plain, 3u);
   EXPECT_EQ(graph.graph.launched, kSteps - 3u);
-  EXPECT_EQ(graph.graph.made, 3u);
+  EXPECT_EQ(graph.graph.made, 3u) << graph.graph.refused_update;
   // The second kind is told of, the third is not.
   EXPECT_EQ(plain.notes.size(), 0u);
   ASSERT_EQ(graph.notes.size(), 1u);

@@ -38,7 +38,8 @@ void set_lazy_loading(bool on);
 std::uint64_t loading_stops();
 /// From now on streams of a device share so many hardware queues, counted over those that exist: work at the
 /// head of a queue that cannot begin yet holds up what comes after it, of other streams too. At first
-/// CUDA_DEVICE_MAX_CONNECTIONS, else 32 as the launcher sets it (CUDA's own default is 8).
+/// CUDA_DEVICE_MAX_CONNECTIONS, else 32 for each of 8 ranks, as the launcher sets it (CUDA's own default is
+/// 8).
 void set_connections(int count);
 /// Products that are fused with something and called from now on are refused, that many times.
 void plant_gemm_refusals(int count);

