@@ -236,7 +236,8 @@ std::shared_ptr<StreamHandle> handle_of(int device, cudaStream_t stream) {
 /// How often a refusal that may pass is asked for again.
 constexpr int kMostTries = 4;
 
-bool may_pass(const fe::error_t& error) {
+/// By value: an error gives its code only to who may change it.
+bool may_pass(fe::error_t error) {
   const auto code = error.get_code();
   return code == fe::error_code_t::CUDA_API_FAILED || code == fe::error_code_t::CUDNN_BACKEND_API_FAILED ||
          code == fe::error_code_t::HANDLE_ERROR;
