@@ -1,6 +1,8 @@
 #include "comm/nccl/job.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "comm/gloo_signals.hpp"
 #include "comm/nccl/lane.hpp"
@@ -112,6 +114,8 @@ bool NcclJob::look() {
       if (auto lane = each.lock()) lanes.push_back(std::move(lane));
     }
   }
+  // Freed when every lane has ended: to free memory may wait for the device, and so for their kernels.
+  std::deque<NcclLane::Posted> dropped;
   bool busy = false;
   for (const auto& lane : lanes) {
     if (!failed_) {
@@ -119,7 +123,7 @@ bool NcclJob::look() {
       if (!reason.empty()) fail(reason);
     }
     if (failed_) {
-      lane->end_kernels();
+      std::ranges::move(lane->end_kernels(), std::back_inserter(dropped));
     } else {
       busy = lane->look() || busy;
     }

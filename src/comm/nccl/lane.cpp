@@ -4,6 +4,7 @@
 #include <exception>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "device/cuda.hpp"
 #include "tessera/base/error.hpp"
@@ -266,13 +267,13 @@ bool NcclLane::look() {
   return true;
 }
 
-void NcclLane::end_kernels() {
-  if (aborted_) return;
+std::deque<NcclLane::Posted> NcclLane::end_kernels() {
+  if (aborted_) return {};
   // A thread may hang in a launch because the stream is full, until the kernels end; so the lock is not
   // waited for for ever.
   const std::unique_lock nccl(nccl_mutex_, kPatience);
   aborted_ = true;
-  waiting_.clear();
+  std::deque<Posted> dropped = std::exchange(waiting_, {});
   if (comm_ != nullptr) ncclCommAbort(comm_);
   comm_ = nullptr;
   for (ncclComm_t unfinished : split_off_) {
@@ -280,6 +281,7 @@ void NcclLane::end_kernels() {
   }
   split_off_.clear();
   changed_.notify_all();
+  return dropped;
 }
 
 }  // namespace tessera

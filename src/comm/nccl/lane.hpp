@@ -90,8 +90,9 @@ class NcclLane {
 
   /// For the watchdog: lets go of what has ended, finds errors and deadlines. Whether anything is in flight.
   bool look();
-  /// For the watchdog: ends the kernels of this lane.
-  void end_kernels();
+  /// For the watchdog: ends the kernels of this lane. Returns what was never launched, which may hold the
+  /// last reference to memory.
+  std::deque<Posted> end_kernels();
   std::string host_failure() const { return options_.host_failure(); }
 
  private:
