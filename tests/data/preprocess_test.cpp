@@ -111,7 +111,11 @@ TEST(Preprocess, BombsAreRefusedBeforeTheyFillMemory) {
     mentions(message_of<DataError>([&] { preprocess(options_for(folder, {folder / "bomb.jsonl.zst"})); }),
              {"bomb.jsonl.zst:1", "unpacks to more than"});
   }
+#ifndef __SANITIZE_ADDRESS__  // it keeps what was freed
   EXPECT_LT(most_memory() - before, std::size_t{220} << 20);
+#else
+  (void)before;
+#endif
 }
 
 TEST(Preprocess, FoldersOfPlainText) {
