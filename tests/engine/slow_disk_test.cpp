@@ -117,7 +117,8 @@ TEST_F(SlowDisks, RanksShareTheVerificationAndAgree) {
   const auto root = dir_ / "run/checkpoints";
   const auto newest = root / "step-00000004", older = root / "step-00000002";
   std::uint64_t bytes = 0;
-  for (const auto& file : CheckpointReader(newest).manifest().files) bytes += file.bytes;
+  const CheckpointReader reader(newest);
+  for (const auto& file : reader.manifest().files) bytes += file.bytes;
   for (const int ranks : {1, 2, 4}) {
     be_slow(0);
     run_local(ranks, [&](const auto& world) { EXPECT_EQ(first_whole({newest, older}, *world).dir, newest); });
