@@ -14,7 +14,7 @@ namespace cpu {
 std::string gemm_library();
 Description describe();
 }  // namespace cpu
-/// How CUDA matrix products of this process choose among cuBLASLt's algorithms. Set before the first product.
+/// How CUDA matrix products choose among cuBLASLt's algorithms.
 struct GemmTuning {
   /// Time the candidates of each new shape once, at its first use outside stream capture, and keep the
   /// fastest. Off: cuBLASLt's first choice, or the file's. Timing waits for the stream once per new shape and
@@ -25,6 +25,9 @@ struct GemmTuning {
   /// was timed the library's first choice, which the fastest replaces. Empty: memory only. A damaged or
   /// foreign file counts as empty and is replaced.
   std::string cache_path;
+  /// Files that are only read, for products that the file above does not have; where several have one, the
+  /// first of them counts. Those that are not there are no error.
+  std::vector<std::string> tables;
 };
 /// What a search for the fastest way of a product found.
 struct GemmTrial {
@@ -42,17 +45,12 @@ void forget_stream(void* stream) noexcept;
 /// Loads the code of all our kernels on the current device, once for all: afterwards no first launch waits
 /// for what runs there. Errors: DeviceError; ConfigError in a build without CUDA.
 void load_kernels();
-/// Errors: IoError if choices are to be timed and the file cannot be written; without timing it is only read
-/// then.
-void set_gemm_tuning(const GemmTuning& tuning);
-/// Files that are only read, for products that the file of set_gemm_tuning does not have; where several have
-/// one, the first of them counts. Set before the first product. Those that are not there are no error.
-void set_gemm_tables(const std::vector<std::string>& paths);
 /// Searches for the fastest way of one product: more of cuBLASLt's algorithms than a product in training
-/// tries, shares of k, a pass of its own for what could be fused. Keeps it in the file of set_gemm_tuning at
-/// once, and for this process. Overwrites what `gemm` writes; beta 1 adds many times. Waits for the stream.
+/// tries, shares of k, a pass of its own for what could be fused. Keeps it in launch.gemm_tuner, which is not
+/// null, and in its file at once. Overwrites what `gemm` writes; beta 1 adds many times. Waits for the
+/// stream.
 GemmTrial tune_gemm(const Gemm& gemm, const Launch& launch);
-/// What is to be told of the files, and of what cuBLASLt refused; empty the next time, or if all is well.
+/// What cuBLASLt refused where there was no tuner; empty the next time, or if all is well.
 std::string take_gemm_note();
 /// Why attention was computed the slower way; empty the next time, or if it was not.
 std::string take_attention_note();

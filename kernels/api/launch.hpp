@@ -3,12 +3,18 @@
 /// are raw, sizes are elements, nothing allocates; scratch is passed in. The caller (ops/) has validated
 /// everything.
 
+namespace tessera {
+class GemmTuner;
+}
+
 namespace tessera::kernels {
 
 /// Where and how wide a kernel runs.
 struct Launch {
   void* stream = nullptr;  ///< cudaStream_t; unused on the CPU
   int threads = 1;         ///< CPU threads; unused on CUDA
+  /// How products on CUDA choose their algorithms; null: cuBLASLt's first suggestions.
+  GemmTuner* gemm_tuner = nullptr;
 };
 
 }  // namespace tessera::kernels

@@ -1,14 +1,15 @@
 /// gemm and batched_gemm on cuBLASLt.
 ///
-/// State of the process, all of it memos: per device a cuBLASLt handle, the algorithm of every problem seen,
-/// and a workspace per stream (work of one stream never overlaps, so that its products can share one), which
-/// ends with the stream (forget_stream). The rest is made at first use and never freed: at the end of the
-/// process the driver takes it back, and by then the CUDA runtime may be gone.
+/// State of the process, all of it memos: per device a cuBLASLt handle, the choices of whoever brings no
+/// GemmTuner, and a workspace per stream (work of one stream never overlaps, so that its products can share
+/// one), which ends with the stream (forget_stream). The rest is made at first use and never freed: at the
+/// end of the process the driver takes it back, and by then the CUDA runtime may be gone.
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
-#include <array>
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,7 +19,6 @@
 #include <vector>
 
 #include "kernels/cuda/attention_cudnn.hpp"
-#include "kernels/cuda/gemm_cache.hpp"
 #include "kernels/cuda/gemm_choice.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_finish.hpp"
@@ -26,6 +26,7 @@
 #include "kernels/cuda/gemm_run.hpp"
 #include "kernels/cuda/gemm_stopwatch.hpp"
 #include "kernels/cuda/gemm_sums.hpp"
+#include "kernels/cuda/gemm_tuner.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
@@ -35,38 +36,24 @@ namespace {
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 constexpr int kCandidates = 16;
 constexpr int kTimedRuns = 5;
-/// Problems a device remembers: texts of every length make ever new ones. Timed winners are kept apart.
-constexpr std::size_t kMostChoices = 1 << 16;
-
-struct Choice {
-  bool exists = false;  ///< false: cuBLASLt has no algorithm, or what it fuses is faster apart
-  bool settled = true;  ///< false: to be timed when the stream is not being captured
-  cublasLtMatmulAlgo_t algorithm{};
-};
+using Choice = GemmTuner::Choice;
 
 struct DeviceState {
-  std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
   std::string name;
-  std::unordered_map<ProductKey, Choice, ProductKeyHash> choices;
+  GemmTuner first_suggestions{GemmTuning{}};
+  std::mutex mutex;  ///< guards what follows
   std::unordered_map<cudaStream_t, void*> workspaces;
 };
 
 struct ProcessState {
   std::mutex mutex;
   std::unordered_map<int, std::unique_ptr<DeviceState>> devices;
-  bool tune = false;
-  GemmMemo memo;
-  std::string note;
 };
 
 ProcessState& process() {
   static ProcessState* const state = new ProcessState;
   return *state;
-}
-
-void add_note(ProcessState& all, const std::string& note) {
-  if (!note.empty()) all.note += (all.note.empty() ? "" : "\n") + note;
 }
 
 DeviceState& device_state() {
@@ -86,7 +73,12 @@ DeviceState& device_state() {
   return *state;
 }
 
+GemmTuner& tuner_of(DeviceState& device, const Launch& launch) {
+  return launch.gemm_tuner != nullptr ? *launch.gemm_tuner : device.first_suggestions;
+}
+
 void* workspace_of(DeviceState& device, cudaStream_t stream) {
+  const std::lock_guard lock(device.mutex);
   void*& workspace = device.workspaces[stream];
   if (workspace == nullptr) {
     check_runtime(cudaMalloc(&workspace, kWorkspaceBytes), "cudaMalloc of 32 MiB of workspace", {});
@@ -178,57 +170,48 @@ std::string cache_key(const DeviceState& device, const ProductKey& key) {
   return gemm_cache_key(device.name, cublasLtGetVersion(), key.text());
 }
 
-/// The choice of an earlier run, if this library accepts it for this problem; with `timed` only the fastest.
-std::optional<Choice> remembered(DeviceState& device, const Product& p, const Descriptors& descriptors,
-                                 const ProductKey& key, bool timed) {
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  const KeptAlgorithm* const kept = all.memo.find(cache_key(device, key), timed);
-  if (kept == nullptr) return std::nullopt;
+cublasLtMatmulAlgo_t algorithm_of(const AlgorithmWords& words) {
+  cublasLtMatmulAlgo_t algorithm;
+  std::copy(words.begin(), words.end(), algorithm.data);
+  return algorithm;
+}
+
+AlgorithmWords words_of(const cublasLtMatmulAlgo_t& algorithm) {
+  AlgorithmWords words{};
+  std::copy(std::begin(algorithm.data), std::end(algorithm.data), words.begin());
+  return words;
+}
+
+/// The choice of an earlier run, if this library accepts it for this problem; of a tuner that
+/// times only the fastest.
+std::optional<Choice> remembered(const GemmTuner& tuner, const DeviceState& device, const Product& p,
+                                 const Descriptors& descriptors, const ProductKey& key) {
+  const auto kept = tuner.kept(cache_key(device, key), tuner.times());
+  if (!kept) return std::nullopt;
   if (kept->separate()) return p.fused.any() ? std::optional(Choice{}) : std::nullopt;
-  Choice choice{.exists = true};
-  std::copy(kept->words.begin(), kept->words.end(), choice.algorithm.data);
-  if (!accepts(device.handle, descriptors, choice.algorithm, kWorkspaceBytes)) return std::nullopt;
-  return choice;
+  if (!accepts(device.handle, descriptors, algorithm_of(kept->words), kWorkspaceBytes)) return std::nullopt;
+  return Choice{.exists = true, .algorithm = kept->words};
 }
 
-void remember(const DeviceState& device, const ProductKey& key, const cublasLtMatmulAlgo_t& algorithm,
-              bool timed) {
-  KeptAlgorithm kept{.words = {}, .timed = timed};
-  std::copy(std::begin(algorithm.data), std::end(algorithm.data), kept.words.begin());
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  all.memo.put(cache_key(device, key), kept);
-}
-
-bool tuning_wanted() {
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  return all.tune;
-}
-
-Choice choose(DeviceState& device, const Product& p, const Descriptors& descriptors, const ProductKey& key,
-              cudaStream_t stream) {
-  Choice choice;
-  const bool tune = tuning_wanted();
-  if (const auto known = remembered(device, p, descriptors, key, tune)) return *known;
+Choice choose(GemmTuner& tuner, DeviceState& device, const Product& p, const Descriptors& descriptors,
+              const ProductKey& key, cudaStream_t stream) {
+  if (const auto known = remembered(tuner, device, p, descriptors, key)) return *known;
   const auto candidates =
-      candidates_for(device.handle, descriptors, p, kWorkspaceBytes, tune ? kCandidates : 1);
-  if (candidates.empty()) return choice;
-  choice.exists = true;
-  choice.algorithm = candidates.front();
-  bool timed = tune && candidates.size() == 1;  // there is nothing to compare it with
-  if (tune && !timed) {
+      candidates_for(device.handle, descriptors, p, kWorkspaceBytes, tuner.times() ? kCandidates : 1);
+  if (candidates.empty()) return {};
+  Choice choice{.exists = true, .algorithm = words_of(candidates.front())};
+  bool timed = tuner.times() && candidates.size() == 1;  // there is nothing to compare it with
+  if (tuner.times() && !timed) {
     if (is_captured(stream)) {
       choice.settled = false;
       return choice;
     }
     if (const auto best = fastest(device, p, candidates, workspace_of(device, stream), stream)) {
-      choice.algorithm = *best;
+      choice.algorithm = words_of(*best);
       timed = true;
     }
   }
-  remember(device, key, choice.algorithm, timed);
+  tuner.keep(cache_key(device, key), {.words = choice.algorithm, .timed = timed});
   return choice;
 }
 
@@ -241,8 +224,8 @@ bool is_refusal(cublasStatus_t status) {
 
 /// After `status` refused the choice for p: what is fused is left to passes of their own from now on, plain
 /// products take the next algorithm that runs. Whether p was computed.
-bool recover(DeviceState& device, const Product& p, const Descriptors& descriptors, const ProductKey& key,
-             cublasStatus_t status, void* workspace, cudaStream_t stream) {
+bool recover(GemmTuner& tuner, DeviceState& device, const Product& p, const Descriptors& descriptors,
+             const ProductKey& key, cublasStatus_t status, void* workspace, cudaStream_t stream) {
   Choice choice;
   if (!p.fused.any()) {
     for (const cublasLtMatmulAlgo_t& each :
@@ -251,19 +234,13 @@ bool recover(DeviceState& device, const Product& p, const Descriptors& descripto
           multiply(device.handle, descriptors, p, each, workspace, kWorkspaceBytes, stream);
       if (is_refusal(tried)) continue;
       check_library(tried, "cublasLtMatmul", p);
-      choice = {.exists = true, .algorithm = each};
+      choice = {.exists = true, .algorithm = words_of(each)};
       break;
     }
     if (!choice.exists) check_library(status, "cublasLtMatmul", p);
   }
-  const std::string why = cublasLtGetStatusName(status);
-  {
-    const std::lock_guard lock(device.mutex);
-    device.choices[key] = choice;
-  }
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  add_note(all, refusal_note(p, why));
+  tuner.set_choice(key, choice);
+  tuner.notes().add(refusal_note(p, cublasLtGetStatusName(status)));
   return choice.exists;
 }
 
@@ -271,22 +248,15 @@ bool recover(DeviceState& device, const Product& p, const Descriptors& descripto
 bool run(const Product& p, const Launch& launch) {
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   DeviceState& device = device_state();
+  GemmTuner& tuner = tuner_of(device, launch);
   const Descriptors descriptors(p);
   const ProductKey key = key_of(p);
-  Choice choice;
-  void* workspace = nullptr;
-  {
-    const std::lock_guard lock(device.mutex);
-    if (device.choices.size() >= kMostChoices) device.choices.clear();
-    Choice& slot = device.choices.try_emplace(key, Choice{.settled = false}).first->second;
-    if (!slot.settled) slot = choose(device, p, descriptors, key, stream);
-    choice = slot;
-    if (choice.exists) workspace = workspace_of(device, stream);
-  }
+  const Choice choice = tuner.choice(key, [&] { return choose(tuner, device, p, descriptors, key, stream); });
   if (!choice.exists) return false;
-  const cublasStatus_t status =
-      multiply(device.handle, descriptors, p, choice.algorithm, workspace, kWorkspaceBytes, stream);
-  if (is_refusal(status)) return recover(device, p, descriptors, key, status, workspace, stream);
+  void* const workspace = workspace_of(device, stream);
+  const cublasStatus_t status = multiply(device.handle, descriptors, p, algorithm_of(choice.algorithm),
+                                         workspace, kWorkspaceBytes, stream);
+  if (is_refusal(status)) return recover(tuner, device, p, descriptors, key, status, workspace, stream);
   check_library(status, "cublasLtMatmul", p);
   return true;
 }
@@ -331,45 +301,24 @@ void forget_stream(void* stream) noexcept {
   known->second->workspaces.erase(found);
 }
 
-void set_gemm_tuning(const GemmTuning& tuning) {
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  add_note(all, all.memo.open(tuning.cache_path, tuning.tune));
-  all.tune = tuning.tune;
-}
-
-void set_gemm_tables(const std::vector<std::string>& paths) {
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  add_note(all, all.memo.read_tables(paths));
-}
-
 LtDevice lt_device() { return {device_state().handle, kWorkspaceBytes}; }
 
-bool is_tuned(const Product& p) {
-  const std::string key = cache_key(device_state(), key_of(p));
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  return all.memo.find_own(key) != nullptr;
+bool is_tuned(const GemmTuner& tuner, const Product& p) {
+  return tuner.is_tuned(cache_key(device_state(), key_of(p)));
 }
 
-void use_algorithm(const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
+void use_algorithm(GemmTuner& tuner, const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
   Choice choice{.exists = algorithm != nullptr};
-  if (algorithm != nullptr) choice.algorithm = *algorithm;
-  DeviceState& device = device_state();
-  const std::lock_guard lock(device.mutex);
-  device.choices[key_of(p)] = choice;
+  if (algorithm != nullptr) choice.algorithm = words_of(*algorithm);
+  tuner.set_choice(key_of(p), choice);
 }
 
-void keep_algorithm(const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
-  use_algorithm(p, algorithm);
-  remember(device_state(), key_of(p), algorithm != nullptr ? *algorithm : cublasLtMatmulAlgo_t{}, true);
+void keep_algorithm(GemmTuner& tuner, const Product& p, const cublasLtMatmulAlgo_t* algorithm) {
+  use_algorithm(tuner, p, algorithm);
+  const AlgorithmWords words = algorithm != nullptr ? words_of(*algorithm) : AlgorithmWords{};
+  tuner.keep(cache_key(device_state(), key_of(p)), {.words = words, .timed = true});
 }
 
-std::string take_gemm_note() {
-  ProcessState& all = process();
-  const std::lock_guard lock(all.mutex);
-  return std::exchange(all.note, "");
-}
+std::string take_gemm_note() { return device_state().first_suggestions.notes().take(); }
 
 }  // namespace tessera::kernels::cuda

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "kernels/api/launch.hpp"
 #include "kernels/cuda/gemm_plan.hpp"
 
 namespace tessera::kernels::cuda {
@@ -15,11 +16,11 @@ struct LtDevice {
 };
 LtDevice lt_device();
 
-/// Whether the file has the outcome of a search for such products.
-bool is_tuned(const Product& product);
+/// Whether the tuner's file has the outcome of a search for such products.
+bool is_tuned(const GemmTuner& tuner, const Product& product);
 /// Solves such products by `algorithm` from now on; null: what they fuse is left to a pass of its own.
-void use_algorithm(const Product& product, const cublasLtMatmulAlgo_t* algorithm);
+void use_algorithm(GemmTuner& tuner, const Product& product, const cublasLtMatmulAlgo_t* algorithm);
 /// The same, and remembers it as the fastest, in the file at once.
-void keep_algorithm(const Product& product, const cublasLtMatmulAlgo_t* algorithm);
+void keep_algorithm(GemmTuner& tuner, const Product& product, const cublasLtMatmulAlgo_t* algorithm);
 
 }  // namespace tessera::kernels::cuda

@@ -38,6 +38,7 @@ class Search {
   Search(const Gemm& g, const Launch& launch)
       : g_(g),
         launch_(launch),
+        tuner_(*launch.gemm_tuner),
         plain_(product_of(g, {})),
         fused_(product_of(g, choose_fused(g))),
         device_(lt_device()),
@@ -55,8 +56,8 @@ class Search {
         seconds_, [this](std::size_t way, double budget_s) { return time(ways_[way], budget_s); });
     TESSERA_ENSURE(DeviceError, best, "cuBLASLt offers no algorithm for a ", describe_product(plain_));
     const Way& way = ways_[best->way];
-    keep_algorithm(way.fused ? fused_ : plain_, &way.algorithm);
-    if (can_fuse() && !way.fused) keep_algorithm(fused_, nullptr);
+    keep_algorithm(tuner_, way.fused ? fused_ : plain_, &way.algorithm);
+    if (can_fuse() && !way.fused) keep_algorithm(tuner_, fused_, nullptr);
     return {.candidates = best->ran,
             .first_s = best->first_s,
             .best_s = best->seconds,
@@ -112,8 +113,8 @@ class Search {
 
   /// As training computes it, through gemm().
   std::optional<double> time(const Way& way, double budget_s) const {
-    if (can_fuse()) use_algorithm(fused_, way.fused ? &way.algorithm : nullptr);
-    if (!way.fused) use_algorithm(plain_, &way.algorithm);
+    if (can_fuse()) use_algorithm(tuner_, fused_, way.fused ? &way.algorithm : nullptr);
+    if (!way.fused) use_algorithm(tuner_, plain_, &way.algorithm);
     const auto once = [this] { gemm(g_, launch_); };
     try {
       once();
@@ -126,6 +127,7 @@ class Search {
 
   const Gemm& g_;
   const Launch& launch_;
+  GemmTuner& tuner_;
   Product plain_, fused_;
   LtDevice device_;
   Stopwatch stopwatch_;
@@ -136,8 +138,9 @@ class Search {
 }  // namespace
 
 GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
+  TESSERA_CHECK(launch.gemm_tuner != nullptr, "a search needs a tuner that keeps what it finds");
   Search search(g, launch);
-  return is_tuned(search.whole()) ? GemmTrial{.known = true} : search.run();
+  return is_tuned(*launch.gemm_tuner, search.whole()) ? GemmTrial{.known = true} : search.run();
 }
 
 }  // namespace tessera::kernels::cuda

@@ -1,5 +1,5 @@
 #pragma once
-/// What the backend has to tell whoever runs it. Kept until it is taken; each note comes once in a process.
+/// What the backend has to tell whoever runs it. Kept until it is taken; each note comes once.
 
 #include <mutex>
 #include <set>

@@ -19,8 +19,6 @@ void batched_gemm(const BatchedGemm&, const Launch&) { no_cuda("batched_gemm"); 
 void gemm_finish(const GemmFinish&, const Launch&) { no_cuda("gemm_finish"); }
 void forget_stream(void*) noexcept {}
 void load_kernels() { no_cuda("load_kernels"); }
-void set_gemm_tuning(const GemmTuning&) { no_cuda("set_gemm_tuning"); }
-void set_gemm_tables(const std::vector<std::string>&) {}  // nothing here would read them
 GemmTrial tune_gemm(const Gemm&, const Launch&) { no_cuda("tune_gemm"); }
 std::string take_gemm_note() { return ""; }
 std::string take_attention_note() { return ""; }

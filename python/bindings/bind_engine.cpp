@@ -102,8 +102,8 @@ class PyEngine {
     const std::shared_ptr<FlightRecorder> flight = world->flight();
     if (world->size() == 1) world = nullptr;
     world_ = world;
-    ops::set_gemm_tables(gemm_tables(read_environment()));
-    engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups));
+    engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups),
+                           gemm_tables(read_environment()));
     engine_->ctx().stream->set_flight(flight);
     find_head();
   }
@@ -531,6 +531,7 @@ void bind_engine(py::module_& module) {
       .def("take_notes", [](PyEngine& self) { return self.engine().take_notes(); })
       .def_property_readonly("peak_memory_bytes",
                              [](PyEngine& self) { return peak_memory_bytes(self.engine().ctx()); })
+      .def("take_notes", [](PyEngine& self) { return ops::take_backend_notes(self.engine().ctx()); })
       .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("architecture"), py::arg("base"), py::arg("dtype"),

@@ -8,8 +8,6 @@
 #include "tessera/base/exit_codes.hpp"
 #include "tessera/base/version.hpp"
 #include "tessera/comm/timeout.hpp"
-#include "tessera/engine/tune.hpp"
-#include "tessera/ops/backends.hpp"
 
 namespace tessera {
 namespace {
@@ -33,7 +31,6 @@ int run(std::vector<std::string> args, const std::vector<std::string>& self) {
   log.no_color = program.environment.no_color;
   program.log = Logger(log);
   for (const std::string& warning : program.environment.warnings) program.log.warning(warning);
-  ops::set_gemm_tables(gemm_tables(program.environment));
 
   CLI::App app{"Tessera trains transformers.", "tessera"};
   app.set_version_flag("--version", std::string("tessera ") + version());

@@ -49,7 +49,7 @@ std::filesystem::path tokenizer_folder(const LoadedModel& loaded) {
 /// A run's or checkpoint's weights in one of the folder formats.
 void export_run(const std::string& source, const std::string& format, const std::string& target,
                 std::optional<DType> dtype) {
-  LoadedModel loaded = load_model(source, 0);
+  LoadedModel loaded = load_model(source, 0, {});
   const HfModelConfig config = hf_config_of(loaded.config.model);
   const ViewSource weights = weights_of(*loaded.engine);
   ExportOptions options;

@@ -7,6 +7,7 @@
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/data/tokenizer.hpp"
+#include "tessera/engine/tune.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -52,7 +53,7 @@ void check_tokenizer(const LoadedModel& loaded, const TokenizerOptions& options,
 
 void run_generate(const GenerateArguments& a, const Program& program) {
   check(a.sampling);
-  const LoadedModel loaded = load_model(a.model, a.threads);
+  const LoadedModel loaded = load_model(a.model, a.threads, gemm_tables(program.environment));
   TokenizerOptions options = tokenizer_options(loaded, a.tokenizer);
   check_tokenizer(loaded, options, a);
   options.python = program.environment.python.value_or("python3");

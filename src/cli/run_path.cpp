@@ -30,7 +30,8 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
   return checkpoint_root(load_run_config(path / "config.yaml", {}, Logger::silent()));
 }
 
-LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) {
+LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads,
+                       const std::vector<std::string>& gemm_tables) {
   LoadedModel loaded;
   if (is_model_folder(path)) {
     const ModelConfig model = model_config_of(open_model(path).config());
@@ -44,7 +45,7 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) 
     else if (std::filesystem::exists(path / "vocab.json") && std::filesystem::exists(path / "merges.txt"))
       loaded.config.data.tokenizer = path.string();
     loaded.config.device.threads = threads;
-    loaded.engine = build_engine(loaded.config, false);
+    loaded.engine = build_engine(loaded.config, false, nullptr, {}, gemm_tables);
     load_pretrained(path, model, *loaded.engine);
     return loaded;
   }
@@ -54,7 +55,7 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) 
   loaded.tokenizer = state.tokenizer;
   loaded.config.parallel = {};  // whatever layout trained it, one process generates
   loaded.config.device.threads = threads;
-  loaded.engine = build_engine(loaded.config, false);
+  loaded.engine = build_engine(loaded.config, false, nullptr, {}, gemm_tables);
   load_engine(reader, *loaded.engine);
   return loaded;
 }

@@ -22,7 +22,8 @@ struct LoadedModel {
   std::unique_ptr<Engine> engine;
   std::optional<TokenizerRecord> tokenizer;  ///< of what it was trained on, where its checkpoint says
 };
-/// From a run, a checkpoint, or a model folder. Errors: CheckpointError.
-LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads);
+/// From a run, a checkpoint, or a model folder. `gemm_tables`: as for build_engine. Errors: CheckpointError.
+LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads,
+                       const std::vector<std::string>& gemm_tables);
 
 }  // namespace tessera::cli

@@ -12,6 +12,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
+#include "tessera/engine/tune.hpp"
 #include "tessera/engine/watchdog.hpp"
 #include "tessera/launch/launch.hpp"
 #include "tessera/launch/progress.hpp"
@@ -182,7 +183,8 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_progress = [&](std::int64_t step) { progress_of_job.step(step); };
   hooks.on_saved = [&](std::int64_t step, double seconds) { progress_of_job.saved(step, seconds); };
   const bool restarted = environment.launched() && environment.restart > 0;
-  const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world, restarted);
+  const TrainResult result = train(config, hooks, first ? program.log : Logger::silent(), world,
+                                   {.restarted = restarted, .gemm_tables = gemm_tables(program.environment)});
   if (result.interrupted) {
     program.exit_code = result.preempted ? exit_code::kPreempted : exit_code::kSignal + SIGINT;
   }

@@ -77,7 +77,7 @@ void TraceSpan::end() {
   const std::lock_guard lock(trace.mutex_);
   if (open_->stream.is_asynchronous()) {
     trace.stream_.push_back({open_->work.work, open_->begin, end});
-    open_->work.work.asked.reset();  // asked for once, though it is in both lanes
+    open_->work.work.product.reset();  // of one product, though it is in both lanes
   }
   trace.host_.push_back(std::move(open_->work));
 }

@@ -67,11 +67,13 @@ int tensor_chunks(const ParallelConfig& parallel, Device device) {
 }
 
 /// The engine of this rank of options.layout.mesh.
-std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options) {
+std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options,
+                                 std::shared_ptr<GemmTuner> gemm_tuner = nullptr) {
   if (options.trainable && options.groups.groups.empty()) check_no_decay(config);
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
   ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
                                 : ExecCtx::cuda(device.index, seed);
+  ctx.gemm_tuner = std::move(gemm_tuner);
   ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
   ProcessMesh& mesh = *options.layout.mesh;
   const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],
@@ -86,7 +88,7 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
 }  // namespace
 
 std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::shared_ptr<Communicator> world,
-                                     ParamGroups groups) {
+                                     ParamGroups groups, const std::vector<std::string>& gemm_tables) {
   if (world) agree_on_config(given, *world);
   Config config = trainable ? settle_recompute(given, world) : given;
   // What is not trained keeps nothing that could be computed again.
@@ -95,14 +97,15 @@ std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::s
   options.trainable = trainable;
   options.groups = std::move(groups);
   const Device device = device_of(config.device);
-  if (!device.is_cpu() && (config.device.tune_gemm || config.device.gemm_cache))
-    ops::set_gemm_tuning(config.device.tune_gemm, config.device.gemm_cache.value_or(""));
+  std::shared_ptr<GemmTuner> tuner;
+  if (!device.is_cpu())
+    tuner = ops::make_gemm_tuner(config.device.tune_gemm, config.device.gemm_cache.value_or(""), gemm_tables);
   if (world && world->size() > 1 && !device.is_cpu())
     world = make_nccl_communicator(std::move(world), device);
   const int ranks = world ? world->size() : 1;
   const MeshShape shape = mesh_shape(config.parallel, ranks);
   options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
-  return assemble(config, device, options);
+  return assemble(config, device, options, std::move(tuner));
 }
 
 std::unique_ptr<Engine> build_engine(const Config& config, Device device, std::shared_ptr<ProcessMesh> mesh) {

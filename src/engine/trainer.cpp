@@ -30,15 +30,16 @@ namespace {
 class TrainingRun {
  public:
   TrainingRun(const Config& config, RunTokenizer tokenizer, const TrainHooks& hooks, const Logger& log,
-              std::shared_ptr<Communicator> world, bool restarted)
+              std::shared_ptr<Communicator> world, const TrainOptions& options)
       : config_(config),
         tokenizer_(std::move(tokenizer)),
         hooks_(hooks),
         log_(log),
         world_(std::move(world)),
         first_(world_->rank() == 0) {
-    const std::string found = choose_checkpoint(restarted);
-    on_every_rank(host_, *world_, [&] { engine_ = build_engine(config, true, world_); });
+    const std::string found = choose_checkpoint(options.restarted);
+    on_every_rank(host_, *world_,
+                  [&] { engine_ = build_engine(config, true, world_, {}, options.gemm_tables); });
     tell_notes();
     const int queues = world_->options().cuda_connections;
     if (const std::string note = note_on_connections(queues, engine_->mesh().shape());
@@ -93,7 +94,8 @@ class TrainingRun {
  private:
   /// What the backend has found out: files it could not read, fast ways that were refused.
   void tell_notes() {
-    if (const std::string note = ops::take_backend_notes(); !note.empty() && first_) log_.warning(note);
+    const std::string note = ops::take_backend_notes(engine_->ctx());
+    if (!note.empty() && first_) log_.warning(note);
   }
 
   /// Opens the run's folder. Returns the checkpoint to go on from, or nothing.
@@ -391,7 +393,7 @@ class TrainingRun {
 }  // namespace
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
-                  std::shared_ptr<Communicator> world, bool restarted) {
+                  std::shared_ptr<Communicator> world, const TrainOptions& options) {
   if (!world) world = make_self_communicator("world");
   const Watchdog watchdog(world, {.timeout_s = config.parallel.timeout_s,
                                   .folder = std::filesystem::path(config.logging.dir) / "flight",
@@ -403,7 +405,7 @@ TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& l
     Config settled = settle_recompute(config, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
-    return TrainingRun(settled, tokenizer, hooks, log, world, restarted).train();
+    return TrainingRun(settled, tokenizer, hooks, log, world, options).train();
   } catch (const CommunicationError&) {
     throw;  // the others know, or are the reason
   } catch (const std::exception& error) {

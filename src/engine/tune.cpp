@@ -106,9 +106,10 @@ std::vector<ops::RecordedProduct> products_of(const Config& config, Device devic
   return ops::recorded_products(lanes);
 }
 
-std::int64_t tune_products(const ExecCtx& ctx, const std::vector<ops::RecordedProduct>& products,
+std::int64_t tune_products(ExecCtx ctx, const std::vector<ops::RecordedProduct>& products,
                            const std::string& output, const OnProduct& on_product) {
-  ops::set_gemm_tuning(true, output);
+  TESSERA_ENSURE(ConfigError, !ctx.device().is_cpu(), "matrix products are timed on a GPU, not on the CPU");
+  ctx.gemm_tuner = ops::make_gemm_tuner(true, output);
   std::int64_t timed = 0;
   for (const ops::RecordedProduct& product : products) {
     const ops::ProductTrial trial = ops::tune_product(ctx, product);

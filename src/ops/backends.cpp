@@ -1,6 +1,7 @@
 #include "tessera/ops/backends.hpp"
 
 #include "kernels/api/backends.hpp"
+#include "kernels/cuda/gemm_tuner.hpp"
 
 namespace tessera::ops {
 
@@ -11,11 +12,11 @@ std::vector<std::pair<std::string, std::string>> describe_backends() {
   return list;
 }
 
-void set_gemm_tuning(bool tune, const std::string& cache_path) {
-  kernels::cuda::set_gemm_tuning({.tune = tune, .cache_path = cache_path});
+std::shared_ptr<GemmTuner> make_gemm_tuner(bool tune, const std::string& cache_path,
+                                           const std::vector<std::string>& tables) {
+  return std::make_shared<GemmTuner>(
+      kernels::GemmTuning{.tune = tune, .cache_path = cache_path, .tables = tables});
 }
-
-void set_gemm_tables(const std::vector<std::string>& paths) { kernels::cuda::set_gemm_tables(paths); }
 
 void forget_stream(const ExecCtx& ctx) noexcept {
   if (ctx.device().is_cpu()) return;
@@ -27,8 +28,9 @@ void forget_stream(const ExecCtx& ctx) noexcept {
   kernels::cuda::forget_stream(ctx.stream->native());
 }
 
-std::string take_backend_notes() {
-  const std::string gemm = kernels::cuda::take_gemm_note(), attention = kernels::cuda::take_attention_note();
+std::string take_backend_notes(const ExecCtx& ctx) {
+  const std::string gemm = ctx.gemm_tuner ? ctx.gemm_tuner->notes().take() : kernels::cuda::take_gemm_note();
+  const std::string attention = kernels::cuda::take_attention_note();
   return gemm + (gemm.empty() || attention.empty() ? "" : "\n") + attention;
 }
 

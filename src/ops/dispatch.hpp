@@ -41,7 +41,7 @@ void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, c
     ctx.stream->launch([cpu, params, threads = ctx.stream->threads()] { cpu(params, {nullptr, threads}); });
   } else {
     ctx.stream->make_current();
-    cuda(params, {ctx.stream->native(), 1});
+    cuda(params, {ctx.stream->native(), 1, ctx.gemm_tuner.get()});
   }
 }
 

@@ -38,7 +38,7 @@ RecordedProduct record(const Work& work, const Gemm& g) {
           .dtypes = from == to ? from : from + " into " + to,
           .fused = fused_of(g),
           .flops = work.flops,
-          .asked = work.asked};
+          .gemm = work.product};
 }
 
 /// Memory with normal values that begins at an address of the same alignment as `like`.
@@ -72,9 +72,9 @@ std::vector<RecordedProduct> recorded_products(std::span<const TraceLane> lanes)
   std::map<std::string, std::size_t> seen;
   for (const TraceLane& lane : lanes) {
     for (const TimedWork& timed : lane.work) {
-      const Gemm* const asked = std::any_cast<Gemm>(&timed.work.asked);
-      if (asked == nullptr || asked->k == 0) continue;
-      RecordedProduct product = record(timed.work, *asked);
+      const Gemm* const gemm = timed.work.product.get();
+      if (gemm == nullptr || gemm->k == 0) continue;
+      RecordedProduct product = record(timed.work, *gemm);
       const auto [slot, fresh] = seen.emplace(product.key, products.size());
       if (fresh) products.push_back(std::move(product));
       ++products[slot->second].count;
@@ -84,7 +84,7 @@ std::vector<RecordedProduct> recorded_products(std::span<const TraceLane> lanes)
 }
 
 ProductTrial tune_product(const ExecCtx& ctx, const RecordedProduct& product) {
-  Gemm g = std::any_cast<Gemm>(product.asked);
+  Gemm g = *product.gemm;
   const auto rows_of = [](bool transposed, std::int64_t rows, std::int64_t cols) {
     return transposed ? cols : rows;
   };
@@ -96,7 +96,8 @@ ProductTrial tune_product(const ExecCtx& ctx, const RecordedProduct& product) {
   g.a = a.data(), g.b = b.data(), g.c = c.data(), g.bias = bias.data(), g.pre = pre.data();
   g.column_sums = static_cast<float*>(sums.data()), g.sums_scratch = static_cast<float*>(scratch.data());
   ctx.stream->make_current();
-  const kernels::GemmTrial trial = kernels::cuda::tune_gemm(g, {ctx.stream->native(), 1});
+  const kernels::GemmTrial trial =
+      kernels::cuda::tune_gemm(g, {ctx.stream->native(), 1, ctx.gemm_tuner.get()});
   return {trial.known, trial.candidates, trial.first_s, trial.best_s, trial.separate};
 }
 

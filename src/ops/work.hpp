@@ -34,7 +34,7 @@ inline Work work_of(const kernels::Gemm& g) {
           .name = tessera::detail::concat("gemm ", g.m, "x", g.n, "x", g.k),
           .flops = 2.0 * product(g.m, g.n) * static_cast<double>(g.k),
           .bytes = (product(g.m, g.k) + product(g.k, g.n)) * bytes_of(g.ab_dtype) + c,
-          .asked = g};
+          .product = std::make_shared<const kernels::Gemm>(g)};
 }
 
 /// `products`: of the size of the scores. Only what causality leaves is counted; documents and key ranges are

@@ -15,6 +15,7 @@
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/gemm.hpp"
 #include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/gemm_tuner.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -113,13 +114,14 @@ std::vector<std::pair<std::string, Gemm>> products(const Layer& l, DType dtype) 
 }
 
 /// Seconds of one of kRuns in a row, the least of three times.
-double measure(const Gemm& g, void* stream) {
+double measure(const Gemm& g, const kernels::Launch& launch) {
+  void* const stream = launch.stream;
   void* begin = cuda::create_event();
   void* end = cuda::create_event();
   double best = 1e30;
   for (int round = 0; round < 4; ++round) {
     cuda::record(begin, stream);
-    for (int run = 0; run < kRuns; ++run) kernels::cuda::gemm(g, {.stream = stream});
+    for (int run = 0; run < kRuns; ++run) kernels::cuda::gemm(g, launch);
     cuda::record(end, stream);
     cuda::synchronize_event(end);
     if (round > 0) best = std::min(best, cuda::seconds_between(begin, end) / kRuns);
@@ -129,8 +131,7 @@ double measure(const Gemm& g, void* stream) {
   return best;
 }
 
-void run(const Layer& layer, DType dtype, void* stream, const char* filter) {
-  const kernels::Launch launch{.stream = stream};
+void run(const Layer& layer, DType dtype, const kernels::Launch& launch, const char* filter) {
   for (auto& [what, g] : products(layer, dtype)) {
     const std::string name = std::string(layer.name) + " " + what + " " + std::string(name_of(dtype));
     if (name.find(filter) == std::string::npos) continue;
@@ -140,7 +141,7 @@ void run(const Layer& layer, DType dtype, void* stream, const char* filter) {
     g.a = a.data(), g.b = b.data(), g.c = c.data();
     if (g.trans_b) g.bias = bias.data();
     if (g.epilogue != Epilogue::none) g.pre = pre.data();
-    const double seconds = measure(g, stream);
+    const double seconds = measure(g, launch);
     const double rate =
         2e-12 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) / seconds;
     std::printf("%-36s %6ld x %6ld x %6ld %9.1f us %7.1f TFLOP/s", name.c_str(), static_cast<long>(g.m),
@@ -162,9 +163,10 @@ int main(int argc, char** argv) {
     std::printf("%s: %s   ", what.c_str(), value.c_str());
   std::printf("\n");
   const bool tune = argc > 2 && std::strcmp(argv[2], "tune") == 0;
-  kernels::cuda::set_gemm_tuning({.tune = tune, .cache_path = argc > 3 ? argv[3] : ""});
+  GemmTuner tuner({.tune = tune, .cache_path = argc > 3 ? argv[3] : "", .tables = {}});
   void* stream = cuda::create_stream(0, false);
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
-    for (const Layer& layer : kLayers) run(layer, dtype, stream, argc > 1 ? argv[1] : "");
+    for (const Layer& layer : kLayers)
+      run(layer, dtype, {.stream = stream, .gemm_tuner = &tuner}, argc > 1 ? argv[1] : "");
   cuda::destroy_stream(stream);
 }

@@ -43,7 +43,7 @@ Part train_one(const Config& config, const Orders& orders, std::shared_ptr<Commu
   hooks.should_stop = [&] { return reached(orders.interrupt_after); };
   hooks.should_preempt = [&] { return reached(orders.preempt_after); };
   try {
-    part.result = train(config, hooks, Logger::silent(), std::move(world), orders.restarted);
+    part.result = train(config, hooks, Logger::silent(), std::move(world), {.restarted = orders.restarted});
   } catch (const Killed&) {
     part.result.step = -1;
   }

@@ -12,7 +12,6 @@
 
 #include "engine_support.hpp"
 #include "layout_support.hpp"
-#include "tessera/ops/backends.hpp"
 #include "tests/support/device.hpp"
 
 namespace tessera {
@@ -125,7 +124,6 @@ TEST(Tune, ASearchGoesOnWhereItEnded) {
   products.push_back(last);
   EXPECT_EQ(tune(), 1) << "what the file has is not timed again";
   EXPECT_EQ(tune(), 0);
-  ops::set_gemm_tuning(false, "");
   std::filesystem::remove(file);
 }
 

@@ -8,6 +8,8 @@
 
 namespace tessera {
 
+class GemmTuner;
+
 /// Where work runs, where its memory comes from, what its random numbers are keyed by. Passed to everything
 /// that computes; nothing is fetched from ambient state.
 struct ExecCtx {
@@ -16,6 +18,9 @@ struct ExecCtx {
   std::uint64_t seed = 0;
   /// On CUDA attention that no fast kernel computes is refused (device.require_fast_attention).
   bool require_fast_attention = false;
+  /// On CUDA how matrix products choose among cuBLASLt's algorithms (ops::make_gemm_tuner). Null: its first
+  /// suggestions.
+  std::shared_ptr<GemmTuner> gemm_tuner = {};
 
   /// A context on the CPU. threads = 0 takes every core this process may run on.
   static ExecCtx cpu(int threads = 0, std::uint64_t seed = 0);

@@ -4,7 +4,6 @@
 /// branch while the stream has no trace. Work is timed where it runs: by the clock on a stream that runs it
 /// in the calling thread, by events, read when all is over, on one that does not.
 
-#include <any>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,10 @@
 
 namespace tessera {
 
+namespace kernels {
+struct Gemm;
+}
+
 /// What time is spent on; `scope` only holds others together, such as one pass of one micro-batch.
 enum class WorkKind : std::uint8_t { gemm, attention, elementwise, optimizer, communication, data, scope };
 std::string_view name_of(WorkKind kind);
@@ -26,7 +29,8 @@ struct Work {
   WorkKind kind = WorkKind::scope;
   std::string name = {};
   double flops = 0, bytes = 0;
-  std::any asked = {};  ///< what exactly was asked for, where its floor tells: a matrix product's parameters
+  /// Of a matrix product: its parameters, whose pointers may dangle by now.
+  std::shared_ptr<const kernels::Gemm> product = {};
 };
 
 /// Work with its time, in the seconds of now_s().

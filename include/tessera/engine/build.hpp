@@ -2,6 +2,8 @@
 /// From a configuration to an engine.
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tessera/base/log.hpp"
 #include "tessera/engine/engine.hpp"
@@ -12,9 +14,11 @@ namespace tessera {
 /// Context, this rank's part of the decoder, and engine for `config`; training.recompute auto is settled
 /// first. trainable = false leaves gradients and optimizer state out. `world`: all ranks of the job, null =
 /// this one alone; then the call is collective over it. `groups`: instead of those of config.optimizer.
+/// `gemm_tables`: files that `tessera tune` wrote, for products on CUDA (gemm_tables() of tune.hpp).
 /// Errors: ConfigError for a layout that does not fit the model or the number of ranks.
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
-                                     std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {});
+                                     std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {},
+                                     const std::vector<std::string>& gemm_tables = {});
 
 /// The engine of one rank of a mesh that exists already, trainable, on `device`; nothing of config.device but
 /// the threads counts. training.recompute is not auto.

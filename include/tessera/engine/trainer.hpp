@@ -47,16 +47,21 @@ struct TrainResult {
   std::optional<std::filesystem::path> checkpoint;  ///< the last one saved or resumed from
 };
 
+struct TrainOptions {
+  /// The job was started again after a failure, so it goes on from its own newest checkpoint, whatever
+  /// checkpoint.resume said to the first start.
+  bool restarted = false;
+  std::vector<std::string> gemm_tables = {};  ///< as for build_engine
+};
+
 /// Trains as `config` (resolved) says, going on from the last whole checkpoint if there is one and
 /// checkpoint.resume allows it. `world`: all ranks of the job, null = this one alone; every rank calls train
 /// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
-/// (should_stop and should_preempt are asked on every rank: one that says yes stops all). `restarted`: the
-/// job was started again after a failure, so it goes on from its own newest checkpoint, whatever
-/// checkpoint.resume said to the first start. A Watchdog with parallel.timeout_s watches each rank; its dumps
-/// go to logging.dir/flight. Errors: ConfigError, DataError,
+/// (should_stop and should_preempt are asked on every rank: one that says yes stops all). A Watchdog with
+/// parallel.timeout_s watches each rank; its dumps go to logging.dir/flight. Errors: ConfigError, DataError,
 /// CheckpointError, IoError, TrainingError, CommunicationError; a rank that fails ends the others' waits.
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
-                  std::shared_ptr<Communicator> world = nullptr, bool restarted = false);
+                  std::shared_ptr<Communicator> world = nullptr, const TrainOptions& options = {});
 
 /// What `train` refuses about the run's folder before it makes anything: for who starts the processes.
 /// Errors: ConfigError if the folder holds something that is no run, or checkpoints that

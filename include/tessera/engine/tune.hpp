@@ -26,7 +26,7 @@ using OnProduct = std::function<void(const ops::RecordedProduct&, const ops::Pro
 /// Searches for the fastest way of each and keeps it in the file `output`, which is written after every one:
 /// what it holds already is not timed again, so an interrupted search goes on where it ended. Returns how
 /// many were timed. Errors: ConfigError in a build without CUDA, IoError if the file cannot be written.
-std::int64_t tune_products(const ExecCtx& ctx, const std::vector<ops::RecordedProduct>& products,
+std::int64_t tune_products(ExecCtx ctx, const std::vector<ops::RecordedProduct>& products,
                            const std::string& output, const OnProduct& on_product);
 
 }  // namespace tessera

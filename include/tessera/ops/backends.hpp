@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,16 +11,16 @@ namespace tessera::ops {
 /// Names and values describing what computes here: instruction sets, libraries, devices.
 std::vector<std::pair<std::string, std::string>> describe_backends();
 
-/// How CUDA matrix products of this process choose among cuBLASLt's algorithms, before the first of them.
+/// For ExecCtx::gemm_tuner: how CUDA matrix products of one device choose among cuBLASLt's algorithms.
 /// `tune`: time the candidates of each new shape at its first use and keep the fastest. `cache_path`: the
-/// file that keeps choices between runs, by GPU and library version; empty = memory only. Errors: ConfigError
-/// in a build without CUDA; IoError if `tune` and the file cannot be written.
-void set_gemm_tuning(bool tune, const std::string& cache_path);
-/// Files of `tessera tune` that are only read, for products that the file above does not have; the first that
-/// has one counts. Before the first product. Ignored in a build without CUDA.
-void set_gemm_tables(const std::vector<std::string>& paths);
-/// What is to be told of these files (damaged, read-only); empty the next time, or if all is well.
-std::string take_backend_notes();
+/// file that keeps choices between runs, by GPU and library version; empty = memory only. `tables`: files of
+/// `tessera tune` that are only read, for products that this file does not have; the first that has one
+/// counts. Errors: IoError if `tune` and the file cannot be written.
+std::shared_ptr<GemmTuner> make_gemm_tuner(bool tune, const std::string& cache_path,
+                                           const std::vector<std::string>& tables = {});
+/// What is to be told of the context's products and of attention: files that are damaged or cannot be
+/// written, fast ways that were refused. Empty the next time, or if all is well.
+std::string take_backend_notes(const ExecCtx& ctx);
 
 /// Gives back what libraries keep for the context's stream: when its work is done and nothing will be
 /// launched there any more. Nothing on the CPU.

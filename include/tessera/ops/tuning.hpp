@@ -1,8 +1,8 @@
 #pragma once
 /// Which matrix products a step makes, and the search for the fastest way of each (CUDA).
 
-#include <any>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ struct RecordedProduct {
   std::string fused;   ///< "bias, gelu, its input"; begins with "+=" where it adds; may be empty
   double flops = 0;    ///< of one
   std::int64_t count = 0;
-  std::any asked = {};  ///< Work::asked
+  std::shared_ptr<const kernels::Gemm> gemm = {};  ///< Work::product
 };
 
 /// The products that a trace recorded, each key once, in the order of first use.
@@ -33,8 +33,8 @@ struct ProductTrial {
   double first_s = 0, best_s = 0;
   bool separate = false;
 };
-/// Searches on random operands in memory of its own, and keeps what is fastest in the file of
-/// set_gemm_tuning. Errors: ConfigError in a build without CUDA, DeviceError.
+/// Searches on random operands in memory of its own, and keeps what is fastest in ctx.gemm_tuner and its
+/// file. Errors: ConfigError in a build without CUDA, DeviceError.
 ProductTrial tune_product(const ExecCtx& ctx, const RecordedProduct& product);
 
 }  // namespace tessera::ops

@@ -8,30 +8,26 @@
 #include <atomic>
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/api/backends.hpp"
 #include "kernels/api/gemm.hpp"
 #include "kernels/cuda/attention_cudnn.hpp"
-#include "kernels/cuda/gemm_cache.hpp"
 #include "kernels/cuda/gemm_plan.hpp"
 #include "kernels/cuda/gemm_run.hpp"
 #include "kernels/cuda/gemm_sums.hpp"
-#include "kernels/cuda/notes.hpp"
+#include "kernels/cuda/gemm_tuner.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
 namespace {
 
-struct Kept {
-  GemmMemo memo;
-  std::string note;
-  Notes refusals;
-};
-Kept& kept() {
-  static Kept all;
-  return all;
+GemmTuner& first_suggestions() {
+  static GemmTuner tuner{GemmTuning{}};
+  return tuner;
+}
+GemmTuner& tuner_of(const Launch& launch) {
+  return launch.gemm_tuner != nullptr ? *launch.gemm_tuner : first_suggestions();
 }
 
 void enqueue(const Launch& launch, const char* name, std::function<void()> work) {
@@ -111,7 +107,7 @@ void gemm(const Gemm& params, const Launch& launch) {
   if (params.m == 0 || params.n == 0) return;
   const Fused fused = choose_fused(params);
   if (fused.any() && is_refused(fused_refusals)) {
-    kept().refusals.add(refusal_note(product_of(params, fused), "CUBLAS_STATUS_NOT_SUPPORTED"));
+    tuner_of(launch).notes().add(refusal_note(product_of(params, fused), "CUBLAS_STATUS_NOT_SUPPORTED"));
     return run_gemm(params, launch, [&](const Product& p) {
       if (!p.fused.any()) multiply_plainly(params, const_cast<void*>(p.result.data), launch);
       return !p.fused.any();
@@ -136,21 +132,17 @@ void batched_gemm(const BatchedGemm& params, const Launch& launch) {
   });
 }
 
-void set_gemm_tuning(const GemmTuning& tuning) {
-  kept().note = kept().memo.open(tuning.cache_path, tuning.tune);
-}
-void set_gemm_tables(const std::vector<std::string>& paths) { kept().note = kept().memo.read_tables(paths); }
-std::string take_gemm_note() { return std::exchange(kept().note, "") + kept().refusals.take(); }
+std::string take_gemm_note() { return first_suggestions().notes().take(); }
 
 /// There is one algorithm: it is timed, and kept as if there had been others.
 GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
   const std::string key = gemm_cache_key("emulated", 1, key_of(product_of(g, choose_fused(g))).text());
-  if (kept().memo.find_own(key) != nullptr) return {.known = true};
+  if (tuner_of(launch).is_tuned(key)) return {.known = true};
   const auto begin = std::chrono::steady_clock::now();
   gemm(g, launch);
   cudaStreamSynchronize(static_cast<cudaStream_t>(launch.stream));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  kept().memo.put(key, {.words = {1}, .timed = true});
+  tuner_of(launch).keep(key, {.words = {1}, .timed = true});
   return {.candidates = 1, .first_s = seconds, .best_s = seconds};
 }
 
