@@ -13,6 +13,8 @@ namespace tessera::kernels {
 struct Launch {
   void* stream = nullptr;  ///< cudaStream_t; unused on the CPU
   int threads = 1;         ///< CPU threads; unused on CUDA
+  /// CPU threads that products are cut for: where a library makes them, their sums depend on it; 0 = threads.
+  int gemm_threads = 0;
   /// How products on CUDA choose their algorithms; null: cuBLASLt's first suggestions.
   GemmTuner* gemm_tuner = nullptr;
 };

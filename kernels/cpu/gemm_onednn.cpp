@@ -41,11 +41,15 @@ struct KeyHash {
   }
 };
 
+int gemm_threads(const Launch& launch) {
+  return launch.gemm_threads > 0 ? launch.gemm_threads : launch.threads;
+}
+
 Key key_of(const Gemm& g, const Launch& launch) {
   const std::int64_t flags = (g.trans_a ? 1 : 0) | (g.trans_b ? 2 : 0) | (g.ab_dtype == DType::bf16 ? 4 : 0) |
                              (g.c_dtype == DType::bf16 ? 8 : 0) | (g.beta != 0.0f ? 16 : 0) |
                              (g.bias != nullptr ? 32 : 0);
-  return {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, flags, launch.threads};
+  return {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, flags, gemm_threads(launch)};
 }
 
 /// oneDNN takes the number of threads, for planning and for running, from the calling thread's OpenMP
@@ -268,7 +272,7 @@ void gemm(const Gemm& params, const Launch& launch) {
   } else if (through_f32(g)) {
     gemm_through_f32(g, launch);
   } else {
-    const ThreadCount threads(launch.threads);
+    const ThreadCount threads(gemm_threads(launch));
     try {
       if (suits_sgemm(g)) {
         multiply_sgemm(g);

@@ -74,6 +74,7 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
   ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
                                 : ExecCtx::cuda(device.index, seed);
   ctx.gemm_tuner = std::move(gemm_tuner);
+  if (ctx.stream->threads() > 1) ctx.cores = ops::watch_cores();
   ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
   ProcessMesh& mesh = *options.layout.mesh;
   const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],

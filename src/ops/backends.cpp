@@ -1,6 +1,7 @@
 #include "tessera/ops/backends.hpp"
 
 #include "kernels/api/backends.hpp"
+#include "kernels/api/shared_cores.hpp"
 #include "kernels/cuda/gemm_tuner.hpp"
 
 namespace tessera::ops {
@@ -27,6 +28,8 @@ void forget_stream(const ExecCtx& ctx) noexcept {
   }
   kernels::cuda::forget_stream(ctx.stream->native());
 }
+
+std::shared_ptr<SharedCores> watch_cores() { return std::make_shared<SharedCores>(); }
 
 std::string take_backend_notes(const ExecCtx& ctx) {
   const std::string gemm = ctx.gemm_tuner ? ctx.gemm_tuner->notes().take() : kernels::cuda::take_gemm_note();

@@ -2,6 +2,7 @@
 /// The one switch between devices: an op fills a kernel's parameter struct and launches it here.
 
 #include "kernels/api/launch.hpp"
+#include "kernels/api/shared_cores.hpp"
 #include "ops/work.hpp"
 #include "tessera/device/exec_ctx.hpp"
 #include "tessera/device/flight.hpp"
@@ -28,6 +29,17 @@ FlightOperation operation_of(const char* name, const Params& p) {
   return what;
 }
 
+/// Work that ends sooner than a thread that others keep waiting: some 100 microseconds on one core.
+inline bool is_small(const Work& work) { return work.bytes < 1e6 && work.flops < 4e6; }
+
+/// Threads for a kernel on the CPU.
+template <typename Params>
+kernels::Launch cpu_launch(const ExecCtx& ctx, const Params& params) {
+  const int threads = ctx.stream->threads();
+  const bool alone = ctx.cores && ctx.cores->crowded() && is_small(work_of(params));
+  return {.threads = alone ? 1 : threads, .gemm_threads = threads};
+}
+
 template <typename Params>
 void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, const char* name,
               const Params& params) {
@@ -38,10 +50,10 @@ void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, c
     return work;
   });
   if (ctx.device().is_cpu()) {
-    ctx.stream->launch([cpu, params, threads = ctx.stream->threads()] { cpu(params, {nullptr, threads}); });
+    ctx.stream->launch([cpu, params, launch = cpu_launch(ctx, params)] { cpu(params, launch); });
   } else {
     ctx.stream->make_current();
-    cuda(params, {ctx.stream->native(), 1, ctx.gemm_tuner.get()});
+    cuda(params, {.stream = ctx.stream->native(), .gemm_tuner = ctx.gemm_tuner.get()});
   }
 }
 

@@ -97,7 +97,7 @@ ProductTrial tune_product(const ExecCtx& ctx, const RecordedProduct& product) {
   g.column_sums = static_cast<float*>(sums.data()), g.sums_scratch = static_cast<float*>(scratch.data());
   ctx.stream->make_current();
   const kernels::GemmTrial trial =
-      kernels::cuda::tune_gemm(g, {ctx.stream->native(), 1, ctx.gemm_tuner.get()});
+      kernels::cuda::tune_gemm(g, {.stream = ctx.stream->native(), .gemm_tuner = ctx.gemm_tuner.get()});
   return {trial.known, trial.candidates, trial.first_s, trial.best_s, trial.separate};
 }
 

@@ -9,6 +9,7 @@
 namespace tessera {
 
 class GemmTuner;
+class SharedCores;
 
 /// Where work runs, where its memory comes from, what its random numbers are keyed by. Passed to everything
 /// that computes; nothing is fetched from ambient state.
@@ -21,6 +22,8 @@ struct ExecCtx {
   /// On CUDA how matrix products choose among cuBLASLt's algorithms (ops::make_gemm_tuner). Null: its first
   /// suggestions.
   std::shared_ptr<GemmTuner> gemm_tuner = {};
+  /// On the CPU whether others want its cores (ops::watch_cores). Null: nobody looks.
+  std::shared_ptr<SharedCores> cores = {};
 
   /// A context on the CPU. threads = 0 takes every core this process may run on.
   static ExecCtx cpu(int threads = 0, std::uint64_t seed = 0);

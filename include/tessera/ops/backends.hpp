@@ -18,6 +18,10 @@ std::vector<std::pair<std::string, std::string>> describe_backends();
 /// counts. Errors: IoError if `tune` and the file cannot be written.
 std::shared_ptr<GemmTuner> make_gemm_tuner(bool tune, const std::string& cache_path,
                                            const std::vector<std::string>& tables = {});
+/// For ExecCtx::cores, by the thread that computes. While other programs want its cores, small kernels of
+/// ours run on one thread and OpenMP's threads sleep as soon as they wait; no result depends on it.
+std::shared_ptr<SharedCores> watch_cores();
+
 /// What is to be told of the context's products and of attention: files that are damaged or cannot be
 /// written, fast ways that were refused. Empty the next time, or if all is well.
 std::string take_backend_notes(const ExecCtx& ctx);
