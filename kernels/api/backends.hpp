@@ -42,6 +42,9 @@ Description describe();
 /// Gives back what libraries keep for a stream (workspaces, handles): before it is destroyed, with its work
 /// done and its graphs gone. Waits for the device.
 void forget_stream(void* stream) noexcept;
+/// Makes what libraries keep for a stream, so that its first product and its first attention allocate
+/// nothing: an allocation may wait for what other ranks have to send. Errors: DeviceError.
+void prepare_stream(void* stream);
 /// Loads the code of all our kernels on the current device, once for all: afterwards no first launch waits
 /// for what runs there. Errors: DeviceError; ConfigError in a build without CUDA.
 void load_kernels();

@@ -373,6 +373,14 @@ std::string cudnn_refusal(const AttentionShape& shape, bool backward, bool retry
   return planned->graph != nullptr ? "" : planned->refusal;
 }
 
+void cudnn_prepare(void* stream) noexcept {
+  try {
+    handle_of(current_device(), static_cast<cudaStream_t>(stream));
+  } catch (const std::exception&) {
+    // Not every model needs it. One that does is told by cudnn_refusal.
+  }
+}
+
 void cudnn_forget(void* stream) noexcept {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return;

@@ -108,6 +108,8 @@ inline bool cudnn_attention_supports(const AttentionShape& shape, bool backward 
   return cudnn_refusal(shape, backward).empty();
 }
 
+/// Makes the handle of a stream of the current device; where cuDNN cannot be used, its first use says so.
+void cudnn_prepare(void* stream) noexcept;
 /// Ends the handle of a stream of the current device.
 void cudnn_forget(void* stream) noexcept;
 

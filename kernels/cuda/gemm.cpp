@@ -286,6 +286,11 @@ void batched_gemm(const BatchedGemm& g, const Launch& launch) {
   run_or_throw(product_of(g), launch);
 }
 
+void prepare_stream(void* stream) {
+  workspace_of(device_state(), static_cast<cudaStream_t>(stream));
+  cudnn_prepare(stream);
+}
+
 void forget_stream(void* stream) noexcept {
   cudnn_forget(stream);
   int device = 0;

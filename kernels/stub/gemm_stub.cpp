@@ -18,6 +18,7 @@ namespace {
 void batched_gemm(const BatchedGemm&, const Launch&) { no_cuda("batched_gemm"); }
 void gemm_finish(const GemmFinish&, const Launch&) { no_cuda("gemm_finish"); }
 void forget_stream(void*) noexcept {}
+void prepare_stream(void*) { no_cuda("prepare_stream"); }
 void load_kernels() { no_cuda("load_kernels"); }
 GemmTrial tune_gemm(const Gemm&, const Launch&) { no_cuda("tune_gemm"); }
 std::string take_gemm_note() { return ""; }

@@ -148,6 +148,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       graph_(options.cuda_graph != GraphUse::off && options.trainable && !ctx_.device().is_cpu()
                  ? std::make_unique<StreamGraph>(ctx_.stream)
                  : nullptr) {
+  ops::prepare_stream(ctx_);
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");

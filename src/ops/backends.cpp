@@ -19,6 +19,12 @@ std::shared_ptr<GemmTuner> make_gemm_tuner(bool tune, const std::string& cache_p
       kernels::GemmTuning{.tune = tune, .cache_path = cache_path, .tables = tables});
 }
 
+void prepare_stream(const ExecCtx& ctx) {
+  if (ctx.device().is_cpu()) return;
+  ctx.stream->make_current();
+  kernels::cuda::prepare_stream(ctx.stream->native());
+}
+
 void forget_stream(const ExecCtx& ctx) noexcept {
   if (ctx.device().is_cpu()) return;
   try {

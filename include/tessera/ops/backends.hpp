@@ -26,6 +26,9 @@ std::shared_ptr<SharedCores> watch_cores();
 /// written, fast ways that were refused. Empty the next time, or if all is well.
 std::string take_backend_notes(const ExecCtx& ctx);
 
+/// Makes what libraries keep for the context's stream, before the first work that other ranks wait for.
+/// Nothing on the CPU. Errors: DeviceError.
+void prepare_stream(const ExecCtx& ctx);
 /// Gives back what libraries keep for the context's stream: when its work is done and nothing will be
 /// launched there any more. Nothing on the CPU.
 void forget_stream(const ExecCtx& ctx) noexcept;

@@ -16,6 +16,7 @@ std::string cudnn_refusal(const AttentionShape& shape, bool, bool) {
   const std::string why = why_not_cudnn(shape, 9);
   return why.empty() ? "the emulator has no cuDNN" : why;
 }
+void cudnn_prepare(void*) noexcept {}
 void cudnn_forget(void*) noexcept {}
 std::size_t cudnn_attention_forward_workspace(const AttentionShape&) { refuse(); }
 std::size_t cudnn_attention_backward_workspace(const AttentionShape&) { refuse(); }

@@ -146,6 +146,7 @@ GemmTrial tune_gemm(const Gemm& g, const Launch& launch) {
   return {.candidates = 1, .first_s = seconds, .best_s = seconds};
 }
 
+void prepare_stream(void* stream) { cudnn_prepare(stream); }
 void forget_stream(void* stream) noexcept { cudnn_forget(stream); }
 
 Description describe() { return {{"cuda", "emulated on the host, for tests"}}; }
