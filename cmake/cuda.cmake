@@ -108,6 +108,7 @@ function(tessera_cuda_floor name)
   add_library(tessera_${name} OBJECT ${ARGN})
   target_link_libraries(tessera_${name} PRIVATE tessera_flags)
   tessera_compile_cuda(tessera_${name} ${ARGN})
+  set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD OFF)
   set(TESSERA_FLOORS ${TESSERA_FLOORS} ${name} PARENT_SCOPE)
 endfunction()
 

@@ -1,6 +1,13 @@
 # A floor is one object library from src/<name>/ (sub-folders included). TESSERA_FLOORS lists them bottom to top.
 set(TESSERA_FLOORS "")
 
+# In a unity build, what a class takes from an unnamed namespace of the .cpp it stands in is no mistake.
+function(tessera_allow_unity target)
+  if(CMAKE_UNITY_BUILD)
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
+endfunction()
+
 macro(tessera_register_floor name)
   list(APPEND TESSERA_FLOORS ${name})
 endmacro()
@@ -13,6 +20,10 @@ function(tessera_floor name)
     return()
   endif()
   add_library(tessera_${name} OBJECT ${sources})
+  tessera_allow_unity(tessera_${name})
+  # In a unity build the others make up the same batches with CUDA and without, and ccache finds them again.
+  list(FILTER sources INCLUDE REGEX "/no_[a-z]+\\.cpp$")
+  set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_link_libraries(tessera_${name} PRIVATE tessera_flags ${FLOOR_LIBRARIES})
   set(TESSERA_FLOORS ${TESSERA_FLOORS} ${name} PARENT_SCOPE)
   set(TESSERA_LIBRARIES ${TESSERA_LIBRARIES} ${FLOOR_LIBRARIES} PARENT_SCOPE)
@@ -40,6 +51,7 @@ function(tessera_kernels)
   add_library(tessera_kernels OBJECT ${sources})
   target_link_libraries(tessera_kernels PRIVATE tessera_flags ${libraries})
   target_compile_options(tessera_kernels PRIVATE -ffp-contract=fast -fno-math-errno)
+  set_target_properties(tessera_kernels PROPERTIES UNITY_BUILD OFF)  # each has its own loops, few headers
 
   file(GLOB vector_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/vector/*.cpp)
   set(floors ${TESSERA_FLOORS} kernels)
@@ -60,6 +72,7 @@ function(tessera_kernels)
       target_link_libraries(tessera_kernels_${isa} PRIVATE tessera_flags)
       target_compile_definitions(tessera_kernels_${isa} PRIVATE TESSERA_ISA=${isa} TESSERA_VECTOR_BYTES=${${isa}_bytes})
       target_compile_options(tessera_kernels_${isa} PRIVATE ${${isa}_flags} -ffp-contract=fast -fno-math-errno -Wno-psabi -Wno-strict-aliasing -fno-strict-aliasing)
+      set_target_properties(tessera_kernels_${isa} PROPERTIES UNITY_BUILD OFF)
       list(APPEND floors kernels_${isa})
     endforeach()
   endif()

@@ -2,6 +2,10 @@
 # $results naming the folder. tests/count_results.py adds it up.
 # shellcheck shell=bash
 
+# Builds here are made from nothing: several files compiled as one take half the time (CMAKE_UNITY_BUILD). ccache finds what
+# build folders have in common, as long as it is told that the place of a build folder says nothing.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$PWD}"
+
 # start_results FOLDER: the folder that results go to, emptied.
 start_results() {
   results="$1"
@@ -25,15 +29,16 @@ check() {
   esac
 }
 
-# run_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown, and
-# the tests that failed in it are run once more alone.
-run_gtest() {
+# try_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown.
+# NAME.failed then holds the filter that picks what failed.
+try_gtest() {
   local binary="$1" name log failed code=0 begin=$SECONDS
   name="$2$(basename "$1")"
   log="$results/$name.log"
   shift 2
-  # In a subshell of its own, whose complaint about a crash goes to the log as well.
-  (timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" "--gtest_output=json:$results/$name.gtest.json" </dev/null) >"$log" 2>&1 || code=$?
+  # In a subshell of its own, whose complaint about a crash goes to the log as well. Signals: a background job ignores some.
+  (env --default-signal=INT,QUIT timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" \
+    "--gtest_output=json:$results/$name.gtest.json" </dev/null) >"$log" 2>&1 || code=$?
   if [ $code -eq 0 ]; then
     note "ok       $name ($(grep -oE '[0-9]+ tests? from' "$log" | tail -n 1 | grep -oE '^[0-9]+ tests?' || echo '?'), $((SECONDS - begin)) s)"
     return
@@ -45,24 +50,69 @@ run_gtest() {
     echo failed >"$results/$name.status"
     return
   fi
-  code=0
+  printf '%s' "$failed" >"$results/$name.failed"
+}
+
+# retry_gtest BINARY PREFIX [OPTION...]: what failed in it, once more.
+retry_gtest() {
+  local binary="$1" name failed code=0
+  name="$2$(basename "$1")"
+  [ -e "$results/$name.failed" ] || return 0
+  failed="$(cat "$results/$name.failed")"
+  shift 2
   (timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" "--gtest_filter=$failed" \
     "--gtest_output=json:$results/$name.again.gtest.json" </dev/null) >"$results/$name.again.log" 2>&1 || code=$?
   note "again    $name $failed: $([ $code -eq 0 ] && echo 'passed this time' || echo "failed, $results/$name.again.log")"
 }
 
-# run_gtests BUILD PREFIX: every C++ test program of a build folder.
+# run_gtest BINARY PREFIX [OPTION...]: one C++ test program, and the tests that failed in it once more alone.
+run_gtest() {
+  try_gtest "$@"
+  retry_gtest "$@"
+}
+
+# side_by_side PREFIX BINARY[ FILTER]...: C++ test programs, two at a time where there are two cores, as many of their tests
+# wait for something; then the tests that failed, once more alone.
+side_by_side() {
+  local prefix="$1" entry binary filter running=0 most=2
+  [ "$(nproc)" -gt 1 ] || most=1
+  shift
+  for entry in "$@"; do
+    if [ $running -eq $most ]; then
+      wait -n || true
+      running=$((running - 1))
+    fi
+    read -r binary filter <<<"$entry"
+    # Threads of OpenMP sleep while others work, as in the program.
+    (
+      said="$(GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-2000}" try_gtest "$binary" "$prefix" ${filter:+"--gtest_filter=$filter"})"
+      printf '%s\n' "$said"
+    ) &
+    running=$((running + 1))
+  done
+  wait
+  for entry in "$@"; do
+    read -r binary filter <<<"$entry"
+    retry_gtest "$binary" "$prefix"
+  done
+}
+
+# run_gtests BUILD PREFIX: every C++ test program of a build folder; those that take long first.
 run_gtests() {
-  local binary found=false
+  local name binary programs=()
+  for name in kernels engine comm optim; do
+    if [ -x "$1/tests/test_$name" ]; then programs+=("$1/tests/test_$name"); fi
+  done
   for binary in "$1"/tests/test_*; do
     [ -f "$binary" ] && [ -x "$binary" ] || continue
-    found=true
-    run_gtest "$binary" "$2"
+    case " ${programs[*]} " in *" $binary "*) ;; *) programs+=("$binary") ;; esac
   done
-  if ! $found; then
+  if [ ${#programs[@]} -eq 0 ]; then
     note "FAILED   no C++ test program in $1/tests"
     echo failed >"$results/$2no-tests.status"
+    return
   fi
+  side_by_side "$2" "${programs[@]}"
 }
 
 # build_preset PRESET LOGNAME [TARGET...]: configures and builds a preset; a failure counts, its log is shown, and the
@@ -70,7 +120,7 @@ run_gtests() {
 build_preset() {
   local preset="$1" name="$2"
   shift 2
-  if cmake --preset "$preset" -DTESSERA_PYTHON=OFF >"$results/$name-configure.log" 2>&1 &&
+  if cmake --preset "$preset" -DTESSERA_PYTHON=OFF -DCMAKE_UNITY_BUILD=ON >"$results/$name-configure.log" 2>&1 &&
     nice -n 5 cmake --build --preset "$preset" ${1+--target "$@"} >"$results/$name-build.log" 2>&1; then
     return 0
   fi
@@ -84,7 +134,7 @@ build_preset() {
 # run_sanitized PRESET: builds a sanitizer preset and runs the C++ tests in it.
 run_sanitized() {
   say "C++ tests under the '$1' preset"
-  build_preset "$1" "$1" || return 0
+  build_preset "$1" "$1" test_programs || return 0
   TSAN_OPTIONS="suppressions=$PWD/tests/races_of_others.txt" \
     ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
     LSAN_OPTIONS="suppressions=$PWD/tests/leaks_of_others.txt:print_suppressions=0" run_gtests "build/$1" "$1-"
@@ -118,13 +168,14 @@ cuda_tests=(
 
 # run_emulated: the CUDA sources on the host. Counts every test program, and whether every kernel was run by one.
 run_emulated() {
-  local entry record="$PWD/$results/emulated-kernels.txt" targets=()
+  local entry record="$PWD/$results/emulated-kernels.txt" targets=() programs=()
   say "CUDA sources on the emulator"
   for entry in "${cuda_tests[@]}"; do targets+=("test_${entry%%:*}"); done
   build_preset emulated emulated "${targets[@]}" || return 0
   for entry in "${cuda_tests[@]}"; do
-    TESSERA_EMULATOR_RECORD="$record" run_gtest "build/emulated/tests/test_${entry%%:*}" emulated- "--gtest_filter=${entry#*:}"
+    programs=("build/emulated/tests/test_${entry%%:*} ${entry#*:}" "${programs[@]}") # the last takes longest
   done
+  TESSERA_EMULATOR_RECORD="$record" side_by_side emulated- "${programs[@]}"
   check emulated_kernels "$(python_command)" tests/emulated_kernels.py "$record"
 }
 
@@ -138,7 +189,7 @@ run_cuda_build() {
     return 0
   fi
   scripts/install_deps.sh --cuda
-  build_preset cuda cuda || return 0
+  CUDAFLAGS=-Xptxas=-v build_preset cuda cuda || return 0
   echo passed >"$results/cuda-build.status"
   run_gtest build/cuda/tests/test_kernels cuda- '--gtest_filter=CublasLt*'
   if command -v cuobjdump >/dev/null || [ -x /usr/local/cuda/bin/cuobjdump ]; then
@@ -148,7 +199,7 @@ run_cuda_build() {
     check cuda_code env "PATH=$(echo "$environment"/lib/python3*/site-packages/nvidia/cu*/bin):$PATH" \
       tests/check_cuda_code.sh build/cuda/libtessera.so
   fi
-  check kernel_table nice -n 5 "$(python_command)" tests/kernel_table.py --check
+  check kernel_table nice -n 5 "$(python_command)" tests/kernel_table.py --check "$results/cuda-build.log"
 }
 
 # test_environment REQUIREMENTS NAME: prints the folder of a cached virtual environment with these packages, made on

@@ -3,6 +3,8 @@
 
     python3 tests/kernel_table.py [OUTPUT]     writes the table
     python3 tests/kernel_table.py --check      compares it with docs/kernels_cuda.md; no kernel may spill
+    python3 tests/kernel_table.py --check LOG  the same by what ninja printed of a build with -Xptxas=-v (CUDAFLAGS), if it
+                                               compiled every kernel; compiles nothing then
 
 Exit code 77 (skipped) where there is no nvcc. Another release of nvcc than the one that the table names gives other
 figures: then --check compares only which kernels there are, and looks for spills.
@@ -40,6 +42,7 @@ SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 ROW = re.compile(r"^\| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \| \d+ \| \d+ \| \d+ \|$", re.MULTILINE)
+STEP = re.compile(r"\[\d+/\d+\] (?:Building CUDA object \S*/kernels/cuda/(?P<file>\w+\.cu)\.o)?")
 RELEASE = re.compile(r"with nvcc (\d+\.\d+)")
 
 
@@ -110,12 +113,28 @@ def kernels_of(file: str, text: str) -> List[Kernel]:
     return sorted(kernel._replace(name=names[kernel.name]) for kernel in found)
 
 
-def all_kernels(nvcc: str) -> List[Kernel]:
+def outputs_in(log: str) -> Dict[str, str]:
+    """What a build's log has after the line of each CUDA file that was compiled."""
+    found, current = {}, None
+    for line in log.splitlines():
+        step = STEP.match(line)
+        if step:
+            current = step["file"]
+        if current:
+            found[current] = f"{found.get(current, '')}{line}\n"
+    return found
+
+
+def all_kernels(nvcc: str, log: str) -> List[Kernel]:
     sources = sorted((ROOT / "kernels" / "cuda").glob("*.cu"))
     if not sources:
         sys.exit("kernels/cuda holds no kernel")
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        outputs = list(pool.map(lambda source: compiler_output(nvcc, source), sources))
+    logged = outputs_in(log)
+    if all(ENTRY.search(logged.get(source.name, "")) for source in sources):
+        outputs = [logged[source.name] for source in sources]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            outputs = list(pool.map(lambda source: compiler_output(nvcc, source), sources))
     kernels = [kernel for source, text in zip(sources, outputs) for kernel in kernels_of(source.name, text)]
     if not kernels:
         sys.exit(f"{nvcc} said nothing about any kernel")
@@ -148,12 +167,14 @@ def main() -> int:
     if nvcc is None:
         print("skipped: no nvcc")
         return 77
-    kernels, release = all_kernels(nvcc), release_of(nvcc)
-    if "--check" in sys.argv[1:]:
+    arguments = sys.argv[1:]
+    log = pathlib.Path(arguments[1]).read_text(errors="replace") if arguments[:1] == ["--check"] and arguments[1:] else ""
+    kernels, release = all_kernels(nvcc, log), release_of(nvcc)
+    if "--check" in arguments:
         problems = findings(kernels, release)
         print("\n".join(problems) or f"kernel_table: {len(kernels)} instances, none spills, nvcc {release}")
         return bool(problems)
-    output = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
+    output = pathlib.Path(arguments[0]) if arguments else TABLE
     output.write_text(to_markdown(kernels, release))
     print(f"kernel_table: {len(kernels)} instances written to {output}")
     return 0

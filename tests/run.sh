@@ -40,7 +40,7 @@ note "Python packages: $environment"
 
 say "Building ($build)"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_TESTS=ON -DTESSERA_EXAMPLES=ON -DTESSERA_BENCH=ON \
-  -DTESSERA_PYTHON=ON "-DPYTHON_EXECUTABLE=$environment/bin/python" \
+  -DTESSERA_PYTHON=ON -DCMAKE_UNITY_BUILD=ON "-DPYTHON_EXECUTABLE=$environment/bin/python" \
   "-Dpybind11_DIR=$("$environment/bin/python" -m pybind11 --cmakedir)" >/dev/null
 cmake --build "$build"
 # The tests import the package from its sources; the compiled module is put there (and ignored by git and by pip).
@@ -59,14 +59,16 @@ say "C++ tests"
 run_gtests "$build" ""
 run_emulated
 
-# run_pytest NAME FOLDER...: OpenBLAS is left to choose its kernels for itself. What failed is run once more alone.
+# run_pytest NAME FOLDER...: files of tests, two at a time where there are two cores, as many wait for something; what failed
+# is run once more alone. OpenBLAS is left to choose its kernels for itself.
 run_pytest() {
-  local name="$1" code=0
+  local name="$1" code=0 workers=2
+  [ "$(nproc)" -gt 1 ] || workers=0
   shift
   local command=(env -u OPENBLAS_CORETYPE "PYTHONPATH=$PWD/python" "$environment/bin/python" -m pytest -q
     -o "cache_dir=$PWD/$results/$name.cache" "--build=$build" --durations=5)
   if $all; then command+=(--long); fi
-  "${command[@]}" "--junitxml=$results/$name.junit.xml" "$@" </dev/null || code=$?
+  "${command[@]}" "--numprocesses=$workers" --dist=loadfile "--junitxml=$results/$name.junit.xml" "$@" </dev/null || code=$?
   if [ $code -eq 1 ]; then
     note "Once more what failed:"
     "${command[@]}" --last-failed "--junitxml=$results/$name.again.junit.xml" "$@" </dev/null || true

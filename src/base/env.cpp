@@ -117,7 +117,7 @@ void check_pair(Reader& reader, const char* rank_name, const std::optional<std::
   }
 }
 
-constexpr std::int64_t kMostRanks = 1 << 24;
+constexpr std::int64_t kHighestRank = 1 << 24;
 
 /// The names under which one launcher tells a process its place.
 struct LauncherNames {
@@ -190,16 +190,16 @@ std::optional<std::int64_t> tasks_on_node(const std::string& list, std::int64_t 
 
 void read_place(Reader& reader, Environment& env) {
   const LauncherNames names = launcher_of(reader);
-  env.rank = reader.integer(names.rank, 0, kMostRanks - 1);
-  env.world_size = reader.integer(names.size, 1, kMostRanks);
-  env.local_rank = reader.integer(names.local_rank, 0, kMostRanks - 1);
+  env.rank = reader.integer(names.rank, 0, kHighestRank - 1);
+  env.world_size = reader.integer(names.size, 1, kHighestRank);
+  env.local_rank = reader.integer(names.local_rank, 0, kHighestRank - 1);
   const char* local_size = names.local_size;
   if (is_srun(names)) {
     local_size = "SLURM_STEP_TASKS_PER_NODE";
     env.local_world_size = tasks_on_node(reader.text(local_size).value_or(""),
-                                         reader.integer("SLURM_NODEID", 0, kMostRanks).value_or(0));
+                                         reader.integer("SLURM_NODEID", 0, kHighestRank).value_or(0));
   } else {
-    env.local_world_size = reader.integer(local_size, 1, kMostRanks);
+    env.local_world_size = reader.integer(local_size, 1, kHighestRank);
   }
   check_pair(reader, names.rank, env.rank, names.size, env.world_size);
   // A local rank alone is common: some launchers leave the local size to be found out.

@@ -19,12 +19,6 @@ namespace {
 constexpr std::string_view kIncomplete = ".incomplete-";
 constexpr std::string_view kReplaced = "-replaced";
 
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);  // does not follow links
-  if (error) io_failed("remove", path, error.value());
-}
-
 /// Folders and files directly in `root`; a link is neither.
 std::vector<fs::directory_entry> entries_of(const fs::path& root) {
   std::vector<fs::directory_entry> entries;

@@ -177,6 +177,12 @@ void sync_directory(const fs::path& dir) {
   if (::fsync(file.fd()) != 0 && errno != EINVAL && errno != EROFS) io_failed("sync", path, errno);
 }
 
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) io_failed("remove", path, error.value());
+}
+
 void rename_path(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) io_failed("rename to", to, errno);
 }

@@ -50,6 +50,8 @@ void write_exactly(const File& file, const std::filesystem::path& path, std::uin
                    std::span<const std::byte> bytes, std::uint64_t needed_bytes);
 void sync_file(const File& file, const std::filesystem::path& path);
 void sync_directory(const std::filesystem::path& dir);
+/// Removes a folder and what is below it, never what links in it lead to.
+void remove_tree(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Exchanges two folders of one parent atomically, and syncs the parent. False with errno: it did not happen.
 /// Errors: IoError where the sync fails; then they are exchanged back.

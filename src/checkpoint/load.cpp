@@ -15,7 +15,7 @@ namespace {
 using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
-constexpr const char* kRemedy = "Use an earlier checkpoint, or restore this one from a copy.";
+constexpr const char* kUseAnother = "Use an earlier checkpoint, or restore this one from a copy.";
 
 std::uint32_t crc_of(std::span<const std::byte> bytes) {
   return static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
@@ -37,7 +37,8 @@ struct CheckpointReader::Impl {
       const fs::path path = dir / file.name;
       const std::uint64_t bytes = size_of_file(open_for_reading(path, SymbolicLinks::refuse), path);
       if (bytes != file.bytes)
-        bad_file(path, "", detail::concat("has ", bytes, " bytes, the manifest says ", file.bytes), kRemedy);
+        bad_file(path, "", detail::concat("has ", bytes, " bytes, the manifest says ", file.bytes),
+                 kUseAnother);
     }
   }
 
@@ -51,7 +52,7 @@ struct CheckpointReader::Impl {
     opened->read_file(0, header);
     const auto& expected = manifest.files[file];
     if (header.size() != expected.header_bytes || crc_of(header) != expected.header_crc32)
-      bad_file(path_of(file), "header", "does not match the manifest's checksum", kRemedy);
+      bad_file(path_of(file), "header", "does not match the manifest's checksum", kUseAnother);
     check_entries(*opened, file);
     reader = std::move(opened);
     return *reader;
@@ -65,7 +66,7 @@ struct CheckpointReader::Impl {
         if (entry.dtype != tensor.dtype || !(entry.shape == piece.slice.shape) ||
             entry.begin != piece.begin || entry.end != piece.end)
           bad_file(reader.path(), "tensor '" + piece.key + "'", "file and manifest disagree about it",
-                   kRemedy);
+                   kUseAnother);
       }
     }
   }
@@ -81,7 +82,7 @@ struct CheckpointReader::Impl {
       bad_file(reader.path(), "tensor '" + tensor.name + "'",
                detail::concat("bytes ", piece.begin + offset, " to ", piece.begin + offset + out.size(),
                               " do not match their checksum"),
-               kRemedy);
+               kUseAnother);
   }
 
   struct Chunk {

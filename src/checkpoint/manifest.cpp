@@ -13,11 +13,11 @@ namespace {
 
 using namespace checkpoint_detail;
 
-constexpr const char* kFormat = "tessera-checkpoint";
-constexpr std::int64_t kFormatVersion = 1;
+constexpr const char* kManifestFormat = "tessera-checkpoint";
+constexpr std::int64_t kManifestVersion = 1;
 constexpr std::uint64_t kMaxManifestBytes = 512'000'000;
-constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64,
-                             DType::u32, DType::u16,  DType::i16, DType::i8,  DType::u8};
+constexpr DType kTensorTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64,
+                                  DType::u32, DType::u16,  DType::i16, DType::i8,  DType::u8};
 
 std::string hex(std::uint32_t value) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -76,7 +76,7 @@ Json parse_blob(const std::string& text, const char* what) {
 }
 
 DType parse_dtype(const JsonView& place) {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kTensorTypes) {
     if (name_of(dtype) == place.text()) return dtype;
   }
   place.fail("\"" + place.text() + "\" is not a known dtype");
@@ -175,10 +175,10 @@ Manifest read_manifest(const std::filesystem::path& path) {
 Manifest parse_manifest(std::string_view text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView root(document, origin);
-  if (const auto format = root.find("format"); !format || format->json() != kFormat)
+  if (const auto format = root.find("format"); !format || format->json() != kManifestFormat)
     root.fail("is not a Tessera checkpoint's manifest (no \"format\": \"tessera-checkpoint\")");
-  if (const auto version = root["format_version"].integer(); version != kFormatVersion)
-    root.fail(detail::concat("format_version ", version, " is not ", kFormatVersion),
+  if (const auto version = root["format_version"].integer(); version != kManifestVersion)
+    root.fail(detail::concat("format_version ", version, " is not ", kManifestVersion),
               "Another version of Tessera wrote this checkpoint; use that version.");
   if (root["checksum"].text() != checksum_of(document))
     root["checksum"].fail("does not match the manifest: it was altered or damaged");
@@ -214,8 +214,8 @@ std::string to_json(const Manifest& manifest) {
   }
   Json tensors = Json::array();
   for (const auto& tensor : manifest.tensors) tensors.push_back(to_json(tensor, manifest.files));
-  Json root = {{"format", kFormat},
-               {"format_version", kFormatVersion},
+  Json root = {{"format", kManifestFormat},
+               {"format_version", kManifestVersion},
                {"tessera_version", manifest.state.tessera_version},
                {"step", manifest.state.step},
                {"consumed_samples", manifest.state.consumed_samples},

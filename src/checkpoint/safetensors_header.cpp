@@ -11,8 +11,6 @@
 namespace tessera::checkpoint_detail {
 namespace {
 
-constexpr const char* kRemedy = "The file is damaged or is no safetensors file; download or save it again.";
-
 struct NamedDType {
   std::string_view name;
   DType dtype;
@@ -195,14 +193,14 @@ std::uint64_t header_length(const std::filesystem::path& path, std::span<const s
     bad_file(path, "header",
              detail::concat("it claims a header of ", header_bytes, " bytes; the file has ", file_bytes,
                             " and a header at most ", kMaxHeaderBytes),
-             kRemedy);
+             kDamagedRemedy);
   return header_bytes;
 }
 
 SafetensorsHeader parse_header(const std::filesystem::path& path, std::string_view text,
                                std::uint64_t data_begin, std::uint64_t file_bytes, ElementTypes types) {
   const auto refuse = [&](const std::string& tensor, const std::string& reason) {
-    bad_file(path, tensor.empty() ? "header" : "tensor '" + tensor + "'", reason, kRemedy);
+    bad_file(path, tensor.empty() ? "header" : "tensor '" + tensor + "'", reason, kDamagedRemedy);
   };
   if (text.empty() || text.front() != '{') refuse("", "does not begin with '{'");
   // The parser takes a NUL for the end of its input; what follows it would go unseen.

@@ -14,6 +14,8 @@
 namespace tessera::checkpoint_detail {
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr const char* kDamagedRemedy =
+    "The file is damaged or is no safetensors file; download or save it again.";
 
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes

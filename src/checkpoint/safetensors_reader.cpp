@@ -10,8 +10,6 @@ namespace {
 
 using namespace checkpoint_detail;
 
-constexpr const char* kRemedy = "The file is damaged or is no safetensors file; download or save it again.";
-
 void check_room(std::string_view name, std::uint64_t wanted, std::size_t given) {
   TESSERA_CHECK(wanted == given, "tensor '", name, "': ", wanted, " bytes to read into a buffer of ", given);
 }
@@ -34,7 +32,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, Symbolic
   self.file = open_for_reading(path, links);
   self.file_bytes = size_of_file(self.file, path);
   if (self.file_bytes < 8)
-    bad_file(path, "header", detail::concat("the file has only ", self.file_bytes, " bytes"), kRemedy);
+    bad_file(path, "header", detail::concat("the file has only ", self.file_bytes, " bytes"), kDamagedRemedy);
   std::array<std::byte, 8> word;
   read_exactly(self.file, path, 0, word);
   const std::uint64_t header_bytes = header_length(path, word, self.file_bytes);

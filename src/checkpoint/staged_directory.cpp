@@ -25,12 +25,6 @@ bool is_there(const fs::path& path) {
   return ::lstat(path.c_str(), &info) == 0;
 }
 
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);  // does not follow links
-  if (error) io_failed("remove", path, error.value());
-}
-
 /// The folder itself, where a link stands for it; without a separator at the end.
 fs::path resolved(fs::path target) {
   if (!target.has_filename()) target = target.parent_path();

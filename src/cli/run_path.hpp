@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "tessera/base/config.hpp"
 #include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/engine.hpp"
 

@@ -5,6 +5,7 @@
 
 #include "engine/passes.hpp"
 #include "engine/stage.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/models/decoder.hpp"

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <set>
 
+#include "tessera/base/config.hpp"
 #include "tessera/comm/bytes.hpp"
 
 namespace tessera {

@@ -5,10 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/config.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera {
+
+struct LoggingConfig;
 
 /// FLOP/s of dense products of `dtype` by the maker's data sheet, of a GPU of that name; fp32 without TF32,
 /// as our products are. Nothing for a GPU that is not in the table, a part of one (MIG), and a dtype without

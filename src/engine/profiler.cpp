@@ -7,13 +7,14 @@
 #include "engine/ranks.hpp"
 #include "engine/throughput.hpp"
 #include "tessera/base/clock.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/bytes.hpp"
 
 namespace tessera {
 namespace {
 
-void write_file(const std::filesystem::path& path, const std::string& text) {
+void write_profile(const std::filesystem::path& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out << text;
   out.flush();
@@ -59,7 +60,7 @@ std::optional<std::string> Profiler::after_step(std::int64_t step, bool ends) {
   trace_ = nullptr;
   std::string all;
   for (const std::string& rank : all_gather_bytes(world_, text)) all += (all.empty() ? "" : "\n") + rank;
-  if (world_.rank() == 0) write_file(folder_ + "/steps.txt", all);
+  if (world_.rank() == 0) write_profile(folder_ + "/steps.txt", all);
   return text;
 }
 
@@ -68,8 +69,8 @@ std::string Profiler::report() const {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   TESSERA_ENSURE(IoError, !error, "cannot make the folder ", folder_, ": ", error.message());
-  write_file(folder_ + "/trace_rank" + std::to_string(world_.rank()) + ".json",
-             trace_json(lanes, steps_, world_.rank(), origin_s_));
+  write_profile(folder_ + "/trace_rank" + std::to_string(world_.rank()) + ".json",
+                trace_json(lanes, steps_, world_.rank(), origin_s_));
   const StepTable table = make_step_table(lanes.front(), steps_, rates_);
   return title(table) + text_of(table);
 }

@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/engine/profile.hpp"
 
 namespace tessera {
+
+struct Config;
 
 class Profiler {
  public:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "tessera/base/config.hpp"
 #include "tessera/data/dataset_record.hpp"
 #include "tessera/data/gpt_indices.hpp"
 #include "tessera/data/id_check.hpp"

@@ -1,12 +1,13 @@
 #pragma once
 #include <functional>
 
-#include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/data/dataset.hpp"
 #include "tessera/engine/state.hpp"
 
 namespace tessera {
+
+struct Config;
 
 /// What a run knows of its tokenizer: read once, at its start.
 struct RunTokenizer {

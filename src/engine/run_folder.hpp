@@ -12,11 +12,12 @@
 #include "engine/resume.hpp"
 #include "engine/run_identity.hpp"
 #include "engine/run_lock.hpp"
-#include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/engine/metrics.hpp"
 
 namespace tessera {
+
+struct Config;
 
 struct RunFolderOptions {
   bool restarted = false;              ///< as in train()

@@ -5,6 +5,7 @@
 
 #include "checkpoint/file_io.hpp"
 #include "engine/run_lock.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/engine/trainer.hpp"

@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "tessera/base/config.hpp"
-
 namespace tessera {
+
+struct Config;
 
 struct RunIdentity {
   std::string id;               ///< random, made when the run begins

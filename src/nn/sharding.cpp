@@ -1,5 +1,7 @@
 #include "tessera/nn/sharding.hpp"
 
+#include "tessera/base/config.hpp"
+
 namespace tessera {
 
 RecomputeOptions RecomputeOptions::from(const TrainingConfig& training) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/base/config.hpp"
 
 namespace tessera {
 namespace {

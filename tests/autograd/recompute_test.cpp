@@ -4,6 +4,7 @@
 
 #include "tests/autograd/chain.hpp"
 #include "tests/support/device.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/memory.hpp"
 
 namespace tessera {
@@ -11,6 +12,7 @@ namespace {
 
 using test::BlockSizes;
 using test::Chain;
+using test::expect_refusal;
 using test::expect_same;
 using test::Plan;
 using test::random_tensor;
@@ -139,16 +141,6 @@ TEST_F(RecomputeTest, FrozenParametersMayBeNamed) {
                               return std::vector<Var>{linear(c, v[0], *frozen, nullptr)};
                             })[0];
                           }});
-}
-
-template <typename Fn>
-void expect_refusal(Fn&& fn, const std::string& part) {
-  try {
-    fn();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
 }
 
 TEST_F(RecomputeTest, RefusesWhatItWouldGetWrong) {

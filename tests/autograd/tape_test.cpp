@@ -7,11 +7,13 @@
 #include "tessera/autograd/functions.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tests/support/device.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
 
 using test::expect_gradients;
+using test::expect_refusal;
 using test::make_parameter;
 using test::random_tensor;
 
@@ -241,16 +243,6 @@ TEST_F(TapeTest, AUseThatLeadsNowhereDoesNotHoldAParameterBack) {
     EXPECT_EQ(ready, (std::vector<std::string>{"unused", "weight"}));
     EXPECT_TRUE(weight->has_grad());
     EXPECT_FALSE(unused->has_grad());
-  }
-}
-
-template <typename Fn>
-void expect_refusal(Fn&& fn, const std::string& part) {
-  try {
-    fn();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }
 

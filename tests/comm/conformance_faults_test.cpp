@@ -5,6 +5,7 @@
 
 #include "tessera/comm/heartbeat.hpp"
 #include "tests/comm/conformance.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::test {
 
@@ -18,10 +19,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Call = std::function<void(Communicator&, const ExecCtx&)>;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 Tensor ones(const ExecCtx& ctx, std::int64_t count, DType dtype = DType::f32) {
   return tensor_of(ctx, dtype, std::vector<double>(static_cast<std::size_t>(count), 1.0));

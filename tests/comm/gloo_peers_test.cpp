@@ -16,15 +16,12 @@
 #include "tests/comm/conformance.hpp"
 #include "tests/comm/gloo_support.hpp"
 #include "tests/comm/stranger.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::test {
 namespace {
 
 constexpr const char* kHere = "127.0.0.1";
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 PeersOptions options_of(int rank, int size) {
   return {.rank = rank,

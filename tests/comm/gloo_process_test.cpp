@@ -9,16 +9,13 @@
 
 #include "tests/comm/conformance.hpp"
 #include "tests/comm/gloo_support.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using RankMain = std::function<std::string(int rank, std::shared_ptr<Store> store)>;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 /// Forked processes, each of which says "ready" and later one last word. Rank 0 may serve the store.
 class Processes {

@@ -11,16 +11,13 @@
 #include "comm/store_wire.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/comm/conformance.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::test {
 namespace {
 
 constexpr const char* kHere = "127.0.0.1";
 constexpr const char* kSecret = "a secret of this job";
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 /// Passes on what store and client say, changed by `change`: who says it, the bytes, how many came before
 /// them since the proofs. What it returns goes on; "hang up" ends both connections.

@@ -15,10 +15,12 @@
 #include "tessera/base/error.hpp"
 #include "tessera/comm/timeout.hpp"
 #include "tests/comm/stranger.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
 
+using test::contains;
 using test::Introduced;
 using test::Stranger;
 
@@ -39,10 +41,6 @@ std::string message_of(Call&& call) {
     return error.what();
   }
   return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 class StoreTest : public testing::Test {

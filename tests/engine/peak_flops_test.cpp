@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "tessera/base/config.hpp"
 #include "tests/support/ranks.hpp"
 
 namespace tessera::test {

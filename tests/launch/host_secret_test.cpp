@@ -13,15 +13,14 @@
 
 #include "launch_test_support.hpp"
 #include "tessera/base/error.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::launching {
 namespace {
 
-namespace fs = std::filesystem;
+using test::contains;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+namespace fs = std::filesystem;
 
 class HostSecretTest : public testing::Test {
  protected:

@@ -11,15 +11,14 @@
 #include "launch_test_support.hpp"
 #include "tessera/comm/gloo.hpp"
 #include "tessera/comm/store.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
 
-using Variables = std::vector<std::string>;
+using test::contains;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using Variables = std::vector<std::string>;
 
 /// A port that was free a moment ago, like the one after it.
 std::string free_port() { return std::to_string(StoreServer("127.0.0.1", 0, "x").port()); }

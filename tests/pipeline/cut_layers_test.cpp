@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "support.hpp"
+#include "tessera/base/config_model.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::test {

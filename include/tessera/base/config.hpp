@@ -1,94 +1,19 @@
 #pragma once
 /// The nine sections of a training configuration, one plain struct each: what a floor needs it takes as its
-/// own struct. The YAML keys are the member names. Reading, checking and printing them: config_file.hpp.
+/// own struct. The YAML keys are the member names. Reading, checking and printing them: config_file.hpp. A
+/// header that needs one section includes its file, not this one: so a new key compiles little anew.
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/config_model.hpp"
+#include "tessera/base/config_optimizer.hpp"
+#include "tessera/base/config_words.hpp"
+
 namespace tessera {
-
-enum class Family { gpt2, llama };
-enum class PositionKind { learned, rotary, alibi, none };
-enum class NormStyle { layernorm, rmsnorm };
-enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
-enum class Precision { fp32, bf16, fp16 };
-enum class Recompute { none, selective, full, automatic };
-enum class RecomputeMethod { uniform, block };
-enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
-enum class OptimizerName { adamw, adam, sgd };
-enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
-enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
-enum class WeightDecayStyle { constant, linear, cosine };
-enum class DeviceChoice { automatic, cpu, cuda };
-enum class GraphUse { automatic, off, on };
-
-/// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
-std::string_view name_of(Family value);
-std::string_view name_of(PositionKind value);
-std::string_view name_of(NormStyle value);
-std::string_view name_of(MlpActivation value);
-std::string_view name_of(Precision value);
-std::string_view name_of(Recompute value);
-std::string_view name_of(RecomputeMethod value);
-std::string_view name_of(PipelineSchedule value);
-std::string_view name_of(OptimizerName value);
-std::string_view name_of(LrStyle value);
-std::string_view name_of(WsdStyle value);
-std::string_view name_of(WeightDecayStyle value);
-std::string_view name_of(DeviceChoice value);
-std::string_view name_of(GraphUse value);
-
-/// Llama-3 frequency scaling of rotary embeddings; factor 1 = none.
-struct RopeScaling {
-  double factor = 1.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  std::int64_t original_max_positions = 8192;
-
-  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
-};
-
-/// model: the decoder. Values of 0 or nullopt are filled in by `resolve` from the family (gpt2: learned
-/// positions, LayerNorm, GELU (tanh), biases, tied head; llama: rotary, RMSNorm, SwiGLU, no biases, untied
-/// head).
-struct ModelConfig {
-  Family family = Family::gpt2;
-  std::int64_t num_layers = 12;
-  std::int64_t hidden_size = 768;
-  std::int64_t num_heads = 12;
-  std::int64_t num_kv_heads = 0;     ///< 0 = num_heads
-  std::int64_t head_dim = 0;         ///< 0 = hidden_size / num_heads
-  std::int64_t ffn_hidden_size = 0;  ///< 0 = 4 hidden_size (gpt2), Llama's 8/3 rule rounded up to 256 (llama)
-  std::int64_t vocab_size = 50257;
-  std::int64_t max_positions = 1024;
-  double dropout = 0.0;  ///< on embeddings and residual branches
-  double attention_dropout = 0.0;
-  std::optional<double> embedding_dropout = std::nullopt;  ///< null = dropout
-  std::optional<PositionKind> position_embedding = std::nullopt;
-  std::optional<NormStyle> norm = std::nullopt;
-  double norm_eps = 1e-5;
-  std::optional<MlpActivation> activation = std::nullopt;
-  std::optional<bool> tied_head = std::nullopt;
-  std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
-  std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
-  std::optional<bool> qkv_bias = std::nullopt;
-  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
-  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
-  double rope_theta = 10000.0;
-  double rope_fraction = 1.0;     ///< share of each head's features that is rotated
-  bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
-  RopeScaling rope_scaling = {};
-  double init_std = 0.02;
-  std::optional<std::string> init_from =
-      std::nullopt;           ///< Hugging Face folder or converted folder to start from
-  bool reinitialize = false;  ///< init_from may be of another model: what does not fit is drawn anew
-
-  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
-};
 
 /// parallel: the layout, how the work is divided among processes.
 struct ParallelConfig {
@@ -106,37 +31,6 @@ struct ParallelConfig {
   double timeout_s = 600;
 
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
-};
-
-struct OptimizerConfig {
-  OptimizerName name = OptimizerName::adamw;
-  double lr = 6e-4;
-  std::vector<double> betas = {0.9, 0.95};
-  double eps = 1e-8;
-  double weight_decay = 0.1;
-  double momentum = 0.9;   ///< sgd only
-  bool nesterov = false;   ///< sgd only
-  double clip_grad = 1.0;  ///< 0 = off
-  /// Parameters whose name matches one of these globs get no weight decay, besides biases and norms (1-D
-  /// tensors).
-  std::vector<std::string> no_decay = {};
-  bool split_main_weights = false;  ///< bf16: fp32 main weights as the bf16 weights and their low 16 bits
-
-  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
-};
-
-struct LrScheduleConfig {
-  LrStyle style = LrStyle::cosine;
-  std::int64_t warmup_steps = 0;
-  std::int64_t decay_steps = 0;  ///< 0 = training.steps
-  double min_lr = 0.0;
-  double init_lr = 0.0;  ///< at step 0 of the warm-up
-  WsdStyle wsd_style = WsdStyle::exponential;
-  std::int64_t wsd_decay_steps = 0;
-  WeightDecayStyle weight_decay_style = WeightDecayStyle::constant;
-  std::optional<double> end_weight_decay = std::nullopt;  ///< null = optimizer.weight_decay throughout
-
-  friend bool operator==(const LrScheduleConfig&, const LrScheduleConfig&) = default;
 };
 
 struct TrainingConfig {

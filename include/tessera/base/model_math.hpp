@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "tessera/base/config.hpp"
-
 namespace tessera {
+
+struct ModelConfig;
 
 /// Number of trainable values; a tied head counts once. `config` may be unresolved.
 std::int64_t parameter_count(const ModelConfig& config);

@@ -6,13 +6,14 @@
 #include <span>
 #include <string>
 
-#include "tessera/base/config.hpp"
 #include "tessera/base/update_state.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
+
+struct Config;
 
 /// The call that a batch is for.
 struct BatchCall {

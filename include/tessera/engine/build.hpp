@@ -11,6 +11,10 @@
 
 namespace tessera {
 
+struct Config;
+struct DeviceConfig;
+struct ParallelConfig;
+
 /// Context, this rank's part of the decoder, and engine for `config`; training.recompute auto is settled
 /// first. trainable = false leaves gradients and optimizer state out. `world`: all ranks of the job, null =
 /// this one alone; then the call is collective over it. `groups`: instead of those of config.optimizer.

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_optimizer.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/device/graph.hpp"
@@ -24,6 +24,7 @@
 
 namespace tessera {
 
+struct Config;
 class Stage;
 struct StageOptions;
 

@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+struct ModelConfig;
+
 /// The model section that describes a folder's architecture. Errors: CheckpointError for one Tessera cannot
 /// build.
 ModelConfig model_config_of(const HfModelConfig& hf);

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config.hpp"
-
 namespace tessera {
+
+struct Config;
 
 /// Parameters of each (tensor, pipeline) rank as Megatron prints them, and the parts of the vocabulary. Of
 /// the model that the ranks would build, without building it; `config` may be unresolved, its layout is

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/base/config.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/engine.hpp"

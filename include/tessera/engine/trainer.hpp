@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/engine/metrics.hpp"
 
 namespace tessera {
+
+struct Config;
 
 struct RunInfo {
   std::int64_t parameters = 0, steps = 0, first_step = 0, tokens_per_step = 0, threads = 0, ranks = 1;

@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config.hpp"
 #include "tessera/base/env.hpp"
 #include "tessera/ops/tuning.hpp"
 
 namespace tessera {
+
+struct Config;
 
 /// Where this user's tuned products are kept if nobody names a file; empty without a home.
 std::string default_gemm_table(const Environment& environment);

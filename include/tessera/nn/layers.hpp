@@ -1,7 +1,7 @@
 #pragma once
 /// The layers models are built from.
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_model.hpp"
 #include "tessera/nn/forward.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/nn/sharding.hpp"

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_words.hpp"
 #include "tessera/parallel/functions.hpp"
 
 namespace tessera {
+
+struct ModelConfig;
+struct TrainingConfig;
 
 /// One piece of a model: neighbouring layers, and what stands before the first and after the last.
 struct ModelPiece {

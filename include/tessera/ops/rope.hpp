@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_words.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera::ops {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_optimizer.hpp"
 #include "tessera/base/update_state.hpp"
 #include "tessera/optim/param_groups.hpp"
 #include "tessera/optim/param_store.hpp"

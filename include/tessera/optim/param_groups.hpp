@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/autograd/parameter.hpp"
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_optimizer.hpp"
 #include "tessera/base/update_state.hpp"
 
 namespace tessera {

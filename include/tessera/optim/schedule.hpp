@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_optimizer.hpp"
 
 namespace tessera {
 

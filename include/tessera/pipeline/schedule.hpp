@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_words.hpp"
 
 namespace tessera {
+
+struct ModelConfig;
 
 /// One entry of a stage's list.
 struct Action {

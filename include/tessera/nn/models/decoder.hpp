@@ -2,7 +2,7 @@
 /// One decoder-only transformer: GPT-2 and Llama are settings of it (positions learned, rotary or ALiBi;
 /// LayerNorm or RMSNorm; GELU or SwiGLU; as many KV heads as wanted; head tied to the embedding or not).
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_model.hpp"
 #include "tessera/nn/layers.hpp"
 #include "tessera/nn/stack.hpp"
 

@@ -1,0 +1,50 @@
+#pragma once
+/// The section `model` of a training configuration.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/base/config_words.hpp"
+
+namespace tessera {
+
+/// model: the decoder. Values of 0 or nullopt are filled in by `resolve` from the family (gpt2: learned
+/// positions, LayerNorm, GELU (tanh), biases, tied head; llama: rotary, RMSNorm, SwiGLU, no biases, untied
+/// head).
+struct ModelConfig {
+  Family family = Family::gpt2;
+  std::int64_t num_layers = 12;
+  std::int64_t hidden_size = 768;
+  std::int64_t num_heads = 12;
+  std::int64_t num_kv_heads = 0;     ///< 0 = num_heads
+  std::int64_t head_dim = 0;         ///< 0 = hidden_size / num_heads
+  std::int64_t ffn_hidden_size = 0;  ///< 0 = 4 hidden_size (gpt2), Llama's 8/3 rule rounded up to 256 (llama)
+  std::int64_t vocab_size = 50257;
+  std::int64_t max_positions = 1024;
+  double dropout = 0.0;  ///< on embeddings and residual branches
+  double attention_dropout = 0.0;
+  std::optional<double> embedding_dropout = std::nullopt;  ///< null = dropout
+  std::optional<PositionKind> position_embedding = std::nullopt;
+  std::optional<NormStyle> norm = std::nullopt;
+  double norm_eps = 1e-5;
+  std::optional<MlpActivation> activation = std::nullopt;
+  std::optional<bool> tied_head = std::nullopt;
+  std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
+  std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
+  std::optional<bool> qkv_bias = std::nullopt;
+  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
+  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
+  double rope_theta = 10000.0;
+  double rope_fraction = 1.0;     ///< share of each head's features that is rotated
+  bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
+  RopeScaling rope_scaling = {};
+  double init_std = 0.02;
+  std::optional<std::string> init_from =
+      std::nullopt;           ///< Hugging Face folder or converted folder to start from
+  bool reinitialize = false;  ///< init_from may be of another model: what does not fit is drawn anew
+
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+};
+
+}  // namespace tessera

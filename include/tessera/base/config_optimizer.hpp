@@ -1,0 +1,44 @@
+#pragma once
+/// The sections `optimizer` and `lr_schedule` of a training configuration.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/config_words.hpp"
+
+namespace tessera {
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 6e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.9;   ///< sgd only
+  bool nesterov = false;   ///< sgd only
+  double clip_grad = 1.0;  ///< 0 = off
+  /// Parameters whose name matches one of these globs get no weight decay, besides biases and norms (1-D
+  /// tensors).
+  std::vector<std::string> no_decay = {};
+  bool split_main_weights = false;  ///< bf16: fp32 main weights as the bf16 weights and their low 16 bits
+
+  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
+};
+
+struct LrScheduleConfig {
+  LrStyle style = LrStyle::cosine;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;  ///< 0 = training.steps
+  double min_lr = 0.0;
+  double init_lr = 0.0;  ///< at step 0 of the warm-up
+  WsdStyle wsd_style = WsdStyle::exponential;
+  std::int64_t wsd_decay_steps = 0;
+  WeightDecayStyle weight_decay_style = WeightDecayStyle::constant;
+  std::optional<double> end_weight_decay = std::nullopt;  ///< null = optimizer.weight_decay throughout
+
+  friend bool operator==(const LrScheduleConfig&, const LrScheduleConfig&) = default;
+};
+
+}  // namespace tessera
