@@ -134,10 +134,10 @@ struct EncoderFront : Block {
 
 /// The encoder's stream ends here as the memory; the decoder's begins.
 struct Join : Block {
-  explicit Join(std::string name)
+  Join(std::string name, bool tied)
       : Block(std::move(name)),
         norm(submodule<nn::Norm>("norm", nn::Norm::Options{.size = kWidth})),
-        embedding(submodule<nn::Embedding>("tokens", embedding_options(false))) {}
+        embedding(submodule<nn::Embedding>("tokens", embedding_options(tied))) {}
   Flow forward(const Forward& f, Flow flow) override {
     flow.memory = norm.forward(f, flow.residual, {}).y;
     flow.residual = embedding.forward(f);
@@ -199,15 +199,16 @@ struct TiedHead : Head {
 };
 
 struct EncoderDecoder : Stack {
-  /// `forgetful`: the layer of the decoder before which a boundary loses the memory's gradient; -1 = none.
-  explicit EncoderDecoder(const Sharding& given, std::int64_t forgetful = -1)
+  /// Mistakes: `forgetful`, the layer of the decoder before which a boundary loses the memory's gradient (-1
+  /// = none); `third_tie`, the decoder's table is declared as tied too.
+  explicit EncoderDecoder(const Sharding& given, std::int64_t forgetful = -1, bool third_tie = false)
       : Stack(kWidth, kLayers, {}, given), forgetful_(forgetful) {
     EncoderFront* front = nullptr;
     for (const ModelPiece& piece : sharding().pieces) {
       begin_piece();
       if (piece.embedding) front = &add_front<EncoderFront>("encoder", !holds_head());
       for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i) {
-        if (i == kEncoderLayers) add_front<Join>("decoder");
+        if (i == kEncoderLayers) add_front<Join>("decoder", third_tie);
         add_layer<Layer>("layers." + std::to_string(i), i < kEncoderLayers ? kEncoded : kLength,
                          sharding().tensor);
       }
@@ -245,6 +246,7 @@ struct Cut {
   RecomputeOptions recompute = {};
   int tensor = 1;
   std::int64_t forgetful = -1;
+  bool third_tie = false;
   std::map<std::string, std::string> frozen = {};
 };
 void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
@@ -280,8 +282,8 @@ std::unique_ptr<Engine> make_engine(const Cut& cut, std::shared_ptr<Communicator
   const Sharding sharding{.tensor = {&(*mesh)[Axis::tp]},
                           .pieces = pieces_of(cut, mesh->coordinates().pp),
                           .recompute = cut.recompute};
-  auto engine = std::make_unique<Engine>(std::make_unique<EncoderDecoder>(sharding, cut.forgetful), options,
-                                         test::context(1, 3));
+  auto engine = std::make_unique<Engine>(
+      std::make_unique<EncoderDecoder>(sharding, cut.forgetful, cut.third_tie), options, test::context(1, 3));
   engine->set_frozen(cut.frozen);
   return engine;
 }
@@ -425,6 +427,15 @@ TEST(EncoderDecoder, AMemorysGradientLostAtOneBoundaryIsSeen) {
   EXPECT_TRUE(std::ranges::any_of(before, [&](const std::string& part) {
     return errors.worst_gradient.starts_with(part);
   })) << errors.worst_gradient;
+}
+
+TEST(EncoderDecoder, RefusesATieOfAStageInTheMiddle) {
+  Cut cut{"tied", {2, 2, 2}, 3};
+  cut.third_tie = true;
+  const auto build = [&] {
+    run_local(3, [&](std::shared_ptr<Communicator> world) { make_engine(cut, std::move(world)); });
+  };
+  test::expect_error<InvalidArgument>(build, "decoder.tokens.word_embeddings.weight", "neither the first");
 }
 
 /// The stack alone, without an engine.
