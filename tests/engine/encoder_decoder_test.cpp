@@ -429,6 +429,24 @@ TEST(EncoderDecoder, AMemorysGradientLostAtOneBoundaryIsSeen) {
   })) << errors.worst_gradient;
 }
 
+/// Three samples in four micro-batches of an interleaved pipeline: one is empty, and crosses every boundary.
+TEST(EncoderDecoder, PassesAnEmptyMicroBatchOn) {
+  if (test::on_cuda()) GTEST_SKIP() << "this test's attention reads its tensors on the host";
+  const auto train = [](const Cut& cut, std::shared_ptr<Communicator> world) {
+    const auto engine = make_engine(cut, std::move(world));
+    if (cut.stages > 1) engine->set_micro_batches(4);
+    const double loss = engine->forward_backward(random_batch(3, kLength, 4, kVocabulary));
+    return std::pair(loss, engine->update().grad_norm);
+  };
+  const auto [loss, norm] = train({"whole", {kLayers}}, make_self_communicator());
+  run_local(2, [&, loss = loss, norm = norm](std::shared_ptr<Communicator> world) {
+    const auto [own_loss, own_norm] =
+        train({"interleaved", {2, 2, 1, 1}, 2, PipelineSchedule::interleaved}, std::move(world));
+    EXPECT_NEAR(own_loss, loss, 1e-6 * loss);
+    EXPECT_NEAR(own_norm, norm, 1e-6 * norm);
+  });
+}
+
 TEST(EncoderDecoder, RefusesATieOfAStageInTheMiddle) {
   Cut cut{"tied", {2, 2, 2}, 3};
   cut.third_tie = true;
