@@ -1,5 +1,6 @@
 #include "tessera/comm/communicator.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -220,14 +221,15 @@ Communicator::Recorded Communicator::record(const Request& request, std::uint64_
   if (!options_.flight) return {};
   const bool exchanges = request.operation == Operation::exchange;
   const Transfer* const first = request.transfers.empty() ? nullptr : &request.transfers.front();
+  const auto alike = [&](const Transfer& t) { return t.kind == first->kind && t.peer == first->peer; };
+  const bool one_way = exchanges && first != nullptr && std::ranges::all_of(request.transfers, alike);
   const Tensor& tensor = first != nullptr ? first->tensor : request.in;
-  FlightOperation what{.kind = FlightOperation::Kind::communication,
-                       .name = exchanges && first != nullptr && request.transfers.size() == 1
-                                   ? (first->kind == Transfer::Kind::send ? "send" : "recv")
-                                   : name_of(request.operation),
-                       .peer = first != nullptr ? first->peer : -1,
-                       .sequence = request.sequence,
-                       .bytes = bytes};
+  FlightOperation what{
+      .kind = FlightOperation::Kind::communication,
+      .name = one_way ? (first->kind == Transfer::Kind::send ? "send" : "recv") : name_of(request.operation),
+      .peer = first != nullptr ? first->peer : -1,
+      .sequence = request.sequence,
+      .bytes = bytes};
   if (tensor) {
     what.dtype = tessera::name_of(tensor.dtype()).data();
     for (const std::int64_t n : tensor.shape().dims()) {

@@ -71,6 +71,16 @@ Tensor finish_gradient(const ExecCtx& ctx, Tensor gradient, const Tensor& loss_s
   return dtype == DType::f32 ? gradient : ops::cast(ctx, gradient, dtype);
 }
 
+/// Only first and last stage add up the gradients of a table that both hold.
+void check_ties(const ProcessMesh& mesh, const ParamStore& params) {
+  for (const Parameter* p : params.parameters()) {
+    TESSERA_CHECK(!p->traits().tied || mesh.embedding().size() > 1, "parameter ", p->name(),
+                  " is tied to a copy on another pipeline stage, but this stage (", mesh.coordinates().pp,
+                  " of ", mesh.shape().pp,
+                  ") is neither the first nor the last of several: give it a weight of its own");
+  }
+}
+
 /// While the caller's own code runs inside of a call, its time is the caller's.
 class CallersTurn {
  public:
@@ -153,6 +163,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");
+  check_ties(*mesh_, *params_);
 }
 
 Engine::~Engine() = default;

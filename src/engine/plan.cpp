@@ -40,17 +40,18 @@ int most_in_flight(const std::vector<Action>& column, int chunks) {
 }
 
 /// Activations and gradients to neighbouring pieces on other stages.
-void add_pipeline_traffic(const Plan& plan, int stage, std::int64_t boundary,
+void add_pipeline_traffic(const Plan& plan, int stage, const DeclaredRank& declared,
                           std::vector<TrafficTerm>& terms) {
   const Schedule& schedule = plan.schedule;
   std::int64_t forward = 0, backward = 0;
   for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
     const int piece = schedule.piece_of(stage, chunk);
-    if (piece + 1 < schedule.pieces() && schedule.stage_of(piece + 1) != stage) ++forward;
-    if (piece > 0 && schedule.stage_of(piece - 1) != stage) ++backward;
+    if (piece + 1 < schedule.pieces() && schedule.stage_of(piece + 1) != stage)
+      forward += declared.output_bytes(chunk);
+    if (piece > 0 && schedule.stage_of(piece - 1) != stage) backward += declared.input_bytes(chunk);
   }
-  if (forward > 0) terms.push_back({"pp", "activations", forward * plan.micro_batches * boundary});
-  if (backward > 0) terms.push_back({"pp", "gradients", backward * plan.micro_batches * boundary});
+  if (forward > 0) terms.push_back({"pp", "activations", forward * plan.micro_batches});
+  if (backward > 0) terms.push_back({"pp", "gradients", backward * plan.micro_batches});
 }
 
 /// A message of 64 bytes to each other rank (agree), and two fp64 numbers a step that go around all ranks.
@@ -73,7 +74,7 @@ RankPlan plan_stage(const Plan& plan, const DeclaredRank& declared, const Activa
   rank.memory = detail::memory_of_stage(plan, stage, rank.pieces, declared, activations);
   for (const ModelPiece& piece : rank.pieces)
     activations.add_traffic(piece, plan.micro_batches, rank.traffic);
-  add_pipeline_traffic(plan, stage, activations.boundary(), rank.traffic);
+  add_pipeline_traffic(plan, stage, declared, rank.traffic);
   return rank;
 }
 
@@ -129,18 +130,20 @@ Plan plan_layout(const Config& config, std::optional<std::int64_t> processes) {
 std::vector<MemoryTerm> memory_of_stage(const Plan& plan, int stage, const std::vector<ModelPiece>& pieces,
                                         const DeclaredRank& declared, const Activations& activations) {
   std::vector<std::int64_t> kept, deferred;
-  std::int64_t temporary = 0;
+  std::int64_t temporary = 0, message = 0;
   for (const ModelPiece& piece : pieces) {
+    const int chunk = static_cast<int>(kept.size());
     kept.push_back(activations.kept(piece));
     deferred.push_back(activations.deferred(piece));
     temporary = std::max(temporary, activations.temporary(piece));
+    message = std::max({message, declared.input_bytes(chunk), declared.output_bytes(chunk)});
   }
   std::vector<MemoryTerm> terms;
   declared.add_memory(terms);
   terms.push_back(
       {"activations", peak_held(plan.schedule.actions[static_cast<std::size_t>(stage)], kept, deferred)});
   terms.push_back({"temporary", temporary});
-  if (plan.mesh.pp > 1) terms.push_back({"messages", kMessages * activations.boundary()});
+  if (plan.mesh.pp > 1) terms.push_back({"messages", kMessages * message});
   terms.push_back({"batch", plan.micro_batches * activations.batch()});
   return terms;
 }

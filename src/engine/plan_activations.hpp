@@ -27,8 +27,6 @@ class Activations {
   std::int64_t deferred(const ModelPiece& piece) const;
   /// The most that one operation of the piece, or one recomputed segment, needs besides.
   std::int64_t temporary(const ModelPiece& piece) const;
-  /// One message between stages.
-  std::int64_t boundary() const { return stream_; }
   /// Tokens, labels and positions of one micro-batch.
   std::int64_t batch() const { return 12 * rows_; }
 

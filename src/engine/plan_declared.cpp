@@ -21,6 +21,12 @@ std::int64_t moments_of(const OptimizerConfig& optimizer) {
   return optimizer.momentum > 0 ? 1 : 0;
 }
 
+std::int64_t bytes_of(const std::vector<Port>& ports) {
+  std::int64_t sum = 0;
+  for (const Port& port : ports) sum += port.bytes();
+  return sum;
+}
+
 void add(std::vector<TrafficTerm>& terms, std::string_view axis, std::string_view name, std::int64_t bytes) {
   if (bytes > 0) terms.push_back({axis, name, bytes});
 }
@@ -35,6 +41,7 @@ PaperGroup make_paper_group(int size) {
 DeclaredRank::DeclaredRank(const Config& config, const MeshShape& mesh, const PaperGroup& tensor, int stage,
                            int tensor_rank)
     : mesh_(mesh),
+      micro_batch_{config.training.micro_batch_size, config.training.seq_length},
       stage_(stage),
       tensor_rank_(tensor_rank),
       zero_stage_(static_cast<int>(config.parallel.zero_stage)),
@@ -51,6 +58,14 @@ DeclaredRank::DeclaredRank(const Config& config, const MeshShape& mesh, const Pa
     for (const Parameter* p : first->parameters()) capacities.push_back(p->shape().numel());
   }
   layout_ = FlatLayout(parameters, {.data_ranks = mesh.dp, .bucket_elements = 0, .capacities = capacities});
+}
+
+std::int64_t DeclaredRank::input_bytes(int chunk) const {
+  return bytes_of(model_->inputs(chunk, micro_batch_));
+}
+
+std::int64_t DeclaredRank::output_bytes(int chunk) const {
+  return bytes_of(model_->outputs(chunk, micro_batch_));
 }
 
 void DeclaredRank::add_memory(std::vector<MemoryTerm>& terms) const {

@@ -21,6 +21,10 @@ class DeclaredRank {
                int tensor_rank);
 
   std::int64_t parameters() const { return parameters_; }
+  /// Bytes of what crosses the boundary before one of this rank's pieces, and the one behind it, for one
+  /// micro-batch: every port of the model counts.
+  std::int64_t input_bytes(int chunk) const;
+  std::int64_t output_bytes(int chunk) const;
   /// Weights, copies, gradients, optimizer state; the same on every data rank.
   void add_memory(std::vector<MemoryTerm>& terms) const;
   /// Gradients to their sums and weights back, once per step.
@@ -37,6 +41,7 @@ class DeclaredRank {
   void add_data_traffic(std::vector<TrafficTerm>& terms) const;
 
   MeshShape mesh_;
+  MicroBatchSize micro_batch_;
   int stage_, tensor_rank_, zero_stage_;
   bool has_copy_;         // kernels read 16-bit copies of the main weights
   bool split_;            // optimizer.split_main_weights

@@ -39,21 +39,27 @@ const MicroBatch& Stage::input_of(int micro_batch) {
   return *input;
 }
 
-StageProgram::Boundary Stage::boundary(int micro_batch) const {
-  const auto [shape, dtype] = model_.boundary(samples(micro_batch).count, batch_.seq_length);
-  return {shape, dtype};
+std::vector<Port> Stage::inputs(int chunk, int micro_batch) const {
+  return model_.inputs(chunk, {samples(micro_batch).count, batch_.seq_length});
 }
 
-Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
+std::vector<Port> Stage::outputs(int chunk, int micro_batch) const {
+  return model_.outputs(chunk, {samples(micro_batch).count, batch_.seq_length});
+}
+
+std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
   const Spans::Span span(forward_spans_);
-  if (samples(micro_batch).count == 0) return model_.is_last(chunk) ? Tensor() : nothing(micro_batch);
+  if (samples(micro_batch).count == 0) {
+    if (model_.is_last(chunk)) return {};
+    return nothing(outputs(chunk, micro_batch));
+  }
   const MicroBatch& micro = input_of(micro_batch);
   Kept local;
   Tape* tape = options_.record ? local.tape.get() : nullptr;
   const Forward forward{
       .exec = ctx_, .input = micro, .tape = tape, .training = options_.training, .step = options_.step};
-  local.first = !input;
-  if (input) local.input = tape ? tape->input(std::move(input), true) : Var(std::move(input));
+  for (Tensor& input : inputs)
+    local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
   if (loss_gradient_ != 0.0) {
     local.upstream = Tensor::empty(ctx_, {micro.labels.numel()}, DType::f32);
     ops::fill_constant(ctx_, local.upstream, static_cast<float>(loss_gradient_));
@@ -61,26 +67,32 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   }
   const bool known = !options_.record || loss_gradient_ != 0.0;
   const auto output = known ? options_.output : Model::Output::logits;
-  local.output = model_.run_piece(forward, chunk, local.input, output, local.upstream);
-  local.input.take();  // the tape keeps what it needs of it
+  local.outputs = model_.run_piece(forward, chunk, local.inputs, output, local.upstream);
+  for (Var& input : local.inputs) input.take();  // the tape keeps what it needs of it
   local.last = model_.is_last(chunk);
-  Tensor result;
-  if (!local.last) {
-    result = local.output.take();
+  std::vector<Tensor> results;
+  if (local.last) {
+    finish(micro_batch, local, known, micro.labels);
   } else {
-    if (!known && options_.output == Model::Output::losses)
-      local.output = cross_entropy(ctx_, std::move(local.output), micro.labels);
-    if (options_.loss_gradient) {
-      local.upstream = options_.loss_gradient(micro_batch, local.output.value());
-    } else if (options_.keep_outputs) {
-      outputs_.resize(inputs_.size());
-      outputs_[static_cast<std::size_t>(micro_batch)] = local.output.value();
-    } else {
-      add_up(local.output.value());
-    }
+    for (Var& value : local.outputs) results.push_back(value.take());
   }
   if (options_.record) kept_.emplace(std::pair(chunk, micro_batch), std::move(local));
-  return result;
+  return results;
+}
+
+void Stage::finish(int micro_batch, Kept& own, bool known, const Tensor& labels) {
+  TESSERA_CHECK_EQ(own.outputs.size(), 1u, "values that the last piece of the model returned");
+  Var& output = own.outputs[0];
+  if (!known && options_.output == Model::Output::losses)
+    output = cross_entropy(ctx_, std::move(output), labels);
+  if (options_.loss_gradient) {
+    own.upstream = options_.loss_gradient(micro_batch, output.value());
+  } else if (options_.keep_outputs) {
+    outputs_.resize(inputs_.size());
+    outputs_[static_cast<std::size_t>(micro_batch)] = output.value();
+  } else {
+    add_up(output.value());
+  }
 }
 
 void Stage::add_up(const Tensor& losses) {
@@ -103,27 +115,47 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
   return it->second;
 }
 
-Tensor Stage::nothing(int micro_batch) const {
-  const auto [shape, dtype] = boundary(micro_batch);
-  return Tensor::empty(ctx_, shape, dtype);
+std::vector<Tensor> Stage::nothing(const std::vector<Port>& ports) const {
+  std::vector<Tensor> tensors;
+  for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx_, port.shape, port.dtype));
+  return tensors;
 }
 
-Tensor Stage::backward(int chunk, int micro_batch, Tensor grad, bool weights) {
+std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
   const Spans::Span span(backward_spans_);
-  // Pieces pass on the empty tensor of an empty micro-batch; the first one's is taken by nobody.
-  if (samples(micro_batch).count == 0) return nothing(micro_batch);
+  // Pieces pass on the empty tensors of an empty micro-batch.
+  if (samples(micro_batch).count == 0) return nothing(inputs(chunk, micro_batch));
   Kept& own = kept(chunk, micro_batch);
-  if (own.last) grad = own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch));
+  if (own.last) {
+    grads = {own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch))};
+    TESSERA_CHECK(grads[0], "micro-batch ", micro_batch, " was given no gradient of its outputs");
+  }
   own.tape->on_gradient_ready(options_.on_gradient_ready);
-  own.tape->backward(ctx_, own.output, std::move(grad),
+  own.tape->backward(ctx_, own.outputs, std::move(grads),
                      weights ? Tape::WeightGradients::immediate : Tape::WeightGradients::deferred);
-  Tensor result = !own.first ? own.tape->take_grad(own.input) : Tensor();
+  std::vector<Tensor> results = input_gradients(chunk, micro_batch, own);
   if (weights) {
     kept_.erase({chunk, micro_batch});
   } else {
-    own.input = own.output = Var();
+    own.inputs.clear();
+    own.outputs.clear();
   }
-  return result;
+  return results;
+}
+
+std::vector<Tensor> Stage::input_gradients(int chunk, int micro_batch, Kept& own) const {
+  std::vector<Tensor> grads;
+  for (const Var& input : own.inputs) grads.push_back(own.tape->take_grad(input));
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i]) {  // nothing of this piece depends on the value, and nobody behind it does
+      const Port port = inputs(chunk, micro_batch).at(i);
+      grads[i] = Tensor::empty(ctx_, port.shape, port.dtype);
+      ops::fill_zero(ctx_, grads[i]);
+    } else if (!grads[i].is_contiguous()) {
+      grads[i] = ops::contiguous(ctx_, grads[i]);
+    }
+  }
+  return grads;
 }
 
 void Stage::weight_gradient(int chunk, int micro_batch) {

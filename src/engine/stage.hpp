@@ -39,10 +39,11 @@ class Stage final : public StageProgram {
   int micro_batches() const { return static_cast<int>(inputs_.size()); }
   /// Those that have samples.
   int full_micro_batches() const;
-  Tensor forward(int chunk, int micro_batch, Tensor input) override;
-  Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) override;
+  std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) override;
+  std::vector<Tensor> backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) override;
   void weight_gradient(int chunk, int micro_batch) override;
-  Boundary boundary(int micro_batch) const override;
+  std::vector<Port> inputs(int chunk, int micro_batch) const override;
+  std::vector<Port> outputs(int chunk, int micro_batch) const override;
 
   /// Sum of the losses of all micro-batches so far, f64 [1]; undefined on ranks without the head.
   const Tensor& loss_sum() const { return loss_sum_; }
@@ -61,14 +62,18 @@ class Stage final : public StageProgram {
   /// One piece and micro-batch between F and its last backward action.
   struct Kept {
     std::unique_ptr<Tape> tape = std::make_unique<Tape>();
-    Var input, output;
+    std::vector<Var> inputs, outputs;  ///< by port; of the last piece: what it returned
     Tensor upstream;
-    bool first = true, last = false;  ///< pieces of the model
+    bool last = false;  ///< piece of the model
   };
   const MicroBatch& input_of(int micro_batch);
   Kept& kept(int chunk, int micro_batch);
   void add_up(const Tensor& losses);
-  Tensor nothing(int micro_batch) const;
+  /// The tensors of an empty micro-batch.
+  std::vector<Tensor> nothing(const std::vector<Port>& ports) const;
+  /// What the last piece returned is kept, asked about, or added up.
+  void finish(int micro_batch, Kept& own, bool known, const Tensor& labels);
+  std::vector<Tensor> input_gradients(int chunk, int micro_batch, Kept& own) const;
 
   const ExecCtx& ctx_;
   Model& model_;

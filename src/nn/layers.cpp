@@ -33,6 +33,13 @@ Placement placement(const Linear::Options& options, const Shape& global) {
                             : Placement::replicated(global);
 }
 
+/// Without tensor ranks the table is whole, whatever the mesh around it: then each of its ranks holds a copy.
+Placement table_placement(const Embedding::Options& options) {
+  const Shape global{options.vocab_size, options.size};
+  return options.tensor.active() ? Placement::split(global, 0, options.tensor.rank(), options.tensor.size())
+                                 : Placement::replicated(global);
+}
+
 ParameterTraits traits(const Norm::Options& options) {
   return {.reads_main = true, .partial_over_tensor = options.sequence_parallel};
 }
@@ -92,9 +99,7 @@ ResidualNorm Norm::forward(const Forward& forward, const Var& residual, const Va
 Embedding::Embedding(std::string name, const Options& options)
     : Module(std::move(name)),
       options_(options),
-      table_(parameter("word_embeddings.weight",
-                       Placement::split({options.vocab_size, options.size}, 0, options.tensor.rank(),
-                                        options.tensor.size()),
+      table_(parameter("word_embeddings.weight", table_placement(options),
                        Init::normal(static_cast<float>(options.std)),
                        {.reads_main = true, .tied = options.tied})),
       positions_(

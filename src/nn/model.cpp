@@ -8,11 +8,11 @@ Var Model::loss(const Forward& forward, const Tensor&) {
   return cross_entropy(forward.exec, this->forward(forward), forward.input.labels);
 }
 
-Var Model::run_piece(const Forward& forward, int piece, const Var& input, Output output,
-                     const Tensor& upstream) {
-  TESSERA_CHECK(piece == 0 && !input,
+std::vector<Var> Model::run_piece(const Forward& forward, int piece, const std::vector<Var>& inputs,
+                                  Output output, const Tensor& upstream) {
+  TESSERA_CHECK(piece == 0 && inputs.empty(),
                 "this model is one piece: override Model::run_piece to train it in a pipeline");
-  return output == Output::losses ? loss(forward, upstream) : this->forward(forward);
+  return {output == Output::losses ? loss(forward, upstream) : this->forward(forward)};
 }
 
 void Model::check_length(std::int64_t seq_length) const {
@@ -21,8 +21,12 @@ void Model::check_length(std::int64_t seq_length) const {
                                          max_positions(), " positions; cut the samples"));
 }
 
-std::pair<Shape, DType> Model::boundary(std::int64_t, std::int64_t) const {
-  throw InvalidArgument("this model is one piece: override Model::boundary to train it in a pipeline");
+std::vector<Port> Model::inputs(int, const MicroBatchSize&) const {
+  throw InvalidArgument("this model is one piece: override Model::inputs to train it in a pipeline");
+}
+
+std::vector<Port> Model::outputs(int, const MicroBatchSize&) const {
+  throw InvalidArgument("this model is one piece: override Model::outputs to train it in a pipeline");
 }
 
 KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t) const {

@@ -1,6 +1,7 @@
 #include "tessera/nn/stack.hpp"
 
 #include <algorithm>
+#include <string_view>
 
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/config.hpp"
@@ -18,6 +19,51 @@ DType compute_dtype(Precision precision) {
       return DType::f16;
   }
   throw InternalError("a precision without a dtype");
+}
+
+/// The values of a flow that leave a piece or a recomputed segment: the branch is added before.
+struct Named {
+  std::string_view name;
+  Var Flow::*value;
+};
+constexpr Named kValues[] = {{"residual", &Flow::residual}, {"memory", &Flow::memory}};
+
+Var& value_of(Flow& flow, const std::string& name) {
+  for (const Named& known : kValues) {
+    if (name == known.name) return flow.*known.value;
+  }
+  throw InvalidArgument("a flow has no value '" + name + "': Stack::flow_before names residual and memory");
+}
+
+/// The flow with its branch added, as it leaves a piece or enters a recomputed segment.
+Flow folded(const ExecCtx& ctx, Flow flow) {
+  flow.residual = fold(ctx, flow);
+  flow.branch = Var();
+  flow.dropout = {};
+  return flow;
+}
+
+std::vector<Var> values_of(Flow flow) {
+  std::vector<Var> values;
+  for (const Named& known : kValues) values.push_back(std::move(flow.*known.value));
+  return values;
+}
+
+Flow flow_of(const std::vector<Var>& values) {
+  Flow flow;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i]) flow.*kValues[i].value = values[i];
+  }
+  return flow;
+}
+
+Flow run_block(const Forward& forward, Block& block, Flow flow) {
+  const bool remembers = static_cast<bool>(flow.memory);
+  flow = block.forward(forward, std::move(flow));
+  TESSERA_CHECK(!remembers || flow.memory, "block '", block.name(),
+                "' got an encoder's memory and does not pass it on: it must return the Flow it was given, "
+                "changed");
+  return flow;
 }
 
 /// Where a rank's residual stream begins.
@@ -55,46 +101,58 @@ Var Stack::loss(const Forward& forward, const Tensor& upstream) {
 }
 
 Var Stack::run_all(const Forward& forward, Output output, const Tensor& upstream) {
-  Var value;
+  std::vector<Var> values;
   for (int piece = 0; piece < num_pieces(); ++piece)
-    value = run_piece(forward, piece, value, output, upstream);
-  return value;
+    values = run_piece(forward, piece, values, output, upstream);
+  return values.at(0);
 }
 
-Var Stack::run_piece(const Forward& whole, int index, const Var& input, Output output,
-                     const Tensor& upstream) {
+std::vector<Var> Stack::run_piece(const Forward& whole, int index, const std::vector<Var>& inputs,
+                                  Output output, const Tensor& upstream) {
   TESSERA_CHECK(index >= 0 && index < num_pieces(), "piece ", index, " of ", num_pieces());
   const Piece& piece = piece_at(index);
-  TESSERA_CHECK(static_cast<bool>(input) != (piece.front != nullptr),
-                "the first piece of a model begins with tokens, and no other does");
+  const MicroBatchSize size{whole.input.batch, whole.input.seq_length};
+  const std::vector<Port> ports = this->inputs(index, size);
+  TESSERA_CHECK(inputs.size() == ports.size(), "piece ", index, " gets ", inputs.size(), " values of ",
+                ports.size(), ": the first piece of a model begins with tokens, and no other does");
   prepare(whole.exec);
   const Forward forward = on_own_positions(whole, sharding_.tensor);
-  Flow flow{input, {}, {}};
-  if (piece.front != nullptr) flow = piece.front->forward(whole, std::move(flow));
-  flow = run_layers(forward, piece, std::move(flow));
-  return piece.head != nullptr ? piece.head->forward(forward, flow, output, upstream)
-                               : fold(forward.exec, flow);
+  Flow flow;
+  for (std::size_t i = 0; i < ports.size(); ++i) value_of(flow, ports[i].name) = inputs[i];
+  for (const Run& run : piece.runs) {
+    if (run.front != nullptr) flow = run_block(whole, *run.front, folded(whole.exec, std::move(flow)));
+    flow = run_layers(forward, run.layers, std::move(flow));
+  }
+  if (piece.head != nullptr) return {piece.head->forward(forward, flow, output, upstream)};
+  flow = folded(forward.exec, std::move(flow));
+  std::vector<Var> results;
+  for (const Port& port : outputs(index, size)) {
+    results.push_back(value_of(flow, port.name));
+    TESSERA_CHECK(results.back(), "piece ", index, " has no '", port.name,
+                  "' to pass on, which Stack::flow_before names");
+  }
+  return results;
 }
 
-Flow Stack::run_layers(const Forward& forward, const Piece& piece, Flow flow) {
+Flow Stack::run_layers(const Forward& forward, const std::vector<Block*>& layers, Flow flow) {
   const RecomputeOptions& again = sharding_.recompute;
   const bool recomputes = again.what == Recompute::full && forward.tape != nullptr;
-  const auto count = piece.layers.size(), n = static_cast<std::size_t>(again.layers);
+  const auto count = layers.size(), n = static_cast<std::size_t>(again.layers);
   for (std::size_t i = 0; i < count;) {
     if (recomputes && (again.method == RecomputeMethod::uniform || i < n)) {
       const std::size_t size = again.method == RecomputeMethod::uniform ? std::min(n, count - i) : 1;
-      flow = run_recomputed(forward, piece, i, size, flow);
+      flow = run_recomputed(forward, layers, i, size, std::move(flow));
       i += size;
     } else {
-      flow = piece.layers[i++]->forward(forward, std::move(flow));
+      flow = run_block(forward, *layers[i++], std::move(flow));
     }
   }
   return flow;
 }
 
-Flow Stack::run_recomputed(const Forward& forward, const Piece& piece, std::size_t first, std::size_t count,
-                           const Flow& flow) {
-  const auto begin = piece.layers.begin() + static_cast<std::ptrdiff_t>(first);
+Flow Stack::run_recomputed(const Forward& forward, const std::vector<Block*>& all, std::size_t first,
+                           std::size_t count, Flow flow) {
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
   std::vector<Block*> layers(begin, begin + static_cast<std::ptrdiff_t>(count));
   std::vector<Parameter*> parameters;
   for (Block* layer : layers) {
@@ -103,35 +161,59 @@ Flow Stack::run_recomputed(const Forward& forward, const Piece& piece, std::size
     }
   }
   // `forward` refers to the context and the micro-batch, which outlive the tape; its own tape is not used
-  // here.
+  // here. What the layers leave as it is comes out as it went in.
   const auto part = [forward, layers = std::move(layers)](const std::vector<Var>& inputs) {
-    Flow inner{inputs[0], {}, {}};
-    for (Block* layer : layers) inner = layer->forward(forward, std::move(inner));
-    return std::vector<Var>{fold(forward.exec, inner)};
+    Flow inner = flow_of(inputs);
+    for (Block* layer : layers) inner = run_block(forward, *layer, std::move(inner));
+    return values_of(folded(forward.exec, std::move(inner)));
   };
   const bool partition = sharding_.recompute.partition && !sharding_.tensor.sharded_sequence();
-  const auto outputs = recompute(forward.exec, {fold(forward.exec, flow)}, std::move(parameters), part,
-                                 partition ? sharding_.tensor.comm : nullptr);
-  return {outputs[0], {}, {}};
+  return flow_of(recompute(forward.exec, values_of(folded(forward.exec, std::move(flow))),
+                           std::move(parameters), part, partition ? sharding_.tensor.comm : nullptr));
 }
 
-int Stack::pieces_using(const Parameter& parameter) const {
-  const auto borrows = [&](const Piece& p) { return p.head != nullptr && p.head->borrowed() == &parameter; };
-  const auto borrower = std::ranges::find_if(pieces_, borrows);
-  // Only the first blocks' parameters are borrowed: a piece that has both ends uses such a one once.
-  return borrower == pieces_.end() || borrower->front != nullptr ? 1 : 2;
+void Stack::settle_shared() {
+  const Parameter* const borrowed = pieces_.back().head->borrowed();
+  const auto has = [&](Block* block) {
+    if (block == nullptr) return false;
+    const std::vector<Parameter*> parameters = block->parameters();
+    return std::ranges::find(parameters, borrowed) != parameters.end();
+  };
+  const bool own = std::ranges::any_of(pieces_.back().runs, [&](const Run& run) {
+    return has(run.front) || std::ranges::any_of(run.layers, has);
+  });
+  // A piece that holds the parameter as well uses it once.
+  shared_ = own ? nullptr : borrowed;
 }
 
-std::pair<Shape, DType> Stack::boundary(std::int64_t batch, std::int64_t seq_length) const {
+Port Stack::stream(const std::string& name, const MicroBatchSize& size) const {
   const std::int64_t ranks = sharding_.tensor.sharded_sequence() ? sharding_.tensor.size() : 1;
-  return {Shape{seq_length / ranks, batch, hidden_size_}, numerics_.residual};
+  return {Shape{size.seq_length / ranks, size.batch, hidden_size_}, numerics_.residual, name};
+}
+
+std::vector<Port> Stack::flow_before(std::int64_t, const MicroBatchSize& size) const {
+  return {stream("residual", size)};
+}
+
+std::vector<Port> Stack::inputs(int piece, const MicroBatchSize& size) const {
+  const ModelPiece& place = place_of(piece);
+  return place.embedding ? std::vector<Port>() : flow_before(place.first_layer, size);
+}
+
+std::vector<Port> Stack::outputs(int piece, const MicroBatchSize& size) const {
+  const ModelPiece& place = place_of(piece);
+  return place.head ? std::vector<Port>() : flow_before(place.first_layer + place.num_layers, size);
 }
 
 KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const {
-  TESSERA_CHECK(pieces_.size() == 1 && pieces_[0].front != nullptr && pieces_[0].head != nullptr,
+  TESSERA_CHECK(pieces_.size() == 1 && place_of(0).embedding && place_of(0).head,
                 "text is generated by a rank that holds every layer, not by a stage of a pipeline");
+  // Its encoder would see each new token alone.
+  TESSERA_CHECK(pieces_[0].runs.size() == 1,
+                "text is generated by models of one stack of layers; this one has ", pieces_[0].runs.size(),
+                ", and what an encoder makes is not cached");
   KvCache cache;
-  for (const Block* layer : pieces_[0].layers) {
+  for (const Block* layer : pieces_[0].runs[0].layers) {
     const Block::CacheShape kept = layer->cache_shape();
     const Shape shape{max_length, batch, kept.kv_heads, kept.head_dim};
     cache.key.push_back(Tensor::empty(ctx, shape, numerics_.compute));

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
 #include <map>
-#include <optional>
 
 #include "pipeline/label.hpp"
+#include "pipeline/routes.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/flight.hpp"
@@ -22,75 +21,27 @@ using Kind = Action::Kind;
 /// cost little memory.
 constexpr std::size_t kReceivesAhead = 2;
 
-/// What passes between piece `boundary` and the next, in one direction, for one micro-batch.
-struct Message {
-  bool gradient = false;
-  int boundary = 0, micro_batch = 0;
-  int from = 0, to = 0;          ///< stages
-  int made_at = 0, used_at = 0;  ///< places of the two passes in the columns of `from` and `to`
-};
+/// The values of a message to or from `peer`, one transfer for each port: they leave and arrive together.
+std::vector<Transfer> transfers_of(Transfer::Kind kind, const std::vector<Tensor>& tensors, int peer,
+                                   const Message& message, const Routes& routes) {
+  std::vector<Transfer> transfers;
+  for (std::size_t port = 0; port < tensors.size(); ++port)
+    transfers.push_back({kind, tensors[port], peer, routes.tag_of(message, port)});
+  return transfers;
+}
 
-/// The messages of a table.
-class Routes {
- public:
-  explicit Routes(const Schedule& schedule)
-      : schedule_(schedule),
-        places_(2 * static_cast<std::size_t>(schedule.pieces()) *
-                static_cast<std::size_t>(schedule.micro_batches)) {
-    TESSERA_CHECK(places_.size() < std::numeric_limits<std::uint32_t>::max(), "a schedule of ",
-                  schedule.pieces(), " pieces and ", schedule.micro_batches,
-                  " micro-batches has too many messages to number");
-    for (int stage = 0; stage < schedule.stages; ++stage) {
-      int place = 0;
-      for (const Action& action : schedule.actions[static_cast<std::size_t>(stage)]) {
-        TESSERA_CHECK(action.micro_batch >= 0 && action.micro_batch < schedule.micro_batches, "stage ", stage,
-                      " has ", label_of(action, schedule.chunks), ", of ", schedule.micro_batches,
-                      " micro-batches");
-        const int piece = schedule.piece_of(stage, action.chunk);
-        if (action.kind != Kind::weight_gradient) {
-          places_[index(action.kind != Kind::forward, piece, action.micro_batch)] = place;
-        }
-        ++place;
-      }
-    }
+/// Errors: InvalidArgument unless `values`, which `maker` returned, are what these ports say.
+void check_fit(const std::vector<Tensor>& values, const std::vector<Port>& ports, const std::string& maker) {
+  TESSERA_CHECK(values.size() == ports.size(), maker, " returned ", values.size(),
+                " values; between pieces go ", ports.size());
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    const auto& [shape, dtype, name] = ports[i];
+    TESSERA_CHECK(values[i], maker, " returned no '", name, "' for the next piece");
+    TESSERA_CHECK(values[i].shape() == shape && values[i].dtype() == dtype && values[i].is_contiguous(),
+                  maker, " returned ", values[i].dtype(), " ", values[i].shape(), " as '", name,
+                  "'; between pieces goes contiguous ", dtype, " ", shape);
   }
-
-  std::optional<Message> input_of(int stage, const Action& action) const {
-    const int piece = schedule_.piece_of(stage, action.chunk);
-    if (action.kind == Kind::weight_gradient) return std::nullopt;
-    const bool gradient = action.kind != Kind::forward;
-    return message(gradient, gradient ? piece : piece - 1, action.micro_batch);
-  }
-  std::optional<Message> output_of(int stage, const Action& action) const {
-    const int piece = schedule_.piece_of(stage, action.chunk);
-    if (action.kind == Kind::weight_gradient) return std::nullopt;
-    const bool gradient = action.kind != Kind::forward;
-    return message(gradient, gradient ? piece - 1 : piece, action.micro_batch);
-  }
-  std::uint32_t tag_of(const Message& message) const {
-    return static_cast<std::uint32_t>(index(message.gradient, message.boundary, message.micro_batch));
-  }
-
- private:
-  std::size_t index(bool gradient, int piece, int micro_batch) const {
-    const auto row = static_cast<std::size_t>(piece) * static_cast<std::size_t>(schedule_.micro_batches);
-    return 2 * (row + static_cast<std::size_t>(micro_batch)) + (gradient ? 1 : 0);
-  }
-  std::optional<Message> message(bool gradient, int boundary, int micro_batch) const {
-    if (boundary < 0 || boundary + 1 >= schedule_.pieces()) return std::nullopt;
-    const int maker = gradient ? boundary + 1 : boundary, user = gradient ? boundary : boundary + 1;
-    return Message{.gradient = gradient,
-                   .boundary = boundary,
-                   .micro_batch = micro_batch,
-                   .from = schedule_.stage_of(maker),
-                   .to = schedule_.stage_of(user),
-                   .made_at = places_[index(gradient, maker, micro_batch)],
-                   .used_at = places_[index(gradient, user, micro_batch)]};
-  }
-
-  const Schedule& schedule_;
-  std::vector<int> places_;  // of F and B in their columns, by piece and micro-batch
-};
+}
 
 /// What comes in over the pipeline, taken in the order this stage uses it. Receives from one stage are posted
 /// in the order in which that stage makes the messages, as communicators without tags need it; so one that is
@@ -112,20 +63,21 @@ class Inbox {
     const std::size_t end = std::min(taken_ + ahead, messages_.size());
     for (std::size_t next = taken_; next < end; ++next) post_up_to(messages_[next]);
   }
-  /// The next message; `wanted` and `arrived` become the stretch of the stream that waits for it.
-  Tensor take(Event& wanted, Event& arrived) {
+  /// The values of the next message; `wanted` and `arrived` become the stretch of the stream that waits for
+  /// it.
+  std::vector<Tensor> take(Event& wanted, Event& arrived) {
     post(1);
     TESSERA_ENSURE(InternalError, taken_ < messages_.size(), "an input that no pass of the column needs");
     auto message = arriving_.extract(routes_.tag_of(messages_[taken_++]));
     ctx_.stream->record_time(wanted);
     message.mapped().pending.wait(ctx_);
     ctx_.stream->record_time(arrived);
-    return std::move(message.mapped().tensor);
+    return std::move(message.mapped().tensors);
   }
 
  private:
   struct Arriving {
-    Tensor tensor;
+    std::vector<Tensor> tensors;
     Pending pending;
   };
 
@@ -133,10 +85,12 @@ class Inbox {
     for (auto& made = made_[last.from]; !made.empty() && made.front().made_at <= last.made_at;
          made.pop_front()) {
       const Message& message = made.front();
-      const auto [shape, dtype] = program_.boundary(message.micro_batch);
-      Tensor tensor = Tensor::empty(ctx_, shape, dtype);
-      Pending pending = pipeline_.recv(ctx_, tensor, message.from, routes_.tag_of(message));
-      arriving_.emplace(routes_.tag_of(message), Arriving{std::move(tensor), std::move(pending)});
+      std::vector<Tensor> tensors;
+      for (const Port& port : routes_.used(program_, message))
+        tensors.push_back(Tensor::empty(ctx_, port.shape, port.dtype));
+      Pending pending = pipeline_.exchange(
+          ctx_, transfers_of(Transfer::Kind::recv, tensors, message.from, message, routes_));
+      arriving_.emplace(routes_.tag_of(message), Arriving{std::move(tensors), std::move(pending)});
     }
   }
 
@@ -153,11 +107,13 @@ class Inbox {
 /// What is on its way out. Nobody may write to a tensor before its message is done, so it is held here.
 class Outbox {
  public:
-  Outbox(const ExecCtx& ctx, Communicator& pipeline) : ctx_(ctx), pipeline_(pipeline) {}
+  Outbox(const ExecCtx& ctx, Communicator& pipeline, const Routes& routes)
+      : ctx_(ctx), pipeline_(pipeline), routes_(routes) {}
 
-  void send(Tensor tensor, const Message& message, std::uint32_t tag) {
-    Pending pending = pipeline_.send(ctx_, tensor, message.to, tag);
-    leaving_.push_back({std::move(tensor), std::move(pending), message.to, message.used_at});
+  void send(std::vector<Tensor> tensors, const Message& message) {
+    Pending pending =
+        pipeline_.exchange(ctx_, transfers_of(Transfer::Kind::send, tensors, message.to, message, routes_));
+    leaving_.push_back({std::move(tensors), std::move(pending), message.to, message.used_at});
   }
   /// Lets go of what has arrived, as far as the communicator knows without being waited for.
   void reap() {
@@ -175,7 +131,7 @@ class Outbox {
 
  private:
   struct Leaving {
-    Tensor tensor;
+    std::vector<Tensor> tensors;
     Pending pending;
     int to = 0, used_at = 0;
   };
@@ -191,6 +147,7 @@ class Outbox {
 
   const ExecCtx& ctx_;
   Communicator& pipeline_;
+  const Routes& routes_;
   std::vector<Leaving> leaving_;
 };
 
@@ -206,7 +163,7 @@ class StageRun {
         program_(program),
         routes_(schedule),
         inbox_(ctx, pipeline, routes_, program, messages_in()),
-        outbox_(ctx, pipeline) {}
+        outbox_(ctx, pipeline, routes_) {}
 
   void run(std::vector<ExecutedAction>& executed) {
     for (const Action& action : column()) {
@@ -215,18 +172,18 @@ class StageRun {
       const double wanted_s = now_s();
       ExecutedAction done;
       done.action = action;
-      Tensor input = fetch(action, done);
+      std::vector<Tensor> inputs = fetch(action, done);
       done.begin_s = now_s();
       done.waited_s = done.begin_s - wanted_s;
       inbox_.post(ahead_);
-      Tensor output = compute(action, std::move(input));
+      std::vector<Tensor> outputs = compute(action, std::move(inputs));
       done.end_s = now_s();
       executed.push_back(std::move(done));
-      deliver(action, std::move(output));
+      deliver(action, std::move(outputs));
     }
     outbox_.finish();
     TESSERA_CHECK(handed_over_.empty(), "stage ", stage_, " made ", handed_over_.size(),
-                  " tensors for itself that its column never used");
+                  " messages for itself that its column never used");
   }
 
  private:
@@ -241,17 +198,19 @@ class StageRun {
     return messages;
   }
 
-  Tensor fetch(const Action& action, ExecutedAction& executed) {
+  std::vector<Tensor> fetch(const Action& action, ExecutedAction& executed) {
     const auto message = routes_.input_of(stage_, action);
     if (!message) return {};
     if (message->from != stage_) {
-      Tensor input = inbox_.take(executed.wanted, executed.arrived);
+      std::vector<Tensor> inputs = inbox_.take(executed.wanted, executed.arrived);
       outbox_.settle(message->from, message->made_at);
-      return input;
+      return inputs;
     }
     auto handed = handed_over_.extract(routes_.tag_of(*message));
     TESSERA_CHECK(!handed.empty(), "stage ", stage_, " comes to ", label_of(action, schedule_.chunks),
                   " before its own pass that makes the input");
+    check_fit(handed.mapped(), routes_.used(program_, *message),
+              detail::concat("stage ", stage_, ": the pass before ", label_of(action, schedule_.chunks)));
     return std::move(handed.mapped());
   }
 
@@ -262,36 +221,32 @@ class StageRun {
     return {.name = name, .shape = {action.micro_batch, action.chunk}, .dims = 2};
   }
 
-  Tensor compute(const Action& action, Tensor input) {
+  std::vector<Tensor> compute(const Action& action, std::vector<Tensor> inputs) {
     const FlightSpan flight(*ctx_.stream, [&] { return pass_of(action); });
     const TraceSpan span(*ctx_.stream, [&] {
       return Work{WorkKind::scope, label_of(action, schedule_.chunks)};
     });
     switch (action.kind) {
       case Kind::forward:
-        return program_.forward(action.chunk, action.micro_batch, std::move(input));
+        return program_.forward(action.chunk, action.micro_batch, std::move(inputs));
       case Kind::weight_gradient:
         program_.weight_gradient(action.chunk, action.micro_batch);
         return {};
       default:
-        return program_.backward(action.chunk, action.micro_batch, std::move(input),
+        return program_.backward(action.chunk, action.micro_batch, std::move(inputs),
                                  action.kind == Kind::backward);
     }
   }
 
-  void deliver(const Action& action, Tensor output) {
+  void deliver(const Action& action, std::vector<Tensor> outputs) {
     const auto message = routes_.output_of(stage_, action);
     if (!message) return;
-    const auto [shape, dtype] = program_.boundary(action.micro_batch);
-    const std::string label = label_of(action, schedule_.chunks);
-    TESSERA_CHECK(output, "stage ", stage_, ": ", label, " returned nothing for the next piece");
-    TESSERA_CHECK(output.shape() == shape && output.dtype() == dtype && output.is_contiguous(), "stage ",
-                  stage_, ": ", label, " returned ", output.dtype(), " ", output.shape(),
-                  "; between pieces goes ", "contiguous ", dtype, " ", shape);
+    check_fit(outputs, routes_.made(program_, *message),
+              detail::concat("stage ", stage_, ": ", label_of(action, schedule_.chunks)));
     if (message->to == stage_) {
-      handed_over_.emplace(routes_.tag_of(*message), std::move(output));
+      handed_over_.emplace(routes_.tag_of(*message), std::move(outputs));
     } else {
-      outbox_.send(std::move(output), *message, routes_.tag_of(*message));
+      outbox_.send(std::move(outputs), *message);
     }
   }
 
@@ -303,7 +258,7 @@ class StageRun {
   Routes routes_;
   Inbox inbox_;
   Outbox outbox_;
-  std::map<std::uint32_t, Tensor> handed_over_;  // from one piece of this stage to the next
+  std::map<std::uint32_t, std::vector<Tensor>> handed_over_;  // from one piece of this stage to the next
 };
 
 }  // namespace

@@ -149,9 +149,9 @@ void check_piece(const Config& config, const ModelPiece& piece, std::shared_ptr<
                     return *tensor;
                   }}});
   const MicroBatch input = to_micro_batch(ctx, test::random_batch(4, 64, 5, 251));
-  const auto [shape, dtype] = model.boundary(4, 64);
-  const auto activation = [&, shape = shape, dtype = dtype] {
-    Tensor x = Tensor::empty(ctx, shape, dtype);
+  const auto activation = [&] {
+    const std::vector<Port> ports = piece.embedding ? model.outputs(0, {4, 64}) : model.inputs(0, {4, 64});
+    Tensor x = Tensor::empty(ctx, ports.at(0).shape, ports.at(0).dtype);
     ops::fill_zero(ctx, x);
     return x;
   };
@@ -159,15 +159,16 @@ void check_piece(const Config& config, const ModelPiece& piece, std::shared_ptr<
     const std::int64_t before = used(ctx);
     Tape tape;
     const Forward forward{.exec = ctx, .input = input, .tape = &tape, .training = true};
-    Var first = piece.embedding ? Var() : tape.input(activation(), true);
+    std::vector<Var> first;
+    if (!piece.embedding) first.push_back(tape.input(activation(), true));
     Tensor upstream;
     if (piece.head) {
       upstream = Tensor::empty(ctx, {256}, DType::f32);
       ops::fill_constant(ctx, upstream, 1.0f);
     }
-    Var output = model.run_piece(forward, 0, first, Model::Output::losses, upstream);
+    Var output = std::move(model.run_piece(forward, 0, first, Model::Output::losses, upstream).at(0));
     if (!piece.head) output.take();
-    if (!piece.embedding) first.take();
+    if (!piece.embedding) first[0].take();
     tensor->barrier(ctx);  // the head's input gradient may still be on its way
     const detail::Activations formula(config, tensor->rank());
     if (measure) {
@@ -175,8 +176,9 @@ void check_piece(const Config& config, const ModelPiece& piece, std::shared_ptr<
     }
     Tensor grad = piece.head ? upstream : activation();
     tape.backward(ctx, output, std::move(grad), Tape::WeightGradients::deferred);
-    if (!piece.embedding) tape.take_grad(first);
-    first = output = Var();
+    if (!piece.embedding) tape.take_grad(first[0]);
+    first.clear();
+    output = Var();
     if (measure) {
       EXPECT_EQ(used(ctx) - before, formula.deferred(piece)) << "held after the input gradient";
     }

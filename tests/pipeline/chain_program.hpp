@@ -58,30 +58,31 @@ class ChainProgram : public StageProgram {
   ChainProgram(const ExecCtx& ctx, const Schedule& schedule, int stage)
       : ctx_(ctx), schedule_(schedule), chain_{schedule.pieces(), schedule.micro_batches}, stage_(stage) {}
 
-  Tensor forward(int chunk, int micro_batch, Tensor input) override {
+  std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) override {
     on_pass({Action::Kind::forward, chunk, micro_batch});
     const int piece = schedule_.piece_of(stage_, chunk);
-    expect(static_cast<bool>(input) == (piece > 0), "input of forward");
-    Tensor x = piece > 0 ? std::move(input) : make(micro_batch, &Chain::input);
+    expect(inputs.size() == (piece > 0 ? 1u : 0u), "input of forward");
+    Tensor x = piece > 0 ? std::move(inputs[0]) : make(micro_batch, &Chain::input);
     Tensor y = map(x, Chain::a(piece), Chain::b(piece) + static_cast<float>(micro_batch));
     if (!schedule_.forward_only) kept_[{chunk, micro_batch}] = x;
     most_kept_ = std::max(most_kept_, static_cast<int>(kept_.size()) + (schedule_.forward_only ? 1 : 0));
-    if (piece + 1 < chain_.pieces) return y;
+    if (piece + 1 < chain_.pieces) return {y};
     for (std::int64_t j = 0; j < y.numel(); ++j)
       result_.loss += Chain::weight(micro_batch, j) * y.data<float>()[j];
     return {};
   }
 
-  Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) override {
+  std::vector<Tensor> backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) override {
     on_pass({weights ? Action::Kind::backward : Action::Kind::input_gradient, chunk, micro_batch});
     const int piece = schedule_.piece_of(stage_, chunk);
-    expect(static_cast<bool>(grad) == (piece + 1 < chain_.pieces), "gradient of backward");
+    expect(grads.size() == (piece + 1 < chain_.pieces ? 1u : 0u), "gradient of backward");
     expect(kept_.contains({chunk, micro_batch}), "backward after forward");
-    if (!grad) grad = make(micro_batch, &Chain::weight);
+    const Tensor grad = grads.empty() ? make(micro_batch, &Chain::weight) : grads[0];
     grads_[{chunk, micro_batch}] = grad;
-    Tensor input_grad = piece > 0 ? map(grad, Chain::a(piece), 0) : Tensor();
+    std::vector<Tensor> input_grads;
+    if (piece > 0) input_grads.push_back(map(grad, Chain::a(piece), 0));
     if (weights) add_weights(chunk, micro_batch);
-    return input_grad;
+    return input_grads;
   }
 
   void weight_gradient(int chunk, int micro_batch) override {
@@ -90,7 +91,10 @@ class ChainProgram : public StageProgram {
     add_weights(chunk, micro_batch);
   }
 
-  Boundary boundary(int micro_batch) const override { return {Chain::shape(micro_batch), DType::f32}; }
+  std::vector<Port> inputs(int, int micro_batch) const override {
+    return {{Chain::shape(micro_batch), DType::f32, "x"}};
+  }
+  std::vector<Port> outputs(int chunk, int micro_batch) const override { return inputs(chunk, micro_batch); }
 
   const ChainResult& result() const { return result_; }
   int most_kept() const { return most_kept_; }

@@ -127,14 +127,15 @@ TEST(Executor, MessagesAreHiddenBehindPasses) {
 class TakesItsTime final : public StageProgram {
  public:
   TakesItsTime(const ExecCtx& ctx, int stage) : ctx_(ctx), stage_(stage) {}
-  Tensor forward(int, int, Tensor) override {
+  std::vector<Tensor> forward(int, int, std::vector<Tensor>) override {
     if (stage_ == 1) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return Tensor::empty(ctx_, {5}, DType::f32);
+    return {Tensor::empty(ctx_, {5}, DType::f32)};
   }
-  Tensor backward(int, int, Tensor, bool) override { return {}; }
+  std::vector<Tensor> backward(int, int, std::vector<Tensor>, bool) override { return {}; }
   void weight_gradient(int, int) override {}
-  Boundary boundary(int) const override { return {{5}, DType::f32}; }
+  std::vector<Port> inputs(int, int) const override { return {{{5}, DType::f32, "x"}}; }
+  std::vector<Port> outputs(int, int) const override { return {{{5}, DType::f32, "x"}}; }
 
  private:
   ExecCtx ctx_;
@@ -280,7 +281,7 @@ TEST(Executor, ErrorsOfTheProgramReachTheCaller) {
 class MisshapenProgram final : public ChainProgram {
  public:
   using ChainProgram::ChainProgram;
-  Tensor forward(int, int, Tensor) override { return output; }
+  std::vector<Tensor> forward(int, int, std::vector<Tensor>) override { return {output}; }
   Tensor output;
 };
 

@@ -9,6 +9,11 @@
 
 namespace tessera {
 
+/// Sizes of a micro-batch.
+struct MicroBatchSize {
+  std::int64_t batch = 0, seq_length = 0;
+};
+
 /// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
 /// batch.
 struct MicroBatch {
@@ -38,13 +43,19 @@ struct Forward {
 
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
   DropoutSpec dropout(std::string_view site, double probability) const {
+    return dropout(site, probability, input.seq_length);
+  }
+  /// The same for a stream of `length` positions, as an encoder's may be.
+  DropoutSpec dropout(std::string_view site, double probability, std::int64_t length) const {
     if (!training || probability <= 0.0) return {};
+    // Ranks hold equal parts of either stream.
+    const std::int64_t first = length == input.seq_length ? position0 : position0 * length / input.seq_length;
     return {.key = {exec.seed, site_of(site), step},
             .probability = static_cast<float>(probability),
             .batch = input.batch,
             .sample0 = input.sample0,
-            .position0 = position0,
-            .seq_length = input.seq_length};
+            .position0 = first,
+            .seq_length = length};
   }
   /// The tokens as the Var that starts the computation.
   Var tokens() const { return tape ? tape->input(input.tokens, false) : Var(input.tokens); }

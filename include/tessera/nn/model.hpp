@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/nn/forward.hpp"
 #include "tessera/nn/module.hpp"
+#include "tessera/tensor/port.hpp"
 
 namespace tessera {
 
@@ -21,11 +22,12 @@ class Model : public Module {
 
   /// Pieces of the model that this rank holds; more than one, or not all there are, in a pipeline.
   virtual int num_pieces() const { return 1; }
-  /// Runs one of them. `input`: what the piece before returned, undefined for the first piece of the model.
-  /// Returns what the next piece gets; the last piece returns `output`. The default is one piece that is the
-  /// whole model.
-  virtual Var run_piece(const Forward& forward, int piece, const Var& input, Output output,
-                        const Tensor& upstream);
+  /// Runs one of them. `inputs`: what the piece before returned, one for each port of inputs(); empty for the
+  /// first piece of the model. Returns what the next piece gets, one for each port of outputs(); the last
+  /// piece returns `output` alone. What a piece only passes on is returned as it came. The default is one
+  /// piece that is the whole model.
+  virtual std::vector<Var> run_piece(const Forward& forward, int piece, const std::vector<Var>& inputs,
+                                     Output output, const Tensor& upstream);
   /// Whether this rank's piece `piece` is the last of the model: it returns losses or logits.
   virtual bool is_last(int piece) const {
     (void)piece;
@@ -36,8 +38,11 @@ class Model : public Module {
     (void)parameter;
     return 1;
   }
-  /// Shape and dtype of what passes between pieces. Errors: InvalidArgument if the model cannot be cut.
-  virtual std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const;
+  /// What crosses the boundary before this rank's piece `piece` (its gradients go back there), and the one
+  /// behind it; empty where the model begins or ends. The pieces on both sides of a boundary say the same.
+  /// Errors: InvalidArgument if the model cannot be cut.
+  virtual std::vector<Port> inputs(int piece, const MicroBatchSize& size) const;
+  virtual std::vector<Port> outputs(int piece, const MicroBatchSize& size) const;
 
   virtual std::int64_t vocab_size() const = 0;
   /// Positions the model was made for: generation ends there.

@@ -15,11 +15,12 @@ struct Numerics {
 /// bf16 and fp16 keep the residual stream in fp32 if the config says so.
 Numerics numerics_of(const TrainingConfig& training);
 
-/// What flows from block to block.
+/// What flows from block to block. A block changes what it is about and passes the rest on.
 struct Flow {
   Var residual;         ///< the residual stream, [seq, batch, hidden]; undefined before the first block
   Var branch;           ///< what the next norm adds to it; undefined = nothing
   DropoutSpec dropout;  ///< on branch
+  Var memory = {};      ///< an encoder's result, for blocks of a decoder to read; undefined = none
 };
 /// residual + dropout(branch): the flow as one tensor, as it leaves a piece or enters a recomputed segment.
 Var fold(const ExecCtx& ctx, const Flow& flow);
@@ -28,6 +29,7 @@ Var fold(const ExecCtx& ctx, const Flow& flow);
 class Block : public Module {
  public:
   using Module::Module;
+  /// Errors of the stack: InvalidArgument for a memory that came in and does not go out.
   virtual Flow forward(const Forward& forward, Flow flow) = 0;
 
   /// What a block keeps of each position while text is generated; 0 heads = nothing.
@@ -44,7 +46,8 @@ class Head : public Module {
   /// Logits [seq_length * batch, vocabulary], or losses [seq_length * batch] as Model::loss returns them.
   virtual Var forward(const Forward& forward, const Flow& flow, Model::Output output,
                       const Tensor& upstream) = 0;
-  /// A block's parameter that it uses as well: a tied table on the same rank. Null = none.
+  /// A block's parameter that it uses as well: a tied table on the same rank. Null = none. The same at any
+  /// time.
   virtual const Parameter* borrowed() const { return nullptr; }
 };
 
@@ -56,11 +59,12 @@ class Stack : public Model {
   Var forward(const Forward& forward) override;
   Var loss(const Forward& forward, const Tensor& upstream) override;
   int num_pieces() const override { return static_cast<int>(pieces_.size()); }
-  Var run_piece(const Forward& forward, int piece, const Var& input, Output output,
-                const Tensor& upstream) override;
+  std::vector<Var> run_piece(const Forward& forward, int piece, const std::vector<Var>& inputs, Output output,
+                             const Tensor& upstream) override;
   bool is_last(int piece) const override { return piece_at(piece).head != nullptr; }
-  int pieces_using(const Parameter& parameter) const override;
-  std::pair<Shape, DType> boundary(std::int64_t batch, std::int64_t seq_length) const override;
+  int pieces_using(const Parameter& parameter) const override { return &parameter == shared_ ? 2 : 1; }
+  std::vector<Port> inputs(int piece, const MicroBatchSize& size) const override;
+  std::vector<Port> outputs(int piece, const MicroBatchSize& size) const override;
   KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
 
  protected:
@@ -73,25 +77,35 @@ class Stack : public Model {
   /// Whether one of this rank's pieces ends the model.
   bool holds_head() const;
 
+  /// What flows into layer `layer` of the model where a boundary lies before it (behind the last one: into
+  /// the head), the branch added; where a front stands before that layer, into this front. Names are those of
+  /// Flow: "residual", "memory". The default is one residual stream of the micro-batch's length.
+  virtual std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const;
+  /// A value [seq, batch, hidden_size] in the residual stream's dtype, or this rank's positions of it.
+  Port stream(const std::string& name, const MicroBatchSize& size) const;
+
   void begin_piece() { pieces_.emplace_back(); }
-  /// The block B(`name`, args...) that turns tokens into the residual stream.
+  /// The block B(`name`, args...) that turns tokens into a residual stream: before the first layer, or once
+  /// more in the middle, as a decoder's behind an encoder. It gets the flow so far, and is not recomputed.
   template <typename B, typename... Args>
   B& add_front(const std::string& name, Args&&... args) {
     B& block = submodule<B>(name, std::forward<Args>(args)...);
-    pieces_.back().front = &block;
+    pieces_.back().runs.push_back({&block, {}});
     return block;
   }
   /// A block that sharding().recompute may compute again in backward.
   template <typename B, typename... Args>
   B& add_layer(const std::string& name, Args&&... args) {
     B& block = submodule<B>(name, std::forward<Args>(args)...);
-    pieces_.back().layers.push_back(&block);
+    if (pieces_.back().runs.empty()) pieces_.back().runs.emplace_back();
+    pieces_.back().runs.back().layers.push_back(&block);
     return block;
   }
   template <typename H, typename... Args>
   H& add_head(const std::string& name, Args&&... args) {
     H& head = submodule<H>(name, std::forward<Args>(args)...);
     pieces_.back().head = &head;
+    settle_shared();
     return head;
   }
 
@@ -99,23 +113,31 @@ class Stack : public Model {
   virtual void prepare(const ExecCtx& ctx) { (void)ctx; }
 
  private:
-  struct Piece {
+  /// Layers in a row, and the front before them or null.
+  struct Run {
     Block* front = nullptr;
-    std::vector<Block*> layers;
+    std::vector<Block*> layers = {};
+  };
+  struct Piece {
+    std::vector<Run> runs;
     Head* head = nullptr;
   };
 
-  const Piece& piece_at(int index) const { return pieces_[static_cast<std::size_t>(index)]; }
+  const Piece& piece_at(int index) const { return pieces_.at(static_cast<std::size_t>(index)); }
+  const ModelPiece& place_of(int index) const { return sharding_.pieces.at(static_cast<std::size_t>(index)); }
+  /// Whether the last head's borrowed parameter belongs to another piece.
+  void settle_shared();
   Var run_all(const Forward& forward, Output output, const Tensor& upstream);
-  Flow run_layers(const Forward& forward, const Piece& piece, Flow flow);
-  /// Layers [first, first + count) of a piece, computed again in backward.
-  Flow run_recomputed(const Forward& forward, const Piece& piece, std::size_t first, std::size_t count,
-                      const Flow& flow);
+  Flow run_layers(const Forward& forward, const std::vector<Block*>& layers, Flow flow);
+  /// Layers [first, first + count), computed again in backward.
+  Flow run_recomputed(const Forward& forward, const std::vector<Block*>& layers, std::size_t first,
+                      std::size_t count, Flow flow);
 
   std::int64_t hidden_size_;
   Numerics numerics_;
   Sharding sharding_;
   std::vector<Piece> pieces_;
+  const Parameter* shared_ = nullptr;  // of two pieces
 };
 
 }  // namespace tessera

@@ -6,26 +6,30 @@
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/pipeline/schedule.hpp"
+#include "tessera/tensor/port.hpp"
 
 namespace tessera {
+
+/// Values that can cross one boundary between pieces. More are refused by name.
+inline constexpr int kMostPorts = 8;
 
 /// What a stage computes. The executor decides when; nothing here communicates between stages.
 class StageProgram {
  public:
   virtual ~StageProgram() = default;
-  /// `input`: what the piece before gave, undefined for the first piece. Returns what the next piece gets,
-  /// undefined for the last.
-  virtual Tensor forward(int chunk, int micro_batch, Tensor input) = 0;
-  /// `grad`: of what forward returned, undefined for the last piece. Returns the gradient of `input`,
-  /// undefined for the first piece. weights = false: weight gradients wait for weight_gradient().
-  virtual Tensor backward(int chunk, int micro_batch, Tensor grad, bool weights) = 0;
+  /// `inputs`: what the piece before gave, one for each port of inputs(); empty for the first piece. Returns
+  /// what the next piece gets, one for each port of outputs(); nothing for the last piece. What passes
+  /// through unchanged may be the same tensor.
+  virtual std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) = 0;
+  /// `grads`: of what forward returned, empty for the last piece. Returns the gradients of `inputs`, nothing
+  /// for the first piece. weights = false: weight gradients wait for weight_gradient().
+  virtual std::vector<Tensor> backward(int chunk, int micro_batch, std::vector<Tensor> grads,
+                                       bool weights) = 0;
   virtual void weight_gradient(int chunk, int micro_batch) = 0;
-  /// Shape and dtype of what passes between pieces for this micro-batch (activation and gradient alike).
-  struct Boundary {
-    Shape shape;
-    DType dtype = DType::f32;
-  };
-  virtual Boundary boundary(int micro_batch) const = 0;
+  /// What crosses the boundary before this chunk, and the one behind it, for this micro-batch; gradients
+  /// alike. The pieces on both sides of a boundary say the same. Not asked where the model begins or ends.
+  virtual std::vector<Port> inputs(int chunk, int micro_batch) const = 0;
+  virtual std::vector<Port> outputs(int chunk, int micro_batch) const = 0;
 };
 
 /// An action as it ran, in the seconds of now_s().
@@ -48,8 +52,8 @@ class PipelineExecutor {
   /// given.
   PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline);
   /// Runs the column of this stage. Receives are posted ahead of need, sends do not block the stage; a piece
-  /// whose successor is on the same stage hands its tensor over. Errors: what the program throws;
-  /// CommunicationError.
+  /// whose successor is on the same stage hands its tensors over. Errors: what the program throws;
+  /// InvalidArgument for ports that cannot be, or outputs that do not fit them; CommunicationError.
   void run(const Schedule& schedule, StageProgram& program);
   /// What the last run did on this stage.
   const std::vector<ExecutedAction>& executed() const { return executed_; }
