@@ -30,15 +30,16 @@ std::vector<Transfer> transfers_of(Transfer::Kind kind, const std::vector<Tensor
   return transfers;
 }
 
-/// Errors: InvalidArgument unless `values`, which `maker` returned, are what these ports say.
-void check_fit(const std::vector<Tensor>& values, const std::vector<Port>& ports, const std::string& maker) {
-  TESSERA_CHECK(values.size() == ports.size(), maker, " returned ", values.size(),
+/// Errors: InvalidArgument unless `values` are what these ports say. `maker()` tells who returned them.
+template <typename Maker>
+void check_fit(const std::vector<Tensor>& values, const std::vector<Port>& ports, Maker&& maker) {
+  TESSERA_CHECK(values.size() == ports.size(), maker(), " returned ", values.size(),
                 " values; between pieces go ", ports.size());
   for (std::size_t i = 0; i < ports.size(); ++i) {
     const auto& [shape, dtype, name] = ports[i];
-    TESSERA_CHECK(values[i], maker, " returned no '", name, "' for the next piece");
+    TESSERA_CHECK(values[i], maker(), " returned no '", name, "' for the next piece");
     TESSERA_CHECK(values[i].shape() == shape && values[i].dtype() == dtype && values[i].is_contiguous(),
-                  maker, " returned ", values[i].dtype(), " ", values[i].shape(), " as '", name,
+                  maker(), " returned ", values[i].dtype(), " ", values[i].shape(), " as '", name,
                   "'; between pieces goes contiguous ", dtype, " ", shape);
   }
 }
@@ -198,6 +199,10 @@ class StageRun {
     return messages;
   }
 
+  std::string told(const char* what, const Action& action) const {
+    return detail::concat("stage ", stage_, ":", what, label_of(action, schedule_.chunks));
+  }
+
   std::vector<Tensor> fetch(const Action& action, ExecutedAction& executed) {
     const auto message = routes_.input_of(stage_, action);
     if (!message) return {};
@@ -210,7 +215,7 @@ class StageRun {
     TESSERA_CHECK(!handed.empty(), "stage ", stage_, " comes to ", label_of(action, schedule_.chunks),
                   " before its own pass that makes the input");
     check_fit(handed.mapped(), routes_.used(program_, *message),
-              detail::concat("stage ", stage_, ": the pass before ", label_of(action, schedule_.chunks)));
+              [&] { return told(" the pass before ", action); });
     return std::move(handed.mapped());
   }
 
@@ -241,8 +246,7 @@ class StageRun {
   void deliver(const Action& action, std::vector<Tensor> outputs) {
     const auto message = routes_.output_of(stage_, action);
     if (!message) return;
-    check_fit(outputs, routes_.made(program_, *message),
-              detail::concat("stage ", stage_, ": ", label_of(action, schedule_.chunks)));
+    check_fit(outputs, routes_.made(program_, *message), [&] { return told(" ", action); });
     if (message->to == stage_) {
       handed_over_.emplace(routes_.tag_of(*message), std::move(outputs));
     } else {
