@@ -97,6 +97,7 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
     if (!recorded) continue;
     ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count),
                                          vocab_begin);
+    // NOLINTNEXTLINE(bugprone-use-after-move): it is moved in the last round
     if (wanted) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
     // On its way during the last product, until backward asks for it.
     if (wanted && first + count == rows) arriving = detail::sum_partial(ctx, tp, std::move(dx));
