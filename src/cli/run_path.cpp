@@ -33,7 +33,7 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
 LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads) {
   LoadedModel loaded;
   if (is_model_folder(path)) {
-    const ModelConfig model = model_config_of(open_model(path).config());
+    const ModelConfig model = open_model(path).config().model;
     loaded.config.model = model;
     for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
       if (std::filesystem::exists(path / file))
