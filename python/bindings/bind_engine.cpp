@@ -10,6 +10,7 @@
 #include "dlpack.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/env.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/engine/agreement.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
@@ -244,8 +245,8 @@ constexpr const char* kOrigin = "the model's config";
 void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
              const std::string& base, const std::string& dtype, std::uint64_t max_shard_bytes) {
   collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
-    HfModelConfig hf = parse_architecture(architecture, kOrigin);
-    hf.model_type = hf_model_type_of(hf).value_or("");
+    Architecture hf = parse_architecture(architecture, kOrigin);
+    hf.type = hf_model_type_of(hf).value_or("");
     const std::string embedding = hf_mappings(hf).front().parts.front().name;
     HfSource source;
     source.config_json = base;
@@ -263,8 +264,8 @@ void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string
 void save_tessera(PyEngine& self, const std::filesystem::path& out, const std::string& architecture,
                   const std::string& dtype) {
   collect(self.engine(), Collected::weights, [&](const WeightSource& weights) {
-    HfModelConfig hf = parse_architecture(architecture, kOrigin);
-    hf.model_type = hf_model_type_of(hf).value_or("");
+    Architecture hf = parse_architecture(architecture, kOrigin);
+    hf.type = hf_model_type_of(hf).value_or("");
     ExportOptions options;
     options.dtype = float_dtype(dtype);
     write_tessera(out, hf, weights, options);
@@ -293,25 +294,31 @@ std::vector<std::pair<std::string, std::string>> model_items_of(const Config& co
   return items;
 }
 
+const ModelSpec& row_of(const std::string& type) {
+  const ModelSpec* row = find_spec(type);
+  TESSERA_CHECK(row != nullptr, "no model type '", type, "' is known");
+  return *row;
+}
+
 /// The model section for an architecture.
 std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
   Config config;
-  config.model = model_config_of(parse_architecture(architecture, kOrigin));
+  config.model = parse_architecture(architecture, kOrigin).model;
   return model_items_of(config);
 }
 
 /// The architecture with other values of some keys of the section `model`; its tensors are named as before.
 std::string changed_model(const std::string& architecture,
                           const std::vector<std::pair<std::string, std::string>>& changes) {
-  const HfModelConfig before = parse_architecture(architecture, kOrigin);
+  const Architecture before = parse_architecture(architecture, kOrigin);
   std::vector<std::string> overrides{"training.seq_length=1"};
   for (const auto& [key, value] : model_items(architecture)) {
     if (value != "null") overrides.push_back("model." + key + "=" + value);
   }
   for (const auto& [key, value] : changes) overrides.push_back("model." + key + "=" + value);
-  HfModelConfig after =
-      hf_config_of(parse_config("{}", "the model that the plugin asks for", overrides).model);
-  after.model_type = before.model_type;
+  Architecture after =
+      architecture_of(parse_config("{}", "the model that the plugin asks for", overrides).model);
+  after.type = before.type;
   return to_model_json(after);
 }
 
@@ -346,7 +353,7 @@ HfModel opened(const ModelConfig& wanted, const std::string& architecture,
                const std::optional<Views>& tensors, const std::optional<std::filesystem::path>& folder,
                SymbolicLinks links) {
   HfModel model = folder ? open_model(*folder, links) : model_of(architecture, *tensors);
-  check_same_model(wanted, model.config(), folder ? folder->string() : "the model's state_dict");
+  check_same_model(wanted, model.config().model, folder ? folder->string() : "the model's state_dict");
   return model;
 }
 
@@ -356,10 +363,10 @@ std::vector<std::tuple<int, std::int64_t, std::string>> load_weights_of(
     PyEngine& self, const std::string& architecture, const std::optional<Views>& tensors,
     const std::optional<std::filesystem::path>& folder, bool changed, bool follow_symlinks) {
   const SymbolicLinks links = follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
-  const HfModelConfig from = parse_architecture(architecture, kOrigin);
-  const ModelConfig own = resolve(self.config().model);
-  const ModelConfig wanted = changed ? model_config_of(from) : own;
-  const WeightFit fit = weight_fit(from, hf_config_of(own));
+  const Architecture from = parse_architecture(architecture, kOrigin),
+                     own = architecture_of(self.config().model);
+  const ModelConfig wanted = changed ? from.model : own.model;
+  const WeightFit fit = weight_fit(from, own);
   Communicator* world = self.world();
   if (world == nullptr) {
     load_weights(opened(wanted, architecture, tensors, folder, links), fit, self.engine());
@@ -413,6 +420,22 @@ void bind_engine(py::module_& module) {
 
   // An architecture: the text of a config.json, or of the object `model` of a tessera.json.
   module.def("hf_model_types", &hf_model_types);
+  module.def(
+      "hf_attributes",
+      [](const std::string& type) {
+        std::vector<std::pair<std::string, std::string>> list;
+        for (const HfAttribute& each : row_of(type).attributes) list.emplace_back(each.field, each.path);
+        return list;
+      },
+      py::arg("model_type"),
+      "Keys of the section `model` and the attributes of Transformers' modules that they are.");
+  module.def(
+      "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
+      py::arg("model_type"));
+  module.def(
+      "hf_megatron_tokenizer",
+      [](const std::string& type) { return std::string(row_of(type).megatron_tokenizer); },
+      py::arg("model_type"));
   module.def(
       "hf_model_type",
       [](const std::string& architecture) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import torch
 
@@ -28,8 +28,6 @@ _PLACES = {"dropout": "in the residual branches (and after the embedding)", "emb
 def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     """Values of the section `model` that the modules of a model say over its config. Errors: ConfigError naming what Tessera
     would not compute as PyTorch does."""
-    from tessera import _C
-
     config = model.config
     own = _module_tree.own_class(model, config.model_type)
     _check_config(config)
@@ -39,9 +37,9 @@ def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     _module_tree.check_layers(model)
     twin = _module_tree.twin_of(own, config)
     _module_tree.compare(model, twin)
-    items = dict(_C.hf_model_items(config_json))
-    _check_engine(twin, items)
-    return {**_dropouts(model, items), **_padding(model, items)}
+    _check_engine(twin, config_json)
+    # The row of the embedding without a gradient is the module's, as in PyTorch.
+    return {**_dropouts(model), "padding_id": model.get_input_embeddings().padding_idx}
 
 
 def _check_config(config: Any) -> None:
@@ -50,8 +48,6 @@ def _check_config(config: Any) -> None:
         if value not in allowed:
             raise ConfigError(f"config.{key} = {value!r} is not supported; Tessera's models are causal decoders that return loss "
                               f"and logits. Set it to {allowed[-1]!r}")
-    if config.model_type in ("gpt2", "gpt_bigcode") and set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        raise ConfigError(f"config.layer_types = {config.layer_types!r} is not what a GPT-2 has; take the field out")
 
 
 def _check_loss(model: Any) -> None:
@@ -69,16 +65,16 @@ def refused_loss(name: Any) -> ConfigError:
 
 # Dropout.
 
-def _dropouts(model: torch.nn.Module, items: Dict[str, str]) -> Dict[str, float]:
+def _dropouts(model: torch.nn.Module) -> Dict[str, float]:
     """The probabilities of the modules, which count whatever the config says."""
-    found: Dict[str, Dict[str, float]] = {kind: {} for kind in _PLACES if kind in items}
+    found: Dict[str, Dict[str, float]] = {kind: {} for kind in _PLACES}
     for name, module in model.named_modules():
         for key, kind in _PROBABILITIES.items():
             if key in vars(module):
                 found[kind][f"{name}.{key}"] = _probability(name, key, module, model)
         if isinstance(module, (torch.nn.Dropout, torch.nn.Identity)):
             kind = "attention_dropout" if name.endswith("attn_dropout") else "dropout"
-            if name.endswith(".drop") and "embedding_dropout" in found:
+            if name.endswith(".drop"):
                 kind = "embedding_dropout"
             value = _probability(name, "p", module, model) if isinstance(module, torch.nn.Dropout) else 0.0
             found[kind][f"{name}.p"] = value
@@ -115,47 +111,24 @@ def _one_value(kind: str, places: Dict[str, float]) -> float:
 
 # What else counts.
 
-def _padding(model: Any, items: Dict[str, str]) -> Dict[str, Any]:
-    """The row of the embedding without a gradient: the module's, as in PyTorch."""
-    value = model.get_input_embeddings().padding_idx
-    if "padding_id" in items:
-        return {"padding_id": value}
-    if value is not None:
-        raise ConfigError(f"padding_idx {value} of the embedding (config.pad_token_id) gives that row no gradient, which is not "
-                          "supported; set model.get_input_embeddings().padding_idx = None")
-    return {}
+def _check_engine(twin: Any, config_json: str) -> None:
+    """Compares what the engine has read of the config with what Transformers has made of it: every parameter, and the attributes
+    that the family's row names."""
+    from tessera import _C
+
+    theirs = {name: tuple(parameter.shape) for name, parameter in twin.named_parameters()}
+    ours = {name: tuple(shape) for _, parts in _C.hf_parameters(config_json) for name, shape, _ in parts}
+    for name in {**theirs, **ours}:
+        if theirs.get(name) != ours.get(name):
+            raise _unlike(name, theirs.get(name), ours.get(name))
+    items = dict(_C.hf_model_items(config_json))
+    for key, path in _C.hf_attributes(twin.config.model_type):
+        place, _, attribute = path.rpartition(".")
+        value = getattr(twin.get_submodule(place), attribute)
+        if json.loads(items[key]) != value:
+            raise _unlike(key, value, items[key])
 
 
-def _check_engine(twin: Any, items: Dict[str, str]) -> None:
-    """Compares what the engine has read of the config with what Transformers has made of it."""
-    for key, value in _sizes_of(twin).items():
-        if key in items and json.loads(items[key]) != value:
-            raise ConfigError(f"Transformers {sys.modules['transformers'].__version__} builds a model with {key} {value} from this "
-                              f"config, and Tessera reads {items[key]}; please report it, with the config.json")
-
-
-def _sizes_of(twin: Any) -> Dict[str, Any]:
-    """Keys of the section `model` as the modules of a model have them."""
-    config, table = twin.config, twin.get_input_embeddings()
-    values: Dict[str, Any] = {"vocab_size": table.num_embeddings, "hidden_size": table.embedding_dim,
-                              "tied_head": twin.lm_head.weight is table.weight}
-    if config.model_type in ("gpt2", "gpt_bigcode"):
-        layers: List[Any] = list(twin.transformer.h)
-        first = layers[0]
-        return {**values, "num_layers": len(layers), "num_heads": first.attn.num_heads, "head_dim": first.attn.head_dim,
-                "num_kv_heads": getattr(first.attn, "kv_heads", first.attn.num_heads),
-                "ffn_hidden_size": first.mlp.c_proj.weight.numel() // table.embedding_dim, "max_positions": twin.transformer.wpe.num_embeddings,
-                "norm_eps": first.ln_1.eps}
-    layers = list(twin.model.layers[: config.num_hidden_layers])
-    first = layers[0]
-    attention = first.self_attn
-    if config.model_type == "starcoder2":
-        values.update(ffn_hidden_size=first.mlp.c_fc.out_features, norm_eps=first.input_layernorm.eps,
-                      linear_bias=first.mlp.c_fc.bias is not None)
-    else:
-        values.update(ffn_hidden_size=first.mlp.gate_proj.out_features, norm_eps=first.input_layernorm.variance_epsilon,
-                      linear_bias=first.mlp.gate_proj.bias is not None)
-    return {**values, "num_layers": len(layers), "head_dim": attention.head_dim,
-            "num_heads": attention.q_proj.out_features // attention.head_dim,
-            "num_kv_heads": attention.k_proj.out_features // attention.head_dim,
-            "qkv_bias": attention.q_proj.bias is not None}
+def _unlike(what: str, theirs: Any, ours: Any) -> ConfigError:
+    return ConfigError(f"Transformers {sys.modules['transformers'].__version__} builds a model with {what} {theirs} from this "
+                       f"config, and Tessera reads {ours}; please report it, with the config.json")

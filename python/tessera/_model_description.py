@@ -61,16 +61,23 @@ def _source_of(model: Any, named: list) -> Source:
         folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
         has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
         return Source(folder=folder) if has else Source()
-    tied = getattr(model.config, "tie_word_embeddings", False)
+    head = _tied_head(model.config)
     tensors, owner = [], []
     for name, parameter in named:
-        if name == "lm_head.weight" and tied:
+        if name == head:
             continue
         value = parameter.detach()
         value = (value if value.device.type == "cpu" else value.cpu()).contiguous()
         owner.append(value)
         tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
     return Source(tensors=tensors, owner=owner, read=_was_read(model, named))
+
+
+def _tied_head(config: Any) -> str:
+    """The head's name where the config says that it is the embedding, else ""."""
+    from tessera import _C
+
+    return _C.hf_head(config.model_type) if getattr(config, "tie_word_embeddings", False) else ""
 
 
 def _was_read(model: Any, named: list) -> bool:

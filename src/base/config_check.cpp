@@ -65,9 +65,10 @@ class RangeCheck {
   static std::string find_fault(const std::string& value, const Limits&) {
     return value.empty() ? "must not be empty" : "";
   }
-  template <typename E>
-  requires std::is_enum_v<E>
-  static std::string find_fault(E, const Limits&) { return {}; }
+  template <IsChoice E>
+  static std::string find_fault(E, const Limits&) {
+    return {};
+  }
   template <typename T>
   static std::string find_fault(const std::optional<T>& value, const Limits& limits) {
     return value ? find_fault(*value, limits) : std::string();

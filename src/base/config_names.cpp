@@ -1,10 +1,11 @@
 #include "base/config_names.hpp"
 
+#include "tessera/base/families.hpp"
+
 namespace tessera {
 
 namespace {
 
-constexpr EnumName<Family> kFamilies[] = {{Family::gpt2, "gpt2"}, {Family::llama, "llama"}};
 constexpr LaterName kLaterFamilies[] = {{"bert", "use gpt2 or llama"}, {"t5", "use gpt2 or llama"}};
 
 constexpr EnumName<PositionKind> kPositions[] = {{PositionKind::learned, "learned"},
@@ -71,7 +72,16 @@ std::string_view find_name(E value) {
 
 }  // namespace
 
-EnumNames<Family> names_of(Family) { return {kFamilies, kLaterFamilies}; }
+EnumNames<Family> names_of(Family) {
+  static const std::vector<EnumName<Family>> known = [] {
+    std::vector<EnumName<Family>> list;
+    for (const ModelSpec& row : families()) {
+      if (row.is_family()) list.push_back({row.family, row.name});
+    }
+    return list;
+  }();
+  return {known, kLaterFamilies};
+}
 EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
 EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }
 EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
@@ -86,7 +96,7 @@ EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecaySty
 EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, {}}; }
 EnumNames<GraphUse> names_of(GraphUse) { return {kGraphUses, {}}; }
 
-std::string_view name_of(Family value) { return find_name(value); }
+std::string_view name_of(Family value) { return value.name; }
 std::string_view name_of(PositionKind value) { return find_name(value); }
 std::string_view name_of(NormStyle value) { return find_name(value); }
 std::string_view name_of(MlpActivation value) { return find_name(value); }

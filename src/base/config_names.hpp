@@ -1,12 +1,18 @@
 #pragma once
 /// The YAML spelling of every enumeration, and the values that are known but not in this build yet.
 
+#include <concepts>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "tessera/base/config.hpp"
 
 namespace tessera {
+
+/// One of a few words in the YAML.
+template <typename E>
+concept IsChoice = std::is_enum_v<E> || std::same_as<E, Family>;
 
 template <typename E>
 struct EnumName {

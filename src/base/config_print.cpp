@@ -3,6 +3,7 @@
 #include "base/config_schema.hpp"
 #include "base/config_values.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 
 namespace tessera {
 
@@ -78,8 +79,8 @@ std::string type_text(const std::vector<std::int64_t>&, const Limits&) { return 
 std::string type_text(const std::vector<std::string>&, const Limits&) { return "list of texts"; }
 std::string type_text(const WeightedPaths&, const Limits&) { return "text, list or null"; }
 
-template <typename E>
-requires std::is_enum_v<E> std::string type_text(E, const Limits&) {
+template <IsChoice E>
+std::string type_text(E, const Limits&) {
   std::string text;
   for (const EnumName<E>& entry : names_of(E{}).values) {
     text += detail::concat(text.empty() ? "" : ", ", "`", entry.name, "`");
@@ -97,13 +98,39 @@ std::string later_text(const T&) {
   return {};
 }
 
-template <typename E>
-requires std::is_enum_v<E> std::string later_text(const E&) {
+template <IsChoice E>
+std::string later_text(const E&) {
   std::string text;
   for (const LaterName& name : names_of(E{}).later) {
     text += detail::concat(text.empty() ? " (later: " : ", ", name.name);
   }
   return text.empty() ? text : text + ")";
+}
+
+/// What each family supplies: a row a key.
+std::string family_table() {
+  const auto row = [](const std::string& key, const auto& value_of) {
+    std::string line = detail::concat("| ", key, " |");
+    for (const ModelSpec& each : families()) {
+      if (each.is_family()) line += detail::concat(" ", value_of(each), " |");
+    }
+    return line + "\n";
+  };
+  std::string text =
+      row("Left open", [](const ModelSpec& each) { return detail::concat("`", each.name, "`"); });
+  text += row("---", [](const ModelSpec&) { return std::string("---"); });
+  const auto add = [&](const char* key, auto ModelConfig::*field) {
+    text += row(detail::concat("`", key, "`"),
+                [&](const ModelSpec& each) { return yaml_text(each.model.*field); });
+  };
+  add("position_embedding", &ModelConfig::position_embedding);
+  add("norm", &ModelConfig::norm);
+  add("activation", &ModelConfig::activation);
+  add("tied_head", &ModelConfig::tied_head);
+  add("linear_bias", &ModelConfig::linear_bias);
+  add("qkv_bias", &ModelConfig::qkv_bias);
+  add("parallel_residual", &ModelConfig::parallel_residual);
+  return text;
 }
 
 class MarkdownPrinter {
@@ -126,6 +153,8 @@ class MarkdownPrinter {
     }
     MarkdownPrinter inner(text_, depth_ == 0 ? "" : prefix_ + name + ".", depth_ + 1);
     describe(inner, section);
+    if constexpr (std::is_same_v<std::remove_const_t<Section>, ModelConfig>)
+      text_ += detail::concat("\n", family_table());
   }
   void later(const char* name, const char*) {
     text_ += detail::concat("| `", prefix_, name, "` | | | not in this build yet |\n");

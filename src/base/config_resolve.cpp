@@ -1,29 +1,23 @@
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 
 namespace tessera {
 
-namespace {
-
-/// Two thirds of 4 * width, rounded up to a multiple of 256: the width of Llama's gated MLP.
-std::int64_t gated_width(std::int64_t hidden_size) { return (8 * hidden_size / 3 + 255) / 256 * 256; }
-
-}  // namespace
-
 ModelConfig resolve(ModelConfig config) {
-  const bool llama = config.family == Family::llama;
+  const ModelSpec& family = spec_of(config.family);
+  const auto fill = [&](auto ModelConfig::*field) {
+    if (!(config.*field)) config.*field = family.model.*field;
+  };
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   if (config.head_dim == 0 && config.num_heads > 0) config.head_dim = config.hidden_size / config.num_heads;
-  if (config.ffn_hidden_size == 0) {
-    config.ffn_hidden_size = llama ? gated_width(config.hidden_size) : 4 * config.hidden_size;
-  }
-  if (!config.position_embedding) {
-    config.position_embedding = llama ? PositionKind::rotary : PositionKind::learned;
-  }
-  if (!config.norm) config.norm = llama ? NormStyle::rmsnorm : NormStyle::layernorm;
-  if (!config.activation) config.activation = llama ? MlpActivation::swiglu : MlpActivation::gelu_tanh;
-  if (!config.tied_head) config.tied_head = !llama;
-  if (!config.linear_bias) config.linear_bias = !llama;
-  if (!config.qkv_bias) config.qkv_bias = !llama;
+  if (config.ffn_hidden_size == 0) config.ffn_hidden_size = family.ffn_width(config.hidden_size);
+  fill(&ModelConfig::position_embedding);
+  fill(&ModelConfig::norm);
+  fill(&ModelConfig::activation);
+  fill(&ModelConfig::tied_head);
+  fill(&ModelConfig::linear_bias);
+  fill(&ModelConfig::qkv_bias);
+  fill(&ModelConfig::parallel_residual);
   return config;
 }
 

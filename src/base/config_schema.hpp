@@ -70,10 +70,10 @@ void describe(Visitor& visit, Section& c) {
   visit.field("num_layers", c.num_layers, "transformer blocks", between(1, 100000));
   visit.field("hidden_size", c.hidden_size, "width of the residual stream", between(1, kMostWidth));
   describe_attention(visit, c);
-  visit.field(
-      "ffn_hidden_size", c.ffn_hidden_size,
-      "width inside the MLP; 0 = 4 `hidden_size` (gpt2) or 8/3 `hidden_size` rounded up to 256 (llama)",
-      between(0, 4 * kMostWidth));
+  visit.field("ffn_hidden_size", c.ffn_hidden_size,
+              "width inside the MLP; 0 = the family's rule: 4 `hidden_size`, for llama 8/3 `hidden_size` "
+              "rounded up to 256",
+              between(0, 4 * kMostWidth));
   visit.field("vocab_size", c.vocab_size, "tokens of the vocabulary; 257 for the byte tokenizer",
               between(1, kMostTokens));
   visit.field(
@@ -89,16 +89,17 @@ void describe(Visitor& visit, Section& c) {
   visit.field("attention_dropout", c.attention_dropout, "dropout on attention probabilities", fraction());
   visit.field("embedding_dropout", c.embedding_dropout, "dropout on embeddings; null = `dropout`",
               fraction());
-  visit.field("position_embedding", c.position_embedding, "null = learned (gpt2), rotary (llama)");
-  visit.field("norm", c.norm, "null = layernorm (gpt2), rmsnorm (llama)");
+  visit.field("position_embedding", c.position_embedding, "null = the family's");
+  visit.field("norm", c.norm, "null = the family's");
   visit.field("norm_eps", c.norm_eps, "added to the variance in norms",
               Limits{.min = 0, .max = 1, .above = true});
-  visit.field("activation", c.activation, "of the MLP; null = gelu_tanh (gpt2), swiglu (llama)");
-  visit.field("tied_head", c.tied_head, "output layer = token embedding; null = true (gpt2), false (llama)");
-  visit.field("linear_bias", c.linear_bias,
-              "biases of attention output and MLP; null = true (gpt2), false (llama)");
+  visit.field("activation", c.activation, "of the MLP; null = the family's");
+  visit.field("tied_head", c.tied_head, "output layer = token embedding; null = the family's");
+  visit.field("linear_bias", c.linear_bias, "biases of attention output and MLP; null = the family's");
   visit.field("proj_bias", c.proj_bias, "bias of attention output alone; null = `linear_bias`");
-  visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = true (gpt2), false (llama)");
+  visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = the family's");
+  visit.field("parallel_residual", c.parallel_residual,
+              "attention and MLP both read the residual stream as it enters the layer; null = the family's");
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,

@@ -31,8 +31,8 @@ Refusal read_value(const YamlNode& node, WeightedPaths& value);
 Refusal refuse_name(const YamlNode& node, const std::vector<std::string_view>& names,
                     std::span<const LaterName> later);
 
-template <typename E>
-requires std::is_enum_v<E> Refusal read_value(const YamlNode& node, E& value) {
+template <IsChoice E>
+Refusal read_value(const YamlNode& node, E& value) {
   const EnumNames<E> names = names_of(E{});
   std::vector<std::string_view> known;
   for (const EnumName<E>& entry : names.values) {
@@ -65,8 +65,10 @@ std::string yaml_text(const std::vector<std::int64_t>& value);
 std::string yaml_text(const std::vector<std::string>& value);
 std::string yaml_text(const WeightedPaths& value);
 
-template <typename E>
-requires std::is_enum_v<E> std::string yaml_text(E value) { return std::string(name_of(value)); }
+template <IsChoice E>
+std::string yaml_text(E value) {
+  return std::string(name_of(value));
+}
 
 template <typename T>
 std::string yaml_text(const std::optional<T>& value) {

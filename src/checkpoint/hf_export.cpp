@@ -25,7 +25,7 @@ void require_unused(const fs::path& out) {
 }
 
 /// The weights' specs in model order, checked against the configuration.
-std::vector<TensorSpec> checked_specs(const HfModelConfig& config, const WeightSource& weights) {
+std::vector<TensorSpec> checked_specs(const Architecture& config, const WeightSource& weights) {
   std::unordered_map<std::string, TensorSpec> given;
   for (TensorSpec& spec : weights.tensors()) given.emplace(spec.name, std::move(spec));
   std::string problems;
@@ -67,6 +67,16 @@ class Stage {
 
 void append_part(ShardedWriter& writer, const HfPart& part, std::span<const std::byte> rows,
                  std::size_t element) {
+  if (part.groups > 0) {
+    const std::int64_t heads = part.shape[0] / part.head_dim;
+    const std::size_t bytes = rows.size() / static_cast<std::size_t>(heads);
+    std::vector<std::byte> stored(rows.size());
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const auto place = static_cast<std::size_t>(stored_row(part, head * part.head_dim) / part.head_dim);
+      std::copy_n(rows.data() + static_cast<std::size_t>(head) * bytes, bytes, stored.data() + place * bytes);
+    }
+    return writer.append(part.name, stored);
+  }
   if (!part.transposed) return writer.append(part.name, rows);
   for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t count, std::span<std::byte> block) {
     take_rows_from_columns(rows, block, part.shape, row, count, element);
@@ -81,10 +91,13 @@ struct HfPlan {
   std::vector<TensorSpec> tensors;
 };
 
-HfPlan plan_names(const HfModelConfig& config, const HfSource* source, const std::vector<TensorSpec>& specs,
+HfPlan plan_names(const Architecture& config, const HfSource* source, const std::vector<TensorSpec>& specs,
                   std::optional<DType> dtype) {
   HfPlan plan;
-  plan.mappings = map_names(config, source ? source->prefix : usual_prefix(config));
+  const ModelSpec& spec = naming_spec(config);
+  const bool own_head = source && source->weight_map.contains(head_name(spec));
+  plan.mappings = map_names(config, source ? source->prefix : spec.names.prefix,
+                            own_head ? head_name(spec) : stored_head_name(spec));
   if (source) {
     plan.mappings.front().parts.front().name = source->embedding_names.front();
     plan.embedding_copies.assign(source->embedding_names.begin() + 1, source->embedding_names.end());
@@ -114,7 +127,7 @@ ShardedWriter::Options writer_options(const ExportOptions& options, const HfPlan
 }
 
 /// The original text where it still describes the model, else the same with what changed.
-std::string config_text(const HfModelConfig& config, const ExportOptions& options, DType dtype) {
+std::string config_text(const Architecture& config, const ExportOptions& options, DType dtype) {
   if (!options.source) return make_hf_config(config, "", dtype);
   const std::string& original = options.source->config_json;
   if (!options.dtype && parse_hf_config(original, "config.json") == config) return original;
@@ -137,7 +150,7 @@ void ViewSource::read(const std::string& name, std::span<std::byte> out) const {
   std::copy_n(it->data, out.size(), out.data());
 }
 
-void write_hf(const fs::path& folder, const HfModelConfig& config, const WeightSource& weights,
+void write_hf(const fs::path& folder, const Architecture& config, const WeightSource& weights,
               const ExportOptions& options) {
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
   const HfPlan plan = plan_names(config, options.source, specs, options.dtype);
@@ -162,7 +175,7 @@ void write_hf(const fs::path& folder, const HfModelConfig& config, const WeightS
   open_hf(folder);  // read back what will be trusted later
 }
 
-void export_hf(const fs::path& out, const HfModelConfig& config, const WeightSource& weights,
+void export_hf(const fs::path& out, const Architecture& config, const WeightSource& weights,
                const ExportOptions& options) {
   require_unused(out);
   StagedDirectory folder(out, Existing::refuse);
@@ -170,7 +183,7 @@ void export_hf(const fs::path& out, const HfModelConfig& config, const WeightSou
   folder.publish();
 }
 
-void write_tessera(const fs::path& folder, const HfModelConfig& config, const WeightSource& weights,
+void write_tessera(const fs::path& folder, const Architecture& config, const WeightSource& weights,
                    const ExportOptions& options) {
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
   std::vector<TensorSpec> stored = specs;
@@ -188,7 +201,7 @@ void write_tessera(const fs::path& folder, const HfModelConfig& config, const We
   open_tessera(folder);
 }
 
-void export_tessera(const fs::path& out, const HfModelConfig& config, const WeightSource& weights,
+void export_tessera(const fs::path& out, const Architecture& config, const WeightSource& weights,
                     const ExportOptions& options) {
   require_unused(out);
   StagedDirectory folder(out, Existing::refuse);

@@ -49,13 +49,13 @@ class Mismatches {
 
 struct HfModel::Impl {
   fs::path dir;
-  HfModelConfig config;
+  Architecture config;
   std::optional<HfSource> source;
   std::unique_ptr<HfStorage> tensors;
   std::vector<HfMapping> mappings;
   std::unordered_map<std::string, const HfMapping*> by_name;
 
-  Impl(fs::path folder, HfModelConfig c, std::unique_ptr<HfStorage> storage)
+  Impl(fs::path folder, Architecture c, std::unique_ptr<HfStorage> storage)
       : dir(std::move(folder)), config(std::move(c)), tensors(std::move(storage)) {}
 
   /// A model in Hugging Face's form, compared with its configuration.
@@ -108,7 +108,7 @@ struct HfModel::Impl {
   void read_box(const HfMapping& mapping, const TensorSlice& box, std::span<std::byte> out) const;
   /// Reads a box of the rows that a part gives its parameter; `element`: bytes.
   void read_part(const HfPart& part, TensorSlice wanted, std::size_t element, std::span<std::byte> out) const;
-  void describe_source(const std::string& prefix, std::string config_json);
+  void describe_source(const std::string& prefix, const std::string& head, std::string config_json);
   std::uint64_t digest(const HfPart& part) const;
 };
 
@@ -139,19 +139,20 @@ void HfModel::Impl::check_tied_copies() const {
   }
 }
 
-void HfModel::Impl::describe_source(const std::string& prefix, std::string config_json) {
+void HfModel::Impl::describe_source(const std::string& prefix, const std::string& head,
+                                    std::string config_json) {
   HfSource facts;
   facts.prefix = prefix;
   facts.config_json = std::move(config_json);
   tensors->describe(facts);
   for (const auto& entry : tensors->entries()) {
-    if (!is_stored_buffer(config, prefix, entry.name)) continue;
+    if (!is_stored_buffer(naming_spec(config), prefix, entry.name)) continue;
     facts.ignored.push_back(entry.name);
     facts.weight_map.erase(entry.name);
   }
   const std::string embedding = mapping_of(kEmbedding).parts[0].name;
   if (tensors->find(embedding)) facts.embedding_names.push_back(embedding);
-  if (config.tied_head && tensors->find(kHfHead)) facts.embedding_names.push_back(kHfHead);
+  if (*config.model.tied_head && tensors->find(head)) facts.embedding_names.push_back(head);
   if (facts.embedding_names.empty()) facts.embedding_names.push_back(embedding);
   source = std::move(facts);
 }
@@ -160,7 +161,7 @@ HfModel::HfModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HfModel::~HfModel() = default;
 HfModel::HfModel(HfModel&&) noexcept = default;
 
-const HfModelConfig& HfModel::config() const { return impl_->config; }
+const Architecture& HfModel::config() const { return impl_->config; }
 const HfSource* HfModel::source() const { return impl_->source ? &*impl_->source : nullptr; }
 const fs::path& HfModel::dir() const { return impl_->dir; }
 
@@ -191,6 +192,19 @@ void HfModel::Impl::read_box(const HfMapping& mapping, const TensorSlice& box,
 
 void HfModel::Impl::read_part(const HfPart& part, TensorSlice wanted, std::size_t element,
                               std::span<std::byte> out) const {
+  if (part.groups > 0) {
+    const std::size_t row_bytes = static_cast<std::size_t>(wanted.shape.numel() / wanted.shape[0]) * element;
+    for (std::int64_t row = wanted.offset[0], end = row + wanted.shape[0]; row < end;) {
+      const std::int64_t rows = std::min(end - row, part.head_dim - row % part.head_dim);
+      TensorSlice run = wanted;
+      run.offset[0] = stored_row(part, row);
+      run.shape[0] = rows;
+      tensors->read_slice(part.name, run, out.first(static_cast<std::size_t>(rows) * row_bytes));
+      out = out.subspan(static_cast<std::size_t>(rows) * row_bytes);
+      row += rows;
+    }
+    return;
+  }
   if (!part.transposed) return tensors->read_slice(part.name, wanted, out);
   std::swap(wanted.shape[0], wanted.shape[1]);
   std::swap(wanted.offset[0], wanted.offset[1]);
@@ -260,15 +274,17 @@ std::vector<std::uint64_t> HfModel::digests() const {
 std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::string config_json,
                                                       const std::string& config_origin,
                                                       std::unique_ptr<HfStorage> storage) {
-  HfModelConfig config = parse_architecture(config_json, config_origin);
+  Architecture config = parse_architecture(config_json, config_origin);
   auto impl = std::make_unique<Impl>(std::move(origin), std::move(config), std::move(storage));
-  const std::string usual = usual_prefix(impl->config);
+  const ModelSpec& spec = naming_spec(impl->config);
+  const std::string usual = spec.names.prefix;
   const auto& entries = impl->tensors->entries();
   const bool prefixed = std::any_of(entries.begin(), entries.end(),
                                     [&](const auto& entry) { return entry.name.starts_with(usual); });
   const std::string prefix = prefixed ? usual : "";
-  impl->take_mappings(map_names(impl->config, prefix));
-  impl->describe_source(prefix, std::move(config_json));
+  const std::string head = impl->tensors->find(head_name(spec)) ? head_name(spec) : stored_head_name(spec);
+  impl->take_mappings(map_names(impl->config, prefix, head));
+  impl->describe_source(prefix, head, std::move(config_json));
   std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());
   allowed.insert(impl->source->embedding_names.begin(), impl->source->embedding_names.end());
   impl->mappings.front().parts.front().name = impl->source->embedding_names.front();

@@ -1,6 +1,6 @@
 #include "checkpoint/hf_names.hpp"
 
-#include <initializer_list>
+#include <algorithm>
 
 namespace tessera {
 namespace checkpoint_detail {
@@ -8,152 +8,130 @@ namespace {
 
 constexpr const char* kPositions = "embedding.position_embeddings.weight";
 
-bool is_gated(const HfModelConfig& config) { return config.activation == "swiglu"; }
+bool is_gated(const ModelConfig& model) { return model.activation == MlpActivation::swiglu; }
 
-/// Collects mappings; every method adds one parameter.
-class Mapper {
- public:
-  explicit Mapper(std::vector<HfMapping>& out) : out_(out) {}
-
-  void tensor(const std::string& ours, const std::string& theirs, const Shape& shape) {
-    out_.push_back({ours, shape, {{theirs, shape, false}}});
-  }
-  void norm(const std::string& ours, const std::string& theirs, const HfModelConfig& config) {
-    tensor(ours + ".weight", theirs + ".weight", {config.hidden_size});
-    if (config.norm == "layernorm") tensor(ours + ".bias", theirs + ".bias", {config.hidden_size});
-  }
-  /// A weight [out, in] that GPT-2 stores as [in, out].
-  void conv1d(const std::string& ours, const std::string& theirs, std::int64_t out, std::int64_t in,
-              bool bias) {
-    out_.push_back({ours + ".weight", {out, in}, {{theirs + ".weight", {in, out}, true}}});
-    if (bias) out_.push_back({ours + ".bias", {out}, {{theirs + ".bias", {out}, false}}});
-  }
-  struct Rows {
-    std::string name;
-    std::int64_t count;
-  };
-  /// A linear whose rows are those of several Hugging Face linears.
-  void linear(const std::string& ours, std::initializer_list<Rows> theirs, std::int64_t in, bool bias) {
-    HfMapping weight{ours + ".weight", {0, in}, {}}, vector{ours + ".bias", {0}, {}};
-    for (const Rows& rows : theirs) {
-      weight.shape[0] += rows.count;
-      vector.shape[0] += rows.count;
-      weight.parts.push_back({rows.name + ".weight", {rows.count, in}, false});
-      vector.parts.push_back({rows.name + ".bias", {rows.count}, false});
-    }
-    out_.push_back(std::move(weight));
-    if (bias) out_.push_back(std::move(vector));
-  }
-
- private:
-  std::vector<HfMapping>& out_;
+/// A module's weight [rows, columns], of a norm [rows], and whether it has a bias [rows].
+struct Extent {
+  std::int64_t rows = 0, columns = 0;
+  bool bias = false;
 };
 
-/// Whether a model's tensors have GPT-2's names.
-bool named_as_gpt2(const HfModelConfig& config) {
-  return config.model_type == "gpt2" || config.model_type == "gpt_bigcode";
+Extent extent_of(const ModelConfig& m, std::string_view module) {
+  const std::int64_t heads = m.num_heads * m.head_dim, kv = m.num_kv_heads * m.head_dim;
+  if (module.ends_with("linear_qkv")) return {heads + 2 * kv, m.hidden_size, *m.qkv_bias};
+  if (module.ends_with("linear_proj")) return {m.hidden_size, heads, m.proj_bias.value_or(*m.linear_bias)};
+  if (module.ends_with("linear_fc1"))
+    return {m.ffn_hidden_size * (is_gated(m) ? 2 : 1), m.hidden_size, *m.linear_bias};
+  if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
+  return {m.hidden_size, 0, m.norm == NormStyle::layernorm};
 }
 
-/// Both maps hold for what Tessera's own folders may have and the type in Transformers has not: grouped
-/// heads, missing biases, other norms, gates and positions.
-void map_gpt2(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
-  Mapper map(out);
-  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim,
-                     kv = c.num_kv_heads * c.head_dim, fc1 = c.ffn_hidden_size * (is_gated(c) ? 2 : 1);
-  const auto linear = [&](const std::string& ours, const std::string& theirs, std::int64_t rows,
-                          std::int64_t columns, bool bias) {
-    c.model_type == "gpt2" ? map.conv1d(ours, theirs, rows, columns, bias)
-                           : map.linear(ours, {{theirs, rows}}, columns, bias);
-  };
-  map.tensor(kEmbedding, prefix + "wte.weight", {c.vocab_size, width});
-  if (c.position_embedding == "learned")
-    map.tensor(kPositions, prefix + "wpe.weight", {c.max_positions, width});
-  for (std::int64_t i = 0; i < c.num_layers; ++i) {
-    const std::string ours = "decoder.layers." + std::to_string(i) + ".";
-    const std::string theirs = prefix + "h." + std::to_string(i) + ".";
-    map.norm(ours + "input_layernorm", theirs + "ln_1", c);
-    linear(ours + "self_attention.linear_qkv", theirs + "attn.c_attn", heads + 2 * kv, width, c.qkv_bias);
-    linear(ours + "self_attention.linear_proj", theirs + "attn.c_proj", width, heads, c.proj_bias);
-    map.norm(ours + "pre_mlp_layernorm", theirs + "ln_2", c);
-    linear(ours + "mlp.linear_fc1", theirs + "mlp.c_fc", fc1, width, c.linear_bias);
-    linear(ours + "mlp.linear_fc2", theirs + "mlp.c_proj", width, c.ffn_hidden_size, c.linear_bias);
+std::int64_t rows_of(const ModelConfig& m, HfTensor::Rows rows, std::int64_t all) {
+  switch (rows) {
+    case HfTensor::Rows::query:
+      return m.num_heads * m.head_dim;
+    case HfTensor::Rows::key_value:
+      return m.num_kv_heads * m.head_dim;
+    case HfTensor::Rows::ffn:
+      return m.ffn_hidden_size;
+    case HfTensor::Rows::all:
+      break;
   }
-  map.norm("decoder.final_layernorm", prefix + "ln_f", c);
+  return all;
 }
 
-void map_llama(const HfModelConfig& c, const std::string& prefix, std::vector<HfMapping>& out) {
-  Mapper map(out);
-  const bool starcoder = c.model_type == "starcoder2";
-  const std::int64_t width = c.hidden_size, heads = c.num_heads * c.head_dim,
-                     kv = c.num_kv_heads * c.head_dim, ffn = c.ffn_hidden_size;
-  map.tensor(kEmbedding, prefix + "embed_tokens.weight", {c.vocab_size, width});
-  if (c.position_embedding == "learned")
-    map.tensor(kPositions, prefix + "embed_positions.weight", {c.max_positions, width});
-  for (std::int64_t i = 0; i < c.num_layers; ++i) {
-    const std::string ours = "decoder.layers." + std::to_string(i) + ".";
-    const std::string theirs = prefix + "layers." + std::to_string(i) + ".";
-    const std::string attention = theirs + "self_attn.", mlp = theirs + "mlp.";
-    map.norm(ours + "input_layernorm", theirs + "input_layernorm", c);
-    map.linear(ours + "self_attention.linear_qkv",
-               {{attention + "q_proj", heads}, {attention + "k_proj", kv}, {attention + "v_proj", kv}}, width,
-               c.qkv_bias);
-    map.linear(ours + "self_attention.linear_proj", {{attention + "o_proj", width}}, heads, c.proj_bias);
-    map.norm(ours + "pre_mlp_layernorm", theirs + "post_attention_layernorm", c);
-    if (starcoder) {
-      map.linear(ours + "mlp.linear_fc1", {{mlp + "c_fc", ffn * (is_gated(c) ? 2 : 1)}}, width,
-                 c.linear_bias);
-    } else if (is_gated(c)) {
-      map.linear(ours + "mlp.linear_fc1", {{mlp + "gate_proj", ffn}, {mlp + "up_proj", ffn}}, width,
-                 c.linear_bias);
-    } else {
-      map.linear(ours + "mlp.linear_fc1", {{mlp + "up_proj", ffn}}, width, c.linear_bias);
-    }
-    map.linear(ours + "mlp.linear_fc2", {{mlp + (starcoder ? "c_proj" : "down_proj"), width}}, ffn,
-               c.linear_bias);
+/// Adds a module's weight and, where it has one, its bias.
+void map_module(const ModelConfig& model, const HfNames& names, const std::string& ours,
+                const std::string& begin, const std::vector<HfTensor>& theirs, std::vector<HfMapping>& out) {
+  const Extent extent = extent_of(model, ours);
+  const bool matrix = extent.columns > 0, turned = matrix && names.transposed;
+  HfMapping weight{ours + ".weight", matrix ? Shape{extent.rows, extent.columns} : Shape{extent.rows}, {}};
+  HfMapping bias{ours + ".bias", {extent.rows}, {}};
+  for (const HfTensor& tensor : theirs) {
+    if (tensor.gate && !is_gated(model)) continue;
+    const std::int64_t rows = rows_of(model, tensor.rows, extent.rows);
+    const Shape shape = !matrix  ? Shape{rows}
+                        : turned ? Shape{extent.columns, rows}
+                                 : Shape{rows, extent.columns};
+    const bool grouped = tensor.order == HfTensor::Order::grouped;
+    const std::int64_t groups = grouped ? model.num_kv_heads : 0, head_dim = grouped ? model.head_dim : 0;
+    weight.parts.push_back({begin + tensor.name + ".weight", shape, turned, groups, head_dim});
+    bias.parts.push_back({begin + tensor.name + ".bias", {rows}, false, groups, head_dim});
   }
-  map.norm("decoder.final_layernorm", prefix + "norm", c);
+  out.push_back(std::move(weight));
+  if (extent.bias) out.push_back(std::move(bias));
+}
+
+bool matches(std::string_view glob, std::string_view text) {
+  const std::size_t star = glob.find('*');
+  if (star == std::string_view::npos) return glob == text;
+  const std::string_view tail = glob.substr(star + 1);
+  return text.size() >= glob.size() - 1 && text.starts_with(glob.substr(0, star)) && text.ends_with(tail);
 }
 
 }  // namespace
 
-std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix) {
+const ModelSpec& naming_spec(const Architecture& config) {
+  for (const ModelSpec& row : families()) {
+    if (config.type.empty() ? row.names_untyped : config.type == row.name) return row;
+  }
+  throw CheckpointError("no model type '" + config.type + "' is known");
+}
+
+std::string head_name(const ModelSpec& spec) { return std::string(spec.names.head) + ".weight"; }
+std::string stored_head_name(const ModelSpec& spec) {
+  return std::string(spec.names.stored_head ? spec.names.stored_head : spec.names.head) + ".weight";
+}
+
+/// Holds also for what Tessera's own folders may have and the type in Transformers has not: grouped heads,
+/// missing biases, other norms, gates and positions.
+std::vector<HfMapping> map_names(const Architecture& config, const std::string& prefix,
+                                 const std::string& head) {
+  const ModelConfig& m = config.model;
+  const HfNames& names = naming_spec(config).names;
   std::vector<HfMapping> out;
-  named_as_gpt2(config) ? map_gpt2(config, prefix, out) : map_llama(config, prefix, out);
-  if (!config.tied_head)
-    Mapper(out).tensor("output_layer.weight", kHfHead, {config.vocab_size, config.hidden_size});
+  const auto table = [&](const char* ours, const std::string& theirs, std::int64_t rows) {
+    out.push_back({ours, {rows, m.hidden_size}, {{theirs, {rows, m.hidden_size}}}});
+  };
+  table(kEmbedding, prefix + names.embedding + ".weight", m.vocab_size);
+  if (m.position_embedding == PositionKind::learned)
+    table(kPositions, prefix + names.positions + ".weight", m.max_positions);
+  for (std::int64_t i = 0; i < m.num_layers; ++i) {
+    const std::string number = std::to_string(i) + ".";
+    for (const HfParameter& each : names.layer)
+      map_module(m, names, "decoder.layers." + number + each.ours, prefix + names.layers + number,
+                 each.theirs, out);
+  }
+  map_module(m, names, "decoder.final_layernorm", prefix, {{names.final_norm}}, out);
+  if (!*m.tied_head) table("output_layer.weight", head, m.vocab_size);
   return out;
 }
 
-std::vector<std::string> architectures_of(const std::string& model_type) {
-  if (model_type == "gpt2") return {"GPT2LMHeadModel", "GPT2Model"};
-  if (model_type == "gpt_bigcode") return {"GPTBigCodeForCausalLM", "GPTBigCodeModel"};
-  if (model_type == "llama") return {"LlamaForCausalLM", "LlamaModel"};
-  if (model_type == "mistral") return {"MistralForCausalLM", "MistralModel"};
-  if (model_type == "qwen2") return {"Qwen2ForCausalLM", "Qwen2Model"};
-  if (model_type == "starcoder2") return {"Starcoder2ForCausalLM", "Starcoder2Model"};
-  return {};
+bool is_stored_buffer(const ModelSpec& spec, const std::string& prefix, std::string_view name) {
+  if (!name.starts_with(prefix)) return false;
+  const auto& globs = spec.names.buffers;
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const char* glob) { return matches(glob, name.substr(prefix.size())); });
 }
 
-std::string usual_prefix(const HfModelConfig& config) {
-  return named_as_gpt2(config) ? "transformer." : "model.";
-}
-
-bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, std::string_view name) {
-  if (named_as_gpt2(config))
-    return name.starts_with(prefix + "h.") &&
-           (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
-  return name.starts_with(prefix) && name.ends_with("rotary_emb.inv_freq");
+std::int64_t stored_row(const HfPart& part, std::int64_t row) {
+  const std::int64_t heads = part.shape[0] / part.head_dim, queries = heads / part.groups - 2;
+  const std::int64_t head = row / part.head_dim, keys = part.groups * queries;
+  const std::int64_t group = head < keys ? head / queries : (head - keys) % part.groups;
+  const std::int64_t place = head < keys ? head % queries : queries + (head - keys) / part.groups;
+  return (group * (queries + 2) + place) * part.head_dim + row % part.head_dim;
 }
 
 }  // namespace checkpoint_detail
 
-std::vector<HfMapping> hf_mappings(const HfModelConfig& config) {
-  return checkpoint_detail::map_names(config, checkpoint_detail::usual_prefix(config));
+std::vector<HfMapping> hf_mappings(const Architecture& config) {
+  const ModelSpec& spec = checkpoint_detail::naming_spec(config);
+  return checkpoint_detail::map_names(config, spec.names.prefix, checkpoint_detail::head_name(spec));
 }
 
-std::vector<TensorSpec> parameter_specs(const HfModelConfig& config) {
+std::vector<TensorSpec> parameter_specs(const Architecture& config) {
   std::vector<TensorSpec> specs;
-  for (const auto& mapping : checkpoint_detail::map_names(config, ""))
+  for (const auto& mapping : checkpoint_detail::map_names(config, "", ""))
     specs.push_back({mapping.name, DType::f32, mapping.shape});
   return specs;
 }

@@ -1,29 +1,33 @@
 #pragma once
-/// Which Hugging Face tensors make up which Tessera parameter.
+/// Which Hugging Face tensors make up which Tessera parameter: families' rows, interpreted.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/families.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera::checkpoint_detail {
 
-/// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except
-/// lm_head.weight.
-std::vector<HfMapping> map_names(const HfModelConfig& config, const std::string& prefix);
+constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
-/// Classes of a model type that are supported, the one with a head first; none for an unknown type.
-std::vector<std::string> architectures_of(const std::string& model_type);
+/// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except the
+/// head's.
+std::vector<HfMapping> map_names(const Architecture& config, const std::string& prefix,
+                                 const std::string& head);
 
-/// "transformer." for GPT-2 and GPTBigCode, else "model.": what the full language model's names begin with.
-std::string usual_prefix(const HfModelConfig& config);
+/// The row by whose names tensors of this type go.
+const ModelSpec& naming_spec(const Architecture& config);
+/// The head's tensor as Transformers' modules and as its files name it.
+std::string head_name(const ModelSpec& spec);
+std::string stored_head_name(const ModelSpec& spec);
 
 /// True for buffers that old versions stored and that hold nothing learned (causal masks, rotary
 /// frequencies).
-bool is_stored_buffer(const HfModelConfig& config, const std::string& prefix, std::string_view name);
+bool is_stored_buffer(const ModelSpec& spec, const std::string& prefix, std::string_view name);
 
-constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
-constexpr const char* kHfHead = "lm_head.weight";
+/// Where row `row` of a part that is stored in groups of heads is stored.
+std::int64_t stored_row(const HfPart& part, std::int64_t row);
 
 }  // namespace tessera::checkpoint_detail

@@ -173,7 +173,7 @@ Shape JsonView::shape() const {
   return Shape(dims);
 }
 
-void JsonView::only(std::initializer_list<std::string_view> keys) const {
+void JsonView::only(std::span<const std::string_view> keys) const {
   for (const auto& item : object().items()) {
     if (std::find(keys.begin(), keys.end(), item.key()) == keys.end())
       fail("\"" + item.key() + "\" is not a known key",

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -56,7 +57,8 @@ class JsonView {
   const Json& json() const { return *value_; }
 
   /// Throws CheckpointError if this object has a member that is not listed.
-  void only(std::initializer_list<std::string_view> keys) const;
+  void only(std::span<const std::string_view> keys) const;
+  void only(std::initializer_list<std::string_view> keys) const { only({keys.begin(), keys.size()}); }
   /// Throws CheckpointError: origin, path, reason.
   [[noreturn]] void fail(const std::string& reason, const std::string& remedy = "") const;
 

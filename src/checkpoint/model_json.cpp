@@ -1,5 +1,8 @@
-#include <initializer_list>
+#include <algorithm>
 
+#include "base/config_names.hpp"
+#include "base/config_schema.hpp"
+#include "checkpoint/hf_rules.hpp"
 #include "checkpoint/json_strict.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
@@ -9,110 +12,150 @@ using namespace checkpoint_detail;
 
 namespace {
 
-std::string one_of(const JsonView& in, const char* key, std::initializer_list<const char*> known,
-                   const char* absent) {
-  const auto found = in.find(key);
-  if (!found) return absent;
-  for (const char* name : known) {
-    if (found->text() == name) return name;
+/// What says nothing about the architecture.
+bool is_of_training(std::string_view key) { return key == "init_from" || key == "reinitialize"; }
+
+/// Visitor: the keys that there may be.
+struct KeyLister {
+  std::vector<std::string_view> keys = {"hf_model_type"};
+
+  template <typename T>
+  void field(const char* name, const T&, const char*, const Limits& = {}) {
+    if (!is_of_training(name)) keys.push_back(name);
   }
-  found->fail("\"" + found->text() + "\" is not known");
-}
+  void group(const char* name, const RopeScaling&, const char*) { keys.push_back(name); }
+};
+
+/// Visitor of the section `model`: its fields as members of a JSON object.
+class FieldWriter {
+ public:
+  explicit FieldWriter(const ModelConfig& model)
+      : rotary_(model.position_embedding == PositionKind::rotary) {}
+  Json out = Json::object();
+
+  template <typename T>
+  void field(const char* name, const T& value, const char*, const Limits& = {}) {
+    if (is_of_training(name) || (std::string_view(name).starts_with("rope_") && !rotary_)) return;
+    put(name, value);
+  }
+  void group(const char* name, const RopeScaling& scaling, const char*) {
+    if (!rotary_) return;
+    Json& place = out[name] = nullptr;
+    if (scaling == RopeScaling{}) return;
+    place = {{"type", is_linear(scaling) ? "linear" : "llama3"}, {"factor", scaling.factor}};
+    if (is_linear(scaling)) return;
+    place["low_freq_factor"] = scaling.low_freq_factor;
+    place["high_freq_factor"] = scaling.high_freq_factor;
+    place["original_max_positions"] = scaling.original_max_positions;
+  }
+
+ private:
+  template <typename T>
+  void put(const char* name, const T& value) {
+    if constexpr (IsChoice<T>) {
+      out[name] = name_of(value);
+    } else {
+      out[name] = value;
+    }
+  }
+  template <typename T>
+  void put(const char* name, const std::optional<T>& value) {
+    if (value) put(name, *value);
+  }
+
+  bool rotary_;
+};
+
+/// The way back.
+class FieldReader {
+ public:
+  explicit FieldReader(const JsonView& in) : in_(in) {}
+
+  template <typename T>
+  void field(const char* name, T& value, const char*, const Limits& limits = {}) {
+    if (is_of_training(name)) return;
+    if (!may_lack(name)) return read(name, in_[name], value, limits);
+    if (const auto found = in_.find(name)) read(name, *found, value, limits);
+  }
+  void group(const char* name, RopeScaling& scaling, const char*) {
+    const auto in = in_.find(name);
+    if (!in) return;
+    in->only({"type", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"});
+    const std::string& type = (*in)["type"].text();
+    if (type != "linear" && type != "llama3") (*in)["type"].fail("must be linear or llama3");
+    scaling = linear_scaling((*in)["factor"].number());
+    if (type == "linear") return;
+    scaling.low_freq_factor = (*in)["low_freq_factor"].number();
+    scaling.high_freq_factor = (*in)["high_freq_factor"].number();
+    scaling.original_max_positions = (*in)["original_max_positions"].integer(1);
+  }
+
+ private:
+  /// What not every model has, and what folders of earlier versions lack.
+  static bool may_lack(std::string_view name) {
+    constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",     "padding_id",
+                                           "init_std",          "position_embedding", "norm",
+                                           "rope_theta",        "rope_fraction",      "rope_interleaved",
+                                           "parallel_residual"};
+    return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+  }
+
+  static void read(std::string_view name, const JsonView& in, std::int64_t& value, const Limits&) {
+    value = in.integer(1, name == "num_layers" ? kMaxLayers : kMaxSize);
+  }
+  static void read(std::string_view name, const JsonView& in, double& value, const Limits&) {
+    value = in.number();
+    if (name == "rope_fraction" && (value <= 0 || value > 1)) in.fail("must be above 0 and at most 1");
+  }
+  static void read(std::string_view, const JsonView& in, bool& value, const Limits&) { value = in.boolean(); }
+  static void read(std::string_view, const JsonView&, std::string&, const Limits&) {}
+  template <IsChoice T>
+  static void read(std::string_view, const JsonView& in, T& value, const Limits&) {
+    for (const EnumName<T>& each : names_of(T{}).values) {
+      if (in.text() == each.name) return void(value = each.value);
+    }
+    in.fail("\"" + in.text() + "\" is not known");
+  }
+  template <typename T>
+  static void read(std::string_view name, const JsonView& in, std::optional<T>& value, const Limits& limits) {
+    if constexpr (std::is_same_v<T, std::int64_t>) {
+      value = in.integer(static_cast<std::int64_t>(limits.min));
+    } else {
+      read(name, in, value.emplace(), limits);
+    }
+  }
+
+  const JsonView& in_;
+};
 
 }  // namespace
 
-std::string to_model_json(const HfModelConfig& config) {
-  Json out = {{"family", config.family},         {"hf_model_type", config.model_type},
-              {"num_layers", config.num_layers}, {"hidden_size", config.hidden_size},
-              {"num_heads", config.num_heads},   {"num_kv_heads", config.num_kv_heads},
-              {"head_dim", config.head_dim},     {"ffn_hidden_size", config.ffn_hidden_size},
-              {"vocab_size", config.vocab_size}, {"max_positions", config.max_positions},
-              {"norm_eps", config.norm_eps},     {"activation", config.activation},
-              {"tied_head", config.tied_head},   {"qkv_bias", config.qkv_bias},
-              {"proj_bias", config.proj_bias},   {"linear_bias", config.linear_bias},
-              {"dropout", config.dropout},       {"attention_dropout", config.attention_dropout},
-              {"init_std", config.init_std}};
-  if (config.embedding_dropout) out["embedding_dropout"] = *config.embedding_dropout;
-  if (config.sliding_window) out["sliding_window"] = *config.sliding_window;
-  if (config.padding_id) out["padding_id"] = *config.padding_id;
-  if (config.model_type.empty()) out["hf_model_type"] = nullptr;
-  out["position_embedding"] = config.position_embedding;
-  out["norm"] = config.norm;
-  if (config.position_embedding == "rotary") {
-    const HfRopeScaling& rope = config.rope_scaling;
-    out["rope_fraction"] = config.rope_fraction;
-    out["rope_interleaved"] = config.rope_interleaved;
-    out["rope_theta"] = config.rope_theta;
-    out["rope_scaling"] = nullptr;
-    if (rope.type != "none") out["rope_scaling"] = {{"type", rope.type}, {"factor", rope.factor}};
-    if (rope.type == "llama3") {
-      out["rope_scaling"]["low_freq_factor"] = rope.low_freq_factor;
-      out["rope_scaling"]["high_freq_factor"] = rope.high_freq_factor;
-      out["rope_scaling"]["original_max_positions"] = rope.original_max_positions;
-    }
-  }
-  return to_text(out, 2);
+std::string to_model_json(const Architecture& config) {
+  ModelConfig model = config.model;
+  model.proj_bias = model.proj_bias.value_or(*model.linear_bias);
+  // Earlier versions do not know the key: it is written where it is not the family's.
+  if (model.parallel_residual == spec_of(model.family).model.parallel_residual)
+    model.parallel_residual.reset();
+  FieldWriter writer(model);
+  describe(writer, model);
+  writer.out["hf_model_type"] = config.type.empty() ? Json(nullptr) : Json(config.type);
+  return to_text(writer.out, 2);
 }
 
-HfModelConfig parse_model_json(const std::string& text, const std::string& origin) {
+Architecture parse_model_json(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView in(document, origin);
-  in.only({"family",       "hf_model_type",     "num_layers",      "hidden_size",     "num_heads",
-           "num_kv_heads", "head_dim",          "activation",      "ffn_hidden_size", "vocab_size",
-           "tied_head",    "max_positions",     "norm_eps",        "qkv_bias",        "proj_bias",
-           "linear_bias",  "rope_theta",        "rope_scaling",    "dropout",         "attention_dropout",
-           "init_std",     "embedding_dropout", "sliding_window",  "padding_id",      "position_embedding",
-           "norm",         "rope_fraction",     "rope_interleaved"});
-  const auto size = [&](const char* key) { return in[key].integer(1, std::int64_t{1} << 28); };
-  HfModelConfig config;
-  config.family = in["family"].text();
-  if (config.family != "gpt2" && config.family != "llama") in["family"].fail("must be gpt2 or llama");
-  if (const auto type = in.find("hf_model_type")) config.model_type = type->text();
-  config.num_layers = in["num_layers"].integer(1, 10'000);
-  config.hidden_size = size("hidden_size");
-  config.num_heads = size("num_heads");
-  config.num_kv_heads = size("num_kv_heads");
-  config.head_dim = size("head_dim");
-  config.ffn_hidden_size = size("ffn_hidden_size");
-  config.vocab_size = size("vocab_size");
-  config.max_positions = size("max_positions");
-  config.norm_eps = in["norm_eps"].number();
-  config.activation = in["activation"].text();
-  config.tied_head = in["tied_head"].boolean();
-  config.qkv_bias = in["qkv_bias"].boolean();
-  config.proj_bias = in["proj_bias"].boolean();
-  config.linear_bias = in["linear_bias"].boolean();
-  config.dropout = in["dropout"].number();
-  config.attention_dropout = in["attention_dropout"].number();
-  // Folders of earlier versions lack these.
-  const bool gpt2 = config.family == "gpt2";
-  config.position_embedding =
-      one_of(in, "position_embedding", {"learned", "rotary", "alibi", "none"}, gpt2 ? "learned" : "rotary");
-  config.norm = one_of(in, "norm", {"layernorm", "rmsnorm"}, gpt2 ? "layernorm" : "rmsnorm");
-  if (const auto std = in.find("init_std")) config.init_std = std->number();
-  if (const auto dropout = in.find("embedding_dropout")) config.embedding_dropout = dropout->number();
-  if (const auto window = in.find("sliding_window")) config.sliding_window = window->integer(1);
-  if (const auto id = in.find("padding_id")) config.padding_id = id->integer();
-  if (config.position_embedding != "rotary") return config;
-  if (const auto fraction = in.find("rope_fraction")) {
-    config.rope_fraction = fraction->number();
-    if (config.rope_fraction <= 0 || config.rope_fraction > 1)
-      fraction->fail("must be above 0 and at most 1");
-  }
-  if (const auto interleaved = in.find("rope_interleaved")) config.rope_interleaved = interleaved->boolean();
-  config.rope_theta = in["rope_theta"].number();
-  if (const auto scaling = in.find("rope_scaling")) {
-    scaling->only({"type", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"});
-    HfRopeScaling& rope = config.rope_scaling;
-    rope.type = (*scaling)["type"].text();
-    if (rope.type != "linear" && rope.type != "llama3") (*scaling)["type"].fail("must be linear or llama3");
-    rope.factor = (*scaling)["factor"].number();
-    if (rope.type == "llama3") {
-      rope.low_freq_factor = (*scaling)["low_freq_factor"].number();
-      rope.high_freq_factor = (*scaling)["high_freq_factor"].number();
-      rope.original_max_positions = (*scaling)["original_max_positions"].integer(1);
-    }
-  }
+  Architecture config;
+  KeyLister known;
+  describe(known, config.model);
+  in.only(known.keys);
+  FieldReader reader(in);
+  describe(reader, config.model);
+  config.model = canonical(std::move(config.model));
+  if (config.model.position_embedding == PositionKind::rotary) (void)in["rope_theta"].number();
+  const auto type = in.find("hf_model_type");
+  if (type && !find_spec(type->text())) type->fail("\"" + type->text() + "\" is not known");
+  if (type) config.type = type->text();
   return config;
 }
 

@@ -57,7 +57,7 @@ HfSource parse_source(const JsonView& in) {
 
 }  // namespace
 
-void write_tessera_json(const fs::path& dir, const HfModelConfig& config, const HfSource* source) {
+void write_tessera_json(const fs::path& dir, const Architecture& config, const HfSource* source) {
   Json out = {{"format", kFormat},
               {"format_version", kFormatVersion},
               {"tessera_version", version()},

@@ -17,12 +17,11 @@ constexpr std::uint64_t kMaxTesseraJsonBytes = 100'000'000;
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
 struct TesseraFolder {
-  HfModelConfig config;
+  Architecture config;
   std::optional<HfSource> source;
 };
 
-void write_tessera_json(const std::filesystem::path& dir, const HfModelConfig& config,
-                        const HfSource* source);
+void write_tessera_json(const std::filesystem::path& dir, const Architecture& config, const HfSource* source);
 /// From the text of tessera.json alone, without the source's config.json. Errors: CheckpointError naming
 /// `origin`.
 TesseraFolder parse_tessera_json(std::string_view text, const std::string& origin);

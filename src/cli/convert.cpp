@@ -50,7 +50,7 @@ std::filesystem::path tokenizer_folder(const LoadedModel& loaded) {
 void export_run(const std::string& source, const std::string& format, const std::string& target,
                 std::optional<DType> dtype) {
   LoadedModel loaded = load_model(source, 0, {});
-  const HfModelConfig config = hf_config_of(loaded.config.model);
+  const Architecture config = architecture_of(loaded.config.model);
   const ViewSource weights = weights_of(*loaded.engine);
   ExportOptions options;
   options.dtype = dtype;

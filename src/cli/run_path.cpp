@@ -34,7 +34,7 @@ LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads,
                        const std::vector<std::string>& gemm_tables) {
   LoadedModel loaded;
   if (is_model_folder(path)) {
-    const ModelConfig model = model_config_of(open_model(path).config());
+    const ModelConfig model = open_model(path).config().model;
     loaded.config.model = model;
     for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
       if (std::filesystem::exists(path / file))

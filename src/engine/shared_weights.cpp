@@ -110,7 +110,7 @@ const KeptRows* kept_of(const WeightFit& fit, const HfMapping& mapping, const Hf
 }  // namespace
 
 std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::optional<HfModel>()>& open,
-                                                     const HfModelConfig& config, const WeightFit& fit,
+                                                     const Architecture& config, const WeightFit& fit,
                                                      Communicator& world, Engine& engine) {
   std::optional<HfModel> opened;
   on_every_rank(ExecCtx::cpu(1), world, [&] {

@@ -64,8 +64,8 @@ std::string WeightFit::text() const {
                               " weights");
 }
 
-WeightFit weight_fit(const HfModelConfig& from, HfModelConfig to) {
-  to.model_type = from.model_type;
+WeightFit weight_fit(const Architecture& from, Architecture to) {
+  to.type = from.type;
   const std::vector<HfMapping> old = hf_mappings(from), now = hf_mappings(to);
   std::map<std::string, Place> there = places_of(old);
   WeightFit fit;

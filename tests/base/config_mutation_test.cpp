@@ -152,10 +152,11 @@ const Mutation kNames[] = {
 INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
 
 const Mutation kValues[] = {
-    {"family: llama", "family: lama", 11, "must be gpt2 or llama, not 'lama'; did you mean 'llama'?"},
+    {"family: llama", "family: lama", 11,
+     "must be gpt2, llama or gpt_neox, not 'lama'; did you mean 'llama'?"},
     {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
-    {"family: llama", "family: null", 3, "model.family must be gpt2 or llama, not null"},
+    {"family: llama", "family: null", 3, "model.family must be gpt2, llama or gpt_neox, not null"},
     {"family: llama", "family: [llama]", 11, "not a list"},
     {"family: llama", "family:", 3, "not null"},
     {"family: llama", "family: bert", 11, "'bert' is not in this build yet; use gpt2 or llama"},

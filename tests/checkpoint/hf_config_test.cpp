@@ -7,7 +7,7 @@
 namespace tessera::test {
 namespace {
 
-HfModelConfig parse(const Json& config) { return parse_hf_config(config.dump(), "config.json"); }
+Architecture parse(const Json& config) { return parse_hf_config(config.dump(), "config.json"); }
 Json llama() { return HfFolder::llama(false, false, false).config; }
 Json gpt2() { return HfFolder::gpt2("", true, false).config; }
 Json bigcode() {
@@ -38,19 +38,20 @@ TEST(HfConfig, Gpt2Fields) {
   config["resid_pdrop"] = 0.2;
   config["attn_pdrop"] = 0.0;
   config["embd_pdrop"] = 0.1;
-  const HfModelConfig got = parse(config);
-  EXPECT_EQ(got.ffn_hidden_size, 24);
-  EXPECT_EQ(got.max_positions, 5);
-  EXPECT_EQ(got.dropout, 0.2);
-  EXPECT_EQ(got.attention_dropout, 0.0);
-  EXPECT_TRUE(got.tied_head && got.qkv_bias && got.proj_bias && got.linear_bias);
-  EXPECT_EQ(got.embedding_dropout, 0.1);
-  for (const auto& [theirs, ours] : std::map<std::string, std::string>{{"gelu_new", "gelu_tanh"},
-                                                                       {"gelu_pytorch_tanh", "gelu_tanh"},
-                                                                       {"gelu", "gelu"},
-                                                                       {"relu", "relu"}}) {
+  const Architecture got = parse(config);
+  EXPECT_EQ(got.model.ffn_hidden_size, 24);
+  EXPECT_EQ(got.model.max_positions, 5);
+  EXPECT_EQ(got.model.dropout, 0.2);
+  EXPECT_EQ(got.model.attention_dropout, 0.0);
+  EXPECT_TRUE(*got.model.tied_head && *got.model.qkv_bias && *got.model.linear_bias && !got.model.proj_bias);
+  EXPECT_EQ(got.model.embedding_dropout, 0.1);
+  for (const auto& [theirs, ours] :
+       std::map<std::string, MlpActivation>{{"gelu_new", MlpActivation::gelu_tanh},
+                                            {"gelu_pytorch_tanh", MlpActivation::gelu_tanh},
+                                            {"gelu", MlpActivation::gelu},
+                                            {"relu", MlpActivation::relu}}) {
     config["activation_function"] = theirs;
-    EXPECT_EQ(parse(config).activation, ours);
+    EXPECT_EQ(parse(config).model.activation, ours);
   }
 }
 
@@ -60,22 +61,22 @@ TEST(HfConfig, LlamaFieldsAndDefaults) {
                           "tie_word_embeddings", "max_position_embeddings"})
     config.erase(key);
   config["hidden_size"] = 24;
-  const HfModelConfig got = parse(config);
-  EXPECT_EQ(got.num_kv_heads, 6);
-  EXPECT_EQ(got.head_dim, 4);
-  EXPECT_EQ(got.norm_eps, 1e-6);
-  EXPECT_EQ(got.max_positions, 2048);
-  EXPECT_EQ(got.rope_theta, 10000.0);
-  EXPECT_EQ(got.rope_scaling, HfRopeScaling{});
-  EXPECT_FALSE(got.tied_head || got.qkv_bias || got.proj_bias || got.linear_bias);
+  const Architecture got = parse(config);
+  EXPECT_EQ(got.model.num_kv_heads, 6);
+  EXPECT_EQ(got.model.head_dim, 4);
+  EXPECT_EQ(got.model.norm_eps, 1e-6);
+  EXPECT_EQ(got.model.max_positions, 2048);
+  EXPECT_EQ(got.model.rope_theta, 10000.0);
+  EXPECT_EQ(got.model.rope_scaling, RopeScaling{});
+  EXPECT_FALSE(*got.model.tied_head || *got.model.qkv_bias || got.model.proj_bias || *got.model.linear_bias);
 }
 
 TEST(HfConfig, BigcodeIsAGpt2WithOneKeyAndValueHead) {
-  const HfModelConfig got = parse(bigcode());
-  EXPECT_EQ(got.num_heads, 3);
-  EXPECT_EQ(got.num_kv_heads, 1);
-  EXPECT_EQ(got.activation, "gelu_tanh");
-  EXPECT_EQ(got.position_embedding, "learned");
+  const Architecture got = parse(bigcode());
+  EXPECT_EQ(got.model.num_heads, 3);
+  EXPECT_EQ(got.model.num_kv_heads, 1);
+  EXPECT_EQ(got.model.activation, MlpActivation::gelu_tanh);
+  EXPECT_EQ(got.model.position_embedding, PositionKind::learned);
   // Its linears are stored [out, in].
   EXPECT_EQ(hf_mappings(got)[4].parts[0].name, "transformer.h.0.attn.c_attn.weight");
   EXPECT_EQ(hf_mappings(got)[4].parts[0].shape, (Shape{10, 6}));
@@ -84,60 +85,113 @@ TEST(HfConfig, BigcodeIsAGpt2WithOneKeyAndValueHead) {
 }
 
 TEST(HfConfig, Starcoder2FieldsAndDefaults) {
-  const HfModelConfig got = parse(starcoder2());
-  EXPECT_EQ(got.position_embedding, "rotary");
-  EXPECT_EQ(got.norm, "layernorm");
-  EXPECT_EQ(got.norm_eps, 1e-5);
-  EXPECT_EQ(got.activation, "gelu_tanh");
-  EXPECT_EQ(got.head_dim, 4);
-  EXPECT_EQ(got.max_positions, 4096);
-  EXPECT_EQ(got.init_std, 0.018042);
-  EXPECT_TRUE(got.tied_head && got.qkv_bias && got.proj_bias && got.linear_bias);
-  EXPECT_FALSE(got.sliding_window);
+  const Architecture got = parse(starcoder2());
+  EXPECT_EQ(got.model.position_embedding, PositionKind::rotary);
+  EXPECT_EQ(got.model.norm, NormStyle::layernorm);
+  EXPECT_EQ(got.model.norm_eps, 1e-5);
+  EXPECT_EQ(got.model.activation, MlpActivation::gelu_tanh);
+  EXPECT_EQ(got.model.head_dim, 4);
+  EXPECT_EQ(got.model.max_positions, 4096);
+  EXPECT_EQ(got.model.init_std, 0.018042);
+  EXPECT_TRUE(*got.model.tied_head && *got.model.qkv_bias && *got.model.linear_bias && !got.model.proj_bias);
+  EXPECT_FALSE(got.model.sliding_window);
   Json config = starcoder2();
   config["use_bias"] = false;
   config["sliding_window"] = 5;
   config["residual_dropout"] = 0.2;
   config["hidden_act"] = "relu";
-  EXPECT_FALSE(parse(config).qkv_bias || parse(config).proj_bias || parse(config).linear_bias);
-  EXPECT_EQ(parse(config).sliding_window, 5);
-  EXPECT_EQ(parse(config).dropout, 0.2);
-  EXPECT_EQ(parse(config).embedding_dropout, 0.0);
-  EXPECT_EQ(parse(config).activation, "relu");
+  EXPECT_FALSE(*parse(config).model.qkv_bias || parse(config).model.proj_bias ||
+               *parse(config).model.linear_bias);
+  EXPECT_EQ(parse(config).model.sliding_window, 5);
+  EXPECT_EQ(parse(config).model.dropout, 0.2);
+  EXPECT_EQ(parse(config).model.embedding_dropout, 0.0);
+  EXPECT_EQ(parse(config).model.activation, MlpActivation::relu);
   refuse(starcoder2(), "hidden_act", "silu", "\"silu\" is not supported; gelu_new");
 }
 
 /// What Transformers has for a model that is changed in one thing.
-std::string type_of(Json json, const std::function<void(HfModelConfig&)>& change) {
-  HfModelConfig config = parse(json);
-  change(config);
+std::string type_of(Json json, const std::function<void(ModelConfig&)>& change) {
+  Architecture config = parse(json);
+  change(config.model);
   return hf_model_type_of(config).value_or("none");
 }
 
 TEST(HfConfig, AChangedModelHasTheTypeThatComputesTheSame) {
-  using C = HfModelConfig;
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = "relu"; }), "gpt2");
+  using C = ModelConfig;
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = MlpActivation::relu; }), "gpt2");
   EXPECT_EQ(type_of(gpt2(), [](C& c) { c.num_kv_heads = 1; }), "gpt_bigcode");
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = "rotary"; }), "starcoder2");
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = "alibi"; }), "none");
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.norm = "rmsnorm"; }), "none");
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = "swiglu"; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = PositionKind::rotary; }), "starcoder2");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = PositionKind::alibi; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.norm = NormStyle::rmsnorm; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = MlpActivation::swiglu; }), "none");
   EXPECT_EQ(type_of(gpt2(), [](C& c) { c.linear_bias = c.proj_bias = false; }), "none");
   EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.rope_interleaved = true; }), "none");
   EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.qkv_bias = false; }), "none");
   EXPECT_EQ(type_of(llama(), [](C& c) { c.qkv_bias = true; }), "qwen2");
   EXPECT_EQ(type_of(llama(), [](C& c) { c.sliding_window = 8; }), "mistral");
-  HfModelConfig alibi = parse(gpt2());
-  alibi.position_embedding = "alibi";
-  alibi.model_type.clear();
+  Architecture alibi = parse(gpt2());
+  alibi.model.position_embedding = PositionKind::alibi;
+  alibi.type.clear();
   expect_error<ConfigError>([&] { make_hf_config(alibi, "", DType::f32); }, "has no Hugging Face form",
                             "not gpt2 (its positions are learned, not alibi)", "not starcoder2");
   EXPECT_EQ(parse_model_json(to_model_json(alibi), "x"), alibi);
   EXPECT_EQ(parse_architecture(to_model_json(alibi), "x"), alibi);
 }
 
+TEST(HfConfig, GptNeoxFieldsAndDefaults) {
+  const Json small = {
+      {"model_type", "gpt_neox"}, {"hidden_size", 24}, {"num_hidden_layers", 2}, {"num_attention_heads", 3}};
+  const Architecture got = parse(small);
+  EXPECT_EQ(got.model.rope_fraction, 0.25);
+  EXPECT_EQ(got.model.rope_theta, 10000.0);
+  EXPECT_EQ(got.model.activation, MlpActivation::gelu);
+  EXPECT_TRUE(*got.model.parallel_residual && !*got.model.tied_head);
+  Json config = small;
+  config["rotary_pct"] = 0.5;
+  config["rotary_emb_base"] = 5e4;
+  config["use_parallel_residual"] = false;
+  config["attention_bias"] = false;
+  EXPECT_EQ(parse(config).model.rope_fraction, 0.5);
+  EXPECT_EQ(parse(config).model.rope_theta, 5e4);
+  EXPECT_FALSE(*parse(config).model.parallel_residual || *parse(config).model.qkv_bias ||
+               *parse(config).model.proj_bias);
+  config["rope_parameters"] = {{"rope_theta", 7.0}, {"partial_rotary_factor", 1.0}, {"rope_type", "default"}};
+  EXPECT_EQ(parse(config).model.rope_fraction, 1.0);
+  EXPECT_EQ(parse(config).model.rope_theta, 7.0);
+  for (const Json& each : {small, config}) {
+    EXPECT_EQ(parse_model_json(to_model_json(parse(each)), "x"), parse(each));
+    EXPECT_EQ(parse_hf_config(make_hf_config(parse(each), "", DType::f32), "x"), parse(each));
+  }
+  Architecture llama_like = parse(llama());
+  llama_like.model.parallel_residual = true;
+  EXPECT_EQ(hf_misfit(llama_like.model, "llama"), "its attention and MLP follow one another");
+}
+
+/// A type's switches that Transformers may grow: what no row knows is not skipped.
+TEST(HfConfig, UnknownSettingsThatMayCountAreRefused) {
+  for (const auto& base : {gpt2(), llama(), bigcode(), starcoder2()}) {
+    refuse(base, "attention_scaling_factor", 2.0,
+           "$.attention_scaling_factor: is a setting that may change the numbers");
+    refuse(base, "qk_norm", true, "$.qk_norm");
+    refuse(base, "local_window", 128, "$.local_window");
+    refuse(base, "linear_bias_terms", "all", "$.linear_bias_terms");
+    refuse(base, "rope_type", "yarn", "$.rope_type");
+    Json off = base;
+    off["qk_norm"] = false;
+    off["local_window"] = nullptr;
+    off["residual_scale"] = 0;
+    off["my_notes"] = "trained on a Tuesday";
+    EXPECT_EQ(parse(off), parse(base));
+  }
+  Json mistral = llama();
+  mistral["model_type"] = "mistral";
+  mistral.erase("architectures");
+  mistral["attention_bias"] = true;  // Transformers' Mistral passes over it
+  EXPECT_FALSE(*parse(mistral).model.qkv_bias);
+}
+
 TEST(HfConfig, RopeInBothSpellings) {
-  const HfRopeScaling llama3{"llama3", 8.0, 1.0, 4.0, 8192};
+  const RopeScaling llama3{8.0, 1.0, 4.0, 8192}, linear{2.0, 1.0, 4.0, 1};
   Json config = llama();
   config["rope_theta"] = 5e5;
   config["rope_scaling"] = {{"rope_type", "llama3"},
@@ -145,21 +199,20 @@ TEST(HfConfig, RopeInBothSpellings) {
                             {"low_freq_factor", 1.0},
                             {"high_freq_factor", 4.0},
                             {"original_max_position_embeddings", 8192}};
-  EXPECT_EQ(parse(config).rope_scaling, llama3);
-  EXPECT_EQ(parse(config).rope_theta, 5e5);
+  EXPECT_EQ(parse(config).model.rope_scaling, llama3);
+  EXPECT_EQ(parse(config).model.rope_theta, 5e5);
   Json dict = config["rope_scaling"];
   dict["rope_theta"] = 5e5;
   config.erase("rope_theta");
   config.erase("rope_scaling");
   config["rope_parameters"] = dict;
-  EXPECT_EQ(parse(config).rope_scaling, llama3);
-  EXPECT_EQ(parse(config).rope_theta, 5e5);
+  EXPECT_EQ(parse(config).model.rope_scaling, llama3);
+  EXPECT_EQ(parse(config).model.rope_theta, 5e5);
   config["rope_parameters"] = {{"type", "linear"}, {"factor", 2}};
-  EXPECT_EQ(parse(config).rope_scaling.type, "linear");
-  EXPECT_EQ(parse(config).rope_scaling.factor, 2.0);
+  EXPECT_EQ(parse(config).model.rope_scaling, linear);
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 7.0}};
-  EXPECT_EQ(parse(config).rope_scaling.type, "none");
-  EXPECT_EQ(parse(config).rope_theta, 7.0);
+  EXPECT_EQ(parse(config).model.rope_scaling, RopeScaling{});
+  EXPECT_EQ(parse(config).model.rope_theta, 7.0);
   refuse(llama(), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}, "\"yarn\" is not supported");
   refuse(llama(), "rope_scaling", {{"rope_type", "linear"}}, "$.rope_scaling: \"factor\" is missing");
   refuse(llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 1}}, "beta_fast");
@@ -168,7 +221,7 @@ TEST(HfConfig, RopeInBothSpellings) {
 
 TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   refuse(gpt2(), "model_type", "opt",
-         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral and starcoder2 are");
+         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2 and gpt_neox are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");
@@ -190,22 +243,22 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   config["model_type"] = "mistral";
   config["architectures"] = {"MistralForCausalLM"};
   config["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(config).model_type, "mistral");
-  EXPECT_FALSE(parse(config).sliding_window);
+  EXPECT_EQ(parse(config).type, "mistral");
+  EXPECT_FALSE(parse(config).model.sliding_window);
   config["sliding_window"] = 100;
-  EXPECT_EQ(parse(config).sliding_window, 100);
+  EXPECT_EQ(parse(config).model.sliding_window, 100);
   config.erase("sliding_window");
-  EXPECT_EQ(parse(config).sliding_window, 4096);
+  EXPECT_EQ(parse(config).model.sliding_window, 4096);
   config = llama();
   config["model_type"] = "qwen2";
   config.erase("architectures");
   config["sliding_window"] = 4096;
   config["use_sliding_window"] = false;
-  EXPECT_TRUE(parse(config).qkv_bias);
-  EXPECT_FALSE(parse(config).proj_bias);
+  EXPECT_TRUE(*parse(config).model.qkv_bias);
+  EXPECT_EQ(parse(config).model.proj_bias, std::nullopt);
   refuse(config, "layer_types", {"full_attention", "sliding_attention"}, "$.layer_types[1]");
   config.erase("vocab_size");
-  EXPECT_EQ(parse(config).vocab_size, 151936);
+  EXPECT_EQ(parse(config).model.vocab_size, 151936);
   expect_error<ConfigError>([] { parse_hf_config(R"({"model_type":"gpt2","model_type":"llama"})", "f"); },
                             "twice");
 }
@@ -242,7 +295,7 @@ TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
     configs.back()["initializer_range"] = 0.01;
   }
   for (const Json& json : configs) {
-    const HfModelConfig config = parse(json);
+    const Architecture config = parse(json);
     EXPECT_EQ(parse_model_json(to_model_json(config), "x"), config) << json;
     EXPECT_EQ(parse_hf_config(make_hf_config(config, "", DType::f32), "x"), config) << json;
     EXPECT_EQ(parse_hf_config(make_hf_config(config, json.dump(), DType::f32), "x"), config) << json;

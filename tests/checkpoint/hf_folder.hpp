@@ -115,6 +115,32 @@ class HfFolder {
     return out;
   }
 
+  static HfFolder gpt_neox(const std::string& head) {
+    HfFolder out;
+    const std::int64_t vocab = 11, width = 12, ffn = 7;
+    out.config = {{"model_type", "gpt_neox"}, {"hidden_size", width},     {"intermediate_size", ffn},
+                  {"num_hidden_layers", 2},   {"num_attention_heads", 3}, {"vocab_size", vocab},
+                  {"rotary_pct", 0.5}};
+    out.add("gpt_neox.embed_in.weight", {vocab, width});
+    for (int i = 0; i < 2; ++i) {
+      const std::string layer = "gpt_neox.layers." + std::to_string(i) + ".";
+      const auto module = [&](const std::string& name, std::vector<std::int64_t> shape) {
+        out.add(layer + name + ".weight", shape);
+        out.add(layer + name + ".bias", {shape[0]});
+      };
+      module("input_layernorm", {width});
+      module("post_attention_layernorm", {width});
+      module("attention.query_key_value", {3 * width, width});
+      module("attention.dense", {width, width});
+      module("mlp.dense_h_to_4h", {ffn, width});
+      module("mlp.dense_4h_to_h", {width, ffn});
+    }
+    out.add("gpt_neox.final_layer_norm.weight", {width});
+    out.add("gpt_neox.final_layer_norm.bias", {width});
+    out.add(head + ".weight", {vocab, width});
+    return out;
+  }
+
  private:
   Tensors tensors_;
 };

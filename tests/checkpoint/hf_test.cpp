@@ -106,8 +106,8 @@ TEST_F(Hf, Gpt2LayoutIsTransposed) {
   EXPECT_EQ(model.tensors()[4].name, "decoder.layers.0.self_attention.linear_qkv.weight");
   EXPECT_EQ(model.tensors()[4].shape, (Shape{18, 6}));
   EXPECT_EQ(model.source()->ignored.size(), 4u);
-  EXPECT_EQ(model.config().activation, "gelu_tanh");
-  EXPECT_EQ(model.config().head_dim, 2);
+  EXPECT_EQ(model.config().model.activation, MlpActivation::gelu_tanh);
+  EXPECT_EQ(model.config().model.head_dim, 2);
 }
 
 TEST_F(Hf, LlamaPartsAreStackedByRows) {
@@ -138,6 +138,44 @@ TEST_F(Hf, LlamaPartsAreStackedByRows) {
             (std::vector<std::int64_t>{40, 10}));
   EXPECT_TRUE(fs::exists(dir_ / "t" / "tokenizer.json"));
   EXPECT_FALSE(fs::exists(dir_ / "t" / "config.json"));
+}
+
+/// Three heads of four rows: what is stored as q k v of head 0, of head 1, ... is all q, all k, all v.
+TEST_F(Hf, HeadsStoredOneByOneAreSortedAndWrittenBack) {
+  for (const std::string head :
+       {"embed_out", "lm_head"}) {  // as files have it, and as Transformers' modules do
+    HfFolder folder = HfFolder::gpt_neox(head);
+    folder.write(dir_ / head);
+    const HfModel model = open_hf(dir_ / head);
+    for (const std::string kind : {".weight", ".bias"}) {
+      const std::vector<std::byte>& stored =
+          folder.tensors().at("gpt_neox.layers.1.attention.query_key_value" + kind).bytes;
+      const std::size_t bytes = stored.size() / 9;  // of the rows of a head's q, k or v
+      std::vector<std::byte> want, got(stored.size());
+      for (std::size_t part = 0; part < 3; ++part) {
+        for (std::size_t h = 0; h < 3; ++h) {
+          const auto* from = stored.data() + (3 * h + part) * bytes;
+          want.insert(want.end(), from, from + bytes);
+        }
+      }
+      model.read("decoder.layers.1.self_attention.linear_qkv" + kind, got);
+      EXPECT_EQ(got, want);
+    }
+    std::vector<float> box(5 * 3), all(36 * 12);  // a rank's part that begins and ends within heads
+    const std::string name = "decoder.layers.0.self_attention.linear_qkv.weight";
+    model.read_f32(name, {{10, 4}, {5, 3}}, box);
+    model.read_f32(name, all);
+    for (std::size_t r = 0; r < 5; ++r)
+      for (std::size_t c = 0; c < 3; ++c)
+        EXPECT_EQ(std::memcmp(&box[3 * r + c], &all[12 * (10 + r) + 4 + c], 4), 0) << r << " " << c;
+    convert_from_hf(dir_ / head, dir_ / (head + "_t"));
+    convert_to_hf(dir_ / (head + "_t"), dir_ / (head + "_back"));
+    EXPECT_EQ(read_folder(dir_ / (head + "_back")), folder.tensors());
+    EXPECT_EQ(slurp(dir_ / (head + "_back") / "config.json"), slurp(dir_ / head / "config.json"));
+    export_hf(dir_ / (head + "_new"), model.config(), model);
+    EXPECT_TRUE(read_folder(dir_ / (head + "_new")).contains("embed_out.weight"));
+    EXPECT_EQ(open_hf(dir_ / (head + "_new")).config(), model.config());
+  }
 }
 
 TEST_F(Hf, TiedHeadStoredUnderItsOwnNameOnly) {
@@ -354,8 +392,8 @@ TEST_F(Hf, ExportOfTrainedWeightsIsAFolderOfItsOwn) {
     EXPECT_EQ(got, want) << spec.name;
   }
   // Trained on with other dropout: the original config.json is kept but for what changed.
-  HfModelConfig changed = model.config();
-  changed.attention_dropout = 0.25;
+  Architecture changed = model.config();
+  changed.model.attention_dropout = 0.25;
   options = {};
   options.source = model.source();
   export_hf(dir_ / "again", changed, model, options);

@@ -166,7 +166,7 @@ TEST_F(SymbolicLinksTest, LeaveNoModelFolder) {
     expect_error<CheckpointError>([&] { open_hf(model); },
                                   (model / name).string() + ": is a symbolic link to ",
                                   (outside / name).string(), "--follow_symlinks", "follow_symlinks=True");
-    EXPECT_EQ(open_hf(model, SymbolicLinks::follow).config().family, "gpt2");
+    EXPECT_EQ(open_hf(model, SymbolicLinks::follow).config().model.family, Family::gpt2);
     fs::remove(model / name);
     fs::rename(outside / name, model / name);
   }
@@ -182,7 +182,7 @@ TEST_F(SymbolicLinksTest, OfTheCacheAndWithinTheFolderAreFollowed) {
   const fs::path revision = dir_ / "hub/models--a--b/snapshots/0123";
   HfFolder::gpt2("transformer.", true, false).write(revision);
   link_files(revision, revision / "../../blobs");
-  EXPECT_EQ(open_hf(revision).config().family, "gpt2");
+  EXPECT_EQ(open_hf(revision).config().model.family, Family::gpt2);
   convert_from_hf(revision, dir_ / "out");
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir_ / "out/tokenizer.json")));
   // The blobs of another model are outside.
@@ -196,7 +196,7 @@ TEST_F(SymbolicLinksTest, OfTheCacheAndWithinTheFolderAreFollowed) {
   HfFolder::gpt2("transformer.", true, false).write(model);
   fs::rename(model / "model.safetensors", model / "weights");
   fs::create_symlink("weights", model / "model.safetensors");
-  EXPECT_EQ(open_hf(model).config().family, "gpt2");
+  EXPECT_EQ(open_hf(model).config().model.family, Family::gpt2);
 }
 
 TEST(SafetensorsInMemory, KnowsAllTypesOfTheFormat) {

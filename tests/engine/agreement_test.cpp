@@ -223,7 +223,7 @@ TEST_P(PlantedDisagreement, TheWeightsOfRank0Count) {
     const Config whole = edge_config(Family::gpt2, {});
     const auto first = build_engine(whole);
     const auto others = build_engine(with_overrides(whole, {"training.seed=99"}));
-    const HfModelConfig config = hf_config_of(whole.model);
+    const Architecture config = architecture_of(whole.model);
     const std::filesystem::path own = dir_ / (odd ? "other" : "first");
     export_hf(own, config, weights_of(odd ? *others : *first), {});
     const auto trained = engine(world);

@@ -365,7 +365,7 @@ TEST_F(TrainerWithTokenizer, WeightsOfAnotherTokenizerThanTheDatasAreRefused) {
   record(config, made_with);
   const auto weights = dir_ / "weights";
   const auto engine = build_engine(config);
-  export_hf(weights, hf_config_of(config.model), weights_of(*engine), {});
+  export_hf(weights, architecture_of(config.model), weights_of(*engine), {});
   config.model.init_from = weights.string();
   const Followed untold = run(config);
   EXPECT_EQ(untold.result.step, 2);
@@ -390,7 +390,7 @@ TEST_F(TrainerWithTokenizer, BytesOnWeightsOfALargeVocabularyAreWarnedOf) {
   write_dataset_record(config.data.path[0].second, {TokenizerRecord{}, true});
   config.model.vocab_size = 2000;
   const auto engine = build_engine(config);
-  export_hf(dir_ / "weights", hf_config_of(config.model), weights_of(*engine), {});
+  export_hf(dir_ / "weights", architecture_of(config.model), weights_of(*engine), {});
   config.model.init_from = (dir_ / "weights").string();
   const Followed told = run(config);
   EXPECT_NE(told.warnings.find("1743 of them never occur"), std::string::npos) << told.warnings;

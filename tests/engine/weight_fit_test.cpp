@@ -6,7 +6,7 @@
 namespace tessera::test {
 namespace {
 
-HfModelConfig decoder(const std::string& type) {
+Architecture decoder(const std::string& type) {
   ModelConfig config;
   config.family = type == "gpt2" ? Family::gpt2 : Family::llama;
   config.num_layers = 2;
@@ -14,7 +14,7 @@ HfModelConfig decoder(const std::string& type) {
   config.num_heads = 4;
   config.vocab_size = 11;
   config.max_positions = 6;
-  return hf_config_of(resolve(config));
+  return architecture_of(config);
 }
 
 TEST(WeightFit, TheSameModelKeepsEverything) {
@@ -25,10 +25,10 @@ TEST(WeightFit, TheSameModelKeepsEverything) {
 }
 
 TEST(WeightFit, OneKeyAndValueHeadAndRotaryPositions) {
-  HfModelConfig to = decoder("gpt2");
-  to.num_kv_heads = 1;
-  to.position_embedding = "rotary";
-  to.model_type = "starcoder2";  // whatever it is saved as: tensors are compared under the names of the first
+  Architecture to = decoder("gpt2");
+  to.model.num_kv_heads = 1;
+  to.model.position_embedding = PositionKind::rotary;
+  to.type = "starcoder2";  // whatever it is saved as: tensors are compared under the names of the first
   const WeightFit fit = weight_fit(decoder("gpt2"), to);
   EXPECT_EQ(fit.text(),
             "drawn anew from the seed: transformer.h.*.attn.c_attn.weight, transformer.h.*.attn.c_attn.bias; "
@@ -38,8 +38,8 @@ TEST(WeightFit, OneKeyAndValueHeadAndRotaryPositions) {
 }
 
 TEST(WeightFit, OfAParameterOutOfSeveralTensorsThoseThatFitAreKept) {
-  HfModelConfig to = decoder("llama");
-  to.num_kv_heads = 2;
+  Architecture to = decoder("llama");
+  to.model.num_kv_heads = 2;
   const WeightFit grouped = weight_fit(decoder("llama"), to);
   const auto& rows = grouped.kept.at("decoder.layers.1.self_attention.linear_qkv.weight");
   ASSERT_EQ(rows.size(), 1u);
@@ -47,20 +47,20 @@ TEST(WeightFit, OfAParameterOutOfSeveralTensorsThoseThatFitAreKept) {
   EXPECT_EQ(rows[0].here, 0);
   EXPECT_EQ(rows[0].count, 8);
 
-  HfModelConfig plain = decoder("llama");
-  plain.activation = "gelu";  // without a gate: up_proj is all there is
+  Architecture plain = decoder("llama");
+  plain.model.activation = MlpActivation::gelu;  // without a gate: up_proj is all there is
   const WeightFit fit = weight_fit(decoder("llama"), plain);
   const auto& up = fit.kept.at("decoder.layers.0.mlp.linear_fc1.weight");
   ASSERT_EQ(up.size(), 1u);
   EXPECT_EQ(up[0].here, 0);
-  EXPECT_EQ(up[0].there, decoder("llama").ffn_hidden_size);
+  EXPECT_EQ(up[0].there, decoder("llama").model.ffn_hidden_size);
   EXPECT_EQ(fit.dropped, (std::vector<std::string>{"model.layers.0.mlp.gate_proj.weight",
                                                    "model.layers.1.mlp.gate_proj.weight"}));
 }
 
 TEST(WeightFit, AHeadOfItsOwnIsDrawn) {
-  HfModelConfig to = decoder("gpt2");
-  to.tied_head = false;
+  Architecture to = decoder("gpt2");
+  to.model.tied_head = false;
   EXPECT_EQ(weight_fit(decoder("gpt2"), to).drawn, std::vector<std::string>{"lm_head.weight"});
   EXPECT_EQ(weight_fit(to, decoder("gpt2")).dropped, std::vector<std::string>{"lm_head.weight"});
 }

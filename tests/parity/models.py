@@ -26,6 +26,12 @@ STARCODER2 = {
     "rope_theta": 10000.0, "sliding_window": None, "tie_word_embeddings": True, "attention_dropout": 0.0,
     "residual_dropout": 0.0, "embedding_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0,
 }
+GPT_NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 211, "hidden_size": 60,
+    "num_attention_heads": 5, "num_hidden_layers": 3, "intermediate_size": 131, "max_position_embeddings": 64, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5, "rotary_pct": 0.5, "rotary_emb_base": 10000, "use_parallel_residual": True, "attention_bias": True,
+    "tie_word_embeddings": False, "attention_dropout": 0.0, "hidden_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -37,13 +43,50 @@ MODELS = {
     "gpt_bigcode": GPT2 | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", "multi_query": True,
                            "activation_function": "gelu_pytorch_tanh"},
     "starcoder2": STARCODER2,
+    "gpt_neox": GPT_NEOX,
+    "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
 KINDS = ("plain", "padded", "packed")
 
 
+# GPT-NeoX's modules of a layer, and Tessera's.
+NEOX = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_mlp_layernorm",
+        "attention.query_key_value": "self_attention.linear_qkv", "attention.dense": "self_attention.linear_proj",
+        "mlp.dense_h_to_4h": "mlp.linear_fc1", "mlp.dense_4h_to_h": "mlp.linear_fc2"}
+
+
+def neox_shapes(config: dict) -> dict:
+    c, f = config["hidden_size"], config["intermediate_size"]
+    shapes = {"gpt_neox.embed_in.weight": (config["vocab_size"], c), "embed_out.weight": (config["vocab_size"], c)}
+    sizes = dict(zip(NEOX, [(c,), (c,), (3 * c, c), (c, c), (f, c), (c, f)]))
+    for i in range(config["num_hidden_layers"]):
+        for module, shape in sizes.items():
+            shapes[f"gpt_neox.layers.{i}.{module}.weight"] = shape
+            if config["attention_bias"] or not module.startswith("attention."):
+                shapes[f"gpt_neox.layers.{i}.{module}.bias"] = shape[:1]
+    return shapes | {"gpt_neox.final_layer_norm.weight": (c,), "gpt_neox.final_layer_norm.bias": (c,)}
+
+
+def neox_to_tessera(config: dict, tensors: dict) -> dict:
+    plain = {"gpt_neox.embed_in.": "embedding.word_embeddings.", "gpt_neox.final_layer_norm.": "decoder.final_layernorm.",
+             "embed_out.": "output_layer.", "lm_head.": "output_layer."}
+    for i in range(config["num_hidden_layers"]):
+        plain |= {f"gpt_neox.layers.{i}.{theirs}.": f"decoder.layers.{i}.{ours}." for theirs, ours in NEOX.items()}
+    result = {}
+    for name, tensor in tensors.items():
+        begin = next(begin for begin in plain if name.startswith(begin))
+        if ".query_key_value." in name:  # by head: query, key, value
+            heads = config["num_attention_heads"]
+            tensor = tensor.reshape(heads, 3, -1, *tensor.shape[1:]).swapaxes(0, 1).reshape(tensor.shape)
+        result[plain[begin] + name.removeprefix(begin)] = tensor
+    return result
+
+
 def weight_shapes(config: dict) -> dict:
     """Names and shapes of a model's tensors as Transformers saves them."""
+    if config["model_type"] == "gpt_neox":
+        return neox_shapes(config)
     shapes = {}
     if config["model_type"] in ("gpt2", "gpt_bigcode"):
         bigcode = config["model_type"] == "gpt_bigcode"
@@ -137,6 +180,8 @@ def valid_rows(batch: dict) -> np.ndarray:
 
 def to_tessera_names(config: dict, tensors: dict) -> dict:
     """Tensors by Transformers' names to Tessera's: Conv1D turned, q, k, v and gate, up stacked."""
+    if config["model_type"] == "gpt_neox":
+        return neox_to_tessera(config, tensors)
     result = {}
     if config["model_type"] in ("gpt2", "gpt_bigcode"):
         plain = {"transformer.wte.weight": "embedding.word_embeddings.weight",

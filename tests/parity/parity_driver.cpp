@@ -61,7 +61,7 @@ class Output {
 };
 
 void run(const std::vector<std::string>& args) {
-  const ModelConfig model = model_config_of(open_model(args[0]).config());
+  const ModelConfig model = open_model(args[0]).config().model;
   const std::vector<Batch> batches = read_batches(args[1]);
   Config config = parse_config("data: {path: none}", "defaults", {args.begin() + 3, args.end()});
   config.model = model;

@@ -195,7 +195,7 @@ class DeclaringProgram final : public ChainProgram {
   std::vector<Port> ports_;
 };
 
-void expect_refused(const std::vector<Port>& ports, const std::vector<std::string>& told) {
+void expect_ports_refused(const std::vector<Port>& ports, const std::vector<std::string>& told) {
   const Schedule schedule = make_schedule(PipelineSchedule::gpipe, 2, 1, 1, true);
   std::string error;
   try {
@@ -215,11 +215,11 @@ TEST(Ports, RefusesWhatCannotCross) {
   const Port x{Chain::shape(0), DType::f32, "x"};
   std::vector<Port> many(kMostPorts + 1, x);
   many.back().name = "the ninth";
-  expect_refused(many, {"piece 0", "9 values", "x, x", "the ninth", "at most 8"});
-  expect_refused({}, {"piece 0", "nothing"});
-  expect_refused({{Chain::shape(0), DType::i32, "mask"}}, {"piece 0", "'mask'", "int32", "no gradient"});
-  expect_refused({x, {Chain::shape(0), DType::f32, "memory"}}, {"stage 0", "F0", "1 values", "go 2"});
-  expect_refused({{{7, 7}, DType::f32, "memory"}}, {"stage 0", "F0", "'memory'", "[7, 7]"});
+  expect_ports_refused(many, {"piece 0", "9 values", "x, x", "the ninth", "at most 8"});
+  expect_ports_refused({}, {"piece 0", "nothing"});
+  expect_ports_refused({{Chain::shape(0), DType::i32, "mask"}}, {"piece 0", "'mask'", "int32", "no gradient"});
+  expect_ports_refused({x, {Chain::shape(0), DType::f32, "memory"}}, {"stage 0", "F0", "1 values", "go 2"});
+  expect_ports_refused({{{7, 7}, DType::f32, "memory"}}, {"stage 0", "F0", "'memory'", "[7, 7]"});
 }
 
 }  // namespace

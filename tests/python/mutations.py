@@ -22,6 +22,7 @@ CONFIGS = {
     "gpt_bigcode": (transformers.GPTBigCodeConfig, dict(n_layer=2, n_embd=WIDTH, n_head=4, vocab_size=VOCAB, n_positions=POSITIONS,
                                                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)),
     "starcoder2": (transformers.Starcoder2Config, SIZES),
+    "gpt_neox": (transformers.GPTNeoXConfig, {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
 }
 # Fields of a config whose other values do not follow from their type, and fields that a class does not list but code reads.
 ROPES = [{"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},

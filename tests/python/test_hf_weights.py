@@ -56,6 +56,9 @@ def make_model(family: str) -> torch.nn.Module:
                                                                                 n_positions=32))
     if family == "starcoder2":
         return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**sizes))
+    if family == "gpt_neox":
+        sizes.pop("num_key_value_heads")
+        return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))
     if family == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None))
     if family == "qwen2":
@@ -66,7 +69,8 @@ def make_model(family: str) -> torch.nn.Module:
 @pytest.mark.parametrize("family, dtype, processes, tp, pp, source", [
     ("gpt2", torch.float32, 4, 2, 2, "memory"), ("llama", torch.bfloat16, 2, 2, 1, "meta"),
     ("qwen2", torch.float32, 2, 1, 2, "meta"), ("mistral", torch.float16, 1, 1, 1, "memory"),
-    ("gpt_bigcode", torch.float32, 2, 2, 1, "meta"), ("starcoder2", torch.bfloat16, 2, 1, 2, "memory")], ids=str)
+    ("gpt_bigcode", torch.float32, 2, 2, 1, "meta"), ("starcoder2", torch.bfloat16, 2, 1, 2, "memory"),
+    ("gpt_neox", torch.float32, 2, 2, 1, "meta")], ids=str)
 def test_round_trip(python_build, tmp_path, family, dtype, processes, tp, pp, source):
     folder = tmp_path / "model"
     original = make_model(family).to(dtype)

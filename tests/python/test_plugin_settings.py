@@ -341,7 +341,8 @@ class SGD:
 
 class Model:
     def __init__(self, **config):
-        self.config = type("Config", (), {**config, "tie_word_embeddings": False})
+        values = {**config, "tie_word_embeddings": False}
+        self.config = type("Config", (), {**values, "to_dict": lambda self: values})()
 
 
 def test_methods_fill_the_arguments():

@@ -9,17 +9,16 @@
 
 namespace tessera {
 
-/// model: the decoder. Values of 0 or nullopt are filled in by `resolve` from the family (gpt2: learned
-/// positions, LayerNorm, GELU (tanh), biases, tied head; llama: rotary, RMSNorm, SwiGLU, no biases, untied
-/// head).
+/// model: the decoder. Values of 0 or nullopt are filled in by `resolve`, from other keys or the family's
+/// row.
 struct ModelConfig {
-  Family family = Family::gpt2;
+  Family family = {};
   std::int64_t num_layers = 12;
   std::int64_t hidden_size = 768;
   std::int64_t num_heads = 12;
   std::int64_t num_kv_heads = 0;     ///< 0 = num_heads
   std::int64_t head_dim = 0;         ///< 0 = hidden_size / num_heads
-  std::int64_t ffn_hidden_size = 0;  ///< 0 = 4 hidden_size (gpt2), Llama's 8/3 rule rounded up to 256 (llama)
+  std::int64_t ffn_hidden_size = 0;  ///< 0 = the family's rule
   std::int64_t vocab_size = 50257;
   std::int64_t max_positions = 1024;
   double dropout = 0.0;  ///< on embeddings and residual branches
@@ -33,6 +32,7 @@ struct ModelConfig {
   std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
   std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
   std::optional<bool> qkv_bias = std::nullopt;
+  std::optional<bool> parallel_residual = std::nullopt;  ///< attention and MLP read the same residual stream
   std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
   std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;

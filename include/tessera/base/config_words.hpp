@@ -6,7 +6,17 @@
 
 namespace tessera {
 
-enum class Family { gpt2, llama };
+/// A row of families() (base/families.hpp), by its name there, whose defaults fill in what a model leaves
+/// open.
+struct Family {
+  std::string_view name = "gpt2";  ///< a literal
+  static const Family gpt2, llama;
+
+  friend bool operator==(const Family&, const Family&) = default;
+};
+inline constexpr Family Family::gpt2{"gpt2"};
+inline constexpr Family Family::llama{"llama"};
+
 enum class PositionKind { learned, rotary, alibi, none };
 enum class NormStyle { layernorm, rmsnorm };
 enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };

@@ -1,10 +1,9 @@
 #pragma once
 /// Hugging Face model folders (config.json + safetensors) as Tessera parameters, and back, bit for bit.
 ///
-/// GPT-2 and, with one key and value head, GPTBigCode; Llama, and of its shape also Mistral and Qwen2;
-/// Starcoder2, a GPT-2 with rotary positions. A Tessera folder holds tessera.json, model.safetensors with
-/// Tessera's names, and what is needed to write the original folder again; it also holds decoders that
-/// Hugging Face has no model type for.
+/// Which models that are is said by the rows of base/families.hpp. A Tessera folder holds tessera.json,
+/// model.safetensors with Tessera's names, and what is needed to write the original folder again; it also
+/// holds decoders that Hugging Face has no model type for.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,82 +14,53 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/config.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/checkpoint/tensor_view.hpp"
 
 namespace tessera {
 
-/// How rotary frequencies are stretched beyond the trained length.
-struct HfRopeScaling {
-  std::string type = "none";  ///< none | linear | llama3
-  double factor = 1.0;
-  double low_freq_factor = 1.0;  ///< llama3 only, like the next two
-  double high_freq_factor = 4.0;
-  std::int64_t original_max_positions = 0;
+/// A decoder, and the one of Transformers' types by which its tensors are named.
+struct Architecture {
+  ModelConfig model;      ///< resolved, as architecture_of leaves it
+  std::string type = {};  ///< one of hf_model_types(), or "" where Transformers has none
 
-  friend bool operator==(const HfRopeScaling&, const HfRopeScaling&) = default;
+  friend bool operator==(const Architecture&, const Architecture&) = default;
 };
-
-/// A decoder's architecture in Tessera's vocabulary.
-struct HfModelConfig {
-  std::string family;      ///< gpt2 | llama
-  std::string model_type;  ///< Hugging Face's, by which its tensors are named: one of hf_model_types()
-  std::int64_t num_layers = 0;
-  std::int64_t hidden_size = 0;
-  std::int64_t num_heads = 0;
-  std::int64_t num_kv_heads = 0;
-  std::int64_t head_dim = 0;
-  std::int64_t ffn_hidden_size = 0;
-  std::int64_t vocab_size = 0;
-  std::int64_t max_positions = 0;
-  double norm_eps = 1e-5;
-  std::string activation;  ///< gelu_tanh | gelu | relu | swiglu
-  bool tied_head = true;
-  bool qkv_bias = false;
-  bool proj_bias = false;                      ///< of self_attention.linear_proj
-  bool linear_bias = false;                    ///< of mlp.linear_fc1 and mlp.linear_fc2
-  std::string position_embedding = "learned";  ///< learned | rotary | alibi | none
-  std::string norm = "layernorm";              ///< layernorm | rmsnorm
-  double rope_theta = 10000.0;
-  double rope_fraction = 1.0;     ///< share of each head's features that is rotated
-  bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
-  HfRopeScaling rope_scaling;
-  double dropout = 0.0;  ///< on embeddings and residual branches
-  double attention_dropout = 0.0;
-  double init_std = 0.02;
-  std::optional<double> embedding_dropout = std::nullopt;     ///< where it is not `dropout`
-  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< keys a position sees
-  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
-
-  friend bool operator==(const HfModelConfig&, const HfModelConfig&) = default;
-};
+/// A section `model` as an architecture: resolved, without what says how it is trained, and each model spelt
+/// in one way only. Its type is hf_model_type_of's.
+Architecture architecture_of(const ModelConfig& config);
 
 /// Hugging Face's model types that are read and written.
-const std::vector<std::string>& hf_model_types();
-/// Why Transformers' model of this type would not be this architecture; "" if it would. Of the type "": why
-/// none of them would.
-std::string hf_misfit(const HfModelConfig& config, const std::string& model_type);
+std::vector<std::string> hf_model_types();
+/// Why Transformers' model of this type would not be this one; "" if it would. Of the type "": why none of
+/// them would.
+std::string hf_misfit(const ModelConfig& model, const std::string& type);
 /// The type that Transformers has for an architecture: its own if that fits, else the first that does.
 /// Nothing where there is none.
-std::optional<std::string> hf_model_type_of(const HfModelConfig& config);
+std::optional<std::string> hf_model_type_of(const Architecture& config);
 
 /// Reads the text of a config.json. A key that is absent has the default of Transformers' config class.
 /// Errors: ConfigError naming the key that is not supported, and what is.
-HfModelConfig parse_hf_config(const std::string& text, const std::string& origin);
+Architecture parse_hf_config(const std::string& text, const std::string& origin);
 /// A config.json for this architecture: `base` (JSON object text, or "") with the architecture's keys
 /// replaced. Errors: ConfigError for one that is not of its model type.
-std::string make_hf_config(const HfModelConfig& config, const std::string& base, DType dtype);
+std::string make_hf_config(const Architecture& config, const std::string& base, DType dtype);
 /// The same architecture as the `model` object of tessera.json (Tessera's YAML keys), and back.
-std::string to_model_json(const HfModelConfig& config);
-HfModelConfig parse_model_json(const std::string& text, const std::string& origin);
+std::string to_model_json(const Architecture& config);
+Architecture parse_model_json(const std::string& text, const std::string& origin);
 /// Reads either: the text of a config.json, or what to_model_json wrote.
-HfModelConfig parse_architecture(const std::string& text, const std::string& origin);
+Architecture parse_architecture(const std::string& text, const std::string& origin);
 
 /// A tensor of a Hugging Face model.
 struct HfPart {
   std::string name;
   Shape shape;
   bool transposed = false;  ///< stored [in, out], as GPT-2's Conv1D does
+  /// Above 0: the rows are stored in as many groups, each with its query heads, its key, its value. Rows of
+  /// one head: head_dim.
+  std::int64_t groups = 0;
+  std::int64_t head_dim = 0;
 };
 /// A Tessera parameter: its parts one after another along the first dimension.
 struct HfMapping {
@@ -100,10 +70,10 @@ struct HfMapping {
 };
 /// Which Hugging Face tensors make up the parameters of an architecture, in the model's order. A tied head is
 /// not among them.
-std::vector<HfMapping> hf_mappings(const HfModelConfig& config);
+std::vector<HfMapping> hf_mappings(const Architecture& config);
 
 /// Names and shapes of Tessera's parameters for an architecture, in the model's order; dtype is float32.
-std::vector<TensorSpec> parameter_specs(const HfModelConfig& config);
+std::vector<TensorSpec> parameter_specs(const Architecture& config);
 
 /// What a Hugging Face folder was like beyond its values: enough to write the same set of names and files
 /// again.
@@ -149,7 +119,7 @@ class HfModel : public WeightSource {
   ~HfModel() override;
   HfModel(HfModel&&) noexcept;
 
-  const HfModelConfig& config() const;
+  const Architecture& config() const;
   /// Where the weights come from; null for a Tessera folder that was not converted from Hugging Face.
   const HfSource* source() const;
   const std::filesystem::path& dir() const;
@@ -205,17 +175,17 @@ struct ExportOptions {
 /// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only
 /// complete. Errors: InvalidArgument if the weights do not fit the config; CheckpointError if `out` is in
 /// use; IoError.
-void export_hf(const std::filesystem::path& out, const HfModelConfig& config, const WeightSource& weights,
+void export_hf(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
                const ExportOptions& options = {});
 /// Writes a Tessera folder, under the same conditions.
-void export_tessera(const std::filesystem::path& out, const HfModelConfig& config,
-                    const WeightSource& weights, const ExportOptions& options = {});
+void export_tessera(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
+                    const ExportOptions& options = {});
 
 /// Only the files of either, checked, into a folder that is there, such as a StagedDirectory's. Errors: as
 /// above.
-void write_hf(const std::filesystem::path& folder, const HfModelConfig& config, const WeightSource& weights,
+void write_hf(const std::filesystem::path& folder, const Architecture& config, const WeightSource& weights,
               const ExportOptions& options = {});
-void write_tessera(const std::filesystem::path& folder, const HfModelConfig& config,
+void write_tessera(const std::filesystem::path& folder, const Architecture& config,
                    const WeightSource& weights, const ExportOptions& options = {});
 
 /// Hugging Face folder → Tessera folder, values and dtypes as they are.

@@ -9,18 +9,9 @@
 
 namespace tessera {
 
-struct ModelConfig;
-
-/// The model section that describes a folder's architecture. Errors: CheckpointError for one Tessera cannot
-/// build.
-ModelConfig model_config_of(const HfModelConfig& hf);
-/// The architecture of a resolved model section in the vocabulary of the folder formats.
-/// Errors: CheckpointError for one those formats cannot express.
-HfModelConfig hf_config_of(const ModelConfig& config);
-
-/// Errors: CheckpointError listing in which keys `hf`, found in `origin`, is another model than `config`;
-/// dropout and initialisation may differ.
-void check_same_model(const ModelConfig& config, const HfModelConfig& hf, const std::string& origin);
+/// Errors: CheckpointError listing in which keys `stored`, found in `origin`, is another model than
+/// `config`; dropout and initialisation may differ.
+void check_same_model(const ModelConfig& config, const ModelConfig& stored, const std::string& origin);
 
 /// Puts what fits of a model's weights into `engine`: each rank reads the boxes it holds. Collective over the
 /// engine's ranks; an error of one of them is one on all.

@@ -25,7 +25,7 @@ struct WeightDifference {
 /// by each rank from its own. `config`: the architecture of these weights; `fit`: what of them the engine's
 /// model takes. Collective over `world`.
 std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::optional<HfModel>()>& open,
-                                                     const HfModelConfig& config, const WeightFit& fit,
+                                                     const Architecture& config, const WeightFit& fit,
                                                      Communicator& world, Engine& engine);
 
 }  // namespace tessera

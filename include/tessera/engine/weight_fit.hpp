@@ -32,7 +32,7 @@ struct WeightFit {
 };
 
 /// How weights of `from` fit into `to`, whose tensors are counted under the names of `from`'s type.
-WeightFit weight_fit(const HfModelConfig& from, HfModelConfig to);
+WeightFit weight_fit(const Architecture& from, Architecture to);
 
 /// Reads kept rows of a parameter from the other model into what `piece` holds of them.
 void read_rows(const HfModel& from, const KeptRows& rows, const StatePiece& piece, const ExecCtx& ctx);

@@ -50,6 +50,7 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
                            const PositionTables& positions, const Options& options)
     : Block(std::move(name)),
       dropout_(config.dropout),
+      parallel_(*config.parallel_residual),
       cache_{head_share(config, options.tensor).kv_heads, config.head_dim},
       positions_(positions),
       input_norm_(submodule<Norm>(
@@ -62,6 +63,12 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
 Flow DecoderLayer::forward(const Forward& forward, Flow flow) {
   const ResidualNorm in = input_norm_.forward(forward, flow.residual, flow.branch, flow.dropout);
   const Var attended = attention_.forward(forward, in.y, positions_.rope(), positions_.alibi_slopes());
+  if (parallel_) {
+    const Var own = mlp_norm_.forward(forward, in.residual, {}, {}).y;
+    const Var residual =
+        fold(forward.exec, {in.residual, attended, forward.dropout(attention_.name(), dropout_)});
+    return {residual, mlp_.forward(forward, own), forward.dropout(mlp_.name(), dropout_)};
+  }
   const ResidualNorm mid =
       mlp_norm_.forward(forward, in.residual, attended, forward.dropout(attention_.name(), dropout_));
   return {mid.residual, mlp_.forward(forward, mid.y), forward.dropout(mlp_.name(), dropout_)};

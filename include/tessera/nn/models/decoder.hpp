@@ -1,6 +1,7 @@
 #pragma once
-/// One decoder-only transformer: GPT-2 and Llama are settings of it (positions learned, rotary or ALiBi;
-/// LayerNorm or RMSNorm; GELU or SwiGLU; as many KV heads as wanted; head tied to the embedding or not).
+/// One decoder-only transformer: families (base/families.hpp) are settings of it (positions learned, rotary
+/// or ALiBi; LayerNorm or RMSNorm; GELU or SwiGLU; as many KV heads as wanted; head tied to the embedding or
+/// not; attention and MLP one after the other or beside each other).
 
 #include "tessera/base/config_model.hpp"
 #include "tessera/nn/layers.hpp"
@@ -56,6 +57,7 @@ class DecoderLayer : public Block {
 
  private:
   double dropout_;
+  bool parallel_;
   CacheShape cache_;
   const PositionTables& positions_;
   Norm& input_norm_;

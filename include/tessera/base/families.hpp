@@ -1,0 +1,161 @@
+#pragma once
+/// What a model family is, said once and as data: the defaults of the section `model`, and how Transformers
+/// describes the same model in config.json and names its tensors. Readers and writers interpret the rows.
+
+#include <span>
+#include <variant>
+
+#include "tessera/base/config.hpp"
+
+namespace tessera {
+
+/// What a key that is absent stands for: value * times / over.
+struct HfDefault {
+  double value = 0;
+  std::int64_t ModelConfig::*times = nullptr;
+  std::int64_t ModelConfig::*over = nullptr;
+};
+
+/// A key of config.json that is a field of the section `model`, both ways.
+struct HfKey {
+  enum class Kind { size, positive, probability, flag };
+  using Field = std::variant<std::int64_t ModelConfig::*, double ModelConfig::*,
+                             std::optional<double> ModelConfig::*, std::optional<bool> ModelConfig::*>;
+  Kind kind;
+  const char* key;
+  Field field;
+  HfDefault absent;
+  const char* alias = nullptr;                   ///< the name that Transformers gives the key in every family
+  std::optional<HfDefault> null = std::nullopt;  ///< what null stands for, where that is not `absent`
+  double most = 1.0;                             ///< positive: the greatest value
+
+  static HfKey size(const char* key, std::int64_t ModelConfig::*field, HfDefault absent,
+                    const char* alias = nullptr) {
+    return {Kind::size, key, field, absent, alias};
+  }
+  static HfKey positive(const char* key, double ModelConfig::*field, double absent, double most = 1.0) {
+    return {Kind::positive, key, field, {absent}, nullptr, std::nullopt, most};
+  }
+  static HfKey probability(const char* key, Field field, double absent) {
+    return {Kind::probability, key, field, {absent}};
+  }
+  static HfKey flag(const char* key, std::optional<bool> ModelConfig::*field, bool absent) {
+    return {Kind::flag, key, field, {absent ? 1.0 : 0.0}};
+  }
+};
+
+/// The key of the MLP's activation.
+struct HfActivations {
+  struct Name {
+    const char* name;
+    MlpActivation value;
+  };
+  const char* key = "hidden_act";
+  std::vector<Name> names;
+  MlpActivation absent = MlpActivation::gelu_tanh;
+  const char* gelu_tanh = "";  ///< how that one is written; the others by their first name
+  const char* supported = "";  ///< "silu is", for messages
+  const char* remedy = "";
+};
+
+/// Where rotary positions are described, besides rope_scaling and rope_parameters.
+struct HfRope {
+  const char* theta = "rope_theta";
+  const char* fraction = "partial_rotary_factor";
+  double absent_fraction = 1.0;
+  bool partial = false;  ///< whether less than the whole head may be rotated
+};
+
+/// Which keys a position sees.
+struct HfWindow {
+  enum class Use { never, always, by_switch };  ///< by_switch: use_sliding_window, as Qwen2
+  Use use = Use::never;
+  std::int64_t absent = 0;  ///< `sliding_window` where it is absent; 0 = none
+};
+
+/// A key that changes the numbers in a way Tessera does not have, unless it has this value or is absent or
+/// null.
+struct HfDemand {
+  enum class Only { is_true, is_false, zero, one, empty, absent };
+  const char* key;
+  Only only;
+  const char* reason = nullptr;  ///< null = the usual words, like the next
+  const char* remedy = nullptr;
+};
+
+/// One of a parameter's tensors in a Hugging Face model.
+struct HfTensor {
+  enum class Rows { all, query, key_value, ffn };
+  /// grouped: by key-value head its query heads, its key, its value (GPT-NeoX, BLOOM), where Tessera has all
+  /// queries, all keys, all values.
+  enum class Order { plain, grouped };
+  const char* name;  ///< within the layer or the model, without ".weight"
+  Rows rows = Rows::all;
+  Order order = Order::plain;
+  bool gate = false;  ///< only where the MLP has a gate
+};
+struct HfParameter {
+  const char* ours;  ///< within the layer or the model, without ".weight"
+  std::vector<HfTensor> theirs;
+};
+/// Names of a model's tensors. Norms and linears have ".weight" and, where the model has biases, ".bias".
+struct HfNames {
+  const char* prefix;  ///< of the full language model's names, but for the head
+  const char* layers;  ///< "h." and the like
+  const char* embedding;
+  const char* positions;  ///< of learned ones
+  std::vector<HfParameter> layer;
+  const char* final_norm;
+  const char* head = "lm_head";
+  const char* stored_head = nullptr;  ///< its name in files, where that is another one
+  bool transposed = false;            ///< linears are stored [in, out], as GPT-2's Conv1D does
+  /// Globs (one *) of buffers that old versions stored and that hold nothing learned.
+  std::vector<const char*> buffers = {};
+};
+
+/// Why a model would not be one of a type.
+struct HfNeed {
+  bool (*holds)(const ModelConfig&);
+  const char* reason;
+};
+
+/// An attribute of Transformers' modules that must be what the configuration says.
+struct HfAttribute {
+  const char* field;
+  const char* path;
+};
+
+/// One family, or one of Transformers' types that is a case of it.
+struct ModelSpec {
+  const char* name;  ///< model_type; of a family itself also the YAML's `family`
+  Family family;     ///< whose defaults the YAML takes
+  /// What models of the type always are, and what a family's models are where the YAML leaves it open.
+  ModelConfig model;
+  std::int64_t (*ffn_width)(std::int64_t hidden_size) = nullptr;  ///< of a family, where it is left open
+  std::vector<const char*> architectures;                         ///< the one with a head first
+  std::vector<HfKey> keys;
+  HfActivations activations;
+  HfRope rope = {};
+  HfWindow window = {};
+  bool padding_row = false;  ///< pad_token_id's embedding gets no gradient
+  std::vector<HfDemand> demands = {};
+  std::vector<std::pair<const char*, bool>> constants = {};  ///< written always
+  /// Keys with names as of something that counts, which Transformers' model of this type does not read.
+  std::vector<const char*> inert = {};
+  HfNames names;
+  bool names_untyped = false;  ///< decoders that Transformers has no type for go by these names
+  std::vector<HfNeed> needs = {};
+  std::vector<HfAttribute> attributes = {};
+  const char* megatron_tokenizer = "GPT2BPETokenizer";  ///< Megatron's --tokenizer-type
+
+  bool is_family() const { return family.name == name; }
+};
+
+/// Every row, in the order in which messages list them.
+std::span<const ModelSpec> families();
+/// The row of a model_type; null for another one.
+const ModelSpec* find_spec(std::string_view name);
+/// The row of a family.
+const ModelSpec& spec_of(Family family);
+
+}  // namespace tessera

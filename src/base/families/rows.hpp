@@ -1,0 +1,29 @@
+#pragma once
+/// The rows of the table, a file each, and what several of them have in common.
+
+#include "tessera/base/error.hpp"
+#include "tessera/base/families.hpp"
+
+namespace tessera::rows {
+
+ModelSpec gpt2();
+ModelSpec gpt_bigcode();
+ModelSpec gpt_neox();
+ModelSpec llama();
+ModelSpec mistral();
+ModelSpec qwen2();
+ModelSpec starcoder2();
+
+/// The activations of an MLP without a gate.
+HfActivations plain_activations(const char* key, const char* gelu_tanh);
+
+/// What Transformers' config class has where config.json says nothing; kv_heads 0: as many as heads.
+struct Sizes {
+  double layers, width, heads, kv_heads, ffn, vocabulary, positions;
+};
+/// Keys of models that have Llama's names for their sizes.
+std::vector<HfKey> llama_sizes(const Sizes& absent, bool tied_head);
+/// A row of Llama's shape: keys, names and attributes.
+ModelSpec llama_shape(const char* name, const Sizes& absent);
+
+}  // namespace tessera::rows
