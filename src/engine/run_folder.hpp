@@ -11,10 +11,10 @@
 
 #include "engine/resume.hpp"
 #include "engine/run_identity.hpp"
-#include "engine/run_lock.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/engine/metrics.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 namespace tessera {
 
