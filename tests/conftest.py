@@ -62,7 +62,7 @@ class PythonBuild:
         return [self.program, "launch", *flags]
 
     def run(self, *command, launcher: Optional[list] = None, code: Optional[int] = 0, cwd=None, plain: bool = False,
-            **variables: str) -> subprocess.CompletedProcess:
+            timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
         """A script with its arguments, by Python or by `launcher`; anything but exit code `code` (None: whatever it is) fails
         with what was printed. `plain`: by a fresh interpreter, not by one that has PyTorch in it already."""
         python = sys.executable if plain else str(self.preloaded)
@@ -70,7 +70,7 @@ class PythonBuild:
                        if key not in LAUNCHERS and not key.startswith(("ACCELERATE_", "MEGATRON_LM_", "TESSERA_"))}
         environment |= {"OMP_NUM_THREADS": "1", "TESSERA_PYTHON": python, "PYTHONPATH": str(ROOT / "python"), **variables}
         words = [str(word) for word in [*(launcher or [python]), *command]]
-        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
+        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout,
                               stdin=subprocess.DEVNULL)
         assert code is None or done.returncode == code, f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         return done

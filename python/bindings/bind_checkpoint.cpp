@@ -2,7 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
+#include <unistd.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +14,8 @@
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/checkpoint/staged_directory.hpp"
+#include "tessera/comm/heartbeat.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 namespace py = pybind11;
 
@@ -52,6 +56,39 @@ std::pair<std::string, std::string> model_description(const fs::path& folder, bo
   return {found.is_tessera ? "tessera.json" : "config.json", std::move(found.text)};
 }
 
+/// The lease of a folder. A child that was forked has no thread that counts for it, and gives nothing back.
+class Lease {
+ public:
+  Lease(const fs::path& folder, const std::shared_ptr<Communicator>& world)
+      : lock_(std::make_unique<RunLock>(folder, Logger(), RunLockTimes{}, [&world] { heartbeat(*world); })) {}
+  ~Lease() { close(); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  void check() {
+    TESSERA_CHECK(lock_ && getpid() == pid_, "this lease was given back, or is another process's");
+    lock_->check_still_ours();
+  }
+  void close() {
+    if (getpid() != pid_) static_cast<void>(lock_.release());
+    lock_.reset();
+  }
+
+ private:
+  pid_t pid_ = getpid();
+  std::unique_ptr<RunLock> lock_;
+};
+
+/// Who of this machine works in a folder, in words; empty: nobody.
+std::string holder_of(const fs::path& folder) {
+  try {
+    RunLock::refuse_if_held(folder);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
 /// The newest whole checkpoint of a folder, or None, and why newer ones were passed over.
 std::pair<std::optional<fs::path>, std::vector<std::string>> newest_checkpoint(const fs::path& root) {
   FoundCheckpoint found = find_latest(root);
@@ -77,6 +114,14 @@ void bind_checkpoint(py::module_& module) {
             self.publish();
           },
           Released());
+  py::class_<Lease>(module, "Lease", "A folder is this process's to save into, until close() or its end.")
+      .def(py::init<fs::path, std::shared_ptr<Communicator>>(), py::arg("folder"), py::arg("world"),
+           Released())
+      .def("check", &Lease::check, Released(),
+           "Before something is published: raises ConfigError if somebody has taken over.")
+      .def("close", &Lease::close, Released(), "Gives it back.");
+  module.def("holder_of", &holder_of, py::arg("folder"), Released(),
+             "Who of this machine works in a folder, in words; empty: nobody.");
   module.def("recover_directory", &recover_directory, py::arg("target"), Released());
   module.def("settle_directory", &settle_directory, py::arg("target"), Released());
   module.def("remove_directory", &remove_directory, py::arg("dir"), Released());

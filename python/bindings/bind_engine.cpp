@@ -11,6 +11,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/env.hpp"
 #include "tessera/base/families.hpp"
+#include "tessera/comm/heartbeat.hpp"
 #include "tessera/engine/agreement.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
@@ -575,7 +576,10 @@ void bind_engine(py::module_& module) {
       .def(
           "check",
           [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {
-            return check_engine(CheckpointReader(folder), self.engine(), {.optimizer = optimizer});
+            Engine& engine = self.engine();
+            Communicator& world = engine.mesh().world();
+            const CheckpointReader reader(folder, [&world] { heartbeat(world); });
+            return check_engine(reader, engine, {.optimizer = optimizer});
           },
           py::arg("folder"), py::arg("optimizer") = true, Released())
       .def(

@@ -43,32 +43,19 @@ void dump_on_signal() {
   sigaction(SIGUSR2, &action, nullptr);
 }
 
-/// From the watchdog's thread: the interpreter may be what hangs, so nothing of Python's is used.
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t wrote = write(STDERR_FILENO, line.data() + done, line.size() - done);
-    if (wrote <= 0) return;
-    done += static_cast<std::size_t>(wrote);
-  }
-}
-
-[[noreturn]] void end_hung(const std::string& message) {
-  say("tessera: " + message);
-  _exit(exit_code::kNoAnswer);
-}
-
 /// A child that was forked has no thread to wait for, and its locks may be held by one it does not have.
 class ProcessWatchdog {
  public:
   ProcessWatchdog(std::shared_ptr<Communicator> world, double timeout_s, const std::string& folder)
       : watchdog_(std::make_unique<Watchdog>(
             std::move(world),
-            WatchdogOptions{.timeout_s = timeout_s,
-                            .folder = folder,
-                            .on_hang = end_hung,
-                            .dump_asked = [] { return dump_requested.exchange(false); },
-                            .on_dump = [](const std::string& text) { say("tessera: " + text); }})) {}
+            WatchdogOptions{
+                .timeout_s = timeout_s,
+                .folder = folder,
+                // The interpreter may be what hangs: nothing of Python's is used.
+                .on_hang = [](const std::string& text) { exit_code::end_hung("tessera: " + text); },
+                .dump_asked = [] { return dump_requested.exchange(false); },
+                .on_dump = [](const std::string& text) { exit_code::say("tessera: " + text); }})) {}
   ~ProcessWatchdog() { close(); }
   ProcessWatchdog(const ProcessWatchdog&) = delete;
   ProcessWatchdog& operator=(const ProcessWatchdog&) = delete;

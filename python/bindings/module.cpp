@@ -10,6 +10,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/base/exit_codes.hpp"
 #include "tessera/cli/cli.hpp"
+#include "tessera/comm/timeout.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
 namespace py = pybind11;
@@ -40,7 +41,8 @@ void bind_errors(py::module_& module) {
   py::register_exception<CheckpointError>(module, "CheckpointError", base);
   py::register_exception<IoError>(module, "IoError", both(PyExc_OSError));
   py::register_exception<DeviceError>(module, "DeviceError", base);
-  py::register_exception<CommunicationError>(module, "CommunicationError", base);
+  const auto lost = py::register_exception<CommunicationError>(module, "CommunicationError", base);
+  py::register_exception<CommunicationTimeout>(module, "CommunicationTimeout", lost);
   py::register_exception<TrainingError>(module, "TrainingError", base);
   py::register_exception<InternalError>(module, "InternalError", base);
 }

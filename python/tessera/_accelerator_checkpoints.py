@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
+from tessera import _lease
 from tessera import _saved_states as states
 from tessera._process_group import meet
 from tessera._progress import progress
@@ -25,6 +27,7 @@ logger = get_logger(__name__)
 class _SavedState:
     """A state read and checked, of which nothing was used yet."""
 
+    folder: Path
     facts: dict
     models: List[Path]
     objects: Dict[str, list]
@@ -75,7 +78,8 @@ class Checkpoints:
 
     def save_state(self, output_dir: Optional[str] = None, safe_serialization: bool = True, **kwargs: Any) -> str:
         """Saves weights, optimizer, schedulers, loaders' places, random states and registered objects; returns the folder.
-        Collective. The folder loads under any other layout. An earlier state in it is replaced when the new one is whole."""
+        Collective. The folder loads under any other layout. An earlier state in it is replaced when the new one is whole. With
+        automatic naming the project's folder is this job's until it ends. Errors: ConfigError naming the job whose it is."""
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write pickles, which Tessera never does; leave it out")
         meet(self.state.world, "accelerator.save_state()")
@@ -90,7 +94,7 @@ class Checkpoints:
             hook(self._models, [], str(target))
         with StagedFolder(world, target / states.FOLDER) as staged:
             self._write_state(staged.path)
-            staged.publish()
+            staged.publish(self._hold_project if naming else lambda: None)
         if naming:
             self.project_configuration.iteration += 1
             limit = self.project_configuration.total_limit
@@ -126,7 +130,7 @@ class Checkpoints:
         if missing:
             raise CheckpointError(f"{folder} does not have what ranks {missing} have written: all processes of a job need one "
                                   "folder, on several machines on a file system that they share")
-        facts = {"format": states.FORMAT, "processes": self.num_processes, "step": self.step,
+        facts = {"format": states.FORMAT, "id": secrets.token_hex(8), "processes": self.num_processes, "step": self.step,
                  **{kind: len(objects) for kind, objects in self._small_objects()}, "model": len(self._models),
                  "frozen": [model._session.freezing.state() for model in self._models],
                  "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}}
@@ -142,6 +146,8 @@ class Checkpoints:
         target = self._checkpoints_root() / f"checkpoint_{self.save_iteration}"
 
         def check() -> None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._hold_project()
             states.clear_leftovers(target.parent, target)
             if states.problem_of(target) is None:
                 raise ConfigError(f"{target} exists already: set ProjectConfiguration(iteration=...) to the next free number, or "
@@ -149,6 +155,9 @@ class Checkpoints:
 
         on_main_rank(self.state.world, check)
         return target
+
+    def _hold_project(self) -> None:
+        _lease.hold(self.project_dir, self.state.world)
 
     def _checkpoints_root(self) -> Path:
         return Path(self.project_dir) / "checkpoints"
@@ -172,6 +181,9 @@ class Checkpoints:
         if not self.project_configuration.automatic_checkpoint_naming:
             raise ConfigError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
         root, problems = self._checkpoints_root(), []
+        holder = on_main_rank(self.state.world, lambda: _lease.holder(self.project_dir))
+        if holder:
+            logger.warning(f"save_state() will not save here: {holder}")
         for name in on_main_rank(self.state.world, lambda: [path.name for path in reversed(states.numbered(root))]):
             try:
                 saved = self._read_state(root / name)
@@ -200,6 +212,7 @@ class Checkpoints:
             for obj, state in zip(objects, saved.objects[kind]):
                 if hasattr(obj, "check_state_dict"):
                     obj.check_state_dict(state)
+        on_every_rank(world, lambda: states.check_unchanged(folder, saved.facts))
         return saved
 
     def _read_small(self, folder: Path) -> _SavedState:
@@ -214,13 +227,14 @@ class Checkpoints:
             raise DamagedState(str(error)) from error
         if random_states is not None:
             _check_random_states(own, random_states)
-        return _SavedState(facts, [states.model_checkpoint(folder, number) for number in range(len(self._models))], objects,
+        return _SavedState(folder, facts, [states.model_checkpoint(folder, number) for number in range(len(self._models))], objects,
                            random_states)
 
     def _take_state(self, saved: _SavedState) -> None:
         with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_load_optim", False)
         for model, checkpoint in zip(self._models, saved.models):
             model.session.engine.load(checkpoint, optimizer=with_optimizer)
+        on_every_rank(self.state.world, lambda: states.check_unchanged(saved.folder, saved.facts))
         for model, frozen in zip(self._models, saved.facts.get("frozen", [])):
             model._session.freezing.restore(frozen)
         self._resume_accumulation(saved.facts)

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from tessera.errors import CommunicationError, ConfigError
+from tessera.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tessera.utils import objects
 
 DEFAULT_TIMEOUT_S = 600.0
 _HEARTBEAT_S = 5.0
 _TOLD = re.compile(r"rank \d+ failed: ")  # how the reasons given to abort begin
 _DONE = b"done"
+_LOST_PEER, _NO_ANSWER = 5, 7  # exit codes: include/tessera/base/exit_codes.hpp
 
 
 def native() -> Any:
@@ -153,7 +154,7 @@ def describe(error: BaseException) -> str:
 
 def tell_others_at_the_end(world: Any) -> None:
     """From now on an exception that nobody catches ends all ranks: its traceback first, then a line from each rank that
-    was waiting for this one."""
+    was waiting for this one. These end with the exit codes of processes that lost others, as the program does."""
     before, pid = sys.excepthook, os.getpid()
 
     def hook(kind: type, error: BaseException, traceback: Any) -> None:
@@ -172,6 +173,8 @@ def tell_others_at_the_end(world: Any) -> None:
             sys.stderr.flush()
         else:
             before(kind, error, traceback)
+        if os.getpid() == pid and isinstance(error, CommunicationError):
+            raise SystemExit(_NO_ANSWER if isinstance(error, CommunicationTimeout) else _LOST_PEER)
 
     sys.excepthook = hook
 

@@ -42,6 +42,12 @@ def read_facts(folder: Path) -> Dict[str, Any]:
     return facts
 
 
+def check_unchanged(folder: Path, facts: Dict[str, Any]) -> None:
+    """After a state was read, file by file. Errors: DamagedState if another process has put its own in place meanwhile."""
+    if read_facts(folder) != facts:
+        raise DamagedState(f"the state in {folder.parent} was replaced by another process while it was read: load it again")
+
+
 def model_checkpoint(folder: Path, number: int) -> Path:
     """The checkpoint of a model in a state folder. Errors: DamagedState."""
     found, problems = native().newest_checkpoint(folder / f"model_{number}")

@@ -82,9 +82,13 @@ class StagedFolder:
         self._folder = module.StagedDirectory(self._target, getattr(module.Existing, self._existing))
         return str(self._folder.path)
 
-    def publish(self) -> None:
-        """Errors: on every rank; what was there before then stays."""
-        on_main_rank(self._world, lambda: self._folder.publish())
+    def publish(self, check: Callable[[], None] = lambda: None) -> None:
+        """`check` on rank 0 before. Errors: on every rank; what was there before then stays."""
+        def put_in_place() -> None:
+            check()
+            self._folder.publish()
+
+        on_main_rank(self._world, put_in_place)
 
     def __exit__(self, *_: Any) -> None:
         self._folder = None  # which removes it, if it was not published

@@ -6,6 +6,7 @@ try:
     from tessera._C import (
         CheckpointError,
         CommunicationError,
+        CommunicationTimeout,
         ConfigError,
         DataError,
         DeviceError,
@@ -44,6 +45,9 @@ except ModuleNotFoundError as missing:
     class CommunicationError(Error):
         """Other processes did not answer, or one of them failed."""
 
+    class CommunicationTimeout(CommunicationError):
+        """Another process is not known to be gone, but did not come in time."""
+
     class TrainingError(Error):
         """The training itself went wrong."""
 
@@ -68,6 +72,7 @@ class ProcessFailed(RuntimeError):
 __all__ = [
     "CheckpointError",
     "CommunicationError",
+    "CommunicationTimeout",
     "ConfigError",
     "DataError",
     "DeviceError",

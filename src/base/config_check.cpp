@@ -26,15 +26,15 @@ std::string number_text(double value) {
 /// Visitor: every number against its limits, no text empty.
 class RangeCheck {
  public:
-  RangeCheck(std::string prefix, const std::set<std::string>& unreadable, std::vector<Finding>& findings)
+  RangeCheck(std::string prefix, const KeySet& unreadable, std::vector<Finding>& findings)
       : prefix_(std::move(prefix)), unreadable_(unreadable), findings_(findings) {}
 
   template <typename T>
   void field(const char* name, const T& value, const char*, const Limits& limits = {}) {
-    const std::string key = prefix_ + name;
-    if (unreadable_.contains(key)) return;
     const std::string fault = find_fault(value, limits);
-    if (!fault.empty()) findings_.push_back({{key}, key + " " + fault});
+    if (fault.empty()) return;
+    const std::string key = prefix_ + name;
+    if (!unreadable_.contains(key)) findings_.push_back({{key}, key + " " + fault});
   }
   template <typename Section>
   void group(const char* name, const Section& section, const char*) {
@@ -44,22 +44,30 @@ class RangeCheck {
   void later(const char*, const char*) {}
 
  private:
-  static std::string find_fault(double value, const Limits& limits, const std::string& text) {
+  static bool is_low(double value, const Limits& limits) {
+    return limits.above ? value <= limits.min : value < limits.min;
+  }
+  static bool is_high(double value, const Limits& limits) {
+    return limits.below ? value >= limits.max : value > limits.max;
+  }
+  static bool is_sound(double value, const Limits& limits) {
+    return std::isfinite(value) && !is_low(value, limits) && !is_high(value, limits);
+  }
+  /// What is wrong with a value that is not sound.
+  static std::string describe_fault(double value, const Limits& limits, const std::string& text) {
     if (!std::isfinite(value)) return "must be a finite number, not " + text;
-    const bool low = limits.above ? value <= limits.min : value < limits.min;
-    const bool high = limits.below ? value >= limits.max : value > limits.max;
-    if (low)
+    if (is_low(value, limits))
       return (limits.above ? "must be above " : "must be at least ") + number_text(limits.min) + ", not " +
              text;
-    if (!high) return {};
     if (limits.beyond != nullptr) return "is " + text + ": " + limits.beyond;
     return (limits.below ? "must be below " : "must be at most ") + number_text(limits.max) + ", not " + text;
   }
   static std::string find_fault(std::int64_t value, const Limits& limits) {
-    return find_fault(static_cast<double>(value), limits, std::to_string(value));
+    const auto number = static_cast<double>(value);
+    return is_sound(number, limits) ? "" : describe_fault(number, limits, std::to_string(value));
   }
   static std::string find_fault(double value, const Limits& limits) {
-    return find_fault(value, limits, number_text(value));
+    return is_sound(value, limits) ? "" : describe_fault(value, limits, number_text(value));
   }
   static std::string find_fault(bool, const Limits&) { return {}; }
   static std::string find_fault(const std::string& value, const Limits&) {
@@ -87,7 +95,7 @@ class RangeCheck {
   }
 
   std::string prefix_;
-  const std::set<std::string>& unreadable_;
+  const KeySet& unreadable_;
   std::vector<Finding>& findings_;
 };
 
@@ -286,8 +294,8 @@ void check_texts(Rules& rules, const Config& c) {
                                                    "trackio", "aim",         "clearml", "dvclive", "swanlab"};
   for (const std::string& tracker : c.logging.trackers) {
     rules.rule({"logging.trackers"}, [&]() -> std::string {
-      const Suggestion known = nearest_name(tracker, kTrackers);
       if (tracker == "jsonl") return {};
+      const Suggestion known = nearest_name(tracker, kTrackers);
       if (known.distance == 0) {
         return "logging.trackers: '" + tracker +
                "' is not in this build yet; metrics.jsonl is always written, use []";
@@ -297,7 +305,7 @@ void check_texts(Rules& rules, const Config& c) {
   }
 }
 
-void add_keys(std::set<std::string>& keys, const std::vector<Finding>& findings) {
+void add_keys(KeySet& keys, const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) keys.insert(finding.keys.begin(), finding.keys.end());
 }
 
@@ -322,7 +330,7 @@ void throw_findings(const std::vector<Finding>& findings) {
   throw ConfigError(text);
 }
 
-std::vector<Finding> check(const Config& config, std::set<std::string> unreadable) {
+std::vector<Finding> check(const Config& config, KeySet unreadable) {
   std::vector<Finding> findings;
   RangeCheck ranges("", unreadable, findings);
   describe(ranges, config);
@@ -341,10 +349,10 @@ std::vector<Finding> check(const Config& config, std::set<std::string> unreadabl
 
 std::vector<Finding> check(const ModelConfig& config) {
   std::vector<Finding> findings;
-  const std::set<std::string> unreadable;
+  const KeySet unreadable;
   RangeCheck ranges("model.", unreadable, findings);
   describe(ranges, config);
-  std::set<std::string> unsound;
+  KeySet unsound;
   add_keys(unsound, findings);
   Rules rules(std::move(unsound), findings);
   check_model(rules, config);

@@ -1,6 +1,7 @@
 #pragma once
 /// Ranges of single keys and rules between keys, on the structs: the same for files and for programs.
 
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,6 +10,9 @@
 
 namespace tessera {
 
+/// Keys, to be found by any kind of text.
+using KeySet = std::set<std::string, std::less<>>;
+
 /// One broken range or rule and the keys it is about, the likeliest culprit first.
 struct Finding {
   std::vector<std::string> keys;
@@ -16,7 +20,7 @@ struct Finding {
 };
 
 /// All findings. Rules that need a key in `unreadable` are left out: their verdict would mean nothing.
-std::vector<Finding> check(const Config& config, std::set<std::string> unreadable = {});
+std::vector<Finding> check(const Config& config, KeySet unreadable = {});
 std::vector<Finding> check(const ModelConfig& config);
 
 /// Errors: ConfigError, one line per finding, if there is one.

@@ -45,15 +45,16 @@ std::string choices(std::int64_t most, Holds&& holds) {
 
 void check_tensor(Rules& rules, const Config& c) {
   const std::int64_t t = c.parallel.tensor;
-  const auto keys = [&](const char* culprit, std::initializer_list<const char*> more) {
-    std::vector<std::string> list{"parallel.tensor", culprit};
+  const auto keys = [&](std::string_view culprit, std::initializer_list<std::string_view> more) {
+    std::vector<std::string_view> list{"parallel.tensor", culprit};
     list.insert(list.end(), more.begin(), more.end());
     return list;
   };
   rules.rule(keys("model.num_heads", {}), [&] {
     const std::int64_t heads = c.model.num_heads;
-    return unless(heads % t == 0, "parallel.tensor (", t, ") does not divide model.num_heads (", heads,
-                  "); use ", choices(heads, [&](std::int64_t n) { return heads % n == 0; }));
+    if (heads % t == 0) return std::string();
+    return detail::concat("parallel.tensor (", t, ") does not divide model.num_heads (", heads, "); use ",
+                          choices(heads, [&](std::int64_t n) { return heads % n == 0; }));
   });
   rules.rule(keys("model.num_kv_heads", {"model.num_heads"}), [&] {
     const std::int64_t heads = c.model.num_heads;
@@ -61,9 +62,10 @@ void check_tensor(Rules& rules, const Config& c) {
     // Without a number of their own they are the heads, whose fault is reported already.
     if (c.model.num_kv_heads == 0) return std::string();
     const auto fits = [&](std::int64_t n) { return kv % n == 0 || n % kv == 0; };
-    return unless(fits(t), "parallel.tensor (", t, ") and model.num_kv_heads (", kv,
-                  "): one must divide the other; use ",
-                  choices(heads, [&](std::int64_t n) { return heads % n == 0 && fits(n); }));
+    if (fits(t)) return std::string();
+    return detail::concat("parallel.tensor (", t, ") and model.num_kv_heads (", kv,
+                          "): one must divide the other; use ",
+                          choices(heads, [&](std::int64_t n) { return heads % n == 0 && fits(n); }));
   });
   rules.rule(keys("model.ffn_hidden_size", {"model.family", "model.hidden_size", "model.num_heads"}), [&] {
     const std::int64_t width = resolve(c.model).ffn_hidden_size;
@@ -139,12 +141,12 @@ void check_pipeline(Rules& rules, const Config& c) {
     return unless(p.schedule != PipelineSchedule::interleaved || p.pipeline > 1,
                   "parallel.schedule interleaved needs parallel.pipeline above 1; use 1f1b");
   });
-  const std::vector<std::string> cut = {"parallel.pipeline", "model.num_layers", "parallel.virtual_stages",
-                                        "parallel.schedule"};
+  const std::vector<std::string_view> cut = {"parallel.pipeline", "model.num_layers",
+                                             "parallel.virtual_stages", "parallel.schedule"};
   // How many pieces there are means nothing while their number is at fault.
   if (!chunk_fault(p).empty()) return;
   if (p.pipeline_layout) {
-    std::vector<std::string> keys{"parallel.pipeline_layout"};
+    std::vector<std::string_view> keys{"parallel.pipeline_layout"};
     keys.insert(keys.end(), cut.begin(), cut.end());
     rules.rule(keys, [&] { return layout_fault(c); });
   } else {
@@ -162,8 +164,8 @@ void check_data(Rules& rules, const Config& c) {
   const ParallelConfig& p = c.parallel;
   const TrainingConfig& t = c.training;
   if (!p.data) return;
-  const std::vector<std::string> batch = {"training.global_batch_size", "training.micro_batch_size",
-                                          "parallel.data"};
+  const std::vector<std::string_view> batch = {"training.global_batch_size", "training.micro_batch_size",
+                                               "parallel.data"};
   const auto samples = [&] { return t.micro_batch_size * *p.data; };
   rules.rule(batch, [&] {
     // Without data ranks it is the rule of the micro-batch size, which is reported there.
@@ -173,7 +175,7 @@ void check_data(Rules& rules, const Config& c) {
                   ") is not a multiple of training.micro_batch_size x parallel.data (", t.micro_batch_size,
                   " x ", *p.data, " = ", share, ")");
   });
-  std::vector<std::string> groups{"parallel.schedule", "parallel.pipeline"};
+  std::vector<std::string_view> groups{"parallel.schedule", "parallel.pipeline"};
   groups.insert(groups.end(), batch.begin(), batch.end());
   rules.rule(groups, [&] {
     const std::int64_t share = samples();
@@ -186,8 +188,9 @@ void check_data(Rules& rules, const Config& c) {
   });
   rules.rule({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context"}, [&] {
     const std::int64_t ranks = model_ranks(p) * *p.data;
-    return unless(ranks <= kMostRanks, product_text(p, true), " are ", ranks, " ranks; at most ", kMostRanks,
-                  " are possible");
+    if (ranks <= kMostRanks) return std::string();
+    return detail::concat(product_text(p, true), " are ", ranks, " ranks; at most ", kMostRanks,
+                          " are possible");
   });
 }
 

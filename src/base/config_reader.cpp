@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "base/config_check.hpp"
 #include "base/config_overrides.hpp"
@@ -82,22 +82,64 @@ constexpr ForeignName kForeignNames[] = {
     {"log_interval", "logging.every"},
 };
 
+/// Visitor: the full names of all keys.
+class KeyLister {
+ public:
+  KeyLister(std::vector<std::string>& keys, std::string prefix) : keys_(keys), prefix_(std::move(prefix)) {}
+
+  template <typename T>
+  void field(const char* name, const T&, const char*, const Limits& = {}) {
+    keys_.push_back(prefix_ + name);
+  }
+  template <typename Section>
+  void group(const char* name, const Section& section, const char*) {
+    KeyLister inner(keys_, prefix_ + name + ".");
+    describe(inner, section);
+  }
+  void later(const char*, const char*) {}
+
+ private:
+  std::vector<std::string>& keys_;
+  std::string prefix_;
+};
+
 /// What the reader learns besides the values.
 struct ReadState {
   Issues issues;
   std::map<std::string, Place> places;  ///< of every section and key that is given
-  std::set<std::string> unreadable;
-  std::vector<ConfigItem> all_keys;
+  KeySet unreadable;
+
+  /// Every key there is, in the order of the schema; listed when a fault first asks for them.
+  const std::vector<std::string>& all_keys() {
+    if (keys_.empty()) {
+      const Config defaults;
+      KeyLister lister(keys_, "");
+      describe(lister, defaults);
+      sorted_ = keys_;
+      std::sort(sorted_.begin(), sorted_.end());
+    }
+    return keys_;
+  }
+  /// The value of this key, or of all keys of this section, is not what was meant.
+  void distrust(const std::string& key) {
+    all_keys();
+    for (auto at = std::lower_bound(sorted_.begin(), sorted_.end(), key);
+         at != sorted_.end() && at->starts_with(key); ++at) {
+      if (at->size() == key.size() || (*at)[key.size()] == '.') unreadable.insert(*at);
+    }
+  }
+
+ private:
+  std::vector<std::string> keys_, sorted_;
 };
 
 /// Where a key belongs that was written in the wrong place or under another program's name; empty if unknown.
-std::string home_of(std::string_view name, const ReadState& state) {
+std::string home_of(std::string_view name, ReadState& state) {
   for (const ForeignName& foreign : kForeignNames) {
     if (foreign.theirs == name) return std::string(foreign.ours);
   }
-  for (const ConfigItem& item : state.all_keys) {
-    const std::size_t dot = item.key.rfind('.');
-    if (std::string_view(item.key).substr(dot + 1) == name) return item.key;
+  for (const std::string& key : state.all_keys()) {
+    if (std::string_view(key).substr(key.rfind('.') + 1) == name) return key;
   }
   return {};
 }
@@ -116,14 +158,14 @@ class SectionReader {
     const std::string key = key_of(name);
     state_.places[key] = node->place;
     if (node->kind == YamlNode::Kind::invalid) {
-      distrust(key);
+      state_.distrust(key);
       return;
     }
     const T default_value = value;
     const Refusal refusal = read_value(*node, value);
     if (refusal.empty()) return;
     value = default_value;
-    distrust(key);
+    state_.distrust(key);
     state_.issues.add(node->place, key, " ", refusal);
   }
 
@@ -138,7 +180,7 @@ class SectionReader {
     if (node->kind == YamlNode::Kind::null || node->kind == YamlNode::Kind::invalid) return;
     if (node->kind != YamlNode::Kind::mapping) {
       state_.issues.add(node->place, key, " must be a mapping of keys to values, not ", node->describe());
-      distrust(key);
+      state_.distrust(key);
       return;
     }
     SectionReader inner(*node, key, state_);
@@ -167,25 +209,18 @@ class SectionReader {
  private:
   std::string key_of(const std::string& name) const { return path_.empty() ? name : path_ + "." + name; }
 
-  /// The value of this key or section is not what was meant: no further messages on its account.
-  void distrust(const std::string& key) {
-    for (const ConfigItem& item : state_.all_keys) {
-      if (item.key == key || item.key.starts_with(key + ".")) state_.unreadable.insert(item.key);
-    }
-  }
-
   /// What to write instead of an unknown name.
   std::string remedy(const std::string& name) {
     const Suggestion nearest = nearest_name(name, known_);
     const std::string home = nearest.distance > 1 ? home_of(name, state_) : "";
     if (!home.empty()) {
-      distrust(home);
+      state_.distrust(home);
       const bool is_here = !path_.empty() && home.starts_with(path_ + ".");
       return "; did you mean " + (is_here ? in_quotes(home.substr(path_.size() + 1)) : home) + "?";
     }
     for (const std::string_view absent : known_) {
       const bool may_be_meant = !nearest.close || absent == nearest.name;
-      if (may_be_meant && mapping_.find(absent) == nullptr) distrust(key_of(std::string(absent)));
+      if (may_be_meant && mapping_.find(absent) == nullptr) state_.distrust(key_of(std::string(absent)));
     }
     return suggest(name, known_);
   }
@@ -255,7 +290,6 @@ std::string read_file(const std::filesystem::path& path) {
 Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides) {
   ReadState state;
-  state.all_keys = list_items(Config{});
   const Place file{name, 0, 1, 1};
   YamlNode root = parse_yaml(text, file, state.issues);
   // Without a sound tree any further message would be guesswork.

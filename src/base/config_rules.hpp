@@ -1,8 +1,8 @@
 #pragma once
 /// What the files of rules between keys share.
 
-#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,21 +14,20 @@ namespace tessera {
 /// Rules between keys; one is looked at only when all its keys are sound by themselves.
 class Rules {
  public:
-  Rules(std::set<std::string> unsound, std::vector<Finding>& findings)
-      : unsound_(std::move(unsound)), findings_(findings) {}
+  Rules(KeySet unsound, std::vector<Finding>& findings) : unsound_(std::move(unsound)), findings_(findings) {}
 
   /// `find_fault` returns the message, or nothing if the rule holds.
   template <typename F>
-  void rule(std::vector<std::string> keys, F&& find_fault) {
-    for (const std::string& key : keys) {
+  void rule(const std::vector<std::string_view>& keys, F&& find_fault) {
+    for (const std::string_view key : keys) {
       if (unsound_.contains(key)) return;
     }
     std::string message = find_fault();
-    if (!message.empty()) findings_.push_back({std::move(keys), std::move(message)});
+    if (!message.empty()) findings_.push_back({{keys.begin(), keys.end()}, std::move(message)});
   }
 
  private:
-  std::set<std::string> unsound_;
+  KeySet unsound_;
   std::vector<Finding>& findings_;
 };
 

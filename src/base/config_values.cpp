@@ -1,5 +1,7 @@
 #include "base/config_values.hpp"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -83,6 +85,16 @@ bool is_non_finite(std::string_view text) {
   for (const std::string_view name :
        {"inf", "Inf", "INF", "infinity", "Infinity", "nan", "NaN", "NAN", "Nan"}) {
     if (text == name) return true;
+  }
+  return false;
+}
+
+/// A word that YAML readers, ours or others', take for something else than text, in letters of any case.
+bool is_reserved(std::string_view text) {
+  const auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
+  for (const std::string_view word :
+       {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "nan"}) {
+    if (std::equal(text.begin(), text.end(), word.begin(), word.end(), same)) return true;
   }
   return false;
 }
@@ -241,12 +253,7 @@ std::string yaml_text(const std::string& value) {
       quoted += c;
     }
   }
-  // Words that YAML readers, ours or others', take for something else than text.
-  for (const std::string_view word :
-       {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "nan"}) {
-    plain = plain && nearest_name(value, std::span(&word, 1)).distance != 0;
-  }
-  return plain ? value : quoted + '"';
+  return plain && !is_reserved(value) ? value : quoted + '"';
 }
 
 template <typename T>

@@ -1,5 +1,7 @@
 #include "tessera/base/exit_codes.hpp"
 
+#include <unistd.h>
+
 #include <array>
 
 namespace tessera::exit_code {
@@ -25,5 +27,19 @@ constexpr std::array kTable{
 }  // namespace
 
 std::span<const Row> table() { return kTable; }
+
+void say(const std::string& line) {
+  const std::string text = line + "\n";
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t wrote = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
+    if (wrote <= 0) return;
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+void end_hung(const std::string& line) {
+  say(line);
+  ::_exit(kNoAnswer);
+}
 
 }  // namespace tessera::exit_code

@@ -1,8 +1,8 @@
 #include "base/suggest.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <vector>
 
 namespace tessera {
 
@@ -10,6 +10,7 @@ namespace {
 
 // Longer words are garbage; comparing their beginning keeps the cost bounded.
 constexpr std::size_t kLongestWord = 64;
+constexpr int kNoBound = 2 * kLongestWord;
 
 std::string normalised(std::string_view word) {
   std::string result(word.substr(0, kLongestWord));
@@ -20,23 +21,28 @@ std::string normalised(std::string_view word) {
   return result;
 }
 
-/// Optimal string alignment distance.
-int edit_distance(const std::string& a, const std::string& b) {
-  const std::size_t width = b.size() + 1;
-  std::vector<int> cost((a.size() + 1) * width);
-  for (std::size_t i = 0; i <= a.size(); ++i) cost[i * width] = static_cast<int>(i);
+/// Optimal string alignment distance of two words, or `enough` or more if it is no less than that.
+int edit_distance(const std::string& a, const std::string& b, int enough) {
+  std::array<int, kLongestWord + 1> before{}, last{}, cost{};  // the rows of i - 2, i - 1 and i
   for (std::size_t j = 0; j <= b.size(); ++j) cost[j] = static_cast<int>(j);
+  int least_of_last = 0;
   for (std::size_t i = 1; i <= a.size(); ++i) {
+    before = last;
+    last = cost;
+    cost[0] = static_cast<int>(i);
+    int least = cost[0];
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const int replace = cost[(i - 1) * width + j - 1] + (a[i - 1] != b[j - 1]);
-      int best = std::min({replace, cost[(i - 1) * width + j] + 1, cost[i * width + j - 1] + 1});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        best = std::min(best, cost[(i - 2) * width + j - 2] + 1);
-      }
-      cost[i * width + j] = best;
+      int best = std::min({last[j - 1] + (a[i - 1] != b[j - 1]), last[j] + 1, cost[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        best = std::min(best, before[j - 2] + 1);
+      cost[j] = best;
+      least = std::min(least, best);
     }
+    // Every way on leads through one of the last two rows, and costs never fall.
+    if (std::min(least, least_of_last) >= enough) return enough;
+    least_of_last = least;
   }
-  return cost.back();
+  return cost[b.size()];
 }
 
 }  // namespace
@@ -48,14 +54,15 @@ Suggestion nearest_name(std::string_view word, std::span<const std::string_view>
     const std::string known = normalised(candidate);
     const int longer = std::abs(static_cast<int>(known.size()) - static_cast<int>(wanted.size()));
     if (!best.name.empty() && longer >= best.distance) continue;  // it takes a step for each letter more
-    const int distance = edit_distance(wanted, known);
+    const int distance = edit_distance(wanted, known, best.name.empty() ? kNoBound : best.distance);
     if (best.name.empty() || distance < best.distance) best = {candidate, distance, false};
   }
   // "log" is short for "logging", however many letters that leaves out.
-  for (const std::string_view candidate : candidates) {
-    const bool abbreviated = wanted.size() >= 3 && normalised(candidate).starts_with(wanted);
-    if (abbreviated && best.distance > 2)
-      return {candidate, edit_distance(wanted, normalised(candidate)), true};
+  if (wanted.size() >= 3 && best.distance > 2) {
+    for (const std::string_view candidate : candidates) {
+      const std::string known = normalised(candidate);
+      if (known.starts_with(wanted)) return {candidate, edit_distance(wanted, known, kNoBound), true};
+    }
   }
   const int length = static_cast<int>(std::max(wanted.size(), best.name.size()));
   best.close = !best.name.empty() && best.distance <= std::max(1, length * 2 / 5);

@@ -35,7 +35,7 @@ std::vector<fs::directory_entry> entries_of(const fs::path& root) {
 /// What a temporary name stands for.
 std::optional<std::string> staged_target(std::string name) {
   if (!name.starts_with(kIncomplete)) return std::nullopt;
-  name.erase(0, kIncomplete.size());
+  name = without_mark(name.substr(kIncomplete.size())).string();
   if (name.ends_with(kReplaced)) name.resize(name.size() - kReplaced.size());
   return name;
 }

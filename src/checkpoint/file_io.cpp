@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -267,6 +268,23 @@ bool is_plain_file_name(std::string_view name) {
 
 fs::path incomplete_name(const fs::path& path) {
   return path.parent_path() / (".incomplete-" + path.filename().string());
+}
+
+fs::path marked_name(const fs::path& name, std::uint32_t mark) {
+  std::array<char, 10> text{};
+  std::snprintf(text.data(), text.size(), "~%08x", static_cast<unsigned>(mark));
+  return name.string() + text.data();
+}
+
+fs::path without_mark(const fs::path& name) {
+  constexpr std::size_t kMark = 9;
+  std::string text = name.string();
+  const std::size_t at = text.size() - std::min(kMark, text.size());
+  const bool marked = text.find('~', at) == at &&
+                      text.find_first_not_of("0123456789abcdef", at + 1) == std::string::npos &&
+                      text.size() - at == kMark;
+  if (marked) text.resize(at);
+  return text;
 }
 
 fs::path replaced_name(const fs::path& path) {

@@ -79,6 +79,11 @@ bool is_plain_file_name(std::string_view name);
 /// The temporary sibling a file or folder has until it is complete.
 std::filesystem::path incomplete_name(const std::filesystem::path& path);
 
+/// That name with a writer's mark, so that no two write under one name: `NAME~0123abcd`.
+std::filesystem::path marked_name(const std::filesystem::path& name, std::uint32_t mark);
+/// The name without a mark, if it has one.
+std::filesystem::path without_mark(const std::filesystem::path& name);
+
 /// The one under which a folder is set aside while another takes its place.
 std::filesystem::path replaced_name(const std::filesystem::path& path);
 

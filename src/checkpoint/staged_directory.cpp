@@ -1,11 +1,13 @@
 #include "tessera/checkpoint/staged_directory.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <random>
 #include <vector>
 
 #include "checkpoint/file_io.hpp"
@@ -81,6 +83,56 @@ void sync_tree(const fs::path& dir) {
   sync_directory(dir);
 }
 
+/// A folder that is locked until `lock` is closed, which the system does for a process that dies: whoever
+/// finds it knows whether it is still written.
+struct Staging {
+  fs::path path;
+  int lock = -1;  // where the file system has no locks
+};
+
+enum class Lock { taken, held_by_another, none };
+
+Lock lock_folder(const fs::path& folder, File& file) {
+  file = File(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file.is_open()) return errno == ENOENT ? Lock::held_by_another : Lock::none;
+  if (::flock(file.fd(), LOCK_EX | LOCK_NB) == 0) return Lock::taken;
+  return errno == EWOULDBLOCK ? Lock::held_by_another : Lock::none;
+}
+
+/// A new folder of that name and a mark of its own.
+Staging make_staging(const fs::path& name) {
+  std::random_device random;
+  for (int attempt = 0;; ++attempt) {
+    const fs::path path = marked_name(name, random());
+    if (::mkdir(path.c_str(), 0755) != 0) {
+      if (errno != EEXIST || attempt == kAttempts) io_failed("create", path, errno);
+      continue;
+    }
+    File file;
+    const Lock lock = lock_folder(path, file);
+    // Whoever has seen it before it was locked may be removing it as a leftover.
+    if (lock == Lock::held_by_another || !is_there(path)) continue;
+    return {path, lock == Lock::taken ? ::dup(file.fd()) : -1};
+  }
+}
+
+/// Removes folders of that name, whatever their mark, that nobody writes.
+void remove_abandoned(const fs::path& name) {
+  const fs::path parent = name.parent_path().empty() ? fs::path(".") : name.parent_path();
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator it(parent, error), end; !error && it != end; it.increment(error)) {
+    const fs::path path = name.parent_path() / it->path().filename();
+    if (without_mark(path) == name) found.push_back(path);
+  }
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    io_failed("list", parent, error.value());
+  for (const fs::path& path : found) {
+    File held_meanwhile;
+    if (lock_folder(path, held_meanwhile) != Lock::held_by_another) remove_tree(path);
+  }
+}
+
 }  // namespace
 
 StagedDirectory::StagedDirectory(fs::path target, Existing existing)
@@ -90,15 +142,21 @@ StagedDirectory::StagedDirectory(fs::path target, Existing existing)
   if (!parent.empty()) fs::create_directories(parent, error);
   if (error) io_failed("create", parent, error.value());
   recover_directory(target_);
-  const bool inside = existing_ == Existing::update && fs::is_directory(target_) && !is_exchangeable(target_);
-  const fs::path staging = inside ? target_ / kStagedUpdate : incomplete_name(target_);
-  if (::mkdir(staging.c_str(), 0755) != 0) io_failed("create", staging, errno);
-  staging_ = staging;
+  inside_ = existing_ == Existing::update && fs::is_directory(target_) && !is_exchangeable(target_);
+  const Staging made = make_staging(inside_ ? target_ / kStagedUpdate : incomplete_name(target_));
+  staging_ = made.path;
+  lock_ = made.lock;
 }
 
 StagedDirectory::~StagedDirectory() {
   std::error_code ignored;
   if (!staging_.empty()) fs::remove_all(staging_, ignored);
+  unlock();
+}
+
+void StagedDirectory::unlock() {
+  if (lock_ >= 0) ::close(lock_);
+  lock_ = -1;
 }
 
 void StagedDirectory::sync() const { sync_tree(staging_); }
@@ -107,7 +165,8 @@ void StagedDirectory::publish() {
   TESSERA_CHECK(!staging_.empty(), target_.string(), " is published already");
   if (existing_ == Existing::update) check_safetensors(staging_);
   sync_directory(staging_);
-  if (existing_ == Existing::update && staging_ == target_ / kStagedUpdate) {
+  if (inside_) {
+    unlock();  // whoever carries the update out locks this very folder
     update_in_place(staging_, target_);
     staging_.clear();
     return;
@@ -154,6 +213,7 @@ void StagedDirectory::replace() {
 
 void StagedDirectory::update() {
   if (is_exchangeable(target_) && exchange_model(staging_, target_)) return;
+  unlock();
   update_in_place(staging_, target_);
   staging_.clear();
 }
@@ -168,7 +228,9 @@ void settle_directory(const fs::path& given) {
 void recover_directory(const fs::path& given) {
   const fs::path target = resolved(given);
   settle_directory(target);
-  std::vector<fs::path> leftovers = {incomplete_name(target), replaced_name(target), target / kStagedUpdate};
+  remove_abandoned(incomplete_name(target));
+  remove_abandoned(target / kStagedUpdate);
+  std::vector<fs::path> leftovers = {replaced_name(target)};
   if (is_earlier_state(target)) {
     for (const char* end : {".old", ".incomplete"}) leftovers.push_back(earlier_name(target, end));
   }

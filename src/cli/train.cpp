@@ -30,21 +30,6 @@ void request_dump(int) { dump_requested = true; }
 
 bool take_dump_request() { return dump_requested.exchange(false); }
 
-/// For the watchdog's thread: nothing that a hanging thread may hold is touched.
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t wrote = write(STDERR_FILENO, line.data() + done, line.size() - done);
-    if (wrote <= 0) return;
-    done += static_cast<std::size_t>(wrote);
-  }
-}
-
-[[noreturn]] void end_hung(const std::string& message) {
-  say("error: " + message);
-  _exit(exit_code::kNoAnswer);
-}
-
 /// What came: Ctrl-C, or a request to make room. Both end the run after the step.
 volatile std::sig_atomic_t interrupt_requested = 0, preemption_requested = 0;
 
@@ -176,8 +161,8 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
   hooks.should_stop = [] { return interrupt_requested != 0; };
   hooks.should_preempt = [] { return preemption_requested != 0; };
-  hooks.on_hang = end_hung;
-  hooks.on_dump = say;
+  hooks.on_hang = [](const std::string& message) { exit_code::end_hung("error: " + message); };
+  hooks.on_dump = exit_code::say;
   hooks.dump_asked = take_dump_request;
   const ProgressReporter progress_of_job(environment);
   hooks.on_progress = [&](std::int64_t step) { progress_of_job.step(step); };

@@ -165,6 +165,7 @@ class GlooCommunicator : public Communicator, public Heartbeats {
   void abort(const std::string& reason) override { fabric_->fail(reason); }
   void leave() override { fabric_->leave(); }
   void heartbeat() override { fabric_->heartbeat(); }
+  std::chrono::steady_clock::time_point last_heartbeat() const override { return fabric_->last_heartbeat(); }
   std::string failure() const override { return fabric_->failure(); }
   std::vector<int> members() const override { return group_->ranks; }
 

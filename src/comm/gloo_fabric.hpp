@@ -109,8 +109,9 @@ class GlooFabric {
   /// This rank is being unwound by an exception: ends all waits here and closes the connections. The others
   /// are left to find out, as the exception's own text is still to be told (error_key).
   void give_up();
-  /// Heartbeats::heartbeat.
+  /// As in Heartbeats.
   void heartbeat();
+  store::Deadline last_heartbeat() const { return heartbeat_; }
   bool failed() const { return failed_; }
   /// The reason; empty unless failed.
   std::string failure() const;

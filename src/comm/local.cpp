@@ -38,6 +38,9 @@ LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank
 void LocalCommunicator::abort(const std::string& reason) { group_->abort(reason); }
 
 void LocalCommunicator::heartbeat() { group_->heartbeat(); }
+std::chrono::steady_clock::time_point LocalCommunicator::last_heartbeat() const {
+  return group_->last_heartbeat();
+}
 
 std::string LocalCommunicator::failure() const { return group_->failure(); }
 

@@ -31,6 +31,7 @@ class LocalCommunicator : public Communicator, public Heartbeats {
                     const CommOptions& options);
   void abort(const std::string& reason) override;
   void heartbeat() override;
+  std::chrono::steady_clock::time_point last_heartbeat() const override;
   std::string failure() const override;
   std::vector<int> members() const override;
 
@@ -108,6 +109,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   bool done(const LocalWork& work) const;
   void abort(const std::string& reason);
   void heartbeat();
+  Clock::time_point last_heartbeat();
   std::string failure() const;
   void set_timeout(double seconds);
 

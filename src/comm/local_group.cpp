@@ -138,7 +138,7 @@ void LocalGroup::wait(LocalWork& work, const Request& what) {
     }
     TESSERA_ENSURE(CommunicationError, !aborted_, reason_, " (", describe(what), " was waiting)");
     if (Clock::now() >= deadline) {
-      const Clock::time_point beat = first_group().heartbeat_;
+      const Clock::time_point beat = last_heartbeat();
       if (beat > deadline - timeout) {
         deadline = beat + timeout;
         continue;
@@ -172,6 +172,8 @@ void LocalGroup::abort(const std::string& reason) {
 }
 
 void LocalGroup::heartbeat() { first_group().heartbeat_ = Clock::now(); }
+
+LocalGroup::Clock::time_point LocalGroup::last_heartbeat() { return first_group().heartbeat_; }
 
 std::string LocalGroup::failure() const {
   const Lock lock(mutex_);

@@ -122,6 +122,7 @@ IndexedDataset::IndexedDataset(const std::string& prefix, std::unique_ptr<files:
   parse_header();
   check_lengths();
   check_documents();
+  options_.on_progress = nullptr;
 }
 
 IndexedDataset::~IndexedDataset() = default;
@@ -177,6 +178,7 @@ void IndexedDataset::check_lengths() {
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
   std::int64_t expected = 0;  // cannot overflow: checked against the size of the .bin in every turn
   for (std::int64_t first = 0; first < sequences_; first += kEntriesAtOnce) {
+    if (options_.on_progress) options_.on_progress();
     const std::int64_t count = std::min(kEntriesAtOnce, sequences_ - first);
     const auto lengths = entries<std::int32_t>(indexed::kHeaderBytes, first, count);
     const auto pointers = entries<std::int64_t>(pointers_at_, first, count);
@@ -206,6 +208,7 @@ void IndexedDataset::check_documents() const {
                  ": byte 26: the document index is empty; it begins with 0. ", kRemake);
   std::int64_t previous = 0;
   for (std::int64_t i = 0; i < document_entries_;) {
+    if (options_.on_progress) options_.on_progress();
     for (const std::int64_t entry :
          entries<std::int64_t>(documents_at_, i, std::min(kEntriesAtOnce, document_entries_ - i))) {
       const bool good = i == 0 ? entry == 0 : entry >= previous && entry <= sequences_;

@@ -1,5 +1,6 @@
 /// The dump of one rank, both ways.
 
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -17,28 +18,13 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "tessera flight 1";
 
-const char* name_of(FlightOperation::Kind kind) {
-  switch (kind) {
-    case FlightOperation::Kind::kernel:
-      return "kernel";
-    case FlightOperation::Kind::communication:
-      return "communication";
-    case FlightOperation::Kind::call:
-      return "call";
-  }
-  return "?";
-}
+// In the order of the enumerators.
+constexpr std::array kKinds{"kernel", "communication", "call"};
+constexpr std::array kStates{"queued", "running", "done"};
 
-const char* name_of(FlightRecord::State state) {
-  switch (state) {
-    case FlightRecord::State::queued:
-      return "queued";
-    case FlightRecord::State::running:
-      return "running";
-    case FlightRecord::State::done:
-      return "done";
-  }
-  return "?";
+template <typename Enumerator>
+const char* name_in(const std::array<const char*, 3>& names, Enumerator value) {
+  return names[static_cast<std::size_t>(value)];
 }
 
 /// What is to be added to the seconds of now_s() for those since 1970.
@@ -51,10 +37,14 @@ json to_json(const FlightRecord& record, double offset_s) {
   const auto time = [&](double s) { return s == 0 ? json() : json(s + offset_s); };
   json shape = json::array();
   for (int i = 0; i < what.dims; ++i) shape.push_back(what.shape[static_cast<std::size_t>(i)]);
-  json entry{
-      {"number", record.number},       {"kind", name_of(what.kind)},     {"name", what.name},
-      {"shape", std::move(shape)},     {"state", name_of(record.state)}, {"queued", time(record.queued_s)},
-      {"begin", time(record.begin_s)}, {"end", time(record.end_s)}};
+  json entry{{"number", record.number},
+             {"kind", name_in(kKinds, what.kind)},
+             {"name", what.name},
+             {"shape", std::move(shape)},
+             {"state", name_in(kStates, record.state)},
+             {"queued", time(record.queued_s)},
+             {"begin", time(record.begin_s)},
+             {"end", time(record.end_s)}};
   if (what.kind != FlightOperation::Kind::communication) return entry;
   entry["dtype"] = what.dtype;
   entry["bytes"] = what.bytes;

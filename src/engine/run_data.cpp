@@ -114,6 +114,7 @@ GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
   options.dataset.cache_folder = config.data.cache_dir.value_or("");
   options.dataset.on_progress = on_progress;
   options.files.vocab_size = config.model.vocab_size;
+  options.files.on_progress = on_progress;
   return build_gpt_data(options);
 }
 
@@ -148,7 +149,7 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
   std::int32_t largest = -1;
   std::string where;
   for (const auto& [weight, prefix] : config.data.path) {
-    const IndexedDataset data(prefix, {.vocab_size = config.model.vocab_size});
+    const IndexedDataset data(prefix, {.vocab_size = config.model.vocab_size, .on_progress = on_progress});
     if (const std::int32_t id = check_ids(data, on_progress); id > largest) {
       largest = id;
       where = prefix;

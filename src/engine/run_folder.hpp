@@ -11,9 +11,9 @@
 
 #include "engine/resume.hpp"
 #include "engine/run_identity.hpp"
-#include "engine/run_lock.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/engine/metrics.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 namespace tessera {
 

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "engine/run_lock.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 namespace tessera {
 namespace {

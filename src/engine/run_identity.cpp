@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/file_io.hpp"
-#include "engine/run_lock.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
+#include "tessera/engine/run_lock.hpp"
 #include "tessera/engine/trainer.hpp"
 
 namespace tessera {

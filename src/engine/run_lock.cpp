@@ -1,4 +1,4 @@
-#include "engine/run_lock.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -49,8 +49,8 @@ void write_whole(const File& file, const std::string& text, const fs::path& path
 [[noreturn]] void refuse(const fs::path& folder, const RunHolder& holder) {
   throw ConfigError(detail::concat(folder.string(), " is in use: process ", holder.pid, " on ", holder.host,
                                    " has worked in it since ", holder.since,
-                                   ". Wait for its end or stop it, or give this run a logging.dir (and "
-                                   "checkpoint.dir) of its own"));
+                                   ". Wait for its end or stop it, or give this job a folder of its own "
+                                   "(logging.dir and checkpoint.dir; in Python project_dir)"));
 }
 
 /// Seconds that pass while the machine sleeps, too.

@@ -28,13 +28,8 @@ std::string describe(const Placement& placement) {
   return placement.is_replicated() ? "replicate" : detail::concat("shard(", placement.dim(), ")");
 }
 
-/// A box more was read or written: whoever watches this rank sees that it gets on.
-void note_progress(const ExecCtx& ctx) {
-  if (const auto& flight = ctx.stream->flight()) flight->note_progress();
-}
-
 /// Appends boxes that are read from the device one by one, times `factor`.
-void add_boxes(std::vector<CheckpointTensor>& shard, const ExecCtx& ctx, const StatePiece& piece,
+void add_boxes(std::vector<CheckpointTensor>& shard, Engine& engine, const StatePiece& piece,
                double factor = 1) {
   for (const auto& [place, values] : piece.boxes()) {
     shard.push_back({.name = piece.name(),
@@ -42,8 +37,8 @@ void add_boxes(std::vector<CheckpointTensor>& shard, const ExecCtx& ctx, const S
                      .shape = piece.parameter->placement().global(),
                      .slice = {place.global, place.shape},
                      .placement = describe(piece.parameter->placement()),
-                     .read = [ctx, values = values, factor] {
-                       note_progress(ctx);
+                     .read = [&world = engine.mesh().world(), ctx = engine.ctx(), values = values, factor] {
+                       heartbeat(world);
                        Tensor box = values.read(ctx);
                        if (factor != 1) {
                          box = Tensor::empty(ctx, box.shape(), DType::f32);
@@ -83,13 +78,13 @@ std::vector<Shard> shards_of(Engine& engine, const StateParts& parts) {
       .file = detail::concat("model_", stage, engine.mesh().shape().dp > 1 ? data : "", ".safetensors"),
       .tensors = {}};
   for (const StatePiece& piece : engine.params().pieces(PieceSet::owned))
-    add_boxes(model.tensors, engine.ctx(), piece);
+    add_boxes(model.tensors, engine, piece);
   Shard optimizer{.file = detail::concat("optimizer_", stage, data, ".safetensors"), .tensors = {}};
   for (const StatePiece& piece : optimizer_pieces(engine, PieceSet::owned, parts))
-    add_boxes(optimizer.tensors, engine.ctx(), piece);
+    add_boxes(optimizer.tensors, engine, piece);
   if (has_accumulated(engine, parts)) {
     for (const StatePiece& piece : gradient_pieces(engine.params(), PieceSet::owned))
-      add_boxes(optimizer.tensors, engine.ctx(), piece, engine.params().gradient_scale());
+      add_boxes(optimizer.tensors, engine, piece, engine.params().gradient_scale());
   }
   return {std::move(model), std::move(optimizer)};
 }
@@ -311,7 +306,8 @@ void check_pieces(const CheckpointReader& reader, const std::vector<StatePiece>&
 }
 
 /// What reading all of `wanted` meets; "" if it is sound.
-std::string damage_of(const CheckpointReader& reader, const std::vector<StatePiece>& wanted) {
+std::string damage_of(const CheckpointReader& reader, const std::vector<StatePiece>& wanted,
+                      Communicator& world) {
   std::vector<std::byte> bytes;
   try {
     for (const StatePiece& piece : wanted) {
@@ -321,6 +317,7 @@ std::string damage_of(const CheckpointReader& reader, const std::vector<StatePie
         reader.read(piece.name(), box, bytes);
         const std::string gradient = "grad." + piece.parameter->name();
         if (piece.kind == "param" && reader.find(gradient)) reader.read(gradient, box, bytes);
+        heartbeat(world);
       }
     }
   } catch (const Error& error) {
@@ -340,7 +337,7 @@ std::string check_engine(const CheckpointReader& reader, Engine& engine, const S
     check_pieces(reader, wanted);
     read_run_state(reader);
   });
-  for (const std::string& damage : all_gather_bytes(world, damage_of(reader, wanted))) {
+  for (const std::string& damage : all_gather_bytes(world, damage_of(reader, wanted, world))) {
     if (!damage.empty()) return damage;
   }
   return "";

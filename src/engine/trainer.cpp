@@ -46,17 +46,7 @@ class TrainingRun {
         !engine_->ctx().device().is_cpu() && !note.empty() && first_)
       log_.warning(note);
     start_from(found);
-    // One rank builds what indices are missing, the others read them.
-    on_first_rank(host_, *world_, [&] {
-      const bool known = tokenizer_.record.has_value();
-      check_run_data(config_, tokenizer_, log_, heartbeat_of(*world_));
-      if (!known && found.empty()) check_weights();
-      state_.tokenizer = tokenizer_.record;
-      return open_data();
-    });
-    on_every_rank(host_, *world_, [&] {
-      if (!first_) open_data();
-    });
+    open_all_data(found);
     on_every_rank(host_, *world_, [&] {
       if (!first_) return;
       folder_->check_still_ours();
@@ -143,6 +133,21 @@ class TrainingRun {
       folder_->check_still_ours();
       folder_->write_config();
       state_.run = folder_->run();
+    });
+  }
+
+  /// One rank builds what indices are missing, the others read them. A disk that hangs is a call that hangs.
+  void open_all_data(const std::string& resumed) {
+    const FlightCall open(world_->flight(), "opening the data");
+    on_first_rank(host_, *world_, [&] {
+      const bool known = tokenizer_.record.has_value();
+      check_run_data(config_, tokenizer_, log_, heartbeat_of(*world_));
+      if (!known && resumed.empty()) check_weights();
+      state_.tokenizer = tokenizer_.record;
+      return open_data();
+    });
+    on_every_rank(host_, *world_, [&] {
+      if (!first_) open_data();
     });
   }
 

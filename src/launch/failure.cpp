@@ -33,7 +33,8 @@ std::string said(const WorkerEnd& end, std::size_t most) {
   return text;
 }
 
-constexpr std::array<std::string_view, 2> kLateWords{"did not finish within", "did not come within"};
+constexpr std::array<std::string_view, 3> kLateWords{"did not finish within", "did not come within",
+                                                     "no operation began or ended for"};
 
 /// A program's last words, not what it may have said long before.
 template <std::size_t Words>

@@ -42,6 +42,38 @@ TEST_F(StagedDirectoryTest, ReplacesTheWholeFolder) {
   EXPECT_EQ(names_in(dir_), Names{"state"});
 }
 
+/// Neither writes into the other's, nor takes it for what a killed process has left.
+TEST_F(StagedDirectoryTest, OfTwoWritersBothPublishTheirOwn) {
+  for (const Existing existing : {Existing::replace, Existing::update}) {
+    const fs::path target = dir_ / "state";
+    publish(target, existing, {{"a", "0"}, {"b", "0"}});
+    if (existing == Existing::update)
+      fs::create_directory(target / "logs");  // so the new files come from inside
+    StagedDirectory one(target, existing);
+    spill(one.path() / "a", "1");
+    StagedDirectory two(target, existing);
+    spill(two.path() / "a", "2");
+    EXPECT_NE(one.path(), two.path());
+    recover_directory(target);
+    spill(two.path() / "b", "2");
+    spill(one.path() / "b", "1");
+    two.publish();
+    EXPECT_EQ(slurp(target / "a") + slurp(target / "b"), "22");
+    one.publish();
+    EXPECT_EQ(slurp(target / "a") + slurp(target / "b"), "11");
+  }
+}
+
+/// A process that was killed holds nothing, whatever the name it wrote under.
+TEST_F(StagedDirectoryTest, WhatNobodyWritesIsRemoved) {
+  fs::create_directories(dir_ / ".incomplete-state~0123abcd/deep");
+  fs::create_directories(dir_ / ".incomplete-state");
+  fs::create_directories(dir_ / ".incomplete-state~notamark");
+  fs::create_directories(dir_ / ".incomplete-state2~0123abcd");
+  publish(dir_ / "state", Existing::replace, {{"a", "1"}});
+  EXPECT_EQ(names_in(dir_), (Names{".incomplete-state2~0123abcd", ".incomplete-state~notamark", "state"}));
+}
+
 TEST_F(StagedDirectoryTest, RefusesWhatIsThere) {
   fs::create_directory(dir_ / "empty");
   publish(dir_ / "empty", Existing::refuse, {{"a", "1"}});

@@ -2,6 +2,7 @@
 #include <deque>
 #include <map>
 
+#include "tessera/comm/heartbeat.hpp"
 #include "tests/comm/nccl_support.hpp"
 
 namespace tessera::test {
@@ -207,6 +208,27 @@ TEST_F(Nccl, AnAbortEndsTheWaitForAConnection) {
     EXPECT_EQ(message.find("rank 0 gave up"), 0u) << message;
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "waited for the deadline";
+}
+
+/// A rank at work comes late to a collective and to a message that the others' streams wait for already.
+TEST_F(Nccl, HeartbeatsRenewWhatStreamsWaitFor) {
+  run_nccl(3, {.timeout_s = 1.5}, [](const auto& comm) {
+    const ExecCtx ctx = context();
+    if (comm->rank() < 2) comm->connect_to(std::vector{1 - comm->rank()});
+    for (int i = 0; comm->rank() == 0 && i < 30; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      heartbeat(*comm);
+    }
+    const Tensor x = tensor_of(ctx, DType::f32, {1.0}), y = tensor_of(ctx, DType::f32, {0.0});
+    if (comm->rank() == 1) comm->recv(ctx, y, 0, 0).wait(ctx);
+    if (comm->rank() == 0) comm->send(ctx, x, 1, 0).wait(ctx);
+    const Tensor sum = tensor_of(ctx, DType::f32, {1.0});
+    finish(comm->all_reduce(ctx, sum), ctx);
+    EXPECT_EQ(read_values(sum)[0], 3);
+    if (comm->rank() == 1) {
+      EXPECT_EQ(read_values(y)[0], 1);
+    }
+  });
 }
 
 TEST_F(Nccl, AGroupThatFailedCannotBeSplit) {

@@ -1,6 +1,6 @@
 /// The lease of a run's folder: who may hold it, and that nobody publishes without it.
 
-#include "engine/run_lock.hpp"
+#include "tessera/engine/run_lock.hpp"
 
 #include <sched.h>
 #include <sys/wait.h>

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -42,6 +43,14 @@ bool accepts(const Read& read) {
     if (!refused(error)) throw;
     return false;
   }
+}
+
+/// What `parse` made of its input; nothing if it refused it with one of `Refusals`.
+template <typename... Refusals, typename Parse>
+auto accepted(const Parse& parse) {
+  std::optional<decltype(parse())> value;
+  accepts<Refusals...>([&] { value = parse(); });
+  return value;
 }
 
 }  // namespace tessera::fuzz

@@ -8,12 +8,11 @@ using namespace tessera;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(fuzz::text_of(data, size));
-  Architecture config;
-  if (!fuzz::accepts<ConfigError>([&] { config = parse_hf_config(text, "input"); })) return 0;
-  if (!hf_misfit(config.model, config.type).empty()) return 0;
-  fuzz::require(parse_hf_config(make_hf_config(config, "", DType::f32), "what was written") == config,
+  const auto config = fuzz::accepted<ConfigError>([&] { return parse_hf_config(text, "input"); });
+  if (!config || !hf_misfit(config->model, config->type).empty()) return 0;
+  fuzz::require(parse_hf_config(make_hf_config(*config, "", DType::f32), "what was written") == *config,
                 "what was read is not read back the same");
-  fuzz::require(parse_model_json(to_model_json(config), "what was written") == config,
+  fuzz::require(parse_model_json(to_model_json(*config), "what was written") == *config,
                 "what was read is not read back the same from tessera.json");
   return 0;
 }

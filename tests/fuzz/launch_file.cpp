@@ -7,10 +7,10 @@
 using namespace tessera;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  LaunchSettings settings;
-  const auto read = [&] { settings = parse_launch_file(fuzz::text_of(data, size), "input"); };
-  if (!fuzz::accepts<ConfigError>(read)) return 0;
-  for (const std::string& variable : settings.environment) {
+  const auto settings =
+      fuzz::accepted<ConfigError>([&] { return parse_launch_file(fuzz::text_of(data, size), "input"); });
+  if (!settings) return 0;
+  for (const std::string& variable : settings->environment) {
     const std::size_t name = variable.find('=');
     fuzz::require(name != 0 && name != variable.npos && variable.find('\0') == variable.npos,
                   "what is no variable of an environment");

@@ -7,12 +7,10 @@
 using namespace tessera;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  checkpoint_detail::TesseraFolder folder;
-  const auto read = [&] {
-    folder = checkpoint_detail::parse_tessera_json(fuzz::text_of(data, size), "input");
-  };
-  if (!fuzz::accepts<CheckpointError>(read)) return 0;
-  fuzz::require(parse_model_json(to_model_json(folder.config), "what was written") == folder.config,
+  const auto folder = fuzz::accepted<CheckpointError>(
+      [&] { return checkpoint_detail::parse_tessera_json(fuzz::text_of(data, size), "input"); });
+  if (!folder) return 0;
+  fuzz::require(parse_model_json(to_model_json(folder->config), "what was written") == folder->config,
                 "what was read is not read back the same");
   return 0;
 }

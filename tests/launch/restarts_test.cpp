@@ -63,14 +63,20 @@ TEST(Progress, ReachesTheLauncherThroughItsPipeOnly) {
   for (const int fd : {ends[0], ends[1], others[0]}) ::close(fd);
 }
 
+/// Restarts of a job that may have so many.
+struct Allowed {
+  explicit Allowed(int most) { options.max_restarts = most; }
+  LaunchOptions options;
+  Restarts restarts{options};
+};
+
 Outcome failed(std::int64_t step, std::int64_t saved, int code = 9) {
   return {Outcome::Kind::failed, code, 3, 0, "rank 0 failed", {.step = step, .saved = saved}};
 }
 
 TEST(Restarts, BackOffAndCountWhatWasAllowed) {
-  LaunchOptions options;
-  options.max_restarts = 8;
-  Restarts restarts(options);
+  Allowed job(8);
+  Restarts& restarts = job.restarts;
   std::vector<double> delays;
   std::int64_t step = 0;
   while (const auto delay = restarts.next(failed(++step, 0))) delays.push_back(*delay);
@@ -81,9 +87,8 @@ TEST(Restarts, BackOffAndCountWhatWasAllowed) {
 }
 
 TEST(Restarts, StopAfterThreeAttemptsThatCameToNothing) {
-  LaunchOptions options;
-  options.max_restarts = 100;
-  Restarts restarts(options);
+  Allowed job(100);
+  Restarts& restarts = job.restarts;
   EXPECT_TRUE(restarts.next(failed(0, 0)));
   EXPECT_TRUE(restarts.next(failed(0, 0)));
   EXPECT_FALSE(restarts.next(failed(0, 0)));
@@ -93,9 +98,8 @@ TEST(Restarts, StopAfterThreeAttemptsThatCameToNothing) {
 }
 
 TEST(Restarts, AStepOrACheckpointFurtherThanEverIsProgress) {
-  LaunchOptions options;
-  options.max_restarts = 100;
-  Restarts restarts(options);
+  Allowed job(100);
+  Restarts& restarts = job.restarts;
   EXPECT_TRUE(restarts.next(failed(100, 50)));
   EXPECT_TRUE(restarts.next(failed(90, 50)));
   EXPECT_TRUE(restarts.next(failed(95, 50)));  // more than the one before, but not further
@@ -108,8 +112,8 @@ TEST(Restarts, AStepOrACheckpointFurtherThanEverIsProgress) {
 }
 
 TEST(Restarts, NoneAreMadeUnasked) {
-  LaunchOptions options;
-  Restarts restarts(options);
+  Allowed job(0);
+  Restarts& restarts = job.restarts;
   EXPECT_FALSE(restarts.next(failed(5, 5)));
   EXPECT_EQ(restarts.give_up(failed(5, 5)).report, "rank 0 failed");
 }
@@ -145,6 +149,10 @@ TEST(Ends, WhoOnlyWaitedGivesTheJobItsCode) {
   EXPECT_EQ(outcome({ended(1, 0, 0, {"CommunicationError: lost the connection to rank 2"})}).code,
             exit_code::kLostPeer);
   EXPECT_EQ(outcome({ended(1, 0, 0, {"CommunicationError: all_reduce did not finish within 3 s"})}).code,
+            exit_code::kNoAnswer);
+  EXPECT_EQ(outcome({ended(1, 0, 0,
+                           {"CommunicationError: rank 0 hangs in f(): no operation began or ended for 2 s"})})
+                .code,
             exit_code::kNoAnswer);
   EXPECT_EQ(outcome({ended(exit_code::kNoAnswer)}).code, exit_code::kNoAnswer);
   EXPECT_EQ(outcome({ended(exit_code::kLostPeer)}).code, exit_code::kLostPeer);

@@ -1,5 +1,6 @@
 """Whatever is killed while it saves, and whatever of it the disk refuses, the newest whole state is there and training goes on as
-if nothing had been. Kills come at counted operations on files (tests/support/fault_shim), so a failure can be repeated."""
+if nothing had been. Kills come at counted operations on files (tests/support/fault_shim), so a failure can be repeated. With
+--long there are 200 of them; what was killed how often is printed at the end."""
 
 import errno
 import json
@@ -9,10 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from cli_support import environment, metrics, text_documents, write_config, write_corpus
+from process_support import Job
 
 SCRIPT = Path(__file__).parent / "scripts" / "kill_matrix.py"
 SEED = 20261124
@@ -26,12 +29,21 @@ def shim(build_dir) -> Path:
     return path
 
 
-def forked(python_build, shim, *arguments) -> dict:
+@pytest.fixture(scope="module", autouse=True)
+def matrix(request) -> Counter:
+    """What was killed, or failed, how often."""
+    counts = Counter()
+    yield counts
+    lines = ["", *(f"{count:5} {what}" for what, count in counts.items()),
+             f"{sum(count for what, count in counts.items() if what.startswith('kill')):5} kills in all"]
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print("\n".join(lines))
+
+
+def forked(python_build, shim, timeout: float, *arguments) -> dict:
     """What a job of scripts/kill_matrix.py has done."""
-    done = python_build.run(SCRIPT, *arguments, plain=True, LD_PRELOAD=str(shim))
-    counts = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).split(" ", 1)[1])
-    print(counts)
-    return counts
+    done = python_build.run(SCRIPT, *arguments, plain=True, timeout=timeout, LD_PRELOAD=str(shim))
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).split(" ", 1)[1])
 
 
 def run(program, shim, folder, *command, at: int = 0, kind: str = "kill", exchange: bool = True) -> subprocess.CompletedProcess:
@@ -48,19 +60,19 @@ def run(program, shim, folder, *command, at: int = 0, kind: str = "kill", exchan
 # Python
 
 
-def test_kills_in_save_state(python_build, shim, tmp_path, long_run):
-    kills = 100 if long_run else 2
-    assert sum(forked(python_build, shim, tmp_path / "jobs", "states", kills, SEED).values()) == kills
+@pytest.mark.parametrize("what,few,many", [("states", 2, 88), ("models", 2, 48)])
+def test_kills_in_python(python_build, shim, tmp_path, matrix, long_run, what, few, many):
+    """save_state() of four ranks, save_pretrained() over another model."""
+    kills = many if long_run else few
+    counts = forked(python_build, shim, 3000, tmp_path / "jobs", what, kills, SEED)
+    assert sum(counts.values()) == kills
+    matrix.update({f"kills of {what}, {kind}": count for kind, count in counts.items()})
 
 
-def test_kills_in_save_pretrained(python_build, shim, tmp_path, long_run):
-    kills = 60 if long_run else 2
-    assert sum(forked(python_build, shim, tmp_path / "jobs", "models", kills, SEED).values()) == kills
-
-
-def test_each_failure_in_python(python_build, shim, tmp_path):
-    counts = forked(python_build, shim, tmp_path / "jobs", "errors")
+def test_each_failure_in_python(python_build, shim, tmp_path, matrix):
+    counts = forked(python_build, shim, 600, tmp_path / "jobs", "errors")
     assert min(counts.values()) >= 3 and counts["save_state, numbered"] > 20
+    matrix.update({f"failures in {kind}": 2 * count for kind, count in counts.items()})
 
 
 # The program
@@ -84,14 +96,15 @@ def trained(tessera_program, corpus, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_kills_in_convert(tessera_program, shim, trained, tmp_path, long_run):
+def test_kills_in_convert(tessera_program, shim, trained, tmp_path, matrix, long_run):
     chance, target, work = random.Random(SEED), tmp_path / "work" / "out", tmp_path / "work"
     work.mkdir()
     convert = ("convert", "--from", "tessera", trained, "--to", "hf", target)
     count = run(tessera_program, shim, work, *convert).count
     whole = {path.name: path.read_bytes() for path in target.iterdir()}
     assert count > 10 and "model.safetensors" in whole
-    for at in chance.sample(range(1, count + 1), min(count, 20 if long_run else 1)):
+    for at in [chance.randint(1, count) for _ in range(16 if long_run else 1)]:
+        matrix["kills of convert"] += 1
         shutil.rmtree(target, ignore_errors=True)
         assert run(tessera_program, shim, work, *convert, at=at).returncode == -signal.SIGKILL
         if target.exists():  # killed after it had its name
@@ -107,7 +120,7 @@ def losses(run_folder: Path) -> list:
 
 
 @EXCHANGES
-def test_kills_in_the_trainer(tessera_program, shim, corpus, tmp_path, long_run, exchange):
+def test_kills_in_the_trainer(tessera_program, shim, corpus, tmp_path, matrix, long_run, exchange):
     """A save at every step, one checkpoint kept; each job goes on from what the one before has left."""
     kills, chance = 10 if long_run else 1, random.Random(SEED + exchange)
     changes = {"training__steps": 4 + kills, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 20}
@@ -117,10 +130,87 @@ def test_kills_in_the_trainer(tessera_program, shim, corpus, tmp_path, long_run,
     for _ in range(kills):
         done = run(tessera_program, shim, folder, "train", config, at=chance.randint(2, total // (4 + kills) * 2), exchange=exchange)
         assert done.returncode == -signal.SIGKILL, done.stderr
+        matrix["kills of the trainer" + ("" if exchange else ", no exchange")] += 1
     done = run(tessera_program, shim, folder, "train", config, exchange=exchange)
     assert done.returncode == 0, done.stderr
-    assert losses(folder) == losses(tmp_path / "straight")
+    assert_whole(folder, tmp_path / "straight")
+
+
+def assert_whole(folder: Path, straight: Path):
+    """The run has come to its end with the losses of one that nothing has happened to, bit for bit."""
+    assert losses(folder) == losses(straight)
     assert not list(folder.rglob("*incomplete*")) and len(list(folder.glob("checkpoints/step-*"))) == 1
+
+
+TWO, FOUR = ("parallel.data=2",), ("parallel.tensor=2", "parallel.data=2")
+
+
+def train(program, shim, config: Path, *layout, rank: int = -1, at: int = 0, kind: str = "kill") -> Job:
+    """`tessera train` on one rank (-1) or several, one of which meets its fate; `count`: how many operations each has made."""
+    folder, count = config.with_suffix(""), config.with_suffix(".count")
+    more = {"LD_PRELOAD": shim, "FAULTS_FOLDER": folder, "FAULTS_AT": at, "FAULTS_KIND": kind, "FAULTS_COUNT": count}
+    if rank >= 0:
+        more["FAULTS_RANK"] = rank
+    with Job(program, "train", config, *layout, env={key: str(value) for key, value in more.items()}) as job:
+        job.out, job.err = (text.decode() for text in job.process.communicate(timeout=200))
+        job.gone(60)
+    files = {-1: count} if not layout else {int(path.suffix[1:]): path for path in config.parent.glob(f"{count.name}.*")}
+    job.count = {rank: int(path.read_text()) for rank, path in sorted(files.items()) if path.exists()}
+    return job
+
+
+@pytest.mark.parametrize("layout,kind", [(FOUR, "kill"), (TWO, "kill-parent")], ids=["a rank of four", "the launcher of two"])
+def test_kills_in_the_trainer_of_several_ranks(tessera_program, shim, corpus, tmp_path, matrix, long_run, layout, kind):
+    """One rank is killed, or the launcher when a rank comes to that point: the others end, and the next job goes on."""
+    kills, chance = (14 if long_run else 1), random.Random(SEED)
+    steps, ranks = 4 + 2 * kills, 2 * len(layout)
+    changes = {"training__steps": steps, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 40}
+    straight = train(tessera_program, shim, tiny(tmp_path, corpus, "straight", **changes), *layout)
+    assert straight.process.returncode == 0 and len(straight.count) == ranks, straight.err
+    config = tiny(tmp_path, corpus, **changes)
+    for _ in range(kills):
+        rank = chance.choice((0, *range(ranks)))
+        job = train(tessera_program, shim, config, *layout, rank=rank, at=chance.randint(1, max(1, straight.count[rank] // steps * 2)), kind=kind)
+        if kind == "kill":
+            assert job.process.returncode == 128 + signal.SIGKILL and f"error: rank {rank} (" in job.err, job.err
+        else:
+            assert job.process.returncode == -signal.SIGKILL, job.err
+        matrix["kills of " + ("a rank of the trainer's four" if kind == "kill" else "the launcher of the trainer's two")] += 1
+    done = train(tessera_program, shim, config, *layout)
+    assert done.process.returncode == 0, done.err
+    assert_whole(tmp_path / "run", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("layout", [(), TWO], ids=["one", "two"])
+def test_each_failure_in_the_trainer(tessera_program, shim, corpus, tmp_path, matrix, long_run, layout, kind):
+    """A run with a checkpoint goes on, and one of its operations fails: it says so, the checkpoint is there, the next job goes on."""
+    if layout and kind == "EIO" and not long_run:
+        pytest.skip("one kind is enough: runs with --long")
+    folder, before = tmp_path / "run", tmp_path / "before"
+
+    def go_on(steps: int, **fault) -> Job:
+        config = tiny(tmp_path, corpus, checkpoint__every=1, checkpoint__keep=1, lr_schedule__decay_steps=20, training__steps=steps)
+        return train(tessera_program, shim, config, *layout, **fault)
+
+    assert go_on(2).process.returncode == 0
+    folder.rename(before)
+    shutil.copytree(before, folder)
+    counts = go_on(4).count
+    folder.rename(tmp_path / "straight")
+    assert min(counts.values()) > 10, counts
+    stride = 1 if long_run and not layout else 3 if long_run else 23
+    for rank, at in [(rank, at) for rank, count in counts.items() for at in range(1, count + 1, stride)]:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder)
+        done = go_on(4, rank=rank, at=at, kind=kind)
+        if done.process.returncode != 0:
+            assert done.process.returncode == 3 and os.strerror(getattr(errno, kind)) in done.err, (rank, at, done.err)
+            assert list(folder.glob("checkpoints/step-*")), (rank, at)
+            matrix[f"failures of the trainer{'s two ranks' if layout else ''}, {kind}"] += 1
+            done = go_on(4)
+        assert done.process.returncode == 0, (rank, at, done.err)
+        assert_whole(folder, tmp_path / "straight")
 
 
 @pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])

@@ -5,6 +5,8 @@ from named_tests import ROOT, has_test
 
 yaml = pytest.importorskip("yaml")
 # No script was behind P34; a letter marks parts of one row.
+# An assertion of the test; what it calls was missing; what it waits for never came; nothing was wrong there.
+BEFORE = ("assertion", "missing", "hang", "was right")
 ROWS = ["P0", "P0b", "P0c", *(f"P{i}" for i in range(1, 39) if i != 34), *(f"S{i}" for i in range(1, 13)), *(f"U{i}" for i in range(1, 22))]
 
 
@@ -13,6 +15,8 @@ def test_every_row_names_tests_that_exist():
     assert list(table) == ROWS
     for row, entry in table.items():
         assert entry["what"] and entry["tests"], row
+        # How its tests fail on commit 40077c4, in which the error was found.
+        assert entry["before"].partition(":")[0] in BEFORE and entry["before"].partition(": ")[2], row
         for test in entry["tests"]:
             file, _, name = test.partition("::")
             assert has_test(file, name), f"{row}: {file} has no {name}"

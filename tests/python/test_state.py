@@ -14,7 +14,7 @@ from thread_ranks import Ranks, clean_environment, free_port, needs_module, run_
 
 from tessera import _process_group
 from tessera._process_group import Device, Mesh, machine_numbers
-from tessera.errors import CommunicationError, ConfigError
+from tessera.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tessera.state import AcceleratorState, DistributedType, GradientState, PartialState, is_initialized
 from tessera.utils.dataclasses import GradientAccumulationPlugin, MegatronLMPlugin
 
@@ -385,16 +385,22 @@ def test_gradient_state(ranks):
 
 
 def test_the_hook_tells_the_others(monkeypatch, capsys):
-    said, shown = [], []
+    said, shown, codes = [], [], []
     monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what[1]))
     _process_group.tell_others_at_the_end(SimpleNamespace(rank=2, abort=said.append))
     for error in (
         ValueError("boom"),
         CommunicationError("rank 0 failed: X [barrier]"),
         CommunicationError("no answer"),
+        CommunicationTimeout("too late"),
     ):
-        sys.excepthook(type(error), error, None)
-    assert said == ["rank 2 failed: ValueError: boom"] and [str(error) for error in shown] == ["boom", "no answer"]
+        try:
+            sys.excepthook(type(error), error, None)
+            codes.append(None)
+        except SystemExit as end:
+            codes.append(end.code)
+    assert said == ["rank 2 failed: ValueError: boom"] and [str(error) for error in shown] == ["boom", "no answer", "too late"]
+    assert codes == [None, 5, 5, 7]
     assert capsys.readouterr().err == "rank 2 ends: CommunicationError: rank 0 failed: X [barrier]\n"
 
 
@@ -490,7 +496,7 @@ state.wait_for_everyone()
 """
     begin = time.monotonic()
     ends = run_processes(script(tmp_path, body), 3)
-    assert time.monotonic() - begin < 30 and [code for code, _, _ in ends] == [1, 1, 1]
+    assert time.monotonic() - begin < 30 and [code for code, _, _ in ends] == [5, 1, 5]
     assert ends[1][2].startswith("Traceback") and ends[1][2].endswith("ValueError: boom in rank 1\n")
     for rank in (0, 2):
         assert ends[rank][2].startswith(
@@ -508,7 +514,7 @@ with state.main_process_first():
 print("entered")
 """
     ends = run_processes(script(tmp_path, body), 2)
-    assert [code for code, _, _ in ends] == [1, 1] and [out for _, out, _ in ends] == ["", ""]
+    assert [code for code, _, _ in ends] == [1, 5] and [out for _, out, _ in ends] == ["", ""]
     assert "Traceback" in ends[0][2] and ends[1][2].startswith(
         "rank 1 ends: CommunicationError: rank 0 failed: " "OSError: disk is full"
     )
@@ -539,7 +545,7 @@ with state.main_process_first():
         assert processes[0].stdout.readline() == "here\n"
         processes[0].send_signal(signal.SIGSTOP)
         _, err = processes[1].communicate(timeout=40)
-        assert processes[1].returncode == 1 and "CommunicationError" in err and "main_process_first" in err
+        assert processes[1].returncode == 7 and "CommunicationTimeout" in err and "main_process_first" in err
     finally:
         for process in processes:
             process.kill()

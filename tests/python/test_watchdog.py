@@ -91,6 +91,33 @@ def test_a_dead_disk_under_the_data_ends_the_run(tessera_program, stand_still, t
         assert re.match(r"error: rank \d \(host \S+, pid \d+\) exited with code 3", job.report()), job.report()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_disk_that_is_dead_at_the_start_ends_the_run(tessera_program, stand_still, tmp_path, ranks):
+    """Rank 0 opens the data, which hangs; the other one waits for it."""
+    deadline, dead = 3, tmp_path / "dead"
+    dead.touch()
+    config = make_config(tmp_path, parallel__timeout_s=deadline, **ENDLESS)
+    shim = {"LD_PRELOAD": stand_still, "DEAD_DISK": f"corpus.idx:{dead}"}
+    with Job(tessera_program, "train", config, f"parallel.data={ranks}", env=shim) as job:
+        wait_for((tmp_path / "run/run.lock").exists, "the beginning", SOON)
+        begun = time.monotonic()
+        job.finish(HUNG, timeout=deadline + 2 * SOON)
+        assert time.monotonic() - begun < deadline + SOON
+    hangs = f"rank 0 hangs in opening the data: no operation began or ended for {deadline} s"
+    if ranks == 1:
+        assert hangs in job.err and dump_of(tmp_path / "run", 0)["call"]["name"] == "opening the data", job.err
+    else:  # whoever's deadline passes first names it
+        assert hangs in job.err or re.search(r"did not finish within 3 s.*rank 0 \(.*has not called it", job.err), job.err
+
+
+def test_a_disk_that_is_slow_at_the_start_does_not(tessera_program, stand_still, tmp_path):
+    """Forty reads of 0.1 s, with a deadline of 2 s."""
+    config = make_config(tmp_path, parallel__timeout_s=2, **ENDLESS | {"training__steps": 1, "training__global_batch_size": 2})
+    with Job(tessera_program, "train", config, "parallel.data=2",
+             env={"LD_PRELOAD": stand_still, "SLOW_DISK": "corpus.bin:0.1"}) as job:
+        job.finish(timeout=4 * SOON)
+
+
 def test_a_kernel_that_never_ends_ends_the_run(tessera_program, stand_still, tmp_path):
     deadline, trigger = 2, tmp_path / "kernel_hangs"
     config = make_config(tmp_path, parallel__timeout_s=deadline, **ENDLESS)
@@ -168,6 +195,17 @@ def test_a_script_whose_call_never_returns_is_ended(python_build, stand_still, t
                             DEAD_KERNEL=str(tmp_path / "kernel_hangs"))
     assert re.search(r"tessera: rank 0 hangs in Engine::\w+\(\): no operation began or ended for 2 s", done.stderr), done.stderr
     assert dump_of(tmp_path, 0)["call"]["name"].startswith("Engine::")
+
+
+ONE_OF_TWO = "import os\nif os.environ['RANK'] != '0':\n    del os.environ['DEAD_KERNEL']\n" + HANGING.replace(
+    'Path(os.environ["DEAD_KERNEL"]).touch()', 'Path(os.environ.get("DEAD_KERNEL", "other")).touch()')
+
+
+def test_a_script_on_two_ranks_ends_with_the_code_of_a_hang(python_build, stand_still, tmp_path):
+    (tmp_path / "script.py").write_text(ONE_OF_TWO)
+    done = python_build.run(tmp_path / "script.py", launcher=python_build.launcher("--num_processes", 2, "--threads_per_process", 2),
+                            code=HUNG, plain=True, cwd=tmp_path, LD_PRELOAD=stand_still, DEAD_KERNEL=str(tmp_path / "kernel_hangs"))
+    assert "rank 0 hangs in Engine::" in done.stderr, done.stderr
 
 
 def spin_count(command: list, **variables: str) -> str:

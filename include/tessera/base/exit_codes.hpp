@@ -3,6 +3,7 @@
 /// docs/guides/several_processes.md is this one.
 
 #include <span>
+#include <string>
 
 namespace tessera::exit_code {
 
@@ -25,5 +26,11 @@ struct Row {
 };
 /// All of them, in the order of the codes.
 std::span<const Row> table();
+
+/// For programs, about a thread that hangs: a line on standard error. Touches nothing that such a thread may
+/// hold, so nothing of iostreams or of an interpreter.
+void say(const std::string& line);
+/// The same, and the process ends at once with kNoAnswer.
+[[noreturn]] void end_hung(const std::string& line);
 
 }  // namespace tessera::exit_code

@@ -1,9 +1,9 @@
 #pragma once
 /// Checkpoints of a run: folders `step-00000500` that are either whole or not there.
 ///
-/// A save writes `.incomplete-step-00000500` (safetensors files of every rank, then manifest.json with sizes
-/// and checksums), syncs it, renames it and then moves the `latest` pointer. Killed at any moment, the folder
-/// holds all checkpoints it held before.
+/// A save writes `.incomplete-step-00000500~0123abcd` (safetensors files of every rank, then manifest.json
+/// with sizes and checksums), syncs it, renames it and then moves the `latest` pointer. Killed at any moment,
+/// the folder holds all checkpoints it held before.
 
 #include <cstdint>
 #include <filesystem>

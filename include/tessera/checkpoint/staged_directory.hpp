@@ -15,7 +15,9 @@ enum class Existing {
   update    ///< a model's files in it are replaced by the new ones, everything else in it stays
 };
 
-/// A folder while it is written. Destroyed before publish(), it is removed, and the target is as it was.
+/// A folder while it is written, under a name that no other writer has. Destroyed before publish(), it is
+/// removed, and the target is as it was. Of several that write one target each publishes its own, whole; the
+/// last one stays.
 class StagedDirectory {
  public:
   /// Makes an empty folder beside `target` (with Existing::update perhaps inside of it), after
@@ -38,14 +40,18 @@ class StagedDirectory {
  private:
   void replace();
   void update();
+  void unlock();
 
   std::filesystem::path target_;
   std::filesystem::path staging_;
   Existing existing_;
+  bool inside_ = false;  // of the target
+  int lock_ = -1;        // of the staging folder, so that nobody takes it for a leftover
 };
 
 /// Finishes or undoes what a killed process left of publishing `target`: the folder is then the old one or
-/// the new one, and what was left beside it is gone. Nobody may be publishing there. Errors: IoError.
+/// the new one, and what was left beside it is gone. What a StagedDirectory of this machine still writes
+/// stays. Errors: IoError.
 void recover_directory(const std::filesystem::path& target);
 /// The half of it that readers may do at any time, also beside a process that publishes: a folder of which
 /// only the old one, set aside, is there gets its name back; an update that was decided is carried out.

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,7 +48,8 @@ class LengthsView {
 };
 
 struct IndexedDatasetOptions {
-  std::int64_t vocab_size = 0;  ///< ids at or above it are refused when read; 0 = any int32 id
+  std::int64_t vocab_size = 0;          ///< ids at or above it are refused when read; 0 = any int32 id
+  std::function<void()> on_progress{};  ///< called now and then while the index is checked, not afterwards
 };
 
 /// Read-only and safe to use from several threads.

@@ -9,7 +9,6 @@
 #include "comm/nccl/pending.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
@@ -26,7 +25,8 @@ class NcclCommunicator : public Communicator, public Heartbeats {
 
   void connect_to(std::span<const int> peers) override;
   void abort(const std::string& reason) override { job_->fail(reason); }
-  void heartbeat() override { tessera::heartbeat(*host_); }
+  void heartbeat() override { job_->heartbeat(); }
+  std::chrono::steady_clock::time_point last_heartbeat() const override { return job_->last_heartbeat(); }
   std::string failure() const override { return job_->failure(); }
   std::vector<int> members() const override { return names_; }
 

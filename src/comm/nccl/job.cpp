@@ -5,10 +5,12 @@
 #include <iterator>
 
 #include "comm/gloo_signals.hpp"
+#include "comm/heartbeats.hpp"
 #include "comm/nccl/lane.hpp"
 #include "device/cuda.hpp"
 #include "kernels/api/backends.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/heartbeat.hpp"
 
 namespace tessera {
 namespace {
@@ -75,6 +77,17 @@ std::string NcclJob::failure() const {
 
 void NcclJob::check(const std::string& doing) const {
   if (failed_) throw CommunicationError(detail::concat(failure(), " (", doing, ")"));
+}
+
+void NcclJob::heartbeat() { tessera::heartbeat(*host_); }
+
+Clock::time_point NcclJob::last_heartbeat() const {
+  const auto* const beats = dynamic_cast<const Heartbeats*>(host_.get());
+  return beats == nullptr ? Clock::time_point::min() : beats->last_heartbeat();
+}
+
+bool NcclJob::is_overdue(Clock::time_point begin, double timeout_s) const {
+  return Clock::now() - std::max(begin, last_heartbeat()) > std::chrono::duration<double>(timeout_s);
 }
 
 double NcclJob::time_of(const Event& event) {

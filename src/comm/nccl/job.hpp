@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,13 @@ class NcclJob {
   std::string failure() const;
   /// Errors: CommunicationError once failed, with what was being done.
   void check(const std::string& doing) const;
+
+  /// This rank's sign of work, for the waits of all ranks.
+  void heartbeat();
+  std::chrono::steady_clock::time_point last_heartbeat() const;
+  /// Whether a wait that began then has lasted too long: `timeout_s` without an end, and without a heartbeat
+  /// of any rank.
+  bool is_overdue(std::chrono::steady_clock::time_point begin, double timeout_s) const;
 
   /// When an event that is done happened, on the host's steady clock.
   double time_of(const Event& event);

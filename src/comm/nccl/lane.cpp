@@ -22,12 +22,6 @@ constexpr auto kPatienceAwake = std::chrono::milliseconds(2);
 /// that is inside NCCL.
 constexpr auto kPatience = std::chrono::seconds(5);
 
-Clock::duration seconds(double count) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
-}
-
-Clock::time_point after(double count) { return Clock::now() + seconds(count); }
-
 /// Where the runtime fails there is nothing left to wait for.
 bool is_over(const NcclTask& task) noexcept {
   try {
@@ -136,9 +130,9 @@ void NcclLane::begin(const WarmUp& warm_up) {
   finish(calls, ncclGroupEnd());
   Event end;
   stream_.record(end);
-  for (const auto deadline = after(options_.timeout_s); !end.done(); std::this_thread::sleep_for(kPoll)) {
+  for (const auto begin = Clock::now(); !end.done(); std::this_thread::sleep_for(kPoll)) {
     job_.check("connecting " + options_.name);
-    TESSERA_ENSURE(CommunicationError, Clock::now() < deadline, options_.name,
+    TESSERA_ENSURE(CommunicationError, !job_.is_overdue(begin, options_.timeout_s), options_.name,
                    ": NCCL moved no first bytes within ", options_.timeout_s, " s");
   }
   connected_ = true;
@@ -194,10 +188,10 @@ void NcclLane::finish(const NcclCalls& calls, ncclResult_t end) {
 
 void NcclLane::settle(ncclResult_t result, const char* call) {
   if (result == ncclSuccess) return;
-  const auto begin = Clock::now(), deadline = after(options_.timeout_s);
+  const auto begin = Clock::now();
   while (result == ncclInProgress) {
     job_.check(detail::concat(options_.name, " was in ", call));
-    TESSERA_ENSURE(CommunicationError, Clock::now() < deadline, options_.name, ": ", call,
+    TESSERA_ENSURE(CommunicationError, !job_.is_overdue(begin, options_.timeout_s), options_.name, ": ", call,
                    " was not done within ", options_.timeout_s, " s");
     if (Clock::now() - begin < kPatienceAwake) {
       std::this_thread::yield();
@@ -262,8 +256,7 @@ bool NcclLane::look() {
     }
   }
   if (!front->began && front->ready.done()) front->began = Clock::now();
-  if (front->began && Clock::now() - *front->began > seconds(options_.timeout_s))
-    job_.fail(options_.explain(*front));
+  if (front->began && job_.is_overdue(*front->began, options_.timeout_s)) job_.fail(options_.explain(*front));
   return true;
 }
 

@@ -46,13 +46,13 @@ NcclLink::~NcclLink() {
 }
 
 void NcclLink::await_connection() {
-  const auto deadline = NcclTask::Clock::now() + std::chrono::duration<double>(options_.timeout_s);
+  const auto begin = NcclTask::Clock::now();
   while (!(out_->is_connected() && in_->is_connected())) {
     const std::string doing = detail::concat("connecting rank ", options_.rank_name, " and rank ",
                                              options_.peer_name, " in group ", options_.group);
     job_->check(doing);
-    TESSERA_ENSURE(CommunicationError, NcclTask::Clock::now() < deadline, doing, " did not end within ",
-                   options_.timeout_s, " s");
+    TESSERA_ENSURE(CommunicationError, !job_->is_overdue(begin, options_.timeout_s), doing,
+                   " did not end within ", options_.timeout_s, " s");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -1,7 +1,8 @@
 // Preloaded into a process (LD_PRELOAD): counts what it does to files under a folder, and at the n-th time
 // kills it (SIGKILL; of a write the first half is done) or lets that call fail. Set by the environment
-// (FAULTS_FOLDER, FAULTS_AT, FAULTS_KIND = kill | ENOSPC | EIO, FAULTS_NO_EXCHANGE, FAULTS_RANK = the only
-// RANK that is meant, FAULTS_COUNT = a file for the number at the end) or by calling faults_arm().
+// (FAULTS_FOLDER, FAULTS_AT, FAULTS_KIND = kill | kill-parent | ENOSPC | EIO, FAULTS_NO_EXCHANGE, FAULTS_RANK
+// = the only RANK that is meant, FAULTS_COUNT = a file for the number at the end, of a process with a RANK
+// FAULTS_COUNT.RANK) or by calling faults_arm(). kill-parent is for a rank that its launcher has started.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@ namespace {
 std::atomic<long> count{0};
 long at = 0;
 int error_wanted = 0;  // 0: kill
-bool no_exchange = false;
+bool no_exchange = false, kills_parent = false;
 char folder[PATH_MAX] = "";
 
 template <typename Fn>
@@ -42,6 +43,12 @@ bool is_meant(const char* path) {
   return strncmp(path, folder, strlen(folder)) == 0;
 }
 
+/// The counts that a lease's holder writes every 20 s: one that fails is made up for by the next, unsaid.
+bool is_renewal(const char* path) {
+  const char* const name = strstr(path, "/run.lock");
+  return name != nullptr && (name[9] == 0 || strstr(name, " (deleted)") != nullptr);
+}
+
 bool is_meant(int fd) {
   char link[64], path[PATH_MAX];
   if (folder[0] == 0) return false;
@@ -49,7 +56,7 @@ bool is_meant(int fd) {
   const ssize_t length = readlink(link, path, sizeof path - 1);
   if (length <= 0) return false;
   path[length] = 0;
-  return is_meant(path);
+  return is_meant(path) && !(error_wanted != 0 && is_renewal(path));
 }
 
 bool is_meant(int dir, const char* path) {
@@ -59,15 +66,15 @@ bool is_meant(int dir, const char* path) {
 /// True: this call is the one, and is to fail. `removes`: what only tidies up is killed, but never fails.
 bool is_due(bool meant, bool removes = false) {
   if (!meant || (removes && error_wanted != 0) || ++count != at) return false;
-  if (error_wanted == 0) kill(getpid(), SIGKILL);
+  if (error_wanted == 0) kill(kills_parent ? getppid() : getpid(), SIGKILL);
   errno = error_wanted;
-  return true;
+  return error_wanted != 0;
 }
 
 template <typename Write>
 ssize_t half_written(int fd, size_t size, Write write) {
   const bool meant = is_meant(fd);
-  if (meant && error_wanted == 0 && count + 1 == at && size > 1) write(size / 2);
+  if (meant && error_wanted == 0 && !kills_parent && count + 1 == at && size > 1) write(size / 2);
   return is_due(meant) ? -1 : write(size);
 }
 
@@ -83,15 +90,18 @@ __attribute__((constructor)) void begin() {
   if (where == nullptr || (wanted != nullptr && (rank == nullptr || strcmp(rank, wanted) != 0))) return;
   snprintf(folder, sizeof folder, "%s", where);
   at = number == nullptr ? 0 : atol(number);
+  kills_parent = kind != nullptr && strcmp(kind, "kill-parent") == 0;
   if (kind != nullptr)
     error_wanted = strcmp(kind, "ENOSPC") == 0 ? ENOSPC : strcmp(kind, "EIO") == 0 ? EIO : 0;
 }
 
 __attribute__((destructor)) void end() {
-  const char* name = getenv("FAULTS_COUNT");
+  const char *name = getenv("FAULTS_COUNT"), *rank = getenv("RANK");
   if (name == nullptr || folder[0] == 0) return;
   folder[0] = 0;
-  if (FILE* file = fopen(name, "w")) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, rank == nullptr ? "%s" : "%s.%s", name, rank);
+  if (FILE* file = fopen(path, "w")) {
     fprintf(file, "%ld\n", count.load());
     fclose(file);
   }

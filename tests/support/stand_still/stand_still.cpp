@@ -1,5 +1,6 @@
 /// Preloaded into a process, makes it hang as hardware does, once a file is there:
 /// DEAD_DISK=SUFFIX:FILE  reading files whose names end in SUFFIX never comes back, once FILE exists;
+/// SLOW_DISK=SUFFIX:SECONDS  each such read takes so long;
 /// DEAD_KERNEL=FILE       the next parallel region of a kernel never comes back.
 
 #include <dlfcn.h>
@@ -29,11 +30,17 @@ std::string path_of(int fd) {
   for (;;) pause();
 }
 
-bool is_dead(int fd) {
-  const std::string disk = variable("DEAD_DISK");
+/// What stands behind the colon in variable `name`, if the file's name ends in what stands before it.
+std::string meant(const char* name, int fd) {
+  const std::string disk = variable(name);
   const std::size_t colon = disk.find(':');
-  return colon != std::string::npos && there(disk.substr(colon + 1)) &&
-         path_of(fd).ends_with(disk.substr(0, colon));
+  const bool hit = colon != std::string::npos && path_of(fd).ends_with(disk.substr(0, colon));
+  return hit ? disk.substr(colon + 1) : "";
+}
+
+bool is_dead(int fd) {
+  const std::string trigger = meant("DEAD_DISK", fd);
+  return !trigger.empty() && there(trigger);
 }
 
 }  // namespace
@@ -42,6 +49,8 @@ extern "C" {
 
 ssize_t pread(int fd, void* out, std::size_t bytes, off_t offset) {
   if (is_dead(fd)) hang();
+  if (const std::string pause_s = meant("SLOW_DISK", fd); !pause_s.empty())
+    usleep(static_cast<useconds_t>(1e6 * std::atof(pause_s.c_str())));
   return syscall(SYS_pread64, fd, out, bytes, offset);
 }
 
