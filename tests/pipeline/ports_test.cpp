@@ -217,7 +217,8 @@ TEST(Ports, RefusesWhatCannotCross) {
   many.back().name = "the ninth";
   expect_ports_refused(many, {"piece 0", "9 values", "x, x", "the ninth", "at most 8"});
   expect_ports_refused({}, {"piece 0", "nothing"});
-  expect_ports_refused({{Chain::shape(0), DType::i32, "mask"}}, {"piece 0", "'mask'", "int32", "no gradient"});
+  expect_ports_refused({{Chain::shape(0), DType::i32, "mask"}},
+                       {"piece 0", "'mask'", "int32", "no gradient"});
   expect_ports_refused({x, {Chain::shape(0), DType::f32, "memory"}}, {"stage 0", "F0", "1 values", "go 2"});
   expect_ports_refused({{{7, 7}, DType::f32, "memory"}}, {"stage 0", "F0", "'memory'", "[7, 7]"});
 }
