@@ -1,16 +1,15 @@
 """Ranks of a script that come apart. The last rank does something else than the others, in each planted case; rank 0 writes
 as JSON what every rank was told, and losses with batches that peers had to give. Arguments: output, layouts tp,pp."""
 
-import json
 import sys
 import tempfile
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
 from tessera.errors import Error
-from tessera.state import AcceleratorState, GradientState
 from tessera.utils import MegatronLMPlugin
 from tessera.utils.objects import decode, encode
 
@@ -188,20 +187,12 @@ def main(output, layouts):
         if run.peers:
             found["losses"] = losses(run, own_batch=not run.odd)
             run.accelerator.free_memory()
-            reset()
+            fresh_states()
             run = Run(*map(int, layout.split(",")))
             found["expected"] = losses(run, own_batch=True)
         run.accelerator.free_memory()
-        rank = run.accelerator.process_index
-        reset()
-    if rank == 0:
-        with open(output, "w") as file:
-            json.dump(results, file)
-
-
-def reset():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+        fresh_states()
+    write_results(output, results)
 
 
 if __name__ == "__main__":

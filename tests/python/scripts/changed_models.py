@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from results import fresh_states
 import torch
 import transformers
 
 from tessera import Accelerator
 from tessera._whole_weights import joined
-from tessera.state import AcceleratorState, GradientState
 from tessera.utils import MegatronLMPlugin, full_gradients, set_seed
 
 
@@ -90,8 +90,7 @@ def run(case, arguments, out, tp, pp, earlier):
             "shapes": [list(each.shape) for each in model.parameters()],
             "grouped": sum(len(group["params"]) for group in optimizer.param_groups)}))
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
 
 
 folder, before = Path(sys.argv[1]), None if sys.argv[4] == "none" else Path(sys.argv[4])

@@ -2,11 +2,11 @@
 "kind,tp,pp,micro-batches". Rank 0 writes what each kind found (a dict for each layout)."""
 
 import copy
-import json
 import logging
 import os
 import sys
 
+from results import fresh_states, write_results
 import torch
 import transformers
 from torch.nn.functional import cross_entropy
@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from own_losses import KEYWORDS, KeywordStep, weighted
 from tessera import Accelerator
 from tessera.errors import TrainingError
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin
 
 BATCH, SEQ, VOCAB, RARE = 4, 10, 97, 96  # no row has the last token but where a test puts it
@@ -205,12 +204,8 @@ def main() -> None:
     for layout in layouts:
         kind, *numbers = layout.split(",")
         results.append(KINDS[kind](*map(int, numbers)))
-        # The processes stay connected: the next layout needs new states alone.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+        fresh_states()
+    write_results(output, results)
 
 
 if __name__ == "__main__":

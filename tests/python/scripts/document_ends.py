@@ -3,14 +3,13 @@ makes. Arguments: family, output, layouts "tp,pp". Rank 0 writes, for each layou
 relative to the largest element."""
 
 import copy
-import json
 import sys
 
+from results import fresh_states, write_results
 import torch
 from torch.nn.functional import cross_entropy, pad
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import GPTTrainStep, MegatronLMPlugin, full_gradients
 from train_like_torch import make_model
 
@@ -109,8 +108,7 @@ def run(family: str, tp: int, pp: int, kind: str, rules: dict) -> float:
         worst = max([worst] + [(gradients[n] - p.grad).abs().max().item() / largest for n, p in reference.named_parameters()])
     optimizer.step()
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
     return worst
 
 
@@ -121,9 +119,7 @@ def main() -> None:
         tp, pp = map(int, layout.split(","))
         for kind, name in CASES:
             results[f"{layout} {kind} {name}"] = run(family, tp, pp, kind, RULES[name])
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":

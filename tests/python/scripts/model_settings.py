@@ -2,16 +2,16 @@
 error of each case relative to the largest element of the gradient (0 or 1 for what is said rather than computed)."""
 
 import copy
-import json
 import math
 import sys
 
 import numpy as np
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
+from tessera.state import PartialState
 from tessera.utils import MegatronLMPlugin, full_gradients
 
 SIZES = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=97,
@@ -67,8 +67,7 @@ def compare(name, model, layout=(1, 1, False), **batch):
             error = max(error, abs(loss.item() / expected.item() - 1))
         errors[name] = error
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
 
 
 def padding(layouts):
@@ -107,6 +106,4 @@ else:
     for layout in ((1, 1, False), (2, 1, False), (1, 2, False)):
         compare(f"no targets {layout}", llama(), layout, labels=torch.full_like(IDS, -100))
         compare(f"far positions {layout}", llama(mlp_bias=True), layout, position_ids=torch.arange(12).expand(4, 12) + 700)
-if PartialState().is_main_process:
-    with open(sys.argv[1], "w") as file:
-        json.dump(errors, file)
+write_results(sys.argv[1], errors)

@@ -2,14 +2,13 @@
 writes what differs most from plain PyTorch as JSON. Arguments: output, then layouts tp,pp,zero,kind."""
 
 import copy
-import json
 import sys
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin, full_optimizer_state
 
 KINDS = {"adamw": lambda groups: torch.optim.AdamW(groups, lr=5e-3, eps=1e-5),
@@ -111,8 +110,7 @@ def go(tp: int, pp: int, zero: bool, kind: str) -> dict:
         result.update(loss=max(losses), emptied=len(emptied["state"]), weight=max(
             (p - q).abs().max().item() for p, q in zip(again.parameters(), reference.parameters())))
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
     return result
 
 
@@ -122,9 +120,7 @@ def main() -> None:
     for layout in layouts:
         tp, pp, zero, kind = layout.split(",")
         results.append(go(int(tp), int(pp), zero == "1", kind))
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 of the gradient."""
 
 import copy
-import json
 import sys
 from functools import partial
 
+from results import fresh_states, write_results
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, pad
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import GPTTrainStep, MegatronLMPlugin, avg_losses_across_data_parallel_group, full_gradients
 from train_like_torch import make_model
 
@@ -172,8 +171,7 @@ class Case:
 
     def close(self) -> dict:
         self.accelerator.free_memory()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        fresh_states()
         return self.errors
 
 
@@ -189,9 +187,7 @@ def main() -> None:
             case.factors()
             case.logits()
         results.append(case.close())
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ for each of them [elements of parameters on rank 0, most bytes it held in a step
 import json
 import sys
 
+from results import fresh_states, write_results
 import torch
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin
 from train_like_torch import make_model
 
@@ -22,17 +22,14 @@ def held(fields: dict) -> list:
     engine = model.session.engine
     numbers = [engine.elements_held, engine.peak_bytes]
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
     return numbers
 
 
 def main() -> None:
     output, cases = sys.argv[1], json.loads(sys.argv[2])
     numbers = [held(fields) for fields in cases]
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(numbers, file)
+    write_results(output, numbers)
 
 
 if __name__ == "__main__":

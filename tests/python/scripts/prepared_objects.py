@@ -3,14 +3,13 @@ layout, how far numbers are apart and what was said, as JSON. Arguments: output,
 
 import copy
 import io
-import json
 import sys
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin, full_parameters, load_parameters
 
 IDS = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(2))
@@ -60,8 +59,7 @@ class Case:
 
     def end(self) -> None:
         self.accelerator.free_memory()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        fresh_states()
 
 
 def backward(model: torch.nn.Module) -> float:
@@ -282,9 +280,7 @@ def main() -> None:
             case = Case(*map(int, layout.split(",")))
             results[f"{run.__name__} {layout}"] = run(case)
             case.end()
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 from rank 0's weights, and for each planted disagreement what every rank was told. Arguments: output, layouts tp,pp."""
 
 import copy
-import json
 import logging
 import sys
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
+from tessera.state import PartialState
 from tessera.utils import MegatronLMPlugin, gather_object
 
 
@@ -30,8 +30,7 @@ def accelerator_of(tp: int, pp: int, **options) -> Accelerator:
 def reset(accelerator=None) -> None:
     if accelerator is not None:
         accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
 
 
 def without_a_seed(tp: int, pp: int) -> dict:
@@ -105,9 +104,7 @@ def main() -> None:
         names = ["plugin", "accumulation", "dropout", "frozen", "groups", "lr", "betas", "schedule", "no optimizer", "unsupported",
                  "loader"]
         result["planted"][layout] = {name: planted(name, tp, pp) for name in names}
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(result, file)
+    write_results(output, result)
 
 
 if __name__ == "__main__":

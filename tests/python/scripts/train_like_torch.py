@@ -2,14 +2,13 @@
 both got as JSON. Arguments: family, tp, pp, micro-batches, output, and key=value options."""
 
 import copy
-import json
 import sys
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin, full_gradients
 
 STEPS, SEQ = 20, 12
@@ -123,10 +122,8 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                   "gradient_error": gradient_error, "weight_error": weights, "reload_error": again, "steps": len(losses),
                   "frozen": len(frozen), "frozen_error": max([(state[n] - start[n]).abs().max().item() for n in frozen], default=0.0),
                   "lr": scheduler.get_last_lr()[0], "kind": str(accelerator.distributed_type)}
-    # The processes stay connected: the next layout needs new states alone.
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
     return result
 
 
@@ -136,9 +133,7 @@ def main() -> None:
     for layout in layouts:
         tp, pp, micro_batches, *options = layout.split(",")
         results.append(train(family, int(tp), int(pp), int(micro_batches), output, dict(text.split("=") for text in options)))
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,17 @@ The text are sources of Python's standard library, a line a sample, by bytes (25
 the last batch of every epoch is short."""
 
 import copy
-import json
 import math
 import sys
 import tempfile
 
+from results import fresh_states, write_results
 import torch
 import transformers
 from torch.nn.functional import log_softmax, logsigmoid
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
+from tessera.state import PartialState
 from tessera.utils import MegatronLMPlugin
 from tessera.utils.operations import broadcast_object_list
 
@@ -264,12 +264,8 @@ def run(scripts: dict) -> None:
     for layout in layouts:
         name, *numbers = layout.split(",")
         results.append(scripts[name](*map(int, numbers)))
-        # The processes stay connected: the next layout needs new states alone.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+        fresh_states()
+    write_results(output, results)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 PyTorch, whose frozen parameters have no gradient. Rank 0 writes what differs most as JSON. Arguments: output, then layouts tp,pp,options."""
 
 import copy
-import json
 import sys
 import tempfile
 
+from results import fresh_states, write_results
 import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import MegatronLMPlugin
 
 # What is trained in each step, by name: gradual unfreezing, back again, single biases, all.
@@ -83,8 +82,7 @@ def train(tp: int, pp: int, options: dict, folder: str) -> dict:
                   "weight": max((state[n] - p).abs().max().item() for n, p in reference.named_parameters())}
     result["refusal"] = refusal(accelerator, model, optimizer, ids[:2])
     accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    fresh_states()
     return result
 
 
@@ -110,9 +108,7 @@ def main() -> None:
     for number, layout in enumerate(layouts):
         tp, pp, *options = layout.split(",")
         results.append(train(int(tp), int(pp), dict(text.split("=") for text in options), f"{output}.state{number}"))
-    if PartialState().is_main_process:
-        with open(output, "w") as file:
-            json.dump(results, file)
+    write_results(output, results)
 
 
 if __name__ == "__main__":
