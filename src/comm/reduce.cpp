@@ -37,7 +37,7 @@ T add(T a, T b) {
 
 template <typename T>
 T larger(T a, T b) {
-  return a > b || a != a ? a : b;  // a != a: NaN stays
+  return a > b || a != a ? a : b;  // NOLINT(misc-redundant-expression): a != a means that NaN stays
 }
 
 template <typename Type>
