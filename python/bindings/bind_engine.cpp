@@ -438,8 +438,7 @@ void bind_engine(py::module_& module) {
         for (const HfAttribute& each : row_of(type).attributes) list.emplace_back(each.field, each.path);
         return list;
       },
-      py::arg("model_type"),
-      "Keys of the section `model` and the attributes of Transformers' modules that they are.");
+      py::arg("model_type"));
   module.def(
       "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
       py::arg("model_type"));
@@ -456,7 +455,7 @@ void bind_engine(py::module_& module) {
   module.def("hf_model_items", &model_items, py::arg("architecture"));
   module.def("hf_parameters", &parameters_of, py::arg("architecture"));
   module.def("hf_row_orders", &row_orders, py::arg("architecture"),
-             "Of tensors that are stored head by head: where each of Tessera's rows is stored.");
+             "Where each of Tessera's rows is stored.");
   module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("changes"));
   module.def("weight_fit", &fit_of, py::arg("before"), py::arg("after"));
 
