@@ -287,6 +287,17 @@ py::list parameters_of(const std::string& architecture) {
   return list;
 }
 
+std::map<std::string, std::vector<std::int64_t>> row_orders(const std::string& architecture) {
+  std::map<std::string, std::vector<std::int64_t>> orders;
+  for (const HfMapping& mapping : hf_mappings(parse_architecture(architecture, kOrigin))) {
+    for (const HfPart& part : mapping.parts) {
+      for (std::int64_t row = 0; part.groups > 0 && row < part.shape[0]; ++row)
+        orders[part.name].push_back(stored_row(part, row));
+    }
+  }
+  return orders;
+}
+
 std::vector<std::pair<std::string, std::string>> model_items_of(const Config& config) {
   std::vector<std::pair<std::string, std::string>> items;
   for (const ConfigItem& item : list_items(config)) {
@@ -428,8 +439,7 @@ void bind_engine(py::module_& module) {
         for (const HfAttribute& each : row_of(type).attributes) list.emplace_back(each.field, each.path);
         return list;
       },
-      py::arg("model_type"),
-      "Keys of the section `model` and the attributes of Transformers' modules that they are.");
+      py::arg("model_type"));
   module.def(
       "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
       py::arg("model_type"));
@@ -445,6 +455,8 @@ void bind_engine(py::module_& module) {
       py::arg("architecture"));
   module.def("hf_model_items", &model_items, py::arg("architecture"));
   module.def("hf_parameters", &parameters_of, py::arg("architecture"));
+  module.def("hf_row_orders", &row_orders, py::arg("architecture"),
+             "Where each of Tessera's rows is stored.");
   module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("changes"));
   module.def("weight_fit", &fit_of, py::arg("before"), py::arg("after"));
 

@@ -54,7 +54,7 @@ def twin_of(own: type, config: Any) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             return own(copy.deepcopy(config))
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ConfigError(f"Transformers cannot build a {own.__name__} from the config that the model has now ({type(error).__name__}: "
                           f"{error}), so a field of it was changed after the model was made; set it back") from error
 

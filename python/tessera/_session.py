@@ -84,6 +84,7 @@ class Session:
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
         self._told_length = False
         self.mappings = dict(_C.hf_parameters(self.architecture))
+        self.row_orders = _C.hf_row_orders(self.architecture)
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         if change is not None:
             parameters = change.parameters(parameters, ModelParameter)
@@ -372,11 +373,13 @@ class Session:
     def _split(self, ours: str, array: Any) -> Dict[str, Any]:
         import numpy as np
 
+        from tessera import _whole_weights
+
         parts, row = {}, 0
         for name, shape, transposed in self.mappings[ours]:
             rows = shape[1] if transposed else shape[0]
             part = array[row: row + rows]
-            parts[name] = np.ascontiguousarray(part.T) if transposed else part
+            parts[name] = np.ascontiguousarray(part.T) if transposed else _whole_weights.stored(part, self.row_orders.get(name))
             row += rows
         return parts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -55,9 +55,18 @@ def check(values: Dict[str, Any], session: Any, strict: bool, unknown_pass: bool
 
 def joined(ours: str, values: Dict[str, Any], session: Any) -> np.ndarray:
     """A parameter of Tessera's out of its parts."""
-    parts = [as_array(values[name]).T if transposed else as_array(values[name])
+    parts = [as_array(values[name]).T if transposed else as_array(values[name])[session.row_orders.get(name, slice(None))]
              for name, _, transposed in session.mappings[ours]]
     return np.ascontiguousarray(np.concatenate(parts))
+
+
+def stored(part: np.ndarray, order: Optional[List[int]]) -> np.ndarray:
+    """Rows of Tessera's as Hugging Face stores them: row i is its row order[i]."""
+    if order is None:
+        return part
+    result = np.empty_like(part)
+    result[order] = part
+    return result
 
 
 def load(session: Any, values: Dict[str, Any], strict: bool, unknown_pass: bool) -> Tuple[List[str], List[str]]:

@@ -114,6 +114,8 @@ bool is_stored_buffer(const ModelSpec& spec, const std::string& prefix, std::str
                      [&](const char* glob) { return matches(glob, name.substr(prefix.size())); });
 }
 
+}  // namespace checkpoint_detail
+
 std::int64_t stored_row(const HfPart& part, std::int64_t row) {
   const std::int64_t heads = part.shape[0] / part.head_dim, queries = heads / part.groups - 2;
   const std::int64_t head = row / part.head_dim, keys = part.groups * queries;
@@ -121,8 +123,6 @@ std::int64_t stored_row(const HfPart& part, std::int64_t row) {
   const std::int64_t place = head < keys ? head % queries : queries + (head - keys) / part.groups;
   return (group * (queries + 2) + place) * part.head_dim + row % part.head_dim;
 }
-
-}  // namespace checkpoint_detail
 
 std::vector<HfMapping> hf_mappings(const Architecture& config) {
   const ModelSpec& spec = checkpoint_detail::naming_spec(config);

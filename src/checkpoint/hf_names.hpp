@@ -27,7 +27,4 @@ std::string stored_head_name(const ModelSpec& spec);
 /// frequencies).
 bool is_stored_buffer(const ModelSpec& spec, const std::string& prefix, std::string_view name);
 
-/// Where row `row` of a part that is stored in groups of heads is stored.
-std::int64_t stored_row(const HfPart& part, std::int64_t row);
-
 }  // namespace tessera::checkpoint_detail

@@ -114,11 +114,11 @@ def of_config(family: str) -> Iterator[Mutation]:
 # What a refusal may say instead of a config's field: where its value went.
 WORDS = {
     "hidden_act": ("act_fn", "mlp.act"), "use_bias": ("bias",), "norm_epsilon": ("eps",), "activation_function": ("act",), "rms_norm_eps": ("variance_epsilon",), "layer_norm_epsilon": ("eps",),
-    "num_attention_heads": ("num_heads", "num_key_value_groups", "head_dim", "q_proj"), "n_head": ("num_heads",),
+    "num_attention_heads": ("num_heads", "num_key_value_groups", "head_dim", "head_size", "q_proj"), "n_head": ("num_heads",),
     "num_key_value_heads": ("num_key_value_groups", "k_proj", "a field of it was changed"), "num_hidden_layers": ("layers",), "n_layer": ("layers",),
-    "vocab_size": ("num_embeddings",), "hidden_size": ("embedding_dim",), "n_embd": ("embed_dim",), "n_inner": ("c_fc", "nf"),
-    "intermediate_size": ("gate_proj", "c_fc"), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
-    "rope_parameters": ("rope", "inv_freq", "rope_type"), "head_dim": ("head_dim",), "tie_word_embeddings": ("head",),
+    "vocab_size": ("num_embeddings",), "hidden_size": ("embedding_dim", "rotary positions"), "n_embd": ("embed_dim",), "n_inner": ("c_fc", "nf"),
+    "intermediate_size": ("gate_proj", "c_fc", "dense_h_to_4h"), "layer_norm_eps": ("eps",), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
+    "rope_parameters": ("rope", "inv_freq", "rope_type", "rotary", "a field of it was changed"), "head_dim": ("head_dim",), "tie_word_embeddings": ("head",),
     "pad_token_id": ("padding_id", "padding_idx"), "rope_scaling": ("rope", "a field of it was changed"), "rope_theta": ("inv_freq", "rope"),
     "attention_bias": ("bias",), "mlp_bias": ("bias",), "dtype": ("dtype",), "partial_rotary_factor": ("rotary", "rope"),
     "resid_pdrop": ("dropout",), "embd_pdrop": ("dropout",), "attn_pdrop": ("dropout",), "architectures": ("architectures",),

@@ -72,6 +72,9 @@ struct HfMapping {
 /// not among them.
 std::vector<HfMapping> hf_mappings(const Architecture& config);
 
+/// Where row `row` of a part with groups is stored.
+std::int64_t stored_row(const HfPart& part, std::int64_t row);
+
 /// Names and shapes of Tessera's parameters for an architecture, in the model's order; dtype is float32.
 std::vector<TensorSpec> parameter_specs(const Architecture& config);
 
