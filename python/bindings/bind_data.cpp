@@ -57,7 +57,7 @@ std::span<const std::int32_t> span_of(const Tokens& tokens) {
   return {tokens.data(), static_cast<std::size_t>(tokens.size())};
 }
 
-Tokens array_of(std::span<const std::int32_t> ids) {
+Tokens tokens_of(std::span<const std::int32_t> ids) {
   Tokens out(static_cast<py::ssize_t>(ids.size()));
   std::copy(ids.begin(), ids.end(), out.mutable_data());
   return out;
@@ -321,7 +321,7 @@ void bind_tokenizer(py::module_& module) {
       .def(py::init<>())
       .def(
           "encode",
-          [](ByteTokenizer& tokenizer, const std::string& text) { return array_of(tokenizer.encode(text)); },
+          [](ByteTokenizer& tokenizer, const std::string& text) { return tokens_of(tokenizer.encode(text)); },
           py::arg("text"), "int32 [n] of a str (as UTF-8) or bytes.")
       .def(
           "decode",

@@ -12,6 +12,10 @@ namespace tessera::bindings {
 /// must outlive the result.
 std::function<std::string()> place_of_call(const pybind11::object& place);
 
+/// Where an architecture (the text of a config.json, or of the object `model` of a tessera.json) came from.
+inline constexpr const char* kOrigin = "the model's config";
+
+void bind_architecture(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
 void bind_data(pybind11::module_& module);

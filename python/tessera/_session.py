@@ -333,7 +333,7 @@ class Session:
         self.engine.set_clip_grad(self._clip_once or self.clip_grad)
         self._clip_once = None
         result = self.engine.update([*own, (0.0, 0.0)])
-        if notes := self.engine.take_notes():
+        if notes := self.engine.take_backend_notes():
             logger.warning(notes)
         self._not_finite.check_step(self, result)
         progress().step(self.engine.steps_done)

@@ -47,6 +47,7 @@ void add_env(CLI::App& app, Program& program) {
     if (devices.count == 0) std::cout << "gpus         none: " << devices.why_none << "\n";
     std::cout << "threads      " << ExecCtx::cpu().stream->threads() << " of "
               << std::thread::hardware_concurrency() << "\n";
+    print_links(devices);
     print_numa_nodes();
     const Environment& e = program.environment;
     if (e.launched()) std::cout << "rank         " << *e.rank << " of " << *e.world_size << "\n";

@@ -11,13 +11,17 @@ from documents_support import ROOT, commands, printed, shell_environment
 pytest.importorskip("yaml")
 
 
-def test_asking_for_the_links(tessera_program):
-    """003/topology.sh and 003/nvlink.sh; what is printed where there are GPUs: tests/device/topology_test.cpp."""
+def test_asking_for_the_links(tessera_program, build_dir, tmp_path):
+    """003/topology.sh and 003/nvlink.sh, with a stand-in for the driver's library."""
     assert commands("003/topology.sh") == commands("003/nvlink.sh") == ["tessera env"]
     lines = run(tessera_program, "env").stdout.splitlines()
     assert any(line.startswith("gpus ") for line in lines)
     nodes = [line.split() for line in lines if re.search(r"node \d+: CPUs [\d,-]*$", line)]
     assert nodes[0][0] == "numa" and len(nodes) == sum(1 for line in lines if ": CPUs" in line)
+    shutil.copy(build_dir / "tests/libnvml_stand_in.so", tmp_path / "libnvidia-ml.so.1")
+    lines = run(tessera_program, "env", env={"LD_LIBRARY_PATH": str(tmp_path)}).stdout.splitlines()
+    (links,) = [number for number, line in enumerate(lines) if re.match(r"links +GPU0 is ", line)]
+    assert any("NV" in line for line in lines[links:]), lines
 
 
 def test_files_of_a_checkpoint_are_named_by_rank(tessera_program, python_build, tmp_path):

@@ -1,0 +1,125 @@
+/// What the rows of families and an architecture say, for Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
+#include "tessera/checkpoint/hf.hpp"
+#include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/weight_fit.hpp"
+
+namespace py = pybind11;
+
+namespace tessera::bindings {
+namespace {
+
+py::list parameters_of(const std::string& architecture) {
+  py::list list;
+  for (const HfMapping& mapping : hf_mappings(parse_architecture(architecture, kOrigin))) {
+    py::list parts;
+    for (const HfPart& part : mapping.parts)
+      parts.append(py::make_tuple(
+          part.name,
+          py::tuple(py::cast(std::vector<std::int64_t>(part.shape.dims().begin(), part.shape.dims().end()))),
+          part.transposed));
+    list.append(py::make_tuple(mapping.name, parts));
+  }
+  return list;
+}
+
+std::map<std::string, std::vector<std::int64_t>> row_orders(const std::string& architecture) {
+  std::map<std::string, std::vector<std::int64_t>> orders;
+  for (const HfMapping& mapping : hf_mappings(parse_architecture(architecture, kOrigin))) {
+    for (const HfPart& part : mapping.parts) {
+      for (std::int64_t row = 0; part.groups > 0 && row < part.shape[0]; ++row)
+        orders[part.name].push_back(stored_row(part, row));
+    }
+  }
+  return orders;
+}
+
+std::vector<std::pair<std::string, std::string>> model_items_of(const Config& config) {
+  std::vector<std::pair<std::string, std::string>> items;
+  for (const ConfigItem& item : list_items(config)) {
+    if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
+  }
+  return items;
+}
+
+const ModelSpec& row_of(const std::string& type) {
+  const ModelSpec* row = find_spec(type);
+  TESSERA_CHECK(row != nullptr, "no model type '", type, "' is known");
+  return *row;
+}
+
+/// The model section for an architecture.
+std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
+  Config config;
+  config.model = parse_architecture(architecture, kOrigin).model;
+  return model_items_of(config);
+}
+
+/// The architecture with other values of some keys of the section `model`; its tensors are named as before.
+std::string changed_model(const std::string& architecture,
+                          const std::vector<std::pair<std::string, std::string>>& changes) {
+  const Architecture before = parse_architecture(architecture, kOrigin);
+  std::vector<std::string> overrides{"training.seq_length=1"};
+  for (const auto& [key, value] : model_items(architecture)) {
+    if (value != "null") overrides.push_back("model." + key + "=" + value);
+  }
+  for (const auto& [key, value] : changes) overrides.push_back("model." + key + "=" + value);
+  Architecture after =
+      architecture_of(parse_config("{}", "the model that the plugin asks for", overrides).model);
+  after.type = before.type;
+  return to_model_json(after);
+}
+
+/// Hugging Face's names of what is drawn and of what is left out when a model is made of another's weights,
+/// and a sentence about them.
+std::tuple<std::vector<std::string>, std::vector<std::string>, std::string> fit_of(const std::string& from,
+                                                                                   const std::string& to) {
+  const WeightFit fit = weight_fit(parse_architecture(from, kOrigin), parse_architecture(to, kOrigin));
+  return {fit.drawn, fit.dropped, fit.text()};
+}
+
+}  // namespace
+
+void bind_architecture(py::module_& module) {
+  module.def("hf_model_types", &hf_model_types);
+  module.def(
+      "hf_attributes",
+      [](const std::string& type) {
+        std::vector<std::pair<std::string, std::string>> list;
+        for (const HfAttribute& each : row_of(type).attributes) list.emplace_back(each.field, each.path);
+        return list;
+      },
+      py::arg("model_type"));
+  module.def(
+      "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
+      py::arg("model_type"));
+  module.def(
+      "hf_megatron_tokenizer",
+      [](const std::string& type) { return std::string(row_of(type).megatron_tokenizer); },
+      py::arg("model_type"));
+  module.def(
+      "hf_model_type",
+      [](const std::string& architecture) {
+        return hf_model_type_of(parse_architecture(architecture, kOrigin));
+      },
+      py::arg("architecture"));
+  module.def("hf_model_items", &model_items, py::arg("architecture"));
+  module.def("hf_parameters", &parameters_of, py::arg("architecture"));
+  module.def("hf_row_orders", &row_orders, py::arg("architecture"),
+             "Where each of Tessera's rows is stored.");
+  module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("changes"));
+  module.def("weight_fit", &fit_of, py::arg("before"), py::arg("after"));
+}
+
+}  // namespace tessera::bindings
