@@ -124,7 +124,7 @@ def test_models(family):
     counts = {kind: sum(value == kind for value in results.values()) for kind in ("equal", "refused", "impossible")}
     wrong = {name: value for name, value in results.items() if value not in counts}
     assert not wrong, "\n".join(f"{name}: {value}" for name, value in wrong.items())
-    assert counts["equal"] >= 100 and counts["refused"] >= 200, counts
+    assert counts["equal"] >= 100 and counts["refused"] >= 190, counts
 
 
 def steps_of(model, optimizer, prepared=None) -> dict:
