@@ -124,7 +124,8 @@ def test_models(family):
     counts = {kind: sum(value == kind for value in results.values()) for kind in ("equal", "refused", "impossible")}
     wrong = {name: value for name, value in results.items() if value not in counts}
     assert not wrong, "\n".join(f"{name}: {value}" for name, value in wrong.items())
-    assert counts["equal"] >= 100 and counts["refused"] >= 190, counts
+    # GPT-NeoX has fewer modules that can be changed.
+    assert counts["equal"] >= 100 and counts["refused"] >= (190 if family == "gpt_neox" else 200), counts
 
 
 def steps_of(model, optimizer, prepared=None) -> dict:
