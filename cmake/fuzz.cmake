@@ -7,7 +7,7 @@ set(fuzz_sanitizers address,undefined,float-cast-overflow)
 set(fuzz_flags -O2 -g1 -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=${fuzz_sanitizers})
 
 # What the targets need, and no more: a new target names its reader here.
-file(GLOB readers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/*.cpp)
+file(GLOB readers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/*.cpp ${PROJECT_SOURCE_DIR}/src/base/families/*.cpp)
 foreach(source
     data/file data/indexed_dataset data/int_array data/npy data/index_check data/json_depth data/json_texts
     data/tokenizer_options data/tokenizer_record data/python_tokenizer data/worker_process
