@@ -22,7 +22,7 @@ class SharedCores {
   bool crowded();
 
   /// What `looked` seconds with `waited` seconds of waiting mean: cores are wanted by others when a tenth of
-  /// the time went by waiting, and no more when it was almost nothing, twice.
+  /// the time went by waiting, and no more when it was almost nothing, ten times.
   class Verdict {
    public:
     bool after(double looked_s, double waited_s);

@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::int64_t kBetweenLooks_ns = 50'000'000;
 constexpr double kCrowded = 0.1, kQuiet = 0.03;
+// A team that sleeps has a thread for each core: it is not made and ended at every turn.
+constexpr int kQuietLooks = 10;
 
 std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
@@ -27,7 +29,7 @@ bool SharedCores::Verdict::after(double looked_s, double waited_s) {
   const double share = waited_s / looked_s;
   if (share > kCrowded) crowded_ = true;
   quiet_ = share < kQuiet ? quiet_ + 1 : 0;
-  if (quiet_ == 2) crowded_ = false;
+  if (quiet_ >= kQuietLooks) crowded_ = false;
   return crowded_;
 }
 
