@@ -34,6 +34,9 @@ struct AttentionShape {
   float dropout = 0.0f;
   std::int64_t sample0 = 0, head0 = 0, total_heads = 0, seq_length = 0;
   bool fast_only = false;  ///< on CUDA: DeviceError, saying why, where no fast kernel computes it
+  /// The same call gives the same bits. Without: on CUDA backward may add up dQ in any order, which is
+  /// faster.
+  bool deterministic = true;
 };
 
 struct AttentionForward {

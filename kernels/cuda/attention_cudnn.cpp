@@ -2,10 +2,10 @@
 /// a handle is kept per stream. Both are memos of the process, made at first use; what is left at the end is
 /// never freed, since the CUDA runtime may be gone by then.
 ///
-/// Backward is cuDNN's deterministic algorithm. On Hopper it writes the matrix dP (batch x heads x seq_q x
-/// seq_k, 2 bytes an element) to memory and multiplies that once more for dQ, where the other algorithm adds
-/// dQ up with atomics; NVIDIA documents the memory, not the time. So that memory stays bounded, a call is cut
-/// into pieces of at most kMostScoreBytes.
+/// Backward is cuDNN's deterministic algorithm, unless a shape allows the other. On Hopper it writes the
+/// matrix dP (batch x heads x seq_q x seq_k, 2 bytes an element) to memory and multiplies that once more for
+/// dQ, where the other algorithm adds dQ up with atomics; NVIDIA documents the memory, not the time. So that
+/// memory stays bounded, a call is cut into pieces of at most kMostScoreBytes.
 
 #include "kernels/cuda/attention_cudnn.hpp"
 
@@ -125,7 +125,7 @@ std::unique_ptr<fe::graph::Graph> backward_graph(const AttentionShape& s) {
   auto options = fe::graph::SDPA_backward_attributes()
                      .set_name("backward")
                      .set_attn_scale(s.scale)
-                     .set_deterministic_algorithm(true);
+                     .set_deterministic_algorithm(s.deterministic);
   if (s.causal) {
     options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
   }
@@ -190,7 +190,7 @@ struct StreamHandle {
   cudnnHandle_t handle = nullptr;
 };
 
-using Key = std::array<std::int64_t, 22>;
+using Key = std::array<std::int64_t, 23>;
 
 struct ProcessState {
   std::mutex mutex;
@@ -218,7 +218,8 @@ Key key_of(const AttentionShape& s, bool backward, int device) {
           s.k_stride.batch, s.k_stride.head,
           s.v_stride.seq,   s.v_stride.batch,
           s.v_stride.head,  s.o_stride.seq,
-          s.o_stride.batch, s.o_stride.head * 256 + static_cast<std::int64_t>(s.dtype)};
+          s.o_stride.batch, s.o_stride.head * 256 + static_cast<std::int64_t>(s.dtype),
+          s.deterministic};
 }
 
 std::shared_ptr<StreamHandle> handle_of(int device, cudaStream_t stream) {
@@ -322,8 +323,9 @@ void check_memory(std::initializer_list<const void*> operands) {
   }
 }
 
-/// The shape of one piece of backward.
+/// The shape of one piece of backward: all of it where there is no matrix dP.
 AttentionShape piece_of(const AttentionShape& s) {
+  if (!s.deterministic) return s;
   const AttentionPiece piece = cudnn_backward_piece(s, kMostScoreBytes);
   AttentionShape part = s;
   part.batch = piece.batch;

@@ -78,8 +78,8 @@ struct AttentionPiece {
 };
 
 /// Bytes of the 2-byte matrix dP, padded to tiles, that cuDNN keeps in backward so that its sums have a fixed
-/// order. Its fast path without that matrix adds up dQ in whatever order blocks finish, which we do not
-/// allow.
+/// order. Its fast path without that matrix adds up dQ in whatever order blocks finish
+/// (AttentionShape::deterministic).
 inline std::int64_t cudnn_score_bytes(const AttentionShape& s, const AttentionPiece& piece) {
   const std::int64_t rows = (s.seq_q + 63) / 64 * 64, cols = (s.seq_k + 127) / 128 * 128;
   return 2 * piece.batch * piece.kv_heads * (s.heads / s.kv_heads) * rows * cols;

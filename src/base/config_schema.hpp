@@ -288,6 +288,10 @@ void describe(Visitor& visit, Section& c) {
   visit.field("require_fast_attention", c.require_fast_attention,
               "CUDA: attention that cuDNN does not compute is an error that says why, not a slower way");
   visit.field(
+      "deterministic", c.deterministic,
+      "the same run gives the same bits, resumed or not; false = on CUDA attention's backward adds in any "
+      "order, which is faster and needs less memory");
+  visit.field(
       "memory_gb", c.memory_gb,
       "what `recompute: auto` and `tessera plan` may fill on one rank, GB of 10^9 bytes; null = what the "
       "device has, less a reserve",

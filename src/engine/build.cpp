@@ -76,6 +76,7 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
   ctx.gemm_tuner = std::move(gemm_tuner);
   if (ctx.stream->threads() > 1) ctx.cores = ops::watch_cores();
   ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
+  ctx.deterministic = config.device.deterministic;
   ProcessMesh& mesh = *options.layout.mesh;
   const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],
                                      .sequence = config.parallel.sequence,

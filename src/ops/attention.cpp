@@ -62,6 +62,7 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
                 s.head0 + s.heads, " of ", s.total_heads);
   s.seq_length = options.seq_length > 0 ? options.seq_length : s.seq_k;
   // Single queries have a kernel of their own.
+  s.deterministic = ctx.deterministic;
   s.fast_only = ctx.require_fast_attention && s.seq_q > 1 && s.query_offset == 0;
   return s;
 }

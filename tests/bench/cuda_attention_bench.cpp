@@ -1,128 +1,142 @@
-/// Attention of CUDA device 0 in bf16, causal, 16 heads, as the launchers choose (cuDNN) and by our own path,
-/// beside the device's GEMM rate. FLOPs are counted over the causal half: forward 4 S^2/2 d a head,
-/// backward 2.5 times that. Usage: cuda_attention_bench [longest sequence, 8192 by default]
+/// Causal attention of CUDA device 0 in bf16 at the four shapes of docs/performance.md: by cuDNN, backward in
+/// a fixed order and in any (device.deterministic), and by our own path, beside the device's GEMM rate. FLOPs
+/// are counted over the causal half: forward 4 S^2/2 d a head, backward 2.5 times that. Ends with 1 where
+/// cuDNN does not take one of them. Usage: cuda_attention_bench [text that a shape's name must contain]
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <vector>
+#include <cstring>
+#include <exception>
+#include <string>
 
-#include "device/cuda.hpp"
+#include "cuda_bench.hpp"
 #include "kernels/api/attention.hpp"
 #include "kernels/api/gemm.hpp"
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/attention_own.hpp"
 
+namespace tessera::bench {
 namespace {
 
-using namespace tessera;
-using namespace tessera::kernels;
+using kernels::AttentionShape;
 
-constexpr std::int64_t kHeads = 16;
-
-/// Device memory holding what it did, or small values of both signs.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : data_(tessera::cuda::allocate(0, bytes)) {}
-  Memory(std::int64_t n, void* stream) : Memory(static_cast<std::size_t>(n) * sizeof(bfloat16)) {
-    std::vector<bfloat16> values;
-    for (std::int64_t i = 0; i < n; ++i)
-      values.push_back(bfloat16(static_cast<float>(i * 7919 % 1000) / 1000.0f - 0.5f));
-    tessera::cuda::copy(data_, values.data(), values.size() * sizeof(bfloat16), stream);
-    tessera::cuda::synchronize(stream);
-  }
-  ~Memory() { tessera::cuda::deallocate(data_); }
-  Memory(const Memory&) = delete;
-  bfloat16* get() const { return static_cast<bfloat16*>(data_); }
-
- private:
-  void* data_;
+struct Case {
+  const char* name;
+  int64_t seq, batch, heads, kv_heads, head_dim;
 };
 
-/// Seconds of one call: the shortest of ten, after two that are not counted.
-double seconds(void* stream, const std::function<void()>& call) {
-  void* begin = tessera::cuda::create_event();
-  void* end = tessera::cuda::create_event();
-  double best = 1e30;
-  for (int i = 0; i < 12; ++i) {
-    tessera::cuda::record(begin, stream);
-    call();
-    tessera::cuda::record(end, stream);
-    tessera::cuda::synchronize_event(end);
-    if (i >= 2) best = std::min(best, tessera::cuda::seconds_between(begin, end));
-  }
-  tessera::cuda::destroy_event(begin);
-  tessera::cuda::destroy_event(end);
-  return best;
+/// A micro-batch of each model there.
+constexpr Case kCases[] = {{"GPT-2 124M, 1024", 1024, 64, 12, 12, 64},
+                           {"GPT-2 XL, 1024", 1024, 16, 25, 25, 64},
+                           {"LLaMA-7B, 4096", 4096, 2, 32, 32, 128},
+                           {"LLaMA3-8B, 8192", 8192, 1, 32, 8, 128}};
+
+/// Heads packed as a layer's product leaves them: [seq, batch, q k v].
+AttentionShape shape_of(const Case& c) {
+  const int64_t row = (c.heads + 2 * c.kv_heads) * c.head_dim;
+  AttentionShape s;
+  s.batch = c.batch;
+  s.seq_q = s.seq_k = c.seq;
+  s.heads = c.heads;
+  s.kv_heads = c.kv_heads;
+  s.head_dim = c.head_dim;
+  s.dtype = DType::bf16;
+  s.q_stride = s.k_stride = s.v_stride = {c.batch * row, row, c.head_dim};
+  s.o_stride = {c.batch * c.heads * c.head_dim, c.heads * c.head_dim, c.head_dim};
+  s.scale = 0.1f;
+  return s;
 }
 
-double gemm_rate(const Launch& launch, std::int64_t size) {
-  const Memory a(size * size, launch.stream), b(size * size, launch.stream), c(size * size, launch.stream);
-  Gemm call;
-  call.a = a.get(), call.b = b.get(), call.c = c.get();
+double gemm_flops_s(const Gpu& gpu, int64_t size) {
+  const Random a(gpu, DType::bf16, size * size), b(gpu, DType::bf16, size * size);
+  const Memory c(static_cast<std::size_t>(size * size) * 2);
+  kernels::Gemm call;
+  call.a = a.data(), call.b = b.data(), call.c = c.data();
   call.m = call.n = call.k = call.lda = call.ldb = call.ldc = size;
   call.ab_dtype = call.c_dtype = DType::bf16;
-  const double n = static_cast<double>(size);
-  return 2e-12 * n * n * n / seconds(launch.stream, [&] { kernels::cuda::gemm(call, launch); });
+  const auto n = static_cast<double>(size);
+  return 2.0 * n * n * n / gpu.median([] {}, [&] { kernels::cuda::gemm(call, gpu.launch()); });
 }
 
-void print(const char* path, double flops, double forward, double backward, double ceiling) {
-  const double rate = 3.5e-12 * flops / (forward + backward);
-  std::printf(
-      "  %-8s forward %8.3f ms %6.1f TFLOP/s   backward %8.3f ms %6.1f TFLOP/s   both %3.0f %% of GEMM\n",
-      path, forward * 1e3, 1e-12 * flops / forward, backward * 1e3, 2.5e-12 * flops / backward,
-      100.0 * rate / ceiling);
+void row(const char* name, double flops, double seconds, double ceiling) {
+  std::printf("  %-30s %9.3f ms %7.1f TFLOP/s %4.0f %% of GEMM\n", name, 1e3 * seconds,
+              1e-12 * flops / seconds, 1e2 * flops / seconds / ceiling);
 }
 
-void measure(std::int64_t seq, std::int64_t dim, std::int64_t batch, const Launch& launch, double ceiling) {
-  const std::int64_t row = 3 * kHeads * dim, tokens = seq * batch;
-  const Memory qkv(tokens * row, launch.stream), d_qkv(tokens * row, launch.stream),
-      o(tokens * kHeads * dim, launch.stream), d_o(tokens * kHeads * dim, launch.stream);
-  const Memory lse(static_cast<std::size_t>(tokens * kHeads) * sizeof(float));
-  AttentionShape s;
-  s.batch = batch, s.seq_q = s.seq_k = seq;
-  s.heads = s.kv_heads = kHeads, s.head_dim = dim;
-  s.dtype = DType::bf16;
-  s.q_stride = s.k_stride = s.v_stride = {batch * row, row, dim};
-  s.o_stride = {batch * kHeads * dim, kHeads * dim, dim};
-  s.scale = 0.1f;
+/// False if cuDNN does not take it.
+bool measure(const Gpu& gpu, const Case& c, double ceiling) {
+  const AttentionShape s = shape_of(c);
+  AttentionShape any_order = s;
+  any_order.deterministic = false;
+  bool taken = true;
+  for (const AttentionShape* shape : {&s, static_cast<const AttentionShape*>(&any_order)}) {
+    for (const bool backward : {false, true}) {
+      const std::string why = kernels::cuda::cudnn_refusal(*shape, backward);
+      if (why.empty()) continue;
+      std::printf("  FAILED   cuDNN does not take %s%s: %s\n", backward ? "backward of " : "", c.name,
+                  why.c_str());
+      taken = false;
+    }
+  }
+
+  const int64_t tokens = c.seq * c.batch, row_size = (c.heads + 2 * c.kv_heads) * c.head_dim;
+  const Random qkv(gpu, DType::bf16, tokens * row_size), d_o(gpu, DType::bf16, tokens * c.heads * c.head_dim);
+  const Memory d_qkv(static_cast<std::size_t>(tokens * row_size) * 2),
+      o(static_cast<std::size_t>(tokens * c.heads * c.head_dim) * 2),
+      lse(static_cast<std::size_t>(tokens * c.heads) * sizeof(float));
   const Memory space(std::max({kernels::cuda::attention_forward_workspace(s, 0),
                                kernels::cuda::attention_backward_workspace(s, 0),
+                               kernels::cuda::attention_backward_workspace(any_order, 0),
                                kernels::cuda::own_attention_forward_workspace(s),
                                kernels::cuda::own_attention_backward_workspace(s)}));
-  const bfloat16* q = qkv.get();
-  bfloat16* dq = d_qkv.get();
-  const std::int64_t part = kHeads * dim;
-  float* sums = reinterpret_cast<float*>(lse.get());
-  const AttentionForward forward{s, q, q + part, q + 2 * part, o.get(), sums, space.get()};
-  const AttentionBackward backward{s,         q,  q + part,  q + 2 * part,  o.get(),    sums,
-                                   d_o.get(), dq, dq + part, dq + 2 * part, space.get()};
-  const double flops = 2.0 * static_cast<double>(seq * seq) * static_cast<double>(dim * kHeads * batch);
-  std::printf("S %lld, d %lld, batch %lld\n", static_cast<long long>(seq), static_cast<long long>(dim),
-              static_cast<long long>(batch));
-  const auto time = [&](auto&& call) { return seconds(launch.stream, call); };
-  const double f = time([&] { kernels::cuda::attention_forward(forward, launch); });
-  print("chosen", flops, f, time([&] { kernels::cuda::attention_backward(backward, launch); }), ceiling);
-  const double own = time([&] { kernels::cuda::own_attention_forward(forward, launch); });
-  print("own", flops, own, time([&] { kernels::cuda::own_attention_backward(backward, launch); }), ceiling);
+  const auto* q = static_cast<const bfloat16*>(qkv.data());
+  auto* dq = static_cast<bfloat16*>(d_qkv.data());
+  const int64_t k_at = c.heads * c.head_dim, v_at = k_at + c.kv_heads * c.head_dim;
+  const kernels::AttentionForward forward{s, q, q + k_at, q + v_at, o.data(), lse.floats(), space.data()};
+  const kernels::AttentionBackward backward{s,          q,  q + k_at,  q + v_at,  o.data(),    lse.floats(),
+                                            d_o.data(), dq, dq + k_at, dq + v_at, space.data()};
+  kernels::AttentionBackward loose = backward;
+  loose.shape = any_order;
+  const double flops =
+      2.0 * static_cast<double>(c.seq * c.seq) * static_cast<double>(c.head_dim * c.heads * c.batch);
+  const auto time = [&](auto&& call) { return gpu.median([] {}, call); };
+  const kernels::Launch launch = gpu.launch();
+  std::printf("%s, batch %lld, %lld heads of %lld\n", c.name, static_cast<long long>(c.batch),
+              static_cast<long long>(c.heads), static_cast<long long>(c.head_dim));
+  row("forward", flops, time([&] { kernels::cuda::attention_forward(forward, launch); }), ceiling);
+  row("backward", 2.5 * flops, time([&] { kernels::cuda::attention_backward(backward, launch); }), ceiling);
+  row("backward, any order", 2.5 * flops, time([&] { kernels::cuda::attention_backward(loose, launch); }),
+      ceiling);
+  row("own forward", flops, time([&] { kernels::cuda::own_attention_forward(forward, launch); }), ceiling);
+  row("own backward", 2.5 * flops, time([&] { kernels::cuda::own_attention_backward(backward, launch); }),
+      ceiling);
+  return taken;
+}
+
+int run(const char* wanted) {
+  const Gpu gpu;
+  const double ceiling = gemm_flops_s(gpu, 8192);
+  std::printf("%s\nbf16 GEMM 8192^3: %.1f TFLOP/s\n", cuda::describe(0).c_str(), 1e-12 * ceiling);
+  bool taken = true;
+  for (const Case& c : kCases) {
+    if (std::strstr(c.name, wanted) != nullptr) taken = measure(gpu, c, ceiling) && taken;
+    std::fflush(stdout);
+  }
+  return taken ? 0 : 1;
 }
 
 }  // namespace
+}  // namespace tessera::bench
 
 int main(int argc, char** argv) {
-  const std::int64_t longest = argc > 1 ? std::atoll(argv[1]) : 8192;
   if (tessera::cuda::device_count() == 0) {
     std::printf("no GPU: %s\n", tessera::cuda::why_none().c_str());
     return 1;
   }
-  void* stream = tessera::cuda::create_stream(0, false);
-  const Launch launch{stream, 1};
-  const double ceiling = gemm_rate(launch, longest);
-  std::printf("%s\nbf16 GEMM %lld^3: %.1f TFLOP/s\n", tessera::cuda::describe(0).c_str(),
-              static_cast<long long>(longest), ceiling);
-  for (const std::int64_t dim : {64, 128}) {
-    for (std::int64_t seq = longest / 8; seq <= longest; seq *= 2)
-      measure(seq, dim, std::max<std::int64_t>(longest / seq / 2, 1), launch, ceiling);
+  try {
+    return tessera::bench::run(argc > 1 ? argv[1] : "");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
   }
-  tessera::cuda::destroy_stream(stream);
 }

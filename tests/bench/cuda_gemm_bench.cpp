@@ -3,28 +3,26 @@
 /// row's name must contain] [tune] [file of algorithms]. "tune" times cuBLASLt's candidates first and keeps
 /// winners in the file.
 
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "device/cuda.hpp"
+#include "cuda_bench.hpp"
 #include "kernels/api/backends.hpp"
-#include "kernels/api/elementwise.hpp"
 #include "kernels/api/gemm.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_tuner.hpp"
-#include "tessera/base/error.hpp"
 
-namespace tessera {
+namespace tessera::bench {
 namespace {
 
 using kernels::Epilogue;
 using kernels::Gemm;
 
-constexpr int kRuns = 20;
+constexpr int kRuns = 20;  // in a row: the gaps of one are not what is measured
 /// Dense bf16 of H100 SXM and H200.
 constexpr double kPeak = 989.4;
 
@@ -57,44 +55,8 @@ constexpr Layer kLayers[] = {
     {"square 8192", 8192, 8192, 8192},
 };
 
-/// n normal values of a dtype on the device.
-class Values {
- public:
-  Values(DType dtype, std::int64_t n, std::uint32_t site, const kernels::Launch& launch) {
-    memory_ = cuda::allocate(0, static_cast<std::size_t>(n) * size_of(dtype));
-    TESSERA_ENSURE(DeviceError, memory_ != nullptr, "GPU 0 has no memory for ", n, " values");
-    constexpr std::int64_t kChunk = std::int64_t{1} << 24;
-    void* chunk = cuda::allocate(0, kChunk * sizeof(float));
-    TESSERA_ENSURE(DeviceError, chunk != nullptr, "GPU 0 has no memory for a chunk of values");
-    for (std::int64_t begin = 0; begin < n; begin += kChunk) {
-      const std::int64_t count = std::min(kChunk, n - begin);
-      kernels::cuda::fill_normal({.rows = 1,
-                                  .cols = count,
-                                  .col0 = begin,
-                                  .global_cols = n,
-                                  .key = {.seed = 1, .site = site},
-                                  .out = static_cast<float*>(chunk)},
-                                 launch);
-      kernels::cuda::axpby(
-          {.n = count,
-           .y_dtype = dtype,
-           .x = chunk,
-           .y = static_cast<char*>(memory_) + begin * static_cast<std::int64_t>(size_of(dtype))},
-          launch);
-    }
-    cuda::synchronize(launch.stream);
-    cuda::deallocate(chunk);
-  }
-  ~Values() { cuda::deallocate(memory_); }
-  Values(const Values&) = delete;
-  Values& operator=(const Values&) = delete;
-  void* data() const { return memory_; }
-
- private:
-  void* memory_ = nullptr;
-};
-
-/// y = gelu(x W^T + b); dx = dy W, times gelu's slope; dW += dy^T x in fp32.
+/// y = gelu(x W^T + b); dx = dy W, times gelu's slope; dW += dy^T x in fp32, alone and with db += the sums of
+/// dy.
 std::vector<std::pair<std::string, Gemm>> products(const Layer& l, DType dtype) {
   Gemm forward, input, weight;
   forward.m = l.tokens, forward.n = l.out, forward.k = l.in;
@@ -110,48 +72,53 @@ std::vector<std::pair<std::string, Gemm>> products(const Layer& l, DType dtype) 
   weight.beta = 1.0f;
   for (Gemm* g : {&forward, &input, &weight}) g->ab_dtype = g->c_dtype = dtype;
   weight.c_dtype = DType::f32;
-  return {{"forward", forward}, {"input gradient", input}, {"weight gradient", weight}};
+  return {{"forward", forward},
+          {"input gradient", input},
+          {"weight gradient", weight},
+          {"weight and bias gradient", weight}};
 }
 
-/// Seconds of one of kRuns in a row, the least of three times.
-double measure(const Gemm& g, const kernels::Launch& launch) {
-  void* const stream = launch.stream;
-  void* begin = cuda::create_event();
-  void* end = cuda::create_event();
-  double best = 1e30;
-  for (int round = 0; round < 4; ++round) {
-    cuda::record(begin, stream);
-    for (int run = 0; run < kRuns; ++run) kernels::cuda::gemm(g, launch);
-    cuda::record(end, stream);
-    cuda::synchronize_event(end);
-    if (round > 0) best = std::min(best, cuda::seconds_between(begin, end) / kRuns);
-  }
-  cuda::destroy_event(begin);
-  cuda::destroy_event(end);
-  return best;
-}
-
-void run(const Layer& layer, DType dtype, const kernels::Launch& launch, const char* filter) {
+void run(const Gpu& gpu, const Layer& layer, DType dtype, const kernels::Launch& launch, const char* filter) {
   for (auto& [what, g] : products(layer, dtype)) {
     const std::string name = std::string(layer.name) + " " + what + " " + std::string(name_of(dtype));
     if (name.find(filter) == std::string::npos) continue;
-    const Values a(dtype, g.m * g.k, 1, launch), b(dtype, g.k * g.n, 2, launch),
-        c(g.c_dtype, g.m * g.n, 3, launch), bias(dtype, g.n, 4, launch),
-        pre(dtype, g.epilogue == Epilogue::none ? 1 : g.m * g.n, 5, launch);
+    const Random a(gpu, dtype, g.m * g.k), b(gpu, dtype, g.k * g.n), c(gpu, g.c_dtype, g.m * g.n),
+        bias(gpu, dtype, g.n), pre(gpu, dtype, g.epilogue == Epilogue::none ? 1 : g.m * g.n),
+        sums(gpu, DType::f32, g.m), scratch(gpu, DType::f32, kernels::kReduceParts * g.m);
     g.a = a.data(), g.b = b.data(), g.c = c.data();
     if (g.trans_b) g.bias = bias.data();
     if (g.epilogue != Epilogue::none) g.pre = pre.data();
-    const double seconds = measure(g, launch);
+    if (what == "weight and bias gradient") {
+      g.column_sums = sums.floats(), g.sums_scratch = scratch.floats();
+      g.sums_beta = 1.0f;
+    }
+    const auto several = [&] {
+      for (int i = 0; i < kRuns; ++i) kernels::cuda::gemm(g, launch);
+    };
+    const double seconds = gpu.median([] {}, several) / kRuns;
     const double rate =
         2e-12 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) / seconds;
-    std::printf("%-36s %6ld x %6ld x %6ld %9.1f us %7.1f TFLOP/s", name.c_str(), static_cast<long>(g.m),
+    std::printf("%-42s %6ld x %6ld x %6ld %9.1f us %7.1f TFLOP/s", name.c_str(), static_cast<long>(g.m),
                 static_cast<long>(g.n), static_cast<long>(g.k), 1e6 * seconds, rate);
     dtype == DType::f32 ? std::printf("\n") : std::printf(" %5.1f %% of %.0f\n", 100.0 * rate / kPeak, kPeak);
+    std::fflush(stdout);
   }
 }
 
+void run_all(const char* filter, const kernels::GemmTuning& options) {
+  const Gpu gpu;
+  GemmTuner tuner(options);
+  kernels::Launch launch = gpu.launch();
+  launch.gemm_tuner = &tuner;
+  for (const Layer& layer : kLayers) run(gpu, layer, DType::bf16, launch, filter);
+  // A second each: of the other types one model tells enough.
+  for (const DType dtype : {DType::f16, DType::f32})
+    for (const Layer& layer : kLayers)
+      if (std::string(layer.name).starts_with("124M")) run(gpu, layer, dtype, launch, filter);
+}
+
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::bench
 
 int main(int argc, char** argv) {
   using namespace tessera;
@@ -163,10 +130,11 @@ int main(int argc, char** argv) {
     std::printf("%s: %s   ", what.c_str(), value.c_str());
   std::printf("\n");
   const bool tune = argc > 2 && std::strcmp(argv[2], "tune") == 0;
-  GemmTuner tuner({.tune = tune, .cache_path = argc > 3 ? argv[3] : "", .tables = {}});
-  void* stream = cuda::create_stream(0, false);
-  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
-    for (const Layer& layer : kLayers)
-      run(layer, dtype, {.stream = stream, .gemm_tuner = &tuner}, argc > 1 ? argv[1] : "");
-  cuda::destroy_stream(stream);
+  try {
+    bench::run_all(argc > 1 ? argv[1] : "",
+                   {.tune = tune, .cache_path = argc > 3 ? argv[3] : "", .tables = {}});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }

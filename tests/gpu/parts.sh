@@ -125,24 +125,27 @@ corpus() {
 # A rehearsal trains less.
 train_steps() { if rehearsing; then echo 2; else echo 10; fi; }
 
-# train_ranks RANKS NAME DATA [section.key=value...]: a small Llama, RANKS processes on one GPU. NCCL takes only one
+# train_ranks RANKS NAME DATA [section.key=value...]: a small Llama, RANKS processes on one GPU; its time goes into NAME.milliseconds. NCCL takes only one
 # process per GPU and host, so each says it is a host of its own (rank.sh).
 train_ranks() {
-  local ranks="$1" name="$2" data="$3" where=(device.type=cuda device.index=0)
+  local ranks="$1" name="$2" data="$3" code=0 begin where=(device.type=cuda device.index=0)
   shift 3
+  begin="$(date +%s%N)"
   if rehearsing; then where=(device.type=cpu device.threads=1); fi
   limited 120 "$build/tessera" launch --num_processes "$ranks" tests/gpu/rank.sh "$build/tessera" train configs/llama_tiny.yaml \
     "data.path=$data" "logging.dir=$results/$name" "checkpoint.dir=$results/$name/checkpoints" checkpoint.every=0 \
     "training.steps=$(train_steps)" training.global_batch_size=16 training.eval_interval=0 \
-    "${where[@]}" "$@" >"$results/$name.log" 2>&1
+    "${where[@]}" "$@" >"$results/$name.log" 2>&1 || code=$?
+  echo $((($(date +%s%N) - begin) / 1000000)) >"$results/$name.milliseconds"
+  return $code
 }
 
 # losses NAME: of every step of a run.
 losses() { sed -n 's/.*"loss": *\([-0-9.e+]*\).*/\1/p' "$results/$1/metrics.jsonl"; }
 
-# compare_losses WHAT STEPS EXPECTED FOUND: files with a loss in each line.
+# compare_losses WHAT STEPS EXPECTED FOUND [LIMIT]: files with a loss in each line.
 compare_losses() {
-  paste "$3" "$4" | awk -v what="$1" -v steps="$2" -v limit=1e-4 '
+  paste "$3" "$4" | awk -v what="$1" -v steps="$2" -v limit="${5:-1e-4}" '
     NF != 2 { short = 1 }
     { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
     END {
@@ -152,14 +155,60 @@ compare_losses() {
     }'
 }
 
-# The communicators' own tests with three processes, then whole runs by the launcher with 2, 4 and 8.
+# several_ranks ALONE LIMIT "RANKS NAME SETTING..."...: runs of several ranks beside the run ALONE of one.
+several_ranks() {
+  local alone="$1" limit="$2" ranks name layout code failed=0
+  shift 2
+  for layout in "$@"; do
+    read -r ranks name layout <<<"$layout"
+    code=0
+    # shellcheck disable=SC2086  # several settings
+    train_ranks "$ranks" "$name" "$data" training.micro_batch_size=2 $layout || code=$?
+    if [ $code -eq 0 ]; then
+      compare_losses "$ranks ranks, $name" "$(train_steps)" <(losses "$alone") <(losses "$name") "$limit" || failed=1
+    elif out_of_time $code; then
+      echo "partly   $ranks ranks, $name: out of time after $(losses "$name" 2>/dev/null | wc -l) steps"
+    else
+      tail -n 40 "$results/$name.log"
+      echo "FAILED   $ranks ranks, $name"
+      failed=1
+    fi
+  done
+  return $failed
+}
+
+# with_mps: what two ranks gain when NVIDIA's multi-process service lets their kernels run at once. Nothing is set on the GPU.
+with_mps() {
+  local code=0
+  if rehearsing || ! command -v nvidia-cuda-mps-control >/dev/null; then
+    echo "skipped  MPS: no nvidia-cuda-mps-control"
+    return 0
+  fi
+  export CUDA_MPS_PIPE_DIRECTORY="$results/mps" CUDA_MPS_LOG_DIRECTORY="$results/mps"
+  mkdir -p "$results/mps"
+  if ! nvidia-cuda-mps-control -d >"$results/mps.log" 2>&1; then
+    echo "skipped  MPS: $(tail -n 1 "$results/mps.log")"
+  else
+    train_ranks 2 tp2_mps "$data" training.micro_batch_size=2 parallel.tensor=2 parallel.sequence=true || code=$?
+    echo quit | timeout 20 nvidia-cuda-mps-control || true
+    if [ $code -eq 0 ]; then
+      echo "ok       MPS: the run tp2 took $(cat "$results/tp2_mps.milliseconds") ms with it, $(cat "$results/tp2.milliseconds") ms without"
+    else
+      echo "partly   MPS: the run tp2 ended with $code under it: $(tail -n 1 "$results/tp2_mps.log")"
+    fi
+  fi
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+# The communicators' own tests, then whole runs by the launcher: with 2 ranks first, those of the fast path among them
+# (bf16, heads of 64, attention by cuDNN or an error), with 4 and 8 as there is time.
 part_ranks() {
   need_gpu
-  local data layout name ranks code failed=0
-  code=0
-  limited 90 "$(python_command)" tests/gpu/rank_processes.py "$build/tests/test_comm" 3 \
+  local data code=0 failed=0 fast=(training.precision=bf16 model.hidden_size=256 model.num_heads=4 model.num_kv_heads=2
+    device.require_fast_attention=true)
+  limited 90 "$(python_command)" tests/gpu/rank_processes.py "$build/tests/test_comm" 2 \
     'Nccl/Conformance.*-*.BarrierHoldsUntilAllAreThere/*:*.EventsTellWhatFinished/*' "$results/comm" >"$results/comm.log" 2>&1 || code=$?
-  report_gtest "$code" "communicators, 3 processes" "$results/comm.log" || failed=1
+  report_gtest "$code" "communicators, 2 processes" "$results/comm.log" || failed=1
 
   if [ -x "$(bench_folder)/cuda_nccl_bench" ]; then
     code=0
@@ -169,22 +218,13 @@ part_ranks() {
 
   data="$(corpus)" || return 1
   train_ranks 1 ranks1 "$data" training.micro_batch_size=4 || { tail -n 40 "$results/ranks1.log"; echo "FAILED   1 rank"; return 1; }
-  for layout in "2 tp2 parallel.tensor=2 parallel.sequence=true" "2 dp2 parallel.zero_stage=1" "2 pp2 parallel.pipeline=2" \
-    "4 tp2_pp2 parallel.tensor=2 parallel.pipeline=2" "8 tp2_pp2_dp2 parallel.tensor=2 parallel.pipeline=2 parallel.zero_stage=1"; do
-    read -r ranks name layout <<<"$layout"
-    code=0
-    # shellcheck disable=SC2086  # several settings
-    train_ranks "$ranks" "$name" "$data" training.micro_batch_size=2 $layout || code=$?
-    if [ $code -eq 0 ]; then
-      compare_losses "$ranks ranks, $name" "$(train_steps)" <(losses ranks1) <(losses "$name") || failed=1
-    elif out_of_time $code; then
-      echo "partly   $ranks ranks, $name: out of time after $(losses "$name" 2>/dev/null | wc -l) steps"
-    else
-      tail -n 40 "$results/$name.log"
-      echo "FAILED   $ranks ranks, $name"
-      failed=1
-    fi
-  done
+  several_ranks ranks1 1e-4 "2 tp2 parallel.tensor=2 parallel.sequence=true" "2 dp2 parallel.zero_stage=1" "2 pp2 parallel.pipeline=2" || failed=1
+  train_ranks 1 fast1 "$data" training.micro_batch_size=4 "${fast[@]}" || { tail -n 40 "$results/fast1.log"; echo "FAILED   1 rank, fast path"; return 1; }
+  several_ranks fast1 5e-3 "2 fast_tp2 parallel.tensor=2 parallel.sequence=true ${fast[*]}" "2 fast_dp2 parallel.zero_stage=1 ${fast[*]}" \
+    "2 fast_pp2 parallel.pipeline=2 ${fast[*]}" || failed=1
+  with_mps
+  several_ranks ranks1 1e-4 "4 tp2_pp2 parallel.tensor=2 parallel.pipeline=2" \
+    "8 tp2_pp2_dp2 parallel.tensor=2 parallel.pipeline=2 parallel.zero_stage=1" || failed=1
   return $failed
 }
 
@@ -272,10 +312,8 @@ part_sanitizer() {
   fi
   for tool in "${!tools[@]}"; do
     local options=()
-    # NVIDIA's own libraries read memory that they have not written, and ignore what they read.
-    if [ "${tools[$tool]}" = initcheck ] && "$sanitizer" --help | grep -q -- --kernel-name; then
-      options=(--kernel-name kernel_substring=tessera)
-    fi
+    # Ours alone: NVIDIA's libraries take the time, and read memory that they have not written and ignore what they read.
+    if grep -q -- '--kernel-name ' <<<"$("$sanitizer" --help)"; then options=(--kernel-name kernel_substring=tessera); fi
     sanitize "${tools[$tool]}" $(($(seconds_left) / (${#tools[@]} - tool))) "${options[@]}" || failed=1
   done
   return $failed
@@ -312,6 +350,44 @@ kernel_bench() {
 part_kernels_memory() { kernel_bench cuda_memory_bench; }
 part_kernels_gemm() { kernel_bench cuda_gemm_bench; }
 part_kernels_attention() { kernel_bench cuda_attention_bench; }
+
+# The kernels that take most of what is not matrix products: share of the memory's bandwidth, and what warps wait for.
+part_counters() {
+  need_gpu
+  local ncu kernel code values failed=0 stalled=smsp__average_warps_issue_stalled bench
+  bench="$(bench_folder)/cuda_memory_bench"
+  ncu="$(command -v ncu || command -v /usr/local/cuda/bin/ncu || true)"
+  if [ -z "$ncu" ] || rehearsing; then
+    echo "skipped  no ncu (Nsight Compute) on this machine"
+    return 0
+  fi
+  for kernel in norm_forward_kernel norm_backward_kernel cross_entropy_forward_kernel cross_entropy_backward_kernel \
+    embedding_backward_kernel update_kernel; do
+    code=0
+    limited 60 "$ncu" --csv --page raw --kernel-name "$kernel" --launch-count 1 --kill on --metrics \
+      "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,${stalled}_long_scoreboard_per_issue_active.ratio,${stalled}_barrier_per_issue_active.ratio,${stalled}_lg_throttle_per_issue_active.ratio" \
+      "$bench" >"$results/$kernel.csv" 2>&1 || code=$?
+    # The heads of the columns, their units, the values.
+    values="$(grep '^"' "$results/$kernel.csv" | python -c '
+import csv, sys
+rows = list(csv.reader(sys.stdin))
+if len(rows) >= 3:
+    print(", ".join(f"{name.split(chr(46))[0]} {value} {unit}".strip() for name, unit, value in zip(*rows[:3]) if "__" in name))')"
+    if [ -n "$values" ]; then
+      echo "ok       $kernel: $values"
+    elif grep -q ERR_NVGPUCTRPERM "$results/$kernel.csv"; then
+      echo "skipped  ncu may not read the GPU's counters here (ERR_NVGPUCTRPERM)"
+      return 0
+    elif out_of_time $code; then
+      echo "partly   $kernel: out of time"
+    else
+      tail -n 10 "$results/$kernel.csv"
+      echo "FAILED   $kernel: ncu ended with $code"
+      failed=1
+    fi
+  done
+  return $failed
+}
 
 # compare_torch REHEARSED CASE...: Tessera beside PyTorch, or why not; a rehearsal runs the case REHEARSED instead.
 compare_torch() {

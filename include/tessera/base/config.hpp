@@ -103,6 +103,8 @@ struct DeviceConfig {
   std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps choices between runs
   /// CUDA: attention that no fast kernel computes is an error, not a slower way.
   bool require_fast_attention = false;
+  /// The same run gives the same bits; without, CUDA's attention may add in any order, which is faster.
+  bool deterministic = true;
   /// What a plan may fill on one rank, GB of 10^9 bytes; null = what the device has, less a reserve.
   std::optional<double> memory_gb = std::nullopt;
 

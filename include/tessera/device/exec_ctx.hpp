@@ -19,6 +19,9 @@ struct ExecCtx {
   std::uint64_t seed = 0;
   /// On CUDA attention that no fast kernel computes is refused (device.require_fast_attention).
   bool require_fast_attention = false;
+  /// The same call gives the same bits; without, CUDA's attention may add in any order
+  /// (device.deterministic).
+  bool deterministic = true;
   /// On CUDA how matrix products choose among cuBLASLt's algorithms (ops::make_gemm_tuner). Null: its first
   /// suggestions.
   std::shared_ptr<GemmTuner> gemm_tuner = {};

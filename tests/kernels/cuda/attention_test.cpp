@@ -1,5 +1,11 @@
 /// Attention on CUDA, whole and by our own path cut into small blocks, beside the CPU's and the definition.
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/attention_own.hpp"
 #include "tests/kernels/attention_problem.hpp"
 #include "tests/kernels/cuda/device_buffer.hpp"
@@ -317,6 +323,65 @@ TEST(CudaAttentionViews, NothingToDo) {
                           stream.launch());
   EXPECT_EQ(some.host(), std::vector<float>(48));
   EXPECT_EQ(lse.host(), std::vector<float>(12, -std::numeric_limits<float>::infinity()));
+}
+
+/// dQ, dK and dV, packed, by a way of going backward.
+std::vector<bfloat16> gradients(const DeviceStream& stream, const AttentionShape& s,
+                                const DeviceBuffer<bfloat16>& qkv, bool own) {
+  const std::size_t queries = static_cast<std::size_t>(s.batch * s.heads * s.seq_q);
+  const std::int64_t k_at = s.heads * s.head_dim, v_at = k_at + s.kv_heads * s.head_dim;
+  const DeviceBuffer<bfloat16> o(stream,
+                                 std::vector<bfloat16>(queries * static_cast<std::size_t>(s.head_dim))),
+      d(stream, std::vector<bfloat16>(qkv.host().size()));
+  const DeviceBuffer<float> lse(stream, std::vector<float>(queries));
+  const DeviceBuffer<char> space(
+      stream, std::vector<char>(
+                  std::max({cuda::attention_forward_workspace(s, 0), cuda::attention_backward_workspace(s, 0),
+                            cuda::own_attention_backward_workspace(s)})));
+  const bfloat16* q = qkv.data();
+  cuda::attention_forward({s, q, q + k_at, q + v_at, o.data(), lse.data(), space.data()}, stream.launch());
+  // What came out serves as its own gradient: values like any.
+  const AttentionBackward call{s,        q,        q + k_at,        q + v_at,        o.data(),    lse.data(),
+                               o.data(), d.data(), d.data() + k_at, d.data() + v_at, space.data()};
+  own ? cuda::own_attention_backward(call, stream.launch()) : cuda::attention_backward(call, stream.launch());
+  return d.host();
+}
+
+/// Forty heads of 4096 queries and keys: more than one piece (docs/floors/kernels.md).
+TEST(CudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
+  SKIP_WITHOUT_CUDA();
+  AttentionShape s;
+  s.batch = 1, s.seq_q = s.seq_k = s.seq_length = 4096;
+  s.heads = s.total_heads = 40, s.kv_heads = 8, s.head_dim = 64;
+  s.dtype = DType::bf16;
+  s.scale = 0.125f;
+  const std::int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  s.q_stride = s.k_stride = s.v_stride = {row, row, s.head_dim};
+  s.o_stride = {s.heads * s.head_dim, s.heads * s.head_dim, s.head_dim};
+  if (const std::string why = cuda::cudnn_refusal(s, true); !why.empty()) GTEST_SKIP() << why;
+  const DeviceStream stream;
+  std::vector<bfloat16> values;
+  for (std::int64_t i = 0; i < s.seq_q * row; ++i)
+    values.push_back(bfloat16(static_cast<float>(i * 7919 % 1009) / 504.0f - 1.0f));
+  const DeviceBuffer<bfloat16> qkv(stream, values);
+  const std::vector<bfloat16> own = gradients(stream, s, qkv, true),
+                              ordered = gradients(stream, s, qkv, false);
+  EXPECT_TRUE(
+      std::equal(ordered.begin(), ordered.end(), gradients(stream, s, qkv, false).begin(),
+                 [](bfloat16 a, bfloat16 b) { return static_cast<float>(a) == static_cast<float>(b); }))
+      << "in a fixed order the same bits";
+  s.deterministic = false;
+  const std::vector<bfloat16> any = gradients(stream, s, qkv, false);
+  float largest = 0.0f, of_ordered = 0.0f, of_any = 0.0f;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const auto expected = static_cast<float>(own[i]);
+    largest = std::max(largest, std::abs(expected));
+    of_ordered = std::max(of_ordered, std::abs(static_cast<float>(ordered[i]) - expected));
+    of_any = std::max(of_any, std::abs(static_cast<float>(any[i]) - expected));
+  }
+  EXPECT_GT(largest, 0.0f);
+  EXPECT_LE(of_ordered, 2e-2f * largest);
+  EXPECT_LE(of_any, 2e-2f * largest);
 }
 
 /// Scratch stays within the bytes of a block, wherever one head's sixteen queries do.
