@@ -53,7 +53,7 @@ void add_tokens(const Json& vocab, Vocabulary& out) {
       out.add(vocab[i].at(0).get<std::string>(), static_cast<std::int64_t>(i));
     return;
   }
-  for (const auto& [token, id] : vocab.items()) out.add(token, id.get<std::int64_t>());
+  for (const auto& [token, id] : vocab.items()) out.add(token, whole_number<std::int64_t>(id));
 }
 
 /// What of a tokenizer.json decides ids, in one spelling: versions of the package differ in how they write
@@ -175,8 +175,8 @@ TokenizerRecord tokenizer_record_from_json(const std::string& json, const std::s
                            .file = in.value("file", ""),
                            .merge_file = in.value("merge_file", ""),
                            .hash = in.value("hash", ""),
-                           .vocab_size = in.at("vocab_size").get<std::int64_t>(),
-                           .end_of_document = end.is_null() ? -1 : end.get<std::int32_t>()};
+                           .vocab_size = whole_number<std::int64_t>(in.at("vocab_size")),
+                           .end_of_document = end.is_null() ? -1 : whole_number<std::int32_t>(end)};
     TESSERA_ENSURE(DataError, record.vocab_size > 0 && record.end_of_document < record.vocab_size, place,
                    ": a tokenizer of ", record.vocab_size, " tokens whose end of document is ",
                    record.end_of_document);

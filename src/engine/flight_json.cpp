@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json_reason.hpp"
 #include "engine/flight_dump.hpp"
 #include "tessera/base/clock.hpp"
 #include "tessera/base/error.hpp"
@@ -60,15 +61,15 @@ FlightDump::Operation operation_from(const json& entry, const std::vector<Flight
   operation.name = entry.at("name").get<std::string>();
   operation.state = entry.at("state").get<std::string>();
   operation.communicates = entry.at("kind").get<std::string>() == "communication";
-  operation.shape = entry.at("shape").get<std::vector<std::int64_t>>();
+  for (const json& size : entry.at("shape")) operation.shape.push_back(whole_number<std::int64_t>(size));
   operation.queued = entry.at("queued").get<double>();
   if (entry.at("end").is_number()) operation.end = entry.at("end").get<double>();
   if (!operation.communicates) return operation;
   operation.dtype = entry.at("dtype").get<std::string>();
-  operation.sequence = entry.at("sequence").get<std::uint64_t>();
+  operation.sequence = whole_number<std::uint64_t>(entry.at("sequence"));
   operation.waited = entry.at("waited").get<bool>();
-  operation.group = entry.at("group").get<std::size_t>();
-  operation.peer = entry.value("peer", -1);
+  operation.group = whole_number<std::size_t>(entry.at("group"));
+  operation.peer = whole_number_or(entry, "peer", -1);
   TESSERA_ENSURE(DataError, operation.group < groups.size(), "operation ", operation.name, " names group ",
                  operation.group, " of ", groups.size());
   TESSERA_ENSURE(DataError, operation.peer >= -1, "peer ", operation.peer);
@@ -79,8 +80,8 @@ FlightDump dump_from(const json& root) {
   TESSERA_ENSURE(DataError, root.at("format").get<std::string>() == kFormat, "its format is not \"", kFormat,
                  "\"");
   FlightDump dump;
-  dump.rank = root.at("rank").get<int>();
-  dump.world_size = root.at("world_size").get<int>();
+  dump.rank = whole_number<int>(root.at("rank"));
+  dump.world_size = whole_number<int>(root.at("world_size"));
   dump.why = root.at("why").get<std::string>();
   dump.taken = root.at("taken").get<double>();
   if (root.at("call").is_object()) {
@@ -88,8 +89,8 @@ FlightDump dump_from(const json& root) {
     dump.call_begin = root.at("call").at("begin").get<double>();
   }
   for (const json& group : root.at("groups")) {
-    dump.groups.push_back({group.at("name").get<std::string>(), group.at("ranks").get<std::vector<int>>(),
-                           group.at("instance").get<int>()});
+    dump.groups.push_back({group.at("name").get<std::string>(), {}, whole_number<int>(group.at("instance"))});
+    for (const json& rank : group.at("ranks")) dump.groups.back().ranks.push_back(whole_number<int>(rank));
   }
   for (const json& entry : root.at("operations"))
     dump.operations.push_back(operation_from(entry, dump.groups));

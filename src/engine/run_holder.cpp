@@ -1,4 +1,5 @@
 #include "engine/run_holder.hpp"
+#include "base/json_reason.hpp"
 
 #include <unistd.h>
 
@@ -82,11 +83,11 @@ std::optional<RunHolder> RunHolder::parse(const std::string& text) {
     return RunHolder{.host = json.at("host"),
                      .boot = json.at("boot"),
                      .processes = json.at("processes"),
-                     .pid = json.at("pid"),
+                     .pid = whole_number<decltype(RunHolder::pid)>(json.at("pid")),
                      .started = json.at("started"),
                      .since = json.at("since"),
                      .token = json.at("token"),
-                     .generation = json.value("generation", std::int64_t{0}),
+                     .generation = whole_number_or(json, "generation", std::int64_t{0}),
                      .released = json.value("released", false)};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

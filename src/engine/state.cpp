@@ -227,14 +227,15 @@ RunState read_run_state(const CheckpointReader& reader) {
     std::optional<TokenizerRecord> tokenizer;
     if (user.contains("tokenizer"))
       tokenizer = tokenizer_record_from_json(user.at("tokenizer").dump(), place);
-    return {.step = state.step,
-            .consumed_samples = state.consumed_samples,
-            .tokens = user.at("tokens").get<std::int64_t>(),
-            .skipped = user.at("skipped").get<std::int64_t>(),
-            .config = parse_config(config.at("yaml").get<std::string>(), place),
-            .run = state.run,
-            .tokenizer = std::move(tokenizer),
-            .seed = rng.is_object() ? std::optional(rng.at("seed").get<std::uint64_t>()) : std::nullopt};
+    return {
+        .step = state.step,
+        .consumed_samples = state.consumed_samples,
+        .tokens = whole_number<std::int64_t>(user.at("tokens")),
+        .skipped = whole_number<std::int64_t>(user.at("skipped")),
+        .config = parse_config(config.at("yaml").get<std::string>(), place),
+        .run = state.run,
+        .tokenizer = std::move(tokenizer),
+        .seed = rng.is_object() ? std::optional(whole_number<std::uint64_t>(rng.at("seed"))) : std::nullopt};
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(
         detail::concat(reader.dir().string(), " was not saved by a training run: ", reason_of(error)));
@@ -257,13 +258,15 @@ void read_pieces(const CheckpointReader& reader, Engine& engine, const std::vect
 
 void load_update_state(const nlohmann::json& user, Optimizer& optimizer) {
   UpdateState state = optimizer.update_state();
-  state.updates = user.at("optimizer_updates").get<std::int64_t>();
+  state.updates = whole_number<std::int64_t>(user.at("optimizer_updates"));
   state.loss_scale = user.value("loss_scale", state.loss_scale);
-  state.good_steps = user.value("loss_scale_good_steps", state.good_steps);
-  state.hysteresis = user.value("loss_scale_hysteresis", state.hysteresis);
+  state.good_steps = whole_number_or(user, "loss_scale_good_steps", state.good_steps);
+  state.hysteresis = whole_number_or(user, "loss_scale_hysteresis", state.hysteresis);
   optimizer.set_update_state(state);
   if (!user.contains("fewer_updates")) return;  // of a version in which what is trained never changed
-  const auto fewer = user.at("fewer_updates").get<std::map<std::string, std::int64_t>>();
+  std::map<std::string, std::int64_t> fewer;
+  for (const auto& [name, count] : user.at("fewer_updates").items())
+    fewer[name] = whole_number<std::int64_t>(count);
   optimizer.set_updates_of([&](const Parameter& parameter) {
     const auto found = fewer.find(parameter.name());
     return found == fewer.end() ? state.updates : found->second;
@@ -275,10 +278,10 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
   if (!user.contains("accumulated")) return;
   ParamStore& store = engine.params();
   const nlohmann::json& accumulated = user.at("accumulated");
-  store.restore_gradients(accumulated.at("calls").get<int>(), [&](const Parameter& parameter) {
+  store.restore_gradients(whole_number<int>(accumulated.at("calls")), [&](const Parameter& parameter) {
     return reader.find("grad." + parameter.name()) != nullptr;
   });
-  engine.set_accumulated_samples(accumulated.at("samples").get<std::int64_t>());
+  engine.set_accumulated_samples(whole_number<std::int64_t>(accumulated.at("samples")));
   read_pieces(reader, engine, gradient_pieces(store, PieceSet::held));
 }
 
