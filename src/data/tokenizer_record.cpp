@@ -177,7 +177,8 @@ TokenizerRecord tokenizer_record_from_json(const std::string& json, const std::s
                            .hash = in.value("hash", ""),
                            .vocab_size = whole_number<std::int64_t>(in.at("vocab_size")),
                            .end_of_document = end.is_null() ? -1 : whole_number<std::int32_t>(end)};
-    TESSERA_ENSURE(DataError, record.vocab_size > 0 && record.end_of_document < record.vocab_size, place,
+    const bool end_exists = record.end_of_document >= 0 && record.end_of_document < record.vocab_size;
+    TESSERA_ENSURE(DataError, record.vocab_size > 0 && (end.is_null() || end_exists), place,
                    ": a tokenizer of ", record.vocab_size, " tokens whose end of document is ",
                    record.end_of_document);
     return record;
