@@ -140,7 +140,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   state.step = run.step;
   state.consumed_samples = run.consumed_samples;
   state.config_json = nlohmann::json{{"yaml", to_yaml(run.config)}}.dump();
-  state.rng_json = nlohmann::json{{"seed", engine.ctx().seed}, {"step", run.step}}.dump();
+  state.rng_json = nlohmann::json{{"seed", engine.progress().seed}, {"step", run.step}}.dump();
   state.data_json = nlohmann::json{{"consumed_samples", run.consumed_samples}}.dump();
   nlohmann::json user =
       update_state_json(engine.options().trainable ? engine.optimizer().update_state() : UpdateState{});
@@ -150,7 +150,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   if (run.tokenizer) user["tokenizer"] = nlohmann::json::parse(to_json(*run.tokenizer));
   if (has_accumulated(engine, parts))
     user["accumulated"] = {{"calls", engine.params().finished_calls()},
-                           {"samples", engine.accumulated_samples()}};
+                           {"samples", engine.progress().samples}};
   state.user_json = user.dump();
   state.run = run.run;
   return state;
@@ -278,7 +278,7 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
   store.restore_gradients(accumulated.at("calls").get<int>(), [&](const Parameter& parameter) {
     return reader.find("grad." + parameter.name()) != nullptr;
   });
-  engine.set_accumulated_samples(accumulated.at("samples").get<std::int64_t>());
+  engine.progress().samples = accumulated.at("samples").get<std::int64_t>();
   read_pieces(reader, engine, gradient_pieces(store, PieceSet::held));
 }
 
@@ -370,8 +370,9 @@ RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const S
     run = read_run_state(*reader);
   });
   load_engine(*reader, engine, parts);
-  engine.set_progress(run.step, run.skipped);
-  if (run.seed) engine.set_seed(*run.seed);
+  engine.progress().steps = run.step;
+  engine.progress().skipped = run.skipped;
+  if (run.seed) engine.progress().seed = *run.seed;
   return run;
 }
 

@@ -23,7 +23,7 @@ void Engine::set_frozen(std::map<std::string, std::string> names) {
     return frozen_.contains(parameter.name()) || (!groups.groups.empty() && groups.freezes(parameter));
   });
   // The next passes do other work, whose first turn is not recorded.
-  if (graph_) graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+  graph_.forget();
 }
 
 /// Before the update that acts on it: one rank's parameters may be too many kinds, and then no rank updates.

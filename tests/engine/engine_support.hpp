@@ -16,6 +16,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/data/indexed_writer.hpp"
 #include "tessera/engine/build.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/gradcheck.hpp"
 
 namespace tessera::test {
@@ -117,19 +118,6 @@ inline void expect_same_gradients(Engine& a, const std::vector<float>& expected,
     const std::vector<float> x(got.begin() + from, got.begin() + to),
         y(expected.begin() + from, expected.begin() + to);
     EXPECT_LE(distance(x, y, 1e-4), tolerance) << slot.parameter->name();
-  }
-}
-
-/// Calls `fn`, which must throw an E whose message holds all `parts`.
-template <typename E, typename Fn, typename... Parts>
-void expect_error(Fn&& fn, const Parts&... parts) {
-  try {
-    fn();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const E& error) {
-    for (const std::string& text : {std::string(parts)...})
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-          << "'" << text << "' is not in: " << error.what();
   }
 }
 

@@ -54,7 +54,7 @@ std::vector<double> train_part(const Layout& layout, const std::filesystem::path
     if (first > 0) {
       load_engine(CheckpointReader(resolve_checkpoint(root)), *engine);
       engine->params().gather_weights();
-      engine->set_progress(first, 0);
+      engine->progress().steps = first;
     }
     for (std::int64_t step = first; step < last; ++step) {
       const double loss =

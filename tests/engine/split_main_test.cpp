@@ -96,7 +96,7 @@ TEST_F(SplitMainState, ARunGoesOnWithTheSettingOrWithoutIt) {
       const auto other = build_engine(config_of(reads_split));
       load_engine(reader, *other);
       EXPECT_EQ(whole_tensors(*other, false), weights) << split << " to " << reads_split;
-      other->set_progress(3, 0);
+      other->progress().steps = 3;
       losses[reads_split] = train(*other, 3, 5);
     }
     EXPECT_EQ(losses[split], train(*source, 3, 5));

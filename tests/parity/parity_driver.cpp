@@ -69,7 +69,7 @@ void run(const std::vector<std::string>& args) {
   load_pretrained(args[0], model, *engine);
 
   Output out;
-  out.add("logits", engine->forward(batches[0], Engine::Output::logits));
+  out.add("logits", engine->forward(batches[0], Engine::Output::logits).output);
   engine->discard();
   out.add("loss", {1}, {static_cast<float>(engine->forward_backward(batches[0]))});
   for (const Parameter* parameter : engine->params().parameters()) {
