@@ -399,7 +399,7 @@ void bind_engine(py::module_& module) {
            py::arg("changed"), py::arg("follow_symlinks"), Released())
       .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
       .def(
-          "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
+          "gather_weights", [](PyEngine& self) { self.engine().params().weights().gather(); }, Released())
       .def_property_readonly("elements_held", &elements_held)
       .def_property_readonly(
           "peak_bytes", [](PyEngine& self) { return self.engine().ctx().allocator->stats().peak_used_bytes; },
@@ -440,13 +440,13 @@ void bind_engine(py::module_& module) {
           },
           Released())
       .def("set_micro_batches", [](PyEngine& self, std::int64_t n) { self.engine().set_micro_batches(n); })
-      .def("zero_grad", [](PyEngine& self) { self.engine().params().forget_gradients(); })
+      .def("zero_grad", [](PyEngine& self) { self.engine().params().gradient().forget(); })
       .def("set_clip_grad",
            [](PyEngine& self, double norm) { self.engine().optimizer().set_clip_grad(norm); })
       .def(
           "grad_norm", [](PyEngine& self) { return self.engine().grad_norm(); }, Released())
-      .def_property_readonly("finished_calls",
-                             [](PyEngine& self) { return self.engine().params().finished_calls(); })
+      .def_property_readonly(
+          "finished_calls", [](PyEngine& self) { return self.engine().params().gradient().finished_calls(); })
       .def("model_lines", [](PyEngine& self) { return model_lines(self.config()); })
       .def(
           "take_notes",

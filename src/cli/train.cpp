@@ -22,8 +22,8 @@
 namespace tessera::cli {
 namespace {
 
-/// What signals asked for. Ctrl-C, or a request to make room: both end the run after the step. SIGUSR2: a dump
-/// of what this rank does; the watchdog's thread looks here.
+/// What signals asked for. Ctrl-C, or a request to make room: both end the run after the step. SIGUSR2: a
+/// dump of what this rank does; the watchdog's thread looks here.
 std::atomic<bool> interrupt_requested = false, preemption_requested = false, dump_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 

@@ -156,11 +156,11 @@ void Engine::launch_step(const Batch& batch) {
     const TrafficSpan traffic(*mesh_, report.traffic);
     step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream));
     if (step->passes.targets == 0) {
-      params_->drop_call();
+      params_->gradient().drop_call();
       throw DataError(detail::concat("no label of this batch counts: all are ", kIgnoredLabel,
                                      ", so a step would only decay weights; check the data"));
     }
-    params_->add_call(1.0);
+    params_->gradient().add_call(1.0);
     const Spans::Span span(step->update);
     launch_update();
   }
@@ -193,7 +193,7 @@ StepReport Engine::finish_step() {
 double Engine::forward_backward(const Batch& batch, double factor) {
   const FlightCall open(ctx_.stream->flight(), "Engine::forward_backward()");
   const PassesUnderWay passes = launch_passes(batch);
-  params_->add_call(factor);
+  params_->gradient().add_call(factor);
   factors_.push_back(factor);
   return read_loss(passes);
 }
@@ -201,7 +201,7 @@ double Engine::forward_backward(const Batch& batch, double factor) {
 void Engine::discard() {
   forget_calls();
   factors_.clear();
-  params_->discard_gradients();
+  params_->gradient().discard();
   progress_.samples = 0;
 }
 
@@ -302,7 +302,7 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions optio
     options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, batch.batch);
   }
   if (options.record)
-    options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient_ready(parameter); };
+    options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient().ready(parameter); };
   return std::make_unique<Stage>(ctx_, *model_, batch, std::move(options));
 }
 

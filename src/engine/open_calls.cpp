@@ -64,7 +64,7 @@ class CallersTurn {
 OpenCall::State::~State() {
   if (engine == nullptr) return;
   engine->open_calls_.erase(this);
-  if (!aside && engine->params_->call_is_closed()) engine->params_->drop_call();
+  if (!aside && engine->params_->gradient().call_is_closed()) engine->params_->gradient().drop_call();
 }
 
 OpenForward::State::~State() {
@@ -123,16 +123,16 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
   stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
   begin_call(stage->full_micro_batches());
   run(*stage, false);
-  params_->close_call();
+  params_->gradient().close_call();
   count_samples(batch);
   return opened(0);
 }
 
 void Engine::add(OpenCall::State& call, double factor) {
   if (call.aside) {
-    params_->add_set_aside(call.aside, factor);
+    params_->gradient().add_set_aside(call.aside, factor);
   } else {
-    params_->add_call(factor);
+    params_->gradient().add_call(factor);
   }
   factors_.push_back(factor);
   open_calls_.erase(&call);
@@ -143,9 +143,9 @@ void Engine::add(OpenCall::State& call, double factor) {
 /// Gradients in the buckets make room for the next call's.
 void Engine::begin_call(int micro_batches) {
   for (OpenCall::State* call : open_calls_) {
-    if (!call->aside) call->aside = params_->set_call_aside();
+    if (!call->aside) call->aside = params_->gradient().set_call_aside();
   }
-  params_->begin_call(
+  params_->gradient().begin_call(
       [&](const Parameter& parameter) { return model_->pieces_using(parameter) * micro_batches; });
 }
 
@@ -233,7 +233,7 @@ void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {
     executor_.run(backwards, stage);
   }
   forward.forget();
-  params_->finish_call(1.0 / mesh_->shape().dp);
+  params_->gradient().finish_call(1.0 / mesh_->shape().dp);
   factors_.push_back(1.0);
 }
 

@@ -51,7 +51,7 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
                   },
               .drop =
                   [&] {
-                    if (params_->call_is_closed()) params_->drop_call();
+                    if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
                   },
               .result = [&] { return result_of(*passes); }});
   if (const auto& flight = ctx_.stream->flight()) passes->launched = flight->next();
@@ -68,7 +68,7 @@ std::function<void()> Engine::ready_passes(const Batch& batch, std::optional<Pas
   return [this, stage, targets, &passes] {
     begin_call(stage->full_micro_batches());
     run(*stage, false);
-    params_->close_call();
+    params_->gradient().close_call();
     passes = PassesUnderWay{HostCopy(ctx_, stage->loss_sum()), targets, stage->forward_spans(),
                             stage->backward_spans()};
   };
@@ -84,9 +84,9 @@ double Engine::read_loss(const PassesUnderWay& passes) const {
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
   std::vector<std::uint64_t> bits{std::bit_cast<std::uint64_t>(passes.loss_sum.value<double>())};
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
-    const FlatRun run = params_->updated(i);
+    const FlatRun run = params_->shards().updated(i);
     if (run.count == 0) continue;
-    const Tensor sum = ops::sum(ctx_, params_->grad_buffer().narrow(0, run.begin, run.count));
+    const Tensor sum = ops::sum(ctx_, params_->gradient().buffer().narrow(0, run.begin, run.count));
     bits.push_back(std::bit_cast<std::uint64_t>(HostCopy(ctx_, sum).value<double>()));
   }
   return bits;

@@ -54,13 +54,13 @@ void add_boxes(std::vector<CheckpointTensor>& shard, Engine& engine, const State
 std::vector<StatePiece> gradient_pieces(const ParamStore& store, PieceSet set) {
   std::vector<StatePiece> pieces = store.gradient_pieces(set);
   std::erase_if(pieces, [&](const StatePiece& piece) {
-    return !store.has_gradient()[store.layout().index_of(*piece.parameter)];
+    return !store.gradient().trained()[store.layout().index_of(*piece.parameter)];
   });
   return pieces;
 }
 
 bool has_accumulated(Engine& engine, const StateParts& parts) {
-  return engine.options().trainable && parts.optimizer && engine.params().finished_calls() > 0;
+  return engine.options().trainable && parts.optimizer && engine.params().gradient().finished_calls() > 0;
 }
 
 /// A file of this rank.
@@ -84,7 +84,7 @@ std::vector<Shard> shards_of(Engine& engine, const StateParts& parts) {
     add_boxes(optimizer.tensors, engine, piece);
   if (has_accumulated(engine, parts)) {
     for (const StatePiece& piece : gradient_pieces(engine.params(), PieceSet::owned))
-      add_boxes(optimizer.tensors, engine, piece, engine.params().gradient_scale());
+      add_boxes(optimizer.tensors, engine, piece, engine.params().gradient().scale());
   }
   return {std::move(model), std::move(optimizer)};
 }
@@ -149,7 +149,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   user["fewer_updates"] = fewer;
   if (run.tokenizer) user["tokenizer"] = nlohmann::json::parse(to_json(*run.tokenizer));
   if (has_accumulated(engine, parts))
-    user["accumulated"] = {{"calls", engine.params().finished_calls()},
+    user["accumulated"] = {{"calls", engine.params().gradient().finished_calls()},
                            {"samples", engine.progress().samples}};
   state.user_json = user.dump();
   state.run = run.run;
@@ -161,7 +161,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
                                   const SaveOptions& given, const StateParts& parts) {
   const FlightCall open(engine.ctx().stream->flight(), "save_engine()");
-  engine.params().wait_for_weights();
+  engine.params().weights().wait();
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
@@ -275,7 +275,7 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
   if (!user.contains("accumulated")) return;
   ParamStore& store = engine.params();
   const nlohmann::json& accumulated = user.at("accumulated");
-  store.restore_gradients(accumulated.at("calls").get<int>(), [&](const Parameter& parameter) {
+  store.gradient().restore(accumulated.at("calls").get<int>(), [&](const Parameter& parameter) {
     return reader.find("grad." + parameter.name()) != nullptr;
   });
   engine.progress().samples = accumulated.at("samples").get<std::int64_t>();
@@ -359,7 +359,7 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
     load_update_state(user, engine.optimizer());
     load_accumulated(reader, user, engine);
   });
-  engine.params().gather_weights();
+  engine.params().weights().gather();
 }
 
 RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const StateParts& parts) {

@@ -277,7 +277,7 @@ Errors compare(const Cut& cut, const test::TrainedRun& whole) {
       see(errors.loss, nullptr, relative(loss, whole.losses[step]), "");
       for (const Parameter* p : engine->params().parameters()) {
         if (step > 0 || !p->trained()) continue;
-        const Tensor held = engine->params().whole_gradient(*p);
+        const Tensor held = engine->params().gradient().whole(*p);
         const double error = local_error(*p, held, whole.gradients.at(p->name()));
         const bool table = p->name() == kTable;
         see(table ? errors.table : errors.gradient, table ? nullptr : &errors.worst_gradient, error,
@@ -288,7 +288,7 @@ Errors compare(const Cut& cut, const test::TrainedRun& whole) {
     see(errors.loss, nullptr,
         relative(engine->evaluate(random_batch(4, kLength, 9, kVocabulary)), whole.losses.back()), "");
     for (const Parameter* p : engine->params().parameters()) {
-      const Tensor held = engine->params().whole_main(*p);
+      const Tensor held = engine->params().weights().whole(*p);
       see(errors.weight, &errors.worst_weight, local_error(*p, held, whole.weights.at(p->name())), p->name());
     }
   });

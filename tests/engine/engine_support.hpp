@@ -102,12 +102,14 @@ inline Batch part(const Batch& batch, std::int64_t first, std::int64_t count) {
 
 /// The accumulated gradient.
 inline std::vector<float> gradient_of(Engine& engine) {
-  const FlatGradient g = engine.params().gradients();
+  const FlatGradient g = engine.params().gradient().sum();
   std::vector<float> values = g.flat.to_floats();
   for (float& v : values) v *= static_cast<float>(g.scale);
   return values;
 }
-inline std::vector<float> weights_in(Engine& engine) { return engine.params().main_buffer().to_floats(); }
+inline std::vector<float> weights_in(Engine& engine) {
+  return engine.params().weights().main_buffer().to_floats();
+}
 
 /// The gradient parameter by parameter, so that small ones count as much as large ones.
 inline void expect_same_gradients(Engine& a, const std::vector<float>& expected, double tolerance) {

@@ -250,7 +250,7 @@ TEST(Engine, UpdateReportsTheRateItUsed) {
 }
 
 void put(Engine& engine, float value) {
-  test::edit(engine.params().main_buffer(), [&](auto& main) { main[0] = value; });
+  test::edit(engine.params().weights().main_buffer(), [&](auto& main) { main[0] = value; });
 }
 
 TEST(Engine, NonFiniteGradientsAreSkippedCountedAndFinallyStop) {
@@ -379,7 +379,8 @@ TEST(Engine, InitialValuesBelongToNamesNotToPlaces) {
   for (const Parameter* p : a->params().parameters()) {
     for (const Parameter* q : b->params().parameters()) {
       if (p->name() != q->name() || p->init().std != q->init().std) continue;
-      EXPECT_EQ(a->params().main(*p).to_floats(), b->params().main(*q).to_floats()) << p->name();
+      EXPECT_EQ(a->params().weights().main(*p).to_floats(), b->params().weights().main(*q).to_floats())
+          << p->name();
       ++compared;
     }
   }
@@ -398,7 +399,7 @@ TEST(Engine, InitialValuesHaveTheirStandardDeviation) {
   const auto engine = build_engine(config);
   for (const Parameter* p : engine->params().parameters()) {
     if (p->init().kind != Init::Kind::normal) continue;
-    const auto values = engine->params().main(*p).to_floats();
+    const auto values = engine->params().weights().main(*p).to_floats();
     double sum = 0.0, squares = 0.0;
     for (const float v : values) sum += v, squares += static_cast<double>(v) * v;
     const auto n = static_cast<double>(values.size());

@@ -42,7 +42,7 @@ TEST(LayoutCalls, FactorsCanComeLaterAndInAnyOrder) {
     numbers = {a.loss(), b.loss(), engine.update().grad_norm};
     OpenCall stale = engine.open_call(first), last = engine.open_call(second);
     last.add(3.0);
-    engine.params().forget_gradients();
+    engine.params().gradient().forget();
     engine.open_call(second).add(3.0);
     stale = {};
     return numbers;

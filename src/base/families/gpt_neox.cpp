@@ -5,20 +5,19 @@ namespace {
 
 HfNames names() {
   return {.prefix = "gpt_neox.",
-                .layers = "layers.",
-                .embedding = "embed_in",
-                .positions = "embed_positions",
-                .layer = {{"input_layernorm", {{"input_layernorm"}}},
-                          {"self_attention.linear_qkv",
-                           {{.name = "attention.query_key_value", .order = HfTensor::Order::grouped}}},
-                          {"self_attention.linear_proj", {{"attention.dense"}}},
-                          {"pre_mlp_layernorm", {{"post_attention_layernorm"}}},
-                          {"mlp.linear_fc1", {{"mlp.dense_h_to_4h"}}},
-                          {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
-                .final_norm = "final_layer_norm",
-                .stored_head = "embed_out",
-                .buffers = {"*rotary_emb.inv_freq", "layers.*.attention.bias",
-                            "layers.*.attention.masked_bias"}};
+          .layers = "layers.",
+          .embedding = "embed_in",
+          .positions = "embed_positions",
+          .layer = {{"input_layernorm", {{"input_layernorm"}}},
+                    {"self_attention.linear_qkv",
+                     {{.name = "attention.query_key_value", .order = HfTensor::Order::grouped}}},
+                    {"self_attention.linear_proj", {{"attention.dense"}}},
+                    {"pre_mlp_layernorm", {{"post_attention_layernorm"}}},
+                    {"mlp.linear_fc1", {{"mlp.dense_h_to_4h"}}},
+                    {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
+          .final_norm = "final_layer_norm",
+          .stored_head = "embed_out",
+          .buffers = {"*rotary_emb.inv_freq", "layers.*.attention.bias", "layers.*.attention.masked_bias"}};
 }
 
 }  // namespace
