@@ -155,7 +155,10 @@ Communicator& ProcessMesh::operator[](Axis axis) const { return *axes_.at(static
 
 std::shared_ptr<Communicator> ProcessMesh::make_group(std::span<const Axis> axes) const {
   std::string name;
-  for (const Axis axis : axes) name += (name.empty() ? "" : "-") + std::string(name_of(axis));
+  for (const Axis axis : axes) {
+    if (!name.empty()) name += '-';
+    name += name_of(axis);
+  }
   const auto groups = rank_groups(shape_, axes);
   for (std::size_t color = 0; color < groups.size(); ++color) {
     const std::vector<int>& members = groups[color];

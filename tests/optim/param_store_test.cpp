@@ -114,16 +114,18 @@ TEST(ParamStore, SplitMainWeightsHoldEveryBit) {
     Parameter w("w", {17, 19}, Init::normal(1.0f)), norm("norm", {19}, Init::ones(), {.reads_main = true});
     const ParamStore whole(ctx, {&whole_w, &whole_norm}, {.compute = DType::bf16, .trainable = trainable});
     ParamStore split(ctx, {&w, &norm}, {.compute = DType::bf16, .split_main = true, .trainable = trainable});
-    EXPECT_EQ(split.whole_main(w).to_floats(), whole.main(whole_w).to_floats());
+    EXPECT_EQ(split.weights().whole(w).to_floats(), whole.weights().main(whole_w).to_floats());
     EXPECT_EQ(w.value().to_floats(), whole_w.value().to_floats());  // no tie among these
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(19, 1.0f));
-    if (trainable) EXPECT_EQ(split.grad_buffer().to_floats(), std::vector<float>(384 + 64, 0.0f));
+    if (trainable) {
+      EXPECT_EQ(split.gradient().buffer().to_floats(), std::vector<float>(384 + 64, 0.0f));
+    }
     EXPECT_THROW(w.main(), InvalidArgument);
-    EXPECT_THROW(split.main(w), InvalidArgument);
-    EXPECT_FALSE(split.main_buffer());
+    EXPECT_THROW(split.weights().main(w), InvalidArgument);
+    EXPECT_FALSE(split.weights().main_buffer());
     Parameter alone("alone", {3}, Init::ones());  // no whole main weight beside it
     const ParamStore one(ctx, {&alone}, {.compute = DType::bf16, .split_main = true, .trainable = trainable});
-    EXPECT_EQ(one.whole_main(alone).to_floats(), std::vector<float>(3, 1.0f));
+    EXPECT_EQ(one.weights().whole(alone).to_floats(), std::vector<float>(3, 1.0f));
     // A tie goes away from zero in the copy, and every bit comes back.
     std::vector<float> values(17 * 19);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.001f * static_cast<float>(i) - 0.1f;
@@ -131,8 +133,8 @@ TEST(ParamStore, SplitMainWeightsHoldEveryBit) {
     for (const StatePiece& piece : split.pieces(PieceSet::held)) {
       if (piece.parameter == &w) piece.values.write(ctx, values.data());
     }
-    split.gather_weights();
-    EXPECT_EQ(split.whole_main(w).to_floats(), values);
+    split.weights().gather();
+    EXPECT_EQ(split.weights().whole(w).to_floats(), values);
     EXPECT_EQ(w.value().to_floats()[0], 1.0078125f);
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(19, 1.0f));
   }
