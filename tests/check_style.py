@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
 
 MAX_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_PUBLIC_MEMBERS = 25  # an overload set is one
 CLANG_FORMAT_MAJOR = 14  # layouts differ between versions; this one is in Debian 12 and in Ubuntu 24.04
 CPP = {".hpp", ".cpp", ".h", ".cu", ".cuh", ".inc"}
 TEXT = CPP | {".py", ".sh", ".cmake", ".md", ".toml", ".yaml", ".yml", ".txt"}
@@ -22,6 +24,7 @@ LIBRARY = ("include/", "src/", "kernels/")
 CLI = ("src/cli/", "src/launch/", "src/main.cpp", "include/tessera/cli/", "kernels/bench/")
 
 Finding = Tuple[int, str]  # line, rule
+Scope = Tuple[str, int, int]  # what stands before the braces, and where both end
 
 LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 # (__CUDACC__ may be asked: __host__ __device__ is a mark for the compiler, not a backend.)
@@ -50,6 +53,80 @@ def code_lines(text: str) -> Iterator[Tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         line = re.sub(r'"(\\.|[^"\\])*"', '""', line)
         yield number, line.split("//")[0]
+
+
+NOT_CODE = re.compile(r"""//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"""
+                      r"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.S | re.M)
+NAMED_SCOPE = re.compile(r"(template\s*<.*?>\s*)?(class|struct|union|enum|namespace|extern)\b", re.S)
+ACCESS = re.compile(r"\b(public|private|protected):")
+
+
+def scopes(text: str) -> Tuple[str, List[Scope]]:
+    """C++ laid out by clang-format with all that is no code blanked, and its functions, classes and namespaces. Of braces at
+    namespace or class scope, a body's follows a space, an initialiser's does not."""
+    text = NOT_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+    found: List[Scope] = []
+    open_braces: List[Tuple[bool, str, int]] = []  # whether it is a scope for declarations; what stands before; where that begins
+    start = inner = 0
+    for place, char in enumerate(text):
+        if char == "{":
+            header = ACCESS.sub("", text[start:place]).strip()
+            named = NAMED_SCOPE.match(header) is not None and not header.endswith("=")
+            body = named or ("(" in header and text[place - 1] in " \n" and not header.endswith("="))
+            if inner or not body:
+                inner += 1
+            else:
+                begin = start + len(text[start:place]) - len(text[start:place].lstrip())
+                open_braces.append((named, header, begin))
+                start = place + 1
+                inner = 0 if named else 1
+        elif char == "}":
+            if inner > 1 or (inner == 1 and (not open_braces or open_braces[-1][0])):
+                inner -= 1
+            elif open_braces:
+                _, header, begin = open_braces.pop()
+                found.append((header, begin, place))
+                start, inner = place + 1, 0
+        elif char == ";" and not inner:
+            start = place + 1
+    return text, found
+
+
+def public_members(kind: str, body: str) -> set:
+    """Names of the public functions and data of a class; constructors, operators and types are none."""
+    depth, flat = 0, ""
+    for char in body:
+        depth -= char == "}"
+        if depth == 0:
+            flat += char
+        depth += char == "{"
+    public, names = kind == "struct", set()
+    for item in re.split(r"((?:public|private|protected):)|;|(?<=\})(?=\s*\n)", flat):
+        item = (item or "").strip()
+        if item in {"public:", "private:", "protected:"}:
+            public = item == "public:"
+        elif public and not re.match(r"(template\s*<[^{]*>\s*)?(using|friend|class|struct|enum|typedef)\b", item):
+            name = re.search(r"(?<![~\w])(\w+)\s*\(", item) if "(" in item else re.search(r"(\w+)\s*(\{\}|=.*|\[.*\])?$", item, re.S)
+            if name and "operator" not in item:
+                names.add(name.group(1))
+    return names
+
+
+def check_sizes(file: str, text: str) -> List[Finding]:
+    if not file.startswith(LIBRARY) or Path(file).suffix not in {".hpp", ".cpp"}:
+        return []
+    findings = []
+    text, found = scopes(text)
+    for header, begin, end in found:
+        line, lines = text.count("\n", 0, begin) + 1, text.count("\n", begin, end) + 1
+        kind = re.match(r"(?:template\s*<.*?>\s*)?(class|struct)\s+(\w+)", header, re.S)
+        if not NAMED_SCOPE.match(header) and lines > MAX_FUNCTION_LINES:
+            findings.append((line, f"a function of {lines} lines; none is longer than {MAX_FUNCTION_LINES}"))
+        if kind and kind.group(1) == "class":
+            count = len(public_members("class", text[text.index("{", begin) + 1:end]) - {kind.group(2)})
+            if count > MAX_PUBLIC_MEMBERS:
+                findings.append((line, f"class {kind.group(2)} has {count} public members; {MAX_PUBLIC_MEMBERS} at most"))
+    return findings
 
 
 def matching(pattern: re.Pattern, lines: Iterator[Tuple[int, str]], rule: str) -> List[Finding]:
@@ -106,7 +183,7 @@ def check_python(file: str, text: str) -> List[Finding]:
 
 
 RULES: List[Callable[[str, str], List[Finding]]] = [
-    check_length, check_later, check_switches, check_environment, check_manners, check_python]
+    check_length, check_sizes, check_later, check_switches, check_environment, check_manners, check_python]
 
 
 def check_rules(root: Path) -> Tuple[List[str], int]:
@@ -147,6 +224,14 @@ def self_test() -> List[str]:
     cases = [
         ("src/a.hpp", "// getenv(x) in a comment, \"std::cout\" too\nint run(int exit_code);\n", ""),
         ("src/long.cpp", "\n" * 601, "601 lines"),
+        ("src/a.cpp", "namespace a {\nint f(int x) {\n" + "  ++x;\n" * 59 + "}\n}\n", "a function of 61 lines"),
+        ("src/b.cpp", "namespace a {\nint f(int x) {\n" + "  ++x;\n" * 58 + "}\n}\n", ""),
+        ("src/c.cpp", "struct A {\n  A(int x) : x_{x}, y_({}) {\n" + "    if (x) { ++x; }\n" * 59 + "  }\n};\n", "61 lines"),
+        ("src/d.cpp", "constexpr std::array kTable{\n" + "  Row{f(1), \"{\"},\n" * 70 + "};\n", ""),
+        ("include/e.hpp", "class E {\n public:\n" + "".join(f"  int f{i}() {{ return 1; }}\n" for i in range(26)) + "};\n",
+         "class E has 26 public members"),
+        ("include/f.hpp", "class F {\n public:\n  F(int);\n  using T = int;\n  void f();\n  void f(int);\n private:\n" +
+         "".join(f"  int f{i}_ = 0;\n" for i in range(30)) + "};\n", ""),
         ("docs/a.md", "TO" "DO: write\n", "unfinished"),
         ("src/ops/a.cpp", "#ifdef TESSERA_CUDA\n#endif\n", "chosen by file"),
         ("kernels/cuda/a.cpp", "#ifdef __CUDA_ARCH__\n#endif\n", ""),

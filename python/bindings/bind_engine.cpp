@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
@@ -21,7 +22,6 @@
 #include "tessera/engine/shared_weights.hpp"
 #include "tessera/engine/state.hpp"
 #include "tessera/engine/tune.hpp"
-#include "tessera/ops/backends.hpp"
 
 namespace py = pybind11;
 
@@ -111,6 +111,8 @@ class PyEngine {
 
   Engine& engine() { return *engine_; }
   const Config& config() const { return config_; }
+  /// Whether this rank has the model's head: where outputs are.
+  bool holds_head() { return engine_->model().is_last(engine_->model().num_pieces() - 1); }
   /// All ranks, in host memory; null for one rank.
   Communicator* world() const { return world_.get(); }
 
@@ -134,7 +136,7 @@ class PyEngine {
  private:
   void find_head() {
     Communicator& pipeline = engine_->mesh()[Axis::pp];
-    const std::int64_t own = engine_->holds_head() ? pipeline.rank() : 0;
+    const std::int64_t own = holds_head() ? pipeline.rank() : 0;
     const Tensor stage = Tensor::from(host_, std::vector<std::int64_t>{own}, {1});
     pipeline.all_reduce(host_, stage).wait(host_);
     head_stage_ = static_cast<int>(stage.to_vector<std::int64_t>()[0]);
@@ -156,7 +158,7 @@ void agree_on(PyEngine& self, Batch& batch, const std::string& call, const py::o
   };
   BatchCall about{.name = call, .place = place_of_call(place), .give = bytes};
   const py::gil_scoped_release release;
-  self.engine().agree_on(batch, std::move(about), false);
+  agree(self.engine().mesh(), batch, self.engine().about(std::move(about), &batch));
 }
 
 /// What a peer gave, and a batch that has its place and nothing else.
@@ -171,8 +173,8 @@ py::tuple take_from_peer(PyEngine& self, const std::string& call, const py::obje
   return py::make_tuple(py::bytes(bytes), batch);
 }
 
-py::tuple open_call_with_loss(PyEngine& self, const Batch& batch, const std::string& output,
-                              const py::function& loss) {
+OpenCall open_call_with_loss(PyEngine& self, const Batch& batch, const std::string& output,
+                             const py::function& loss) {
   const auto gradient = [&](int micro_batch, const Part& samples, const Tensor& value) {
     self.engine().ctx().stream->synchronize();
     Tensor result;
@@ -183,12 +185,28 @@ py::tuple open_call_with_loss(PyEngine& self, const Batch& batch, const std::str
     }
     return result;
   };
-  Engine::Call call;
+  const py::gil_scoped_release release;
+  return self.engine().open_call(batch, output_of(output), gradient);
+}
+
+/// What stays open of a forward pass, and its output.
+py::tuple forward(PyEngine& self, const Batch& batch, const std::string& output, bool record) {
+  OpenForward open;
   {
     const py::gil_scoped_release release;
-    call = self.engine().open_call(batch, output_of(output), gradient);
+    const Engine::Output kind = output_of(output);
+    open = self.engine().forward(batch, kind, record);
+    open.output = self.everywhere(std::exchange(open.output, {}), batch, kind);
   }
-  return py::make_tuple(call.number, call.loss);
+  const py::object value = shared_of(self.engine().ctx(), std::exchange(open.output, {}));
+  return py::make_tuple(open, value);
+}
+
+void backward(PyEngine& self, OpenForward& open, const py::object& upstream) {
+  Tensor gradient;
+  if (!upstream.is_none() && self.holds_head()) gradient = tensor_from(self.engine().ctx(), upstream);
+  const py::gil_scoped_release release;
+  open.backward(gradient);
 }
 
 py::dict update(PyEngine& self, const std::vector<std::pair<double, double>>& rates) {
@@ -358,6 +376,11 @@ void bind_engine(py::module_& module) {
       .def_readonly("global_batch", &Batch::global_batch)
       .def("targets", &count_targets);
 
+  py::class_<OpenCall>(module, "OpenCall", "A gradient that waits for its factor; gone with this object.")
+      .def_property_readonly("loss", &OpenCall::loss)
+      .def("add", &OpenCall::add, py::arg("factor"), Released());
+  py::class_<OpenForward>(module, "OpenForward", "Tapes that wait for a gradient; gone with this object.");
+
   py::class_<PyEngine>(module, "Engine", "One rank's part of training.")
       .def(py::init([](const std::string& config, const std::vector<std::string>& overrides,
                        std::shared_ptr<Communicator> world, bool trainable, const py::list& groups,
@@ -376,54 +399,17 @@ void bind_engine(py::module_& module) {
            py::arg("changed"), py::arg("follow_symlinks"), Released())
       .def("load_parameter", &load_one, py::arg("name"), py::arg("values"))
       .def(
-          "gather_weights", [](PyEngine& self) { self.engine().params().gather_weights(); }, Released())
+          "gather_weights", [](PyEngine& self) { self.engine().params().weights().gather(); }, Released())
       .def_property_readonly("elements_held", &elements_held)
       .def_property_readonly(
           "peak_bytes", [](PyEngine& self) { return self.engine().ctx().allocator->stats().peak_used_bytes; },
           "The most bytes of tensors that this rank held at a time.")
-      .def("open_call",
-           [](PyEngine& self, const Batch& batch) {
-             Engine::Call call;
-             {
-               const py::gil_scoped_release release;
-               call = self.engine().open_call(batch);
-             }
-             return py::make_tuple(call.number, call.loss);
-           })
-      .def("open_call_with_loss", &open_call_with_loss, py::arg("batch"), py::arg("output"), py::arg("loss"))
       .def(
-          "add_call",
-          [](PyEngine& self, std::int64_t n, double factor) { self.engine().add_call(n, factor); },
+          "open_call", [](PyEngine& self, const Batch& batch) { return self.engine().open_call(batch); },
           Released())
-      .def(
-          "drop_call", [](PyEngine& self, std::int64_t n) { self.engine().drop_call(n); }, Released())
-      .def(
-          "forward",
-          [](PyEngine& self, const Batch& batch, const std::string& output, bool record) {
-            Tensor value;
-            std::int64_t number = 0;
-            {
-              const py::gil_scoped_release release;
-              const Engine::Output kind = output_of(output);
-              value = record ? self.engine().forward(batch, kind) : self.engine().predict(batch, kind);
-              number = self.engine().last_forward();
-              value = self.everywhere(value, batch, kind);
-            }
-            return py::make_tuple(number, shared_of(self.engine().ctx(), value));
-          },
-          py::arg("batch"), py::arg("output"), py::arg("record"))
-      .def(
-          "backward",
-          [](PyEngine& self, std::int64_t number, const py::object& upstream) {
-            Engine& engine = self.engine();
-            Tensor gradient;
-            if (!upstream.is_none() && engine.holds_head()) gradient = tensor_from(engine.ctx(), upstream);
-            const py::gil_scoped_release release;
-            engine.backward(gradient, number);
-          },
-          py::arg("number"), py::arg("upstream"))
-      .def(
-          "drop_forward", [](PyEngine& self, std::int64_t n) { self.engine().drop_forward(n); }, Released())
+      .def("open_call_with_loss", &open_call_with_loss, py::arg("batch"), py::arg("output"), py::arg("loss"))
+      .def("forward", &forward, py::arg("batch"), py::arg("output"), py::arg("record"))
+      .def("backward", &backward, py::arg("open"), py::arg("upstream"))
       .def("evaluate_sum",
            [](PyEngine& self, const Batch& batch) {
              Engine::LossSum sum;
@@ -454,19 +440,26 @@ void bind_engine(py::module_& module) {
           },
           Released())
       .def("set_micro_batches", [](PyEngine& self, std::int64_t n) { self.engine().set_micro_batches(n); })
-      .def("zero_grad", [](PyEngine& self) { self.engine().params().forget_gradients(); })
+      .def("zero_grad", [](PyEngine& self) { self.engine().params().gradient().forget(); })
       .def("set_clip_grad",
            [](PyEngine& self, double norm) { self.engine().optimizer().set_clip_grad(norm); })
       .def(
           "grad_norm", [](PyEngine& self) { return self.engine().grad_norm(); }, Released())
-      .def_property_readonly("finished_calls",
-                             [](PyEngine& self) { return self.engine().params().finished_calls(); })
+      .def_property_readonly(
+          "finished_calls", [](PyEngine& self) { return self.engine().params().gradient().finished_calls(); })
       .def("model_lines", [](PyEngine& self) { return model_lines(self.config()); })
-      .def("take_notes", [](PyEngine& self) { return self.engine().take_notes(); })
-      .def("take_backend_notes", [](PyEngine& self) { return ops::take_backend_notes(self.engine().ctx()); })
+      .def(
+          "take_notes",
+          [](PyEngine& self) {
+            std::vector<std::pair<bool, std::string>> notes;
+            for (EngineNote& note : self.engine().take_notes())
+              notes.emplace_back(note.warning, std::move(note.text));
+            return notes;
+          },
+          "(whether it is a warning, text) of what a log should say since the last call.")
       .def_property_readonly("peak_memory_bytes",
                              [](PyEngine& self) { return peak_memory_bytes(self.engine().ctx()); })
-      .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().steps_done(); })
+      .def_property_readonly("steps_done", [](PyEngine& self) { return self.engine().progress().steps; })
       .def("collect", &collect_arrays, py::arg("gradients"), py::arg("on_rank_0"))
       .def("save_hf", &save_hf, py::arg("out"), py::arg("architecture"), py::arg("base"), py::arg("dtype"),
            py::arg("max_shard_bytes"), Released())
@@ -477,8 +470,9 @@ void bind_engine(py::module_& module) {
           [](PyEngine& self, const std::filesystem::path& root, bool optimizer,
              const std::optional<std::string>& tokenizer) {
             Engine& engine = self.engine();
-            RunState run{
-                .step = engine.steps_done(), .skipped = engine.steps_skipped(), .config = self.config()};
+            RunState run{.step = engine.progress().steps,
+                         .skipped = engine.progress().skipped,
+                         .config = self.config()};
             if (tokenizer) run.tokenizer = tokenizer_record_from_json(*tokenizer, "the data");
             return save_engine(root, engine, run, {}, {.optimizer = optimizer});
           },

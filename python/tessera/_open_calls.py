@@ -10,14 +10,13 @@ if TYPE_CHECKING:
 
 
 class _Open:
-    """What a call left in the engine under a number: used once, or dropped with this object."""
+    """What a call left open in the engine: used once, or dropped with this object."""
 
     used_before: str  # the error's text
-    unwanted: str  # the session's list of those that were dropped
 
-    def __init__(self, session: Session, number: int):
+    def __init__(self, session: Session, handle: Any):
         self._session = weakref.ref(session)
-        self.number = number
+        self._handle = handle
         self.used = False
         self._trained = session.freezing.applied
         self._generation = session.generation
@@ -38,9 +37,10 @@ class _Open:
         return session
 
     def __del__(self):
+        # Objects end anywhere, in other threads too; what they held ends between two calls of the engine.
         session = self._session()
-        if not self.used and session is not None and session.generation == self._generation:
-            getattr(session, self.unwanted).append(self.number)
+        if session is not None:
+            session.unwanted.append(self._handle)
 
 
 class OpenCall(_Open):
@@ -48,23 +48,21 @@ class OpenCall(_Open):
 
     used_before = ("this loss was backwarded before: its gradient is a part of the accumulated one already. "
                    "Call the model again for another one")
-    unwanted = "unwanted_calls"
 
     def add(self, factor: float) -> None:
         """Errors: RuntimeError the second time; InvalidArgument after an optimizer step."""
         session = self._use()
         session.check_factor(factor, session.freezing.changed_since(self._trained))
-        session.engine.add_call(self.number, factor)
+        self._handle.add(factor)
 
 
 class OpenForward(_Open):
     """Tapes of a forward pass that wait for the gradient of what it returned."""
 
     used_before = "backward ran through these logits before, and their activations are gone; call the model again"
-    unwanted = "unwanted_forwards"
 
     def backward(self, upstream: Any) -> None:
         """Errors: RuntimeError the second time."""
         session = self._use()
         session.meet_unchanged("backward() of a loss of logits", session.freezing.changed_since(self._trained))
-        session.engine.backward(self.number, upstream)
+        session.engine.backward(self._handle, upstream)

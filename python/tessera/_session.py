@@ -77,8 +77,7 @@ class Session:
         self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
-        self.unwanted_calls: List[int] = []
-        self.unwanted_forwards: List[int] = []
+        self.unwanted: List[Any] = []  # what nobody wants any more of the engine's open calls
         self._groups = EngineGroups()
         self._items: Dict[str, str] = dict(_C.hf_model_items(self.architecture))
         self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
@@ -146,7 +145,7 @@ class Session:
         evaluated = None if self.engine is None else self.collect()
         self.engine = None  # before the other one takes memory
         self.generation += 1
-        self.unwanted_calls, self.unwanted_forwards = [], []
+        self.unwanted.clear()
         self.trainable, self._built_for = trainable, self.optimizer
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
@@ -230,28 +229,22 @@ class Session:
         return meet(self.state.world, call, *values)
 
     def _drop_unwanted(self) -> None:
-        while self.unwanted_calls:
-            self.engine.drop_call(self.unwanted_calls.pop())
-        while self.unwanted_forwards:
-            self.engine.drop_forward(self.unwanted_forwards.pop())
+        self.unwanted.clear()
 
     def train(self, batch: Any) -> Tuple[float, OpenCall]:
         """Forward and backward: the mean loss over all data ranks, and the gradient, which belongs to nothing yet."""
         self._drop_unwanted()
         self._tokens += self._batch_tokens
-        number, loss = self.engine.open_call(batch)
-        for note in self.engine.take_notes():
-            logger.info(note)
-        self.note_loss(loss, batch)
-        return loss, OpenCall(self, number)
+        call = self.engine.open_call(batch)
+        self.note_loss(call.loss, batch)
+        return call.loss, OpenCall(self, call)
 
     def train_with(self, batch: Any, output: str, loss: Any) -> OpenCall:
         """The same with a loss of the caller's, asked micro-batch by micro-batch: loss(number, first sample, samples,
         outputs) returns the gradient by the outputs; both are arrays or have __dlpack__."""
         self._drop_unwanted()
         self._tokens += self._batch_tokens
-        number, _ = self.engine.open_call_with_loss(batch, output, loss)
-        return OpenCall(self, number)
+        return OpenCall(self, self.engine.open_call_with_loss(batch, output, loss))
 
     def note_loss(self, loss: float, batch: Any) -> None:
         """The loss of the call just made, equal on all ranks; says once if it is not finite. Collective then."""
@@ -267,8 +260,8 @@ class Session:
         on a GPU something with __dlpack__."""
         self._drop_unwanted()
         self._tokens += self._batch_tokens if record else 0
-        number, value = self.engine.forward(batch, output, record)
-        return value, OpenForward(self, number) if record else None
+        tapes, value = self.engine.forward(batch, output, record)
+        return value, OpenForward(self, tapes) if record else None
 
     # Updates.
 
@@ -333,8 +326,8 @@ class Session:
         self.engine.set_clip_grad(self._clip_once or self.clip_grad)
         self._clip_once = None
         result = self.engine.update([*own, (0.0, 0.0)])
-        if notes := self.engine.take_backend_notes():
-            logger.warning(notes)
+        for warning, text in self.engine.take_notes():
+            (logger.warning if warning else logger.info)(text)
         self._not_finite.check_step(self, result)
         progress().step(self.engine.steps_done)
         self._step_log().write(self.engine.steps_done, self.last_loss, rates[0][0], result, self._tokens,

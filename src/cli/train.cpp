@@ -22,24 +22,22 @@
 namespace tessera::cli {
 namespace {
 
-/// SIGUSR2 asks for a dump of what this rank does; the watchdog's thread looks here.
-std::atomic<bool> dump_requested = false;
+/// What signals asked for. Ctrl-C, or a request to make room: both end the run after the step. SIGUSR2: a
+/// dump of what this rank does; the watchdog's thread looks here.
+std::atomic<bool> interrupt_requested = false, preemption_requested = false, dump_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void request_dump(int) { dump_requested = true; }
 
 bool take_dump_request() { return dump_requested.exchange(false); }
 
-/// What came: Ctrl-C, or a request to make room. Both end the run after the step.
-volatile std::sig_atomic_t interrupt_requested = 0, preemption_requested = 0;
-
 void request_interrupt(int signal_number) {
-  if (interrupt_requested != 0 || preemption_requested != 0) _exit(exit_code::kSignal + signal_number);
-  interrupt_requested = 1;
+  if (interrupt_requested || preemption_requested) _exit(exit_code::kSignal + signal_number);
+  interrupt_requested = true;
 }
 
 /// A scheduler may send several of them, to the launcher and to each rank: only Ctrl-C ends a save.
-void request_preemption(int) { preemption_requested = 1; }
+void request_preemption(int) { preemption_requested = true; }
 
 void (*handler_of(int signal_number))(int) {
   if (signal_number == SIGINT) return request_interrupt;
@@ -51,7 +49,7 @@ void (*handler_of(int signal_number))(int) {
 class StopSignals {
  public:
   StopSignals() : stack_(std::size_t{1} << 16) {
-    interrupt_requested = preemption_requested = 0;
+    interrupt_requested = preemption_requested = false;
     stack_t own{};
     own.ss_sp = stack_.data();
     own.ss_size = stack_.size();
@@ -159,8 +157,8 @@ void run_train(const TrainArguments& arguments, Program& program) {
   hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
   hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
-  hooks.should_stop = [] { return interrupt_requested != 0; };
-  hooks.should_preempt = [] { return preemption_requested != 0; };
+  hooks.should_stop = [] { return interrupt_requested.load(); };
+  hooks.should_preempt = [] { return preemption_requested.load(); };
   hooks.on_hang = [](const std::string& message) { exit_code::end_hung("error: " + message); };
   hooks.on_dump = exit_code::say;
   hooks.dump_asked = take_dump_request;

@@ -109,18 +109,7 @@ ProcessMesh::ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& s
   const int rank = world_->rank();
   coordinates_ = coordinates_of(shape, rank);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
-    auto& communicator = axes_.at(static_cast<std::size_t>(axis));
-    const std::string name(name_of(axis));
-    if (shape.along(axis) == 1) {
-      communicator = make_self_communicator(name, world_->options());
-      continue;
-    }
-    // Every group holds its ranks in the world's order, so the rank is the key.
-    const auto groups = rank_groups(shape, std::array{axis});
-    for (std::size_t color = 0; color < groups.size() && !communicator; ++color) {
-      const bool mine = std::find(groups[color].begin(), groups[color].end(), rank) != groups[color].end();
-      if (mine) communicator = world_->split(static_cast<int>(color), rank, name);
-    }
+    axes_.at(static_cast<std::size_t>(axis)) = make_group(std::array{axis});
   }
   if (shape.pp > 1) {
     // Stages exchange messages with their neighbours, the last one with the first where pieces are
@@ -148,9 +137,9 @@ std::shared_ptr<ProcessMesh> ProcessMesh::alone(const MeshShape& shape, int rank
   mesh->coordinates_ = coordinates_of(shape, rank);
   mesh->world_ = group(rank, shape.world(), "world");
   const MeshCoordinates& at = mesh->coordinates_;
+  mesh->alone_ = true;
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
-    mesh->axes_.at(static_cast<std::size_t>(axis)) =
-        group(at.along(axis), shape.along(axis), std::string(name_of(axis)));
+    mesh->axes_.at(static_cast<std::size_t>(axis)) = mesh->make_group(std::array{axis});
   }
   const bool holds = shape.pp > 1 && (at.pp == 0 || at.pp == shape.pp - 1);
   mesh->embedding_ = group(holds && at.pp > 0 ? 1 : 0, holds ? 2 : 1, "embedding");
@@ -163,6 +152,39 @@ std::shared_ptr<ProcessMesh> ProcessMesh::alone(const MeshShape& shape, int rank
 }
 
 Communicator& ProcessMesh::operator[](Axis axis) const { return *axes_.at(static_cast<std::size_t>(axis)); }
+
+std::shared_ptr<Communicator> ProcessMesh::make_group(std::span<const Axis> axes) const {
+  std::string name;
+  for (const Axis axis : axes) {
+    if (!name.empty()) name += '-';
+    name += name_of(axis);
+  }
+  const auto groups = rank_groups(shape_, axes);
+  for (std::size_t color = 0; color < groups.size(); ++color) {
+    const std::vector<int>& members = groups[color];
+    const auto place = std::find(members.begin(), members.end(), rank());
+    if (place == members.end()) continue;
+    if (members.size() == 1) return make_self_communicator(name, world_->options());
+    const auto at = static_cast<int>(place - members.begin()), size = static_cast<int>(members.size());
+    if (alone_) return make_absent_communicator(at, size, name);
+    // Every group holds its ranks in the world's order, so the rank is the key.
+    return world_->split(static_cast<int>(color), rank(), name);
+  }
+  throw InternalError(detail::concat("rank ", rank(), " is in no group along ", name));
+}
+
+Communicator& ProcessMesh::group(std::span<const Axis> axes) {
+  std::vector<Axis> several;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    if (contains(axes, axis) && shape_.along(axis) > 1) several.push_back(axis);
+  }
+  TESSERA_CHECK(!axes.empty(), "a group along no axis");
+  if (several.empty()) return (*this)[axes.front()];
+  if (several.size() == 1) return (*this)[several.front()];
+  auto& communicator = groups_[several];
+  if (!communicator) communicator = make_group(several);
+  return *communicator;
+}
 
 Communicator& ProcessMesh::tp_block(int copies) {
   TESSERA_CHECK(copies >= 1 && shape_.tp % copies == 0, "blocks of ", copies, " of ", shape_.tp, " tp ranks");

@@ -45,7 +45,7 @@ class Collector final : public WeightSource {
  public:
   Collector(Engine& engine, Collected what) : engine_(engine), world_(engine.mesh().world()) {
     if (what == Collected::gradients)
-      factor_ = engine.params().gradient_scale() / engine.optimizer().update_state().loss_scale;
+      factor_ = engine.params().gradient().scale() / engine.optimizer().update_state().loss_scale;
     nlohmann::json own = nlohmann::json::array();
     for (const StatePiece& piece : pieces_of(engine, what)) {
       const std::string& name = piece.parameter->name();
@@ -125,7 +125,7 @@ class Collector final : public WeightSource {
 }  // namespace
 
 void collect(Engine& engine, Collected what, const std::function<void(const WeightSource&)>& work) {
-  engine.params().wait_for_weights();
+  engine.params().weights().wait();
   engine.ctx().stream->synchronize();
   const Collector collector(engine, what);
   const ExecCtx host = ExecCtx::cpu(1);

@@ -1,25 +1,17 @@
-/// The passes of a step, piece by piece or as a graph.
+/// The passes of a step.
 
 #include "engine/passes.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <iomanip>
-#include <sstream>
 #include <utility>
 
 #include "engine/stage.hpp"
-#include "tessera/base/clock.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/ops/reduce.hpp"
 
 namespace tessera {
 namespace {
-
-/// Calls before the trial: they fill pools, connect, choose algorithms.
-constexpr std::int64_t kCallsBeforeTrial = 2;
-/// Passes that are timed in a row, so that the host runs ahead as in training.
-constexpr int kTimed = 3;
 
 /// What decides which kernels the passes over a batch launch.
 std::string shape_of(const Batch& batch) {
@@ -36,63 +28,50 @@ std::string shape_of(const Batch& batch) {
 
 }  // namespace
 
-std::string GraphTrial::text() const {
-  if (!refusal.empty()) return "device.cuda_graph: off, " + refusal;
-  std::ostringstream out;
-  out << "device.cuda_graph: " << (used ? "on" : "off") << ", passes take " << std::setprecision(3)
-      << graph_s / plain_s << " of the time as a graph";
-  return out.str();
-}
-
 Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   const Batch batch = agreed(given, "Engine::forward_backward()", true);
-  const auto targets = static_cast<double>(batch.global_targets);
-  const bool undecided = graph_ && options_.cuda_graph == GraphUse::automatic && !graph_trial_;
-  // A trace would make the trial one of pieces: it waits until no rank has one.
-  const bool due = undecided && passes_launched_++ >= kCallsBeforeTrial &&
-                   sum_over_ranks(ctx_.stream->trace() ? 1.0 : 0.0) == 0;
-  PassesUnderWay passes =
-      due ? try_graph(batch, targets) : launch_once(batch, targets, undecided ? nullptr : graph_.get());
+  std::optional<PassesUnderWay> passes;
+  Batch reversed;
+  const auto prepare = [&](bool other) {
+    if (other) {
+      reversed = batch;
+      std::reverse(reversed.tokens.begin(), reversed.tokens.end());
+    }
+    return ready_passes(other ? reversed : batch, passes);
+  };
+  graph_.run({.first_of_step = progress_.samples == 0,
+              .prepare = prepare,
+              .shape =
+                  [&] {
+                    // A graph reads the tables that it was recorded with.
+                    const std::int64_t table = model_->reserve_positions(ctx_, 0);
+                    const bool grown = table > model_->max_positions();
+                    return shape_of(batch) + (grown ? detail::concat(" + ", table, " positions") : "");
+                  },
+              .drop =
+                  [&] {
+                    if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
+                  },
+              .result = [&] { return result_of(*passes); }});
+  if (const auto& flight = ctx_.stream->flight()) passes->launched = flight->next();
   count_samples(batch);
-  return passes;
+  return std::move(*passes);
 }
 
-Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, StreamGraph* graph,
-                                           const std::function<void()>& before_launch) {
-  const auto stage = make_stage(batch, {.output = Model::Output::losses});
+/// What it returns launches the passes over the batch, and keeps their outcome in `passes`.
+std::function<void()> Engine::ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes) {
+  const std::shared_ptr<Stage> stage = make_stage(batch, {.output = Model::Output::losses});
+  const auto targets = static_cast<double>(batch.global_targets);
   // Without targets every gradient is zero whatever this is, and the mean over nothing is nan.
   stage->set_loss_gradient(1.0 / std::max(targets, 1.0), optimizer_->loss_scale());
-  HostCopy loss_sum;
-  const auto launch = [&] {
+  return [this, stage, targets, &passes] {
     begin_call(stage->full_micro_batches());
     run(*stage, false);
-    params_->close_call();
-    loss_sum = HostCopy(ctx_, stage->loss_sum());
+    params_->gradient().close_call();
+    passes = PassesUnderWay{HostCopy(ctx_, stage->loss_sum()), targets, stage->forward_spans(),
+                            stage->backward_spans()};
   };
-  if (graph == nullptr) {
-    launch();
-  } else {
-    // A graph reads the tables that it was recorded with.
-    const std::int64_t table = model_->reserve_positions(ctx_, 0);
-    const bool grown = table > model_->max_positions();
-    const std::string shape = shape_of(batch) + (grown ? detail::concat(" + ", table, " positions") : "");
-    const std::string first = shape + ", first of a step";
-    if (graph->stats().launched > 0 && !graph->knows(shape) && !graph->knows(first)) tell_of_new_shape(shape);
-    graph->run(samples_this_step_ == 0 ? first : shape, launch, before_launch);
-  }
-  const auto& flight = ctx_.stream->flight();
-  return {std::move(loss_sum), targets, stage->forward_spans(), stage->backward_spans(),
-          flight ? flight->next() : 0};
-}
-
-void Engine::tell_of_new_shape(const std::string& shape) {
-  if (std::exchange(told_of_new_shape_, true)) return;
-  notes_.push_back(
-      detail::concat("device.cuda_graph: a batch of a new shape (", shape,
-                     "): its first turn runs piece by piece, later ones as a graph of their own; "
-                     "the ",
-                     StreamGraph::kMostGraphs, " shapes used last keep theirs"));
 }
 
 double Engine::read_loss(const PassesUnderWay& passes) const {
@@ -101,90 +80,16 @@ double Engine::read_loss(const PassesUnderWay& passes) const {
   return sum_over_data(sum) / passes.targets;
 }
 
-/// A step's passes several times over, plainly and as a graph, of which the last count: graphs are used from
-/// now on if they give the same bits in no more time.
-Engine::PassesUnderWay Engine::try_graph(const Batch& batch, double targets) {
-  GraphTrial trial;
-  // The graph's own first turn, which is plain.
-  PassesUnderWay passes = launch_once(batch, targets, graph_.get());
-  const std::vector<std::uint64_t> expected = result_of(passes);
-  const auto seconds = [&](StreamGraph* graph) {
-    ctx_.stream->synchronize();
-    const double begin = now_s();
-    for (int i = 0; i < kTimed; ++i) {
-      params_->drop_call();
-      passes = launch_once(batch, targets, graph);
-    }
-    ctx_.stream->synchronize();
-    return sum_over_ranks((now_s() - begin) / kTimed);
-  };
-  trial.plain_s = seconds(nullptr);
-  trial.refusal =
-      ctx_.deterministic
-          ? why_not_graph(batch, targets, expected)
-          : "with device.deterministic: false no bits can be compared; device.cuda_graph: true takes "
-            "graphs untried";
-  if (trial.refusal.empty()) {
-    trial.graph_s = seconds(graph_.get());
-    trial.used = trial.graph_s <= trial.plain_s;
-  } else {
-    graph_.reset();
-    if (params_->call_is_closed()) params_->drop_call();
-    passes = launch_once(batch, targets, nullptr);
-  }
-  if (!trial.used) graph_.reset();
-  notes_.push_back(trial.text());
-  graph_trial_ = std::move(trial);
-  return passes;
-}
-
-/// Records the passes, launches them if every rank has recorded its own, and compares. Empty if all went well
-/// on all ranks.
-std::string Engine::why_not_graph(const Batch& batch, double targets,
-                                  const std::vector<std::uint64_t>& expected) {
-  std::string why;
-  bool told = false, launches = false;
-  // Memory must not hold by chance what the graph is to compute: a pass over other tokens comes in between.
-  Batch other = batch;
-  std::reverse(other.tokens.begin(), other.tokens.end());
-  params_->drop_call();
-  launch_once(other, targets, nullptr);
-  params_->drop_call();
-  try {
-    const PassesUnderWay passes = launch_once(batch, targets, graph_.get(), [&] {
-      told = true;
-      TESSERA_ENSURE(DeviceError, sum_over_ranks(0) == 0, "another rank could not record its part");
-      launches = true;
-    });
-    if (result_of(passes) != expected) why = "as a graph the passes gave other numbers";
-  } catch (const Error& error) {  // the device's, or NCCL's
-    if (launches) throw;
-    why = std::string("the passes cannot be recorded: ") + error.what();
-    if (!told) sum_over_ranks(1);
-    return why;
-  }
-  if (sum_over_ranks(why.empty() ? 0 : 1) > 0 && why.empty())
-    why = "as a graph the passes gave other numbers on another rank";
-  return why;
-}
-
 /// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed.
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
   std::vector<std::uint64_t> bits{std::bit_cast<std::uint64_t>(passes.loss_sum.value<double>())};
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
-    const FlatRun run = params_->updated(i);
+    const FlatRun run = params_->shards().updated(i);
     if (run.count == 0) continue;
-    const Tensor sum = ops::sum(ctx_, params_->grad_buffer().narrow(0, run.begin, run.count));
+    const Tensor sum = ops::sum(ctx_, params_->gradient().buffer().narrow(0, run.begin, run.count));
     bits.push_back(std::bit_cast<std::uint64_t>(HostCopy(ctx_, sum).value<double>()));
   }
   return bits;
-}
-
-double Engine::sum_over_ranks(double value) const {
-  if (mesh_->world().size() == 1) return value;
-  const Tensor sum = Tensor::from(host_, std::vector<double>{value}, {1});
-  mesh_->world().all_reduce(host_, sum).wait(host_);
-  return sum.to_vector<double>()[0];
 }
 
 }  // namespace tessera

@@ -42,7 +42,7 @@ void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine) {
       }
     }
   });
-  engine.params().gather_weights();
+  engine.params().weights().gather();
 }
 
 WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine) {
@@ -61,7 +61,7 @@ WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig
 }
 
 void load_parameter(Engine& engine, const std::string& name, const Tensor& whole) {
-  engine.params().wait_for_weights();  // the last update may still be sending its part
+  engine.params().weights().wait();  // the last update may still be sending its part
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   for (const StatePiece& piece : engine.params().pieces(PieceSet::held)) {
@@ -81,7 +81,7 @@ ViewSource weights_of(Engine& engine) {
   std::vector<TensorView> views;
   auto memory = std::make_shared<std::vector<Tensor>>();
   for (const Parameter* parameter : engine.params().parameters()) {
-    const Tensor& main = memory->emplace_back(engine.params().whole_main(*parameter).to_host());
+    const Tensor& main = memory->emplace_back(engine.params().weights().whole(*parameter).to_host());
     views.push_back(
         {parameter->name(), main.dtype(), main.shape(), static_cast<const std::byte*>(main.raw())});
   }

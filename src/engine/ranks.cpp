@@ -86,4 +86,11 @@ std::function<void()> heartbeat_of(Communicator& group) {
   return [&group] { heartbeat(group); };
 }
 
+double sum_over_ranks(const ExecCtx& ctx, Communicator& group, double value) {
+  if (group.size() == 1) return value;
+  const Tensor sum = Tensor::from(ctx, std::vector<double>{value}, {1});
+  group.all_reduce(ctx, sum).wait(ctx);
+  return sum.to_vector<double>()[0];
+}
+
 }  // namespace tessera

@@ -13,6 +13,9 @@ std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::fu
 /// CommunicationError with that of the first of them. Collective.
 void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<void()>& fn);
 
+/// The sum of a number that each rank has; at once for a group of one. Collective.
+double sum_over_ranks(const ExecCtx& ctx, Communicator& group, double value);
+
 /// For work that others wait for: what it calls after each of its parts. `group` outlives it.
 std::function<void()> heartbeat_of(Communicator& group);
 

@@ -156,7 +156,7 @@ std::vector<WeightDifference> load_weights_of_rank_0(const std::function<std::op
     }
   }
   error.tell(world);
-  engine.params().gather_weights();
+  engine.params().weights().gather();
   std::vector<WeightDifference> list;
   for (const auto& [rank, difference] : found) list.push_back(difference);
   return list;

@@ -54,13 +54,13 @@ void add_boxes(std::vector<CheckpointTensor>& shard, Engine& engine, const State
 std::vector<StatePiece> gradient_pieces(const ParamStore& store, PieceSet set) {
   std::vector<StatePiece> pieces = store.gradient_pieces(set);
   std::erase_if(pieces, [&](const StatePiece& piece) {
-    return !store.has_gradient()[store.layout().index_of(*piece.parameter)];
+    return !store.gradient().trained()[store.layout().index_of(*piece.parameter)];
   });
   return pieces;
 }
 
 bool has_accumulated(Engine& engine, const StateParts& parts) {
-  return engine.options().trainable && parts.optimizer && engine.params().finished_calls() > 0;
+  return engine.options().trainable && parts.optimizer && engine.params().gradient().finished_calls() > 0;
 }
 
 /// A file of this rank.
@@ -84,7 +84,7 @@ std::vector<Shard> shards_of(Engine& engine, const StateParts& parts) {
     add_boxes(optimizer.tensors, engine, piece);
   if (has_accumulated(engine, parts)) {
     for (const StatePiece& piece : gradient_pieces(engine.params(), PieceSet::owned))
-      add_boxes(optimizer.tensors, engine, piece, engine.params().gradient_scale());
+      add_boxes(optimizer.tensors, engine, piece, engine.params().gradient().scale());
   }
   return {std::move(model), std::move(optimizer)};
 }
@@ -140,7 +140,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   state.step = run.step;
   state.consumed_samples = run.consumed_samples;
   state.config_json = nlohmann::json{{"yaml", to_yaml(run.config)}}.dump();
-  state.rng_json = nlohmann::json{{"seed", engine.ctx().seed}, {"step", run.step}}.dump();
+  state.rng_json = nlohmann::json{{"seed", engine.progress().seed}, {"step", run.step}}.dump();
   state.data_json = nlohmann::json{{"consumed_samples", run.consumed_samples}}.dump();
   nlohmann::json user =
       update_state_json(engine.options().trainable ? engine.optimizer().update_state() : UpdateState{});
@@ -149,8 +149,8 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
   user["fewer_updates"] = fewer;
   if (run.tokenizer) user["tokenizer"] = nlohmann::json::parse(to_json(*run.tokenizer));
   if (has_accumulated(engine, parts))
-    user["accumulated"] = {{"calls", engine.params().finished_calls()},
-                           {"samples", engine.accumulated_samples()}};
+    user["accumulated"] = {{"calls", engine.params().gradient().finished_calls()},
+                           {"samples", engine.progress().samples}};
   state.user_json = user.dump();
   state.run = run.run;
   return state;
@@ -161,7 +161,7 @@ CheckpointState checkpoint_state(Engine& engine, const RunState& run, const Stat
 std::filesystem::path save_engine(const std::filesystem::path& root, Engine& engine, const RunState& run,
                                   const SaveOptions& given, const StateParts& parts) {
   const FlightCall open(engine.ctx().stream->flight(), "save_engine()");
-  engine.params().wait_for_weights();
+  engine.params().weights().wait();
   engine.ctx().stream->synchronize();
   const ExecCtx host = ExecCtx::cpu(1);
   Communicator& world = engine.mesh().world();
@@ -278,10 +278,10 @@ void load_accumulated(const CheckpointReader& reader, const nlohmann::json& user
   if (!user.contains("accumulated")) return;
   ParamStore& store = engine.params();
   const nlohmann::json& accumulated = user.at("accumulated");
-  store.restore_gradients(whole_number<int>(accumulated.at("calls")), [&](const Parameter& parameter) {
+  store.gradient().restore(whole_number<int>(accumulated.at("calls")), [&](const Parameter& parameter) {
     return reader.find("grad." + parameter.name()) != nullptr;
   });
-  engine.set_accumulated_samples(whole_number<std::int64_t>(accumulated.at("samples")));
+  engine.progress().samples = whole_number<std::int64_t>(accumulated.at("samples"));
   read_pieces(reader, engine, gradient_pieces(store, PieceSet::held));
 }
 
@@ -362,7 +362,7 @@ void load_engine(const CheckpointReader& reader, Engine& engine, const StatePart
     load_update_state(user, engine.optimizer());
     load_accumulated(reader, user, engine);
   });
-  engine.params().gather_weights();
+  engine.params().weights().gather();
 }
 
 RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const StateParts& parts) {
@@ -373,8 +373,9 @@ RunState resume_engine(const std::filesystem::path& dir, Engine& engine, const S
     run = read_run_state(*reader);
   });
   load_engine(*reader, engine, parts);
-  engine.set_progress(run.step, run.skipped);
-  if (run.seed) engine.set_seed(*run.seed);
+  engine.progress().steps = run.step;
+  engine.progress().skipped = run.skipped;
+  if (run.seed) engine.progress().seed = *run.seed;
   return run;
 }
 

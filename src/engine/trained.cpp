@@ -17,13 +17,13 @@ void Engine::set_frozen(std::map<std::string, std::string> names) {
     frozen_hash_ = content_hash(std::as_bytes(std::span(name)), frozen_hash_);
   frozen_changed_ = true;
   forget_calls();
-  if (params_->call_is_closed()) params_->drop_call();
+  if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
   const ParamGroups& groups = options_.groups;
   params_->set_frozen([&](const Parameter& parameter) {
     return frozen_.contains(parameter.name()) || (!groups.groups.empty() && groups.freezes(parameter));
   });
   // The next passes do other work, whose first turn is not recorded.
-  if (graph_) graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+  graph_.forget();
 }
 
 /// Before the update that acts on it: one rank's parameters may be too many kinds, and then no rank updates.

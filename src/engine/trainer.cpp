@@ -21,7 +21,6 @@
 #include "tessera/engine/run_facts.hpp"
 #include "tessera/engine/state.hpp"
 #include "tessera/engine/watchdog.hpp"
-#include "tessera/ops/backends.hpp"
 
 namespace tessera {
 namespace {
@@ -60,11 +59,11 @@ class TrainingRun {
     announce();
     DataLoader loader(data_.train, loader_options(state_.consumed_samples));
     finished_s_ = now_s();
-    while (engine_->steps_done() < config_.training.steps && !result_.interrupted) {
-      if (profiler_) profiler_->before_step(engine_->steps_done() + 1);
+    while (engine_->progress().steps < config_.training.steps && !result_.interrupted) {
+      if (profiler_) profiler_->before_step(engine_->progress().steps + 1);
       launch_step(loader);
       tell_notes();
-      const std::int64_t step = engine_->steps_done();
+      const std::int64_t step = engine_->progress().steps;
       const bool last = step == config_.training.steps;
       const bool save_due = config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0;
       // A device that works on its own runs a step while the next one is launched, unless something is due
@@ -82,10 +81,15 @@ class TrainingRun {
   }
 
  private:
-  /// What the backend has found out: files it could not read, fast ways that were refused.
   void tell_notes() {
-    const std::string note = ops::take_backend_notes(engine_->ctx());
-    if (!note.empty() && first_) log_.warning(note);
+    for (const EngineNote& note : engine_->take_notes()) {
+      if (!first_) continue;
+      if (note.warning) {
+        log_.warning(note.text);
+      } else {
+        log_.info(note.text);
+      }
+    }
   }
 
   /// Opens the run's folder. Returns the checkpoint to go on from, or nothing.
@@ -213,16 +217,16 @@ class TrainingRun {
   void launch_step(DataLoader& loader) {
     Launched launched{.begin_s = now_s()};
     const auto batch = next_batch(loader);
-    TESSERA_ENSURE(DataError, batch, "the training data ended at step ", engine_->steps_done(), " of ",
+    TESSERA_ENSURE(DataError, batch, "the training data ended at step ", engine_->progress().steps, " of ",
                    config_.training.steps);
     launched.data_s = now_s() - launched.begin_s;
     {
       const TraceSpan span(*engine_->ctx().stream, [&] {
-        return Work{WorkKind::scope, "launch step " + std::to_string(engine_->steps_done() + 1)};
+        return Work{WorkKind::scope, "launch step " + std::to_string(engine_->progress().steps + 1)};
       });
       engine_->launch_step(*batch);
     }
-    launched.step = engine_->steps_done();
+    launched.step = engine_->progress().steps;
     launched.consumed_samples = loader.consumed_samples();
     launched_.push_back(launched);
   }
@@ -247,11 +251,8 @@ class TrainingRun {
     finished_s_ = now_s();
     const double step_s = finished_s_ - begin_s;
     if (profiler_) profiler_->add_step({launched.step, begin_s, finished_s_});
-    for (const std::string& note : engine_->take_notes()) {
-      if (first_) log_.info(note);
-    }
     state_.step = launched.step;
-    state_.skipped = engine_->steps_skipped();
+    state_.skipped = engine_->progress().skipped;
     state_.consumed_samples = launched.consumed_samples;
     state_.tokens += step.tokens;
     if (step.update.skipped && first_) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/update_rules.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/optimizer.hpp"
 #include "tessera/ops/reduce.hpp"
@@ -13,20 +14,7 @@ namespace {
 void check_config(const OptimizerConfig& config) {
   TESSERA_ENSURE(ConfigError, config.clip_grad >= 0 && std::isfinite(config.clip_grad),
                  "optimizer.clip_grad is ", config.clip_grad, "; give a norm > 0, or 0 for no clipping");
-  if (config.name == OptimizerName::sgd) {
-    TESSERA_ENSURE(ConfigError, config.momentum >= 0 && config.momentum < 1, "optimizer.momentum is ",
-                   config.momentum, "; it must lie in [0, 1)");
-    TESSERA_ENSURE(ConfigError, !config.nesterov || config.momentum > 0,
-                   "optimizer.nesterov needs momentum > 0");
-    return;
-  }
-  TESSERA_ENSURE(ConfigError, config.betas.size() == 2, "optimizer.betas has ", config.betas.size(),
-                 " values; Adam needs two");
-  for (const double beta : config.betas) {
-    TESSERA_ENSURE(ConfigError, beta >= 0 && beta < 1, "optimizer.betas contains ", beta,
-                   "; each must lie in [0, 1)");
-  }
-  TESSERA_ENSURE(ConfigError, config.eps > 0, "optimizer.eps is ", config.eps, "; it must be > 0");
+  update_rule(config.name).check(config);
 }
 
 }  // namespace
@@ -34,7 +22,7 @@ void check_config(const OptimizerConfig& config) {
 Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
                      const LossScale& loss_scale, ParamGroups groups)
     : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale), groups_(std::move(groups)) {
-  TESSERA_CHECK(store_.trainable(),
+  TESSERA_CHECK(store_.options().trainable,
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
   check_config(config_);
   if (groups_.groups.empty()) groups_ = ParamGroups::by_decay(config_);
@@ -42,8 +30,17 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
                 " parameter groups; an optimizer takes up to ", kMostGroups,
                 ": put parameters that are updated alike into one");
   TESSERA_CHECK(groups_.group_of, "parameter groups need group_of, which says who is in which");
-  for (std::size_t i = 0; i < groups_.groups.size(); ++i)
+  for (std::size_t i = 0; i < groups_.groups.size(); ++i) {
     rules_.push_back(rule_of(groups_.groups[i], config_, i));
+    const UpdateRule& rule = update_rule(groups_.groups[i], config_);
+    const auto found = std::find_if(applied_.begin(), applied_.end(),
+                                    [&](const Applied& other) { return other.rule == &rule; });
+    applied_of_.push_back(static_cast<std::size_t>(found - applied_.begin()));
+    if (found == applied_.end()) applied_.push_back({&rule});
+    for (const char* kind : rule.state) {
+      if (rule.keeps_state(rules_.back()) && !buffers_.contains(kind)) buffers_[kind] = store_.zeros();
+    }
+  }
   std::vector<bool> active;
   for (const ParamSlot& slot : store_.slots()) {
     excluded_.push_back(groups_.freezes(*slot.parameter));
@@ -56,12 +53,6 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
   first.loss_scale = loss_scale.first;
   first.hysteresis = loss_scale.rule.hysteresis;
   state_ = ops::make_update_state(ctx_, first);
-  if (config_.name != OptimizerName::sgd) {
-    m_ = store_.zeros();
-    v_ = store_.zeros();
-  } else if (std::any_of(rules_.begin(), rules_.end(), [](const auto& rule) { return rule.momentum > 0; })) {
-    momentum_ = store_.zeros();
-  }
 }
 
 std::size_t Optimizer::group_of(const Parameter& parameter) const {
@@ -78,40 +69,48 @@ void Optimizer::set_group(std::size_t place, const ParamGroup& group) {
                 ", from 0");
   TESSERA_CHECK(group.frozen == groups_.groups[place].frozen, "parameter group ", place, " is ",
                 group.frozen ? "trained" : "frozen", " since the optimizer was made: make a new one");
+  TESSERA_CHECK(group.rule == groups_.groups[place].rule, "parameter group ", place,
+                " was updated by another rule when the optimizer was made: make a new one");
   const GroupRule rule = rule_of(group, config_, place);
-  TESSERA_ENSURE(ConfigError, rule.momentum == 0 || momentum_, "parameter group ", place,
-                 " gets a momentum, but no group had one when the optimizer was made: make a new one");
+  const UpdateRule& update = *applied_[applied_of_[place]].rule;
+  for (const char* kind : update.state) {
+    TESSERA_ENSURE(ConfigError, !update.keeps_state(rule) || buffers_.contains(kind), "parameter group ",
+                   place, " gets a ", kind,
+                   ", but no group had one when the optimizer was made: make a new one");
+  }
   rules_[place] = rule;
   groups_.groups[place] = group;
 }
 
 void Optimizer::find_squares() {
   find_active();
-  if (squares_of_ == store_.gradient_version()) return;
+  if (squares_of_ == store_.gradient().version()) return;
   const Tensor squares = ops::squares_of(state_);
   if (has_squares_) ops::fill_zero(ctx_, squares);
   has_squares_ = true;
   squares_of_ = -1;
-  const auto [gradient, summed] = store_.pending_gradient();
+  const auto [gradient, summed] = store_.gradient().pending();
   const Tensor& runs = summed ? counted_in_sum_ : counted_;
   if (runs.numel() > 0) ops::add_sum_squares(ctx_, gradient, runs, squares);
-  if (Communicator* world = store_.groups().world; world && world->size() > 1)
+  if (Communicator* world = store_.options().groups.world; world && world->size() > 1)
     world->all_reduce(ctx_, squares).wait(ctx_);
-  squares_of_ = store_.gradient_version();
+  squares_of_ = store_.gradient().version();
 }
 
-void Optimizer::update(const Part& part) const {
-  const auto [grad, weights, place] = store_.slice(part.bucket, part.run);
-  const auto narrow = [run = place](const Tensor& state) {
-    return state ? state.narrow(0, run.begin, run.count) : Tensor();
-  };
-  const ops::ElementGroups groups{factors_,
-                                  of_block_.narrow(0, place.begin / kGroupBlock, place.count / kGroupBlock)};
-  if (config_.name == OptimizerName::sgd) {
-    ops::sgd(ctx_, state_, groups, grad, weights, narrow(momentum_), config_.nesterov);
-  } else {
-    ops::adam(ctx_, state_, groups, grad, weights, narrow(m_), narrow(v_));
+void Optimizer::update(const Applied& applied, const Part& part) const {
+  const auto [gradient, weights, place] = store_.slice(part.bucket, part.run);
+  RuleInput input{
+      state_,
+      {applied.factors, applied.of_block.narrow(0, place.begin / kGroupBlock, place.count / kGroupBlock)},
+      gradient,
+      weights,
+      {}};
+  for (const char* kind : applied.rule->state) {
+    const auto buffer = buffers_.find(kind);
+    input.state.push_back(buffer == buffers_.end() ? Tensor()
+                                                   : buffer->second.narrow(0, place.begin, place.count));
   }
+  applied.rule->update(ctx_, config_, input);
 }
 
 void Optimizer::launch_step(const std::function<UpdateRates(std::int64_t)>& rates) {
@@ -139,37 +138,42 @@ void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::in
       rules_[group].rates[i] = each[group];
     }
   }
-  const double scale = store_.gradient_scale();
-  store_.wait_for_weights();
+  const double scale = store_.gradient().scale();
+  store_.weights().wait();
   find_squares();
   ops::begin_update(ctx_, state_,
                     {.grad_scale = scale, .clip_grad = config_.clip_grad, .loss_scale = loss_scale_.rule});
   has_squares_ = false;  // begin_update has used them up
   squares_of_ = -1;
-  std::vector<GroupRule> rules;
-  for (const Cohort& cohort : cohorts_) {
-    rules.push_back(rules_[cohort.group]);
-    rules.back().missed = cohort.missed;
+  for (const Applied& applied : applied_) {
+    std::vector<GroupRule> rules;
+    for (const Cohort& cohort : applied.cohorts) {
+      rules.push_back(rules_[cohort.group]);
+      rules.back().missed = cohort.missed;
+    }
+    ops::update_groups(ctx_, state_, applied.factors,
+                       {.decoupled = applied.rule->decoupled,
+                        .base = updates_,
+                        .num_rates = static_cast<int>(candidates),
+                        .rules = rules});
   }
-  ops::update_groups(ctx_, state_, factors_,
-                     {.decoupled = config_.name == OptimizerName::adamw,
-                      .base = updates_,
-                      .num_rates = static_cast<int>(candidates),
-                      .rules = rules});
   under_way_.emplace_back(ctx_, state_);
   // The last bucket holds what the next forward pass reads first: it is under way while the others are
   // updated.
-  std::size_t part = parts_.size();
   for (std::size_t i = changes_.size(); i-- > 0;) {
-    if (part > 0 && parts_[part - 1].bucket == i) update(parts_[--part]);
-    if (changes_[i]) store_.spread_weights(i);
+    for (const Applied& applied : applied_) {
+      for (const Part& part : applied.parts) {
+        if (part.bucket == i) update(applied, part);
+      }
+    }
+    if (changes_[i]) store_.weights().spread(i);
   }
-  store_.discard_gradients();
+  store_.gradient().discard();
 }
 
 double Optimizer::grad_norm() {
-  const double scale = store_.gradient_scale();
-  store_.wait_for_weights();
+  const double scale = store_.gradient().scale();
+  store_.weights().wait();
   find_squares();
   const auto state = HostCopy(ctx_, state_).value<UpdateState>();
   return std::sqrt(state.squares) * std::abs(scale) / static_cast<double>(state.loss_scale);
@@ -224,9 +228,10 @@ void Optimizer::set_update_state(const UpdateState& state) {
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
-  TESSERA_CHECK(!store_.sharded(), "this rank holds a share of the optimizer state: pieces gives it");
+  TESSERA_CHECK(!store_.shards().sharded(),
+                "this rank holds a share of the optimizer state: pieces gives it");
   std::vector<NamedTensor> list;
-  for (const auto& [kind, buffer] : buffers()) {
+  for (const auto& [kind, buffer] : buffers_) {
     for (const Parameter* p : store_.parameters()) {
       list.push_back({kind + "." + p->name(), store_.view(buffer, *p), p});
     }
@@ -236,30 +241,22 @@ std::vector<NamedTensor> Optimizer::state() const {
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
   std::vector<StatePiece> list;
-  for (const auto& [kind, buffer] : buffers()) {
+  for (const auto& [kind, buffer] : buffers_) {
     for (StatePiece& piece : store_.pieces(set, kind, buffer)) list.push_back(std::move(piece));
   }
   return list;
 }
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set, const std::string& kind) const {
-  for (const auto& [name, buffer] : buffers()) {
-    if (name == kind) return store_.pieces(set, kind, buffer);
-  }
-  throw InvalidArgument(detail::concat("this optimizer keeps no ", kind));
+  const auto buffer = buffers_.find(kind);
+  TESSERA_CHECK(buffer != buffers_.end(), "this optimizer keeps no ", kind);
+  return store_.pieces(set, kind, buffer->second);
 }
 
 std::size_t Optimizer::persistent_bytes() const {
   std::size_t bytes = 0;
-  for (const auto& [kind, buffer] : buffers()) bytes += buffer.nbytes();
+  for (const auto& [kind, buffer] : buffers_) bytes += buffer.nbytes();
   return bytes;
-}
-
-std::vector<std::pair<std::string, Tensor>> Optimizer::buffers() const {
-  std::vector<std::pair<std::string, Tensor>> list;
-  if (m_) list = {{"adam_m", m_}, {"adam_v", v_}};
-  if (momentum_) list = {{"momentum", momentum_}};
-  return list;
 }
 
 }  // namespace tessera

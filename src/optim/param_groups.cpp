@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <set>
 #include <string>
 
@@ -59,35 +58,6 @@ bool ParamGroups::freezes(const Parameter& parameter) const {
   TESSERA_CHECK(group < groups.size(), "parameter ", parameter.name(), " was put into group ", group,
                 "; there are ", groups.size(), " groups, from 0");
   return groups[group].frozen;
-}
-
-GroupRule rule_of(const ParamGroup& group, const OptimizerConfig& config, std::size_t place) {
-  const bool adam = config.name != OptimizerName::sgd;
-  TESSERA_ENSURE(ConfigError, adam || !(group.beta1 || group.beta2 || group.eps), "parameter group ", place,
-                 " has betas or eps; sgd has none: leave them out");
-  TESSERA_ENSURE(ConfigError, !adam || !group.momentum, "parameter group ", place,
-                 " has a momentum; adam and adamw have none: leave it out");
-  TESSERA_ENSURE(ConfigError, std::isfinite(group.lr_factor) && std::isfinite(group.decay_factor),
-                 "parameter group ", place, " has lr_factor ", group.lr_factor, " and decay_factor ",
-                 group.decay_factor, "; they must be finite");
-  const auto fraction = [&](const char* name, double value) {
-    TESSERA_ENSURE(ConfigError, value >= 0 && value < 1, "parameter group ", place, " has ", name, " ", value,
-                   "; it must lie in [0, 1)");
-    return value;
-  };
-  GroupRule rule;
-  if (!adam) {
-    rule.momentum = fraction("momentum", group.momentum.value_or(config.momentum));
-    TESSERA_ENSURE(ConfigError, !config.nesterov || rule.momentum > 0, "parameter group ", place,
-                   " has no momentum; optimizer.nesterov needs one");
-    return rule;
-  }
-  rule.beta1 = fraction("beta1", group.beta1.value_or(config.betas[0]));
-  rule.beta2 = fraction("beta2", group.beta2.value_or(config.betas[1]));
-  rule.eps = group.eps.value_or(config.eps);
-  TESSERA_ENSURE(ConfigError, rule.eps > 0, "parameter group ", place, " has eps ", rule.eps,
-                 "; it must be > 0");
-  return rule;
 }
 
 }  // namespace tessera

@@ -39,30 +39,6 @@ std::vector<StatePiece::Box> StatePiece::boxes() const {
   return list;
 }
 
-/// A run of the flat buffers inside one parameter and inside updated(bucket).
-struct ParamStore::Cut {
-  const ParamSlot* slot = nullptr;
-  FlatRun run;
-};
-
-FlatRun ParamStore::share(std::size_t bucket) const {
-  return layout_.buckets()[bucket].share(data_rank_, data_ranks_);
-}
-
-ParamStore::Slice ParamStore::slice(std::size_t bucket, const FlatRun& run) const {
-  const Bucket& b = layout_.buckets()[bucket];
-  const Tensor gradient = gradient_of(bucket, run);
-  if (splits_main(b)) {
-    const auto [model, low] = main_values(bucket, run);
-    return {gradient, {Tensor(), model, low}, in_state(bucket, run)};
-  }
-  // Where the fp32 weights are gathered the copy is made from all of them, later.
-  const bool rounds = model_ && !(sharded_ && main_is_whole(b));
-  return {gradient,
-          {main_of(bucket, run), rounds ? model_.narrow(0, run.begin, run.count) : Tensor()},
-          in_state(bucket, run)};
-}
-
 std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
   const Placement& placement = parameter.placement();
   const FlatRun whole{0, parameter.shape().numel()};
@@ -88,55 +64,44 @@ std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
   return runs;
 }
 
-std::vector<ParamStore::Cut> ParamStore::cuts(PieceSet set) const {
-  std::vector<Cut> cuts;
+std::vector<StatePiece> ParamStore::pieces_of(PieceSet set, const std::string& kind,
+                                              const Values& values) const {
+  std::vector<StatePiece> pieces;
+  const auto add = [&](const ParamSlot& slot, const FlatRun& run) {
+    if (run.count == 0) return;
+    const std::int64_t begin = run.begin - slot.offset;
+    pieces.push_back({kind, slot.parameter, begin, begin + run.count, values(slot.bucket, run)});
+  };
   for (const Parameter* p : parameters_) {
-    const ParamSlot& slot = slots()[layout_.index_of(*p)];
+    const ParamSlot& slot = layout_.slot_of(*p);
     if (set == PieceSet::held) {
-      const FlatRun run = overlap(slot.run(), updated(slot.bucket));
-      if (run.count > 0) cuts.push_back({&slot, run});
+      add(slot, overlap(slot.run(), shards_.updated(slot.bucket)));
       continue;
     }
-    for (const FlatRun& local : counted(*p)) {
-      const FlatRun run = overlap({slot.offset + local.begin, local.count}, share(slot.bucket));
-      if (run.count > 0) cuts.push_back({&slot, run});
-    }
+    for (const FlatRun& local : counted(*p))
+      add(slot, overlap({slot.offset + local.begin, local.count}, shards_.share(slot.bucket)));
   }
-  return cuts;
+  return pieces;
 }
 
 std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
-  wait_for_weights();
-  std::vector<StatePiece> pieces;
-  for (const auto& [slot, run] : cuts(set)) {
-    const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({"param", slot->parameter, begin, begin + run.count, main_values(slot->bucket, run)});
-  }
-  return pieces;
+  weights_->wait();
+  return pieces_of(set, "param",
+                   [this](std::size_t bucket, const FlatRun& run) { return weights_->values(bucket, run); });
 }
 
 std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
-  std::vector<StatePiece> pieces;
-  for (const auto& [slot, run] : cuts(set)) {
-    const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({"grad", slot->parameter, begin, begin + run.count, {gradient_of(slot->bucket, run)}});
-  }
-  return pieces;
+  return pieces_of(set, "grad", [this](std::size_t bucket, const FlatRun& run) {
+    return StateValues{gradient_->of(bucket, run)};
+  });
 }
 
 std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind, const Tensor& state) const {
-  TESSERA_CHECK(state && state.numel() == state_numel_, "state of this ParamStore has ", state_numel_,
-                " elements, not shape ", state.shape());
-  std::vector<StatePiece> pieces;
-  for (const auto& [slot, run] : cuts(set)) {
-    const std::int64_t begin = run.begin - slot->offset;
-    pieces.push_back({kind,
-                      slot->parameter,
-                      begin,
-                      begin + run.count,
-                      {state.narrow(0, in_state(slot->bucket, run).begin, run.count)}});
-  }
-  return pieces;
+  TESSERA_CHECK(state && state.numel() == shards_.state_numel(), "state of this ParamStore has ",
+                shards_.state_numel(), " elements, not shape ", state.shape());
+  return pieces_of(set, kind, [&](std::size_t bucket, const FlatRun& run) {
+    return StateValues{state.narrow(0, shards_.in_state(bucket, run).begin, run.count)};
+  });
 }
 
 }  // namespace tessera

@@ -13,15 +13,8 @@ bool several(const Communicator* group) { return group != nullptr && group->size
 }  // namespace
 
 GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
-                                     bool sharded, Tensor grad, std::vector<FlatRun> updated,
-                                     std::vector<bool> frozen)
-    : ctx_(ctx),
-      layout_(layout),
-      data_(several(groups.data) ? groups.data : nullptr),
-      sharded_(sharded),
-      grad_(std::move(grad)),
-      updated_(std::move(updated)),
-      frozen_(std::move(frozen)) {
+                                     const Shards& shards, Tensor grad, std::vector<bool> frozen)
+    : ctx_(ctx), layout_(layout), shards_(shards), grad_(std::move(grad)), frozen_(std::move(frozen)) {
   find_sums(groups);
 }
 
@@ -53,7 +46,8 @@ void GradientReduction::find_sums(const StoreGroups& groups) {
 void GradientReduction::add_sum(Communicator* group, const std::vector<FlatRun>& wanted) {
   ReplicatedSum sum{group, {}, 0};
   for (const FlatRun& run : wanted) {
-    for (const FlatRun& owned : updated_) append(sum.runs, overlap(run, owned));
+    for (std::size_t i = 0; i < layout_.buckets().size(); ++i)
+      append(sum.runs, overlap(run, shards_.updated(i)));
   }
   for (const FlatRun& run : sum.runs) sum.elements += run.count;
   if (sum.elements > 0) sums_.push_back(std::move(sum));
@@ -93,14 +87,14 @@ void GradientReduction::start(std::size_t bucket) {
     if (!p.has_grad()) ops::fill_zero(ctx_, p.grad());
   }
   ++started_;
-  if (data_ == nullptr || !trained) return;
+  if (shards_.data() == nullptr || !trained) return;
   const Tensor whole = grad_.narrow(0, b.begin, b.count);
-  if (!sharded_) {
-    pending_.push_back(data_->all_reduce(ctx_, whole));
+  if (shards_.policy(bucket).state == Held::whole) {
+    pending_.push_back(shards_.data()->all_reduce(ctx_, whole));
     return;
   }
-  const FlatRun share = b.share(data_->rank(), data_->size());
-  pending_.push_back(data_->reduce_scatter(ctx_, whole, grad_.narrow(0, share.begin, share.count)));
+  const FlatRun& own = shards_.updated(bucket);
+  pending_.push_back(shards_.data()->reduce_scatter(ctx_, whole, grad_.narrow(0, own.begin, own.count)));
 }
 
 void GradientReduction::finish_buckets() {

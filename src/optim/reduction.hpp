@@ -10,11 +10,10 @@ namespace tessera {
 
 class GradientReduction {
  public:
-  /// `layout` and the groups are kept by reference. `updated`: by bucket, where the sums over tensor and
-  /// pipeline ranks are needed. `frozen`: by slot, whose gradients are zero in `grad` and stay so on all
-  /// ranks; a bucket of nothing else is not reduced.
-  GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups, bool sharded,
-                    Tensor grad, std::vector<FlatRun> updated, std::vector<bool> frozen);
+  /// `layout`, `shards` and the groups are kept by reference. `frozen`: by slot, whose gradients are zero in
+  /// `grad` and stay so on all ranks; a bucket of nothing else is not reduced.
+  GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
+                    const Shards& shards, Tensor grad, std::vector<bool> frozen);
 
   /// Starts a call; with counts, buckets are reduced as they become complete.
   void open(const std::function<int(const Parameter&)>& contributions);
@@ -41,10 +40,8 @@ class GradientReduction {
 
   ExecCtx ctx_;
   const FlatLayout& layout_;
-  Communicator* data_;  // null for one rank
-  bool sharded_;
+  const Shards& shards_;
   Tensor grad_;
-  std::vector<FlatRun> updated_;
   std::vector<bool> frozen_;
   std::vector<ReplicatedSum> sums_;
   bool counting_ = false;

@@ -16,7 +16,7 @@ bool Optimizer::frozen(const Parameter& parameter) const {
 
 /// Follows what the store has gradients of. A parameter that is left alone stops to count updates.
 void Optimizer::find_active() {
-  std::vector<bool> active = store_.has_gradient();
+  std::vector<bool> active = store_.gradient().trained();
   for (std::size_t i = 0; i < active.size(); ++i) {
     active[i] = active[i] && !excluded_[i];
   }
@@ -46,25 +46,33 @@ void Optimizer::select(const std::vector<bool>& active) {
 
 void Optimizer::find_cohorts() {
   std::map<Cohort, std::uint8_t> places;
+  const auto cohort_of = [&](std::size_t i) {
+    return Cohort{groups_.group_of(*store_.slots()[i].parameter), missed_[i]};
+  };
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i]) places.try_emplace({groups_.group_of(*store_.slots()[i].parameter), missed_[i]});
+    if (active_[i]) places.try_emplace(cohort_of(i));
   }
   TESSERA_CHECK(
       places.size() <= kMostGroups, places.size(),
       " sets of parameters differ in their group or in the number of updates they had; an optimizer "
       "takes up to ",
       kMostGroups, ": unfreeze more parameters at a time, or use fewer groups");
-  cohorts_.clear();
+  for (Applied& applied : applied_) applied.cohorts.clear();
   for (auto& [cohort, place] : places) {
-    place = static_cast<std::uint8_t>(cohorts_.size());
-    cohorts_.push_back(cohort);
+    std::vector<Cohort>& cohorts = applied_[applied_of_[cohort.group]].cohorts;
+    place = static_cast<std::uint8_t>(cohorts.size());
+    cohorts.push_back(cohort);
   }
   cohort_.assign(active_.size(), kNoGroup);
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i]) cohort_[i] = places.at({groups_.group_of(*store_.slots()[i].parameter), missed_[i]});
+    if (active_[i]) cohort_[i] = places.at(cohort_of(i));
   }
-  if (cohorts_.empty()) cohorts_.emplace_back();
-  factors_ = ops::make_group_factors(ctx_, static_cast<std::int64_t>(cohorts_.size()));
+  for (std::size_t i = 0; i < applied_.size(); ++i) {
+    std::vector<Cohort>& cohorts = applied_[i].cohorts;
+    const auto group = std::find(applied_of_.begin(), applied_of_.end(), i) - applied_of_.begin();
+    if (cohorts.empty()) cohorts.push_back({static_cast<std::size_t>(group), 0});
+    applied_[i].factors = ops::make_group_factors(ctx_, static_cast<std::int64_t>(cohorts.size()));
+  }
 }
 
 std::int64_t Optimizer::updates_of(const Parameter& parameter) const {
@@ -85,41 +93,47 @@ void Optimizer::set_updates_of(const std::function<std::int64_t(const Parameter&
 }
 
 void Optimizer::find_parts() {
+  changes_.assign(store_.layout().buckets().size(), false);
+  for (Applied& applied : applied_) find_parts(applied);
+}
+
+void Optimizer::find_parts(Applied& applied) {
   static_assert(FlatLayout::kAlignment % kGroupBlock == 0, "parameters and shares are whole blocks");
   const FlatLayout& layout = store_.layout();
-  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(store_.state_numel() / kGroupBlock), kNoGroup);
-  parts_.clear();
-  changes_.assign(layout.buckets().size(), false);
+  const Shards& shards = store_.shards();
+  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(shards.state_numel() / kGroupBlock), kNoGroup);
+  applied.parts.clear();
   for (std::size_t i = 0; i < layout.slots().size(); ++i) {
-    if (!active_[i]) continue;
     const ParamSlot& slot = layout.slots()[i];
+    if (!active_[i] || &applied_[applied_of_[groups_.group_of(*slot.parameter)]] != &applied) continue;
     changes_[slot.bucket] = true;
     const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
-    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, store_.updated(slot.bucket));
-    const FlatRun place = store_.in_state(slot.bucket, own);
+    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, shards.updated(slot.bucket));
+    const FlatRun place = shards.in_state(slot.bucket, own);
     if (place.count > 0) {
       std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock, cohort_[i]);
     }
   }
   // Without what is left alone before the first and after the last element to update.
   const auto add = [&](std::size_t bucket, const FlatRun& run) {
-    const FlatRun place = store_.in_state(bucket, run);
+    const FlatRun place = shards.in_state(bucket, run);
     std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
     const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
     while (first < last && in_none(first)) ++first;
     while (first < last && in_none(last - 1)) --last;
     if (first == last) return;
-    parts_.push_back({bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
+    applied.parts.push_back(
+        {bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
   };
   const auto& buckets = layout.buckets();
   const bool split = std::any_of(buckets.begin(), buckets.end(),
-                                 [&](const Bucket& bucket) { return store_.splits_main(bucket); });
-  if (store_.sharded() || split) {
-    for (std::size_t i = 0; i < changes_.size(); ++i) add(i, store_.updated(i));
-  } else if (!changes_.empty()) {
+                                 [&](const Bucket& bucket) { return store_.weights().splits(bucket); });
+  if (shards.sharded() || split) {
+    for (std::size_t i = 0; i < buckets.size(); ++i) add(i, shards.updated(i));
+  } else if (!buckets.empty()) {
     add(0, {0, store_.numel()});
   }
-  of_block_ = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
+  applied.of_block = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
 }
 
 void Optimizer::find_counted() {
@@ -139,14 +153,14 @@ void Optimizer::find_counted() {
       }
     }
     for (const FlatRun& run : counted) {
-      const FlatRun own = overlap(run, store_.share(i));
+      const FlatRun own = overlap(run, store_.shards().share(i));
       if (own.count == 0) continue;
       runs.push_back({own.begin, own.count});
-      in_sum.push_back({store_.in_state(i, own).begin, own.count});
+      in_sum.push_back({store_.shards().in_state(i, own).begin, own.count});
     }
   }
   counted_ = ops::make_sum_runs(ctx_, runs);
-  counted_in_sum_ = store_.sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
+  counted_in_sum_ = store_.shards().sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
 }
 
 }  // namespace tessera

@@ -1,84 +1,205 @@
-// New weights from the rank that updated them to those that read them.
+#include "tessera/optim/weights.hpp"
 
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/optim/param_store.hpp"
 
 namespace tessera {
 
-void ParamStore::refresh_model_copy() {
-  if (!model_) return;
-  wait_for_weights();
-  for (std::size_t i = 0; i < owned_.size(); ++i) {
+Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options)
+    : ctx_(ctx), layout_(layout), shards_(shards), options_(options) {
+  std::int64_t mains = 0, lows = 0;
+  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
-    if (splits_main(bucket)) continue;
-    const FlatRun held = main_is_whole(bucket) ? bucket.run() : updated(i);
+    const FlatRun& own = shards_.updated(i);
+    std::int64_t& held = splits(bucket) ? lows : mains;
+    main_at_.push_back(held + (main_is_whole(i) ? own.begin - bucket.begin : 0));
+    held += main_is_whole(i) ? bucket.count : own.count;
+  }
+  gathers_.resize(main_at_.size());
+  const auto zeroed = [&](std::int64_t n, DType dtype) {
+    Tensor buffer = Tensor::empty(ctx_, {n}, dtype);
+    ops::fill_zero(ctx_, buffer);
+    return buffer;
+  };
+  main_ = zeroed(mains, DType::f32);
+  if (options_.split_main) low_ = zeroed(lows, DType::u16);
+  if (options_.compute != DType::f32) model_ = zeroed(layout_.numel(), options_.compute);
+}
+
+Weights::~Weights() {
+  if (!shards_.sharded()) return;
+  for (const ParamSlot& slot : layout_.slots()) slot.parameter->set_gate(nullptr);
+}
+
+/// Whether all of a bucket's main weights are here in fp32.
+bool Weights::in_place(std::size_t bucket) const {
+  return main_is_whole(bucket) && !splits(layout_.buckets()[bucket]);
+}
+
+void Weights::draw(const ParamSlot& slot, const Tensor& weight) const {
+  const Parameter& p = *slot.parameter;
+  const Placement& placement = p.placement();
+  if (p.init().kind == Init::Kind::zeros) return;  // the buffers are
+  if (p.init().kind == Init::Kind::ones) return ops::fill_constant(ctx_, weight, 1.0f);
+  // A matrix whose columns are the split dimension and all after it; whole parameters are one row.
+  const RngKey key{.seed = ctx_.seed, .site = site_of(p.name()), .step = 0};
+  if (placement.is_replicated()) return ops::fill_normal(ctx_, weight.view({1, -1}), p.init().std, key, {});
+  std::int64_t rows = 1, inner = 1;
+  for (int i = 0; i < placement.dim(); ++i) rows *= p.shape()[i];
+  for (int i = placement.dim() + 1; i < p.shape().rank(); ++i) inner *= p.shape()[i];
+  const Tensor matrix = weight.view({rows, -1});
+  for (const Segment& s : placement.segments()) {
+    if (s.count == 0) continue;
+    const Tensor part = matrix.narrow(1, s.local * inner, s.count * inner);
+    const ops::Region region{0, s.global * inner, placement.global()[placement.dim()] * inner};
+    const Tensor target = part.is_contiguous() ? part : Tensor::empty(ctx_, part.shape(), DType::f32);
+    ops::fill_normal(ctx_, target, p.init().std, key, region);
+    if (!part.is_contiguous()) ops::copy(ctx_, target, part);
+  }
+}
+
+/// `scratch`: zeros [slot.numel].
+void Weights::draw_in(const ParamSlot& slot, const Tensor& scratch) {
+  draw(slot, scratch.view(slot.parameter->shape()));
+  const FlatRun own = overlap(slot.run(), shards_.updated(slot.bucket));
+  const Tensor part = scratch.narrow(0, own.count > 0 ? own.begin - slot.offset : 0, own.count);
+  const Tensor model = model_.narrow(0, slot.offset, slot.numel);
+  if (!splits(layout_.buckets()[slot.bucket])) {
+    ops::axpby(ctx_, 1.0f, scratch, 0.0f, model);
+    if (own.count > 0) ops::copy(ctx_, part, main_of(slot.bucket, own));
+    return;
+  }
+  // The others' shares are rounded like our own.
+  ops::split_main(ctx_, scratch, model, Tensor::empty(ctx_, {slot.numel}, DType::u16));
+  if (own.count > 0) {
+    const StateValues target = values(slot.bucket, own);
+    ops::split_main(ctx_, part, target.values, target.low);
+  }
+}
+
+void Weights::initialise(const Tensor& scratch) {
+  bool borrowed = false;
+  for (const ParamSlot& slot : layout_.slots()) {
+    if (in_place(slot.bucket)) {
+      draw(slot, main_of(slot.bucket, slot.run()).view(slot.parameter->shape()));
+    } else if (scratch) {
+      draw_in(slot, scratch.narrow(0, slot.offset, slot.numel));
+      borrowed = true;
+    } else {
+      const Tensor own = Tensor::empty(ctx_, {slot.numel}, DType::f32);
+      ops::fill_zero(ctx_, own);
+      draw_in(slot, own);
+    }
+  }
+  if (borrowed) ops::fill_zero(ctx_, scratch);
+  refresh_copy();
+}
+
+Weights::Views Weights::views(const ParamSlot& slot) const {
+  const Shape& shape = slot.parameter->shape();
+  Tensor main;
+  if (in_place(slot.bucket)) main = main_of(slot.bucket, slot.run()).view(shape);
+  return {model_ ? model_.narrow(0, slot.offset, slot.numel).view(shape) : main, main};
+}
+
+Tensor Weights::main_of(std::size_t bucket, const FlatRun& run) const {
+  return main_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count);
+}
+
+StateValues Weights::values(std::size_t bucket, const FlatRun& run) const {
+  if (!splits(layout_.buckets()[bucket])) return {main_of(bucket, run)};
+  return {model_.narrow(0, run.begin, run.count),
+          low_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count)};
+}
+
+ops::MainWeights Weights::target(std::size_t bucket, const FlatRun& run) const {
+  if (splits(layout_.buckets()[bucket])) {
+    const auto [model, low] = values(bucket, run);
+    return {Tensor(), model, low};
+  }
+  // Where the fp32 weights are gathered the copy is made from all of them, later.
+  const bool rounds = model_ && !(shards_.sharded() && main_is_whole(bucket));
+  return {main_of(bucket, run), rounds ? model_.narrow(0, run.begin, run.count) : Tensor()};
+}
+
+Tensor Weights::main_buffer() const {
+  wait();
+  return main_.numel() == layout_.numel() ? main_ : Tensor();
+}
+
+const Tensor& Weights::model_buffer() const {
+  wait();
+  return model_;
+}
+
+Tensor Weights::main(const Parameter& parameter) const {
+  const ParamSlot& slot = layout_.slot_of(parameter);
+  TESSERA_CHECK(in_place(slot.bucket), "this rank holds ",
+                splits(layout_.buckets()[slot.bucket]) ? "the two halves" : "a share",
+                " of the main weights of ", parameter.name(),
+                ": whole() gathers them, pieces gives what is here");
+  wait();
+  return main_of(slot.bucket, slot.run()).view(parameter.shape());
+}
+
+Tensor Weights::whole(const Parameter& parameter) const {
+  const ParamSlot& slot = layout_.slot_of(parameter);
+  wait();
+  if (main_is_whole(slot.bucket)) return values(slot.bucket, slot.run()).read(ctx_).view(parameter.shape());
+  const FlatRun own = overlap(slot.run(), shards_.updated(slot.bucket));
+  return shards_.gathered(ctx_, slot, values(slot.bucket, own).read(ctx_));
+}
+
+void Weights::refresh_copy() {
+  if (!model_) return;
+  wait();
+  for (std::size_t i = 0; i < main_at_.size(); ++i) {
+    const Bucket& bucket = layout_.buckets()[i];
+    if (splits(bucket)) continue;
+    const FlatRun held = main_is_whole(i) ? bucket.run() : shards_.updated(i);
     ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_.narrow(0, held.begin, held.count));
   }
 }
 
-void ParamStore::gather_weights() {
-  refresh_model_copy();
-  for (std::size_t i = owned_.size(); i-- > 0;) spread_weights(i);
-  wait_for_weights();
+void Weights::gather() {
+  refresh_copy();
+  for (std::size_t i = main_at_.size(); i-- > 0;) spread(i);
+  wait();
 }
 
-void ParamStore::spread_weights(std::size_t bucket) {
-  if (!sharded_) return;
-  wait_for_weights(bucket);
+void Weights::spread(std::size_t bucket) {
+  if (!shards_.sharded()) return;
+  wait(bucket);
   const Bucket& b = layout_.buckets()[bucket];
-  const FlatRun share = updated(bucket);
-  const bool main = main_is_whole(b);
-  const Tensor whole = main ? main_of(bucket, b.run()) : model_.narrow(0, b.begin, b.count);
-  gathers_[bucket] = {
-      options_.groups.data->all_gather(ctx_, whole.narrow(0, share.begin - b.begin, share.count), whole),
-      true};
+  const FlatRun& share = shards_.updated(bucket);
+  const Tensor whole = main_is_whole(bucket) ? main_of(bucket, b.run()) : model_.narrow(0, b.begin, b.count);
+  const Tensor own = whole.narrow(0, share.begin - b.begin, share.count);
+  gathers_[bucket] = {shards_.data()->all_gather(ctx_, own, whole), true};
   ++gathers_running_;
-  for (const ParamSlot& slot : layout_.slots_of(b)) {
-    slot.parameter->set_gate([this, bucket] { wait_for_weights(bucket); });
-  }
+  for (const ParamSlot& slot : layout_.slots_of(b))
+    slot.parameter->set_gate([this, bucket] { wait(bucket); });
 }
 
-void ParamStore::wait_for_weights(std::size_t bucket) const {
+void Weights::wait(std::size_t bucket) const {
   Gather& gather = gathers_[bucket];
   if (!gather.running) return;
   gather.pending.wait(ctx_);
   gather = {};
   --gathers_running_;
   const Bucket& b = layout_.buckets()[bucket];
-  if (model_ && main_is_whole(b))
+  if (model_ && main_is_whole(bucket))
     ops::axpby(ctx_, 1.0f, main_of(bucket, b.run()), 0.0f, model_.narrow(0, b.begin, b.count));
 }
 
-void ParamStore::wait_for_weights() const {
-  for (std::size_t i = owned_.size(); gathers_running_ > 0 && i-- > 0;) wait_for_weights(i);
+void Weights::wait() const {
+  for (std::size_t i = gathers_.size(); gathers_running_ > 0 && i-- > 0;) wait(i);
 }
 
-Tensor ParamStore::gathered(const ParamSlot& slot, const Tensor& own) const {
-  std::vector<std::int64_t> counts;
-  for (int rank = 0; rank < data_ranks_; ++rank) {
-    const Bucket& bucket = layout_.buckets()[slot.bucket];
-    counts.push_back(overlap(slot.run(), bucket.share(rank, data_ranks_)).count);
+std::size_t Weights::persistent_bytes() const {
+  std::size_t bytes = 0;
+  for (const Tensor* buffer : {&main_, &low_, &model_}) {
+    if (*buffer) bytes += buffer->nbytes();
   }
-  const Tensor whole = Tensor::empty(ctx_, {slot.numel}, own.dtype());
-  options_.groups.data->all_gather(ctx_, own, whole, counts).wait(ctx_);
-  return whole.view(slot.parameter->shape());
-}
-
-Tensor ParamStore::whole_main(const Parameter& parameter) const {
-  const ParamSlot& slot = slots()[layout_.index_of(parameter)];
-  wait_for_weights();
-  if (main_is_whole(layout_.buckets()[slot.bucket]))
-    return main_values(slot.bucket, slot.run()).read(ctx_).view(parameter.shape());
-  return gathered(slot, main_values(slot.bucket, overlap(slot.run(), updated(slot.bucket))).read(ctx_));
-}
-
-Tensor ParamStore::whole_gradient(const Parameter& parameter) const {
-  const ParamSlot& slot = slots()[layout_.index_of(parameter)];
-  const auto scale = static_cast<float>(gradient_scale());
-  const Tensor held = gradient_of(slot.bucket, overlap(slot.run(), updated(slot.bucket)));
-  const Tensor own = Tensor::empty(ctx_, held.shape(), DType::f32);
-  if (own.numel() > 0) ops::axpby(ctx_, scale, held, 0.0f, own);
-  return sharded_ ? gathered(slot, own) : own.view(parameter.shape());
+  return bytes;
 }
 
 }  // namespace tessera

@@ -177,7 +177,9 @@ TEST(Float16, RandomBitPatterns) {
     // Any float, and one whose exponent lies where halves do.
     for (const std::uint32_t bits : {word, (word & 0x87ffffffu) | 0x30000000u}) {
       const float x = std::bit_cast<float>(bits);
-      if (!std::isnan(x)) ASSERT_EQ(float16(x).bits, nearest_half(x)) << std::hexfloat << x;
+      if (!std::isnan(x)) {
+        ASSERT_EQ(float16(x).bits, nearest_half(x)) << std::hexfloat << x;
+      }
     }
   }
 }

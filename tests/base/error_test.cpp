@@ -2,18 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/errors.hpp"
+
 namespace tessera {
 namespace {
 
-template <typename E, typename F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
+using test::message_of;
 
 TEST(Check, MessageHasValuesAndPlaceButNotTheExpression) {
   const int n = 3;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/tensor_view.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera::test {
 
@@ -54,19 +55,6 @@ inline std::string raw_file(const std::string& header, const std::string& data) 
   std::string file;
   for (int i = 0; i < 8; ++i) file += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
   return file + header + data;
-}
-
-/// Runs `work`, which must throw an E whose message contains all the given texts.
-template <typename E, typename Work, typename... Texts>
-void expect_error(Work&& work, const Texts&... texts) {
-  try {
-    work();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const E& error) {
-    const std::string message = error.what();
-    for (const std::string& text : {std::string(texts)...})
-      EXPECT_NE(message.find(text), std::string::npos) << "'" << text << "' is not in: " << message;
-  }
 }
 
 }  // namespace tessera::test

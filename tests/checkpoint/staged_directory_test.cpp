@@ -148,7 +148,9 @@ TEST_F(StagedDirectoryTest, ADecidedUpdateIsFinishedByAnybody) {
     settle_directory(target);
     EXPECT_EQ(slurp(target / "config.json") + slurp(target / "model.safetensors"), "newnew") << moved;
     EXPECT_FALSE(fs::exists(ready));
-    if (moved < 3) EXPECT_EQ(names_in(target), (Names{"README.md", "config.json", "model.safetensors"}));
+    if (moved < 3) {
+      EXPECT_EQ(names_in(target), (Names{"README.md", "config.json", "model.safetensors"}));
+    }
     fs::remove_all(target);
   }
   // One that leads out of the folder is no update.

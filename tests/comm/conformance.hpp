@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.hpp"
+#include "tests/support/errors.hpp"
 #include "tests/support/ranks.hpp"
 
 namespace tessera::test {
@@ -221,17 +222,6 @@ inline std::vector<double> reduced_marks(int size, ReduceOp op, std::int64_t beg
     values.push_back(rounded(value, dtype));
   }
   return values;
-}
-
-/// The message of the error that `call` throws, "" if it throws none of that type.
-template <typename ErrorType, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const ErrorType& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace tessera::test

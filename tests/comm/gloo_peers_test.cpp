@@ -59,7 +59,9 @@ class Ranks {
     ASSERT_EQ(sockets.size(), peers_.size());
     const char own = static_cast<char>('a' + rank);
     for (const store::Socket& socket : sockets) {
-      if (socket) EXPECT_EQ(::send(socket.get(), &own, 1, MSG_NOSIGNAL), 1);
+      if (socket) {
+        EXPECT_EQ(::send(socket.get(), &own, 1, MSG_NOSIGNAL), 1);
+      }
     }
     for (std::size_t other = 0; other < sockets.size(); ++other) {
       EXPECT_EQ(bool(sockets[other]), other != rank);

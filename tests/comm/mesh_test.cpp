@@ -190,6 +190,26 @@ TEST(ProcessMesh, BlocksOfNeighboursAlongTp) {
   });
 }
 
+TEST(ProcessMesh, GroupsAlongSeveralAxes) {
+  const MeshShape shape{.tp = 2, .cp = 2, .dp = 2, .pp = 2};
+  run_local(shape.world(), [&](const auto& world) {
+    ProcessMesh mesh(world, shape);
+    const int rank = world->rank();
+    for (const std::vector<Axis>& axes : {std::vector{Axis::dp, Axis::cp}, std::vector{Axis::tp, Axis::dp},
+                                          std::vector{Axis::tp, Axis::cp, Axis::dp, Axis::pp}}) {
+      EXPECT_EQ(members(mesh.group(axes), rank), group_with(rank_groups(shape, axes), rank));
+      EXPECT_EQ(&mesh.group(axes), &mesh.group(axes));
+    }
+    EXPECT_EQ(&mesh.group({Axis::cp, Axis::dp}), &mesh.group({Axis::dp, Axis::cp, Axis::ep}));
+    EXPECT_EQ(&mesh.group({Axis::tp, Axis::ep}), &mesh[Axis::tp]);
+    EXPECT_EQ(&mesh.group({Axis::ep}), &mesh[Axis::ep]);
+    EXPECT_THROW(mesh.group({}), InvalidArgument);
+  });
+  const auto alone = ProcessMesh::alone(shape, 5);
+  EXPECT_EQ(alone->group({Axis::dp, Axis::cp}).size(), 4);
+  EXPECT_EQ(alone->group({Axis::dp, Axis::cp}).rank(), 2);
+}
+
 TEST(ProcessMesh, OneRankNeedsNobody) {
   const auto mesh = ProcessMesh::self();
   EXPECT_EQ(mesh->shape(), MeshShape{});

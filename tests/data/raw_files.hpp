@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/errors.hpp"
+
 namespace tessera::testing {
 
 class ScratchFolder {
@@ -93,20 +95,7 @@ inline void write_counting(const std::string& prefix, const std::vector<std::int
   spill(prefix + ".bin", tokens);
 }
 
-/// The message of the E that `act` throws; a failure when it throws nothing or something else.
-template <typename E, typename Act>
-std::string message_of(Act&& act) {
-  try {
-    act();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "no exception";
-  return "";
-}
+using test::message_of;
 
 inline bool mentions(const std::string& message, const std::vector<std::string>& parts) {
   for (const auto& part : parts) {

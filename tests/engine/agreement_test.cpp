@@ -93,7 +93,7 @@ TEST(AgreementOf, LengthsCallsAndBatchesThatCannotBeUsed) {
     }
     Batch blind = own;
     blind.labels.clear();
-    expect_error<DataError>([&] { engine->predict(rank >= 2 ? blind : own, Engine::Output::logits); },
+    expect_error<DataError>([&] { engine->forward(rank >= 2 ? blind : own, Engine::Output::logits, false); },
                             "the batch of rank 0 has labels and that of rank 2 has none");
     engine->step(own);
   });
@@ -287,7 +287,7 @@ TEST_P(PlantedDisagreement, FactorsOfCallsAreCompared) {
     const auto trained = engine(world);
     const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
     trained->forward_backward(batch);
-    trained->add_call(trained->open_call(batch).number, odd ? 0.25 : 0.5);
+    trained->open_call(batch).add(odd ? 0.25 : 0.5);
     expect_error<InvalidArgument>([&] { trained->update(); }, "factors 1 0.5 on rank 0",
                                   "factors 1 0.25 on rank 1");
     trained->discard();
@@ -299,29 +299,28 @@ TEST_P(PlantedDisagreement, BackwardPassesOfOwnLossesAreCompared) {
   run([&](std::shared_ptr<Communicator> world, bool odd) {
     const auto trained = engine(world);
     const Batch batch = own_part(*trained, random_batch(8, kSeq, 7, kVocab));
-    const auto forward = [&] {
-      const Tensor logits = trained->forward(batch, Engine::Output::logits);
+    const auto forward = [&] { return trained->forward(batch, Engine::Output::logits); };
+    const auto upstream_of = [&](const Tensor& logits) {
       if (!logits) return Tensor();
       std::vector<float> values(static_cast<std::size_t>(logits.numel()));
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) - 3.0f;
       return Tensor::from(trained->ctx(), values, logits.shape());
     };
-    const Tensor first = forward();
+    OpenForward first = forward();
     if (odd) {
       trained->discard();
       expect_error<InvalidArgument>([&] { trained->evaluate(batch); }, "rank 0 called Engine::backward()",
                                     "rank 1 called Engine::evaluate()");
     } else {
-      expect_error<InvalidArgument>([&] { trained->backward(first); }, "rank 0 called Engine::backward()",
-                                    "rank 1 called Engine::evaluate()");
+      expect_error<InvalidArgument>([&] { first.backward(upstream_of(first.output)); },
+                                    "rank 0 called Engine::backward()", "rank 1 called Engine::evaluate()");
     }
-    const Tensor upstream = forward();
-    forward();
-    const std::int64_t last = trained->last_forward();
-    expect_error<InvalidArgument>([&] { trained->backward(upstream, odd ? last : last - 1); },
+    OpenForward second = forward(), last = forward();
+    const Tensor upstream = upstream_of(last.output);
+    expect_error<InvalidArgument>([&] { (odd ? last : second).backward(upstream); },
                                   "rank 1 runs backward() of forward number");
     // Rank 1 has the head in each of these layouts.
-    const auto with_none = [&] { trained->backward(odd ? Tensor() : upstream); };
+    const auto with_none = [&] { last.backward(odd ? Tensor() : upstream); };
     if (odd) {
       expect_error<InvalidArgument>(with_none, "backward() needs the gradient");
     } else {
@@ -333,10 +332,10 @@ TEST_P(PlantedDisagreement, BackwardPassesOfOwnLossesAreCompared) {
       std::swap(values[3], values[4]);
       other = Tensor::from(trained->ctx(), values, upstream.shape());
     }
-    const auto with_other = [&] { trained->backward(other); };
+    const auto with_other = [&] { last.backward(other); };
     if (std::get<Peer>(GetParam()).layout == kTp2 && trained->ctx().device().is_cpu()) {
       expect_error<DataError>(with_other, "ranks 0 and 1 gave backward() different gradients");
-      trained->backward(upstream);
+      last.backward(upstream);
     } else {
       with_other();
     }

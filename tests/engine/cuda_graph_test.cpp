@@ -46,13 +46,13 @@ Run train(Engine& engine, const Config& config) {
   for (unsigned step = 0; step < kSteps; ++step) {
     engine.launch_step(data_part(batch_of(config, step), engine.mesh().coordinates().dp, shape.dp,
                                  config.training.micro_batch_size));
-    if (engine.steps_under_way() > 1) finish();
+    if (step > 0) finish();
   }
   finish();
   for (const Parameter* parameter : engine.params().parameters())
     run.weights.push_back(parameter->value().to_floats());
-  run.graph = engine.graph_stats();
-  run.notes = engine.take_notes();
+  run.graph = engine.graph().stats();
+  for (EngineNote& note : engine.take_notes()) run.notes.push_back(std::move(note.text));
   return run;
 }
 
@@ -152,18 +152,19 @@ TEST_F(CudaGraph, Calls) {
     config.device.cuda_graph = graph ? GraphUse::on : GraphUse::off;
     const auto engine = build_engine(config);
     for (unsigned step = 0; step < 6; ++step) {
-      const Engine::Call first = engine->open_call(random_batch(4, 11, 2 * step));
-      const Engine::Call second = engine->open_call(random_batch(4, 11, 2 * step + 1));
-      engine->add_call(second.number, 0.5);
+      OpenCall first = engine->open_call(random_batch(4, 11, 2 * step));
+      OpenCall second = engine->open_call(random_batch(4, 11, 2 * step + 1));
+      second.add(0.5);
+      const double losses[] = {first.loss(), second.loss()};
       if (step % 2 == 0) {
-        engine->add_call(first.number, 0.25);
+        first.add(0.25);
       } else {
-        engine->drop_call(first.number);
+        first = {};
       }
-      numbers[graph].insert(numbers[graph].end(), {first.loss, second.loss, engine->update().grad_norm});
+      numbers[graph].insert(numbers[graph].end(), {losses[0], losses[1], engine->update().grad_norm});
     }
-    EXPECT_EQ(engine->graph_stats().launched, graph ? 10u : 0u);
-    EXPECT_EQ(engine->graph_stats().made, graph ? 2u : 0u);
+    EXPECT_EQ(engine->graph().stats().launched, graph ? 10u : 0u);
+    EXPECT_EQ(engine->graph().stats().made, graph ? 2u : 0u);
   }
   EXPECT_EQ(numbers[0], numbers[1]);
 }

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tessera/nn/layers.hpp"
-#include "tessera/nn/stack.hpp"
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
+#include "tests/engine/stack_support.hpp"
 #include "tests/support/device.hpp"
 #include "tests/support/ranks.hpp"
 
@@ -177,27 +176,6 @@ struct Layer : Block {
   nn::Linear &in, &out;
 };
 
-/// The head is the encoder's token table, or a copy of it on another stage.
-struct TiedHead : Head {
-  TiedHead(std::string name, Parameter* shared)
-      : Head(std::move(name)),
-        norm(submodule<nn::Norm>("head.norm", nn::Norm::Options{.size = kWidth})),
-        table(shared),
-        weight(shared != nullptr ? *shared
-                                 : parameter(kTable, Shape{kVocabulary, kWidth}, Init::normal(0.5f),
-                                             {.reads_main = true, .tied = true, .counted = false})) {}
-  Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor&) override {
-    const Var y = norm.forward(f, flow.residual, flow.branch, flow.dropout).y;
-    Var logits = linear(f.exec, y, weight, nullptr);
-    return output == Model::Output::logits ? logits
-                                           : cross_entropy(f.exec, std::move(logits), f.input.labels);
-  }
-  const Parameter* borrowed() const override { return table; }
-  nn::Norm& norm;
-  Parameter* table;
-  Parameter& weight;
-};
-
 struct EncoderDecoder : Stack {
   /// Mistakes: `forgetful`, the layer of the decoder before which a boundary loses the memory's gradient (-1
   /// = none); `third_tie`, the decoder's table is declared as tied too.
@@ -212,7 +190,9 @@ struct EncoderDecoder : Stack {
         add_layer<Layer>("layers." + std::to_string(i), i < kEncoderLayers ? kEncoded : kLength,
                          sharding().tensor);
       }
-      if (piece.head) add_head<TiedHead>("", front != nullptr ? &front->embedding.table() : nullptr);
+      if (piece.head)
+        add_head<test::TiedHead>("", front != nullptr ? &front->embedding.table() : nullptr, kTable,
+                                 Shape{kVocabulary, kWidth}, 0.5f);
     }
   }
   std::vector<Var> run_piece(const Forward& forward, int piece, const std::vector<Var>& inputs, Output output,
@@ -237,13 +217,7 @@ struct EncoderDecoder : Stack {
   std::int64_t forgetful_;
 };
 
-/// Layers per piece, in the order the model runs, and how ranks share them.
-struct Cut {
-  std::string name;
-  std::vector<std::int64_t> layers;
-  int stages = 1;
-  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  RecomputeOptions recompute = {};
+struct Cut : test::LayerCut {
   int tensor = 1;
   std::int64_t forgetful = -1;
   bool third_tie = false;
@@ -251,36 +225,13 @@ struct Cut {
 };
 void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
 
-std::vector<ModelPiece> pieces_of(const Cut& cut, int stage) {
-  Schedule schedule;
-  schedule.kind = cut.schedule;
-  schedule.stages = cut.stages;
-  schedule.chunks = static_cast<int>(cut.layers.size()) / cut.stages;
-  std::vector<ModelPiece> pieces;
-  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
-    const auto index = static_cast<std::size_t>(schedule.piece_of(stage, chunk));
-    ModelPiece piece{.first_layer = 0,
-                     .num_layers = cut.layers[index],
-                     .embedding = index == 0,
-                     .head = index + 1 == cut.layers.size()};
-    for (std::size_t i = 0; i < index; ++i) piece.first_layer += cut.layers[i];
-    pieces.push_back(piece);
-  }
-  return pieces;
-}
-
 std::unique_ptr<Engine> make_engine(const Cut& cut, std::shared_ptr<Communicator> world) {
-  EngineOptions options{.steps = 4, .micro_batch_size = 1};
-  options.optimizer.lr = 1e-2;
-  options.optimizer.eps = 1e-5;
-  options.lr_schedule.style = LrStyle::constant;
   const auto mesh =
       std::make_shared<ProcessMesh>(std::move(world), MeshShape{.tp = cut.tensor, .pp = cut.stages});
-  options.layout.mesh = mesh;
-  options.layout.schedule = cut.schedule;
-  options.layout.chunks = static_cast<int>(cut.layers.size()) / cut.stages;
+  EngineOptions options = cut.engine_options(mesh);
+  options.optimizer.eps = 1e-5;
   const Sharding sharding{.tensor = {&(*mesh)[Axis::tp]},
-                          .pieces = pieces_of(cut, mesh->coordinates().pp),
+                          .pieces = cut.pieces_of(mesh->coordinates().pp),
                           .recompute = cut.recompute};
   auto engine = std::make_unique<Engine>(
       std::make_unique<EncoderDecoder>(sharding, cut.forgetful, cut.third_tie), options, test::context(1, 3));
@@ -326,7 +277,7 @@ Errors compare(const Cut& cut, const test::TrainedRun& whole) {
       see(errors.loss, nullptr, relative(loss, whole.losses[step]), "");
       for (const Parameter* p : engine->params().parameters()) {
         if (step > 0 || !p->trained()) continue;
-        const Tensor held = engine->params().whole_gradient(*p);
+        const Tensor held = engine->params().gradient().whole(*p);
         const double error = local_error(*p, held, whole.gradients.at(p->name()));
         const bool table = p->name() == kTable;
         see(table ? errors.table : errors.gradient, table ? nullptr : &errors.worst_gradient, error,
@@ -337,7 +288,7 @@ Errors compare(const Cut& cut, const test::TrainedRun& whole) {
     see(errors.loss, nullptr,
         relative(engine->evaluate(random_batch(4, kLength, 9, kVocabulary)), whole.losses.back()), "");
     for (const Parameter* p : engine->params().parameters()) {
-      const Tensor held = engine->params().whole_main(*p);
+      const Tensor held = engine->params().weights().whole(*p);
       see(errors.weight, &errors.worst_weight, local_error(*p, held, whole.weights.at(p->name())), p->name());
     }
   });
@@ -407,12 +358,11 @@ INSTANTIATE_TEST_SUITE_P(
             PipelineSchedule::zb_h1,
             full(RecomputeMethod::uniform, 2, true),
             2},
-        Cut{.name = "frozen_on_the_way",
-            .layers = {2, 2, 2},
-            .stages = 3,
-            .frozen = {{"layers.1.in.weight", "a"},
-                       {"layers.3.out.weight", "b"},
-                       {"decoder.norm.bias", "c"}}}),
+        Cut{{"frozen_on_the_way", {2, 2, 2}, 3},
+            1,
+            -1,
+            false,
+            {{"layers.1.in.weight", "a"}, {"layers.3.out.weight", "b"}, {"decoder.norm.bias", "c"}}}),
     [](const auto& info) { return info.param.name; });
 
 /// What the comparison above is for. The loss and the decoder's own gradients say nothing of it.

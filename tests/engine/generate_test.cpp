@@ -156,7 +156,7 @@ std::vector<std::int32_t> greedy_by_full_forwards(Engine& engine, std::vector<st
     batch.batch = 1;
     batch.seq_length = static_cast<std::int64_t>(text.size());
     batch.tokens = text;
-    const std::vector<float> logits = engine.forward(batch, Engine::Output::logits).to_floats();
+    const std::vector<float> logits = engine.forward(batch, Engine::Output::logits).output.to_floats();
     engine.discard();
     const auto last = logits.end() - engine.model().vocab_size();
     text.push_back(static_cast<std::int32_t>(std::max_element(last, logits.end()) - last));

@@ -69,7 +69,7 @@ Gradients first_gradients(const Config& config, int ranks) {
       const double loss = engine->forward_backward(
           data_part(whole, engine->mesh().coordinates().dp, engine->mesh().shape().dp, 2));
       for (const Parameter* p : engine->params().parameters()) {
-        const Tensor gradient = engine->params().whole_gradient(*p);
+        const Tensor gradient = engine->params().gradient().whole(*p);
         const std::lock_guard lock(mutex);
         put_together(*p, gradient, result.tensors[i][p->name()]);
         result.losses[i] = loss;

@@ -34,19 +34,17 @@ TEST(LayoutCalls, FactorsCanComeLaterAndInAnyOrder) {
       engine.forward_backward(second, 3.0);
       return numbers;
     }
-    const Engine::Call a = engine.open_call(first), b = engine.open_call(second);
-    const Engine::Call dropped = engine.open_call(first);
-    engine.add_call(b.number, -2.0);
-    engine.drop_call(dropped.number);
-    engine.add_call(a.number, 0.5);
-    expect_error<InvalidArgument>([&] { engine.add_call(a.number); }, "added or dropped before");
-    numbers = {a.loss, b.loss, engine.update().grad_norm};
-    const Engine::Call stale = engine.open_call(first), last = engine.open_call(second);
-    engine.add_call(last.number, 3.0);
-    engine.params().forget_gradients();
-    const Engine::Call again = engine.open_call(second);
-    engine.add_call(again.number, 3.0);
-    engine.drop_call(stale.number);
+    OpenCall a = engine.open_call(first), b = engine.open_call(second);
+    engine.open_call(first);  // and dropped
+    b.add(-2.0);
+    a.add(0.5);
+    expect_error<InvalidArgument>([&] { a.add(); }, "added before");
+    numbers = {a.loss(), b.loss(), engine.update().grad_norm};
+    OpenCall stale = engine.open_call(first), last = engine.open_call(second);
+    last.add(3.0);
+    engine.params().gradient().forget();
+    engine.open_call(second).add(3.0);
+    stale = {};
     return numbers;
   };
   Config config = edge_config(Family::gpt2, {});
@@ -61,39 +59,50 @@ TEST(LayoutCalls, FactorsCanComeLaterAndInAnyOrder) {
 TEST(LayoutCalls, AnUpdateForgetsWhatWasComputedBeforeIt) {
   const auto engine = build_engine(edge_config(Family::gpt2, {}));
   const Batch batch = random_batch(2, kSeq, 1, kVocab);
-  const Engine::Call call = engine->open_call(batch);
-  const Tensor logits = engine->forward(batch, Engine::Output::logits);
-  const std::int64_t forward = engine->last_forward();
+  OpenCall call = engine->open_call(batch);
+  OpenForward forward = engine->forward(batch, Engine::Output::logits);
   engine->forward_backward(batch);
   engine->update();
-  expect_error<InvalidArgument>([&] { engine->add_call(call.number); }, "update() was called");
-  expect_error<InvalidArgument>([&] { engine->backward(logits, forward); }, "since the last update()");
-  engine->drop_call(call.number);
+  expect_error<InvalidArgument>([&] { call.add(); }, "update() was called");
+  expect_error<InvalidArgument>([&] { forward.backward(forward.output); }, "since the last update()");
+  call = {};
   engine->step(batch);
+}
+
+TEST(LayoutCalls, WhatIsOpenMayOutliveItsEngine) {
+  const Batch batch = random_batch(2, kSeq, 1, kVocab);
+  OpenCall call;
+  OpenForward forward, copy;
+  {
+    const auto engine = build_engine(edge_config(Family::gpt2, {}));
+    call = engine->open_call(batch);
+    copy = forward = engine->forward(batch, Engine::Output::logits);
+  }
+  expect_error<InvalidArgument>([&] { call.add(); }, "added before");
+  expect_error<InvalidArgument>([&] { copy.backward(forward.output); }, "an engine that is still there");
 }
 
 /// The mean over this data rank's samples of squares of their logits, of two forwards out of three.
 Body squares_of_logits(std::int64_t samples) {
   return [samples](Engine& engine) {
     engine.set_micro_batches(3);
-    std::vector<Tensor> outputs;
-    std::vector<std::int64_t> numbers;
+    std::vector<OpenForward> forwards;
     std::int64_t own = 0;
     for (unsigned i = 0; i < 3; ++i) {
       const Batch batch = contiguous_part(engine, random_batch(samples, kSeq, 10 + i, kVocab));
       own = batch.batch;
-      outputs.push_back(engine.forward(batch, Engine::Output::logits));
-      numbers.push_back(engine.last_forward());
+      forwards.push_back(engine.forward(batch, Engine::Output::logits));
     }
-    engine.drop_forward(numbers[1]);
+    forwards[1] = {};
     for (const std::size_t i : {2u, 0u}) {
       Tensor upstream;
-      if (outputs[i] && own > 0) {
-        std::vector<float> values = outputs[i].to_floats();
+      const Tensor& output = forwards[i].output;
+      if (output && own > 0) {
+        std::vector<float> values = output.to_floats();
         for (float& v : values) v /= static_cast<float>(8 * own);
-        upstream = Tensor::from(engine.ctx(), values, outputs[i].shape());
+        upstream = Tensor::from(engine.ctx(), values, output.shape());
       }
-      engine.backward(upstream, numbers[i]);
+      forwards[i].backward(upstream);
     }
     return std::vector<double>{};
   };
@@ -130,8 +139,7 @@ Body asked_loss(Engine::Output output, std::int64_t samples_of_all) {
       }
       return Tensor::from(engine.ctx(), values, value.shape());
     };
-    const Engine::Call call = engine.open_call(own, output, loss);
-    engine.add_call(call.number, 0.25);
+    engine.open_call(own, output, loss).add(0.25);
     if (engine.mesh().coordinates().tp > 0) sum = 0;
     const Tensor total = Tensor::from(ExecCtx::cpu(1), std::vector<double>{sum}, {1});
     engine.mesh().world().all_reduce(ExecCtx::cpu(1), total).wait(ExecCtx::cpu(1));

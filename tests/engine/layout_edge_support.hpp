@@ -62,7 +62,7 @@ inline void expect_serial(const Config& config, int ranks, const Body& body) {
   alone.training.recompute = Recompute::none;
   const auto serial = build_engine(alone);
   const std::vector<double> numbers = body(*serial);
-  const bool trained = serial->params().finished_calls() > 0;
+  const bool trained = serial->params().gradient().finished_calls() > 0;
   const WholeTensors gradients = trained ? whole_tensors(*serial, true) : WholeTensors();
   const WholeTensors weights = whole_tensors(*serial, false);
   std::mutex mutex;
@@ -72,14 +72,14 @@ inline void expect_serial(const Config& config, int ranks, const Body& body) {
     std::map<std::string, std::pair<double, double>> errors;
     for (const Parameter* p : engine->params().parameters()) {
       auto& [gradient, weight] = errors[p->name()];
-      if (trained) gradient = local_error(*p, engine->params().whole_gradient(*p), gradients.at(p->name()));
-      weight = local_error(*p, engine->params().whole_main(*p), weights.at(p->name()));
+      if (trained) gradient = local_error(*p, engine->params().gradient().whole(*p), gradients.at(p->name()));
+      weight = local_error(*p, engine->params().weights().whole(*p), weights.at(p->name()));
     }
     const std::lock_guard lock(mutex);
     ASSERT_EQ(own.size(), numbers.size());
     for (std::size_t i = 0; i < own.size(); ++i)
       EXPECT_NEAR(own[i], numbers[i], 1e-5 * std::abs(numbers[i])) << "number " << i;
-    EXPECT_EQ(engine->params().finished_calls() > 0, trained);
+    EXPECT_EQ(engine->params().gradient().finished_calls() > 0, trained);
     for (const auto& [name, error] : errors) {
       EXPECT_LE(error.first, 1e-5) << "gradient of " << name;
       EXPECT_LE(error.second, 5e-5) << "weight " << name;

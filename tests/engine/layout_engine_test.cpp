@@ -26,7 +26,8 @@ Body own_loss(Engine::Output output) {
       if (step > 0) numbers.push_back(engine.update().grad_norm);
       const Batch whole = random_batch(8, kSeq, 60 + step, kVocab);
       const Batch own = own_part(engine, whole);
-      const Tensor value = engine.forward(own, output);
+      OpenForward forward = engine.forward(own, output);
+      const Tensor& value = forward.output;
       std::vector<double> sum{0.0};
       Tensor upstream;
       if (value) {
@@ -41,7 +42,7 @@ Body own_loss(Engine::Output output) {
         upstream = Tensor::from(engine.ctx(), gradient, value.shape());
         if (engine.mesh().coordinates().tp > 0) sum[0] = 0;
       }
-      engine.backward(upstream);
+      forward.backward(upstream);
       const Tensor total = Tensor::from(engine.ctx(), sum, {1});
       engine.mesh().world().all_reduce(engine.ctx(), total).wait(engine.ctx());
       numbers.push_back(total.to_vector<double>()[0]);
@@ -122,9 +123,9 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
           for (const Parameter* p : engine->params().parameters()) {
             if (!p->name().ends_with("linear_fc2.weight")) continue;
             const ParamSlot& slot = engine->params().slots()[engine->params().layout().index_of(*p)];
-            const FlatRun own_run = overlap(slot.run(), engine->params().share(slot.bucket));
+            const FlatRun own_run = overlap(slot.run(), engine->params().shards().share(slot.bucket));
             if (own_run.count > 0) {
-              test::edit(engine->params().grad_buffer().narrow(0, own_run.begin, 1),
+              test::edit(engine->params().gradient().buffer().narrow(0, own_run.begin, 1),
                          [](auto& grad) { grad[0] = std::numeric_limits<float>::infinity(); });
             }
           }
@@ -132,7 +133,7 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
         const UpdateResult result = engine->update();
         EXPECT_TRUE(result.skipped) << "rank " << world->rank();
         EXPECT_FALSE(std::isfinite(result.grad_norm));
-        EXPECT_EQ(engine->steps_skipped(), 1);
+        EXPECT_EQ(engine->progress().skipped, 1);
         EXPECT_EQ(whole_tensors(*engine, false), before);
         skipped += result.skipped ? 1 : 0;
         const UpdateResult next = engine->step(own).update;

@@ -61,7 +61,7 @@ TEST_P(LayoutPersistent, BytesPerParameter) {
   run_local(c.t * c.p * c.d, [&](std::shared_ptr<Communicator> world) {
     const auto engine = build_engine(config, true, world);
     engine->step(own_part(*engine));
-    engine->params().wait_for_weights();
+    engine->params().weights().wait();
     const int stage = engine->mesh().coordinates().pp;
     const std::int64_t layers = kLayers / c.p, h = kWidth, table = kVocab / c.t * h;
     // Norms, word and position table; a tied table is on both stages.

@@ -84,8 +84,8 @@ TEST(LayoutOverlap, GradientsAreReducedWhileBackwardRuns) {
   std::size_t buckets = 0;
   run_local(2, {.timeout_s = 60, .on_event = timeline.recorder()}, [&](std::shared_ptr<Communicator> world) {
     const auto engine = engine_with_buckets(config, world, kSmallBucket);
-    engine->forward_backward(own_part(*engine, batch, config));
-    const ExecutedAction& last = engine->executed().back();
+    const StepReport report = engine->step(own_part(*engine, batch, config));
+    const ExecutedAction& last = report.executed.back();
     ASSERT_EQ(last.action.kind, Action::Kind::backward);
     const std::lock_guard lock(mutex);
     first_begin = std::min(first_begin, last.begin_s);
@@ -208,8 +208,7 @@ TEST_P(LayoutOrder, StagesRanAsTheTableSays) {
   std::vector<std::vector<ExecutedAction>> executed(static_cast<std::size_t>(c.stages));
   run_local(c.stages, [&](std::shared_ptr<Communicator> world) {
     const auto engine = build_engine(config, true, world);
-    engine->step(batch);
-    executed[static_cast<std::size_t>(world->rank())] = engine->executed();
+    executed[static_cast<std::size_t>(world->rank())] = engine->step(batch).executed;
   });
   // When each pass of each piece ran, on one clock: nothing begins before what it needs has ended.
   std::map<std::tuple<bool, int, int>, ExecutedAction> by_piece;

@@ -53,8 +53,8 @@ std::vector<double> train_part(const Layout& layout, const std::filesystem::path
     const auto engine = build_engine(config, true, world);
     if (first > 0) {
       load_engine(CheckpointReader(resolve_checkpoint(root)), *engine);
-      engine->params().gather_weights();
-      engine->set_progress(first, 0);
+      engine->params().weights().gather();
+      engine->progress().steps = first;
     }
     for (std::int64_t step = first; step < last; ++step) {
       const double loss =
@@ -206,7 +206,7 @@ TEST_F(LayoutState, EvaluationAndSavingWaitForTheWeights) {
     engine->step(batch);
     save_engine(dir_ / "at_once", *engine, {.step = 2, .config = config}, {});
     world->barrier(engine->ctx());
-    engine->params().wait_for_weights();
+    engine->params().weights().wait();
     const double later = engine->evaluate(batch);
     const std::lock_guard lock(mutex);
     losses[static_cast<std::size_t>(2 * dp)] = at_once;
@@ -218,16 +218,16 @@ TEST_F(LayoutState, EvaluationAndSavingWaitForTheWeights) {
     const int dp = engine->mesh().coordinates().dp;
     const Batch batch = data_part(batch_of(0), dp, 2, 1);
     engine->step(batch);
-    engine->params().wait_for_weights();
+    engine->params().weights().wait();
     world->barrier(engine->ctx());
     EXPECT_EQ(engine->evaluate(batch), losses[static_cast<std::size_t>(2 * dp)]);
     engine->step(batch);
-    engine->params().wait_for_weights();
+    engine->params().weights().wait();
     const double trained = engine->evaluate(batch);
     EXPECT_EQ(trained, losses[static_cast<std::size_t>(2 * dp + 1)]);
     const auto other = build_engine(config, true, world);
     load_engine(CheckpointReader(resolve_checkpoint(dir_ / "at_once")), *other);
-    other->params().gather_weights();
+    other->params().weights().gather();
     EXPECT_EQ(other->evaluate(batch), trained);
   });
 }

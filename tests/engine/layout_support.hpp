@@ -80,7 +80,7 @@ inline WholeTensors whole_tensors(Engine& engine, bool gradients) {
   WholeTensors tensors;
   for (const Parameter* p : engine.params().parameters()) {
     tensors[p->name()] =
-        (gradients ? engine.params().whole_gradient(*p) : engine.params().whole_main(*p)).to_floats();
+        (gradients ? engine.params().gradient().whole(*p) : engine.params().weights().whole(*p)).to_floats();
   }
   return tensors;
 }
@@ -121,7 +121,8 @@ inline LayoutErrors compare_layout(const Config& config, int ranks, const std::v
     const auto engine = build_engine(config, true, wrap ? wrap(world) : world);
     const auto check = [&](bool gradients) {
       for (const Parameter* p : engine->params().parameters()) {
-        const Tensor held = gradients ? engine->params().whole_gradient(*p) : engine->params().whole_main(*p);
+        const Tensor held =
+            gradients ? engine->params().gradient().whole(*p) : engine->params().weights().whole(*p);
         const double error =
             local_error(*p, held, (gradients ? serial.gradients : serial.weights).at(p->name()));
         const std::lock_guard lock(mutex);

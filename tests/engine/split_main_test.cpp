@@ -65,7 +65,7 @@ TEST(SplitMain, LayoutsTrainAlike) {
     // Every rank reads what the owner of each share made of its main weights.
     for (const Parameter* p : engine->params().parameters()) {
       if (p->traits().reads_main) continue;
-      const auto main = engine->params().whole_main(*p).to_floats(), model = p->value().to_floats();
+      const auto main = engine->params().weights().whole(*p).to_floats(), model = p->value().to_floats();
       for (std::size_t i = 0; i < main.size(); ++i) {
         const std::uint32_t rounded = (std::bit_cast<std::uint32_t>(main[i]) + 0x8000u) & 0xffff0000u;
         ASSERT_EQ(std::bit_cast<std::uint32_t>(model[i]), rounded) << p->name() << " element " << i;
@@ -96,7 +96,7 @@ TEST_F(SplitMainState, ARunGoesOnWithTheSettingOrWithoutIt) {
       const auto other = build_engine(config_of(reads_split));
       load_engine(reader, *other);
       EXPECT_EQ(whole_tensors(*other, false), weights) << split << " to " << reads_split;
-      other->set_progress(3, 0);
+      other->progress().steps = 3;
       losses[reads_split] = train(*other, 3, 5);
     }
     EXPECT_EQ(losses[split], train(*source, 3, 5));
@@ -105,7 +105,7 @@ TEST_F(SplitMainState, ARunGoesOnWithTheSettingOrWithoutIt) {
       const auto engine = build_engine(config_of(true, {"parallel.tensor=2"}), true, world);
       load_engine(reader, *engine);
       for (const Parameter* p : engine->params().parameters()) {
-        const Tensor main = engine->params().whole_main(*p);
+        const Tensor main = engine->params().weights().whole(*p);
         EXPECT_EQ(local_error(*p, main, weights.at(p->name())), 0.0) << p->name();
       }
     });

@@ -9,9 +9,9 @@
 #include <future>
 #include <thread>
 
-#include "../support/ranks.hpp"
 #include "engine/flight_dump.hpp"
-#include "tessera/base/error.hpp"
+#include "tests/support/errors.hpp"
+#include "tests/support/ranks.hpp"
 
 namespace tessera {
 namespace {
@@ -19,6 +19,7 @@ namespace {
 using Kind = FlightOperation::Kind;
 using State = FlightRecord::State;
 using namespace std::chrono_literals;
+using test::message_of;
 
 class WatchdogTest : public testing::Test {
  protected:
@@ -32,21 +33,9 @@ class WatchdogTest : public testing::Test {
   std::filesystem::path dump_of(int rank) const {
     return folder_ / ("rank-" + std::to_string(rank) + ".json");
   }
-  template <typename E>
-  static std::string message_of(const std::function<void()>& work) {
-    try {
-      work();
-    } catch (const E& error) {
-      return error.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return {};
-  }
 
   std::filesystem::path folder_;
 };
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_F(WatchdogTest, AKernelThatNeverEndsIsToldToTheProgram) {
   const auto world = make_self_communicator("world");
@@ -60,15 +49,16 @@ TEST_F(WatchdogTest, AKernelThatNeverEndsIsToldToTheProgram) {
   auto message = told.get_future();
   ASSERT_EQ(message.wait_for(60s), std::future_status::ready);
   const std::string said = message.get();
-  EXPECT_TRUE(has(said, "rank 0 hangs in Engine::step(): no operation began or ended for 0.5 s")) << said;
-  EXPECT_TRUE(has(said, "gemm 8x4x2 is running")) << said;
+  EXPECT_TRUE(test::contains(said, "rank 0 hangs in Engine::step(): no operation began or ended for 0.5 s"))
+      << said;
+  EXPECT_TRUE(test::contains(said, "gemm 8x4x2 is running")) << said;
   const FlightDump dump = read_flight(dump_of(0));
   EXPECT_EQ(dump.call, "Engine::step()");
   ASSERT_EQ(dump.operations.size(), 1u);
   EXPECT_EQ(dump.operations[0].state, "running");
   const std::string report = compare_flights(folder_);
-  EXPECT_TRUE(has(report, "behind: rank 0")) << report;
-  EXPECT_TRUE(has(report, "runs gemm [8, 4, 2]")) << report;
+  EXPECT_TRUE(test::contains(report, "behind: rank 0")) << report;
+  EXPECT_TRUE(test::contains(report, "runs gemm [8, 4, 2]")) << report;
 }
 
 /// Whoever waits for others is told by the communicator, so the program needs not end.
@@ -84,7 +74,7 @@ TEST_F(WatchdogTest, ACallThatReturnsIsNoHang) {
     while (ranks[0]->failure().empty()) std::this_thread::sleep_for(1ms);
     ranks[0]->barrier(ExecCtx::cpu(1));
   });
-  EXPECT_TRUE(has(message, "hangs in Engine::step()")) << message;
+  EXPECT_TRUE(test::contains(message, "hangs in Engine::step()")) << message;
   EXPECT_FALSE(ranks[1]->failure().empty());
   EXPECT_FALSE(hung);
 }
@@ -123,7 +113,7 @@ TEST_F(WatchdogTest, ADumpIsWrittenWhenAskedFor) {
                             .dump_asked = [&] { return asked.exchange(false); },
                             .on_dump = [&](const std::string& text) { told.set_value(text); }});
   const std::string said = told.get_future().get();
-  EXPECT_TRUE(has(said, (folder_ / "first" / "rank-0.json").string())) << said;
+  EXPECT_TRUE(test::contains(said, (folder_ / "first" / "rank-0.json").string())) << said;
   watchdog.set_folder(folder_);
   EXPECT_EQ(watchdog.dump("a test"), dump_of(0));
   EXPECT_EQ(read_flight(dump_of(0)).why, "a test");
@@ -149,10 +139,10 @@ TEST_F(WatchdogTest, AWaitThatCameToNothingLeavesADump) {
   } catch (const CommunicationError&) {
     report = compare_flights(folder_);
   }
-  EXPECT_TRUE(has(report, "dumps of 3 of 3 ranks")) << report;
-  EXPECT_TRUE(has(report, "behind: rank 1")) << report;
-  EXPECT_TRUE(has(report, "waits for barrier 2 on group world (ranks 0, 1 and 2)")) << report;
-  EXPECT_TRUE(has(report, "which rank 1 did not call")) << report;
+  EXPECT_TRUE(test::contains(report, "dumps of 3 of 3 ranks")) << report;
+  EXPECT_TRUE(test::contains(report, "behind: rank 1")) << report;
+  EXPECT_TRUE(test::contains(report, "waits for barrier 2 on group world (ranks 0, 1 and 2)")) << report;
+  EXPECT_TRUE(test::contains(report, "which rank 1 did not call")) << report;
 }
 
 TEST_F(WatchdogTest, OldDumpsAreSetAside) {
@@ -200,35 +190,39 @@ TEST_F(FlightReportTest, NamesTheRankWithoutADump) {
   write(0, 3, {{"all_reduce", "float32", 4, State::done}, {"all_reduce", "float32", 9, State::running}});
   write(2, 3, {{"all_reduce", "float32", 4, State::done}, {"all_reduce", "float32", 9, State::running}});
   const std::string report = compare_flights(folder_);
-  EXPECT_TRUE(has(report, "dumps of 2 of 3 ranks")) << report;
-  EXPECT_TRUE(has(report, "waits for all_reduce 1 on group dp (ranks 0, 1 and 2), float32 [9]")) << report;
-  EXPECT_TRUE(has(report, "behind: rank 1\n  rank 1 left no dump: it was stopped or killed")) << report;
+  EXPECT_TRUE(test::contains(report, "dumps of 2 of 3 ranks")) << report;
+  EXPECT_TRUE(test::contains(report, "waits for all_reduce 1 on group dp (ranks 0, 1 and 2), float32 [9]"))
+      << report;
+  EXPECT_TRUE(test::contains(report, "behind: rank 1\n  rank 1 left no dump: it was stopped or killed"))
+      << report;
 }
 
 TEST_F(FlightReportTest, NamesTheFirstOperationThatDiffers) {
   write(0, 2, {{"all_reduce", "float32", 4, State::done}, {"all_gather", "float32", 9, State::running}});
   write(1, 2, {{"all_reduce", "float32", 4, State::done}, {"broadcast", "int64", 9, State::running}});
   const std::string report = compare_flights(folder_);
-  EXPECT_TRUE(has(report,
-                  "first difference: all_gather 1 on group dp (ranks 0 and 1), float32 [9] on rank 0 is "
-                  "broadcast 1 on group dp (ranks 0 and 1), int64 [9] on rank 1\n"
-                  "nobody is behind: they called different things"))
+  EXPECT_TRUE(
+      test::contains(report,
+                     "first difference: all_gather 1 on group dp (ranks 0 and 1), float32 [9] on rank 0 is "
+                     "broadcast 1 on group dp (ranks 0 and 1), int64 [9] on rank 1\n"
+                     "nobody is behind: they called different things"))
       << report;
 }
 
 TEST_F(FlightReportTest, RefusesWhatIsMissingOrDamaged) {
-  EXPECT_TRUE(has(message_of<DataError>([&] { compare_flights(folder_); }), "there is no such folder"));
+  EXPECT_TRUE(
+      test::contains(message_of<DataError>([&] { compare_flights(folder_); }), "there is no such folder"));
   std::filesystem::create_directories(folder_ / "flight");
-  EXPECT_TRUE(has(message_of<DataError>([&] { compare_flights(folder_); }), "there is no dump"));
+  EXPECT_TRUE(test::contains(message_of<DataError>([&] { compare_flights(folder_); }), "there is no dump"));
   write(0, 2, {{"all_reduce", "float32", 4, State::done}});
   std::filesystem::remove(folder_ / "flight");
   for (const char* text : {"", "{\"format\": \"tessera", "{\"format\":\"other\"}", "[1, 2]"}) {
     std::ofstream(dump_of(1)) << text;
     const std::string message = message_of<DataError>([&] { compare_flights(folder_); });
-    EXPECT_TRUE(has(message, dump_of(1).string())) << message;
+    EXPECT_TRUE(test::contains(message, dump_of(1).string())) << message;
   }
   std::ofstream(dump_of(1)) << flight_json({}, 1, 8, "of another job");
-  EXPECT_TRUE(has(message_of<DataError>([&] { compare_flights(folder_); }), "of jobs of"));
+  EXPECT_TRUE(test::contains(message_of<DataError>([&] { compare_flights(folder_); }), "of jobs of"));
 }
 
 }  // namespace

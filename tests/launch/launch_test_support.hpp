@@ -5,20 +5,11 @@
 
 #include <string>
 
-#include "tessera/base/error.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 
-/// The message of the ErrorType that `call` throws.
-template <typename ErrorType, typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const ErrorType& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
+using test::message_of;
 
 template <typename Call>
 std::string refusal(Call&& call) {

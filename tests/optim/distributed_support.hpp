@@ -208,13 +208,14 @@ struct Rank {
   }
   /// One call in the order of a backward pass, reductions during it if `counted`.
   void call(const Contributions& contributions, double factor = 1.0, bool counted = true) {
-    store->begin_call(counted ? [](const Parameter&) { return 1; } : std::function<int(const Parameter&)>());
+    store->gradient().begin_call(counted ? [](const Parameter&) { return 1; }
+                                         : std::function<int(const Parameter&)>());
     for (auto it = declared.parameters.rbegin(); it != declared.parameters.rend(); ++it) {
       if (!(*it)->trained()) continue;
       write_gradient(**it, contributions.of(**it, at.tp, at.dp, at.pp));
-      store->gradient_ready(**it);
+      store->gradient().ready(**it);
     }
-    store->finish_call(factor);
+    store->gradient().finish_call(factor);
   }
 
   Grid grid;
@@ -251,7 +252,7 @@ class Collected {
   void add_weights(const Rank& rank) {
     const bool split_main = rank.split_main;
     for (const Parameter* p : rank.declared.parameters) {
-      const Tensor main = rank.store->whole_main(*p);
+      const Tensor main = rank.store->weights().whole(*p);
       add(*p, p->name(), main);
       const auto value = p->value().to_floats(), exact = main.to_floats();
       int differences = 0;
@@ -285,22 +286,23 @@ class Serial {
 
   void call(const Contributions& contributions, double factor = 1.0) {
     const Whole gradient = whole_gradient(grid_, contributions);
-    store_.begin_call();
+    store_.gradient().begin_call();
     for (Parameter* p : declared_.parameters) {
       if (p->trained()) write_gradient(*p, gradient.at(p->name()));
     }
-    store_.finish_call(factor);
+    store_.gradient().finish_call(factor);
   }
   StepResult step(double lr = 0.05, double decay = 0.1) { return optimizer_.step(lr, decay); }
   Whole weights() const {
     Whole whole;
-    for (const Parameter* p : declared_.parameters) whole[p->name()] = store_.main(*p).to_vector<float>();
+    for (const Parameter* p : declared_.parameters)
+      whole[p->name()] = store_.weights().main(*p).to_vector<float>();
     return whole;
   }
   Whole gradient() const {
     Whole whole;
     for (const Parameter* p : declared_.parameters)
-      whole[p->name()] = store_.whole_gradient(*p).to_vector<float>();
+      whole[p->name()] = store_.gradient().whole(*p).to_vector<float>();
     return whole;
   }
 

@@ -135,7 +135,7 @@ TEST(DataParallel, SplitMainWeightsStartRoundedAlikeOnAllRanks) {
                             .split_main = true,
                             .groups = {.data = world.get(), .world = world.get()},
                             .zero_stage = 1});
-    const auto main = store.whole_main(w).to_floats(), model = w.value().to_floats();
+    const auto main = store.weights().whole(w).to_floats(), model = w.value().to_floats();
     int ties = 0, differences = 0;
     for (std::size_t i = 0; i < main.size(); ++i) {
       ties += (std::bit_cast<std::uint32_t>(main[i]) & 0x1ffffu) == 0x8000u;  // to even it would go down
@@ -186,7 +186,7 @@ TEST(Distributed, GradientsAreTheSumsOverAllRanks) {
       rank.call({}, 0.5);
       rank.call({.call = 1}, 2.0, false);
       for (const Parameter* p : rank.declared.parameters)
-        found.add(*p, p->name(), rank.store->whole_gradient(*p));
+        found.add(*p, p->name(), rank.store->gradient().whole(*p));
     });
     EXPECT_EQ(found.whole(), serial.gradient());
   }
@@ -201,8 +201,8 @@ TEST(Distributed, FirstValuesAreTheSameOnEveryLayout) {
         run_local(grid.tp * grid.dp * grid.pp, [&](auto world) {
           Rank rank(world, grid, small_buckets(compute, stage), adamw(1));
           found.add_weights(rank);
-          if (rank.store->sharded()) {  // the memory lent was given back clean
-            for (const float v : rank.store->grad_buffer().to_floats()) ASSERT_EQ(v, 0.0f);
+          if (rank.store->shards().sharded()) {  // the memory lent was given back clean
+            for (const float v : rank.store->gradient().buffer().to_floats()) ASSERT_EQ(v, 0.0f);
           }
         });
         EXPECT_EQ(found.whole(), expected);
@@ -217,19 +217,19 @@ TEST(Distributed, AGradientThatIsNotFiniteOnOneRankSkipsOnAll) {
     for (int bad = 0; bad < 8; ++bad) {
       run_local(8, [&](auto world) {
         Rank rank(world, grid, small_buckets(DType::f32, stage), adamw(1));
-        const auto before = rank.store->main_buffer().to_floats();
+        const auto before = rank.store->weights().main_buffer().to_floats();
         const auto with = [&](float value) {
           for (Parameter* p : rank.declared.parameters)
             write_gradient(*p, std::vector<float>(static_cast<std::size_t>(p->grad().numel()), value));
-          rank.store->finish_call();
+          rank.store->gradient().finish_call();
           return rank.optimizer->step(0.1, 0.1);
         };
         const float nan = std::numeric_limits<float>::quiet_NaN();
         EXPECT_TRUE(with(world->rank() == bad ? nan : 0.5f).skipped);
-        EXPECT_EQ(rank.store->main_buffer().to_floats(), before);
+        EXPECT_EQ(rank.store->weights().main_buffer().to_floats(), before);
         EXPECT_EQ(rank.optimizer->updates(), 0);
         EXPECT_FALSE(with(0.5f).skipped);
-        EXPECT_NE(rank.store->main_buffer().to_floats(), before);
+        EXPECT_NE(rank.store->weights().main_buffer().to_floats(), before);
       });
     }
   }
@@ -242,18 +242,18 @@ TEST(Distributed, ParametersWithoutContributionsHaveNoGradient) {
     Parameter& silent = rank.declared["layer1.fc1"];
     rank.call({});
     rank.optimizer->step(0.1, 0.1);  // leaves old values in the gradient buffer
-    rank.store->begin_call([&](const Parameter& p) { return &p == &silent ? 0 : 2; });
+    rank.store->gradient().begin_call([&](const Parameter& p) { return &p == &silent ? 0 : 2; });
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       for (Parameter* p : rank.declared.parameters) {
         if (p == &silent) continue;
         write_gradient(*p, std::vector<float>(static_cast<std::size_t>(p->grad().numel()), 1.0f));
-        rank.store->gradient_ready(*p);
+        rank.store->gradient().ready(*p);
       }
     }
-    rank.store->finish_call();
+    rank.store->gradient().finish_call();
     for (const Parameter* p : rank.declared.parameters) {
       const float expected = p == &silent ? 0.0f : 4.0f;
-      for (const float v : rank.store->whole_gradient(*p).to_floats()) ASSERT_EQ(v, expected) << p->name();
+      for (const float v : rank.store->gradient().whole(*p).to_floats()) ASSERT_EQ(v, expected) << p->name();
     }
   });
 }

@@ -11,13 +11,13 @@ namespace {
 
 struct Freezing : testing::Test {
   void call(float value) {
-    if (store.finished_calls() > 0) store.begin_call();
+    if (store.gradient().finished_calls() > 0) store.gradient().begin_call();
     for (Parameter* p : {&a, &b}) {
       if (!p->trained()) continue;
       p->next_beta();
       test::edit(p->grad(), [&](std::vector<float>& grad) { std::fill(grad.begin(), grad.end(), value); });
     }
-    store.finish_call();
+    store.gradient().finish_call();
   }
   void update() {
     optimizer.launch_step([](std::int64_t) { return std::vector<UpdateRates>{{0.5, 0}, {0.5, 0}}; });
@@ -26,7 +26,7 @@ struct Freezing : testing::Test {
   void freeze(const Parameter* one) {
     store.set_frozen([one](const Parameter& p) { return &p == one; });
   }
-  std::vector<float> weight(const Parameter& p) const { return store.main(p).to_vector<float>(); }
+  std::vector<float> weight(const Parameter& p) const { return store.weights().main(p).to_vector<float>(); }
 
   ExecCtx ctx = test::context(1);
   Parameter a{"a", {5, 3}, Init::ones()};
@@ -85,8 +85,8 @@ TEST_F(Freezing, TakesCountsFromElsewhere) {
 
 TEST_F(Freezing, RestoresAnAccumulatedGradient) {
   call(3);
-  store.restore_gradients(2, [&](const Parameter& p) { return &p == &a; });
-  EXPECT_EQ(store.finished_calls(), 2);
+  store.gradient().restore(2, [&](const Parameter& p) { return &p == &a; });
+  EXPECT_EQ(store.gradient().finished_calls(), 2);
   for (const StatePiece& piece : store.gradient_pieces(PieceSet::held)) {
     if (piece.parameter != &a) continue;
     for (const auto& [place, values] : piece.boxes())
@@ -97,7 +97,7 @@ TEST_F(Freezing, RestoresAnAccumulatedGradient) {
   EXPECT_EQ(optimizer.updates_of(b), 0);
   EXPECT_NE(weight(a), std::vector<float>(15, 1.0f));
   EXPECT_EQ(weight(b), std::vector<float>(70, 1.0f));
-  EXPECT_THROW(store.restore_gradients(0, [](const Parameter&) { return true; }), InvalidArgument);
+  EXPECT_THROW(store.gradient().restore(0, [](const Parameter&) { return true; }), InvalidArgument);
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ TEST(FrozenBuckets, AreNeitherReducedNorGathered) {
       rank.call({});
       EXPECT_EQ(data.stats().operations, 13u);
       rank.optimizer->step(0.05, 0.1);
-      rank.store->wait_for_weights();
+      rank.store->weights().wait();
       EXPECT_EQ(data.stats().operations, stage == 1 ? 26u : 13u);
     });
   }
@@ -114,7 +114,7 @@ TEST(FrozenBuckets, WeightsLoadedFromACheckpointAreGathered) {
     Rank rank(world, {.dp = 2}, options(DType::bf16, 1, g, true), {}, g);
     for (const StatePiece& piece : rank.store->pieces(PieceSet::held))
       test::edit(piece.values.values, [](auto& values) { values.assign(values.size(), 0.75f); });
-    rank.store->gather_weights();
+    rank.store->weights().gather();
     const Parameter& frozen = rank.declared["layer0.proj"];
     EXPECT_EQ(frozen.value().to_floats(),
               std::vector<float>(static_cast<std::size_t>(frozen.shape().numel()), 0.75f));

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "tessera/autograd/functions.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -39,7 +40,7 @@ struct Trainer {
   }
   void write(int step, float factor = 1) {
     fill(step, factor);
-    store->finish_call();
+    store->gradient().finish_call();
   }
   void fill(int step, float factor = 1) {
     for (std::size_t k = 0; k < 5; ++k) {
@@ -58,7 +59,8 @@ struct Trainer {
   }
   std::map<std::string, std::vector<float>> weights() const {
     std::map<std::string, std::vector<float>> all;
-    for (const Parameter* p : store->parameters()) all[p->name()] = store->main(*p).to_vector<float>();
+    for (const Parameter* p : store->parameters())
+      all[p->name()] = store->weights().main(*p).to_vector<float>();
     return all;
   }
 
@@ -161,7 +163,7 @@ TEST_P(Groups, EachGroupIsUpdatedWithItsOwnValues) {
     }
     reference.expect(trainer);
     for (const Parameter* p : trainer.store->parameters()) {
-      const auto main = trainer.store->main(*p).to_vector<float>(), value = p->value().to_floats();
+      const auto main = trainer.store->weights().main(*p).to_vector<float>(), value = p->value().to_floats();
       for (std::size_t i = 0; i < main.size(); ++i) {
         visit_float(GetParam(), "a weight", [&](auto tag) {
           ASSERT_EQ(value[i], static_cast<float>(decltype(tag)(main[i]))) << p->name() << " " << i;
@@ -258,7 +260,7 @@ TEST(Groups, AsManyAsThereMayBe) {
     p->next_beta();
     test::edit(p->grad(), [](auto& grad) { grad.assign(grad.size(), 1.0f); });
   }
-  store.finish_call();
+  store.gradient().finish_call();
   optimizer.launch_step([](std::int64_t) {
     std::vector<UpdateRates> rates;
     for (int i = 0; i < kMostGroups; ++i) rates.push_back({i / 1024.0, 0});
@@ -331,13 +333,13 @@ TEST(Frozen, KeepsItsValuesAndCountsInNoNorm) {
 TEST(Frozen, AnInfiniteGradientOfItSkipsNothing) {
   Trainer trainer({}, middle_frozen(), DType::f32, false);
   trainer.write(0);
-  trainer.store->discard_gradients();
+  trainer.store->gradient().discard();
   for (Parameter* p : trainer.store->parameters()) {
     p->next_beta();
     const bool frozen = p->name()[0] == '1';
     test::edit(p->grad(), [&](auto& grad) { grad.assign(grad.size(), frozen ? INFINITY : 0.5f); });
   }
-  trainer.store->finish_call();
+  trainer.store->gradient().finish_call();
   EXPECT_FALSE(trainer.optimizer->step(0.1, 0.1).skipped);
 }
 
@@ -357,12 +359,12 @@ TEST(Frozen, BackwardComputesTheOtherGradientsOnly) {
                 {.frozen = [freeze](const Parameter& p) { return freeze && p.name() != "b1"; }}) {}
     void backward() {
       Tape tape;
-      tape.on_gradient_ready([this](Parameter& p) { store.gradient_ready(p); });
-      store.begin_call([](const Parameter&) { return 1; });
+      tape.on_gradient_ready([this](Parameter& p) { store.gradient().ready(p); });
+      store.gradient().begin_call([](const Parameter&) { return 1; });
       const Var x = tape.input(Tensor::from(ctx, std::vector<float>{1, 2, 3, -1, 0.5f, 2}, {2, 1, 3}), false);
       const Var y = linear(ctx, linear(ctx, x, w1, &b1), w2, nullptr);
       tape.backward(ctx, y, Tensor::from(ctx, std::vector<float>{1, -2, 3, 0.5f}, {2, 1, 2}));
-      store.finish_call();
+      store.gradient().finish_call();
     }
     ExecCtx ctx = test::context(1, 3);
     Parameter w1{"w1", {4, 3}, Init::normal(1)}, b1{"b1", {4}, Init::zeros()},
@@ -375,8 +377,8 @@ TEST(Frozen, BackwardComputesTheOtherGradientsOnly) {
   EXPECT_FALSE(bias.w1.trained());
   EXPECT_EQ(bias.b1.grad().to_floats(), all.b1.grad().to_floats());
   EXPECT_NE(bias.b1.grad().to_floats(), std::vector<float>(4, 0.0f));
-  EXPECT_EQ(bias.store.whole_gradient(bias.w2).to_floats(), std::vector<float>(8, 0.0f));
-  EXPECT_EQ(bias.store.whole_gradient(bias.w1).to_floats(), std::vector<float>(12, 0.0f));
+  EXPECT_EQ(bias.store.gradient().whole(bias.w2).to_floats(), std::vector<float>(8, 0.0f));
+  EXPECT_EQ(bias.store.gradient().whole(bias.w1).to_floats(), std::vector<float>(12, 0.0f));
 }
 
 TEST(Groups, RefusesWhatNoUpdateCanUse) {
@@ -421,9 +423,9 @@ TEST(GradNorm, FollowsThePendingGradient) {
   ParamStore& store = *trainer.store;
   Optimizer& optimizer = *trainer.optimizer;
   const auto call = [&](int step, const std::function<void()>& then) {
-    store.begin_call();
+    store.gradient().begin_call();
     trainer.fill(step);
-    store.close_call();
+    store.gradient().close_call();
     then();
   };
   const auto norm_of = [](int first, double a, int second, double b) {
@@ -445,34 +447,64 @@ TEST(GradNorm, FollowsThePendingGradient) {
   const auto update = [&] { return optimizer.step(0.01, 0.0).grad_norm; };
   for (int round = 0; round < 2; ++round) {
     SCOPED_TRACE(round);
-    call(1, [&] { store.add_call(0.5); });
+    call(1, [&] { store.gradient().add_call(0.5); });
     expect(norm_of(1, 0.5, 0, 0));
     const double before = optimizer.grad_norm();
     EXPECT_EQ(update(), before);
 
-    call(2, [&] { store.add_call(0.25); });
+    call(2, [&] { store.gradient().add_call(0.25); });
     expect(norm_of(2, 0.25, 0, 0));
-    call(3, [&] { store.drop_call(); });  // the gradient is the same, but lies elsewhere, times the factor
+    call(3, [&] {
+      store.gradient().drop_call();
+    });  // the gradient is the same, but lies elsewhere, times the factor
     EXPECT_NEAR(update(), norm_of(2, 0.25, 0, 0), 1e-5);
 
-    call(2, [&] { store.add_call(0.25); });
+    call(2, [&] { store.gradient().add_call(0.25); });
     expect(norm_of(2, 0.25, 0, 0));
-    call(3, [&] { store.add_call(-2); });
+    call(3, [&] { store.gradient().add_call(-2); });
     EXPECT_NEAR(update(), norm_of(2, 0.25, 3, -2), 1e-4);
 
-    call(4, [&] { store.add_call(1); });
+    call(4, [&] { store.gradient().add_call(1); });
     expect(norm_of(4, 1, 0, 0));
     EXPECT_EQ(optimizer.update_state().squares, 0.0);
     optimizer.set_update_state(optimizer.update_state());
     EXPECT_NEAR(update(), norm_of(4, 1, 0, 0), 1e-4);
 
-    call(5, [&] { store.add_call(1); });
+    call(5, [&] { store.gradient().add_call(1); });
     expect(norm_of(5, 1, 0, 0));
-    store.discard_gradients();
-    call(6, [&] { store.add_call(1); });
+    store.gradient().discard();
+    call(6, [&] { store.gradient().add_call(1); });
     expect(norm_of(6, 1, 0, 0));
     EXPECT_NEAR(update(), norm_of(6, 1, 0, 0), 1e-4);
   }
+}
+
+/// Each parameter goes where it goes if all of them are updated by its group's rule.
+TEST(Groups, EachMayHaveARuleOfItsOwn) {
+  const std::vector<UpdateRates> rates(3, {.lr = 0.05, .weight_decay = 0.1});
+  const auto trained = [&](const std::vector<ParamGroup>& groups) {
+    Trainer trainer({.name = OptimizerName::adamw}, groups);
+    for (int step = 0; step < 4; ++step) trainer.update(step, rates);
+    return trainer.weights();
+  };
+  const ParamGroup adam{.rule = OptimizerName::adam}, sgd{.momentum = 0.5, .rule = OptimizerName::sgd};
+  const auto mixed = trained({adam, sgd, {}}), by_adam = trained({adam, adam, adam}),
+             by_sgd = trained({sgd, sgd, sgd}), by_adamw = trained({{}, {}, {}});
+  for (const auto& [name, values] : mixed) {
+    const auto& expected = name[0] == '0' ? by_adam : name[0] == '1' ? by_sgd : by_adamw;
+    EXPECT_EQ(values, expected.at(name)) << name;
+    EXPECT_NE(values, (name[0] == '2' ? by_adam : by_adamw).at(name)) << name;
+  }
+}
+
+TEST(Groups, ARuleStaysWhatItWas) {
+  Trainer trainer({.name = OptimizerName::adamw}, {{}, {.momentum = 0.5, .rule = OptimizerName::sgd}, {}});
+  EXPECT_THROW(trainer.optimizer->set_group(0, {.rule = OptimizerName::sgd}), InvalidArgument);
+  EXPECT_THROW(trainer.optimizer->set_group(1, {.momentum = 0.5}), InvalidArgument);
+  trainer.optimizer->set_group(1, {.momentum = 0.9, .rule = OptimizerName::sgd});
+  std::set<std::string> kinds;
+  for (const StatePiece& piece : trainer.optimizer->pieces(PieceSet::owned)) kinds.insert(piece.kind);
+  EXPECT_EQ(kinds, (std::set<std::string>{"adam_m", "adam_v", "momentum"}));
 }
 
 }  // namespace

@@ -23,13 +23,13 @@ struct Model {
 
   StepResult update(float gradient, double lr = 0.1, double weight_decay = 0.5) {
     for (Parameter* p : store.parameters()) set_gradient(*p, gradient);
-    store.finish_call();
+    store.gradient().finish_call();
     return optimizer.step(lr, weight_decay);
   }
   /// Everything an update may change, as bytes.
   std::vector<std::vector<float>> everything() const {
-    std::vector<std::vector<float>> all = {store.main_buffer().to_vector<float>()};
-    if (store.model_buffer()) all.push_back(store.model_buffer().to_floats());
+    std::vector<std::vector<float>> all = {store.weights().main_buffer().to_vector<float>()};
+    if (store.weights().model_buffer()) all.push_back(store.weights().model_buffer().to_floats());
     for (const auto& piece : optimizer.state()) all.push_back(piece.tensor.to_vector<float>());
     return all;
   }
@@ -80,9 +80,9 @@ TEST(Optimizer, GapsBetweenParametersStayZero) {
     for (const ParamSlot& slot : model.store.slots()) {
       for (std::int64_t i = 0; i < slot.numel; ++i) owned[static_cast<std::size_t>(slot.offset + i)] = true;
     }
-    const auto main = model.store.main_buffer().to_vector<float>();
-    const auto copy = model.store.model_buffer().to_floats();
-    const auto grad = model.store.grad_buffer().to_vector<float>();
+    const auto main = model.store.weights().main_buffer().to_vector<float>();
+    const auto copy = model.store.weights().model_buffer().to_floats();
+    const auto grad = model.store.gradient().buffer().to_vector<float>();
     for (std::size_t i = 0; i < owned.size(); ++i) {
       EXPECT_TRUE(owned[i] || (main[i] == 0 && copy[i] == 0 && grad[i] == 0)) << i;
     }
@@ -126,7 +126,7 @@ TEST_P(Skipping, AGradientThatIsNotFiniteChangesNothing) {
 
   for (Parameter* p : model.store.parameters()) set_gradient(*p, 0.5f);
   test::edit(model.weight.grad(), [value = poison](auto& grad) { grad[14] = value; });
-  model.store.finish_call();
+  model.store.gradient().finish_call();
   const StepResult result = model.optimizer.step(0.1, 0.5);
   EXPECT_TRUE(result.skipped);
   EXPECT_FALSE(std::isfinite(result.grad_norm));
@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Values, Skipping,
 /// Launches the update for a gradient that is `value` everywhere, with rates that tell the number of updates.
 void launch(Model& model, float value) {
   for (Parameter* p : model.store.parameters()) set_gradient(*p, value);
-  model.store.finish_call();
+  model.store.gradient().finish_call();
   model.optimizer.launch_step([](std::int64_t updates) {
     return UpdateRates{0.1 / static_cast<double>(updates + 1), 0.5};
   });
@@ -196,11 +196,12 @@ TEST(Optimizer, TheLossScaleIsTakenOutAgain) {
     ASSERT_EQ(optimizer.loss_scale().to_floats(), std::vector<float>{factor});
     plain.update(0.25f);
     for (Parameter* p : scaled.store.parameters()) set_gradient(*p, 0.25f * factor);
-    scaled.store.finish_call();
+    scaled.store.gradient().finish_call();
     const StepResult result = optimizer.step(0.1, 0.5);
     if (step % 2 == 1) factor *= 2;  // two good steps
     EXPECT_EQ(result.loss_scale, factor);
-    EXPECT_EQ(plain.store.main_buffer().to_vector<float>(), scaled.store.main_buffer().to_vector<float>());
+    EXPECT_EQ(plain.store.weights().main_buffer().to_vector<float>(),
+              scaled.store.weights().main_buffer().to_vector<float>());
   }
 }
 
@@ -208,7 +209,7 @@ TEST(Optimizer, AFactorThatIsNotFiniteIsSkippedToo) {
   Model model({});
   const auto before = model.everything();
   for (Parameter* p : model.store.parameters()) set_gradient(*p, 0.5f);
-  model.store.finish_call(std::numeric_limits<double>::infinity());
+  model.store.gradient().finish_call(std::numeric_limits<double>::infinity());
   EXPECT_TRUE(model.optimizer.step(0.1, 0.5).skipped);
   EXPECT_EQ(model.everything(), before);
 }
@@ -217,9 +218,9 @@ TEST(Optimizer, SeveralCallsUpdateAsTheirSumWould) {
   Model parts({}), whole({});
   for (int step = 0; step < 3; ++step) {
     for (const auto& [value, factor] : {std::pair{0.5f, 0.25}, {-1.0f, 0.5}, {2.0f, 0.25}}) {
-      parts.store.begin_call();
+      parts.store.gradient().begin_call();
       for (Parameter* p : parts.store.parameters()) set_gradient(*p, value);
-      parts.store.finish_call(factor);
+      parts.store.gradient().finish_call(factor);
     }
     const StepResult a = parts.optimizer.step(0.1, 0.5);
     const StepResult b = whole.update(0.125f);
@@ -252,7 +253,7 @@ TEST(Optimizer, RefusesWhatNoUpdateCanUse) {
   Model model({});
   EXPECT_THROW(model.optimizer.step(0.1, 0.1), InvalidArgument);  // no gradients
   EXPECT_THROW(model.optimizer.set_update_state({.updates = -1}), InvalidArgument);
-  model.store.finish_call();
+  model.store.gradient().finish_call();
   EXPECT_THROW(model.optimizer.step(std::nan(""), 0.1), InvalidArgument);
 }
 

@@ -47,17 +47,17 @@ TEST(Overlap, ABucketIsReducedBeforeTheRestOfBackward) {
     Log log;
     run_local(2, {.timeout_s = 60, .on_event = [&](const CommEvent& e) { log.add(e); }}, [&](auto world) {
       Rank rank(world, {.dp = 2}, one_parameter_per_bucket(DType::f32, stage), {});
-      rank.store->begin_call([](const Parameter&) { return 1; });
+      rank.store->gradient().begin_call([](const Parameter&) { return 1; });
       const auto give = [&](std::size_t slot) {
         Parameter& p = *rank.store->slots()[slot].parameter;
         write_gradient(p, Contributions{}.of(p, 0, rank.at.dp, 0));
-        rank.store->gradient_ready(p);
+        rank.store->gradient().ready(p);
       };
       give(0);
       // On both ranks the first bucket is done while all other gradients are still to come.
       EXPECT_TRUE(log.wait_for(2, "dp"));
       for (std::size_t i = 1; i < rank.store->slots().size(); ++i) give(i);
-      rank.store->finish_call();
+      rank.store->gradient().finish_call();
       world->barrier(rank.ctx);
     });
     EXPECT_EQ(log.of("dp")[0].operation, stage == 0 ? "all_reduce" : "reduce_scatter");
@@ -68,7 +68,7 @@ TEST(Overlap, ABucketIsReducedBeforeTheRestOfBackward) {
 TEST(Overlap, ReductionsStartInTheOrderOfTheBucketsWhateverIsReadyFirst) {
   run_local(2, {.timeout_s = 60, .check = true}, [&](auto world) {
     Rank rank(world, {.dp = 2}, one_parameter_per_bucket(DType::f32, 1), {});
-    rank.store->begin_call([](const Parameter& p) { return p.name() == "layer1.scale" ? 2 : 1; });
+    rank.store->gradient().begin_call([](const Parameter& p) { return p.name() == "layer1.scale" ? 2 : 1; });
     const auto started = [&] { return rank.mesh[Axis::dp].stats().operations; };
     const auto& slots = rank.store->slots();
     std::vector<Parameter*> order;
@@ -83,11 +83,11 @@ TEST(Overlap, ReductionsStartInTheOrderOfTheBucketsWhateverIsReadyFirst) {
                                                     ? std::vector<std::uint64_t>{0, 0, 1, 2, 4, 5}
                                                     : std::vector<std::uint64_t>{0, 0, 0, 0, 4, 5};
     for (std::size_t i = 0; i < arrival.size(); ++i) {
-      rank.store->gradient_ready(*order[arrival[i]]);
+      rank.store->gradient().ready(*order[arrival[i]]);
       EXPECT_EQ(started(), expected[i]) << "rank " << world->rank() << " after " << i;
     }
-    EXPECT_THROW(rank.store->gradient_ready(*order[0]), InvalidArgument);
-    rank.store->finish_call();
+    EXPECT_THROW(rank.store->gradient().ready(*order[0]), InvalidArgument);
+    rank.store->gradient().finish_call();
     EXPECT_EQ(started(), slots.size());
   });
 }
@@ -101,14 +101,14 @@ TEST(Overlap, AnAbandonedCallLeavesTheRanksInStep) {
   run_local(3, {.timeout_s = 60, .check = true}, [&](auto world) {
     Rank rank(world, grid, {.zero_stage = 1, .bucket_elements = 200}, {.clip_grad = 0});
     for (const bool by_discard : {false, true}) {
-      rank.store->begin_call([](const Parameter&) { return 1; });
+      rank.store->gradient().begin_call([](const Parameter&) { return 1; });
       // Each rank stops somewhere else.
       for (int i = 0; i < 4 * world->rank(); ++i) {
         Parameter& p = *rank.store->slots()[static_cast<std::size_t>(i)].parameter;
         write_gradient(p, Contributions{.call = 9}.of(p, 0, rank.at.dp, 0));
-        rank.store->gradient_ready(p);
+        rank.store->gradient().ready(p);
       }
-      if (by_discard) rank.store->discard_gradients();
+      if (by_discard) rank.store->gradient().discard();
     }
     rank.call({});
     rank.optimizer->step(0.05, 0.1);
@@ -136,28 +136,29 @@ const std::vector<Reader> kReaders = {
     [](Rank& r, const Tensor&) {
       Whole w;
       for (const Parameter* p : r.declared.parameters) {
-        if (p->traits().reads_main) w[p->name()] = r.store->main(*p).to_floats();
+        if (p->traits().reads_main) w[p->name()] = r.store->weights().main(*p).to_floats();
       }
       return w;
     },
     [](Rank& r, const Tensor&) {
-      const bool copy = r.store->compute_dtype() == DType::bf16;
-      return Whole{
-          {"buffer", copy ? r.store->model_buffer().to_floats() : r.store->main_buffer().to_floats()}};
+      const bool copy = r.store->options().compute == DType::bf16;
+      return Whole{{"buffer", copy ? r.store->weights().model_buffer().to_floats()
+                                   : r.store->weights().main_buffer().to_floats()}};
     },
     [](Rank& r, const Tensor& buffer) {
       return Whole{{"view", r.store->view(buffer, r.declared["word"]).to_floats()}};
     },
     [](Rank& r, const Tensor&) {
-      r.store->refresh_model_copy();
+      r.store->weights().refresh_copy();
       Whole w;
       for (const Parameter* p : r.declared.parameters) w[p->name()] = p->value().to_floats();
       return w;
     },
     [](Rank& r, const Tensor&) {
-      r.store->gather_weights();
+      r.store->weights().gather();
       Whole w;
-      for (const Parameter* p : r.declared.parameters) w[p->name()] = r.store->whole_main(*p).to_floats();
+      for (const Parameter* p : r.declared.parameters)
+        w[p->name()] = r.store->weights().whole(*p).to_floats();
       return w;
     },
 };
@@ -169,7 +170,8 @@ TEST(Gates, WhateverReadsAWeightAfterAnUpdateGetsTheNewOne) {
       std::vector<Whole> found(2);
       run_local(2, {.timeout_s = 60, .delay_s = delay}, [&](auto world) {
         Rank rank(world, {.dp = 2}, {.compute = compute, .zero_stage = stage, .bucket_elements = 2000}, {});
-        const Tensor buffer = compute == DType::bf16 ? rank.store->model_buffer() : rank.store->main_buffer();
+        const Tensor buffer = compute == DType::bf16 ? rank.store->weights().model_buffer()
+                                                     : rank.store->weights().main_buffer();
         for (int step = 0; step < 2; ++step) {  // the second update meets gathers that nobody waited for
           rank.call({.step = step});
           rank.optimizer->step(0.05, 0.1);
@@ -198,7 +200,7 @@ TEST(Gates, AnUpdateDoesNotWaitForTheWeightsItSendsOut) {
     const double waited = data.stats().wait_s;
     rank.declared["word"].value();
     EXPECT_EQ(data.stats().wait_s, waited);
-    rank.store->wait_for_weights();
+    rank.store->weights().wait();
   });
 }
 
@@ -235,7 +237,7 @@ TEST(Traffic, BytesOfAStepAreTheFormulas) {
           for (Communicator* comm : {&rank.mesh.world(), &rank.mesh[Axis::dp]}) comm->reset_stats();
           for (int call = 0; call < 2; ++call) rank.call({.call = call});
           rank.optimizer->step(0.05, 0.1);
-          rank.store->wait_for_weights();
+          rank.store->weights().wait();
           const std::uint64_t reduced = (stage == 0 ? 2 : 1) * 4 * n.all * (d - 1) / d;
           const std::uint64_t gathered =
               stage == 0 ? 0 : (2 * n.gathered_bf16 + 4 * n.gathered_f32) * (d - 1) / d;
@@ -256,7 +258,7 @@ TEST(Traffic, ReplicatedSumsSendTheirSharesOnly) {
     // Elements of this rank's shares that belong to sums over tensor ranks and over pairs of them.
     std::uint64_t partial = 0, copied = 0;
     for (const ParamSlot& slot : rank.store->slots()) {
-      const FlatRun share = rank.store->share(slot.bucket);
+      const FlatRun share = rank.store->shards().share(slot.bucket);
       if (slot.parameter->traits().partial_over_tensor)
         partial += static_cast<std::uint64_t>(overlap({slot.offset, slot.numel}, share).count);
       for (const Segment& s : slot.parameter->placement().segments()) {

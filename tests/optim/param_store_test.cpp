@@ -22,7 +22,7 @@ void contribute(Parameter& p, const std::vector<float>& values) {
 }
 
 std::vector<float> gradient_of(const ParamStore& store, const Parameter& p) {
-  const FlatGradient gradient = store.gradients();
+  const FlatGradient gradient = store.gradient().sum();
   auto values = store.view(gradient.flat, p).to_vector<float>();
   for (float& v : values) v = static_cast<float>(v * gradient.scale);
   return values;
@@ -44,10 +44,10 @@ TEST(ParamStore, LaysOutInReverseWithAlignedStarts) {
   EXPECT_EQ(store.parameters(), (std::vector<Parameter*>{&a, &b, &c, &d}));
   EXPECT_EQ(a.value().shape(), (Shape{100, 3}));
   EXPECT_EQ(a.grad().shape(), (Shape{100, 3}));
-  EXPECT_EQ(a.value().raw(), store.main_buffer().data<float>() + 256);
-  EXPECT_EQ(a.grad().raw(), store.grad_buffer().data<float>() + 256);
-  EXPECT_EQ(store.main(a).raw(), a.value().raw());
-  const auto main = store.main_buffer().to_vector<float>();
+  EXPECT_EQ(a.value().raw(), store.weights().main_buffer().data<float>() + 256);
+  EXPECT_EQ(a.grad().raw(), store.gradient().buffer().data<float>() + 256);
+  EXPECT_EQ(store.weights().main(a).raw(), a.value().raw());
+  const auto main = store.weights().main_buffer().to_vector<float>();
   EXPECT_EQ(std::accumulate(main.begin(), main.end(), 0.0), 300 + 1 + 64 + 65);  // the gaps are zero
 }
 
@@ -91,17 +91,17 @@ void check_copy_follows_the_main_weights() {
   Parameter w("w", {17, 19}, Init::normal(1.0f));
   ParamStore store(ctx, {&w}, {.compute = dtype_of<Short>::value});
   const auto expect_rounded = [&] {
-    const auto main = store.main(w).to_vector<float>();
+    const auto main = store.weights().main(w).to_vector<float>();
     const auto copy = w.value().to_vector<Short>();
     for (std::size_t i = 0; i < main.size(); ++i) ASSERT_EQ(copy[i].bits, Short(main[i]).bits) << i;
   };
   EXPECT_EQ(w.value().dtype(), dtype_of<Short>::value);
-  EXPECT_EQ(w.main().raw(), store.main(w).raw());
+  EXPECT_EQ(w.main().raw(), store.weights().main(w).raw());
   expect_rounded();
-  test::edit(store.main(w), [](std::vector<float>& main) {
+  test::edit(store.weights().main(w), [](std::vector<float>& main) {
     for (std::size_t i = 0; i < main.size(); ++i) main[i] = 0.001f * static_cast<float>(i);
   });
-  store.refresh_model_copy();
+  store.weights().refresh_copy();
   expect_rounded();
 }
 TEST(ParamStore, Bf16CopyFollowsTheMainWeights) { check_copy_follows_the_main_weights<bfloat16>(); }
@@ -114,16 +114,18 @@ TEST(ParamStore, SplitMainWeightsHoldEveryBit) {
     Parameter w("w", {17, 19}, Init::normal(1.0f)), norm("norm", {19}, Init::ones(), {.reads_main = true});
     const ParamStore whole(ctx, {&whole_w, &whole_norm}, {.compute = DType::bf16, .trainable = trainable});
     ParamStore split(ctx, {&w, &norm}, {.compute = DType::bf16, .split_main = true, .trainable = trainable});
-    EXPECT_EQ(split.whole_main(w).to_floats(), whole.main(whole_w).to_floats());
+    EXPECT_EQ(split.weights().whole(w).to_floats(), whole.weights().main(whole_w).to_floats());
     EXPECT_EQ(w.value().to_floats(), whole_w.value().to_floats());  // no tie among these
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(19, 1.0f));
-    if (trainable) EXPECT_EQ(split.grad_buffer().to_floats(), std::vector<float>(384 + 64, 0.0f));
+    if (trainable) {
+      EXPECT_EQ(split.gradient().buffer().to_floats(), std::vector<float>(384 + 64, 0.0f));
+    }
     EXPECT_THROW(w.main(), InvalidArgument);
-    EXPECT_THROW(split.main(w), InvalidArgument);
-    EXPECT_FALSE(split.main_buffer());
+    EXPECT_THROW(split.weights().main(w), InvalidArgument);
+    EXPECT_FALSE(split.weights().main_buffer());
     Parameter alone("alone", {3}, Init::ones());  // no whole main weight beside it
     const ParamStore one(ctx, {&alone}, {.compute = DType::bf16, .split_main = true, .trainable = trainable});
-    EXPECT_EQ(one.whole_main(alone).to_floats(), std::vector<float>(3, 1.0f));
+    EXPECT_EQ(one.weights().whole(alone).to_floats(), std::vector<float>(3, 1.0f));
     // A tie goes away from zero in the copy, and every bit comes back.
     std::vector<float> values(17 * 19);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.001f * static_cast<float>(i) - 0.1f;
@@ -131,8 +133,8 @@ TEST(ParamStore, SplitMainWeightsHoldEveryBit) {
     for (const StatePiece& piece : split.pieces(PieceSet::held)) {
       if (piece.parameter == &w) piece.values.write(ctx, values.data());
     }
-    split.gather_weights();
-    EXPECT_EQ(split.whole_main(w).to_floats(), values);
+    split.weights().gather();
+    EXPECT_EQ(split.weights().whole(w).to_floats(), values);
     EXPECT_EQ(w.value().to_floats()[0], 1.0078125f);
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(19, 1.0f));
   }
@@ -145,11 +147,11 @@ TEST(ParamStore, UnwrittenGradientsAreZeroedAtTheEndOfACall) {
   contribute(a, {1, 2, 3});
   contribute(a, {10, 20, 30});
   contribute(b, {5, 6});
-  store.finish_call();
+  store.gradient().finish_call();
   EXPECT_EQ(gradient_of(store, a), (std::vector<float>{11, 22, 33}));
-  store.discard_gradients();
+  store.gradient().discard();
   contribute(a, {7, 8, 9});  // overwrites; b stays silent
-  store.finish_call();
+  store.gradient().finish_call();
   EXPECT_EQ(gradient_of(store, a), (std::vector<float>{7, 8, 9}));
   EXPECT_EQ(gradient_of(store, b), (std::vector<float>{0, 0}));
 }
@@ -159,25 +161,25 @@ TEST(ParamStore, CallsAddUpWithTheirFactors) {
   Parameter a("a", {3}, Init::ones()), b("b", {2}, Init::ones());
   ParamStore store(ctx, {&a, &b});
   for (int round = 0; round < 2; ++round) {  // the second time with the second buffer already there
-    store.begin_call();
+    store.gradient().begin_call();
     contribute(a, {1, 2, 3});
-    store.finish_call(0.5);
+    store.gradient().finish_call(0.5);
     EXPECT_EQ(gradient_of(store, a), (std::vector<float>{0.5, 1, 1.5}));
-    store.begin_call();
+    store.gradient().begin_call();
     contribute(a, {10, 20, 30});
     contribute(b, {1, -1});
-    store.finish_call(2);
+    store.gradient().finish_call(2);
     EXPECT_EQ(gradient_of(store, a), (std::vector<float>{20.5, 41, 61.5}));
-    store.begin_call();
+    store.gradient().begin_call();
     contribute(b, {100, 200});
-    store.finish_call(-1);
-    EXPECT_EQ(store.finished_calls(), 3);
+    store.gradient().finish_call(-1);
+    EXPECT_EQ(store.gradient().finished_calls(), 3);
     EXPECT_EQ(gradient_of(store, a), (std::vector<float>{20.5, 41, 61.5}));
     EXPECT_EQ(gradient_of(store, b), (std::vector<float>{-98, -202}));
     EXPECT_EQ(a.grad().to_vector<float>(),
               (std::vector<float>{0, 0, 0}));  // the bucket holds the last call alone
-    store.discard_gradients();
-    EXPECT_EQ(store.finished_calls(), 0);
+    store.gradient().discard();
+    EXPECT_EQ(store.gradient().finished_calls(), 0);
   }
 }
 
@@ -186,14 +188,14 @@ TEST(ParamStore, ACallLeftUnfinishedIsForgotten) {
   Parameter a("a", {2}, Init::ones());
   ParamStore store(ctx, {&a});
   contribute(a, {1, 1});
-  store.begin_call();
+  store.gradient().begin_call();
   contribute(a, {2, 3});
-  store.finish_call();
-  store.begin_call();
+  store.gradient().finish_call();
+  store.gradient().begin_call();
   contribute(a, {50, 50});
-  store.begin_call();
+  store.gradient().begin_call();
   contribute(a, {4, 4});
-  store.finish_call();
+  store.gradient().finish_call();
   EXPECT_EQ(gradient_of(store, a), (std::vector<float>{6, 7}));
 }
 
@@ -201,11 +203,11 @@ TEST(ParamStore, MisuseOfCallsIsRefused) {
   const ExecCtx ctx = test::context(1);
   Parameter a("a", {2}, Init::ones());
   ParamStore store(ctx, {&a});
-  EXPECT_THROW(store.gradients(), InvalidArgument);
-  store.finish_call();
-  EXPECT_THROW(store.finish_call(), InvalidArgument);
+  EXPECT_THROW(store.gradient().sum(), InvalidArgument);
+  store.gradient().finish_call();
+  EXPECT_THROW(store.gradient().finish_call(), InvalidArgument);
   Parameter b("b", {2}, Init::ones());
-  EXPECT_THROW(store.main(b), InvalidArgument);
+  EXPECT_THROW(store.weights().main(b), InvalidArgument);
   EXPECT_THROW(store.view(Tensor::empty(ctx, {3}, DType::f32), a), InvalidArgument);
 }
 
@@ -224,9 +226,9 @@ TEST(ParamStore, InferenceHoldsNoGradients) {
   Parameter w("w", {500, 1000}, Init::normal(0.02f));
   ParamStore store(ctx, {&w}, {.trainable = false});
   EXPECT_FALSE(w.trained());
-  EXPECT_FALSE(store.grad_buffer());
+  EXPECT_FALSE(store.gradient().buffer());
   EXPECT_LT(ctx.allocator->stats().used_bytes, 500'000 * 4.05);
-  EXPECT_THROW(store.begin_call(), InvalidArgument);
+  EXPECT_THROW(store.gradient().begin_call(), InvalidArgument);
   EXPECT_THROW(Optimizer(ctx, store, {}), InvalidArgument);
 }
 
@@ -241,8 +243,8 @@ double bytes_per_parameter(DType compute, int calls) {
   Optimizer optimizer(ctx, store, {});
   for (int step = 0; step < 3; ++step) {
     for (int call = 0; call < calls; ++call) {
-      store.begin_call();
-      store.finish_call();
+      store.gradient().begin_call();
+      store.gradient().finish_call();
     }
     optimizer.step(1e-3, 0.1);
   }

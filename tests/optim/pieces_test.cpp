@@ -50,7 +50,7 @@ struct Saved {
         target.push_back(whole[static_cast<std::size_t>(elements[static_cast<std::size_t>(i)])]);
       piece.values.write(rank.ctx, target.data());
     }
-    rank.store->gather_weights();
+    rank.store->weights().gather();
   }
 };
 
@@ -58,7 +58,7 @@ void train(Rank& rank, const Grid& gradients_of, int from, int to) {
   for (int step = from; step < to; ++step) {
     // The whole gradient, from this rank's place: data rank 0 and part 0 of each sum give all of it.
     const Whole whole = whole_gradient(gradients_of, {.step = step});
-    rank.store->begin_call();
+    rank.store->gradient().begin_call();
     for (Parameter* p : rank.declared.parameters) {
       const auto elements = global_indices(*p);
       const bool first_part = !p->traits().partial_over_tensor || rank.at.tp == 0;
@@ -73,7 +73,7 @@ void train(Rank& rank, const Grid& gradients_of, int from, int to) {
       }
       write_gradient(*p, values);
     }
-    rank.store->finish_call();
+    rank.store->gradient().finish_call();
     rank.optimizer->step(0.05, 0.1);
   }
 }
@@ -147,7 +147,7 @@ TEST(Pieces, OneRankHoldsEverythingWhole) {
   for (std::size_t i = 0; i < owned.size(); ++i) {
     EXPECT_EQ(owned[i].parameter, rank.declared.parameters[i]);
     EXPECT_EQ(owned[i].end - owned[i].begin, owned[i].parameter->shape().numel());
-    EXPECT_EQ(owned[i].values.values.raw(), rank.store->main(*owned[i].parameter).raw());
+    EXPECT_EQ(owned[i].values.values.raw(), rank.store->weights().main(*owned[i].parameter).raw());
     EXPECT_EQ(held[i].values.values.raw(), owned[i].values.values.raw());
   }
   EXPECT_EQ(owned[0].name(), "param.word");
@@ -159,15 +159,16 @@ TEST(Pieces, AShareIsNotPassedOffAsTheWhole) {
   run_local(2, [&](auto world) {
     Rank rank(world, {.dp = 2}, {.compute = DType::bf16, .zero_stage = 1}, kConfig);
     const Parameter &weight = rank.declared["layer0.fc1"], &norm = rank.declared["layer0.norm"];
-    EXPECT_TRUE(rank.store->sharded());
-    EXPECT_FALSE(rank.store->main_buffer());
-    EXPECT_THROW(rank.store->main(weight), InvalidArgument);
+    EXPECT_TRUE(rank.store->shards().sharded());
+    EXPECT_FALSE(rank.store->weights().main_buffer());
+    EXPECT_THROW(rank.store->weights().main(weight), InvalidArgument);
     EXPECT_THROW(weight.main(), InvalidArgument);
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(kWidth, 1.0f));
     EXPECT_THROW(rank.optimizer->state(), InvalidArgument);
     rank.call({});
-    EXPECT_THROW(rank.store->gradients(), InvalidArgument);
-    EXPECT_THROW(rank.store->pieces(PieceSet::held, "adam_m", rank.store->grad_buffer()), InvalidArgument);
+    EXPECT_THROW(rank.store->gradient().sum(), InvalidArgument);
+    EXPECT_THROW(rank.store->pieces(PieceSet::held, "adam_m", rank.store->gradient().buffer()),
+                 InvalidArgument);
   });
 }
 
@@ -204,11 +205,11 @@ TEST(PersistentBytes, EqualTheFormula) {
                             .bucket_elements = 100'000});
           Optimizer optimizer(ctx, store, kConfig);
           for (int step = 0; step < 2; ++step) {
-            store.begin_call();
-            store.finish_call();
+            store.gradient().begin_call();
+            store.gradient().finish_call();
             optimizer.step(1e-3, 0.1);
           }
-          store.wait_for_weights();
+          store.weights().wait();
           const double share = stage == 1 ? 1.0 / d : 1.0;
           const double main = split ? 2 : 4;
           const double expected = compute == DType::f32

@@ -38,11 +38,11 @@ struct Trainer {
     store = std::make_unique<ParamStore>(ctx, std::vector<Parameter*>{&a, &b, &c},
                                          ParamStoreOptions{.compute = compute});
     for (int k = 0; k < 3; ++k) {
-      test::edit(store->main(*store->parameters()[k]), [&](std::vector<float>& main) {
+      test::edit(store->weights().main(*store->parameters()[k]), [&](std::vector<float>& main) {
         for (std::size_t i = 0; i < main.size(); ++i) main[i] = initial_weight(k, static_cast<int>(i));
       });
     }
-    store->refresh_model_copy();
+    store->weights().refresh_copy();
     optimizer = std::make_unique<Optimizer>(ctx, *store,
                                             OptimizerConfig{.name = t.optimizer,
                                                             .lr = t.lr,
@@ -63,7 +63,7 @@ struct Trainer {
           grad[i] = static_cast<float>(gradient(k, step, static_cast<int>(i)) / factor);
       });
     }
-    store->finish_call(factor);
+    store->gradient().finish_call(factor);
     return optimizer->step(t.lr * (1 - step / 20.0), t.weight_decay);
   }
 
@@ -85,7 +85,7 @@ void play(Trainer& trainer, const Trajectory& t, double factor = 1.0) {
 
 void expect_weights(const Trainer& trainer, const Trajectory& t) {
   for (std::size_t k = 0; k < 3; ++k) {
-    const auto main = trainer.store->main(*trainer.store->parameters()[k]).to_vector<float>();
+    const auto main = trainer.store->weights().main(*trainer.store->parameters()[k]).to_vector<float>();
     ASSERT_EQ(main.size(), t.weights[k].size());
     for (std::size_t i = 0; i < main.size(); ++i)
       EXPECT_NEAR(main[i], t.weights[k][i], 1e-6) << k << ", " << i;
@@ -121,7 +121,7 @@ TEST_P(Trajectories, Bf16CopyIsTheRoundedMainWeight) {
     play(trainer, t);
     expect_weights(trainer, t);  // main weights do not feel the copy
     for (const Parameter* p : trainer.store->parameters()) {
-      const auto main = trainer.store->main(*p).to_vector<float>();
+      const auto main = trainer.store->weights().main(*p).to_vector<float>();
       const auto copy = p->value().to_vector<bfloat16>();
       for (std::size_t i = 0; i < main.size(); ++i) EXPECT_EQ(copy[i].bits, bfloat16(main[i]).bits);
     }
@@ -137,7 +137,8 @@ TEST(Trajectory, ResumedFromStateIsBitwiseTheSame) {
     for (int step = 0; step < 7; ++step) straight.update(t, step);
     for (int step = 0; step < 4; ++step) first.update(t, step);
 
-    second.store->main_buffer().copy_from_host(first.store->main_buffer().to_host().raw());
+    second.store->weights().main_buffer().copy_from_host(
+        first.store->weights().main_buffer().to_host().raw());
     const auto from = first.optimizer->state();
     const auto to = second.optimizer->state();
     ASSERT_EQ(from.size(), to.size());
@@ -147,8 +148,8 @@ TEST(Trajectory, ResumedFromStateIsBitwiseTheSame) {
     }
     second.optimizer->set_update_state(first.optimizer->update_state());
     for (int step = 4; step < 7; ++step) second.update(t, step);
-    EXPECT_EQ(straight.store->main_buffer().to_vector<float>(),
-              second.store->main_buffer().to_vector<float>());
+    EXPECT_EQ(straight.store->weights().main_buffer().to_vector<float>(),
+              second.store->weights().main_buffer().to_vector<float>());
   }
 }
 

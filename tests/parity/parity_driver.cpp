@@ -69,11 +69,12 @@ void run(const std::vector<std::string>& args) {
   load_pretrained(args[0], model, *engine);
 
   Output out;
-  out.add("logits", engine->forward(batches[0], Engine::Output::logits));
+  out.add("logits", engine->forward(batches[0], Engine::Output::logits).output);
   engine->discard();
   out.add("loss", {1}, {static_cast<float>(engine->forward_backward(batches[0]))});
   for (const Parameter* parameter : engine->params().parameters()) {
-    out.add("grad." + parameter->name(), engine->params().view(engine->params().grad_buffer(), *parameter));
+    out.add("grad." + parameter->name(),
+            engine->params().view(engine->params().gradient().buffer(), *parameter));
   }
   engine->discard();
 
@@ -86,7 +87,7 @@ void run(const std::vector<std::string>& args) {
   out.add("losses", {config.training.steps}, losses);
   out.add("grad_norms", {config.training.steps}, norms);
   for (const Parameter* parameter : engine->params().parameters()) {
-    out.add("weight." + parameter->name(), engine->params().main(*parameter));
+    out.add("weight." + parameter->name(), engine->params().weights().main(*parameter));
   }
   out.write(args[2]);
 }

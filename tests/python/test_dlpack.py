@@ -39,13 +39,13 @@ def session():
 
 @pytest.fixture
 def forward(session):
-    """A recorded pass: (its number, logits)."""
+    """A recorded pass: (its tapes, logits)."""
     batch = session.batch(np.arange(12, dtype=np.int64).reshape(2, 6))
     return session.engine.forward(batch, "logits", True)
 
 
-def gradients(session, number, upstream):
-    session.engine.backward(number, upstream)
+def gradients(session, tapes, upstream):
+    session.engine.backward(tapes, upstream)
     result = session.collect(gradients=True)
     session.engine.zero_grad()
     return result
@@ -55,20 +55,20 @@ def test_gradient_of_any_library(session):
     batch = session.batch(np.arange(12, dtype=np.int64).reshape(2, 6))
     found = []
     for wrap in (lambda array: array, Foreign):
-        number, logits = session.engine.forward(batch, "logits", True)
+        tapes, logits = session.engine.forward(batch, "logits", True)
         upstream = np.cos(np.arange(logits.size, dtype=np.float32)).reshape(logits.shape)
-        found.append(gradients(session, number, wrap(upstream)))
+        found.append(gradients(session, tapes, wrap(upstream)))
     assert found[0].keys() == found[1].keys() and found[0]
     for name, values in found[0].items():
         assert np.abs(values).max() > 0 and np.array_equal(values, found[1][name]), name
 
 
 def test_memory_is_given_back(session, forward):
-    number, logits = forward
+    tapes, logits = forward
     array = np.ones(logits.shape, dtype=np.float32)
     before = sys.getrefcount(array)
     foreign = Foreign(array)
-    session.engine.backward(number, foreign)
+    session.engine.backward(tapes, foreign)
     assert foreign.asked == 1
     del foreign
     assert sys.getrefcount(array) == before
@@ -89,7 +89,7 @@ def test_torch_shares_the_logits(forward):
     (lambda shape: [[1.0]], "a <class 'list'> is neither a NumPy array nor anything with __dlpack__"),
 ])
 def test_what_cannot_be_a_gradient(session, forward, make, words):
-    number, logits = forward
+    tapes, logits = forward
     with pytest.raises(InvalidArgument) as error:
-        session.engine.backward(number, make(logits.shape))
+        session.engine.backward(tapes, make(logits.shape))
     assert words in str(error.value)

@@ -3,6 +3,8 @@
 /// pp).
 
 #include <array>
+#include <initializer_list>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -52,6 +54,12 @@ class ProcessMesh {
   Communicator& world() const { return *world_; }
   /// Always a valid communicator; of one rank where the axis has size 1.
   Communicator& operator[](Axis axis) const;
+  /// The ranks that differ along these axes only, in the world's order. The first call with several axes of
+  /// more than one rank is collective over the world. Errors: InvalidArgument as rank_groups(), and for none.
+  Communicator& group(std::span<const Axis> axes);
+  Communicator& group(std::initializer_list<Axis> axes) {
+    return group(std::span(axes.begin(), axes.size()));
+  }
   /// First and last stage of this rank's pipeline: those that share a tied embedding. Of one rank for stages
   /// between them and where pp is 1.
   Communicator& embedding() const { return *embedding_; }
@@ -65,11 +73,15 @@ class ProcessMesh {
 
  private:
   ProcessMesh() = default;
+  std::shared_ptr<Communicator> make_group(std::span<const Axis> axes) const;
+
   MeshShape shape_;
   MeshCoordinates coordinates_;
   std::shared_ptr<Communicator> world_, embedding_;
   std::array<std::shared_ptr<Communicator>, 5> axes_;
   std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
+  std::map<std::vector<Axis>, std::shared_ptr<Communicator>> groups_;
+  bool alone_ = false;  // other ranks are not there
 };
 
 }  // namespace tessera

@@ -65,9 +65,9 @@ class IntArray {
   std::shared_ptr<const void> owner_;
   const void* data_ = nullptr;  ///< null: the elements are in the file
   std::shared_ptr<const files::InputFile> file_;
-  std::int64_t begin_ = 0;  ///< where in the file
   std::int64_t size_ = 0;
   DType dtype_ = DType::i32;
+  std::int64_t begin_ = 0;  ///< where in the file
 };
 
 }  // namespace tessera

@@ -6,16 +6,17 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/base/config_optimizer.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
-#include "tessera/device/graph.hpp"
 #include "tessera/engine/agreement.hpp"
+#include "tessera/engine/open_calls.hpp"
+#include "tessera/engine/step_graph.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/param_store.hpp"
@@ -55,16 +56,6 @@ struct EngineOptions {
   static EngineOptions from(const Config& config);
 };
 
-/// What came of trying whether the passes of a step serve better as a graph (GraphUse::automatic).
-struct GraphTrial {
-  bool used = false;                ///< from now on
-  std::string refusal;              ///< why they cannot be one; empty if they can
-  double plain_s = 0, graph_s = 0;  ///< passes of a batch either way; of all ranks the sums
-
-  /// A line for the log.
-  std::string text() const;
-};
-
 /// Seconds of the parts of a step, measured where the work runs.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
@@ -92,12 +83,29 @@ struct StepReport {
   std::int64_t tokens = 0;  ///< positions computed, over all data ranks
   StepTimes times;
   std::vector<AxisTraffic> traffic;  ///< of this rank; empty for one rank
+  /// The order in which this rank's passes ran.
+  std::vector<ExecutedAction> executed;
+};
+
+/// Where a run is: what a checkpoint records of an engine, the same on every rank.
+struct EngineProgress {
+  std::int64_t steps = 0;    ///< updates tried, skipped ones included; keys dropout
+  std::int64_t skipped = 0;  ///< of these
+  std::int64_t samples =
+      0;  ///< of calls since the last update, over all data ranks; keys the next call's dropout
+  std::uint64_t seed = 0;  ///< of dropout
+};
+
+/// What became known and a log should say.
+struct EngineNote {
+  std::string text;
+  bool warning = false;
 };
 
 /// One rank's part of training. With several ranks every one calls the same members in the same order, each
 /// with the batch of its data rank: ranks that differ in other axes give the same batch. Losses are those of
 /// the whole batch over all data ranks, and every rank gets them. Members that take a batch begin with
-/// agree_on(): ranks that call something else, hold another batch than their peers, or cannot use theirs are
+/// agree(): ranks that call something else, hold another batch than their peers, or cannot use theirs are
 /// an error on every rank.
 class Engine {
  public:
@@ -106,11 +114,10 @@ class Engine {
   Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecCtx ctx);
   ~Engine();
 
-  /// A call with the facts of this engine: step and what is frozen.
-  BatchCall about(BatchCall call) const;
-  /// agree() of agreement.hpp about such a call, with what is wrong with this rank's batch, if anything is. A
-  /// batch whose global_targets are known is not agreed on again.
-  void agree_on(Batch& batch, BatchCall call, bool needs_labels) const;
+  /// `call` with the facts of this engine, for agree() and take_batch() of agreement.hpp: step, what is
+  /// frozen and, of a batch, what is wrong with this rank's. Errors, of one rank: what is wrong with the
+  /// batch.
+  BatchCall about(BatchCall call, const Batch* batch = nullptr, bool needs_labels = false) const;
 
   /// forward_backward, then update.
   StepReport step(const Batch& batch);
@@ -118,7 +125,6 @@ class Engine {
   /// launched before finish_step() waits for the result of the oldest. Nothing in a step waits for the GPU.
   void launch_step(const Batch& batch);
   StepReport finish_step();
-  std::size_t steps_under_way() const { return steps_.size(); }
 
   /// Adds the gradient of `factor` times the batch's mean loss (over its target tokens) to the gradient;
   /// returns that mean loss. Any number of calls may precede update(). A data rank may have no samples
@@ -126,17 +132,8 @@ class Engine {
   /// model.
   double forward_backward(const Batch& batch, double factor = 1.0);
 
-  /// A gradient that was computed and belongs to nothing yet: add_call() adds it, times a factor, drop_call()
-  /// forgets it. Until the next update(), which forgets all that are left.
-  struct Call {
-    std::int64_t number = 0;
-    double loss = 0;  ///< mean over the batch's target tokens; 0 if the loss is the caller's
-  };
-  /// forward_backward for a factor that is known later.
-  Call open_call(const Batch& batch);
-  /// Errors: InvalidArgument for a call that was added, dropped, or made before the last update.
-  void add_call(std::int64_t number, double factor = 1.0);
-  void drop_call(std::int64_t number);
+  /// forward_backward for a factor that is known later: OpenCall::add().
+  OpenCall open_call(const Batch& batch);
 
   enum class Output { logits, token_losses };
   /// A loss of the caller's: gets micro-batch and output, fp32 [samples.count, seq, vocab] or
@@ -145,22 +142,11 @@ class Engine {
   using LossFunction = std::function<Tensor(int micro_batch, const Part& samples, const Tensor& output)>;
   /// The same with such a loss, averaged over micro-batches and data ranks, each by its number of samples. It
   /// is asked within the pipeline's schedule, so no more is kept than with the model's own loss.
-  Call open_call(const Batch& batch, Output output, const LossFunction& loss);
+  OpenCall open_call(const Batch& batch, Output output, const LossFunction& loss);
 
-  /// Computes the batch in training mode and keeps its tapes for one backward(); several may be kept. Returns
-  /// fp32 logits [batch, seq, vocab] or losses [batch, seq] (0 where the label is ignored) of this data rank;
-  /// undefined on ranks without the head.
-  Tensor forward(const Batch& batch, Output output);
-  /// Names the last forward().
-  std::int64_t last_forward() const { return forwards_; }
-  /// Adds the gradient for `upstream`, the gradient of the caller's loss by what forward() returned (same
-  /// shape; undefined on ranks without the head). It is averaged over data ranks, each by its number of
-  /// samples. `number`: of last_forward(), left out: the last one. Errors, on every rank: InvalidArgument for
-  /// one that was used, dropped, or made before the last update, or for ranks that call something else; see
-  /// agree_on_backward().
-  void backward(const Tensor& upstream, std::optional<std::int64_t> number = {});
-  /// Drops the tapes of one forward().
-  void drop_forward(std::int64_t number);
+  /// Computes the batch in training mode and keeps its tapes for OpenForward::backward(); several may be
+  /// kept. Not `recorded`: dropout is off, and nothing is kept but the output.
+  OpenForward forward(const Batch& batch, Output output, bool recorded = true);
   /// Drops all tapes of forward() and every gradient since the last update.
   void discard();
 
@@ -170,10 +156,6 @@ class Engine {
   /// Local; the next call throws InvalidArgument on every rank unless all have been given the same. No step
   /// is under way.
   void set_frozen(std::map<std::string, std::string> names);
-  /// What forward() returns, dropout off, nothing recorded.
-  Tensor predict(const Batch& batch, Output output);
-  /// Whether this rank has the model's head: where outputs are.
-  bool holds_head() const;
 
   /// Clips, updates the weights with what was accumulated, clears the gradient. A gradient that is not finite
   /// changes nothing and is counted. Errors: TrainingError after max_skipped_steps such steps in a row;
@@ -201,65 +183,51 @@ class Engine {
   void set_micro_batches(std::int64_t count) { options_.micro_batches = count; }
   Optimizer& optimizer() { return *optimizer_; }
   const ExecCtx& ctx() const { return ctx_; }
-  /// Nothing until the third step with options.cuda_graph automatic on a GPU, in which it happens.
-  const std::optional<GraphTrial>& graph_trial() const { return graph_trial_; }
-  /// What became known since the last call and a log should say: the trial's outcome; once, that a batch of a
-  /// new shape runs piece by piece for a turn.
-  std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
-  /// How the passes were launched; all zeros without a graph.
-  StreamGraph::Stats graph_stats() const { return graph_ ? graph_->stats() : StreamGraph::Stats(); }
+  /// How the passes are launched: EngineOptions::cuda_graph.
+  const StepGraph& graph() const { return graph_; }
+  /// Since the last call: files the backend could not read and fast ways that were refused, as warnings; what
+  /// graph() found out.
+  std::vector<EngineNote> take_notes();
   ProcessMesh& mesh() const { return *mesh_; }
-  /// The order in which this rank's last forward_backward ran.
-  const std::vector<ExecutedAction>& executed() const { return executor_.executed(); }
   const EngineOptions& options() const { return options_; }
   /// Who is told what this rank does from now on (tessera/device/trace.hpp); null: nobody.
   void set_trace(const std::shared_ptr<Trace>& trace);
-  /// Updates tried so far, skipped ones included.
-  std::int64_t steps_done() const { return steps_done_; }
-  std::int64_t steps_skipped() const { return steps_skipped_; }
-  /// Continues a run: what a checkpoint recorded.
-  void set_progress(std::int64_t steps_done, std::int64_t steps_skipped);
-  /// Of dropout from the next call on. The same on every rank.
-  void set_seed(std::uint64_t seed) { ctx_.seed = seed; }
-  /// Samples of the calls since the last update, over all data ranks: they key the next call's dropout.
-  std::int64_t accumulated_samples() const { return samples_this_step_; }
-  void set_accumulated_samples(std::int64_t samples) { samples_this_step_ = samples; }
+  /// To be written to where a run is continued.
+  EngineProgress& progress() { return progress_; }
+  const EngineProgress& progress() const { return progress_; }
 
  private:
-  struct Forwarded;
+  friend class OpenCall;
+  friend class OpenForward;
   std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
   void check_batch(const Batch& batch, bool needs_labels) const;
-  /// The forward that backward() is for, with what it is given. Errors: as backward().
-  Forwarded& forwarded_for(std::int64_t number, const Tensor& upstream) const;
-  /// A checked batch that ranks have agreed on: agree_on() unless that was done before.
+  OpenCall opened(double loss);
+  void add(OpenCall::State& call, double factor);
+  void backward(OpenForward::State& forward, const Tensor& upstream);
+  /// Of tapes for backward() with `upstream`. Errors: as OpenForward::backward.
+  void check_upstream(const OpenForward::State& forward, const Tensor& upstream) const;
+  /// A checked batch that ranks have agreed on; one whose global_targets are known was agreed on before.
   Batch agreed(const Batch& batch, const char* call, bool needs_labels) const;
+  bool holds_head() const;
   void count_samples(const Batch& batch);
   Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
   /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the
   /// sum.
   double sum_over_data(double value) const;
-  std::vector<AxisTraffic> traffic() const;
-  std::vector<AxisTraffic> since(const std::vector<AxisTraffic>& before) const;
-  /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
-  void tell_of_new_shape(const std::string& shape);
-  PassesUnderWay launch_once(const Batch& batch, double targets, StreamGraph* graph,
-                             const std::function<void()>& before_launch = nullptr);
-  PassesUnderWay try_graph(const Batch& batch, double targets);
-  std::string why_not_graph(const Batch& batch, double targets, const std::vector<std::uint64_t>& expected);
+  std::function<void()> ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes);
   std::vector<std::uint64_t> result_of(const PassesUnderWay& passes) const;
-  double sum_over_ranks(double value) const;
   double read_loss(const PassesUnderWay& passes) const;
   void check_can_update() const;
   void forget_calls();
   void after_update();
   void launch_update();
   void settle_trained();
-  /// The rate of the oldest update under way.
+  /// The rate of the oldest update in flight.
   double scheduled_lr() const { return lr_schedule_.at(optimizer_->updates()); }
   UpdateResult finish_update(double lr);
   struct StepUnderWay;
@@ -280,22 +248,17 @@ class Engine {
   LrSchedule lr_schedule_;
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
-  std::unique_ptr<StreamGraph> graph_;  ///< of the passes; null where there will be none
-  std::int64_t passes_launched_ = 0;
-  std::optional<GraphTrial> graph_trial_;
-  bool told_of_new_shape_ = false;
-  std::vector<std::string> notes_;
-  std::map<std::int64_t, std::unique_ptr<Forwarded>> forwarded_;  ///< between forward() and backward()
-  std::int64_t forwards_ = 0;
+  StepGraph graph_;
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
   std::uint64_t frozen_hash_ = 0;
-  bool frozen_changed_ = false;           ///< since the last update, on every rank alike
-  std::map<std::int64_t, Tensor> calls_;  ///< open; undefined: its gradient is still in the buckets
-  std::int64_t last_call_ = 0;
+  bool frozen_changed_ = false;  ///< since the last update, on every rank alike
+  std::set<OpenCall::State*> open_calls_;
+  std::set<OpenForward::State*> open_forwards_;
+  std::int64_t forwards_ = 0;    ///< so far: ranks compare which one a backward is for
   std::vector<double> factors_;  ///< of the calls added since the last update, for agree_on_update()
   std::deque<std::unique_ptr<StepUnderWay>> steps_;
-  std::int64_t steps_done_ = 0, steps_skipped_ = 0, skipped_in_a_row_ = 0;
-  std::int64_t samples_this_step_ = 0;  ///< of earlier calls, over all data ranks: keys dropout of later ones
+  EngineProgress progress_;
+  std::int64_t skipped_in_a_row_ = 0;
 };
 
 /// The batch as device tensors, rows position-major.

@@ -23,7 +23,7 @@ void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine);
 WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
 
 /// Puts `whole`, the host's fp32 values of one parameter under Tessera's name, into this rank's part of it.
-/// After the last of them: ParamStore::gather_weights. Errors: InvalidArgument for another shape.
+/// After the last of them: Weights::gather. Errors: InvalidArgument for another shape.
 void load_parameter(Engine& engine, const std::string& name, const Tensor& whole);
 
 /// The fp32 weights of an engine as a source for export_hf or export_tessera. `engine` must outlive it.

@@ -78,6 +78,7 @@ class FlatLayout {
   std::int64_t numel() const { return numel_; }
   /// Position in slots(). Errors: InvalidArgument for a parameter that is not here.
   std::size_t index_of(const Parameter& parameter) const;
+  const ParamSlot& slot_of(const Parameter& parameter) const { return slots_[index_of(parameter)]; }
 
  private:
   std::vector<ParamSlot> slots_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,8 @@ struct LossScale {
   LossScaleRule rule = {};
 };
 
+struct UpdateRule;
+
 /// A piece of optimizer state, as checkpoints name it: "adam_m.<parameter>", "adam_v.<parameter>" or
 /// "momentum.<parameter>", fp32 in the parameter's shape.
 struct NamedTensor {
@@ -37,16 +40,17 @@ struct NamedTensor {
   const Parameter* parameter = nullptr;
 };
 
-/// AdamW, Adam or SGD with momentum, by OptimizerConfig, each parameter by the values of its group. All that
-/// a rank updates is one kernel call, or, if the store is sharded or split, one for each bucket.
+/// AdamW, Adam or SGD with momentum, by OptimizerConfig, each parameter by the values of its group, which may
+/// also have another rule. All that a rank updates by one rule is one kernel call, or, if the store is
+/// sharded or split, one for each bucket.
 class Optimizer {
  public:
   /// Keeps a reference to `store`. Without groups they are ParamGroups::by_decay(config). What the store has
   /// frozen stays frozen whatever its group says. Errors: InvalidArgument if the store is not trainable, for
   /// more than kMostGroups groups or a parameter without one; ConfigError for values that no update can use.
   ///
-  /// An update acts on what the store has gradients of (ParamStore::has_gradient): the rest keeps its weights
-  /// and moments and does not count the update, as in PyTorch where a gradient is None.
+  /// An update acts on what the store has gradients of (GradientAccumulator::trained): the rest keeps its
+  /// weights and moments and does not count the update, as in PyTorch where a gradient is None.
   Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
             const LossScale& loss_scale = {}, ParamGroups groups = {});
   Optimizer(const Optimizer&) = delete;
@@ -131,16 +135,24 @@ class Optimizer {
     friend auto operator<=>(const Cohort&, const Cohort&) = default;
   };
 
+  /// One of the rules, and what it acts on.
+  struct Applied {
+    const UpdateRule* rule = nullptr;
+    std::vector<Cohort> cohorts = {};  // of what is active; one if there is nothing
+    Tensor factors = {};               // of the cohorts
+    Tensor of_block = {};          // cohort of each kGroupBlock elements, laid out like the store's zeros()
+    std::vector<Part> parts = {};  // in the order of their buckets
+  };
+
   bool frozen(const Parameter& parameter) const;
   void select(const std::vector<bool>& active);
   void find_cohorts();
   void find_parts();
+  void find_parts(Applied& applied);
   void find_counted();
-  /// The state by kind, as checkpoints name it.
-  std::vector<std::pair<std::string, Tensor>> buffers() const;
   /// Puts the squares of the pending gradient into the state, unless they are there.
   void find_squares();
-  void update(const Part& part) const;
+  void update(const Applied& applied, const Part& part) const;
 
   ExecCtx ctx_;
   ParamStore& store_;
@@ -152,20 +164,18 @@ class Optimizer {
   std::vector<bool> active_;          // by slot: what the next update acts on
   std::vector<std::int64_t> missed_;  // by slot, of those: updates that did not act on it
   std::vector<std::int64_t> had_;     // by slot, of the others: updates that did
-  std::vector<Cohort> cohorts_;       // of what is active; one if there is nothing
-  std::vector<std::uint8_t> cohort_;  // by slot
-  std::vector<Part> parts_;           // in the order of their buckets
-  std::vector<bool> changes_;         // by bucket: whether anything in it is updated, on any data rank
-  Tensor state_;                      // UpdateState
-  bool has_squares_ = false;          // they are not zero in the state
-  std::int64_t squares_of_ = -1;      // the store's gradient_version() they belong to, if they are whole
-  Tensor factors_;                    // of the cohorts
-  Tensor of_block_;        // cohort of each kGroupBlock elements, laid out like the store's zeros()
-  Tensor counted_;         // runs this rank adds to the norm, in the store's gradient
-  Tensor counted_in_sum_;  // the same, in the sum of several calls
+  std::vector<Applied> applied_;
+  std::vector<std::size_t> applied_of_;  // by group: its place in applied_
+  std::vector<std::uint8_t> cohort_;     // by slot, of those of its rule
+  std::vector<bool> changes_;            // by bucket: whether anything in it is updated, on any data rank
+  Tensor state_;                         // UpdateState
+  bool has_squares_ = false;             // they are not zero in the state
+  std::int64_t squares_of_ = -1;         // the store's gradient_version() they belong to, if they are whole
+  Tensor counted_;                       // runs this rank adds to the norm, in the store's gradient
+  Tensor counted_in_sum_;                // the same, in the sum of several calls
   std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
-  Tensor m_, v_, momentum_;
+  std::map<std::string, Tensor> buffers_;  // the state by kind, as checkpoints name it
 };
 
 }  // namespace tessera

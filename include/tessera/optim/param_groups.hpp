@@ -20,6 +20,7 @@ struct ParamGroup {
   double decay_factor = 1;  ///< of the step's weight decay, likewise
   std::optional<double> beta1 = {}, beta2 = {}, eps = {};  ///< Adam and AdamW
   std::optional<double> momentum = {};                     ///< SGD
+  std::optional<OptimizerName> rule = {};                  ///< config.name where left out
   /// Its parameters keep their values and count in no norm.
   bool frozen = false;
 };
@@ -42,7 +43,7 @@ struct ParamGroups {
 void check_no_decay(const OptimizerConfig& config, std::span<const std::string> names);
 
 /// What an update does to a group, apart from its rates. Errors: ConfigError naming `place`, the group's
-/// number, for values that no update can use or that config.name does not have.
+/// number, for values that no update can use or that its rule does not have.
 GroupRule rule_of(const ParamGroup& group, const OptimizerConfig& config, std::size_t place);
 
 }  // namespace tessera

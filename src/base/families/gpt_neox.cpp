@@ -1,6 +1,26 @@
 #include "base/families/rows.hpp"
 
 namespace tessera::rows {
+namespace {
+
+HfNames names() {
+  return {.prefix = "gpt_neox.",
+          .layers = "layers.",
+          .embedding = "embed_in",
+          .positions = "embed_positions",
+          .layer = {{"input_layernorm", {{"input_layernorm"}}},
+                    {"self_attention.linear_qkv",
+                     {{.name = "attention.query_key_value", .order = HfTensor::Order::grouped}}},
+                    {"self_attention.linear_proj", {{"attention.dense"}}},
+                    {"pre_mlp_layernorm", {{"post_attention_layernorm"}}},
+                    {"mlp.linear_fc1", {{"mlp.dense_h_to_4h"}}},
+                    {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
+          .final_norm = "final_layer_norm",
+          .stored_head = "embed_out",
+          .buffers = {"*rotary_emb.inv_freq", "layers.*.attention.bias", "layers.*.attention.masked_bias"}};
+}
+
+}  // namespace
 
 /// Attention and MLP beside each other, each with its own norm; a quarter of each head rotates.
 ModelSpec gpt_neox() {
@@ -42,21 +62,7 @@ ModelSpec gpt_neox() {
                .absent_fraction = 0.25,
                .partial = true},
       .inert = {"classifier_dropout"},
-      .names = {.prefix = "gpt_neox.",
-                .layers = "layers.",
-                .embedding = "embed_in",
-                .positions = "embed_positions",
-                .layer = {{"input_layernorm", {{"input_layernorm"}}},
-                          {"self_attention.linear_qkv",
-                           {{.name = "attention.query_key_value", .order = HfTensor::Order::grouped}}},
-                          {"self_attention.linear_proj", {{"attention.dense"}}},
-                          {"pre_mlp_layernorm", {{"post_attention_layernorm"}}},
-                          {"mlp.linear_fc1", {{"mlp.dense_h_to_4h"}}},
-                          {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
-                .final_norm = "final_layer_norm",
-                .stored_head = "embed_out",
-                .buffers = {"*rotary_emb.inv_freq", "layers.*.attention.bias",
-                            "layers.*.attention.masked_bias"}},
+      .names = names(),
       .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
                 {[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },

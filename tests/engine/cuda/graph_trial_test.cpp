@@ -47,13 +47,13 @@ class CudaGraphTrial : public ::testing::Test {
           engine->step(data_part(batch, engine->mesh().coordinates().dp, engine->mesh().shape().dp,
                                  config.training.micro_batch_size));
       run.numbers.insert(run.numbers.end(), {report.loss, report.update.grad_norm, report.update.loss_scale});
-      EXPECT_EQ(engine->graph_trial().has_value(), use == GraphUse::automatic && step >= 2) << step;
+      EXPECT_EQ(engine->graph().trial().has_value(), use == GraphUse::automatic && step >= 2) << step;
     }
     for (const Parameter* parameter : engine->params().parameters())
       run.weights.push_back(parameter->value().to_floats());
-    run.trial = engine->graph_trial();
-    run.stats = engine->graph_stats();
-    run.notes = engine->take_notes();
+    run.trial = engine->graph().trial();
+    run.stats = engine->graph().stats();
+    for (EngineNote& note : engine->take_notes()) run.notes.push_back(std::move(note.text));
     return run;
   }
 
@@ -152,10 +152,10 @@ TEST_F(CudaGraphTrial, WaitsUntilNobodyTraces) {
   const auto trace = std::make_shared<Trace>(*engine->ctx().stream);
   engine->set_trace(trace);
   for (unsigned step = 0; step < 4; ++step) engine->step(random_batch(4, 11, step));
-  EXPECT_FALSE(engine->graph_trial());
+  EXPECT_FALSE(engine->graph().trial());
   engine->set_trace(nullptr);
   engine->step(random_batch(4, 11, 4));
-  EXPECT_TRUE(engine->graph_trial());
+  EXPECT_TRUE(engine->graph().trial());
 }
 
 }  // namespace

@@ -41,13 +41,13 @@ std::uint64_t kernels_of_an_update(int layers, DType compute, OptimizerName name
   std::uint64_t before = 0;
   for (int step = 0; step < 2; ++step) {
     for (int call = 0; call < calls; ++call) {
-      store.begin_call();
-      store.finish_call();
+      store.gradient().begin_call();
+      store.gradient().finish_call();
     }
     ctx.stream->synchronize();
     before = tessera_emulator::kernels_run();
     optimizer.step(0.1, 0.1);
-    store.wait_for_weights();
+    store.weights().wait();
     ctx.stream->synchronize();
   }
   return tessera_emulator::kernels_run() - before;

@@ -1,0 +1,65 @@
+#pragma once
+/// How data ranks share what a ParamStore holds.
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/optim/layout.hpp"
+
+namespace tessera {
+
+/// All of something in a bucket, or this rank's share of it.
+enum class Held { whole, share };
+
+/// What a rank holds of a bucket between two steps.
+struct ShardPolicy {
+  Held main = Held::whole;      ///< fp32 main weights
+  Held model = Held::whole;     ///< what kernels read
+  Held gradient = Held::whole;  ///< of one call
+  Held state = Held::whole;     ///< the optimizer's, and the gradient of several calls
+
+  /// A row of the table of ZeRO's stages. `kernels_read_main`: there is no copy that they read instead, so
+  /// main weights are whole with it. Errors: InvalidArgument for a stage that is not in the table.
+  static ShardPolicy of_zero(int stage, bool kernels_read_main);
+};
+
+/// Who updates what: by bucket, its policy, the elements this rank updates, and where these lie in buffers
+/// that hold nothing else.
+class Shards {
+ public:
+  Shards() = default;
+  /// `layout` and `data` (null = one rank) are kept by reference. `policies`: by bucket.
+  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies);
+
+  int ranks() const { return ranks_; }
+  /// The data ranks; null for one.
+  Communicator* data() const { return data_; }
+  /// Whether this rank updates only its share of each bucket.
+  bool sharded() const { return sharded_; }
+  const ShardPolicy& policy(std::size_t bucket) const { return policies_[bucket]; }
+  /// The elements of `bucket` this rank updates: all of them, or its share.
+  const FlatRun& updated(std::size_t bucket) const { return updated_[bucket]; }
+  /// This rank's share of `bucket` whether sharded or not: where it alone adds to norms and saves.
+  FlatRun share(std::size_t bucket) const { return layout_->buckets()[bucket].share(rank_, ranks_); }
+  /// Elements of a buffer of what this rank updates.
+  std::int64_t state_numel() const { return state_numel_; }
+  /// Where elements `run` of updated(bucket) lie in such a buffer.
+  FlatRun in_state(std::size_t bucket, const FlatRun& run) const {
+    return {state_[bucket] + run.begin - updated_[bucket].begin, run.count};
+  }
+  /// All of a parameter, in its shape, of what every rank has of it. Collective over data().
+  Tensor gathered(const ExecCtx& ctx, const ParamSlot& slot, const Tensor& own) const;
+
+ private:
+  const FlatLayout* layout_ = nullptr;
+  Communicator* data_ = nullptr;
+  int rank_ = 0, ranks_ = 1;
+  bool sharded_ = false;
+  std::vector<ShardPolicy> policies_;
+  std::vector<FlatRun> updated_;
+  std::vector<std::int64_t> state_;
+  std::int64_t state_numel_ = 0;
+};
+
+}  // namespace tessera

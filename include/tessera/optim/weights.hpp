@@ -1,0 +1,97 @@
+#pragma once
+/// Weights: the memory of a ParamStore's weights, and their way from the rank that updated them to those that
+/// read them.
+
+#include <vector>
+
+#include "tessera/ops/optimizer.hpp"
+#include "tessera/optim/shards.hpp"
+#include "tessera/optim/state_piece.hpp"
+
+namespace tessera {
+
+/// fp32 main weights and, in bf16 and f16, the copy that kernels read: flat buffers laid out alike, whole or
+/// in shares as each bucket's ShardPolicy says. Split, the low 16 bits of main weights stand in their place,
+/// except for ParameterTraits::reads_main.
+///
+/// After an update the shares are gathered while the next pass begins: everything here that gives access to
+/// weights waits for that, and so does Parameter::value().
+class Weights {
+ public:
+  struct Options {
+    DType compute = DType::f32;
+    bool split_main = false;
+  };
+  /// Allocates zeros. `layout` and `shards` are kept by reference.
+  Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options);
+  ~Weights();
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  /// Gives every parameter its first value by its Init: normal numbers keyed by (ctx.seed, name, global
+  /// element), so that every layout draws the same. `scratch`: numel() zeros to compute in where a rank does
+  /// not keep a parameter in fp32, zero again afterwards; may be undefined.
+  void initialise(const Tensor& scratch);
+
+  /// Whether the main weights of a bucket are split.
+  bool splits(const Bucket& bucket) const { return options_.split_main && !bucket.reads_main; }
+  /// What kernels read of a parameter, in its shape, and its fp32 main weights; undefined where this rank
+  /// holds only a share of them, or they are split.
+  struct Views {
+    Tensor value, main;
+  };
+  Views views(const ParamSlot& slot) const;
+  /// fp32 [numel], or undefined when this rank holds only shares of it (a copy, sharded) or splits some.
+  Tensor main_buffer() const;
+  /// In the compute dtype [numel], or undefined when kernels read the main weights.
+  const Tensor& model_buffer() const;
+  /// The fp32 main weight, in the parameter's shape. Errors: InvalidArgument if the parameter is not here,
+  /// this rank holds only a share of it, or it is split.
+  Tensor main(const Parameter& parameter) const;
+  /// Main weights in fp32 in the parameter's shape, whole on every data rank: a view, or where needed a copy
+  /// that was gathered or joined. Collective over the data ranks.
+  Tensor whole(const Parameter& parameter) const;
+  /// Main weights of `run`, which lies in one bucket and is held here, as they lie.
+  StateValues values(std::size_t bucket, const FlatRun& run) const;
+  /// What an update of `run` writes: `model` is undefined where nothing is to be rounded.
+  ops::MainWeights target(std::size_t bucket, const FlatRun& run) const;
+
+  /// Rounds the main weights this rank holds into what kernels read; needed after main weights were written
+  /// by hand. No-op for f32, and for split weights, which are what kernels read.
+  void refresh_copy();
+  /// After main weights were written, on every rank those of PieceSet::held: brings them to all data ranks
+  /// and into what kernels read. Collective over the data ranks if sharded.
+  void gather();
+  /// Bucket `bucket` was updated in this rank's share: starts to gather it; its parameters wait for that
+  /// before they are read next. Every data rank calls this for the same buckets in the same order. No-op
+  /// unless sharded.
+  void spread(std::size_t bucket);
+  /// Waits for all that is under way.
+  void wait() const;
+  std::size_t persistent_bytes() const;
+
+ private:
+  struct Gather {
+    Pending pending;
+    bool running = false;
+  };
+
+  bool main_is_whole(std::size_t bucket) const { return shards_.policy(bucket).main == Held::whole; }
+  bool in_place(std::size_t bucket) const;
+  void draw(const ParamSlot& slot, const Tensor& weight) const;
+  void draw_in(const ParamSlot& slot, const Tensor& scratch);
+  Tensor main_of(std::size_t bucket, const FlatRun& run) const;
+  void wait(std::size_t bucket) const;
+
+  ExecCtx ctx_;
+  const FlatLayout& layout_;
+  const Shards& shards_;
+  Options options_;
+  std::vector<std::int64_t>
+      main_at_;  // by bucket: where its updated() begins in main_, or low_ if it is split
+  Tensor main_, low_, model_;
+  mutable std::vector<Gather> gathers_;  // by bucket
+  mutable int gathers_running_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,216 @@
+#include "tessera/optim/gradient.hpp"
+
+#include "optim/reduction.hpp"
+#include "tessera/ops/elementwise.hpp"
+
+namespace tessera {
+
+GradientAccumulator::GradientAccumulator(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards,
+                                         const StoreGroups& groups, bool trainable, std::vector<bool> frozen)
+    : ctx_(ctx),
+      layout_(layout),
+      shards_(shards),
+      groups_(groups),
+      frozen_(std::move(frozen)),
+      trained_(frozen_.size(), false) {
+  clear_contributions();
+  if (!trainable) return;
+  buckets_ = Tensor::empty(ctx_, {layout_.numel()}, DType::f32);
+  ops::fill_zero(ctx_, buckets_);
+  make_reduction();
+}
+
+GradientAccumulator::~GradientAccumulator() = default;
+
+void GradientAccumulator::check_trainable() const {
+  TESSERA_CHECK(buckets_, "this ParamStore holds no gradients: it was made with trainable = false");
+}
+
+void GradientAccumulator::make_reduction() {
+  reduction_ = std::make_unique<GradientReduction>(ctx_, layout_, groups_, shards_, buckets_, frozen_);
+}
+
+Tensor& GradientAccumulator::sum_memory() {
+  if (!sum_) sum_ = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
+  return sum_;
+}
+
+void GradientAccumulator::add_to_sum(double factor, float beta) {
+  const Tensor& sum = sum_memory();
+  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
+    const FlatRun& own = shards_.updated(i);
+    ops::axpby(ctx_, static_cast<float>(factor), buckets_.narrow(0, own.begin, own.count), beta,
+               sum.narrow(0, shards_.in_state(i, own).begin, own.count));
+  }
+}
+
+/// The buckets are the next call's.
+void GradientAccumulator::move_to_sum() {
+  if (place_ != Place::buckets) return;
+  add_to_sum(factor_, 0.0f);
+  place_ = Place::sum;
+  ++version_;
+}
+
+void GradientAccumulator::clear_contributions() {
+  for (const ParamSlot& slot : layout_.slots()) slot.parameter->clear_grad();
+}
+
+void GradientAccumulator::begin_call(const std::function<int(const Parameter&)>& contributions) {
+  check_trainable();
+  TESSERA_CHECK(!call_is_closed(),
+                "begin_call before the last call's gradient was added, set aside or dropped");
+  if (call_ == Call::open) reduction_->abandon();
+  move_to_sum();
+  clear_contributions();
+  reduction_->open(contributions);
+  call_ = Call::open;
+}
+
+void GradientAccumulator::ready(Parameter& parameter) {
+  check_trainable();
+  reduction_->ready(parameter);
+}
+
+void GradientAccumulator::close_call() {
+  check_trainable();
+  TESSERA_CHECK(call_ == Call::open, "finish_call without begin_call after ", finished_calls_,
+                " finished calls: the gradients of this call were added to those of the one before");
+  reduction_->finish();
+  call_ = Call::closed;
+}
+
+void GradientAccumulator::finish_call(double factor) {
+  close_call();
+  add_call(factor);
+}
+
+void GradientAccumulator::add_call(double factor) {
+  TESSERA_CHECK(call_is_closed(), "add_call needs a close_call before it");
+  call_ = Call::none;
+  if (place_ == Place::sum) {
+    add_to_sum(factor, 1.0f);
+  } else {
+    factor_ = factor;
+  }
+  note_finished(place_ == Place::sum ? Place::sum : Place::buckets);
+}
+
+void GradientAccumulator::drop_call() {
+  TESSERA_CHECK(call_is_closed(), "drop_call needs a close_call before it");
+  call_ = Call::none;
+}
+
+Tensor GradientAccumulator::set_call_aside() {
+  TESSERA_CHECK(call_is_closed(), "set_call_aside needs a close_call before it");
+  Tensor aside = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
+  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
+    const FlatRun& own = shards_.updated(i);
+    ops::copy(ctx_, buckets_.narrow(0, own.begin, own.count),
+              aside.narrow(0, shards_.in_state(i, own).begin, own.count));
+  }
+  drop_call();
+  return aside;
+}
+
+void GradientAccumulator::add_set_aside(const Tensor& gradient, double factor) {
+  TESSERA_CHECK(gradient && gradient.numel() == shards_.state_numel(), "a gradient set aside has ",
+                shards_.state_numel(), " elements, not shape ", gradient.shape());
+  move_to_sum();
+  const float beta = place_ == Place::nowhere ? 0.0f : 1.0f;
+  ops::axpby(ctx_, static_cast<float>(factor), gradient, beta, sum_memory());
+  note_finished(Place::sum);
+}
+
+/// Another call was finished: what is trained now was trained in it.
+void GradientAccumulator::note_finished(Place place) {
+  for (std::size_t i = 0; i < frozen_.size(); ++i) {
+    if (!frozen_[i]) trained_[i] = true;
+  }
+  place_ = place;
+  ++finished_calls_;
+  ++version_;
+}
+
+FlatGradient GradientAccumulator::sum() const {
+  const double factor = scale();
+  TESSERA_CHECK(!shards_.sharded(), "this rank holds a share of the gradient: whole() gathers it");
+  return {pending().flat, factor};
+}
+
+double GradientAccumulator::scale() const {
+  TESSERA_CHECK(finished_calls_ > 0, "no gradients: no call was finished since the last update");
+  return place_ == Place::sum ? 1.0 : factor_;
+}
+
+GradientAccumulator::Pending GradientAccumulator::pending() const {
+  scale();  // refuses where there is none
+  const bool summed = place_ == Place::sum;
+  return {summed ? sum_ : buckets_, summed};
+}
+
+Tensor GradientAccumulator::of(std::size_t bucket, const FlatRun& run) const {
+  if (place_ != Place::sum) return buckets_.narrow(0, run.begin, run.count);
+  return sum_.narrow(0, shards_.in_state(bucket, run).begin, run.count);
+}
+
+Tensor GradientAccumulator::whole(const Parameter& parameter) const {
+  const ParamSlot& slot = layout_.slot_of(parameter);
+  const auto factor = static_cast<float>(scale());
+  const Tensor held = of(slot.bucket, overlap(slot.run(), shards_.updated(slot.bucket)));
+  const Tensor own = Tensor::empty(ctx_, held.shape(), DType::f32);
+  if (own.numel() > 0) ops::axpby(ctx_, factor, held, 0.0f, own);
+  return shards_.sharded() ? shards_.gathered(ctx_, slot, own) : own.view(parameter.shape());
+}
+
+void GradientAccumulator::forget_finished() {
+  trained_.assign(frozen_.size(), false);
+  finished_calls_ = 0;
+  place_ = Place::nowhere;
+  ++version_;
+}
+
+void GradientAccumulator::forget() {
+  if (!call_is_closed()) return discard();
+  forget_finished();
+}
+
+void GradientAccumulator::discard() {
+  if (call_ == Call::open && reduction_) reduction_->abandon();
+  clear_contributions();
+  if (reduction_) reduction_->open(nullptr);
+  forget_finished();
+  call_ = Call::open;
+}
+
+void GradientAccumulator::restore(int calls, const std::function<bool(const Parameter&)>& trained) {
+  TESSERA_CHECK(calls > 0, "a gradient of ", calls, " calls");
+  discard();
+  ops::fill_zero(ctx_, sum_memory());
+  for (std::size_t i = 0; i < frozen_.size(); ++i) trained_[i] = trained(*layout_.slots()[i].parameter);
+  place_ = Place::sum;
+  call_ = Call::none;
+  finished_calls_ = calls;
+}
+
+void GradientAccumulator::set_frozen(std::vector<bool> frozen) {
+  check_trainable();
+  TESSERA_CHECK(!call_is_closed(),
+                "set_frozen before the last call's gradient was added, set aside or dropped");
+  if (frozen == frozen_) return;
+  if (call_ == Call::open) reduction_->abandon();
+  move_to_sum();  // what is frozen in the next call must be zero in the buckets
+  for (std::size_t i = 0; i < frozen.size(); ++i) {
+    const ParamSlot& slot = layout_.slots()[i];
+    if (frozen[i] && !frozen_[i]) ops::fill_zero(ctx_, buckets_.narrow(0, slot.offset, slot.numel));
+  }
+  frozen_ = std::move(frozen);
+  clear_contributions();
+  make_reduction();
+}
+
+std::size_t GradientAccumulator::persistent_bytes() const {
+  return (buckets_ ? buckets_.nbytes() : 0) + (sum_ ? sum_.nbytes() : 0);
+}
+
+}  // namespace tessera
