@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from tessera._changed_model import change_of
-from tessera._open_calls import OpenCall
-from tessera._optimizer_groups import Group, OptimizerDescription
-from tessera._session import ModelParameter, Session
-from tessera._weights import Source
+from tessera.engine.changed_model import change_of
+from tessera.engine.open_calls import OpenCall
+from tessera.engine.optimizer_groups import Group, OptimizerDescription
+from tessera.engine.session import ModelParameter, Session
+from tessera.engine.weights import Source
 from tessera.errors import ConfigError, InvalidArgument
 
 __all__ = ["AdamW", "CausalLM", "Loss"]
@@ -153,7 +153,7 @@ class PlainModel:
 
     def save_pretrained(self, save_directory: Any, max_shard_size: Any = "5GB", torch_dtype: Any = None, **kwargs: Any) -> None:
         """Writes a Hugging Face folder. Collective."""
-        from tessera._export import save_pretrained
+        from tessera.engine.export import save_pretrained
 
         save_pretrained(self, Path(save_directory), None, max_shard_size, torch_dtype)
 

@@ -17,18 +17,18 @@ import itertools
 import sys
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-from tessera._batch import move_tensors, part_of_pieces, plain, samples_in
-from tessera._samplers import (BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed)
-from tessera._process_group import meet
-from tessera._sources import Share, rebuilt, source_for
+from tessera.comm.process_group import meet
+from tessera.data.batch import move_tensors, part_of_pieces, plain, samples_in
+from tessera.data.samplers import BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed
+from tessera.data.sources import Share, rebuilt, source_for
+from tessera.data.split import bounds
 from tessera.errors import ConfigError, DataError
-from tessera.utils.split import bounds
 
 _END = object()
 
 
 def _not_ours(*sentence: str) -> Exception:
-    from tessera.utils.refusals import not_ours
+    from tessera.compat.refusals import not_ours
 
     return not_ours(*sentence)
 

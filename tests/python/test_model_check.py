@@ -91,8 +91,8 @@ def test_plain_models_pass(family, tmp_path):
     from accelerate import init_empty_weights
 
     from tessera import PartialState
-    from tessera._model_description import describe_model
-    from tessera._model_check import check_model
+    from tessera.engine.model_description import describe_model
+    from tessera.engine.model_check import check_model
 
     PartialState(cpu=True)
     model = made(family)
@@ -140,7 +140,7 @@ def test_arguments_by_place():
 
 
 def test_train_steps_refuse_what_they_do_not_use():
-    from tessera._step_runner import Recorder
+    from tessera.engine.step_runner import Recorder
     from tessera.utils.megatron_lm import tokens_and_labels
 
     with pytest.raises(InvalidArgument, match="num_items_in_batch"):

@@ -161,7 +161,7 @@ def class_differences(name: str, theirs: type, own: type) -> Iterator[tuple]:
 
 def refuses(value: Any) -> bool:
     """Whether it exists only to say that it belongs to another engine."""
-    from tessera.utils import foreign
+    from tessera.compat import foreign
 
     return getattr(value, "refused", False) is True or (inspect.isclass(value) and issubclass(value, foreign._Foreign))
 
@@ -260,8 +260,8 @@ IN_YAML = {"train_iters": "training.steps", "lr_decay_style": "lr_schedule.style
 
 def argument_rows() -> List[str]:
     """The table of Megatron-LM's arguments that have an effect: what they are in YAML, and in the plugin."""
-    from tessera.utils.megatron_args import ARGUMENTS
-    from tessera.utils.plugin_fields import FIELD_EFFECTS
+    from tessera.plugin.megatron_args import ARGUMENTS
+    from tessera.plugin.fields import FIELD_EFFECTS
 
     rows = []
     for name, (kind, detail) in sorted(ARGUMENTS.items()):

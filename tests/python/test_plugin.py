@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 import plugin_runs as see  # noqa: E402
 
 from tessera.errors import ConfigError  # noqa: E402
-from tessera.utils import MegatronLMPlugin, megatron_args, plugin_fields  # noqa: E402
+from tessera.utils import MegatronLMPlugin  # noqa: E402
+from tessera.plugin import fields as plugin_fields, megatron_args  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "plugin_layouts.py"
 FIELDS = [field.name for field in fields_of(MegatronLMPlugin)]
@@ -168,6 +169,6 @@ def test_fields_that_are_refused(name):
 
 
 def test_the_page_is_that_of_the_tables(source_dir):
-    from tessera.utils.reference import page
+    from tessera.plugin.reference import page
 
     assert (source_dir / "docs/megatron_lm_plugin.md").read_text() == page()

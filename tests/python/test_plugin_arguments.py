@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 import plugin_runs as see  # noqa: E402
 from plugin_support import IDS, prepared, step  # noqa: E402
 
-from tessera import _process_group  # noqa: E402
+from tessera.comm import process_group  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
-from tessera.utils import InitProcessGroupKwargs, MegatronLMPlugin, megatron_args  # noqa: E402
+from tessera.utils import InitProcessGroupKwargs, MegatronLMPlugin  # noqa: E402
+from tessera.plugin import megatron_args  # noqa: E402
 
 END = int(IDS[0, 2])
 fresh_states = plugin_support.fresh_states
@@ -186,8 +187,8 @@ def test_the_kind_of_model():
 
 def test_the_deadline(monkeypatch, caplog):
     told = []
-    connect = _process_group.connect
-    monkeypatch.setattr(_process_group, "connect", lambda seconds: told.append(seconds) or connect(seconds))
+    connect = process_group.connect
+    monkeypatch.setattr(process_group, "connect", lambda seconds: told.append(seconds) or connect(seconds))
 
     def accelerator(minutes, *handlers):
         plugin_support.forget_states()

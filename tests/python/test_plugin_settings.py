@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-import tessera.logging
 from tessera.errors import ConfigError
-from tessera.utils import plugin_fields
-from tessera.utils.config_map import data_ranks, micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
+from tessera.plugin import fields as plugin_fields
+from tessera.plugin.config_map import data_ranks, micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
 from tessera.utils.dataclasses import MegatronLMPlugin, add_model_config_to_megatron_parser
 
 GPT2 = {"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}
@@ -24,7 +23,7 @@ def fresh(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("MEGATRON_LM_", "ACCELERATE_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(tessera.logging, "_told", set())
+    monkeypatch.setattr("tessera.comm.warnings._told", set())
 
 
 def flat(config: dict) -> dict:

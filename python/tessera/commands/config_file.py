@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
+from tessera.compat.enums import PrecisionType
 from tessera.errors import ConfigError
-from tessera.utils.enums import PrecisionType
 
 # What Accelerate writes even where nobody was asked.
 DEFAULTS: Dict[str, Any] = {

@@ -13,6 +13,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Dict, List, Optional, Tuple, Union
 
+from tessera.comm.warnings import warn_once
+
 _YES = ("y", "yes", "t", "true", "on", "1")
 _NO = ("n", "no", "f", "false", "off", "0")
 
@@ -172,8 +174,6 @@ def override_numa_affinity(local_process_index: int, verbose: Optional[bool] = N
     are, it says so and leaves the process alone."""
     cores = set(_cores_near_gpu(local_process_index)) & os.sched_getaffinity(0)
     if not cores:
-        from tessera.logging import warn_once
-
         warn_once(
             "CPU affinity was asked for, but this machine does not tell which cores are near which GPU; processes "
             "stay where the system puts them"

@@ -10,7 +10,7 @@ __all__ = ["convert_file_size_to_int", "dtype_byte_size", "find_tied_parameters"
 
 def convert_file_size_to_int(size: Union[int, str]) -> int:
     """Bytes of "5GB", "200MiB" or a number. Errors: ConfigError."""
-    from tessera._export import shard_bytes
+    from tessera.engine.export import shard_bytes
 
     return shard_bytes(size)
 

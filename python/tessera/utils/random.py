@@ -6,12 +6,12 @@ import random
 import sys
 from typing import Any, List, Optional, Union
 
-from tessera._agreement import CALL
-from tessera._process_group import meet
+from tessera.comm.agreement import CALL
+from tessera.comm.process_group import meet
+from tessera.compat.enums import RNGType
+from tessera.compat.refusals import not_ours
 from tessera.logging import get_logger
 from tessera.state import PartialState
-from tessera.utils.enums import RNGType
-from tessera.utils.refusals import not_ours
 
 _last_seed: Optional[int] = None
 
