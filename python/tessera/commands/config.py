@@ -8,14 +8,13 @@ import argparse
 import sys
 from typing import Any, Dict, List, Optional
 
-from tessera.commands.config_file import (DEFAULTS, basic_config, default_config_path, read_config, write_basic_config,
-                                          write_config)
+from tessera.commands.config_file import DEFAULTS, basic_config, default_config_path, read_config, write_config
 from tessera.commands.questions import PRECISIONS, ask_config, gpu_list
 from tessera.errors import ConfigError
 from tessera.plugin import fields
 
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM")
-_LAYOUT = [name for name, rule in fields.FIELDS.items() if rule.env]
+_LAYOUT = [name for name, rule in fields.FIELDS.items() if rule.key]
 _INTEGERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 _SWITCHES = ("use_cpu", "debug", "enable_cpu_affinity", "same_network")
 

@@ -58,7 +58,7 @@ def _effect_of(name: str) -> Tuple[str, str]:
         return "refuses", "data of models with an encoder (BERT, T5) are not in this build yet"
     if name in _UNREAD:
         return "warns", _UNREAD[name]
-    kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))
+    kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))[:2]
     if name in ("mock_data", "data_args_path", "per_split_data_args_path", "dataloader_type"):
         return "refuses", "samples come from the .idx/.bin of data_path, in Megatron's order"
     if kind == "warns":

@@ -1,6 +1,6 @@
 """From a MegatronLMPlugin, a model's config and a loader to Tessera's native configuration: pure functions.
 
-What each field of the plugin does is in `FIELD_EFFECTS`, what each of Megatron's arguments does in
+What each field of the plugin does is in `fields.FIELDS`, what each of Megatron's arguments does in
 `megatron_args.ARGUMENTS`.
 """
 
@@ -9,11 +9,10 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 from tessera.comm.warnings import warn_once
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
-from tessera.plugin.fields import FIELD_EFFECTS
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
 from tessera.plugin.model_shape import described, model_overrides
 
-__all__ = ["FIELD_EFFECTS", "Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
+__all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
 
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
@@ -139,29 +138,27 @@ def _partition(plugin, granularity: str) -> bool:
 
 
 def native_value(name: str, value: Any) -> Any:
-    """The native value of an argument of effect "config". Errors: ConfigError for a wrong type."""
-    numbers = {"seed": 0, "distributed_timeout_minutes": 1, "loss_scale_window": 1, "hysteresis": 1}
-    if name in numbers:
-        if isinstance(value, bool) or not isinstance(value, int) or value < numbers[name]:
-            raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be an integer of at least {numbers[name]}")
-        return value * 60.0 if name == "distributed_timeout_minutes" else value
-    if name.endswith("loss_scale"):
+    """The native value of an argument of effect "config" or "processes". Errors: ConfigError for a wrong type."""
+    _, _, key, number, least = megatron_args.ARGUMENTS[name]
+    if number is int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be an integer of at least {least}")
+        return value * 60.0 if key == "parallel.timeout_s" else value
+    if number is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e18:
             raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be a number above 0 and at most 1e18")
         return float(value)
-    if name == "enable_cuda_graph":
-        return bool(value)
     if name == "tp_comm_overlap":  # 0 = as the device and the sizes suggest, 1 = off
         return 0 if value else 1
-    return str(value)
+    return bool(value)
 
 
 def _sections_of(arguments: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
     sections: Dict[str, Dict[str, Any]] = {}
     for name, value in arguments.items():
-        kind, key = megatron_args.effect_of(name)
-        if kind == "config" and value is not None:
-            section, _, word = key.partition(".")
+        effect = megatron_args.effect_of(name)
+        if effect.kind == "config" and value is not None:
+            section, _, word = effect.yaml.partition(".")
             sections.setdefault(section, {})[word] = native_value(name, value)
     return sections
 

@@ -3,34 +3,11 @@
 import os
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional
 
 from tessera.comm.warnings import warn_once
 from tessera.errors import ConfigError
 from tessera.plugin import fields, megatron_args
 from tessera.plugin.parsers import find_parser
-
-_PREFIX = "MEGATRON_LM_"
-
-# Names of Megatron's arguments for fields that are called otherwise.
-_ARGUMENT_NAMES = {
-    "tp_degree": "tensor_model_parallel_size", "pp_degree": "pipeline_model_parallel_size",
-    "sequence_parallelism": "sequence_parallel", "gradient_clipping": "clip_grad"}
-
-# Fields that Megatron's arguments have from the start; the others are added by the set_* methods.
-_ARGUMENT_FIELDS = (
-    "tp_degree", "pp_degree", "pipeline_model_parallel_split_rank", "num_layers_per_virtual_pipeline_stage",
-    "use_distributed_optimizer", "sequence_parallelism", "gradient_clipping", "num_micro_batches", "consumed_samples",
-    "no_wd_decay_cond", "scale_lr_cond", "lr_mult", "megatron_dataset_flag", "eval_iters", "eval_interval", "use_custom_fsdp",
-    "no_load_optim", "eod_mask_loss", "no_save_optim", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d",
-    "use_precision_aware_optimizer", "decoder_last_pipeline_num_layers", "recompute_granularity", "recompute_method",
-    "recompute_num_layers", "attention_backend", "expert_model_parallel_size", "context_parallel_size",
-    "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32", "expert_tensor_parallel_size",
-    "calculate_per_token_loss", "use_rotary_position_embeddings")
-
-_SCHEDULER_FIELDS = (
-    "train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", "lr_decay_iters", "lr_decay_samples",
-    "lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style", "start_weight_decay", "end_weight_decay", "min_lr")
 
 # What Megatron can log beyond the usual; `set_all_logging_options` switches them on.
 _LOGGING_ARGUMENTS = (
@@ -40,88 +17,18 @@ _LOGGING_ARGUMENTS = (
 
 
 @dataclass
-class MegatronLMPlugin:
+class MegatronLMPlugin(fields.PluginFields):
     """How a model is divided among processes and trained.
 
     A field that is None is read from MEGATRON_LM_<FIELD> where Accelerate does so, and has its default otherwise: those of
     Accelerate up to 1.12 (no context parallelism, no rotary positions or full recomputation unless asked for). What each
-    field does: `fields.FIELD_EFFECTS`. Errors: tessera.ConfigError for a value that no field may have, and for one
+    field does: docs/megatron_lm_plugin.md. Errors: tessera.ConfigError for a value that no field may have, and for one
     that changes layout or numbers in a way that is not in this build, by name. A value that concerns only speed is
     answered by one warning.
 
     After prepare(): `data_parallel_size`, `micro_batch_size` (samples), `global_batch_size` (samples of one optimizer
     step) and the whole `megatron_lm_default_args`, a dict under Megatron's argument names.
     """
-
-    tp_degree: Optional[int] = None
-    pp_degree: Optional[int] = None
-    use_custom_fsdp: Optional[bool] = None
-    overlap_cpu_optimizer_d2h_h2d: Optional[bool] = None
-    no_load_optim: Optional[bool] = None
-    eod_mask_loss: Optional[bool] = None
-    no_save_optim: Optional[bool] = None
-    optimizer_cpu_offload: Optional[bool] = None
-    use_precision_aware_optimizer: Optional[bool] = None
-    decoder_last_pipeline_num_layers: Optional[int] = None
-    recompute_granularity: Optional[str] = None
-    recompute_method: Optional[str] = None
-    recompute_num_layers: Optional[int] = None
-    attention_backend: Optional[Any] = None
-    expert_model_parallel_size: Optional[int] = None
-    context_parallel_size: Optional[int] = None
-    attention_dropout: Optional[float] = None
-    hidden_dropout: Optional[float] = None
-    attention_softmax_in_fp32: Optional[bool] = None
-    expert_tensor_parallel_size: Optional[int] = None
-    calculate_per_token_loss: Optional[bool] = None
-    use_rotary_position_embeddings: Optional[bool] = None
-    num_micro_batches: Optional[int] = None
-    gradient_clipping: Optional[float] = None
-    sequence_parallelism: Optional[bool] = None
-    recompute_activations: Optional[bool] = None
-    use_distributed_optimizer: Optional[bool] = None
-    pipeline_model_parallel_split_rank: Optional[int] = None
-    num_layers_per_virtual_pipeline_stage: Optional[int] = None
-    is_train_batch_min: bool = True
-    train_iters: Optional[int] = None
-    train_samples: Optional[int] = None
-    weight_decay_incr_style: str = "constant"
-    start_weight_decay: Optional[float] = None
-    end_weight_decay: Optional[float] = None
-    lr_decay_style: str = "linear"
-    lr_decay_iters: Optional[int] = None
-    lr_decay_samples: Optional[int] = None
-    lr_warmup_iters: Optional[int] = None
-    lr_warmup_samples: Optional[int] = None
-    lr_warmup_fraction: Optional[float] = None
-    min_lr: float = 0
-    consumed_samples: Optional[List[int]] = None
-    no_wd_decay_cond: Optional[Callable] = None
-    scale_lr_cond: Optional[Callable] = None
-    lr_mult: float = 1.0
-    megatron_dataset_flag: bool = False
-    seq_length: Optional[int] = None
-    encoder_seq_length: Optional[int] = None
-    decoder_seq_length: Optional[int] = None
-    tensorboard_dir: Optional[str] = None
-    set_all_logging_options: bool = False
-    eval_iters: int = 100
-    eval_interval: int = 1000
-    return_logits: bool = False
-    custom_train_step_class: Optional[Any] = None
-    custom_train_step_kwargs: Optional[Dict[str, Any]] = None
-    custom_model_provider_function: Optional[Callable] = None
-    custom_prepare_model_function: Optional[Callable] = None
-    custom_megatron_datasets_provider_function: Optional[Callable] = None
-    custom_get_batch_function: Optional[Callable] = None
-    custom_loss_function: Optional[Callable] = None
-    other_megatron_args: Optional[Dict[str, Any]] = None
-    # Not in Accelerate's class, but in guides of its versions.
-    checkpoint_num_layers: Optional[int] = None
-    distribute_checkpointed_activations: Optional[bool] = None
-    partition_activations: Optional[bool] = None
-    check_for_nan_in_loss_and_grad: Optional[bool] = None
-    require_logits: Optional[bool] = None
 
     def __post_init__(self):
         self._read_environment()
@@ -132,17 +39,17 @@ class MegatronLMPlugin:
         for name in fields.FIELDS:
             setattr(self, name, fields.check(name, getattr(self, name)))
         self._check_together()
-        for name, (applies, why) in fields.WARNED.items():
-            if applies(getattr(self, name)):
-                warn_once(f"MegatronLMPlugin.{name}={getattr(self, name)!r} has no effect: {why}")
+        for name, row in fields.FIELDS.items():
+            if row.effect == "warns" and row.applies(getattr(self, name)):
+                warn_once(f"MegatronLMPlugin.{name}={getattr(self, name)!r} has no effect: {row.detail}")
         if self.consumed_samples is not None:
             self.consumed_samples = [*self.consumed_samples, 0, 0][:3]
         self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
         self._make_arguments()
 
     def _read_environment(self) -> None:
-        for name, rule in fields.FIELDS.items():
-            for variable in (_PREFIX + suffix for suffix in rule.env):
+        for name in fields.FIELDS:
+            for variable in fields.variables(name):
                 text = os.environ.get(variable)
                 if getattr(self, name) is None and text is not None and text.strip() not in ("", "None"):
                     setattr(self, name, fields.parse(name, text, variable))
@@ -169,7 +76,7 @@ class MegatronLMPlugin:
 
     def _make_arguments(self) -> None:
         self.megatron_lm_default_args = {
-            _ARGUMENT_NAMES.get(name, name): getattr(self, name) for name in _ARGUMENT_FIELDS}
+            (row.megatron or (name,))[0]: getattr(self, name) for name, row in fields.FIELDS.items() if not row.later}
         self.megatron_lm_default_args["DDP_impl"] = self.DDP_impl
         if self.tensorboard_dir is not None:
             self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
@@ -237,8 +144,8 @@ class MegatronLMPlugin:
             if self.lr_warmup_samples is not None:
                 warnings.warn("lr_warmup_samples is not used: lr_warmup_iters follows from the scheduler's warmup_num_steps")
             self.lr_warmup_samples = 0
-        for name in _SCHEDULER_FIELDS:
-            self.megatron_lm_default_args[name] = getattr(self, name)
+        self.megatron_lm_default_args.update(
+            {name: getattr(self, name) for name, row in fields.FIELDS.items() if row.effect == "horizon"})
 
     def set_tensorboard_logging_options(self) -> None:
         """Switches on everything that can be logged: Megatron's log_* arguments."""

@@ -61,12 +61,9 @@ def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
     def on(name: str) -> bool:
         return bool(arguments.get(name))
 
-    kinds = {"ffn_hidden_size": int, "kv_channels": int, "rotary_base": float, "rotary_percent": float, "init_method_std": float,
-             "layernorm_epsilon": float, "norm_epsilon": float, "num_layers": int, "hidden_size": int,
-             "num_attention_heads": int, "max_position_embeddings": int, "orig_vocab_size": int, "vocab_size": int}
-    for name, kind in kinds.items():
-        if arguments.get(name) is not None:
-            asked[megatron_args.ARGUMENTS[name][1]] = _number(name, arguments[name], kind)
+    for name, effect in megatron_args.ARGUMENTS.items():
+        if effect.kind == "model" and effect.number is not None and arguments.get(name) is not None:
+            asked[effect.detail] = _number(name, arguments[name], effect.number)
     if arguments.get("position_embedding_type") is not None:
         asked["position_embedding"] = _one_of("position_embedding_type", arguments["position_embedding_type"], _POSITIONS)
     elif arguments.get("add_position_embedding") is False:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 from tessera.comm.warnings import warn_once
 from tessera.plugin.fields import FIELDS
+from tessera.plugin.megatron_args import ARGUMENTS, IN_ITS_ARGS
 
 # Read by the loaders over .idx/.bin.
-OF_INDEXED_DATA = ("data_path", "split", "data_cache_path", "eval_iters", "eval_interval", "consumed_samples", "megatron_dataset_flag",
-                   "custom_megatron_datasets_provider_function")
+OF_INDEXED_DATA = [name for name, effect in ARGUMENTS.items()
+                   if "data loader" in (effect.kind, FIELDS[name].effect if name in FIELDS else "")] + ["megatron_dataset_flag"]
 # Handed to a custom train step as its args, with the rest; nothing else reads them.
-OF_TRAIN_STEPS = ("merge_file", "tokenizer_type", "tokenizer_model", "vocab_extra_ids", "num_labels", "bert_binary_head")
+OF_TRAIN_STEPS = [name for name, effect in ARGUMENTS.items() if effect.detail == IN_ITS_ARGS]
 # The id that ends documents follows from them.
-OF_DOCUMENTS = ("vocab_file", "eos_token_id")
+OF_DOCUMENTS = ["vocab_file", "eos_token_id"]
 
 _DATA = "MegatronLMDummyDataLoader reads it, and the loaders given to prepare() are of another kind"
 _STEP = ("the tokenizer is the script's, and the model's kind that of its config; only a custom_train_step_class sees it in its args")
@@ -21,7 +22,7 @@ _DOCUMENTS = ("it says which id ends a document, for eod_mask_loss, reset_positi
               "custom_train_step_class sees it in its args")
 
 
-def _given(plugin: Any, names: Tuple[str, ...]) -> List[str]:
+def _given(plugin: Any, names: List[str]) -> List[str]:
     """Those that are not at their defaults."""
     found: List[str] = []
     for name in names:
