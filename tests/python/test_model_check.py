@@ -99,11 +99,11 @@ def test_plain_models_pass(family, tmp_path):
     model.config.pad_token_id = 3  # of the config alone: the module has no padding_idx
     model.config.use_cache = False
     model.forward = torch.compile(model.forward, backend="eager")
-    check_model(model, describe_model(model)[0])
+    check_model(model, describe_model(model).config_json)
     del model.forward
     model.enable_input_require_grads()
     model.compile(backend="eager")
-    check_model(model, describe_model(model)[0])
+    check_model(model, describe_model(model).config_json)
     model.config.pad_token_id = None
     model.save_pretrained(tmp_path)
     with init_empty_weights():
@@ -111,7 +111,7 @@ def test_plain_models_pass(family, tmp_path):
     for other in (empty, transformers.AutoModelForCausalLM.from_pretrained(tmp_path),
                   transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager"),
                   made(family).to(torch.bfloat16)):
-        check_model(other, describe_model(other)[0])
+        check_model(other, describe_model(other).config_json)
 
 
 @pytest.mark.parametrize("arguments, word", [

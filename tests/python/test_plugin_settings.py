@@ -196,7 +196,7 @@ def test_bad_values(fields, message):
     ({"pp_degree": 4, "decoder_last_pipeline_num_layers": 3}, "leaves 5 of 8 layers for the other 3 stages"),
     ({"seq_length": 129}, "sequences of 129 tokens are longer than the model's 128 positions"),
     ({"mixed_precision": "fp8"}, "mixed_precision 'fp8' is not in this build yet"),
-    ({"mixed_precision": "half"}, "unknown; it is one of no, fp16, bf16"),
+    ({"mixed_precision": "half"}, "unknown; it is no, fp16 or bf16"),
 ])
 def test_what_cannot_be_had_together(fields, message):
     with pytest.raises(ConfigError) as error:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 from tessera.accelerator.checkpoints import Checkpoints
 from tessera.accelerator.foreign import Foreign
+from tessera.accelerator.prepare import Preparation
+from tessera.accelerator.prepared import Prepared
 from tessera.accelerator.processes import Processes
 from tessera.accelerator.trackers import Trackers
 from tessera.comm.process_group import write_dumps_to
 from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import not_ours
+from tessera.data_loader import skip_first_batches
 from tessera.errors import ConfigError
 from tessera.launch.preemption import Preemption
 from tessera.logging import get_logger
-from tessera.state import AcceleratorState, GradientState, PartialState
+from tessera.state import AcceleratorState, GradientState
 from tessera.utils.dataclasses import (AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs,
                                        DistributedType, GradientAccumulationPlugin, GradScalerKwargs,
                                        InitProcessGroupKwargs, ProfileKwargs, ProjectConfiguration)
-from tessera.utils.tqdm import tqdm as _tqdm
+from tessera.utils.memory import release_memory
 
 __all__ = ["Accelerator"]
 
@@ -81,16 +85,10 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self.step = 0
         self._triggered = False
         self._preemption = Preemption()
-        self._models: list = []
-        self._optimizers: list = []
-        self._schedulers: list = []
-        self._dataloaders: list = []
+        self._prepared = Prepared()
         self._custom_objects: list = []
         self._save_hooks: Dict[int, Callable] = {}
         self._load_hooks: Dict[int, Callable] = {}
-        self._batch_sizes: List[int] = []  # of the loaders prepared so far
-        self._loader_facts: Optional[dict] = None  # of the first loader: what a learning-rate horizon is counted in
-        self._indexed = False  # whether loaders over .idx/.bin were prepared
         self._choose_trackers(log_with)
 
     @staticmethod
@@ -133,10 +131,24 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         what Tessera cannot train, naming it."""
         if device_placement is not None and self.distributed_type == DistributedType.MEGATRON_LM:
             raise ValueError("device_placement cannot be chosen with a MegatronLMPlugin: the engine places what it holds")
-        from tessera.accelerator.prepare import Preparation
-
         results = Preparation(self).run(args)
         return results[0] if len(results) == 1 else tuple(results)
+
+    @property
+    def _models(self) -> tuple:
+        return self._prepared.models
+
+    @property
+    def _optimizers(self) -> tuple:
+        return self._prepared.optimizers
+
+    @property
+    def _schedulers(self) -> tuple:
+        return self._prepared.schedulers
+
+    @property
+    def _dataloaders(self) -> tuple:
+        return self._prepared.dataloaders
 
     def prepare_model(self, model: Any, device_placement: Optional[bool] = None, evaluation_mode: bool = False) -> Any:
         """As prepare(model): the engine is made when the optimizer comes, or with the first call."""
@@ -151,8 +163,6 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
     def prepare_data_loader(self, data_loader: Any, device_placement: Optional[bool] = None,
                             slice_fn_for_dispatch: Optional[Callable] = None) -> Any:
         """This data rank's part of a loader, or of any iterable of batches. Collective. Errors: ConfigError where ranks differ."""
-        from tessera.accelerator.prepare import Preparation
-
         return Preparation(self).loader_alone(data_loader, device_placement, slice_fn_for_dispatch)
 
     # The step.
@@ -160,7 +170,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
     def backward(self, loss: Any, **kwargs: Any) -> None:
         """loss.backward(), the loss divided by gradient_accumulation_steps. Its gradient is averaged over data ranks."""
         if kwargs.pop("learning_rate", None) is not None:
-            raise self._foreign("backward(learning_rate=)", "LOMO optimizers", "use torch.optim.AdamW")
+            raise not_ours("backward(learning_rate=)", "LOMO optimizers", "use torch.optim.AdamW")
         if self.gradient_accumulation_steps > 1:
             loss = loss / self.gradient_accumulation_steps
         loss.backward(**kwargs)
@@ -259,18 +269,13 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """The rest of an epoch, from batch `num_batches` on."""
-        from tessera.data_loader import skip_first_batches
-
         return skip_first_batches(dataloader, num_batches)
 
     def free_memory(self, *objects: Any) -> list:
         """Lets go of everything prepared, the engine included; returns None for each object."""
-        from tessera.utils.memory import release_memory
-
         for model in self._models:
             model._session.close()
-        for references in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            references.clear()
+        self._prepared = Prepared()
         self.step = 0
         return release_memory(*objects)
 

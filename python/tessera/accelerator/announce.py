@@ -23,9 +23,9 @@ def announce(accelerator: Any) -> None:
 def _batch_lines(accelerator: Any, session: Any) -> List[str]:
     micro_batches, data_ranks = session.num_micro_batches, session.mesh.dp
     places = f"on each of {data_ranks} data rank{'s' if data_ranks > 1 else ''}"
-    if not accelerator._batch_sizes:
+    if not accelerator._prepared.batch_sizes:
         return [f"number of micro-batches: {micro_batches} {places}; total batch: what the script gives each call"]
-    size, calls = session.micro_batch_size, accelerator.gradient_accumulation_steps
+    size, calls = session.training.micro_batch_size, accelerator.gradient_accumulation_steps
     total = size * micro_batches * data_ranks * calls
     accumulated = f", {calls} calls accumulated" if calls > 1 else ""
     return [f"number of micro-batches: {micro_batches} of {size} sample{'s' if size > 1 else ''} {places}",

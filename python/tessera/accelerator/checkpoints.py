@@ -13,11 +13,13 @@ from typing import Any, Callable, Dict, List, Optional
 
 from tessera.checkpoint import lease, saved_states as states
 from tessera.checkpoint.saving import DamagedState, StagedFolder, on_every_rank, on_main_rank
-from tessera.comm.process_group import meet
+from tessera.comm.process_group import meet, native
+from tessera.data.indexed import SampleIterator
 from tessera.errors import CheckpointError, ConfigError, DataError
 from tessera.launch.progress import progress
 from tessera.logging import get_logger
 from tessera.utils.objects import load_objects, save_objects, write_whole
+from tessera.utils.other import save
 
 logger = get_logger(__name__)
 
@@ -90,7 +92,7 @@ class Checkpoints:
         target, world = Path(target), self.state.world
         on_main_rank(world, lambda: target.mkdir(parents=True, exist_ok=True))
         for hook in list(self._save_hooks.values()):
-            hook(self._models, [], str(target))
+            hook(list(self._models), [], str(target))
         with StagedFolder(world, target / states.FOLDER) as staged:
             self._write_state(staged.path)
             staged.publish(self._hold_project if naming else lambda: None)
@@ -116,8 +118,6 @@ class Checkpoints:
 
     def _tokenizer(self) -> Optional[str]:
         """The record of what made the ids of .idx/.bin data, for whoever generates text with the weights."""
-        from tessera.data.indexed import SampleIterator
-
         records = [loader.tokenizer for loader in self._dataloaders if isinstance(loader, SampleIterator)]
         return next((record for record in records if record is not None), None)
 
@@ -171,7 +171,7 @@ class Checkpoints:
         else:
             saved = self._read_state(Path(input_dir))
         for hook in list(self._load_hooks.values()):
-            hook(self._models, input_dir)
+            hook(list(self._models), input_dir)
         self._take_state(saved)
         self.wait_for_everyone()
 
@@ -197,8 +197,6 @@ class Checkpoints:
     def _read_state(self, target: Path) -> _SavedState:
         """Reads and checks everything; changes nothing. Collective. Errors: DamagedState; CheckpointError, ConfigError or DataError
         where it does not fit."""
-        from tessera.comm.process_group import native
-
         folder, world = target / states.FOLDER, self.state.world
         on_main_rank(world, lambda: native().settle_directory(folder))
         saved = on_every_rank(world, lambda: self._read_small(folder))
@@ -268,8 +266,6 @@ class Checkpoints:
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = True) -> None:
         """Writes a dict of tensors as safetensors, on the main process."""
-        from tessera.utils.other import save
-
         save(obj, f, save_on_each_node=self.project_configuration.save_on_each_node, safe_serialization=safe_serialization)
 
     def save_model(self, model: Any, save_directory: Any, max_shard_size: Any = "10GB", safe_serialization: bool = True) -> None:

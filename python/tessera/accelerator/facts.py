@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from types import MethodType
 from typing import Any, Dict, List, Optional
 
+from tessera.engine.plan import ModelPlan
 from tessera.plugin.facts import plugin_facts
 
 _CONFIG_OF_ITS_OWN = ("_name_or_path", "transformers_version", "_attn_implementation", "_attn_implementation_autoset")
@@ -30,17 +32,15 @@ def kind_facts(objects: tuple, kinds: Dict[str, List[int]]) -> Dict[str, Any]:
             for i, each in enumerate(objects)}
 
 
-def model_facts(described: tuple) -> Dict[str, Any]:
-    """`described`: text of config.json, parameters, source, dtype."""
-    import json
-
-    text, parameters, _, dtype = described
-    facts: Dict[str, Any] = {"the model's dtype": dtype}
-    for key, value in json.loads(text).items():
+def model_facts(plan: ModelPlan) -> Dict[str, Any]:
+    facts: Dict[str, Any] = {"the model's dtype": plan.dtype}
+    for key, value in json.loads(plan.config_json).items():
         if key not in _CONFIG_OF_ITS_OWN:
             facts[f"config.{key}"] = value
-    for each in parameters:
+    for each in plan.parameters:
         facts[f"parameter {each.name}"] = f"{list(each.shape)}, {'trained' if each.requires_grad else 'frozen'}"
+    facts["what the model's modules say over its config"] = plan.values
+    facts["what the plugin makes of the model"] = plan.change and plan.change.architecture
     return facts
 
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.compat.refusals import not_ours
-
-_LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
+from tessera.compat.refusals import LAYOUT, not_ours
 
 
 class Foreign:
-    @staticmethod
-    def _foreign(name: str, what: str, instead: str) -> NotImplementedError:
-        return not_ours(name, what, instead)
-
     deepspeed_plugin = property(lambda self: None)
     is_fsdp2 = property(lambda self: False)
     is_composable_parallelism_enabled = property(lambda self: False)
@@ -31,7 +25,7 @@ class Foreign:
         return None
 
     def maybe_context_parallel(self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None) -> Any:
-        raise not_ours("maybe_context_parallel", "PyTorch's context parallelism", _LAYOUT)
+        raise not_ours("maybe_context_parallel", "PyTorch's context parallelism", LAYOUT)
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
         raise not_ours("lomo_backward", "LOMO optimizers", "use torch.optim.AdamW")
@@ -41,4 +35,4 @@ class Foreign:
         return False
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
-        raise not_ours("deepspeed_ulysses_dl_adapter", "DeepSpeed", _LAYOUT)
+        raise not_ours("deepspeed_ulysses_dl_adapter", "DeepSpeed", LAYOUT)

@@ -6,10 +6,12 @@ import contextlib
 import os
 from typing import Any, Callable, Optional, Union
 
+from tessera.accelerator.metrics import holds_objects, objects_of_samples, rows_of_samples
 from tessera.comm.process_group import meet
 from tessera.errors import ConfigError
 from tessera.launch.preemption import PREEMPTED, Preemption
 from tessera.state import PartialState
+from tessera.utils.operations import gather, gather_object, pad_across_processes, reduce
 
 
 class Processes:
@@ -96,16 +98,11 @@ class Processes:
 
     def gather(self, tensor: Any) -> Any:
         """Of all data ranks, one after the other along dim 0."""
-        from tessera.utils.operations import gather
-
         return gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """gather(), for what was computed of a prepared loader's batches: a row for each sample, on every layout as many as
         Accelerate keeps (tessera.accelerator.metrics). What holds anything but tensors is gathered as lists of objects."""
-        from tessera.accelerator.metrics import holds_objects, objects_of_samples, rows_of_samples
-        from tessera.utils.operations import gather, gather_object
-
         loader = self.gradient_state.active_dataloader
         if holds_objects(input_data, loader, use_gather_object):
             return gather_object(objects_of_samples(input_data, loader))
@@ -113,13 +110,9 @@ class Processes:
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Over all data ranks: "sum" or "mean", times scale."""
-        from tessera.utils.operations import reduce
-
         return reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        from tessera.utils.operations import pad_across_processes
-
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def set_trigger(self) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from tessera.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, filter_trackers
+
 
 class Trackers:
     trackers: list
     logging_dir: Any
 
     def _choose_trackers(self, log_with: Any) -> None:
-        from tessera.tracking import filter_trackers
-
         self.log_with = filter_trackers(log_with, self.logging_dir)
 
     def init_trackers(self, project_name: str, config: Optional[dict] = None, init_kwargs: Optional[dict] = None) -> None:
         """Starts the trackers of `log_with`; `init_kwargs`: their names to arguments for them."""
-        from tessera.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
-
         for tracker in self.log_with:
             if not isinstance(tracker, GeneralTracker):
                 kind = LOGGER_TYPE_TO_CLASS[str(tracker)]
@@ -35,8 +33,6 @@ class Trackers:
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker of that name (what is behind it with `unwrap`); one that does nothing on processes without it.
         Errors: ValueError for a name that was not given to log_with."""
-        from tessera.tracking import GeneralTracker
-
         for tracker in self.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker

@@ -7,10 +7,9 @@ from typing import Any, Optional
 
 from tessera.compat.enums import DynamoBackend
 from tessera.compat.kwargs_handlers import KwargsHandler
-from tessera.compat.refusals import not_ours
+from tessera.compat.refusals import LAYOUT, not_ours
 from tessera.errors import ConfigError
 
-_LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
 _FP8 = "give mixed_precision='bf16' until fp8 is in the build"
 
 
@@ -25,25 +24,25 @@ class _Foreign:
 class DeepSpeedPlugin(_Foreign):
     """DeepSpeed's settings. Errors: NotImplementedError, always."""
 
-    _what, _instead = "DeepSpeed", _LAYOUT
+    _what, _instead = "DeepSpeed", LAYOUT
 
 
 class FullyShardedDataParallelPlugin(_Foreign):
     """Settings of PyTorch's FSDP. Errors: NotImplementedError, always."""
 
-    _what, _instead = "PyTorch's FSDP", _LAYOUT
+    _what, _instead = "PyTorch's FSDP", LAYOUT
 
 
 class TorchTensorParallelPlugin(_Foreign):
     """Settings of PyTorch's DTensor parallelism. Errors: NotImplementedError, always."""
 
-    _what, _instead = "PyTorch's tensor parallelism", _LAYOUT
+    _what, _instead = "PyTorch's tensor parallelism", LAYOUT
 
 
 class TorchTensorParallelConfig(_Foreign):
     """Settings of PyTorch's DTensor parallelism. Errors: NotImplementedError, always."""
 
-    _what, _instead = "PyTorch's tensor parallelism", _LAYOUT
+    _what, _instead = "PyTorch's tensor parallelism", LAYOUT
 
 
 class TorchContextParallelConfig(_Foreign):
@@ -61,7 +60,7 @@ class DeepSpeedSequenceParallelConfig(_Foreign):
 class ParallelismConfig(_Foreign):
     """Accelerate's own layout of PyTorch's parallelisms. Errors: NotImplementedError, always."""
 
-    _what, _instead = "PyTorch's parallelisms (FSDP2, DTensor)", _LAYOUT
+    _what, _instead = "PyTorch's parallelisms (FSDP2, DTensor)", LAYOUT
 
 
 class BnbQuantizationConfig(_Foreign):

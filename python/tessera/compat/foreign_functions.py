@@ -3,9 +3,8 @@ be imported; calling one says what to use instead."""
 
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from tessera.compat.refusals import not_ours
+from tessera.compat.refusals import LAYOUT, not_ours
 
-_LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
 _PLACED = ("for training, prepare() shards the model over tp_degree and pp_degree; for inference, use Transformers' "
            "device_map")
 _LAUNCH = "use tessera.notebook_launcher, or `tessera launch`"
@@ -14,7 +13,7 @@ _LAUNCH = "use tessera.notebook_launcher, or `tessera launch`"
 _FAMILIES: Tuple[Tuple[str, str, str], ...] = (
     ("disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac "
      "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
-     "get_fsdp2_grad_scaler", "PyTorch's FSDP", _LAYOUT),
+     "get_fsdp2_grad_scaler", "PyTorch's FSDP", LAYOUT),
     ("load_fsdp_model load_fsdp_optimizer merge_fsdp_weights save_fsdp_model save_fsdp_optimizer", "PyTorch's FSDP",
      "use accelerator.save_state, load_state and save_model"),
     ("apply_fp8_autowrap contextual_fp8_autocast convert_model convert_model_to_fp8_ao filter_first_and_last_linear_layers "

@@ -79,7 +79,7 @@ class AutocastKwargs(KwargsHandler):
         _booleans(self, "enabled")
         if not self.enabled:
             raise ConfigError("AutocastKwargs(enabled=False): one part of a model cannot have another precision in "
-                               "Tessera; give mixed_precision='no' for all of it")
+                              "Tessera; give mixed_precision='no' for all of it")
         self._warn("cache_enabled")
 
 
@@ -102,10 +102,10 @@ class DistributedDataParallelKwargs(KwargsHandler):
         for name in ("comm_hook", "comm_wrapper"):
             if DDPCommunicationHookType(getattr(self, name)) is not DDPCommunicationHookType.NO:
                 raise ConfigError(f"DistributedDataParallelKwargs.{name}: Tessera does not compress gradients; "
-                                   "it reduces them in fp32. Remove it")
+                                  "it reduces them in fp32. Remove it")
         if self.comm_state_option:
             raise ConfigError("DistributedDataParallelKwargs.comm_state_option belongs to comm_hook, which Tessera "
-                               "does not have; remove it")
+                              "does not have; remove it")
         self._warn("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "check_reduction",
                    "gradient_as_bucket_view", "static_graph")
 
@@ -132,7 +132,7 @@ class GradScalerKwargs(KwargsHandler):
         for name, fixed in (("growth_factor", 2.0), ("backoff_factor", 0.5)):
             if getattr(self, name) != fixed:
                 raise ConfigError(f"GradScalerKwargs.{name} is {getattr(self, name)!r}; Tessera doubles and halves the "
-                                   f"loss scale, so it must be {fixed}")
+                                  f"loss scale, so it must be {fixed}")
 
 
 @dataclass
@@ -180,7 +180,7 @@ class ProfileKwargs(KwargsHandler):
         for key, value in (self.schedule_option or {}).items():
             if key not in ("wait", "warmup", "active", "repeat", "skip_first") or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"ProfileKwargs.schedule_option: {key}={value!r} is no number of steps; the keys are "
-                                   "wait, warmup, active, repeat, skip_first")
+                                  "wait, warmup, active, repeat, skip_first")
         self._warn("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
     def build(self):

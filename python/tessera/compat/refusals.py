@@ -3,6 +3,18 @@
 import difflib
 from typing import Iterable
 
+from tessera.errors import ConfigError
+
+LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
+
+
+def check_precision(precision: str) -> None:
+    """Errors: ConfigError for fp8, which is not in this build yet, and unknown words."""
+    if precision == "fp8":
+        raise ConfigError("mixed_precision 'fp8' is not in this build yet; use bf16")
+    if precision not in ("no", "fp16", "bf16"):
+        raise ConfigError(f"mixed_precision '{precision}' is unknown; it is no, fp16 or bf16")
+
 
 def not_ours(name: str, what: str, instead: str) -> NotImplementedError:
     """The refusal of a name that belongs to another engine, to be raised by the caller."""

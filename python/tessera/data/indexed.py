@@ -212,7 +212,7 @@ def open_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]],
                  eod_mask_loss: bool = False, cache_dir: Optional[DataPath] = None, vocab_size: int = 0,
                  split_paths: Optional[Sequence[Optional[DataPath]]] = None) -> Sequence[Any]:
     """(train, valid, test) GptSamples, None for a split without a share; `split_paths` gives each split data of its own, whole,
-    in place of a share of `data_path`. The other arguments are those of build_iterators. Errors: ConfigError, DataError."""
+    in place of a share of `data_path`. The options are explained at build_iterators. Errors: ConfigError, DataError."""
     from tessera import _C
 
     if data_path is None and split_paths is None:
@@ -232,14 +232,12 @@ def open_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]],
 
 
 def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_batch_size: int, num_micro_batches: int,
-                    train_iters: int, split: str = "969,30,1", seed: int = 1234, data_rank: int = 0,
-                    data_ranks: int = 1, eval_iters: int = 100, eval_interval: Optional[int] = 1000,
-                    consumed_samples: Iterable[int] = (0, 0, 0), eos_token_id: Optional[int] = None,
-                    reset_position_ids: bool = False, reset_attention_mask: bool = False, eod_mask_loss: bool = False,
-                    cache_dir: Optional[DataPath] = None, world: Any = None, vocab_size: int = 0,
-                    datasets_provider: Optional[Callable[[Tuple[int, int, int]], Sequence[Any]]] = None) -> Iterators:
-    """(train, valid, test) as SampleIterators, None for a split without a share. Collective over `world`: rank 0 builds
-    index files that are missing, the others read them.
+                    train_iters: int, data_rank: int = 0, data_ranks: int = 1, eval_iters: int = 100,
+                    eval_interval: Optional[int] = 1000, consumed_samples: Iterable[int] = (0, 0, 0), world: Any = None,
+                    datasets_provider: Optional[Callable[[Tuple[int, int, int]], Sequence[Any]]] = None,
+                    **options: Any) -> Iterators:
+    """(train, valid, test) as SampleIterators, None for a split without a share; `options` are those of open_samples. Collective
+    over `world`: rank 0 builds index files that are missing, the others read them.
 
     Batches hold `text` int64 [micro_batch_size * num_micro_batches, seq_length + 1], and where the options ask for it
     `labels` (eod_mask_loss: -100 after an `eos_token_id`), `position_ids` and `document_ids`, [b, seq_length]. Samples,
@@ -256,9 +254,7 @@ def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_bat
     def build() -> Sequence[Any]:
         if datasets_provider is not None:
             return datasets_provider(counts)
-        return open_samples(data_path, counts, seq_length, split=split, seed=seed, eos_token_id=eos_token_id,
-                            reset_position_ids=reset_position_ids, reset_attention_mask=reset_attention_mask,
-                            eod_mask_loss=eod_mask_loss, cache_dir=cache_dir, vocab_size=vocab_size)
+        return open_samples(data_path, counts, seq_length, **options)
 
     datasets = first_then_all(world, build)
     names = ("train", "valid", "test")
@@ -269,19 +265,15 @@ def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_bat
 
 
 class GPTDataset:
-    """GPT samples of one split: `dataset[i]` is {"text": int64 [seq_length + 1], ...} (see build_iterators)."""
+    """GPT samples of one split: `dataset[i]` is {"text": int64 [seq_length + 1], ...}; `options` are those of open_samples."""
 
-    def __init__(self, data_path: DataPath, seq_length: int, *, num_samples: Optional[int] = None,
-                 split: str = "1,0,0", which: str = "train", seed: int = 1234, eos_token_id: Optional[int] = None,
-                 reset_position_ids: bool = False, reset_attention_mask: bool = False, eod_mask_loss: bool = False,
-                 cache_dir: Optional[DataPath] = None, vocab_size: int = 0):
+    def __init__(self, data_path: DataPath, seq_length: int, *, num_samples: Optional[int] = None, split: str = "1,0,0",
+                 which: str = "train", **options: Any):
         names = ("train", "valid", "test")
         if which not in names:
             raise ConfigError(f"there is no split {which!r}, only {', '.join(names)}")
         counts = tuple(num_samples if name == which else 0 for name in names)
-        opened = open_samples(data_path, counts, seq_length, split=split, seed=seed, eos_token_id=eos_token_id,
-                              reset_position_ids=reset_position_ids, reset_attention_mask=reset_attention_mask,
-                              eod_mask_loss=eod_mask_loss, cache_dir=cache_dir, vocab_size=vocab_size)[names.index(which)]
+        opened = open_samples(data_path, counts, seq_length, split=split, **options)[names.index(which)]
         if opened is None:
             raise DataError(f"split {split!r} leaves nothing for {which}")
         self.samples = opened

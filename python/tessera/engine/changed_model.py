@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from tessera.comm.warnings import warn_once
 from tessera.errors import ConfigError
@@ -14,7 +14,7 @@ from tessera.plugin.model_shape import asked_structure, described
 _TOKENS = ("bos_token_id", "eos_token_id")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChangedModel:
     """`architecture`: as the object `model` of a tessera.json, its tensors under the names that the caller's model gives
     them; `changes`: "num_kv_heads 1 instead of 4", ...; `fit`: the sentence on its weights."""
@@ -24,27 +24,17 @@ class ChangedModel:
     dropped: List[str]
     fit: str
     shapes: Dict[str, Tuple[int, ...]]
-    added: Sequence[str] = ()  # names of parameters that the caller's model does not have
+    added: Sequence[str]  # names of parameters that the caller's model does not have
 
     def note(self, kind: str, weights: bool) -> str:
         """The line on what becomes of the model given to prepare()."""
         fate = f". {self.fit[0].upper()}{self.fit[1:]}" if weights else ""
         return f"the plugin makes another model of the {kind} given to prepare(): {', '.join(self.changes)}{fate}"
 
-    def parameters(self, given: Sequence[Any], make: Any) -> List[Any]:
-        """The caller's parameters, in their order, as the changed model has them: without those it drops, the others in
-        its shapes, and then those it has besides. `make(name, shape)` makes one."""
-        names = {each.name for each in given}
-        self.added = [name for name in self.shapes if name not in names]
-        kept = [each for each in given if each.name not in self.dropped]
-        for each in kept:
-            each.shape = self.shapes.get(each.name, each.shape)
-        return kept + [make(name, self.shapes[name]) for name in self.added]
 
-
-def change_of(plugin: Any, architecture: str, from_files: bool) -> Optional[ChangedModel]:
-    """What the plugin's arguments make of a model; None where it stays what it is. `from_files`: its weights were read, and
-    must be kept. Errors: ConfigError for values that no model has, and for a change of weights that were read."""
+def change_of(plugin: Any, architecture: str, from_files: bool, names: Iterable[str]) -> Optional[ChangedModel]:
+    """What the plugin's arguments make of a model with parameters of these names; None where it stays what it is. `from_files`:
+    its weights were read, and must be kept. Errors: ConfigError for values that no model has, and for a change of weights that were read."""
     from tessera import _C
 
     if plugin is None:
@@ -61,7 +51,8 @@ def change_of(plugin: Any, architecture: str, from_files: bool) -> Optional[Chan
         return None
     _, dropped, fit = _C.weight_fit(architecture, changed)
     shapes = {name: tuple(shape) for _, parts in _C.hf_parameters(changed) for name, shape, _ in parts}
-    return ChangedModel(changed, changes, dropped, fit, shapes)
+    own_names = set(names)
+    return ChangedModel(changed, changes, dropped, fit, shapes, [name for name in shapes if name not in own_names])
 
 
 def _word(value: Any) -> str:

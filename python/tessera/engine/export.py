@@ -11,6 +11,7 @@ from tessera.checkpoint.saving import StagedFolder, on_main_rank
 from tessera.engine.changed_model import saved_as
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
+from tessera.utils.other import save
 
 logger = get_logger(__name__)
 
@@ -36,20 +37,20 @@ def dtype_name(dtype: Any, default: str) -> str:
 
 def save_pretrained(model: Any, folder: Path, state_dict: Optional[dict], max_shard_size: Any, dtype: Any) -> None:
     """The folder then holds this model and whatever was in it that is no model's; killed at any moment, the one before."""
-    session = model.session
-    name = dtype_name(dtype, session.dtype)
+    session, plan = model.session, model.session.plan
+    name = dtype_name(dtype, plan.dtype)
     session.meet("model.save_pretrained()")
-    if state_dict is not None and session.change is not None:
+    if state_dict is not None and plan.change is not None:
         raise ConfigError("save_pretrained(state_dict=...) writes the config of the model given to prepare(), and the plugin has made "
                           "another one of it; leave state_dict out: the weights are gathered anyway")
-    kind, base = saved_as(session.architecture, session.config_json)
+    kind, base = saved_as(plan.architecture, plan.config_json)
     with StagedFolder(session.state.world, folder, "update") as staged:
         if state_dict is not None:
             on_main_rank(session.state.world, lambda: _write_given(model, staged.path, state_dict))
         elif kind is None:
-            session.engine.save_tessera(staged.path, session.architecture, name)
+            session.engine.save_tessera(staged.path, plan.architecture, name)
         else:
-            session.engine.save_hf(staged.path, session.architecture, base, name, shard_bytes(max_shard_size))
+            session.engine.save_hf(staged.path, plan.architecture, base, name, shard_bytes(max_shard_size))
             if model.generation_config is not None:
                 on_main_rank(session.state.world, lambda: _write_generation_config(model, staged.path))
         staged.publish()
@@ -63,17 +64,16 @@ def _write_generation_config(model: Any, folder: Path) -> None:
 
 def _write_given(model: Any, folder: Path, state_dict: dict) -> None:
     """A state dict that the caller has changed."""
-    from tessera.utils.other import save
-
     save(state_dict, folder / "model.safetensors", safe_serialization=True)
     model.config.save_pretrained(str(folder))
 
 
 def _tell(session: Any, kind: Optional[str], folder: Path) -> None:
+    change = session.plan.change
     if kind is None:
-        what = f" ({', '.join(session.change.changes)})" if session.change else ""
+        what = f" ({', '.join(change.changes)})" if change else ""
         logger.warning(f"save_pretrained() wrote a Tessera folder to {folder}, as Transformers has no such model{what}: "
                        "tessera.causal_lm.CausalLM.from_pretrained(), model.init_from and `tessera generate` read it")
-    elif session.change is not None and kind != session.kind:
+    elif change is not None and kind != session.kind:
         logger.warning(f"save_pretrained() wrote a model of the type {kind} to {folder}, which is what the plugin has made of the "
                        f"{session.kind}: from_pretrained() of AutoModelForCausalLM loads it")

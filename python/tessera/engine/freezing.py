@@ -49,7 +49,7 @@ class Freezing:
         return {ours: name for ours, name in chosen.items() if not wanted[name]}
 
     def _tell_of_strangers(self, names: List[str]) -> None:
-        optimizer = self._session.optimizer
+        optimizer = self._session.training.optimizer
         if optimizer is None or not optimizer.groups:
             return
         known: Set[str] = {name for group in optimizer.groups for name in group.names}

@@ -8,11 +8,14 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.engine import call_arguments
+from tessera.engine.export import save_pretrained
 from tessera.engine.megatron_engine import MegatronEngineMembers
 from tessera.engine.model_check import refused_loss
 from tessera.engine.outputs import EngineLogits, EngineLoss, SummedOverDataRanks, output_class
 from tessera.engine.session import Session
+from tessera.engine.whole_weights import overview
 from tessera.errors import ConfigError
+from tessera.utils.objects import array_of
 
 
 class TesseraModel(MegatronEngineMembers, torch.nn.Module):
@@ -43,7 +46,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
     def session(self) -> Session:
         """The engine's, which is made now if it was not yet. Collective the first time."""
         if self._session.engine is None:
-            self.build(trainable=self._session.optimizer is not None or (self.training and torch.is_grad_enabled()))
+            self.build(trainable=self._session.training.optimizer is not None or (self.training and torch.is_grad_enabled()))
         return self._session
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,7 +70,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return getattr(torch, self._session.dtype)
+        return getattr(torch, self._session.plan.dtype)
 
     @property
     def module(self) -> "TesseraModel":
@@ -153,8 +156,6 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
 
     def __repr__(self) -> str:
         """Of this rank; not collective."""
-        from tessera.engine.whole_weights import overview
-
         with torch._C.DisableTorchFunctionSubclass():
             return overview(self._session, self._parameters_of_model)
 
@@ -191,8 +192,8 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
             labels = text[:, 1:] if text_labels is None else text_labels
         documents = others.pop("document_ids", None)
         call_arguments.check_call(self.config.model_type, input_ids, labels, token_type_ids, others)
-        batch = session.batch(*map(_array, (input_ids, attention_mask, labels, position_ids)), shifted=text is not None,
-                              document_ids=_array(documents))
+        batch = session.batch(*map(array_of, (input_ids, attention_mask, labels, position_ids)), shifted=text is not None,
+                              document_ids=array_of(documents))
         items, kept = others.get("num_items_in_batch"), others.get("logits_to_keep")
         per_item = 1.0 if items is None or labels is None else call_arguments.per_item(session, batch, items)
         training = self.training and torch.is_grad_enabled()
@@ -256,16 +257,8 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
                         safe_serialization: bool = True, **kwargs: Any) -> None:
         """Writes a folder that Transformers' from_pretrained loads, in the model's dtype (`torch_dtype` says another).
         Collective: every rank calls it, rank 0 writes, whatever `is_main_process` and `save_function` say."""
-        from tessera.engine.export import save_pretrained
-
         if push_to_hub:
             raise ConfigError("push_to_hub is not supported: save the folder and upload it with huggingface_hub")
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write a pickle, which Tessera never does; leave it out")
         save_pretrained(self, Path(save_directory), state_dict, max_shard_size, kwargs.pop("torch_dtype", None))
-
-
-def _array(tensor: Any) -> Any:
-    if tensor is None or not isinstance(tensor, torch.Tensor):
-        return tensor
-    return tensor.detach().cpu().numpy()

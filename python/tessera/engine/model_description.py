@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import torch
 
 from tessera.engine.parameters import EngineParameter
-from tessera.engine.session import ModelParameter
+from tessera.engine.plan import ModelParameter, ModelPlan
 from tessera.engine.weights import Source
 from tessera.errors import ConfigError
 
@@ -23,9 +23,8 @@ def _families() -> str:
     return f"{', '.join(types)} and {last}"
 
 
-def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], Source, str]:
-    """Text of config.json, parameters, where the weights are, their dtype. Errors: ConfigError for a model that Tessera
-    cannot build."""
+def describe_model(model: torch.nn.Module) -> ModelPlan:
+    """What the model itself says. Errors: ConfigError for a model that Tessera cannot build."""
     from tessera import _C
 
     config = getattr(model, "config", None)
@@ -48,8 +47,9 @@ def describe_model(model: torch.nn.Module) -> Tuple[str, List[ModelParameter], S
     if len(dtypes) != 1 or next(iter(dtypes)) not in _DTYPES:
         raise ConfigError(f"the model's parameters have the dtypes {sorted(map(str, dtypes))}; they must be all float32, "
                           "bfloat16 or float16")
-    parameters = [ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named]
-    return config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()]
+    parameters = tuple(ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named)
+    return ModelPlan(config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()],
+                     checkpointed=any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
 
 
 def _source_of(model: Any, named: list) -> Source:

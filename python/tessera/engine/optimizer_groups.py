@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 from tessera.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from tessera.engine.session import ModelParameter, Session
+    from tessera.engine.plan import ModelParameter
+    from tessera.engine.session import Session
 
 _FROZEN = "frozen"
 

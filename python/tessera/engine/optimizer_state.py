@@ -72,7 +72,7 @@ class TorchState:
         session = self.session
         for key in self._keys:
             views, keep = self._views(imported.states, key) if session.state.is_main_process else ([], [])
-            session.engine.load_moments(_KINDS[key], session.architecture, views)
+            session.engine.load_moments(_KINDS[key], session.plan.architecture, views)
             del keep
         session.engine.set_update_counts(imported.counts)
 

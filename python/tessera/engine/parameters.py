@@ -245,7 +245,7 @@ register_optimizer_step_pre_hook(_refuse_step)
 def check_has_optimizer(session: Any) -> None:
     """At a backward pass. Errors: ConfigError if the model's optimizer was never prepared; without one, says once that
     gradients add up for nobody."""
-    if session.optimizer is not None or session.told_of_no_optimizer:
+    if session.training.optimizer is not None or session.told_of_no_optimizer:
         return
     session.told_of_no_optimizer = True
     for obj in gc.get_objects():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera.comm.agreement import agreed
@@ -12,57 +11,41 @@ from tessera.comm.process_group import bits_of, close_at_exit, float_of, meet, s
 from tessera.comm.warnings import warn_once
 from tessera.data.documents import DocumentRules
 from tessera.data.model_batch import model_batch
-from tessera.engine.changed_model import ChangedModel
+from tessera.engine import whole_weights
 from tessera.engine.freezing import Freezing
 from tessera.engine.not_finite import NotFinite
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
-from tessera.engine.weights import Source, Start, engine_facts, load_weights
+from tessera.engine.plan import ModelParameter, ModelPlan, TrainingPlan
+from tessera.engine.weights import Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.launch.progress import progress
 from tessera.logging import get_logger
 from tessera.plugin.config_map import native_config
+from tessera.utils.objects import decode, encode
 
 logger = get_logger(__name__)
 
 
-@dataclass
-class ModelParameter:
-    """A parameter of the caller's model, under its Hugging Face name."""
-
-    name: str
-    shape: Tuple[int, ...]
-    requires_grad: bool = True
-    ours: str = ""  # the Tessera parameter it is a part of
-
-
 class Session:
-    """One model in training. `config_json`: the text of its config.json; `change`: what the plugin makes of it.
+    """One model in training.
 
     The engine comes into being with build(): before that nothing is allocated and parameters can be put into groups."""
 
-    def __init__(self, config_json: str, parameters: Sequence[ModelParameter], source: Source, state: Any,
-                 dtype: str = "float32", change: Optional[ChangedModel] = None):
+    def __init__(self, plan: ModelPlan, state: Any):
         from tessera import _C
 
-        self.config_json = config_json
-        self.change = change
-        self.architecture = config_json if change is None else change.architecture
-        self.config: dict = json.loads(config_json)
-        self.source = source
-        self.dtype = dtype
+        self.plan = plan
+        self.training = TrainingPlan()  # replaced by prepare()
+        self.config: dict = json.loads(plan.config_json)
         self.state = state
         self.engine: Any = None
         self.trainable = False  # that engine; one that only evaluates has no gradients
         self.generation = 0  # engines made so far: what a call left in one of them is nothing to the next
         self._built_for: Optional[OptimizerDescription] = None
         self._start: Optional[Start] = None
-        self.optimizer: Optional[OptimizerDescription] = None
         self.clip_grad = 0.0  # the plugin's
-        self.seq_length: Optional[int] = None
-        self.micro_batch_size = 1
         self.closed = False
-        self.checkpointed = False  # gradient_checkpointing_enable() was called on the model
         self.told_of_no_optimizer = False
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
@@ -74,21 +57,17 @@ class Session:
         self._peers_place: Any = None  # in the global batch, of a batch that came from a peer
         self._log: Any = None
         self._not_finite = NotFinite()
-        self.grad_scaler: Any = None
         self._clip_once: Optional[float] = None
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
         self.unwanted_calls: List[int] = []
         self.unwanted_forwards: List[int] = []
         self._groups = EngineGroups()
-        self._items: Dict[str, str] = dict(_C.hf_model_items(self.architecture))
-        self.model_values: Dict[str, Any] = {}  # what the caller's modules say over the config
+        self._items: Dict[str, str] = dict(_C.hf_model_items(plan.architecture))
         self._told_length = False
-        self.mappings = dict(_C.hf_parameters(self.architecture))
-        self.row_orders = _C.hf_row_orders(self.architecture)
+        self.mappings = dict(_C.hf_parameters(plan.architecture))
+        self.row_orders = _C.hf_row_orders(plan.architecture)
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
-        if change is not None:
-            parameters = change.parameters(parameters, ModelParameter)
-        self.parameters = [self._placed(parameter) for parameter in parameters]
+        self.parameters = [self._placed(parameter) for parameter in plan.trained]
         self.freezing = Freezing(self)
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:
@@ -129,38 +108,37 @@ class Session:
     def build(self, trainable: bool = True) -> None:
         """Makes the engine and gives it its weights: those of rank 0, or of the engine that evaluated so far, or that was called
         in training mode before its optimizer was there. Collective. Errors: ConfigError where ranks differ."""
-        if self.engine is not None and (not trainable or (self.trainable and self._built_for is self.optimizer)):
+        if self.engine is not None and (not trainable or (self.trainable and self._built_for is self.training.optimizer)):
             return
         self.check_open()
         if self.engine is None:
             close_at_exit(self)
         from tessera import _C
-        from tessera.engine import whole_weights
 
-        start = self._start = self._start or Start.of(self.source, self.state.world)
+        start = self._start = self._start or Start.of(self.plan.source, self.state.world)
         with agreed(self.state.world, "the engine's configuration") as facts:
             config, overrides, changed = self._configuration(start)
-            self._groups = EngineGroups(self.optimizer if trainable else None, self.parameters)
+            self._groups = EngineGroups(self.training.optimizer if trainable else None, self.parameters)
             facts.update(engine_facts(config, overrides, changed, self._groups.values, self._groups.of, trainable))
-        if self.change is not None and self.engine is None:
-            logger.warning(self.change.note(self.kind, weights=start.pretrained))
+        if self.plan.change is not None and self.engine is None:
+            logger.warning(self.plan.change.note(self.kind, weights=start.pretrained))
         evaluated = None if self.engine is None else self.collect()
         self.engine = None  # before the other one takes memory
         self.generation += 1
         self.unwanted_calls, self.unwanted_forwards = [], []
-        self.trainable, self._built_for = trainable, self.optimizer
+        self.trainable, self._built_for = trainable, self.training.optimizer
         self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
             self.freezing.follow()
         if evaluated is None:
-            load_weights(self.engine, self.config_json, self.source, start, changed=self.change is not None)
+            load_weights(self.engine, self.plan.config_json, self.plan.source, start, changed=self.plan.change is not None)
         else:
             whole_weights.load(self, evaluated, strict=True, unknown_pass=False)
 
     def _configuration(self, start: Start) -> Tuple[dict, List[str], dict]:
         """Of the engine: its sections, overrides of its model, and what of the model the plugin changes."""
-        optimizer = self.optimizer or OptimizerDescription()
+        plan, optimizer = self.plan, self.training.optimizer or OptimizerDescription()
         first = optimizer.groups[0] if optimizer.groups else Group([])
         defaults: Dict[str, Any] = {"name": optimizer.kind, "weight_decay": 0.0}
         if optimizer.kind == "sgd":
@@ -169,14 +147,14 @@ class Session:
         else:
             defaults.update(betas=list(first.betas), eps=first.eps)
         config = native_config(
-            plugin=self.plugin, hf_config=json.loads(self.architecture), optimizer_defaults=defaults, world_size=self.state.num_processes,
-            mixed_precision=self.state.mixed_precision, seq_length=self.seq_length, micro_batch_size=self.micro_batch_size,
-            seed=start.seed, timeout_s=self.state._timeout_s, grad_scaler=self.grad_scaler,
-            cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=self.checkpointed)
+            plugin=self.plugin, hf_config=json.loads(plan.architecture), optimizer_defaults=defaults, world_size=self.state.num_processes,
+            mixed_precision=self.state.mixed_precision, micro_batch_size=self.training.micro_batch_size,
+            seed=start.seed, timeout_s=self.state._timeout_s, grad_scaler=plan.grad_scaler,
+            cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=plan.checkpointed)
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]
-        model = {**self._items, **{key: json.dumps(value) for key, value in self.model_values.items()}}
+        model = {**self._items, **{key: json.dumps(value) for key, value in plan.values.items()}}
         changed = config.pop("model")
         overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
         overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
@@ -205,8 +183,6 @@ class Session:
 
     def _agree(self, batch: Any) -> None:
         """The batch's place in the global one, after every rank has told what it calls and what batch it has."""
-        from tessera.utils.objects import encode
-
         if self._peers_place is not None:
             batch.take_place(self._peers_place)
             self._peers_place = None
@@ -216,8 +192,6 @@ class Session:
     def begin_call(self, call: str, arguments: dict) -> Optional[dict]:
         """Notes what batch() tells other ranks. A rank without any argument (Megatron's loops hand it {}) gets the arguments of a
         peer of its data rank, whose batch this call is for; others get None. Errors: DataError if no peer has a batch."""
-        from tessera.utils.objects import decode
-
         if self.freezing.applied:  # a trainable engine
             self.freezing.follow()
         self.calling = call
@@ -327,7 +301,7 @@ class Session:
         (before clipping), skipped, loss_scale."""
         self._drop_unwanted()
         check_rates(self, rates, options)
-        own = [group.rates(rates) for group in self.optimizer.groups]
+        own = [group.rates(rates) for group in self.training.optimizer.groups]
         self._groups.check_joint(own, options)
         for number, values in self._groups.follow(options):
             self.engine.set_group(number, values)
@@ -366,15 +340,11 @@ class Session:
     def load(self, values: Dict[str, Any], strict: bool = True, unknown: bool = False) -> Tuple[List[str], List[str]]:
         """Rank 0's `values`, arrays or tensors by Hugging Face name, become the weights; returns missing and unknown names
         (`unknown`: these may be there). Collective. Errors: InvalidArgument on every rank, before anything is changed."""
-        from tessera.engine import whole_weights
-
         self.meet("model.load_state_dict()")
         return whole_weights.load(self, values, strict, unknown)
 
     def _split(self, ours: str, array: Any) -> Dict[str, Any]:
         import numpy as np
-
-        from tessera.engine import whole_weights
 
         parts, row = {}, 0
         for name, shape, transposed in self.mappings[ours]:

@@ -13,6 +13,7 @@ from tessera.engine import call_arguments
 from tessera.engine.outputs import EngineLoss, output_class
 from tessera.engine.train_steps import Running
 from tessera.errors import ConfigError
+from tessera.utils.objects import decode, encode
 
 
 class StepRunner:
@@ -142,8 +143,6 @@ def _filled(parts: list, rows: List[int], size: int, value: int) -> Optional[Any
 
 def _mean_over_ranks(values: List[Tuple[int, dict]], session: Any) -> Dict[str, float]:
     """The mean over all micro-batches of all data ranks, each by its number of samples, on every rank."""
-    from tessera.utils.objects import decode, encode
-
     samples = sum(count for count, _ in values)
     sums = {name: sum(count * numbers[name] for count, numbers in values) for name in values[0][1]} if values else {}
     world = session.state.world

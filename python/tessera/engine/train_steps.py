@@ -10,6 +10,7 @@ from typing import Any, Callable, List, Optional, Tuple
 from tessera.data.documents import RULES, DocumentRules, hidden_keys, packed_documents
 from tessera.engine import call_arguments
 from tessera.errors import ConfigError, InvalidArgument
+from tessera.utils.objects import array_of
 from tessera.utils.operations import gather
 
 
@@ -169,18 +170,14 @@ def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tup
             labels = labels.masked_fill(torch.nn.functional.pad(mask, (0, 1))[:, 1:] == 0, -100)
         counted = labels != -100
         if positions is not None and mask is None and documents is None:
-            documents = packed_documents(_array(positions.expand(tokens.shape)))
+            documents = packed_documents(array_of(positions.expand(tokens.shape)))
     if rules is not None:
-        ruled, positions, documents = rules.apply(_array(tokens), _array(labels), _array(positions), _array(documents))
+        ruled, positions, documents = rules.apply(array_of(tokens), array_of(labels), array_of(positions), array_of(documents))
         counted = counted & torch.from_numpy(ruled != -100).to(counted.device)
         positions = None if positions is None else torch.as_tensor(positions).to(tokens.device)
     if documents is not None:
-        mask = torch.from_numpy(hidden_keys(_array(documents), _array(mask))).to(tokens.device)
+        mask = torch.from_numpy(hidden_keys(array_of(documents), array_of(mask))).to(tokens.device)
     return tokens, labels, counted.float(), mask, positions
-
-
-def _array(tensor: Any) -> Any:
-    return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor
 
 
 def make_train_step(accelerator: Any, plugin: Any, session: Any) -> AbstractTrainStep:

@@ -105,8 +105,8 @@ def overview(session: Any, parameters: Dict[str, Any]) -> str:
     place = ", ".join(f"{axis} {mesh.coordinates[axis]} of {getattr(mesh, axis)}" for axis in ("tp", "pp", "dp"))
     held = "made at the first call" if session.engine is None else f"{session.engine.elements_held:,} parameters"
     kind = session.kind
-    if session.change is not None:
-        kind = f"{kind} changed by the plugin, {', '.join(session.change.changes)}"
+    if session.plan.change is not None:
+        kind = f"{kind} changed by the plugin, {', '.join(session.plan.change.changes)}"
     return (f"TesseraModel({kind}: {items['num_layers']} layers of width {items['hidden_size']}, vocabulary "
             f"{items['vocab_size']}\n  parameters: {sum(sizes):,} in {len(sizes)} tensors; {trained:,} trained, {sum(sizes) - trained:,} "
             f"frozen\n  this rank's part ({place}): {held} on {session.state.device}\n)")

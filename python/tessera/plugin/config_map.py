@@ -7,6 +7,7 @@ What each field of the plugin does is in `fields.FIELDS`, what each of Megatron'
 from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
@@ -15,16 +16,14 @@ from tessera.plugin.model_shape import described, model_overrides
 __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
 
-_PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
-
 
 def data_ranks(plugin, world_size: int) -> int:
     """Data-parallel ranks of a layout. Errors: ConfigError when the degrees do not divide the processes."""
     model = plugin.tp_degree * plugin.pp_degree if plugin is not None else 1
     if world_size % model != 0:
         raise ConfigError(f"tp_degree {plugin.tp_degree} x pp_degree {plugin.pp_degree} = {model} does not divide the "
-                           f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
-                           f"{max(1, world_size // model) * model}), or give other degrees")
+                          f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
+                          f"{max(1, world_size // model) * model}), or give other degrees")
     return world_size // model
 
 
@@ -49,7 +48,7 @@ def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Op
         (bound for bound in (positions, window) if bound is not None), default=None)
     if length is not None and positions is not None and length > positions and own["position_embedding"] == "learned":
         raise ConfigError(f"sequences of {length} tokens are longer than the model's {positions} positions; shorten them, "
-                           "or make the model with more")
+                          "or make the model with more")
     return length
 
 
@@ -83,22 +82,22 @@ def _pipeline(plugin, layers: Optional[int]) -> Dict[str, Any]:
         return keys
     if layers is None:
         raise ConfigError("num_layers_per_virtual_pipeline_stage and decoder_last_pipeline_num_layers need the model's "
-                           "number of layers; pass a model with a Hugging Face config to prepare()")
+                          "number of layers; pass a model with a Hugging Face config to prepare()")
     if stage is not None:
         if layers % (plugin.pp_degree * stage) != 0:
             raise ConfigError(f"num_layers_per_virtual_pipeline_stage {stage} x pp_degree {plugin.pp_degree} does not divide "
-                               f"the model's {layers} layers")
+                              f"the model's {layers} layers")
         chunks = layers // (plugin.pp_degree * stage)
         if chunks > 1:
             if plugin.num_micro_batches % plugin.pp_degree != 0:
                 raise ConfigError(f"an interleaved pipeline (num_layers_per_virtual_pipeline_stage) needs num_micro_batches "
-                                   f"in multiples of pp_degree {plugin.pp_degree}, not {plugin.num_micro_batches}")
+                                  f"in multiples of pp_degree {plugin.pp_degree}, not {plugin.num_micro_batches}")
             keys.update(schedule="interleaved", virtual_stages=chunks)
     if last is not None:
         others, rest = plugin.pp_degree - 1, layers - last
         if rest < others or rest % others != 0:
             raise ConfigError(f"decoder_last_pipeline_num_layers {last} leaves {rest} of {layers} layers for the other "
-                               f"{others} stages, which must get equal shares of at least 1")
+                              f"{others} stages, which must get equal shares of at least 1")
         keys["pipeline_layout"] = ",".join(map(str, [rest // others] * others + [last]))
     return keys
 
@@ -109,7 +108,7 @@ def _recompute(plugin) -> Dict[str, Any]:
     if plugin.checkpoint_num_layers is not None:
         if layers not in (None, plugin.checkpoint_num_layers):
             raise ConfigError(f"checkpoint_num_layers {plugin.checkpoint_num_layers} is an older name of recompute_num_layers, "
-                               f"which is {layers}; give one")
+                              f"which is {layers}; give one")
         layers = plugin.checkpoint_num_layers
         granularity = granularity or "full"
     if granularity is None:
@@ -198,15 +197,13 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     The learning rate is constant here: the caller sets that of each step.
     Errors: ConfigError for what cannot be had together, all by the names that scripts use.
     """
-    if mixed_precision not in _PRECISIONS:
-        raise ConfigError(f"mixed_precision '{mixed_precision}' is " + ("not in this build yet; use bf16"
-                           if mixed_precision == "fp8" else f"unknown; it is one of {', '.join(_PRECISIONS)}"))
+    check_precision(mixed_precision)
     dp = data_ranks(plugin, world_size)
     micro_batches = plugin.num_micro_batches if plugin is not None else 1
     length = sequence_length_of(plugin, hf_config, seq_length)
     training: Dict[str, Any] = {
         "micro_batch_size": micro_batch_size, "global_batch_size": dp * micro_batches * micro_batch_size,
-        "precision": _PRECISIONS[mixed_precision], **_scaling(grad_scaler)}
+        "precision": "fp32" if mixed_precision == "no" else mixed_precision, **_scaling(grad_scaler)}
     if checkpointed:
         training["recompute"] = "full"
     for key, value in (("seq_length", length), ("steps", train_steps), ("seed", seed)):

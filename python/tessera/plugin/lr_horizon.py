@@ -135,7 +135,7 @@ def resolve_horizon(plugin=None, *, total_num_steps: Optional[int] = None, warmu
     if total_num_steps is not None:
         if total_num_steps < 1 or not 0 <= dummy_warmup <= total_num_steps:
             raise ConfigError(f"MegatronLMDummyScheduler: total_num_steps {total_num_steps} must be at least 1, and "
-                               f"warmup_num_steps {warmup_num_steps} from 0 to it")
+                              f"warmup_num_steps {warmup_num_steps} from 0 to it")
         steps, dummy_warmup, why = undivided_steps(total_num_steps, dummy_warmup, loader_batches, loader_steps,
                                                    dp * num_micro_batches, gradient_accumulation_steps)
         if iters is None and plugin.train_samples is None:
@@ -150,7 +150,7 @@ def resolve_horizon(plugin=None, *, total_num_steps: Optional[int] = None, warmu
         for name in ("lr_decay_samples", "lr_warmup_samples"):
             if getattr(plugin, name):
                 raise ConfigError(f"MegatronLMPlugin.{name} counts samples and needs train_samples; give it, or "
-                                   f"{name.replace('samples', 'iters')}")
+                                  f"{name.replace('samples', 'iters')}")
         decay = plugin.lr_decay_iters if plugin.lr_decay_iters is not None else iters
         warmup, over = dummy_warmup, iters
         if plugin.lr_warmup_iters is not None:
@@ -158,7 +158,7 @@ def resolve_horizon(plugin=None, *, total_num_steps: Optional[int] = None, warmu
     if decay is None:
         if plugin.lr_decay_style != "constant":
             raise ConfigError("nothing says over how many steps the learning rate decays: give MegatronLMDummyScheduler "
-                               "total_num_steps, or MegatronLMPlugin train_iters or lr_decay_iters")
+                              "total_num_steps, or MegatronLMPlugin train_iters or lr_decay_iters")
         decay, reason = 0, "a constant rate, without an end"
     if plugin.lr_warmup_fraction is not None:
         if plugin.lr_warmup_iters or plugin.lr_warmup_samples:
@@ -180,17 +180,17 @@ def _check_rates(plugin, extra: dict, decay: float, over: Optional[float]) -> No
         length = extra.get("lr_wsd_decay_iters")
         if not isinstance(length, int) or not 0 < length <= decay or plugin.train_samples is not None:
             raise ConfigError(f"lr_decay_style WSD needs train_iters and other_megatron_args['lr_wsd_decay_iters'] from 1 to "
-                               f"{decay:g}, the length of its last decay")
+                              f"{decay:g}, the length of its last decay")
     if str(extra.get("lr_wsd_decay_style") or "exponential") not in _WSD_STYLES:
         raise ConfigError(f"other_megatron_args['lr_wsd_decay_style'] must be one of {', '.join(_WSD_STYLES)}")
     start, end, style = plugin.start_weight_decay, plugin.end_weight_decay, plugin.weight_decay_incr_style
     if style == "constant":
         if start is not None or end is not None:
             raise ConfigError("MegatronLMPlugin.start_weight_decay and end_weight_decay need weight_decay_incr_style "
-                               "'linear' or 'cosine'; with 'constant' the optimizer's weight_decay counts")
+                              "'linear' or 'cosine'; with 'constant' the optimizer's weight_decay counts")
         return
     if start is None or end is None or end < start:
         raise ConfigError(f"MegatronLMPlugin.weight_decay_incr_style '{style}' needs start_weight_decay and an "
-                           f"end_weight_decay that is not below it, not {start} and {end}")
+                          f"end_weight_decay that is not below it, not {start} and {end}")
     if not over:
         raise ConfigError("an increasing weight decay needs the length of the training: give train_iters or total_num_steps")

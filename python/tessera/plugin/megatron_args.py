@@ -190,7 +190,7 @@ def admit(arguments: Dict[str, Any]) -> Dict[str, Any]:
             raise ConfigError(f"other_megatron_args: '{name}' is refused: {detail}")
         if name == "model_type_name" and value not in (None, "gpt"):
             raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}: models with an encoder (BERT, T5) are not in this "
-                               "build yet; leave it out")
+                              "build yet; leave it out")
         if kind == "warns":
             warn_once(f"other_megatron_args: '{name}' has no effect in Tessera: {detail}")
         if kind == "field" and value is not None:

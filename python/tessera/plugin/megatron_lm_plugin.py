@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass
 
 from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import fields, megatron_args
 from tessera.plugin.parsers import find_parser
@@ -62,21 +63,22 @@ class MegatronLMPlugin(fields.PluginFields):
                 raise ConfigError(f"MegatronLMPlugin.{name} needs a pipeline: give pp_degree of at least {wanted}, or remove it")
         if last is not None and self.num_layers_per_virtual_pipeline_stage is not None:
             raise ConfigError("MegatronLMPlugin.decoder_last_pipeline_num_layers and num_layers_per_virtual_pipeline_stage "
-                               "cannot be had together; remove one")
+                              "cannot be had together; remove one")
         if self.lr_mult != 1.0 and self.scale_lr_cond is None:
             raise ConfigError("MegatronLMPlugin.lr_mult is for the parameters that scale_lr_cond(name, parameter) names; "
-                               "give that function too, or set the optimizer's lr")
+                              "give that function too, or set the optimizer's lr")
         if self.custom_train_step_kwargs and self.custom_train_step_class is None:
             raise ConfigError("MegatronLMPlugin.custom_train_step_kwargs needs a custom_train_step_class")
         if self.set_all_logging_options and self.tensorboard_dir is None:
             raise ConfigError("MegatronLMPlugin.set_all_logging_options needs a tensorboard_dir to write to")
         if None not in (self.seq_length, self.decoder_seq_length) and self.seq_length != self.decoder_seq_length:
             raise ConfigError(f"MegatronLMPlugin.seq_length is {self.seq_length} and decoder_seq_length "
-                               f"{self.decoder_seq_length}; for a decoder they are the same thing, so give one")
+                              f"{self.decoder_seq_length}; for a decoder they are the same thing, so give one")
 
     def _make_arguments(self) -> None:
         self.megatron_lm_default_args = {
-            (row.megatron or (name,))[0]: getattr(self, name) for name, row in fields.FIELDS.items() if not row.later}
+            (row.megatron or (name,))[0]: getattr(self, name) for name, row in fields.FIELDS.items()
+            if not row.later and row.effect != "horizon"}
         self.megatron_lm_default_args["DDP_impl"] = self.DDP_impl
         if self.tensorboard_dir is not None:
             self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
@@ -95,10 +97,7 @@ class MegatronLMPlugin(fields.PluginFields):
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """no, fp16 or bf16. Errors: ConfigError for fp8, which is not in this build yet, and unknown words."""
-        if mixed_precision == "fp8":
-            raise ConfigError("mixed_precision 'fp8' is not in this build yet; use bf16")
-        if mixed_precision not in ("no", "fp16", "bf16"):
-            raise ConfigError(f"mixed_precision '{mixed_precision}' is unknown; it is no, fp16 or bf16")
+        check_precision(mixed_precision)
         if mixed_precision == "no":
             return
         self.megatron_lm_default_args[mixed_precision] = True

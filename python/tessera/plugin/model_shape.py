@@ -43,14 +43,14 @@ def _value(text: str) -> Any:
 def _one_of(name: str, value: Any, table: Dict[str, str]) -> str:
     if value not in table:
         raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be one of {', '.join(table)}"
-                           f"{nearest(str(value), table)}")
+                          f"{nearest(str(value), table)}")
     return table[value]
 
 
 def _number(name: str, value: Any, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
         raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be "
-                           f"{'an integer' if kind is int else 'a number'} above 0")
+                          f"{'an integer' if kind is int else 'a number'} above 0")
     return value
 
 
@@ -96,13 +96,13 @@ def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, A
     if plugin.use_rotary_position_embeddings:
         if asked.get("position_embedding", "rotary") != "rotary":
             raise ConfigError("MegatronLMPlugin.use_rotary_position_embeddings contradicts other_megatron_args' "
-                               "position_embedding_type; remove one")
+                              "position_embedding_type; remove one")
         asked["position_embedding"] = "rotary"
     for key in _SIZES:
         wanted = asked.pop(key, None)
         if wanted is not None and own and own[key] != wanted:
             raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
-                               "change the model's config")
+                              "change the model's config")
     if "linear_bias" in asked and own.get("proj_bias") is not None:  # the plugin's word is for both
         asked["proj_bias"] = asked["linear_bias"]
     positions = asked.get("position_embedding", own.get("position_embedding", "rotary"))
@@ -114,8 +114,8 @@ def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, A
     for key in _STRUCTURE:
         if key in asked and key in own and asked[key] != own[key]:
             raise ConfigError(f"the plugin asks for {key} {asked[key]!r}, but the pretrained weights are of a model with "
-                               f"{own[key]!r}; remove it, or start from a config without weights, or give other_megatron_args="
-                               "{'reinitialize': True}: tensors that still fit keep their weights, the others are drawn anew")
+                              f"{own[key]!r}; remove it, or start from a config without weights, or give other_megatron_args="
+                              "{'reinitialize': True}: tensors that still fit keep their weights, the others are drawn anew")
     return {key: value for key, value in asked.items() if key not in _STRUCTURE or not own}
 
 

@@ -36,8 +36,8 @@ def find_parser(model_type: str) -> Parser:
     if model_type in types:
         return parse_model_config
     raise ConfigError(f"models of type '{model_type}' are not supported; "
-                       f"{', '.join([*types, *own])} are, and add_model_config_to_megatron_parser "
-                       "registers a parser of your own")
+                      f"{', '.join([*types, *own])} are, and add_model_config_to_megatron_parser "
+                      "registers a parser of your own")
 
 
 def _sequence_length(plugin, batch_data: Optional[dict], positions: int) -> int:

@@ -18,11 +18,13 @@ from tessera.comm.agreement import agreed
 from tessera.comm.process_group import Device, Mesh, Turns
 from tessera.comm.warnings import warn_once
 from tessera.compat.enums import DistributedType
-from tessera.compat.refusals import not_ours
+from tessera.compat.refusals import LAYOUT, not_ours
+from tessera.data.split import part_of
 from tessera.errors import CommunicationError, ConfigError
 from tessera.plugin.facts import changed_fields, plugin_facts
 from tessera.state.gradient_state import GradientState
-from tessera.state.support import LAYOUT, StateWithDevice, deadline_of, precision_of, refuse_other_engines
+from tessera.state.support import StateWithDevice, deadline_of, precision_of, refuse_other_engines
+from tessera.utils.dataclasses import MegatronLMPlugin
 from tessera.utils.environment import parse_flag_from_env, set_numa_affinity
 
 __all__ = [
@@ -64,7 +66,95 @@ class ThreadLocalSharedDict(threading.local):
         self._storage = value
 
 
-class PartialState(StateWithDevice):
+class _Processes(StateWithDevice):
+    """What both states say of this process, and do with the others; the connection is PartialState's."""
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.distributed_type != DistributedType.NO and self.num_processes > 1
+
+    @property
+    def is_last_process(self) -> bool:
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return self.local_process_index == 0
+
+    def _connected(self) -> Any:
+        world = PartialState._shared_state.get("world")
+        if world is None:
+            raise CommunicationError(
+                "the processes have parted: destroy_process_group was called (end_training does " "it)"
+            )
+        return world
+
+    def wait_for_everyone(self) -> None:
+        """A barrier: returns when all processes have called it. Errors: CommunicationError naming those that did
+        not."""
+        if self.num_processes > 1:
+            process_group.meet(self._connected(), "wait_for_everyone()")
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Parts from the other processes; nothing happens in a process of notebook_launcher. `group` must be None."""
+        if group is not None:
+            raise not_ours("destroy_process_group(group)", "groups of torch.distributed", "call it without a group")
+        if not self.fork_launched and PartialState._shared_state.get("world") is not None:
+            PartialState._shared_state.update(world=None, _turns=None, _local_turns=None)
+            process_group.disconnect()
+
+    @contextmanager
+    def main_process_first(self):
+        """Rank 0 runs the `with` block first, for as long as it takes; then the others run it. An exception there ends
+        all processes."""
+        yield from self._in_turns("main_process_first", "_turns", lambda world: world.split(0, world.rank, "main_process_first"))
+
+    @contextmanager
+    def local_main_process_first(self):
+        """The first process of each machine runs the `with` block first, then the others of that machine."""
+        yield from self._in_turns(
+            "local_main_process_first", "_local_turns", lambda world: process_group.local_group(world, self.local_process_index)
+        )
+
+    def _in_turns(self, call: str, name: str, make_group: Callable[[Any], Any]):
+        if self.num_processes == 1:
+            yield
+            return
+        shared = PartialState._shared_state
+        turns = shared.get(name)
+        if turns is None or not turns.taken:
+            process_group.meet(self._connected(), f"{call}()")
+        if turns is None:
+            world = self._connected()
+            shared[name] = Turns(make_group(world), world, self._timeout_s)
+        with shared[name].first():
+            yield
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False):
+        """This process's part of a list, tuple, dict of them, array, tensor or Dataset: contiguous, the first ones one
+        longer where it does not divide; `apply_padding` repeats the last element so that all have the same length. Once
+        there is a mesh, data ranks share the inputs and the tensor and pipeline ranks of one get the same. `inputs` is
+        not changed."""
+        mesh = AcceleratorState._shared_state.get("mesh")
+        if mesh is None:
+            index, count = self.process_index, self.num_processes
+        else:
+            index, count = mesh.coordinates["dp"], mesh.dp
+        yield inputs if count == 1 else part_of(inputs, index, count, apply_padding)
+
+    def print(self, *args, **kwargs) -> None:
+        """print() on the first process of each machine."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+
+class PartialState(_Processes):
     """The process and its device.
 
     Attributes: `process_index`, `num_processes`, `local_process_index` (on this machine), `device`, `distributed_type`,
@@ -181,23 +271,6 @@ class PartialState(StateWithDevice):
         return self._shared_state != {}
 
     @property
-    def use_distributed(self) -> bool:
-        """Whether there are several processes."""
-        return self.distributed_type != DistributedType.NO and self.num_processes > 1
-
-    @property
-    def is_last_process(self) -> bool:
-        return self.process_index == self.num_processes - 1
-
-    @property
-    def is_main_process(self) -> bool:
-        return self.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        return self.local_process_index == 0
-
-    @property
     def default_device(self) -> Any:
         """ "cuda" where there is a GPU, otherwise "cpu"."""
         device = Device("cuda" if process_group.native().cuda_devices() else "cpu")
@@ -211,69 +284,6 @@ class PartialState(StateWithDevice):
         if not self._device_is_set and device.type == "cuda" and torch is not None and torch.cuda.is_available():
             torch.cuda.set_device(device.index)
             self._device_is_set = True
-
-    def _connected(self) -> Any:
-        world = self.__dict__.get("world")
-        if world is None:
-            raise CommunicationError(
-                "the processes have parted: destroy_process_group was called (end_training does " "it)"
-            )
-        return world
-
-    def wait_for_everyone(self) -> None:
-        """A barrier: returns when all processes have called it. Errors: CommunicationError naming those that did
-        not."""
-        if self.num_processes > 1:
-            process_group.meet(self._connected(), "wait_for_everyone()")
-
-    def destroy_process_group(self, group: Any = None) -> None:
-        """Parts from the other processes; nothing happens in a process of notebook_launcher. `group` must be None."""
-        if group is not None:
-            raise not_ours("destroy_process_group(group)", "groups of torch.distributed", "call it without a group")
-        if not self.fork_launched and self.__dict__.get("world") is not None:
-            self.__dict__.update(world=None, _turns=None, _local_turns=None)
-            process_group.disconnect()
-
-    @contextmanager
-    def main_process_first(self):
-        """Rank 0 runs the `with` block first, for as long as it takes; then the others run it. An exception there ends
-        all processes."""
-        yield from self._in_turns("main_process_first", "_turns", lambda world: world.split(0, world.rank, "main_process_first"))
-
-    @contextmanager
-    def local_main_process_first(self):
-        """The first process of each machine runs the `with` block first, then the others of that machine."""
-        yield from self._in_turns(
-            "local_main_process_first", "_local_turns", lambda world: process_group.local_group(world, self.local_process_index)
-        )
-
-    def _in_turns(self, call: str, name: str, make_group: Callable[[Any], Any]):
-        if self.num_processes == 1:
-            yield
-            return
-        turns = self.__dict__.get(name)
-        if turns is None or not turns.taken:
-            process_group.meet(self._connected(), f"{call}()")
-        if turns is None:
-            world = self._connected()
-            self.__dict__[name] = Turns(make_group(world), world, self._timeout_s)
-        with self.__dict__[name].first():
-            yield
-
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False):
-        """This process's part of a list, tuple, dict of them, array, tensor or Dataset: contiguous, the first ones one
-        longer where it does not divide; `apply_padding` repeats the last element so that all have the same length. Once
-        there is a mesh, data ranks share the inputs and the tensor and pipeline ranks of one get the same. `inputs` is
-        not changed."""
-        from tessera.data.split import part_of
-
-        mesh = AcceleratorState._shared_state.get("mesh")
-        if mesh is None:
-            index, count = self.process_index, self.num_processes
-        else:
-            index, count = mesh.coordinates["dp"], mesh.dp
-        yield inputs if count == 1 else part_of(inputs, index, count, apply_padding)
 
     def on_main_process(self, function: Optional[Callable[..., Any]] = None) -> Callable:
         """Decorator: runs on rank 0 only; None elsewhere."""
@@ -308,13 +318,7 @@ class PartialState(StateWithDevice):
     def _only(self, here: bool, function: Callable) -> Callable:
         return function if here or not self.use_distributed else do_nothing
 
-    def print(self, *args, **kwargs) -> None:
-        """print() on the first process of each machine."""
-        if self.is_local_main_process:
-            print(*args, **kwargs)
-
-
-class AcceleratorState(StateWithDevice):
+class AcceleratorState(_Processes):
     """What PartialState has, and the training's `mixed_precision`, plugins and `mesh` (tessera.state.Mesh). Made by
     `Accelerator()`; `distributed_type` is MEGATRON_LM with a MegatronLMPlugin or ACCELERATE_USE_MEGATRON_LM, also for
     one process. Errors: ConfigError; NotImplementedError for other engines; ValueError when it exists with other
@@ -359,8 +363,6 @@ class AcceleratorState(StateWithDevice):
             raise ValueError("cpu=True comes too late: PartialState was made before, with a GPU; give it cpu=True")
         with agreed(partial_state._connected(), "Accelerator()") as facts:
             if megatron_lm_plugin is None and parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
-                from tessera.utils.dataclasses import MegatronLMPlugin
-
                 megatron_lm_plugin = MegatronLMPlugin()
             degrees = (1, 1)
             if megatron_lm_plugin is not None:
@@ -427,55 +429,13 @@ class AcceleratorState(StateWithDevice):
         if reset_partial_state:
             PartialState._reset_state()
 
-    def destroy_process_group(self, group: Any = None) -> None:
-        """As PartialState's."""
-        PartialState().destroy_process_group(group)
-
     @property
     def fork_launched(self) -> bool:
         return PartialState().fork_launched
 
     @property
-    def use_distributed(self) -> bool:
-        return PartialState().use_distributed
-
-    @property
     def is_fsdp2(self) -> bool:
         return False
-
-    @property
-    def is_last_process(self) -> bool:
-        return PartialState().is_last_process
-
-    @property
-    def is_main_process(self) -> bool:
-        return PartialState().is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        return PartialState().is_local_main_process
-
-    def wait_for_everyone(self) -> None:
-        """As PartialState's."""
-        PartialState().wait_for_everyone()
-
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False):
-        """As PartialState's."""
-        with PartialState().split_between_processes(inputs, apply_padding=apply_padding) as part:
-            yield part
-
-    @contextmanager
-    def main_process_first(self):
-        """As PartialState's."""
-        with PartialState().main_process_first():
-            yield
-
-    @contextmanager
-    def local_main_process_first(self):
-        """As PartialState's."""
-        with PartialState().local_main_process_first():
-            yield
 
     @property
     def deepspeed_plugin(self) -> None:
@@ -489,7 +449,3 @@ class AcceleratorState(StateWithDevice):
     def select_deepspeed_plugin(self, name: Optional[str] = None):
         """Errors: NotImplementedError, always."""
         raise not_ours("select_deepspeed_plugin", "DeepSpeed", LAYOUT)
-
-    def print(self, *args, **kwargs) -> None:
-        """As PartialState's."""
-        PartialState().print(*args, **kwargs)

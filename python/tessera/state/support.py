@@ -8,11 +8,10 @@ from typing import Any, Dict, Optional
 
 from tessera.comm.process_group import Device
 from tessera.comm.warnings import warn_once
-from tessera.compat.refusals import not_ours
+from tessera.compat.refusals import LAYOUT, not_ours
 from tessera.errors import ConfigError
+from tessera.plugin.config_map import native_value
 from tessera.utils.environment import parse_choice_from_env, parse_flag_from_env
-
-LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
 
 
 class StateWithDevice:
@@ -63,8 +62,6 @@ def precision_of(asked: Optional[str]) -> str:
 def deadline_of(plugin: Any, kwargs: Dict[str, Any]) -> Optional[float]:
     """Seconds that Megatron's distributed_timeout_minutes allows every wait, which becomes PartialState's `timeout` in `kwargs`; None
     without it. Errors: ConfigError where InitProcessGroupKwargs say otherwise."""
-    from tessera.plugin.config_map import native_value
-
     minutes = None if plugin is None else plugin.given_arguments.get("distributed_timeout_minutes")
     if minutes is None:
         return None

@@ -8,17 +8,11 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional
 
 from tessera.logging import warn_once
-from tessera.tracking.base import GeneralTracker, on_main_process
+from tessera.tracking.base import Folder, GeneralTracker, ServiceTracker, is_number, on_main_process
 from tessera.utils.operations import listify
-
-Folder = Union[str, os.PathLike]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 class JSONLTracker(GeneralTracker):
@@ -76,15 +70,15 @@ class JSONLTracker(GeneralTracker):
         self.file.close()
 
 
-class TensorBoardTracker(GeneralTracker):
+class TensorBoardTracker(ServiceTracker):
     """Event files in LOGGING_DIR/RUN_NAME; `kwargs` go to SummaryWriter."""
 
     name = "tensorboard"
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: Folder, **kwargs):
-        super().__init__()
-        self.run_name, self.logging_dir_param, self.init_kwargs = run_name, logging_dir, kwargs
+        super().__init__(run_name, **kwargs)
+        self.logging_dir_param = logging_dir
 
     @on_main_process
     def start(self) -> None:
@@ -94,10 +88,6 @@ class TensorBoardTracker(GeneralTracker):
             import tensorboardX as tensorboard
         self.logging_dir = os.path.join(self.logging_dir_param, self.run_name)
         self.writer = tensorboard.SummaryWriter(self.logging_dir, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict) -> None:
@@ -111,7 +101,7 @@ class TensorBoardTracker(GeneralTracker):
     @on_main_process
     def log(self, values: dict, step: Optional[int] = None, **kwargs: Any) -> None:
         for name, value in listify(values).items():
-            if _is_number(value):
+            if is_number(value):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
@@ -132,14 +122,8 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-class _RunTracker(GeneralTracker):
+class _RunTracker(ServiceTracker):
     """Services with init(project=...), a config and a run."""
-
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str, **kwargs):
-        super().__init__()
-        self.run_name, self.init_kwargs = run_name, kwargs
 
     def _package(self) -> Any:
         raise NotImplementedError

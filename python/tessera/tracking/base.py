@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from functools import wraps
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from tessera.state import PartialState
+
+Folder = Union[str, os.PathLike]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def on_main_process(function: Callable) -> Callable:
@@ -50,3 +57,18 @@ class GeneralTracker:
 
     def finish(self) -> None:
         """Ends the run."""
+
+
+class ServiceTracker(GeneralTracker):
+    """Of a package that gives a `writer` when the run starts; `init_kwargs` are its options."""
+
+    requires_logging_directory = False
+    writer: Any
+
+    def __init__(self, run_name: str, **kwargs):
+        super().__init__()
+        self.run_name, self.init_kwargs = run_name, kwargs
+
+    @property
+    def tracker(self) -> Any:
+        return self.writer

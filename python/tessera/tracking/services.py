@@ -7,30 +7,19 @@ import os
 from typing import Any, Dict, List, Optional, Union
 
 from tessera.logging import warn_once
-from tessera.tracking.base import GeneralTracker, on_main_process
+from tessera.tracking.base import Folder, GeneralTracker, ServiceTracker, is_number, on_main_process
 from tessera.utils.environment import str_to_bool
 from tessera.utils.imports import compare_versions
-
-Folder = Union[str, os.PathLike]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def _left_out(tracker: str, name: str, value: Any) -> None:
     warn_once(f"{tracker} takes numbers only: '{name}' of type {type(value).__name__} is not logged")
 
 
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(ServiceTracker):
     """Comet; `kwargs` go to comet_ml.start (comet_ml.Experiment before 3.41)."""
 
     name = "comet_ml"
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str, **kwargs):
-        super().__init__()
-        self.run_name, self.init_kwargs = run_name, kwargs
 
     @on_main_process
     def start(self) -> None:
@@ -38,10 +27,6 @@ class CometMLTracker(GeneralTracker):
 
         begin = comet_ml.start if compare_versions("comet_ml", ">=", "3.41.0") else comet_ml.Experiment
         self.writer = begin(project_name=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict) -> None:
@@ -52,7 +37,7 @@ class CometMLTracker(GeneralTracker):
         if step is not None:
             self.writer.set_step(step)
         for name, value in values.items():
-            if _is_number(value):
+            if is_number(value):
                 self.writer.log_metric(name, value, step=step, **kwargs)
             elif isinstance(value, dict):
                 self.writer.log_metrics(value, step=step, **kwargs)
@@ -64,15 +49,15 @@ class CometMLTracker(GeneralTracker):
         self.writer.end()
 
 
-class AimTracker(GeneralTracker):
+class AimTracker(ServiceTracker):
     """Aim; the logging directory is its repository, `kwargs` go to aim.Run."""
 
     name = "aim"
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: Optional[Folder] = ".", **kwargs):
-        super().__init__()
-        self.run_name, self.aim_repo_path, self.init_kwargs = run_name, logging_dir, kwargs
+        super().__init__(run_name, **kwargs)
+        self.aim_repo_path = logging_dir
 
     @on_main_process
     def start(self) -> None:
@@ -80,10 +65,6 @@ class AimTracker(GeneralTracker):
 
         self.writer = Run(repo=self.aim_repo_path, **self.init_kwargs)
         self.writer.name = self.run_name
-
-    @property
-    def tracker(self) -> Any:
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict) -> None:
@@ -183,9 +164,9 @@ class MLflowTracker(GeneralTracker):
         import mlflow
 
         for name, value in values.items():
-            if not _is_number(value):
+            if not is_number(value):
                 _left_out("mlflow", name, value)
-        mlflow.log_metrics({name: value for name, value in values.items() if _is_number(value)}, step=step, **kwargs)
+        mlflow.log_metrics({name: value for name, value in values.items() if is_number(value)}, step=step, **kwargs)
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
@@ -256,7 +237,7 @@ class ClearMLTracker(GeneralTracker):
         """`eval_loss` is the series "eval" of "loss"; so for `test_` and `train_`. Without a step: single values."""
         reporter = self.task.get_logger()
         for name, value in values.items():
-            if not _is_number(value):
+            if not is_number(value):
                 _left_out("clearml", name, value)
             elif step is None:
                 reporter.report_single_value(name=name, value=value, **kwargs)

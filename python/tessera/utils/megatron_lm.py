@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from tessera.compat.foreign_functions import find
+from tessera.data.indexed_loaders import admit, build_loaders, samples_provider, set_plugin_arguments
 from tessera.engine.train_steps import (AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep,
                                         avg_losses_across_data_parallel_group, gather_across_data_parallel_groups,
                                         tokens_and_labels)
 from tessera.errors import ConfigError
+from tessera.scheduler import AcceleratedScheduler as MegatronLMSchedulerWrapper
+from tessera.state import AcceleratorState
 
 __all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "MegatronEngine", "MegatronLMDummyDataLoader",
            "MegatronLMDummyScheduler", "MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper", "T5TrainStep",
@@ -21,10 +24,6 @@ def __getattr__(name: str) -> Any:
         from tessera.optimizer import AcceleratedOptimizer
 
         return AcceleratedOptimizer
-    if name == "MegatronLMSchedulerWrapper":
-        from tessera.scheduler import AcceleratedScheduler
-
-        return AcceleratedScheduler
     if name == "MegatronEngine":
         from tessera.engine.model import TesseraModel
 
@@ -54,15 +53,10 @@ class MegatronLMDummyDataLoader:
     What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}. Errors: ConfigError."""
 
     def __init__(self, **dataset_kwargs: Any):
-        from tessera.data.indexed_loaders import admit
-
         self.dataset_args = admit(dataset_kwargs)
 
     def set_megatron_data_args(self) -> None:
         """The plugin takes these arguments over, as prepare() has it; one line names each that it said otherwise."""
-        from tessera.data.indexed_loaders import set_plugin_arguments
-        from tessera.state import AcceleratorState
-
         plugin = AcceleratorState().megatron_lm_plugin
         if plugin is None:
             raise ConfigError("MegatronLMDummyDataLoader needs a MegatronLMPlugin")
@@ -70,15 +64,11 @@ class MegatronLMDummyDataLoader:
 
     def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Callable:
         """function(numbers of samples of training, validation and test) -> their data sets, as far as they have samples."""
-        from tessera.data.indexed_loaders import samples_provider
-
         return samples_provider(accelerator, self.dataset_args)
 
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> Tuple:
         """The three iterators, None for a part without a share. Collective; after the scheduler's or the plugin's train_iters is
         known."""
-        from tessera.data.indexed_loaders import build_loaders
-
         return build_loaders(accelerator, self.dataset_args)
 
 

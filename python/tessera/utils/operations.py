@@ -20,6 +20,7 @@ from tessera.comm.exchange import is_leaf
 from tessera.comm.process_group import meet
 from tessera.errors import DistributedOperationException
 from tessera.state import AcceleratorState, PartialState
+from tessera.utils.dataclasses import TensorInformation
 from tessera.utils.objects import is_torch
 
 __all__ = [
@@ -67,8 +68,6 @@ def is_torch_tensor(tensor: Any) -> bool:
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    from tessera.utils.dataclasses import TensorInformation
-
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -131,8 +130,6 @@ def send_to_device(tensor: Any, device: Any, non_blocking: bool = False, skip_ke
 
 def get_data_structure(data: Any) -> Any:
     """Nested data with TensorInformation(shape, dtype) in place of tensors."""
-    from tessera.utils.dataclasses import TensorInformation
-
     return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
 
 

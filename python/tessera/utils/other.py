@@ -17,6 +17,8 @@ from tessera.errors import ConfigError, DataError
 from tessera.logging import get_logger
 from tessera.state import PartialState
 from tessera.utils import objects
+from tessera.utils.imports import is_torch_available
+from tessera.utils.operations import send_to_device
 
 logger = get_logger(__name__)
 
@@ -146,8 +148,6 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 def load(f: Any, map_location: Any = None, **kwargs) -> Any:
     """What `save` wrote, from a path or a binary file: tensors of torch, or arrays where it is not installed.
     `map_location` is the device they go to. Errors: DataError; ConfigError for files of torch.save."""
-    from tessera.utils.operations import send_to_device
-
     kwargs.pop("weights_only", None)  # always so
     if kwargs:
         raise ConfigError(f"load knows no {', '.join(sorted(kwargs))}; it takes map_location")
@@ -168,8 +168,6 @@ def load(f: Any, map_location: Any = None, **kwargs) -> Any:
 
 
 def _has_torch() -> bool:
-    from tessera.utils.imports import is_torch_available
-
     return is_torch_available()
 
 
