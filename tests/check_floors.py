@@ -23,8 +23,8 @@ FOLDERS = ("include", "src", "kernels", "python/bindings")
 # The rooms of the Python package, bottom to top: folders, and the modules that stand for themselves. A room imports only rooms
 # below it, also inside of functions; those in one tuple never import each other.
 PACKAGE, COMPILED = "python/tessera", "tessera._C"
-ROOMS = [("errors",), ("utils/objects",), ("comm",), ("launch", "compat", "utils/environment", "utils/constants"),
-         ("utils/imports", "plugin"), ("utils/dataclasses", "utils/versions", "data"), ("state",),
+ROOMS = [("errors",), ("utils/objects",), ("comm",), ("launch", "compat", "utils/constants"),
+         ("utils/environment",), ("utils/imports", "plugin"), ("utils/dataclasses", "utils/versions", "data"), ("state",),
          ("logging", "utils/memory", "utils/operations", "utils/tqdm"),
          ("utils/random", "checkpoint", "commands", "tracking", "memory_utils"), ("data_loader", "utils/other"), ("engine",),
          ("causal_lm", "optimizer", "scheduler", "utils/modeling"), ("utils/megatron_lm", "utils/weights"), ("accelerator",),

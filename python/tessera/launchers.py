@@ -125,7 +125,7 @@ def notebook_launcher(
         raise ValueError(f"node_rank {node_rank} must be one of the {num_nodes} machines, counted from 0")
     if rdzv_backend not in ("static", "c10d"):
         raise ConfigError(
-            f"rdzv_backend '{rdzv_backend}' is not here; processes meet at master_addr and use_port " "(static)"
+            f"rdzv_backend '{rdzv_backend}' is not here; processes meet at master_addr and use_port (static)"
         )
     if rdzv_conf or rdzv_id != "none" or log_line_prefix_template is not None:
         warn_once(
@@ -209,7 +209,7 @@ def _meeting(address: str, port: str, machines: int, processes: int) -> Dict[str
     if machines > 1:
         if not secret:
             raise ConfigError(
-                "several machines need a common secret: set TESSERA_JOB_SECRET to one random text on all " "of them"
+                "several machines need a common secret: set TESSERA_JOB_SECRET to one random text on all of them"
             )
         if port == "0":
             raise ConfigError("several machines need to know the port: give use_port a number other than 0")

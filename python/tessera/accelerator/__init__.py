@@ -32,10 +32,6 @@ logger = get_logger(__name__)
 _LOADER_OPTIONS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
-def _loads_torch() -> Any:
-    return sys.modules.get("torch")
-
-
 class Accelerator(Processes, Trackers, Checkpoints, Foreign):
     """Accelerate's Accelerator over Tessera's engine; its guide to differences is docs/guides/coming_from_accelerate.md.
 
@@ -253,7 +249,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         return model
 
     def _scalar(self, value: float) -> Any:
-        torch = _loads_torch()
+        torch = sys.modules.get("torch")
         return value if torch is None else torch.tensor(value)
 
     @property
@@ -284,7 +280,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
     @contextlib.contextmanager
     def autocast(self, autocast_handler: Any = None):
         """torch.autocast for the caller's own torch code; the engine has its precision from mixed_precision."""
-        torch = _loads_torch()
+        torch = sys.modules.get("torch")
         handler = autocast_handler or self.autocast_handler
         if torch is None or self.mixed_precision == "no" or (handler is not None and not handler.enabled):
             yield

@@ -102,7 +102,7 @@ def received(leaf: Any, dtype: str, shape: tuple, data: bytes) -> Any:
     mine = (dtype_name(leaf.dtype) if is_torch(leaf) else np.asarray(leaf).dtype.str, tuple(np.shape(leaf)))
     if mine != (dtype, tuple(shape)):
         raise DistributedOperationException(
-            f"broadcast: this process has {mine[0]} {list(mine[1])} where {dtype} " f"{list(shape)} comes"
+            f"broadcast: this process has {mine[0]} {list(mine[1])} where {dtype} {list(shape)} comes"
         )
     value = _unpack(leaf, dtype, tuple(shape), data)
     if is_torch(leaf):

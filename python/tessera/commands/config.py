@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional
 
 from tessera.commands.config_file import DEFAULTS, basic_config, default_config_path, read_config, write_config
 from tessera.commands.questions import PRECISIONS, ask_config, gpu_list
+from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 from tessera.plugin import fields
 
@@ -24,7 +25,7 @@ def _spellings(*names: str) -> List[str]:
 
 
 def _switch(text: str) -> bool:
-    value = fields.boolean(text)
+    value = boolean(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
     return value

@@ -1,11 +1,20 @@
-"""How settings are refused: one sentence each."""
+"""What settings may say, and how they are refused: one sentence each."""
 
 import difflib
-from typing import Iterable
+from typing import Any, Iterable, Optional
 
 from tessera.errors import ConfigError
 
 LAYOUT = "give the layout in a MegatronLMPlugin (tp_degree, pp_degree, use_distributed_optimizer)"
+
+
+YES, NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
+
+
+def boolean(text: Any) -> Optional[bool]:
+    """Of a bool or a word for one, as Accelerate reads them; None for anything else."""
+    word = str(text).strip().lower()
+    return True if word in YES else False if word in NO else None
 
 
 def check_precision(precision: str) -> None:

@@ -11,7 +11,7 @@ from tessera.engine import call_arguments
 from tessera.engine.export import save_pretrained
 from tessera.engine.megatron_engine import MegatronEngineMembers
 from tessera.engine.model_check import refused_loss
-from tessera.engine.outputs import EngineLogits, EngineLoss, SummedOverDataRanks, output_class
+from tessera.engine.outputs import EngineValue, SummedOverDataRanks, output_class
 from tessera.engine.session import Session
 from tessera.engine.whole_weights import overview
 from tessera.errors import ConfigError
@@ -206,7 +206,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
                 loss = self._loss_of(logits, torch.from_numpy(session.targets), batch)
         elif training:
             value, call = session.train(batch)
-            loss = EngineLoss.apply(self._anchor, torch.tensor(value, device=self.device), call)
+            loss = EngineValue.apply(self._anchor, torch.tensor(value, device=self.device), call)
         else:
             loss = torch.tensor(session.evaluate(batch), device=self.device)
         if loss is not None and items is not None:
@@ -240,7 +240,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
 
             output = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
         value = torch.from_dlpack(output).to(self.device)
-        return EngineLogits.apply(self._anchor, value, forward) if training else value
+        return EngineValue.apply(self._anchor, value, forward) if training else value
 
     def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:
         """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""

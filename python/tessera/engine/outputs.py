@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Tuple
+from typing import Any, Tuple, Union
 
 import torch
 
@@ -11,33 +11,21 @@ from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.parameters import check_has_optimizer
 
 
-class EngineLoss(torch.autograd.Function):
-    """The engine's loss, whose gradient was computed with it."""
+class EngineValue(torch.autograd.Function):
+    """The engine's loss, whose gradient was computed with it, or its logits, whose backward runs the engine's."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, call: OpenCall) -> torch.Tensor:
-        ctx.call = call
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, opened: Union[OpenCall, OpenForward]) -> torch.Tensor:
+        ctx.opened = opened
         return value
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
-        check_has_optimizer(ctx.call.session)
-        ctx.call.add(float(upstream))
-        return None, None, None
-
-
-class EngineLogits(torch.autograd.Function):
-    """The engine's logits; backward runs the engine's."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, forward: OpenForward) -> torch.Tensor:
-        ctx.forward = forward
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Tuple[None, None, None]:
-        check_has_optimizer(ctx.forward.session)
-        ctx.forward.backward(upstream.detach().to(torch.float32).contiguous())
+        check_has_optimizer(ctx.opened.session)
+        if isinstance(ctx.opened, OpenCall):
+            ctx.opened.add(float(upstream))
+        else:
+            ctx.opened.backward(upstream.detach().to(torch.float32).contiguous())
         return None, None, None
 
 

@@ -10,7 +10,7 @@ import torch
 from tessera.data.documents import documents_of_mask
 from tessera.data.split import bounds
 from tessera.engine import call_arguments
-from tessera.engine.outputs import EngineLoss, output_class
+from tessera.engine.outputs import EngineValue, output_class
 from tessera.engine.train_steps import Running
 from tessera.errors import ConfigError
 from tessera.utils.objects import decode, encode
@@ -75,7 +75,7 @@ class StepRunner:
         loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)
         if call is not None:
             session.note_loss(float(loss), whole)
-            loss = EngineLoss.apply(model._anchor, loss, call)
+            loss = EngineValue.apply(model._anchor, loss, call)
         else:
             model.note_eval(loss)
         if model.returns_loss_alone and self.step.model_output_class is None:

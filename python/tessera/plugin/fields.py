@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from tessera.compat.refusals import nearest
+from tessera.compat.refusals import boolean, nearest
 from tessera.errors import ConfigError
 
 
@@ -193,16 +193,6 @@ def variables(name: str) -> Tuple[str, ...]:
     """The variables that a field is read from where the script does not give it."""
     row = FIELDS[name]
     return tuple(f"MEGATRON_LM_{suffix}" for suffix in (name.upper(), *row.variables)) if row.key else ()
-
-
-_TRUE = ("y", "yes", "t", "true", "on", "1")
-_FALSE = ("n", "no", "f", "false", "off", "0")
-
-
-def boolean(text: Any) -> Optional[bool]:
-    """Of a bool or a word for one, as Accelerate reads them; None for anything else."""
-    word = str(text).strip().lower()
-    return True if word in _TRUE else False if word in _FALSE else None
 
 
 def parse(name: str, text: str, source: str) -> Any:

@@ -90,7 +90,7 @@ class _Processes(StateWithDevice):
         world = PartialState._shared_state.get("world")
         if world is None:
             raise CommunicationError(
-                "the processes have parted: destroy_process_group was called (end_training does " "it)"
+                "the processes have parted: destroy_process_group was called (end_training does it)"
             )
         return world
 
@@ -206,11 +206,11 @@ class PartialState(_Processes):
             )
         if backend not in _BACKENDS:
             raise ConfigError(
-                f"backend '{backend}' is not here: processes communicate through gloo on CPUs and nccl " "on GPUs"
+                f"backend '{backend}' is not here: processes communicate through gloo on CPUs and nccl on GPUs"
             )
         if init_method not in (None, "env://"):
             raise ConfigError(
-                f"init_method '{init_method}' is not here: processes meet where MASTER_ADDR and " "MASTER_PORT say"
+                f"init_method '{init_method}' is not here: processes meet where MASTER_ADDR and MASTER_PORT say"
             )
         timeout_s = process_group.DEFAULT_TIMEOUT_S if timeout is None else timeout.total_seconds()
         debug = parse_flag_from_env("ACCELERATE_DEBUG_MODE")
@@ -245,7 +245,7 @@ class PartialState(_Processes):
         count = len(process_group.native().cuda_devices())
         if not count and kind == "cuda":
             raise ConfigError(
-                f"ACCELERATE_TORCH_DEVICE is '{asked}', but this machine (or this build of Tessera) has " "no GPU"
+                f"ACCELERATE_TORCH_DEVICE is '{asked}', but this machine (or this build of Tessera) has no GPU"
             )
         if index and int(index) >= count:
             raise ConfigError(f"ACCELERATE_TORCH_DEVICE is '{asked}', but there are only {count} GPUs")

@@ -75,7 +75,7 @@ def register_tracker_class(tracker_class: Type[GeneralTracker]) -> None:
         raise ValueError(f"{tracker_class.__name__} must define a `name` that is not empty")
     if not hasattr(tracker_class, "requires_logging_directory"):
         raise ValueError(
-            f"{tracker_class.__name__} must define `requires_logging_directory`: True if it is made with " "one"
+            f"{tracker_class.__name__} must define `requires_logging_directory`: True if it is made with one"
         )
     if tracker_class.name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(f"the tracker '{tracker_class.name}' is replaced by {tracker_class}", stacklevel=2)

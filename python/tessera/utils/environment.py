@@ -14,9 +14,7 @@ from shutil import which
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 from tessera.comm.warnings import warn_once
-
-_YES = ("y", "yes", "t", "true", "on", "1")
-_NO = ("n", "no", "f", "false", "off", "0")
+from tessera.compat.refusals import NO, YES, boolean
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +22,10 @@ logger = logging.getLogger(__name__)
 def str_to_bool(value: str, to_bool: bool = False) -> Union[int, bool]:
     """1 for y, yes, t, true, on, 1; 0 for n, no, f, false, off, 0, in any case (True and False with `to_bool`).
     Errors: ValueError for anything else."""
-    text = value.lower()
-    if text not in _YES + _NO:
-        raise ValueError(f"invalid truth value '{value}'; say one of {', '.join(_YES + _NO)}")
-    return text in _YES if to_bool else int(text in _YES)
+    truth = boolean(value)
+    if truth is None:
+        raise ValueError(f"invalid truth value '{value}'; say one of {', '.join(YES + NO)}")
+    return truth if to_bool else int(truth)
 
 
 def get_int_from_env(env_keys: List[str], default: int) -> int:

@@ -385,7 +385,7 @@ def broadcast_object_list(object_list: list, from_process: int = 0) -> list:
         items = exchange.broadcast_object(list(object_list), state._connected(), from_process)
         if len(items) != len(object_list):
             raise DistributedOperationException(
-                f"broadcast_object_list: {len(items)} objects come, this process has " "room " f"for {len(object_list)}"
+                f"broadcast_object_list: {len(items)} objects come, this process has room for {len(object_list)}"
             )
         object_list[:] = items
     return object_list
