@@ -65,17 +65,17 @@ training=$SECONDS
 
 say "2/6 Making the corpus"
 corpus_stamp="$data/corpus.stamp"
-corpus_wanted="$(hash_of python/tessera/_corpus.py src/data) $(python -c 'import sys, sysconfig; print(sys.version, sysconfig.get_paths()["stdlib"])' | tr '\n' ' ')"
+corpus_wanted="$(hash_of python/tessera/data/corpus.py src/data) $(python -c 'import sys, sysconfig; print(sys.version, sysconfig.get_paths()["stdlib"])' | tr '\n' ' ')"
 if [ -f "$corpus_stamp" ] && [ "$(cat "$corpus_stamp")" = "$corpus_wanted" ]; then
   note "$data: there already"
 else
   rm -f "$corpus_stamp"
-  note "$(python -m tessera._corpus make "$data/corpus.jsonl")"
+  note "$(python -m tessera.data.corpus make "$data/corpus.jsonl")"
   tessera preprocess --input "$data/corpus.jsonl" --json-keys text --append-eod --overwrite --tokenizer-type bytes \
     --workers "$(nproc)" --output-prefix "$data/corpus"
   split="$(sed -n 's/^.*[ {]split: *"\([0-9.,]*\)".*$/\1/p' "$config")"
   [ -n "$split" ] || die "$config names no data.split"
-  python -m tessera._corpus baseline "$data/corpus.jsonl" --split "$split" >"$data/baseline.json"
+  python -m tessera.data.corpus baseline "$data/corpus.jsonl" --split "$split" >"$data/baseline.json"
   printf '%s' "$corpus_wanted" >"$corpus_stamp"
 fi
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Holds the house together: every #include points down, to the same floor, or outside; no file includes itself round
-a corner. `check_floors.py [ROOT]` checks a tree; `--self-test` shows that each rule can fail. Prints one line a finding."""
+"""Holds the house together: every #include points down, to the same floor, or outside; so does every import of the Python
+package, among its rooms; no file includes or imports itself round a corner. `check_floors.py [ROOT]` checks a tree;
+`--self-test` shows that each rule can fail. Prints one line a finding."""
 
+import ast
 import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # Bottom to top; floors in one tuple are siblings and never include each other.
 ORDER = [("base",), ("device", "kernels"), ("tensor",), ("ops", "comm"), ("autograd",), ("parallel",), ("nn",),
@@ -18,6 +20,17 @@ KERNELS_MAY_INCLUDE = {"base", "kernels"}
 UMBRELLA = "include/tessera/tessera.hpp"
 PUBLIC_ALLOWED = re.compile(r"tessera/|[a-z_0-9]+$")  # our headers, the standard library's
 FOLDERS = ("include", "src", "kernels", "python/bindings")
+# The rooms of the Python package, bottom to top: folders, and the modules that stand for themselves. A room imports only rooms
+# below it, also inside of functions; those in one tuple never import each other.
+PACKAGE, COMPILED = "python/tessera", "tessera._C"
+ROOMS = [("errors",), ("utils/objects",), ("comm",), ("launch", "compat", "utils/constants"),
+         ("utils/environment",), ("utils/imports", "plugin"), ("utils/dataclasses", "utils/versions", "data"), ("state",),
+         ("logging", "utils/memory", "utils/operations", "utils/tqdm"),
+         ("utils/random", "checkpoint", "commands", "tracking", "memory_utils"), ("data_loader", "utils/other"), ("engine",),
+         ("causal_lm", "optimizer", "scheduler", "utils/modeling"), ("utils/megatron_lm", "utils/weights"), ("accelerator",),
+         ("big_modeling", "inference", "launchers", "local_sgd", "parallelism_config"),
+         ("__init__", "utils/__init__"), ("cli", "commands/sanity", "plot", "tokenize_worker"), ("__main__",)]
+ROOM_LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -111,9 +124,65 @@ def find_cycles(graph: Dict[str, List[str]]) -> List[List[str]]:
     return cycles
 
 
-def check(root: Path) -> Tuple[List[str], int]:
+def room_of(file: str) -> Optional[str]:
+    """The room of a file of the package, its path without suffix."""
+    parts = file.split("/")
+    return next((room for room in ("/".join(parts[:n]) for n in range(len(parts), 0, -1)) if room in ROOM_LEVEL), None)
+
+
+def imports_of(root: Path, file: str, files: Set[str]) -> Iterator[Include]:
+    """What a file of the package imports of it, anywhere in its text but for types alone. The C++ module is not its."""
+    def module(name: str) -> str:
+        path = "/".join(name.split(".")[1:])
+        return path if path in files else f"{path}/__init__".lstrip("/")
+
+    tree = ast.parse((root / PACKAGE / f"{file}.py").read_text(encoding="utf-8"))
+    typed = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+             for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        names: List[str] = []
+        if id(node) in typed:
+            continue
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{each.name}" for each in node.names]
+            names = [name if module(name) in files or name == COMPILED else str(node.module) for name in inner]
+        for name in dict.fromkeys(names):
+            if name.split(".")[0] == "tessera" and name != COMPILED:
+                yield Include(file, node.lineno, name, module(name) if module(name) in files else None)
+
+
+def check_import(each: Include) -> Optional[str]:
+    """What is wrong with one import of the package, or None."""
+    if each.target is None:
+        return "no such module"
+    own, target = room_of(each.file), room_of(each.target)
+    if own is None or target is None or own == target or ROOM_LEVEL[target] < ROOM_LEVEL[own]:
+        return None
+    return f"{own} imports {target}, which is {'its sibling' if ROOM_LEVEL[target] == ROOM_LEVEL[own] else 'a higher room'}"
+
+
+def check_package(root: Path) -> Tuple[List[str], int]:
     """(findings, number of files read)."""
     findings, graph = [], {}
+    files = sorted(path.relative_to(root / PACKAGE).with_suffix("").as_posix() for path in (root / PACKAGE).rglob("*.py"))
+    for file in files:
+        if room_of(file) is None:
+            findings.append(f"{PACKAGE}/{file}.py: stands in no room; the rooms are listed at the top of tests/check_floors.py")
+        imports = list(imports_of(root, file, set(files)))
+        graph[file] = [each.target for each in imports if each.target]
+        for each in imports:
+            problem = check_import(each)
+            if problem:
+                findings.append(f"{PACKAGE}/{file}.py:{each.line}: import {each.written}: {problem}")
+    return findings + ["import cycle: " + " -> ".join(cycle) for cycle in find_cycles(graph)], len(files)
+
+
+def check(root: Path) -> Tuple[List[str], int]:
+    """(findings, number of files read)."""
+    findings, read = check_package(root)
+    graph = {}
     files = cpp_files(root)
     for file in files:
         includes = list(includes_of(root, file))
@@ -123,12 +192,13 @@ def check(root: Path) -> Tuple[List[str], int]:
             if problem:
                 findings.append(f'{file}:{include.line}: #include "{include.written}": {problem}')
     findings += ["include cycle: " + " -> ".join(cycle) for cycle in find_cycles(graph)]
-    return findings, len(files)
+    return findings, read + len(files)
 
 
 def self_test() -> List[str]:
     """Each case is a small tree with one fault and words of the finding it must cause; '' means none."""
     base = {"include/tessera/base/a.hpp": "#include <vector>\n"}
+    rooms = {f"{PACKAGE}/{file}.py": "" for file in ("__init__", "comm/a", "state/c")}
     cases = [
         ("a clean tree", {"src/ops/x.cpp": '#include "tessera/base/a.hpp"\n#include <dnnl.hpp>\n'}, ""),
         ("upward", {"src/base/x.cpp": '#include "tessera/nn/n.hpp"\n', "include/tessera/nn/n.hpp": ""}, "higher floor"),
@@ -142,6 +212,14 @@ def self_test() -> List[str]:
         ("third party in public", {"include/tessera/base/x.hpp": "#include <yaml-cpp/yaml.h>\n"}, "users need nothing else"),
         ("umbrella", {"src/nn/x.cpp": '#include "tessera/tessera.hpp"\n', UMBRELLA: ""}, "umbrella"),
         ("unknown floor", {"src/attic/x.cpp": '#include "tessera/base/a.hpp"\n'}, "unknown floor"),
+        ("an import downward", {**rooms, f"{PACKAGE}/state/b.py": "from tessera.comm import a\nfrom tessera import _C\n"}, ""),
+        ("an import upward", {**rooms, f"{PACKAGE}/comm/b.py": "def f():\n    from tessera.state.c import x\n"}, "a higher room"),
+        ("an import of a sibling", {f"{PACKAGE}/plot.py": "import tessera.cli\n", f"{PACKAGE}/cli.py": ""}, "its sibling"),
+        ("a name of the package's", {**rooms, f"{PACKAGE}/comm/b.py": "from tessera import Accelerator\n"}, "a higher room"),
+        ("a module that is gone", {**rooms, f"{PACKAGE}/comm/b.py": "import tessera.comm.gone\n"}, "no such module"),
+        ("no room", {f"{PACKAGE}/attic/a.py": ""}, "stands in no room"),
+        ("an import cycle", {f"{PACKAGE}/comm/a.py": "from tessera.comm.b import x\n",
+                             f"{PACKAGE}/comm/b.py": "def f():\n    import tessera.comm.a\n"}, "import cycle"),
         ("cycle", {"src/base/x.hpp": '#include "y.hpp"\n', "src/base/y.hpp": '#include "base/x.hpp"\n'}, "include cycle"),
     ]
     failures = []
@@ -166,8 +244,8 @@ def main() -> int:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
     findings, count = check(root)
     if count == 0:
-        findings.append(f"{root}: no C++ files found")
-    print("\n".join(findings) or f"check_floors: {count} files, every include points down, no cycle")
+        findings.append(f"{root}: no files found")
+    print("\n".join(findings) or f"check_floors: {count} files, every include and import points down, no cycle")
     return bool(findings)
 
 

@@ -19,7 +19,8 @@ MAX_PUBLIC_MEMBERS = 25  # an overload set is one
 CLANG_FORMAT_MAJOR = 14  # layouts differ between versions; this one is in Debian 12 and in Ubuntu 24.04
 CPP = {".hpp", ".cpp", ".h", ".cu", ".cuh", ".inc"}
 TEXT = CPP | {".py", ".sh", ".cmake", ".md", ".toml", ".yaml", ".yml", ".txt"}
-NOT_OURS = {".git", ".venv", "build", "data", "runs", "__pycache__", ".cache"}
+NOT_OURS = {".git", ".venv", "build", "__pycache__", ".cache"}
+NOT_OURS_AT_ROOT = {"data", "runs"}
 LIBRARY = ("include/", "src/", "kernels/")
 CLI = ("src/cli/", "src/launch/", "src/main.cpp", "include/tessera/cli/", "kernels/bench/")
 
@@ -30,6 +31,8 @@ LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 # (__CUDACC__ may be asked: __host__ __device__ is a mark for the compiler, not a backend.)
 BACKEND_SWITCH = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*(TESSERA_\w+|__CUDA_\w+|_OPENMP|DNNL_\w+|__AVX\w+|__SSE\w+)")
 ENVIRONMENT = re.compile(r"\b(secure_getenv|getenv|setenv|unsetenv|putenv)\s*\(|\bextern\s+char\s*\*\*\s*environ\b")
+# The reader, and what hands it on to a child unread.
+ENVIRONMENT_MAY = ("src/base/env.cpp", "src/data/text_source.cpp", "src/data/worker_process.cpp")
 PRINTS = re.compile(r"\bstd::(cout|cerr|clog)\b|(?<![\w.>])(std::)?(printf|puts|putchar)\s*\(|\bfprintf\s*\(\s*std(out|err)")
 # abort and terminate of the C library take no arguments; Communicator::abort does.
 ENDS = re.compile(r"(?<![\w.>:])(std::)?((exit|_exit|quick_exit)\s*\(|(abort|terminate)\s*\(\s*\))")
@@ -42,6 +45,7 @@ def text_files(root: Path) -> List[str]:
     for path in root.rglob("*"):
         parts = path.relative_to(root).parts
         ours = not any(part in NOT_OURS or part.startswith("build") for part in parts[:-1])
+        ours = ours and (len(parts) == 1 or parts[0] not in NOT_OURS_AT_ROOT)
         if ours and path.is_file() and (path.suffix in TEXT or path.name in {"CMakeLists.txt", "run"}):
             found.append(path.relative_to(root).as_posix())
     return sorted(found)
@@ -149,7 +153,7 @@ def check_switches(file: str, text: str) -> List[Finding]:
 
 
 def check_environment(file: str, text: str) -> List[Finding]:
-    if not file.startswith(LIBRARY) or Path(file).suffix not in CPP or file == "src/base/env.cpp":
+    if not file.startswith(LIBRARY) or Path(file).suffix not in CPP or file in ENVIRONMENT_MAY:
         return []
     return matching(ENVIRONMENT, code_lines(text), "the environment is read in src/base/env.cpp only")
 

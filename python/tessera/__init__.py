@@ -6,7 +6,7 @@ from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from typing import Any as _Any
 
-from tessera._thread_waits import set_thread_waits as _set_thread_waits
+from tessera.launch.thread_waits import set_thread_waits as _set_thread_waits
 
 _set_thread_waits()
 

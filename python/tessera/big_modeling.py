@@ -6,8 +6,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Optional
 
+from tessera.compat.refusals import not_ours
 from tessera.utils.environment import parse_flag_from_env
-from tessera.utils.refusals import not_ours
 
 _INSTEAD = (
     "for training, `prepare` shards the model over tp_degree and pp_degree; for inference, use Transformers' "

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from tessera._changed_model import change_of
-from tessera._open_calls import OpenCall
-from tessera._optimizer_groups import Group, OptimizerDescription
-from tessera._session import ModelParameter, Session
-from tessera._weights import Source
+from tessera.engine.export import save_pretrained
+from tessera.engine.open_calls import OpenCall
+from tessera.engine.optimizer_groups import Group, OptimizerDescription
+from tessera.engine.plan import ModelParameter, ModelPlan
+from tessera.engine.session import Session
+from tessera.engine.weights import Source
 from tessera.errors import ConfigError, InvalidArgument
 
 __all__ = ["AdamW", "CausalLM", "Loss"]
@@ -39,14 +40,14 @@ class CausalLM:
         Files that are links out of the folder (Hugging Face's cache apart) are read with `follow_symlinks` only."""
         return cls(folder, Path(folder), follow_symlinks)
 
-    def describe(self) -> Tuple[str, List[ModelParameter], Source, str]:
-        """Text of config.json, parameters, where the weights are, their dtype."""
+    def describe(self) -> ModelPlan:
+        """What prepare() makes of it."""
         from tessera import _C
 
         text = json.dumps(self.config)
-        parameters = [ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts]
+        parameters = tuple(ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts)
         dtype = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
-        return text, parameters, Source(folder=self.folder, follow_symlinks=self.follow_symlinks), dtype
+        return ModelPlan(text, parameters, Source(folder=self.folder, follow_symlinks=self.follow_symlinks), dtype)
 
 
 class AdamW:
@@ -124,7 +125,7 @@ class PlainModel:
     def parameters(self) -> List[ModelParameter]:
         return list(self._session.parameters)
 
-    def named_parameters(self) -> List[Tuple[str, ModelParameter]]:
+    def named_parameters(self, remove_duplicate: bool = True) -> List[Tuple[str, ModelParameter]]:
         return [(parameter.name, parameter) for parameter in self._session.parameters]
 
     def state_dict(self) -> Dict[str, Any]:
@@ -153,8 +154,6 @@ class PlainModel:
 
     def save_pretrained(self, save_directory: Any, max_shard_size: Any = "5GB", torch_dtype: Any = None, **kwargs: Any) -> None:
         """Writes a Hugging Face folder. Collective."""
-        from tessera._export import save_pretrained
-
         save_pretrained(self, Path(save_directory), None, max_shard_size, torch_dtype)
 
 
@@ -170,7 +169,7 @@ class PlainOptimizer:
         decayed = {parameter.name for parameter in session.parameters if len(parameter.shape) > 1 or not optimizer.no_decay}
         names = [parameter.name for parameter in session.parameters]
         options = {"betas": tuple(optimizer.betas), "eps": optimizer.eps}
-        session.optimizer = OptimizerDescription("adamw", False, [
+        self.description = OptimizerDescription("adamw", False, [
             Group([name for name in names if name in decayed], origin=0, **options),
             Group([name for name in names if name not in decayed], origin=0, weight_decay=0.0, **options)])
 
@@ -201,17 +200,3 @@ class PlainOptimizer:
         self.check_state_dict(state)
         for name, value in state.items():
             setattr(self.optimizer, name, tuple(value) if name == "betas" else value)
-
-
-def prepare_plain(accelerator: Any, obj: Any) -> Any:
-    """A CausalLM or AdamW as the engine uses it."""
-    if isinstance(obj, CausalLM):
-        text, parameters, source, dtype = obj.describe()
-        change = change_of(accelerator.state.megatron_lm_plugin, text, source.from_files)
-        session = Session(text, parameters, source, accelerator.state, dtype, change)
-        session.grad_scaler = accelerator.scaler_handler
-        return PlainModel(session, obj)
-    if not accelerator._models or not isinstance(accelerator._models[0], PlainModel):
-        raise ConfigError("prepare() got an optimizer before its model, or one for another kind of model; give both to one "
-                          "prepare(): a CausalLM with tessera's AdamW, a torch model with torch's")
-    return PlainOptimizer(obj, accelerator._models[0]._session, accelerator.gradient_state)

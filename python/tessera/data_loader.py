@@ -17,20 +17,17 @@ import itertools
 import sys
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-from tessera._batch import move_tensors, part_of_pieces, plain, samples_in
-from tessera._samplers import (BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed)
-from tessera._process_group import meet
-from tessera._sources import Share, rebuilt, source_for
+from tessera.comm.process_group import meet
+from tessera.compat.refusals import not_ours
+from tessera.data.batch import move_tensors, part_of_pieces, plain, samples_in
+from tessera.data.samplers import BatchSamplerShard, SampleShard, SeedableRandomSampler, SkipBatchSampler, drawn_seed
+from tessera.data.sources import Share, rebuilt, source_for
+from tessera.data.split import bounds
 from tessera.errors import ConfigError, DataError
-from tessera.utils.split import bounds
+from tessera.utils.objects import decode, encode
+from tessera.utils.random import synchronize_rng_states
 
 _END = object()
-
-
-def _not_ours(*sentence: str) -> Exception:
-    from tessera.utils.refusals import not_ours
-
-    return not_ours(*sentence)
 
 
 class DataLoaderBase:
@@ -172,8 +169,6 @@ class DataLoaderBase:
     def _begin(self, epoch: int) -> None:
         kinds = [kind for kind in self.rng_types or () if str(getattr(kind, "value", kind)) != "generator"]
         if kinds:  # the loader's own generators are equal on all ranks anyway
-            from tessera.utils.random import synchronize_rng_states
-
             synchronize_rng_states(kinds)
         generators = self._source.generators
         if generators is not None:
@@ -273,7 +268,7 @@ class MpDeviceLoaderWrapper:
     """accelerate's loader for TPUs."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        raise _not_ours("MpDeviceLoaderWrapper", "XLA devices", "use prepare_data_loader")
+        raise not_ours("MpDeviceLoaderWrapper", "XLA devices", "use prepare_data_loader")
 
 
 class SkipDataLoader:
@@ -338,8 +333,6 @@ def _agree_over(world: Any) -> Callable[[int], int]:
 
 def _share_over(world: Any) -> Callable[[Any], Any]:
     def share(value: Any) -> Any:
-        from tessera.utils.objects import decode, encode
-
         meet(world, "iterating over a loader with dispatch_batches=True")
         return decode(world.broadcast_bytes(encode(value) if world.rank == 0 else None))
 
@@ -370,7 +363,7 @@ def prepare_data_loader(dataloader: Any, device: Any = None, num_processes: Opti
     if isinstance(dataloader, (DataLoaderBase, SkipDataLoader)):
         return dataloader
     if torch_device_mesh is not None:
-        raise _not_ours("torch_device_mesh", "PyTorch's own parallelism", "set degrees in MegatronLMPlugin")
+        raise not_ours("torch_device_mesh", "PyTorch's own parallelism", "set degrees in MegatronLMPlugin")
     rank = data_rank if data_rank is not None else process_index or 0
     ranks = data_ranks if data_ranks is not None else num_processes or 1
     if not 0 <= rank < ranks or num_micro_batches < 1:

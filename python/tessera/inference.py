@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tessera.utils.refusals import not_ours
+from tessera.compat.refusals import not_ours
 
 __all__ = ["prepare_pippy"]
 

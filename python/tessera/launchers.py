@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Callable, Dict, List, Optional
 
-from tessera import _process_group
-from tessera._preemption import PREEMPTED
+from tessera.comm import process_group
+from tessera.comm.warnings import warn_once
+from tessera.compat.enums import PrecisionType
 from tessera.errors import CommunicationError, ConfigError, ProcessFailed
+from tessera.launch.preemption import PREEMPTED
 from tessera.state import AcceleratorState, GradientState, PartialState
 from tessera.utils import objects
-from tessera.utils.enums import PrecisionType
 from tessera.utils.environment import are_libraries_initialized, check_cuda_p2p_ib_support, get_gpu_info
 from tessera.utils.other import get_free_port, is_port_in_use
-from tessera.utils.refusals import warn_once
 
 _GRACE_S = 2.0  # for the other processes, once one has failed, to say why they end
 _STOP_S = 3.0  # for a process that was told to end, before it is killed
@@ -125,7 +125,7 @@ def notebook_launcher(
         raise ValueError(f"node_rank {node_rank} must be one of the {num_nodes} machines, counted from 0")
     if rdzv_backend not in ("static", "c10d"):
         raise ConfigError(
-            f"rdzv_backend '{rdzv_backend}' is not here; processes meet at master_addr and use_port " "(static)"
+            f"rdzv_backend '{rdzv_backend}' is not here; processes meet at master_addr and use_port (static)"
         )
     if rdzv_conf or rdzv_id != "none" or log_line_prefix_template is not None:
         warn_once(
@@ -177,7 +177,7 @@ def debug_launcher(function: Callable, args: tuple = (), num_processes: int = 2)
 
 
 def _refuse_what_cannot_be_forked() -> None:
-    if AcceleratorState._shared_state or _process_group.connected_ranks() > 1:
+    if AcceleratorState._shared_state or process_group.connected_ranks() > 1:
         raise RuntimeError(
             "there is an Accelerator in this process already, and its connections and threads cannot be shared with "
             "new processes: restart the notebook, and make the Accelerator inside of the function"
@@ -209,7 +209,7 @@ def _meeting(address: str, port: str, machines: int, processes: int) -> Dict[str
     if machines > 1:
         if not secret:
             raise ConfigError(
-                "several machines need a common secret: set TESSERA_JOB_SECRET to one random text on all " "of them"
+                "several machines need a common secret: set TESSERA_JOB_SECRET to one random text on all of them"
             )
         if port == "0":
             raise ConfigError("several machines need to know the port: give use_port a number other than 0")
@@ -337,10 +337,10 @@ def _child(job: _Job, variables: Dict[str, str], local_rank: int, channel: _Chan
         if isinstance(error, SystemExit) and error.code == PREEMPTED:
             raise  # its own end, with that exit code
         told = isinstance(error, CommunicationError)
-        text = _text(_process_group.describe, error)
+        text = _text(process_group.describe, error)
         channel.say(time.monotonic(), text, _text(_traceback, error), told)
         if not told:
-            _process_group.abort(text)
+            process_group.abort(text)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -1,6 +1,6 @@
 """LocalSGD under the module path that scripts import it from."""
 
-from tessera.utils.foreign_functions import find
+from tessera.compat.foreign_functions import find
 
 LocalSGD = find("LocalSGD")
 

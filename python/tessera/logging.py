@@ -6,22 +6,10 @@ import logging
 import os
 from typing import Any, Optional
 
+from tessera.comm.warnings import warn_once
 from tessera.state import PartialState
 
-_told: set = set()
-
-
-def warn_once(text: str) -> None:
-    """Warns once per process and text, on the main process; before there is a state, on the one whose RANK is 0."""
-    if text in _told:
-        return
-    _told.add(text)
-    if PartialState._shared_state:
-        main = PartialState._shared_state["process_index"] == 0
-    else:
-        main = os.environ.get("RANK", "0") == "0"
-    if main:
-        logging.getLogger("tessera").warning(text)
+__all__ = ["MultiProcessAdapter", "get_logger", "warn_once"]
 
 
 class MultiProcessAdapter(logging.LoggerAdapter):

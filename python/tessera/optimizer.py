@@ -7,11 +7,11 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-from tessera._optimizer_state import ImportedState, TorchState
-from tessera._optimizer_groups import Group, OptimizerDescription
-from tessera._session import Session
+from tessera.comm.warnings import warn_once
+from tessera.engine.optimizer_groups import Group, OptimizerDescription
+from tessera.engine.optimizer_state import ImportedState, TorchState
+from tessera.engine.session import Session
 from tessera.errors import ConfigError
-from tessera.utils.refusals import warn_once
 
 __all__ = ["AcceleratedOptimizer", "describe"]
 

@@ -1,5 +1,5 @@
 """ParallelismConfig under the module path that scripts import it from."""
 
-from tessera.utils.foreign import ParallelismConfig
+from tessera.compat.foreign import ParallelismConfig
 
 __all__ = ["ParallelismConfig"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from tessera.utils.lr_horizon import Horizon
+from tessera.plugin.lr_horizon import Horizon
 
 __all__ = ["AcceleratedScheduler", "MegatronScheduler"]
 

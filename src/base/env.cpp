@@ -40,7 +40,7 @@ constexpr std::array kVariables{
 constexpr std::string_view kPrefix = "TESSERA_";
 
 /// Rounds of libgomp's waiting loop, each of one pause instruction: 10 to 45 ns. The same in
-/// python/tessera/_thread_waits.py.
+/// python/tessera/launch/thread_waits.py.
 constexpr const char* kSpinCount = "2000";
 
 /// Reads variables one by one and collects what is wrong with them.

@@ -12,41 +12,11 @@ namespace {
 
 using Kind = MegatronKey::Kind;
 
-constexpr std::array<MegatronKey, 31> kMegatronKeys{{
-    {"megatron_lm_tp_degree", Kind::integer, "tensor-parallel ranks"},
-    {"megatron_lm_pp_degree", Kind::integer, "pipeline stages"},
-    {"megatron_lm_num_micro_batches", Kind::integer, "micro-batches of a data rank per optimizer step"},
-    {"megatron_lm_gradient_clipping", Kind::number, "largest global gradient norm; 0 = no clipping"},
-    {"megatron_lm_sequence_parallelism", Kind::boolean, "sequence parallelism over the tensor ranks"},
-    {"megatron_lm_recompute_activations", Kind::boolean, "selective recomputation"},
-    {"megatron_lm_use_distributed_optimizer", Kind::boolean, "shard the optimizer's state over data ranks"},
-    {"megatron_lm_use_custom_fsdp", Kind::boolean, "not in this build"},
-    {"megatron_lm_no_load_optim", Kind::boolean, "load_state leaves the optimizer as it is"},
-    {"megatron_lm_no_save_optim", Kind::boolean, "save_state writes no optimizer state"},
-    {"megatron_lm_eod_mask_loss", Kind::boolean, "no loss on end-of-document tokens"},
-    {"megatron_lm_optimizer_cpu_offload", Kind::boolean, "without effect"},
-    {"megatron_lm_overlap_cpu_optimizer_d2h_h2d", Kind::boolean, "without effect"},
-    {"megatron_lm_use_precision_aware_optimizer", Kind::boolean,
-     "bf16: keep of the main weights what bf16 weights lack"},
-    {"megatron_lm_decoder_last_pipeline_num_layers", Kind::integer, "layers of the last pipeline stage"},
-    {"megatron_lm_recompute_granularity", Kind::text, "full or selective recomputation"},
-    {"megatron_lm_recompute_method", Kind::text, "full recomputation: uniform or block"},
-    {"megatron_lm_recompute_num_layers", Kind::integer, "full recomputation: layers of a segment"},
-    {"megatron_lm_attention_backend", Kind::text, "without effect"},
-    {"megatron_lm_expert_model_parallel_size", Kind::integer, "1: experts are not in this build"},
-    {"megatron_lm_expert_tensor_parallel_size", Kind::integer, "1: experts are not in this build"},
-    {"megatron_lm_context_parallel_size", Kind::integer, "1: not in this build"},
-    {"megatron_lm_attention_dropout", Kind::number, "dropout on attention probabilities"},
-    {"megatron_lm_hidden_dropout", Kind::number, "dropout on embeddings and residual branches"},
-    {"megatron_lm_attention_softmax_in_fp32", Kind::boolean, "without effect: it always is"},
-    {"megatron_lm_calculate_per_token_loss", Kind::boolean, "true: the loss always is"},
-    {"megatron_lm_distribute_checkpointed_activations", Kind::boolean,
-     "full recomputation: tensor ranks share what is kept"},
-    {"megatron_lm_partition_activations", Kind::boolean, "the same"},
-    {"megatron_lm_lr_decay_iters", Kind::integer, "optimizer steps over which the learning rate decays"},
-    {"megatron_lm_learning_rate_decay_iters", Kind::integer, "the same", "megatron_lm_lr_decay_iters"},
-    {"megatron_lm_use_rotary_position_embeddings", Kind::boolean, "rotary positions in a new model"},
-}};
+constexpr MegatronKey kMegatronKeys[] = {
+#include "launch/megatron_keys.inc"
+    {"megatron_lm_learning_rate_decay_iters", Kind::integer, "the same as lr_decay_iters",
+     "megatron_lm_lr_decay_iters"},
+};
 
 constexpr std::array<std::string_view, 10> kDynamoKeys{"dynamo_backend",
                                                        "dynamo_mode",

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from tessera import Accelerator
-from tessera._indexed import IndexedDatasetBuilder
+from tessera.data.indexed import IndexedDatasetBuilder
 from tessera.state import AcceleratorState, GradientState
 from tessera.utils import MegatronLMPlugin
 
@@ -20,7 +20,7 @@ def forget_states() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_states(monkeypatch):
-    monkeypatch.setattr("tessera.logging._told", set())  # other tests may have heard the warnings
+    monkeypatch.setattr("tessera.comm.warnings._told", set())  # other tests may have heard the warnings
     yield
     forget_states()
 

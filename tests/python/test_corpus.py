@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from tessera import _corpus
+from tessera.data import corpus as corpora
 
 
 def make_library(root):
@@ -18,7 +18,7 @@ def make_library(root):
 
 def test_corpus_takes_the_library_and_nothing_else(tmp_path):
     make_library(tmp_path / "lib")
-    count, size = _corpus.make(tmp_path / "out/corpus.jsonl", tmp_path / "lib")
+    count, size = corpora.make(tmp_path / "out/corpus.jsonl", tmp_path / "lib")
     records = [json.loads(line) for line in (tmp_path / "out/corpus.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {record["path"]: record["text"] for record in records} == {"abc.py": "import sys\n", "json/tool.py": "x = 'ä'\n"}
     assert (count, size) == (2, 11 + 9)
@@ -28,8 +28,8 @@ def test_corpus_takes_the_library_and_nothing_else(tmp_path):
 def test_corpus_is_the_same_every_time(tmp_path):
     make_library(tmp_path / "lib")
     make_library(tmp_path / "copy")
-    _corpus.make(tmp_path / "a", tmp_path / "lib")
-    _corpus.make(tmp_path / "b", tmp_path / "copy")
+    corpora.make(tmp_path / "a", tmp_path / "lib")
+    corpora.make(tmp_path / "b", tmp_path / "copy")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -40,12 +40,12 @@ def test_corpus_is_the_same_every_time(tmp_path):
     ("90,10", 7, [0, 6, 7, 7]),
 ])
 def test_split_by_documents(split, count, bounds):
-    assert _corpus.split_bounds(split, count) == bounds
+    assert corpora.split_bounds(split, count) == bounds
 
 
 def test_baseline_equals_counting_by_hand():
     # Training "ab": tokens a, b, end; pairs end-a, a-b, b-end; one more of each of 257 (257^2 for pairs).
-    single, pair = _corpus.baseline([b"ab"], [b"a"])
+    single, pair = corpora.baseline([b"ab"], [b"a"])
     assert single == pytest.approx(math.log(260 / 2))  # a and end: each counted once, plus one
     assert pair == pytest.approx((math.log(258 / 2) + math.log(258 / 1)) / 2)  # end-a seen, a-end not
 
@@ -53,10 +53,10 @@ def test_baseline_equals_counting_by_hand():
 def test_command_line(tmp_path, capsys):
     make_library(tmp_path / "lib")
     corpus = tmp_path / "corpus.jsonl"
-    assert _corpus.main(["make", str(corpus), "--root", str(tmp_path / "lib")]) == 0
+    assert corpora.main(["make", str(corpus), "--root", str(tmp_path / "lib")]) == 0
     assert "2 documents" in capsys.readouterr().out
-    assert _corpus.main(["baseline", str(corpus), "--split", "50,50,0"]) == 0
+    assert corpora.main(["baseline", str(corpus), "--split", "50,50,0"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["training_documents"] == 1 and result["bigram"] > 0
-    assert _corpus.main(["baseline", str(corpus), "--split", "100,0,0"]) == 1
-    assert _corpus.main(["make", str(corpus), "--root", str(tmp_path / "nothing")]) == 1
+    assert corpora.main(["baseline", str(corpus), "--split", "100,0,0"]) == 1
+    assert corpora.main(["make", str(corpus), "--root", str(tmp_path / "nothing")]) == 1

@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-import tessera.logging
 from tessera.errors import ConfigError
+from tessera.plugin.config_map import resolve_horizon
+from tessera.plugin.lr_horizon import Horizon
 from tessera.utils import dataclasses as ours
-from tessera.utils.config_map import resolve_horizon
-from tessera.utils.lr_horizon import Horizon
 
 ENUMS = ("DistributedType", "SageMakerDistributedType", "ComputeEnvironment", "FP8BackendType", "DynamoBackend", "LoggerType",
          "PrecisionType", "RNGType", "DDPCommunicationHookType", "CustomDtype")
@@ -23,7 +22,7 @@ FOREIGN = ("DeepSpeedPlugin", "FullyShardedDataParallelPlugin", "TorchTensorPara
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(tessera.logging, "_told", set())
+    monkeypatch.setattr("tessera.comm.warnings._told", set())
     monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
 
 

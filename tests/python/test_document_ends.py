@@ -14,7 +14,7 @@ import plugin_support  # noqa: E402
 from plugin_support import prepared, step  # noqa: E402
 
 from tessera import Accelerator  # noqa: E402
-from tessera._documents import documents_of_mask, hidden_keys  # noqa: E402
+from tessera.data.documents import documents_of_mask, hidden_keys  # noqa: E402
 from tessera.errors import ConfigError, InvalidArgument  # noqa: E402
 from tessera.causal_lm import CausalLM  # noqa: E402
 from tessera.utils import GPTTrainStep, MegatronLMPlugin  # noqa: E402

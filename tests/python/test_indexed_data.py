@@ -13,7 +13,7 @@ import pytest
 
 from cli_support import write_corpus
 from launch_support import free_port
-from tessera import _indexed
+from tessera.data import indexed
 from tessera.errors import CommunicationError, ConfigError, DataError, InvalidArgument
 
 _C = pytest.importorskip("tessera._C", reason="the compiled module is not installed")
@@ -35,7 +35,7 @@ def long_corpus(tmp_path):
 def iterators(prefix, **changes):
     options = dict(data_path=str(prefix), split="1,0,0", seq_length=4, micro_batch_size=1, num_micro_batches=1,
                    train_iters=6, eval_iters=0, cache_dir=str(prefix.parent / "cache"))
-    return _indexed.build_iterators(**{**options, **changes})
+    return indexed.build_iterators(**{**options, **changes})
 
 
 def texts(batches):
@@ -63,9 +63,9 @@ def test_batches_are_megatrons_samples_in_megatrons_order(corpus, count, ranks, 
 
 
 def test_the_number_of_samples_is_megatrons(long_corpus):
-    assert _indexed.sample_counts(100, 10, 30, 8) == (800, 4 * 10 * 8, 80)
-    assert _indexed.sample_counts(100, 10, 100, 8) == (800, 2 * 10 * 8, 80)
-    assert _indexed.sample_counts(100, 10, None, 8) == (800, 80, 80)
+    assert indexed.sample_counts(100, 10, 30, 8) == (800, 4 * 10 * 8, 80)
+    assert indexed.sample_counts(100, 10, 100, 8) == (800, 2 * 10 * 8, 80)
+    assert indexed.sample_counts(100, 10, None, 8) == (800, 80, 80)
     asked = []
     train, valid, test = iterators(long_corpus, data_path=None, train_iters=9, eval_iters=2, eval_interval=4,
                                    num_micro_batches=2, data_ranks=2, data_rank=1,
@@ -233,7 +233,7 @@ def test_rank_0_builds_the_indices_and_the_others_read_them(corpus):
 
 
 def test_the_others_wait_as_long_as_rank_0_works(monkeypatch):
-    monkeypatch.setattr(_indexed, "_HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(indexed, "_HEARTBEAT_S", 0.05)
     order = []
 
     def build(rank):
@@ -242,30 +242,31 @@ def test_the_others_wait_as_long_as_rank_0_works(monkeypatch):
         order.append(rank)
         return rank
 
-    views, found = on_ranks(3, lambda world: _indexed.first_then_all(world, lambda: build(world.rank)))
+    views, found = on_ranks(3, lambda world: indexed.first_then_all(world, lambda: build(world.rank)))
     assert found == [0, 1, 2] and order[0] == 0 and views[0].beats >= 3
 
 
 PROCESS = """
 import sys, time
-from tessera import _C, _indexed
+from tessera import _C
+from tessera.data import indexed
 from tessera.data_loader import prepare_data_loader
 import numpy as np
 
 world = _C.connect_world(60.0)
-_indexed._HEARTBEAT_S = 0.1
-train = _indexed.build_iterators(data_path=sys.argv[1], split="1,0,0", seq_length=4, micro_batch_size=1,
+indexed._HEARTBEAT_S = 0.1
+train = indexed.build_iterators(data_path=sys.argv[1], split="1,0,0", seq_length=4, micro_batch_size=1,
                                  num_micro_batches=1, train_iters=2, eval_iters=0, cache_dir=sys.argv[2], world=world,
                                  data_rank=world.rank, data_ranks=3)[0]
 print([batch["text"].tolist() for batch in train])
-_indexed.first_then_all(world, lambda: time.sleep(0.5 if world.rank == 0 else 0))
+indexed.first_then_all(world, lambda: time.sleep(0.5 if world.rank == 0 else 0))
 batches = [{"x": np.arange(5) + 5 * i + 100 * world.rank} for i in range(2)]
 sent = prepare_data_loader(batches, data_rank=world.rank, data_ranks=3, split_batches=True, dispatch_batches=True,
                            world=world)
 print([batch["x"].tolist() for batch in sent])
 try:
-    _indexed.first_then_all(world, lambda: _indexed.IndexedDataset("nothing"))
-except _indexed.DataError as error:
+    indexed.first_then_all(world, lambda: indexed.IndexedDataset("nothing"))
+except indexed.DataError as error:
     print(error)
 world.barrier()
 """
@@ -292,7 +293,7 @@ def test_an_error_on_one_rank_reaches_all(corpus):
     assert [type(each) for each in found] == [DataError, DataError] and str(found[0]) == str(found[1])
 
     def only_on_1(world):
-        return _indexed.first_then_all(world, lambda: 1 // (1 - world.rank))
+        return indexed.first_then_all(world, lambda: 1 // (1 - world.rank))
 
     _, found = on_ranks(2, only_on_1)
     assert isinstance(found[1], ZeroDivisionError)
@@ -300,7 +301,7 @@ def test_an_error_on_one_rank_reaches_all(corpus):
 
 
 def test_files_written_here_are_read_back(tmp_path):
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / "made", vocab_size=1000)
+    builder = indexed.IndexedDatasetBuilder(tmp_path / "made", vocab_size=1000)
     assert builder.dtype == np.uint16
     builder.add_item([1, 2, 3])
     builder.add_item(np.array([4, 5], np.int64))
@@ -309,7 +310,7 @@ def test_files_written_here_are_read_back(tmp_path):
     builder.add_document([999])
     assert not (tmp_path / "made.idx").exists() and not (tmp_path / "made.bin").exists()
     builder.finalize()
-    data = _indexed.IndexedDataset(tmp_path / "made")
+    data = indexed.IndexedDataset(tmp_path / "made")
     assert [each.tolist() for each in data] == [[1, 2, 3], [4, 5], [], [999]] and len(data) == 4
     assert [data.document(i).tolist() for i in range(data.documents)] == [[1, 2, 3, 4, 5], [], [999]]
     assert data.sequence_lengths.tolist() == [3, 2, 0, 1] and data.document_indices.tolist() == [0, 2, 3, 4]
@@ -318,11 +319,11 @@ def test_files_written_here_are_read_back(tmp_path):
     for wrong in (lambda: data[4], lambda: data.document(3), lambda: data.get(0, 2, 2)):
         with pytest.raises(IndexError):
             wrong()
-    both = _indexed.IndexedDatasetBuilder(tmp_path / "both", dtype=np.uint16)
+    both = indexed.IndexedDatasetBuilder(tmp_path / "both", dtype=np.uint16)
     for _ in range(2):
         both.add_index(tmp_path / "made")
     both.finalize()
-    assert [len(each) for each in _indexed.IndexedDataset(tmp_path / "both")] == [3, 2, 0, 1] * 2
+    assert [len(each) for each in indexed.IndexedDataset(tmp_path / "both")] == [3, 2, 0, 1] * 2
     data.files.check_vocabulary(1000)
     with pytest.raises(DataError, match="999"):
         data.files.check_vocabulary(999)
@@ -330,11 +331,11 @@ def test_files_written_here_are_read_back(tmp_path):
 
 def test_a_file_that_shrinks_is_an_error(tmp_path):
     """Not SIGBUS, which ends the interpreter."""
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / "d", dtype=np.uint16)
+    builder = indexed.IndexedDatasetBuilder(tmp_path / "d", dtype=np.uint16)
     for number in range(3000):
         builder.add_document([number] * 5)
     builder.finalize()
-    data = _indexed.IndexedDataset(tmp_path / "d")
+    data = indexed.IndexedDataset(tmp_path / "d")
     os.truncate(tmp_path / "d.bin", 4096)
     os.truncate(tmp_path / "d.idx", 0)
     assert data[5].tolist() == [5] * 5 and len(data) == 3000
@@ -344,7 +345,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
 
 def test_written_bytes_are_megatrons(tmp_path):
     prefix = write_corpus(tmp_path / "by_hand", [[1, 2, 3], [65535], [7] * 9])
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / "ours", dtype="uint16")
+    builder = indexed.IndexedDatasetBuilder(tmp_path / "ours", dtype="uint16")
     for document in ([1, 2, 3], [65535], [7] * 9):
         builder.add_document(document)
     builder.finalize()
@@ -353,32 +354,32 @@ def test_written_bytes_are_megatrons(tmp_path):
 
 
 def test_what_cannot_be_written_or_read(tmp_path):
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / "x", dtype=np.uint16)
+    builder = indexed.IndexedDatasetBuilder(tmp_path / "x", dtype=np.uint16)
     for ids in ([70000], [-1], [2**40], [0.5], [[1]]):
         with pytest.raises(DataError):
             builder.add_item(ids)
     for options in ({}, {"dtype": np.int32, "vocab_size": 3}):
         with pytest.raises(ConfigError, match="either"):
-            _indexed.IndexedDatasetBuilder(tmp_path / "y", **options)
+            indexed.IndexedDatasetBuilder(tmp_path / "y", **options)
     with pytest.raises(InvalidArgument, match="float16"):
-        _indexed.IndexedDatasetBuilder(tmp_path / "y", dtype=np.float16)
+        indexed.IndexedDatasetBuilder(tmp_path / "y", dtype=np.float16)
     prefix = write_corpus(tmp_path / "cut", [[1, 2, 3]])
     prefix.with_suffix(".bin").write_bytes(b"12345")
     with pytest.raises(DataError, match="cut.bin"):
-        _indexed.IndexedDataset(prefix)
+        indexed.IndexedDataset(prefix)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64", "float32", "float64"])
 def test_every_token_type(tmp_path, dtype):
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / dtype, dtype=dtype)
+    builder = indexed.IndexedDatasetBuilder(tmp_path / dtype, dtype=dtype)
     builder.add_document([0, 1, 127])
     builder.finalize()
-    data = _indexed.IndexedDataset(tmp_path / dtype)
+    data = indexed.IndexedDataset(tmp_path / dtype)
     assert data[0].dtype == dtype and data[0].tolist() == [0, 1, 127]
 
 
 def test_gpt_dataset_by_number(corpus):
-    data = _indexed.GPTDataset(corpus, 4, num_samples=6, cache_dir=corpus.parent / "cache")
+    data = indexed.GPTDataset(corpus, 4, num_samples=6, cache_dir=corpus.parent / "cache")
     stream = [token for document in DOCUMENTS for token in document]
     order = (3, 2, 1, 0, 5, 4)
     assert [np.asarray(data[i]["text"]).tolist() for i in range(6)] == [stream[4 * i:4 * i + 5] for i in order]
@@ -386,9 +387,9 @@ def test_gpt_dataset_by_number(corpus):
     with pytest.raises(IndexError):
         data[6]
     with pytest.raises(ConfigError, match="no split"):
-        _indexed.GPTDataset(corpus, 4, which="dev")
+        indexed.GPTDataset(corpus, 4, which="dev")
     with pytest.raises(DataError, match="leaves nothing"):
-        _indexed.GPTDataset(corpus, 4, which="test")
+        indexed.GPTDataset(corpus, 4, which="test")
 
 
 def test_byte_tokenizer():
@@ -405,11 +406,11 @@ def test_byte_tokenizer():
 def test_other_threads_run_during_a_call(tmp_path):
     """The interpreter lock is released: another thread takes several steps inside one call, were it one of a hundred on a
     machine that has other things to do. With the lock held it takes one at most, as the call ends."""
-    builder = _indexed.IndexedDatasetBuilder(tmp_path / "large", dtype=np.uint8)
+    builder = indexed.IndexedDatasetBuilder(tmp_path / "large", dtype=np.uint8)
     tokens = np.zeros(30_000_000, np.int32)
     builder.add_document(tokens)
     builder.finalize()
-    files = _indexed.IndexedDataset(tmp_path / "large").files
+    files = indexed.IndexedDataset(tmp_path / "large").files
     done, steps = threading.Event(), []
 
     def tick():

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from thread_ranks import Ranks, clean_environment, free_port, needs_module
 
-from tessera import _process_group, launchers
+from tessera import launchers
+from tessera.comm import process_group
 from tessera.errors import ConfigError, ProcessFailed
 from tessera.state import AcceleratorState, PartialState
 from tessera.utils.environment import patch_environment
@@ -253,7 +254,7 @@ def fail_with(kind, folder):
     if os.environ["RANK"] == "1":
         raise kind()
     if os.environ["RANK"] == "0":
-        _process_group.connect(600.0)
+        process_group.connect(600.0)
     time.sleep(600)
 
 

@@ -15,7 +15,7 @@ from tessera.utils.tqdm import tqdm
 def ranks(monkeypatch):
     for name in ("ACCELERATE_LOG_LEVEL", "TESSERA_LOG_LEVEL", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ours, "_told", set())
+    monkeypatch.setattr("tessera.comm.warnings._told", set())
     root = logging.getLogger().level
     yield Ranks(monkeypatch)
     logging.getLogger().setLevel(root)

@@ -14,7 +14,7 @@ from plugin_support import IDS, indexed, prepared, step  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
 from tessera.utils import (GPTTrainStep, MegatronEngine, MegatronLMDummyDataLoader, MegatronLMDummyScheduler,  # noqa: E402
                            avg_losses_across_data_parallel_group)
-from tessera.utils.megatron_lm import is_prepared  # noqa: E402
+from tessera.accelerator.prepare import is_prepared  # noqa: E402
 
 BATCH = {"input_ids": IDS, "labels": IDS}
 RUN = dict(megatron_dataset_flag=True, train_iters=4, eval_iters=1, eval_interval=2)

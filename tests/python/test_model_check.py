@@ -91,19 +91,19 @@ def test_plain_models_pass(family, tmp_path):
     from accelerate import init_empty_weights
 
     from tessera import PartialState
-    from tessera._model_description import describe_model
-    from tessera._model_check import check_model
+    from tessera.engine.model_description import describe_model
+    from tessera.engine.model_check import check_model
 
     PartialState(cpu=True)
     model = made(family)
     model.config.pad_token_id = 3  # of the config alone: the module has no padding_idx
     model.config.use_cache = False
     model.forward = torch.compile(model.forward, backend="eager")
-    check_model(model, describe_model(model)[0])
+    check_model(model, describe_model(model).config_json)
     del model.forward
     model.enable_input_require_grads()
     model.compile(backend="eager")
-    check_model(model, describe_model(model)[0])
+    check_model(model, describe_model(model).config_json)
     model.config.pad_token_id = None
     model.save_pretrained(tmp_path)
     with init_empty_weights():
@@ -111,7 +111,7 @@ def test_plain_models_pass(family, tmp_path):
     for other in (empty, transformers.AutoModelForCausalLM.from_pretrained(tmp_path),
                   transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager"),
                   made(family).to(torch.bfloat16)):
-        check_model(other, describe_model(other)[0])
+        check_model(other, describe_model(other).config_json)
 
 
 @pytest.mark.parametrize("arguments, word", [
@@ -140,7 +140,7 @@ def test_arguments_by_place():
 
 
 def test_train_steps_refuse_what_they_do_not_use():
-    from tessera._step_runner import Recorder
+    from tessera.engine.step_runner import Recorder
     from tessera.utils.megatron_lm import tokens_and_labels
 
     with pytest.raises(InvalidArgument, match="num_items_in_batch"):

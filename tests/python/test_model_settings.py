@@ -43,7 +43,7 @@ def expected(config) -> dict:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_absent_keys_have_the_defaults_of_transformers(python_build, family):
     """Each key alone left out, and all of them."""
-    from tessera.utils.model_shape import described
+    from tessera.plugin.model_shape import described
 
     whole = json.loads(CONFIGS[family]().to_json_string(use_diff=False))
     del whole["transformers_version"]
@@ -66,7 +66,7 @@ def test_absent_keys_have_the_defaults_of_transformers(python_build, family):
     ("qwen2", "layer_types", ["sliding_attention"]), ("mistral", "num_attention_heads", 4)])
 def test_what_is_not_computed_is_refused_by_key(python_build, family, key, value):
     from tessera.errors import ConfigError
-    from tessera.utils.model_shape import described
+    from tessera.plugin.model_shape import described
 
     with pytest.raises(ConfigError) as refusal:
         described({"model_type": family, key: value})

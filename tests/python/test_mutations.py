@@ -106,7 +106,7 @@ def outcome(family: str, mutation: Mutation) -> str:
     if isinstance(expected, Exception):
         return f"accepted, and PyTorch says {type(expected).__name__}: {expected}"
     if drawn:
-        values = found[2].session.model_values
+        values = found[2].session.plan.values
         if [{values["dropout"], values.get("embedding_dropout", values["dropout"])}, {values["attention_dropout"]}] != rates:
             return f"dropout {values} instead of {rates}"
         found = (found[2].eval()(**batch())[0].item(), expected[1], found[2])

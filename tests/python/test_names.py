@@ -161,7 +161,7 @@ def class_differences(name: str, theirs: type, own: type) -> Iterator[tuple]:
 
 def refuses(value: Any) -> bool:
     """Whether it exists only to say that it belongs to another engine."""
-    from tessera.utils import foreign
+    from tessera.compat import foreign
 
     return getattr(value, "refused", False) is True or (inspect.isclass(value) and issubclass(value, foreign._Foreign))
 
@@ -241,41 +241,6 @@ def test_a_wrong_table_is_found(found, monkeypatch, tmp_path):
     for test in (test_every_difference_is_in_the_guide_with_its_reason, test_every_difference_in_the_guide_is_one):
         with pytest.raises(AssertionError):
             test(found)
-
-
-# Names that Accelerate put among Megatron-LM's arguments, and one of ours.
-ACCELERATES = re.compile(r"custom_|model_type_name|model_return_dict|megatron_dataset_flag|num_micro_batches|"
-                         r"re(turn|quire)_logits|consumed_samples|orig_vocab_size|pretraining_flag|.*_cond$|num_labels|set_all_logging_options|lr_mult|reinitialize")
-# What the schedule and the data are in YAML; in Python they are not configuration.
-IN_YAML = {"train_iters": "training.steps", "lr_decay_style": "lr_schedule.style", "lr_decay_iters": "lr_schedule.decay_steps",
-           "lr_warmup_iters": "lr_schedule.warmup_steps", "lr_warmup_init": "lr_schedule.init_lr", "min_lr": "lr_schedule.min_lr",
-           "lr_wsd_decay_iters": "lr_schedule.wsd_decay_steps", "lr_wsd_decay_style": "lr_schedule.wsd_style",
-           "weight_decay_incr_style": "lr_schedule.weight_decay_style", "start_weight_decay": "optimizer.weight_decay",
-           "end_weight_decay": "lr_schedule.end_weight_decay", "data_path": "data.path", "tokenizer_model": "data.tokenizer",
-           "split": "data.split", "data_cache_path": "data.cache_dir", "eod_mask_loss": "data.eod_mask_loss",
-           "reset_position_ids": "data.reset_position_ids", "reset_attention_mask": "data.reset_attention_mask",
-           "eval_iters": "training.eval_iters", "eval_interval": "training.eval_interval",
-           "distributed_timeout_minutes": "parallel.timeout_s"}
-
-
-def argument_rows() -> List[str]:
-    """The table of Megatron-LM's arguments that have an effect: what they are in YAML, and in the plugin."""
-    from tessera.utils.megatron_args import ARGUMENTS
-    from tessera.utils.plugin_fields import FIELD_EFFECTS
-
-    rows = []
-    for name, (kind, detail) in sorted(ARGUMENTS.items()):
-        effect, where = FIELD_EFFECTS[detail] if kind == "field" else (kind, detail)
-        if ACCELERATES.match(name) or effect in ("warns", "refuses"):
-            continue
-        key = IN_YAML.get(name) or {"config": where, "model": f"model.{where}"}.get(effect)
-        place = detail if kind == "field" else f"other_megatron_args[{name!r}]"
-        rows.append(f"| `--{name.replace('_', '-')}` | {f'`{key}`' if key else 'none'} | `{place}` |")
-    return rows
-
-
-def test_the_table_of_arguments_says_what_the_code_does():
-    assert table(GUIDES / "coming_from_megatron.md", "| Megatron-LM | YAML | Plugin |") == argument_rows()
 
 
 def test_yaml_keys_of_the_guides_exist():

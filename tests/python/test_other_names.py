@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.utils import foreign_functions
+from tessera.compat import foreign_functions
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,9 @@ pytest.importorskip("transformers")
 import plugin_runs as see  # noqa: E402
 
 from tessera.errors import ConfigError  # noqa: E402
-from tessera.utils import MegatronLMPlugin, megatron_args, plugin_fields  # noqa: E402
+from tessera.plugin import megatron_args, reference  # noqa: E402
+from tessera.plugin.fields import FIELDS as TABLE  # noqa: E402
+from tessera.utils import MegatronLMPlugin  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "plugin_layouts.py"
 FIELDS = [field.name for field in fields_of(MegatronLMPlugin)]
@@ -120,9 +122,12 @@ def as_argument(name, value, around) -> dict:
             "other_megatron_args": {**around.get("other_megatron_args", {}), name: value}}
 
 
+def having(effect) -> list:
+    return [name for name, row in TABLE.items() if row.effect == effect]
+
+
 def test_every_field_has_a_row():
-    assert set(FIELDS) == set(ROWS) | set(LAYOUTS) | set(plugin_fields.WARNED) | set(plugin_fields.REFUSED)
-    assert set(FIELDS) == set(plugin_fields.FIELDS) == set(plugin_fields.FIELD_EFFECTS)
+    assert set(FIELDS) == set(ROWS) | set(LAYOUTS) | set(having("warns")) | set(having("refuses")) == set(TABLE)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -132,7 +137,7 @@ def test_what_a_field_changes(name):
         pytest.importorskip("tensorboard")
     before, after = row.see(**row.around), row.see(**given(name, row.value, row.around))
     assert row.right(before, after), (before, after)
-    if megatron_args.ARGUMENTS.get(name) == ("field", name):
+    if name in megatron_args.ARGUMENTS and megatron_args.ARGUMENTS[name][:2] == ("field", name):
         assert row.see(**as_argument(name, row.value, row.around)) == after
 
 
@@ -146,7 +151,7 @@ def test_what_layouts_change(python_build, tmp_path):
     assert not wrong
 
 
-@pytest.mark.parametrize("name", plugin_fields.WARNED)
+@pytest.mark.parametrize("name", having("warns"))
 def test_fields_without_effect_are_said_once(name, caplog):
     value = name != "attention_softmax_in_fp32"
     usual = see.second_loss()
@@ -156,10 +161,10 @@ def test_fields_without_effect_are_said_once(name, caplog):
         see.second_loss(other_megatron_args={name: value})
 
     found = [text for text in see.said(caplog, twice) if name in text]
-    assert len(found) == 1 and plugin_fields.WARNED[name][1] in found[0]
+    assert len(found) == 1 and TABLE[name].detail in found[0]
 
 
-@pytest.mark.parametrize("name", plugin_fields.REFUSED)
+@pytest.mark.parametrize("name", having("refuses"))
 def test_fields_that_are_refused(name):
     value = {"calculate_per_token_loss": False, "use_custom_fsdp": True}.get(name, len if name.startswith("custom") else 2)
     for fields in (given(name, value, {}), as_argument(name, value, {})):
@@ -167,7 +172,8 @@ def test_fields_that_are_refused(name):
             MegatronLMPlugin(**fields)
 
 
-def test_the_page_is_that_of_the_tables(source_dir):
-    from tessera.utils.reference import page
-
-    assert (source_dir / "docs/megatron_lm_plugin.md").read_text() == page()
+def test_what_is_written_from_the_tables(source_dir):
+    """The plugin's page, the table for those who come from Megatron-LM, the launcher's keys, names in a configuration's errors."""
+    files = reference.written(source_dir)
+    assert len(files) == 4
+    assert not [path.name for path, text in files.items() if path.read_text() != text], "run: python3 -m tessera.plugin.reference ."

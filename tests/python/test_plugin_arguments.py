@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 import plugin_runs as see  # noqa: E402
 from plugin_support import IDS, prepared, step  # noqa: E402
 
-from tessera import _process_group  # noqa: E402
+from tessera.comm import process_group  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
-from tessera.utils import InitProcessGroupKwargs, MegatronLMPlugin, megatron_args  # noqa: E402
+from tessera.plugin import megatron_args  # noqa: E402
+from tessera.utils import InitProcessGroupKwargs, MegatronLMPlugin  # noqa: E402
 
 END = int(IDS[0, 2])
 fresh_states = plugin_support.fresh_states
@@ -86,7 +87,7 @@ ALONE = ("data_path", "split", "data_cache_path", "vocab_file", "distributed_tim
 
 
 def test_every_argument_has_a_row():
-    kinds = {name: kind for name, (kind, _) in megatron_args.ARGUMENTS.items()}
+    kinds = {name: effect.kind for name, effect in megatron_args.ARGUMENTS.items()}
     rows = {*ROWS, *BESIDE, *CONTRADICTED, *FOR_STEPS, *ALONE}
     assert {name for name, kind in kinds.items() if kind not in ("field", "warns", "refuses")} == rows
 
@@ -109,9 +110,9 @@ def test_what_the_model_says_is_not_contradicted(name):
     assert "and the model given to prepare() has" in see.failure(lambda: new_model({name: CONTRADICTED[name]}))
 
 
-@pytest.mark.parametrize("name", [name for name, (kind, _) in megatron_args.ARGUMENTS.items() if kind in ("warns", "refuses")])
+@pytest.mark.parametrize("name", [name for name, effect in megatron_args.ARGUMENTS.items() if effect.kind in ("warns", "refuses")])
 def test_said_or_refused(name, caplog):
-    kind, why = megatron_args.ARGUMENTS[name]
+    kind, why = megatron_args.ARGUMENTS[name][:2]
     if kind == "refuses":
         with pytest.raises(ConfigError) as error:
             MegatronLMPlugin(other_megatron_args={name: 1})
@@ -121,10 +122,10 @@ def test_said_or_refused(name, caplog):
     assert len(found) == 1 and f"'{name}' has no effect in Tessera: {why}" in found[0]
 
 
-@pytest.mark.parametrize("name", [name for name, (kind, field) in megatron_args.ARGUMENTS.items() if kind == "field" and name != field])
+@pytest.mark.parametrize("name", [name for name, effect in megatron_args.ARGUMENTS.items() if effect.kind == "field" and effect.detail != name])
 def test_other_names_of_fields(name):
     """The value comes to the field, whose effect test_plugin.py shows."""
-    field = megatron_args.ARGUMENTS[name][1]
+    field = megatron_args.ARGUMENTS[name].detail
     value = {"gradient_clipping": 0.25, "tp_degree": 2, "pp_degree": 2}.get(field, True)
     assert getattr(MegatronLMPlugin(other_megatron_args={name: value}), field) == value != getattr(MegatronLMPlugin(), field)
 
@@ -186,8 +187,8 @@ def test_the_kind_of_model():
 
 def test_the_deadline(monkeypatch, caplog):
     told = []
-    connect = _process_group.connect
-    monkeypatch.setattr(_process_group, "connect", lambda seconds: told.append(seconds) or connect(seconds))
+    connect = process_group.connect
+    monkeypatch.setattr(process_group, "connect", lambda seconds: told.append(seconds) or connect(seconds))
 
     def accelerator(minutes, *handlers):
         plugin_support.forget_states()

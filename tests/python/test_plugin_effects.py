@@ -12,11 +12,11 @@ transformers = pytest.importorskip("transformers")
 import plugin_support  # noqa: E402
 from plugin_support import IDS, indexed, prepared, step  # noqa: E402
 
-from tessera import _session  # noqa: E402
+from tessera.engine import session  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
 from tessera.utils import (MegatronLMDummyDataLoader, MegatronLMDummyScheduler,  # noqa: E402
                            avg_losses_across_data_parallel_group, full_gradients)
-from tessera.utils.config_map import native_config  # noqa: E402
+from tessera.plugin.config_map import native_config  # noqa: E402
 
 fresh_states = plugin_support.fresh_states
 
@@ -62,7 +62,7 @@ def test_checkpointed_models(monkeypatch, plugin, expected):
     accelerator, model, _ = prepared()
     usual = gradients(model)
     configs = []
-    monkeypatch.setattr(_session, "native_config", lambda **given: configs.append(native_config(**given)) or configs[-1])
+    monkeypatch.setattr(session, "native_config", lambda **given: configs.append(native_config(**given)) or configs[-1])
     accelerator, model, _ = prepared(change=checkpointed, plugin=plugin is not None, **(plugin or {}))
     assert configs[0]["training"]["recompute"] == expected
     for name, value in gradients(model).items():
@@ -85,7 +85,7 @@ def test_gradients_are_not_where_torch_looks_for_them(caplog):
 
 
 def test_compiled_models(caplog, monkeypatch):
-    monkeypatch.setattr("tessera.logging._told", set())  # other tests may have heard it
+    monkeypatch.setattr("tessera.comm.warnings._told", set())  # other tests may have heard it
     accelerator, model, optimizer = prepared()
     loss = step(accelerator, model, optimizer)
     accelerator, model, optimizer = prepared(change=torch.compile)

@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-import tessera.logging
 from tessera.errors import ConfigError
-from tessera.utils import plugin_fields
-from tessera.utils.config_map import data_ranks, micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
+from tessera.plugin.config_map import data_ranks, micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
+from tessera.plugin.fields import FIELDS as TABLE, variables
 from tessera.utils.dataclasses import MegatronLMPlugin, add_model_config_to_megatron_parser
 
 GPT2 = {"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}
@@ -24,7 +23,7 @@ def fresh(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("MEGATRON_LM_", "ACCELERATE_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(tessera.logging, "_told", set())
+    monkeypatch.setattr("tessera.comm.warnings._told", set())
 
 
 def flat(config: dict) -> dict:
@@ -95,8 +94,8 @@ IN_HORIZON = {
 def test_native_keys(name):
     around, value, expected = IN_CONFIG[name]
     assert changed(around, **{name: value}) == expected
-    if plugin_fields.FIELD_EFFECTS[name][0] == "config":
-        assert plugin_fields.FIELD_EFFECTS[name][1] in expected
+    if TABLE[name].effect == "config":
+        assert TABLE[name].detail == TABLE[name].yaml in expected
 
 
 @pytest.mark.parametrize("name", IN_HORIZON)
@@ -110,9 +109,7 @@ def test_rates(name):
 
 def test_defaults():
     assert {field.name: field.default for field in dataclasses.fields(MegatronLMPlugin) if field.default is not None} == {
-        name: rule.default for name, rule in plugin_fields.FIELDS.items()
-        if name in ("is_train_batch_min", "weight_decay_incr_style", "lr_decay_style", "min_lr", "lr_mult", "megatron_dataset_flag",
-                    "set_all_logging_options", "eval_iters", "eval_interval", "return_logits")}
+        name: row.default for name, row in TABLE.items() if row.default is not None and not row.key}
 
 
 def test_fields_are_accelerates():
@@ -130,14 +127,14 @@ def test_fields_are_accelerates():
 # Environment
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if plugin_fields.FIELDS[name].env])
+@pytest.mark.parametrize("name", [name for name in FIELDS if TABLE[name].key])
 def test_environment(name, monkeypatch):
-    rule = plugin_fields.FIELDS[name]
+    rule = TABLE[name]
     text = {"int": "2", "float": "0.5", "bool": "Yes", "any": "flash"}.get(rule.kind) or rule.choices[0]
     if name == "calculate_per_token_loss" or name == "attention_softmax_in_fp32":
         text = "no" if name.startswith("att") else "true"
-    for variable in rule.env:
-        monkeypatch.setenv("MEGATRON_LM_" + variable, text)
+    for variable in variables(name):
+        monkeypatch.setenv(variable, text)
         if name in ("use_custom_fsdp", "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"):
             with pytest.raises(ConfigError, match=name):
                 MegatronLMPlugin()
@@ -145,7 +142,7 @@ def test_environment(name, monkeypatch):
             monkeypatch.setenv("MEGATRON_LM_PP_DEGREE", "2")
             value = getattr(MegatronLMPlugin(), name)
             assert value == {"2": 2, "0.5": 0.5, "Yes": True, "no": False, "true": True}.get(text, text)
-        monkeypatch.delenv("MEGATRON_LM_" + variable)
+        monkeypatch.delenv(variable)
 
 
 def test_a_field_comes_before_the_environment(monkeypatch):
@@ -199,7 +196,7 @@ def test_bad_values(fields, message):
     ({"pp_degree": 4, "decoder_last_pipeline_num_layers": 3}, "leaves 5 of 8 layers for the other 3 stages"),
     ({"seq_length": 129}, "sequences of 129 tokens are longer than the model's 128 positions"),
     ({"mixed_precision": "fp8"}, "mixed_precision 'fp8' is not in this build yet"),
-    ({"mixed_precision": "half"}, "unknown; it is one of no, fp16, bf16"),
+    ({"mixed_precision": "half"}, "unknown; it is no, fp16 or bf16"),
 ])
 def test_what_cannot_be_had_together(fields, message):
     with pytest.raises(ConfigError) as error:

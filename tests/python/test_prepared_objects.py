@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from plugin_support import fresh_states  # noqa: E402, F401
+
 SCRIPT = Path(__file__).parent / "scripts" / "prepared_objects.py"
 LAYOUTS = {1: ["1,1,0"], 2: ["2,1,0", "1,2,0", "1,1,1"]}
 READ, WRITE = "full_parameters(model)", "load_parameters(model"
@@ -48,3 +50,27 @@ def test_objects_after_prepare_count_or_say_why_not(python_build, tmp_path, proc
     assert "gpt2: 2 layers of width 16, vocabulary 40" in shown and "7,488 in 28 tensors; 7,488 trained, 0 frozen" in shown
     assert f"tp 0 of {processes}, pp 0 of 1, dp 0 of 1" in shown
     assert "27 parameters have requires_grad=True and are in none of the optimizer's groups" in done.stdout + done.stderr
+
+
+def test_the_order_of_prepare_does_not_matter():
+    """What loaders say of a micro-batch counts for a model that comes after them; a prepare() that fails leaves what was there."""
+    import torch
+
+    from tessera import Accelerator, CausalLM
+    from tessera.causal_lm import AdamW
+    from tessera.errors import ConfigError
+
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8}
+    loader = torch.utils.data.DataLoader(list(range(12)), batch_size=3)
+    accelerator = Accelerator(cpu=True)
+    before = accelerator._prepared
+    with pytest.raises(ConfigError, match="an optimizer before its model"):
+        accelerator.prepare(loader, AdamW())
+    assert accelerator._prepared is before
+    accelerator.prepare(loader)
+    model, optimizer = accelerator.prepare(CausalLM(config), AdamW())
+    training = model._session.training
+    assert training.micro_batch_size == 3 and training.optimizer is optimizer.description
+    with pytest.raises(ConfigError, match="two models"):
+        accelerator.prepare(CausalLM(config))
+    assert model._session.training is training and accelerator._models == (model,)

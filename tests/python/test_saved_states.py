@@ -55,7 +55,7 @@ def test_folders_that_hold_other_things(python_build, tmp_path):
 
 
 def test_convert_follows_links_only_when_told(tessera_program, tmp_path):
-    from tessera.utils._safetensors import to_bytes
+    from tessera.checkpoint.safetensors import to_bytes
 
     config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 0, "num_attention_heads": 1,
               "vocab_size": 16, "max_position_embeddings": 8, "tie_word_embeddings": True}
@@ -80,7 +80,7 @@ def test_convert_follows_links_only_when_told(tessera_program, tmp_path):
 def test_safetensors_are_read_by_the_cpp_reader(tmp_path):
     from tessera.errors import DataError
     from tessera.utils import other
-    from tessera.utils._safetensors import to_bytes
+    from tessera.checkpoint.safetensors import to_bytes
 
     data = to_bytes({"w": np.arange(3, dtype=np.uint64), "deep": np.zeros((1,) * 9, np.float32)})
     (tmp_path / "f").write_bytes(data)

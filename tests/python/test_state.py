@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from thread_ranks import Ranks, clean_environment, free_port, needs_module, run_processes, start_process
 
-from tessera import _process_group
-from tessera._process_group import Device, Mesh, machine_numbers
+from tessera.comm import process_group
+from tessera.comm.process_group import Device, Mesh, machine_numbers
 from tessera.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tessera.state import AcceleratorState, DistributedType, GradientState, PartialState, is_initialized
 from tessera.utils.dataclasses import GradientAccumulationPlugin, MegatronLMPlugin
@@ -184,7 +184,7 @@ def test_without_a_heartbeat_the_deadline_ends_the_wait(ranks):
     def work(rank):
         state = PartialState()
         if rank == 0:
-            _process_group.meet(state._connected(), "main_process_first()")
+            process_group.meet(state._connected(), "main_process_first()")
             state._connected().split(0, 0, "main_process_first")
             time.sleep(1.2)
         else:
@@ -387,7 +387,7 @@ def test_gradient_state(ranks):
 def test_the_hook_tells_the_others(monkeypatch, capsys):
     said, shown, codes = [], [], []
     monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what[1]))
-    _process_group.tell_others_at_the_end(SimpleNamespace(rank=2, abort=said.append))
+    process_group.tell_others_at_the_end(SimpleNamespace(rank=2, abort=said.append))
     for error in (
         ValueError("boom"),
         CommunicationError("rank 0 failed: X [barrier]"),
@@ -467,7 +467,7 @@ def last():
     except Exception as error:
         print(type(error).__name__, error)
 
-from tessera import _process_group
+from tessera.comm import process_group
 from tessera.state import PartialState
 
 class User:
@@ -478,7 +478,7 @@ class User:
 world = PartialState()._connected()
 kept = [None, world.split(0, world.rank, "kept"), User()]
 kept[0] = kept
-_process_group.close_at_exit(kept[2])
+process_group.close_at_exit(kept[2])
 """)
     for rank, (code, out, err) in enumerate(run_processes(path, 2)):
         assert code == 0 and err == "", err

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from thread_ranks import Ranks
 
-from tessera import logging as ours
 from tessera import tracking
 from tessera.state import PartialState
 from tessera.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, filter_trackers, on_main_process
@@ -20,7 +19,7 @@ from tessera.utils.dataclasses import LoggerType
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(ours, "_told", set())
+    monkeypatch.setattr("tessera.comm.warnings._told", set())
     return Ranks(monkeypatch)
 
 
@@ -194,7 +193,7 @@ def test_run_services(ranks, monkeypatch):
 def test_comet(ranks, monkeypatch):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "comet_ml", recorder.module("comet_ml"))
-    monkeypatch.setattr("tessera._tracker_services.compare_versions", lambda *args: True)
+    monkeypatch.setattr("tessera.tracking.services.compare_versions", lambda *args: True)
     run(LOGGER_TYPE_TO_CLASS["comet_ml"]("demo"), {"lr": 1}, ({"loss": 2.0, "note": "x", "many": {"a": 1}}, 3))
     assert recorder.named("comet_ml.start") == [((), {"project_name": "demo"})] and recorder.named(
         "log_parameters"

@@ -220,7 +220,7 @@ def spin_count(command: list, **variables: str) -> str:
 
 
 def test_threads_sleep_soon_unless_somebody_said_otherwise(tessera_program, source_dir):
-    from tessera._thread_waits import SPIN_COUNT
+    from tessera.launch.thread_waits import SPIN_COUNT
 
     module = [sys.executable, "-c", "import tessera, tessera._C"]
     path = {"PYTHONPATH": str(source_dir / "python")}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tessera import _process_group
+from tessera.comm import process_group
 from tessera.errors import CommunicationError, InvalidArgument
 from tessera.state import AcceleratorState, GradientState, PartialState, ThreadLocalSharedDict
 
@@ -121,9 +121,10 @@ class Ranks:
         self.gpus = []
         for state in STATES:
             monkeypatch.setattr(state, "_shared_state", ThreadLocalSharedDict())
-        monkeypatch.setattr(_process_group, "connect", self.connect)
+        monkeypatch.setattr(process_group, "connect", self.connect)
+        monkeypatch.setattr(process_group, "own_rank", lambda: getattr(getattr(self.place, "world", None), "rank", None))
         monkeypatch.setattr(
-            _process_group,
+            process_group,
             "native",
             lambda: SimpleNamespace(
                 environment=lambda: {"local_rank": getattr(self.place, "local_rank", None)},

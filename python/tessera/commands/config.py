@@ -8,14 +8,14 @@ import argparse
 import sys
 from typing import Any, Dict, List, Optional
 
-from tessera.commands.config_file import (DEFAULTS, basic_config, default_config_path, read_config, write_basic_config,
-                                          write_config)
+from tessera.commands.config_file import DEFAULTS, basic_config, default_config_path, read_config, write_config
 from tessera.commands.questions import PRECISIONS, ask_config, gpu_list
+from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
-from tessera.utils import plugin_fields
+from tessera.plugin import fields
 
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM")
-_LAYOUT = [name for name, rule in plugin_fields.FIELDS.items() if rule.env]
+_LAYOUT = [name for name, rule in fields.FIELDS.items() if rule.key]
 _INTEGERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 _SWITCHES = ("use_cpu", "debug", "enable_cpu_affinity", "same_network")
 
@@ -25,7 +25,7 @@ def _spellings(*names: str) -> List[str]:
 
 
 def _switch(text: str) -> bool:
-    value = plugin_fields.boolean(text)
+    value = boolean(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
     return value
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(*_spellings(name), nargs="?", const=True, type=_switch, metavar="BOOL")
     layout = parser.add_argument_group("layout (megatron_lm_config); each also as --megatron_lm_NAME")
     for name in _LAYOUT:
-        rule = plugin_fields.FIELDS[name]
+        rule = fields.FIELDS[name]
         layout.add_argument(*_spellings(name, "megatron_lm_" + name), dest="megatron_lm_" + name, metavar="VALUE",
                             **({"nargs": "?", "const": "true"} if rule.kind == "bool" else {}))
     return parser
@@ -60,7 +60,7 @@ def _from_flags(flags: Dict[str, Any]) -> Dict[str, Any]:
     layout = {}
     for flag in [flag for flag in flags if flag.startswith("megatron_lm_")]:
         name = flag[len("megatron_lm_"):]
-        layout[flag] = plugin_fields.check(name, plugin_fields.parse(name, flags.pop(flag), "--" + name))
+        layout[flag] = fields.check(name, fields.parse(name, flags.pop(flag), "--" + name))
     config = {**DEFAULTS, **flags}
     if "distributed_type" not in flags:
         several = config["num_processes"] > 1

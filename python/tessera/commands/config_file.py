@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
+from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
-from tessera.utils.enums import PrecisionType
 
 # What Accelerate writes even where nobody was asked.
 DEFAULTS: Dict[str, Any] = {
@@ -98,10 +98,7 @@ def gpu_count() -> int:
 def basic_config(mixed_precision: str = "no") -> Dict[str, Any]:
     """Plain training on all the GPUs of this machine, or on its CPU."""
     precision = mixed_precision.lower()
-    if precision not in PrecisionType:
-        raise ConfigError(f"mixed_precision '{mixed_precision}' is unknown; it is no, fp16 or bf16")
-    if precision == "fp8":
-        raise ConfigError("mixed_precision 'fp8' is not in this build yet; use bf16")
+    check_precision(precision)
     gpus = gpu_count()
     return {**DEFAULTS, "distributed_type": "MULTI_GPU" if gpus > 1 else "NO", "mixed_precision": precision,
             "num_processes": max(1, gpus), "use_cpu": gpus == 0}

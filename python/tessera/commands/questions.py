@@ -3,7 +3,7 @@
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from tessera.commands.config_file import DEFAULTS
-from tessera.utils.plugin_fields import boolean
+from tessera.compat.refusals import boolean
 
 PRECISIONS = ("no", "fp16", "bf16")
 _AWS = "Amazon SageMaker starts no jobs of Tessera; on a rented machine of theirs answer: This machine."

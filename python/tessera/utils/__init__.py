@@ -8,8 +8,8 @@ from typing import Any as _Any
 # Accelerate has a function and a module of this name; the function is what `tessera.utils.tqdm` is.
 from tessera.utils.tqdm import tqdm
 
-_MODULES = ("dataclasses", "megatron_lm", "megatron_parsers", "operations", "other", "random", "memory", "environment", "imports",
-            "objects", "constants", "modeling", "weights")
+_MODULES = ("dataclasses", "megatron_lm", "operations", "other", "random", "memory", "environment", "imports", "objects",
+            "constants", "modeling", "weights")
 
 
 def __getattr__(name: str) -> _Any:
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> _Any:
             if hasattr(found, name):
                 value = globals()[name] = getattr(found, name)
                 return value
-        refused = _import_module("tessera.utils.foreign_functions").find(name)
+        refused = _import_module("tessera.compat.foreign_functions").find(name)
         if refused is not None:
             return refused
     raise AttributeError(f"module 'tessera.utils' has no attribute {name!r}")

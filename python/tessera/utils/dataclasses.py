@@ -1,6 +1,6 @@
 """Accelerate's configuration classes under the module path that scripts import them from."""
 
-from tessera.utils.enums import (
+from tessera.compat.enums import (
     BaseEnum,
     ComputeEnvironment,
     CustomDtype,
@@ -14,7 +14,7 @@ from tessera.utils.enums import (
     RNGType,
     SageMakerDistributedType,
 )
-from tessera.utils.foreign import (
+from tessera.compat.foreign import (
     AORecipeKwargs,
     BnbQuantizationConfig,
     DeepSpeedPlugin,
@@ -29,7 +29,7 @@ from tessera.utils.foreign import (
     TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
 )
-from tessera.utils.kwargs_handlers import (
+from tessera.compat.kwargs_handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
@@ -41,7 +41,7 @@ from tessera.utils.kwargs_handlers import (
     ProjectConfiguration,
     TensorInformation,
 )
-from tessera.utils.megatron_parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS, add_model_config_to_megatron_parser
-from tessera.utils.megatron_plugin import MegatronLMPlugin
+from tessera.plugin.megatron_lm_plugin import MegatronLMPlugin
+from tessera.plugin.parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS, add_model_config_to_megatron_parser
 
 __all__ = [name for name in dir() if not name.startswith("_")]

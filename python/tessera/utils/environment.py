@@ -13,8 +13,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-_YES = ("y", "yes", "t", "true", "on", "1")
-_NO = ("n", "no", "f", "false", "off", "0")
+from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import NO, YES, boolean
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 def str_to_bool(value: str, to_bool: bool = False) -> Union[int, bool]:
     """1 for y, yes, t, true, on, 1; 0 for n, no, f, false, off, 0, in any case (True and False with `to_bool`).
     Errors: ValueError for anything else."""
-    text = value.lower()
-    if text not in _YES + _NO:
-        raise ValueError(f"invalid truth value '{value}'; say one of {', '.join(_YES + _NO)}")
-    return text in _YES if to_bool else int(text in _YES)
+    truth = boolean(value)
+    if truth is None:
+        raise ValueError(f"invalid truth value '{value}'; say one of {', '.join(YES + NO)}")
+    return truth if to_bool else int(truth)
 
 
 def get_int_from_env(env_keys: List[str], default: int) -> int:
@@ -172,8 +172,6 @@ def override_numa_affinity(local_process_index: int, verbose: Optional[bool] = N
     are, it says so and leaves the process alone."""
     cores = set(_cores_near_gpu(local_process_index)) & os.sched_getaffinity(0)
     if not cores:
-        from tessera.logging import warn_once
-
         warn_once(
             "CPU affinity was asked for, but this machine does not tell which cores are near which GPU; processes "
             "stay where the system puts them"

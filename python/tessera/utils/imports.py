@@ -9,8 +9,8 @@ import sys
 from functools import lru_cache, wraps
 from typing import Any, Callable, Optional, Union
 
+from tessera.compat.refusals import not_ours
 from tessera.utils.environment import parse_flag_from_env
-from tessera.utils.refusals import not_ours
 
 _OPERATIONS = {
     ">": operator.gt,

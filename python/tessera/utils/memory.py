@@ -8,7 +8,7 @@ import inspect
 import sys
 from typing import Callable, List, Optional
 
-from tessera._process_group import meet
+from tessera.comm.process_group import meet
 from tessera.state import PartialState
 
 # What PyTorch, its backends and Tessera say; Tessera's own errors begin with "out of memory".

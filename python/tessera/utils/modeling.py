@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any, Iterator, List, Tuple, Union
 
+from tessera.engine.export import shard_bytes
+
 __all__ = ["convert_file_size_to_int", "dtype_byte_size", "find_tied_parameters", "is_peft_model", "named_module_tensors"]
 
 
 def convert_file_size_to_int(size: Union[int, str]) -> int:
     """Bytes of "5GB", "200MiB" or a number. Errors: ConfigError."""
-    from tessera._export import shard_bytes
-
     return shard_bytes(size)
 
 

@@ -116,6 +116,11 @@ def write_whole(path: Union[str, os.PathLike], data: bytes) -> None:
     _C.publish_file(path, data)
 
 
+def array_of(value: Any) -> Any:
+    """The numpy array of a torch tensor; anything else as it is."""
+    return value.detach().cpu().numpy() if is_torch(value) else value
+
+
 def is_torch(value: Any, name: str = "Tensor") -> bool:
     """Whether `value` is an instance of that class of torch; never imports it."""
     torch = sys.modules.get("torch")

@@ -15,11 +15,12 @@ from typing import Any, Callable, List, Optional
 
 import numpy as np
 
-from tessera._process_group import meet
+from tessera.comm import exchange
+from tessera.comm.exchange import is_leaf
+from tessera.comm.process_group import meet
 from tessera.errors import DistributedOperationException
 from tessera.state import AcceleratorState, PartialState
-from tessera.utils import _exchange
-from tessera.utils._exchange import is_leaf
+from tessera.utils.dataclasses import TensorInformation
 from tessera.utils.objects import is_torch
 
 __all__ = [
@@ -67,8 +68,6 @@ def is_torch_tensor(tensor: Any) -> bool:
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    from tessera.utils.dataclasses import TensorInformation
-
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -131,8 +130,6 @@ def send_to_device(tensor: Any, device: Any, non_blocking: bool = False, skip_ke
 
 def get_data_structure(data: Any) -> Any:
     """Nested data with TensorInformation(shape, dtype) in place of tensors."""
-    from tessera.utils.dataclasses import TensorInformation
-
     return recursively_apply(lambda tensor: TensorInformation(shape=tensor.shape, dtype=tensor.dtype), data)
 
 
@@ -265,7 +262,7 @@ def data_group() -> Any:
 
 
 def _meet(call: str) -> None:
-    """Before a call of several ranks: see tessera._process_group.meet."""
+    """Before a call of several ranks: see tessera.comm.process_group.meet."""
     meet(PartialState()._connected(), call)
 
 
@@ -286,7 +283,7 @@ def verify_operation(function: Callable) -> Callable:
                 f"{operation}: a tensor is on {device}, while this process runs on {state.device}; move it there first"
             )
         group = state._connected() if function.__name__ == "broadcast" else data_group()
-        shapes = _exchange.gathered_objects(_plain(get_shape(tensor)), group)
+        shapes = exchange.gathered_objects(_plain(get_shape(tensor)), group)
         if any(shape != shapes[0] for shape in shapes):
             lines = "".join(f"\n  - Process {rank}: {shape}" for rank, shape in enumerate(shapes))
             raise DistributedOperationException(f"{operation}: the shapes differ between processes:{lines}")
@@ -321,10 +318,10 @@ def gather(tensor: Any) -> Any:
     if group.size == 1:
         return tensor
     _meet("gather()")
-    ranks = _exchange.gathered_objects([_exchange.pack(leaf) for leaf in leaves], group)
+    ranks = exchange.gathered_objects([exchange.pack(leaf) for leaf in leaves], group)
     if len({len(parts) for parts in ranks}) > 1:
         raise DistributedOperationException(f"gather: the ranks gave {[len(parts) for parts in ranks]} tensors")
-    results = iter([_exchange.joined(leaf, [parts[i] for parts in ranks], "gather") for i, leaf in enumerate(leaves)])
+    results = iter([exchange.joined(leaf, [parts[i] for parts in ranks], "gather") for i, leaf in enumerate(leaves)])
     return recursively_apply(lambda leaf: next(results), tensor, test_type=is_leaf)
 
 
@@ -336,7 +333,7 @@ def gather_object(object: Any) -> Any:
         return object
     _meet("gather_object()")
     gathered: List[Any] = []
-    for item in _exchange.gathered_objects(object, group):
+    for item in exchange.gathered_objects(object, group):
         gathered.extend(item if isinstance(item, (list, tuple, set, frozenset)) else [item])
     return gathered
 
@@ -355,7 +352,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     def reduce_leaf(leaf: Any) -> Any:
         if reduction == "none":
             return leaf.clone() if is_torch(leaf) else np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-        return _exchange.reduced(leaf, group, "max" if reduction == "max" else "sum", reduction == "mean", scale)
+        return exchange.reduced(leaf, group, "max" if reduction == "max" else "sum", reduction == "mean", scale)
 
     return recursively_apply(reduce_leaf, tensor, test_type=is_leaf)
 
@@ -369,13 +366,13 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     if state.num_processes == 1:
         return tensor
     _meet("broadcast()")
-    mine = [_exchange.pack(leaf) for leaf in leaves] if state.process_index == from_process else None
-    parts = _exchange.broadcast_object(mine, state._connected(), from_process)
+    mine = [exchange.pack(leaf) for leaf in leaves] if state.process_index == from_process else None
+    parts = exchange.broadcast_object(mine, state._connected(), from_process)
     if len(parts) != len(leaves):
         raise DistributedOperationException(f"broadcast: {len(parts)} tensors come, this process has {len(leaves)}")
     if state.process_index == from_process:
         return tensor
-    results = iter([_exchange.received(leaf, *part) for leaf, part in zip(leaves, parts)])
+    results = iter([exchange.received(leaf, *part) for leaf, part in zip(leaves, parts)])
     return recursively_apply(lambda leaf: next(results), tensor, test_type=is_leaf)
 
 
@@ -385,10 +382,10 @@ def broadcast_object_list(object_list: list, from_process: int = 0) -> list:
     state = PartialState()
     if state.num_processes > 1:
         _meet("broadcast_object_list()")
-        items = _exchange.broadcast_object(list(object_list), state._connected(), from_process)
+        items = exchange.broadcast_object(list(object_list), state._connected(), from_process)
         if len(items) != len(object_list):
             raise DistributedOperationException(
-                f"broadcast_object_list: {len(items)} objects come, this process has " "room " f"for {len(object_list)}"
+                f"broadcast_object_list: {len(items)} objects come, this process has room for {len(object_list)}"
             )
         object_list[:] = items
     return object_list
@@ -398,7 +395,7 @@ def copy_tensor_to_devices(tensor: Any = None) -> Any:
     """The tensor that exactly one process has (the others give None), on every process. Errors: ValueError."""
     state = PartialState()
     _meet("copy_tensor_to_devices()")
-    found = [item for item in _exchange.gathered_objects(tensor, state._connected()) if item is not None]
+    found = [item for item in exchange.gathered_objects(tensor, state._connected()) if item is not None]
     if len(found) != 1:
         raise ValueError(f"copy_tensor_to_devices: one process must have the tensor, but {len(found)} do")
     return tensor if tensor is not None else send_to_device(found[0], state.device)
@@ -417,7 +414,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: Any = 0, pad_firs
     shapes = [None if skip else [int(size) for size in leaf.shape] for leaf, skip in zip(leaves, nested)]
     if group.size > 1:
         _meet("pad_across_processes()")
-    ranks = _exchange.gathered_objects(shapes, group)
+    ranks = exchange.gathered_objects(shapes, group)
     if any([shape and len(shape) for shape in rank] != [shape and len(shape) for shape in shapes] for rank in ranks):
         raise DistributedOperationException(f"the ranks' tensors have different numbers of dimensions: {ranks}")
 
@@ -426,7 +423,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: Any = 0, pad_firs
             return leaf
         axis = dim % len(shapes[i])
         longest = max(rank[i][axis] for rank in ranks)
-        return leaf if longest == shapes[i][axis] else _exchange.padded(leaf, axis, longest, pad_index, pad_first)
+        return leaf if longest == shapes[i][axis] else exchange.padded(leaf, axis, longest, pad_index, pad_first)
 
     results = iter([pad(i, leaf) for i, leaf in enumerate(leaves)])
     return recursively_apply(lambda leaf: next(results), tensor, test_type=_has_shape)

@@ -10,11 +10,15 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from tessera.checkpoint import safetensors
+from tessera.commands import config_file
+from tessera.compat.refusals import not_ours
 from tessera.errors import ConfigError, DataError
 from tessera.logging import get_logger
 from tessera.state import PartialState
-from tessera.utils import _safetensors, objects
-from tessera.utils.refusals import not_ours
+from tessera.utils import objects
+from tessera.utils.imports import is_torch_available
+from tessera.utils.operations import send_to_device
 
 logger = get_logger(__name__)
 
@@ -106,7 +110,7 @@ def clean_state_dict_for_safetensors(state_dict: Dict[str, Any]) -> Dict[str, An
     seen: set = set()
     dropped: List[str] = []
     for name, tensor in state_dict.items():
-        memory = _safetensors.same_memory(tensor) if _safetensors.is_tensor(tensor) else None
+        memory = safetensors.same_memory(tensor) if safetensors.is_tensor(tensor) else None
         if memory is not None and memory in seen:
             dropped.append(name)
             continue
@@ -130,10 +134,10 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     flat = (
         isinstance(obj, dict)
         and obj
-        and all(isinstance(name, str) and _safetensors.is_tensor(value) for name, value in obj.items())
+        and all(isinstance(name, str) and safetensors.is_tensor(value) for name, value in obj.items())
     )
     data = (
-        _safetensors.to_bytes(clean_state_dict_for_safetensors(obj), {"format": "pt"}) if flat else objects.to_file(obj)
+        safetensors.to_bytes(clean_state_dict_for_safetensors(obj), {"format": "pt"}) if flat else objects.to_file(obj)
     )
     if hasattr(f, "write"):
         f.write(data)
@@ -144,8 +148,6 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 def load(f: Any, map_location: Any = None, **kwargs) -> Any:
     """What `save` wrote, from a path or a binary file: tensors of torch, or arrays where it is not installed.
     `map_location` is the device they go to. Errors: DataError; ConfigError for files of torch.save."""
-    from tessera.utils.operations import send_to_device
-
     kwargs.pop("weights_only", None)  # always so
     if kwargs:
         raise ConfigError(f"load knows no {', '.join(sorted(kwargs))}; it takes map_location")
@@ -161,13 +163,11 @@ def load(f: Any, map_location: Any = None, **kwargs) -> Any:
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
     else:
-        value = _safetensors.from_bytes(data, torch=_has_torch(), origin=name)
+        value = safetensors.from_bytes(data, torch=_has_torch(), origin=name)
     return value if map_location is None else send_to_device(value, map_location)
 
 
 def _has_torch() -> bool:
-    from tessera.utils.imports import is_torch_available
-
     return is_torch_available()
 
 
@@ -236,16 +236,4 @@ def get_module_children_bottom_up(model: Any, return_fqns: bool = False) -> list
 
 def write_basic_config(*args, **kwargs) -> Any:
     """Writes a launch file with default answers; see `tessera config --default`."""
-    from tessera.commands.config import write_basic_config as write
-
-    return write(*args, **kwargs)
-
-
-def full_optimizer_state(optimizer: Any) -> dict:
-    """The state_dict of a prepared optimizer with its moments, as torch.optim's load_state_dict takes it: all of it on rank 0,
-    {} elsewhere. Collective."""
-    from tessera.optimizer import AcceleratedOptimizer
-
-    if not isinstance(optimizer, AcceleratedOptimizer):
-        raise TypeError(f"full_optimizer_state() takes the optimizer that prepare() returned, not a {type(optimizer).__name__}")
-    return optimizer.full_state_dict()
+    return config_file.write_basic_config(*args, **kwargs)

@@ -6,12 +6,13 @@ import random
 import sys
 from typing import Any, List, Optional, Union
 
-from tessera._agreement import CALL
-from tessera._process_group import meet
+from tessera.comm.agreement import CALL
+from tessera.comm.process_group import meet
+from tessera.compat.enums import RNGType
+from tessera.compat.refusals import not_ours
 from tessera.logging import get_logger
 from tessera.state import PartialState
-from tessera.utils.enums import RNGType
-from tessera.utils.refusals import not_ours
+from tessera.utils.operations import broadcast_object_list
 
 _last_seed: Optional[int] = None
 
@@ -67,8 +68,6 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 def synchronize_rng_state(rng_type: Optional[Union[str, RNGType]] = None, generator: Any = None) -> None:
     """All processes take the state of rank 0's generator: `torch`, `cuda` or `generator` (the torch.Generator given).
     Collective. Errors: ValueError without a generator; NotImplementedError for other devices."""
-    from tessera.utils.operations import broadcast_object_list
-
     kind = RNGType(rng_type)
     if kind == RNGType.GENERATOR and generator is None:
         raise ValueError("synchronize_rng_state('generator') needs the generator")

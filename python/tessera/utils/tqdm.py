@@ -8,7 +8,7 @@ from typing import Any
 def tqdm(*args, main_process_only: bool = True, **kwargs) -> Any:
     """tqdm.auto.tqdm, shown on the first process of each machine only unless `main_process_only=False`.
     Errors: ImportError without tqdm; ValueError for a bool as first argument, as older versions took it."""
-    from tessera.state import PartialState  # here, as the states import this package
+    from tessera.state import PartialState  # here, as importing tessera.utils costs nothing
 
     try:
         from tqdm.auto import tqdm as bar

@@ -1,8 +1,8 @@
-"""Whole weights, read and written by Hugging Face name."""
+"""Whole weights, read and written by Hugging Face name, and the optimizer's whole state."""
 
 from typing import Any, Dict
 
-__all__ = ["full_parameters", "load_parameters"]
+__all__ = ["full_optimizer_state", "full_parameters", "load_parameters"]
 
 
 def full_parameters(model: Any) -> Dict[str, Any]:
@@ -17,3 +17,13 @@ def load_parameters(model: Any, values: Dict[str, Any], strict: bool = True) -> 
     fp32. With strict=False those that are not named stay as they are. Collective. Errors: InvalidArgument on every rank for
     unknown or missing names and other shapes, before anything is changed."""
     model.session.load(values, strict)
+
+
+def full_optimizer_state(optimizer: Any) -> dict:
+    """The state_dict of a prepared optimizer with its moments, as torch.optim's load_state_dict takes it: all of it on rank 0,
+    {} elsewhere. Collective."""
+    from tessera.optimizer import AcceleratedOptimizer  # needs torch
+
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise TypeError(f"full_optimizer_state() takes the optimizer that prepare() returned, not a {type(optimizer).__name__}")
+    return optimizer.full_state_dict()

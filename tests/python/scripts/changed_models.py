@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tessera import Accelerator
-from tessera._whole_weights import joined
+from tessera.engine.whole_weights import joined
 from tessera.utils import MegatronLMPlugin, full_gradients, set_seed
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import tessera
-from tessera._model import TesseraModel
+from tessera.engine.model import TesseraModel
 from tessera.state import PartialState
 from tessera.utils import MegatronLMDummyScheduler
 

@@ -1,0 +1,1 @@
+"""Folders and files of saved states. (Public: the Accelerator.)"""

@@ -1,0 +1,1 @@
+"""The processes of a job: the connection, what is agreed over it, and what travels."""

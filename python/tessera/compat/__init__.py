@@ -1,0 +1,1 @@
+"""Accelerate's settings, choices and names of other engines. (Public: tessera.utils.)"""

@@ -1,0 +1,1 @@
+"""Batches, loaders and indexed files. (Public: tessera.data_loader.)"""

@@ -1,0 +1,142 @@
+"""From MegatronLMDummyDataLoaders and the plugin to the loaders over .idx/.bin: which argument comes from where."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import nearest
+from tessera.data.documents import RULES, eod_id, rules_asked_for
+from tessera.data.indexed import Iterators, build_iterators, open_samples
+from tessera.errors import ConfigError
+from tessera.plugin import megatron_args
+from tessera.plugin.fields import FIELDS
+
+# What a loader may be given, beside arguments that have no effect or are refused wherever they stand.
+DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path", "seq_length",
+                  "micro_batch_size", "seed", "train_iters", "eval_iters", "eval_interval", "consumed_samples", "eos_token_id",
+                  "vocab_file", *RULES)
+_PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
+_SPLIT, _SEED = "969, 30, 1", 1234  # Megatron's
+_LATER = ("mask_prob", "short_seq_prob", "encoder_seq_length", "decoder_seq_length", "retriever_seq_length", "sample_rate",
+          "max_seq_length_dec")
+_UNREAD = {"merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
+           "vocab_extra_ids": "data are read as ids", "num_dataset_builder_threads": "rank 0 builds the index files",
+           "vocab_size": "the model says it"}
+
+
+def admit(given: Dict[str, Any]) -> Dict[str, Any]:
+    """The arguments of a MegatronLMDummyDataLoader under their own names; None is not given. Errors: ConfigError for a name that
+    is no argument of the data, with the nearest one, and for what is not in this build."""
+    arguments = megatron_args.normalised(given)
+    if arguments.get("splits_string") is not None and arguments.get("split") is None:
+        arguments["split"] = arguments["splits_string"]
+    arguments.pop("splits_string", None)
+    arguments.pop("megatron_dataset_flag", None)  # says that this is a Megatron loader
+    kept: Dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in DATA_ARGUMENTS:
+            if value is not None:
+                kept[name] = value
+            continue
+        kind, why = _effect_of(name)
+        if kind == "refuses" and value is not None and value is not False:
+            raise ConfigError(f"MegatronLMDummyDataLoader: '{name}' is refused: {why}")
+        if kind == "warns" and value is not None:
+            warn_once(f"MegatronLMDummyDataLoader: '{name}' has no effect: {why}")
+    missing = [name for name in ("seq_length", "micro_batch_size") if name not in kept]
+    if missing:
+        raise ConfigError(f"MegatronLMDummyDataLoader needs {', '.join(missing)}")
+    if "data_path" in kept and any(name in kept for name in _PER_SPLIT):
+        raise ConfigError("MegatronLMDummyDataLoader: data_path is cut by `split`; give it, or train_data_path, valid_data_path and "
+                          "test_data_path")
+    return kept
+
+
+def _effect_of(name: str) -> Tuple[str, str]:
+    if name in _LATER:
+        return "refuses", "data of models with an encoder (BERT, T5) are not in this build yet"
+    if name in _UNREAD:
+        return "warns", _UNREAD[name]
+    kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))[:2]
+    if name in ("mock_data", "data_args_path", "per_split_data_args_path", "dataloader_type"):
+        return "refuses", "samples come from the .idx/.bin of data_path, in Megatron's order"
+    if kind == "warns":
+        return kind, why
+    raise ConfigError(f"MegatronLMDummyDataLoader knows no {name}{nearest(name, DATA_ARGUMENTS)}; it takes {', '.join(DATA_ARGUMENTS)}")
+
+
+def set_plugin_arguments(arguments: Dict[str, Any], plugin: Any) -> None:
+    """The loader's arguments become the plugin's: they count, and one line names each that the plugin said otherwise."""
+    own = plugin.megatron_lm_default_args
+    for name, value in {**arguments, "megatron_dataset_flag": True}.items():
+        before = own.get(name)
+        usual = FIELDS[name].default if name in FIELDS else None
+        if before not in (None, False, usual) and before != value:
+            warn_once(f"MegatronLMDummyDataLoader: {name} is {value!r}, which counts over the plugin's {before!r}")
+        own[name] = value
+    plugin.given_arguments.update(arguments)
+
+
+def data_arguments(arguments: Dict[str, Any], plugin: Any) -> Dict[str, Any]:
+    """All arguments of the data: the loader's own, else the plugin's."""
+    found = {name: value for name, value in plugin.given_arguments.items() if name in DATA_ARGUMENTS and value is not None}
+    found.update({name: value for name in ("train_iters", "eval_iters", "eval_interval", "consumed_samples")
+                  if (value := getattr(plugin, name)) is not None})
+    found.update({name: True for name in rules_asked_for(plugin)})
+    if any(name in arguments for name in _PER_SPLIT):
+        found.pop("data_path", None)
+    return {**found, **arguments}
+
+
+def horizon_steps(accelerator: Any, arguments: Dict[str, Any]) -> int:
+    """Optimizer steps of the run. Errors: ConfigError where nobody says it."""
+    horizon = next((scheduler.scheduler.horizon for scheduler in accelerator._schedulers
+                    if hasattr(scheduler.scheduler, "horizon")), None)
+    steps = arguments.get("train_iters") or (horizon and horizon.train_iters)
+    if not steps:
+        raise ConfigError("how much indexed data is read follows from the length of the training: give the plugin train_iters")
+    return int(steps)
+
+
+def samples_provider(accelerator: Any, own: Dict[str, Any]) -> Callable[[Sequence[int]], Sequence[Any]]:
+    """function(numbers of samples) -> the data sets of training, validation and test: the plugin's
+    custom_megatron_datasets_provider_function, or Megatron's over .idx/.bin."""
+    plugin = accelerator.state.megatron_lm_plugin
+    if plugin.custom_megatron_datasets_provider_function is not None:
+        return plugin.custom_megatron_datasets_provider_function
+    arguments = data_arguments(own, plugin)
+    on = {name: bool(arguments.get(name)) for name in RULES}
+    config = accelerator._models[0]._session.config if accelerator._models else {}
+    eod = eod_id(arguments, config) if any(on.values()) else arguments.get("eos_token_id")
+    paths = [arguments.get(name) for name in _PER_SPLIT]
+
+    def provide(counts: Sequence[int]) -> Sequence[Any]:
+        return open_samples(arguments.get("data_path"), counts, arguments["seq_length"], split=arguments.get("split", _SPLIT),
+                            seed=int(arguments.get("seed", _SEED)), eos_token_id=eod, cache_dir=arguments.get("data_cache_path"),
+                            vocab_size=int(config.get("vocab_size", 0)),
+                            split_paths=paths if any(path is not None for path in paths) else None, **on)
+
+    return provide
+
+
+def build_loaders(accelerator: Any, own: Dict[str, Any]) -> Iterators:
+    """Loaders of training, validation and test. Collective."""
+    plugin, mesh = accelerator.state.megatron_lm_plugin, accelerator.state.mesh
+    if plugin is None:
+        raise ConfigError("MegatronLMDummyDataLoader needs a MegatronLMPlugin")
+    arguments = data_arguments(own, plugin)
+    return build_iterators(
+        data_path=arguments.get("data_path"), seq_length=arguments["seq_length"], micro_batch_size=arguments["micro_batch_size"],
+        num_micro_batches=plugin.num_micro_batches, data_rank=mesh.coordinates["dp"], data_ranks=mesh.dp,
+        train_iters=horizon_steps(accelerator, arguments), eval_iters=arguments["eval_iters"],
+        eval_interval=arguments["eval_interval"], consumed_samples=tuple(arguments.get("consumed_samples") or (0, 0, 0)),
+        world=accelerator.state.world, datasets_provider=samples_provider(accelerator, own))
+
+
+def indexed_loaders(accelerator: Any, dummies: list) -> List[Optional[Any]]:
+    """As many of them as there are dummies in one prepare()."""
+    if any(dummy.dataset_args != dummies[0].dataset_args for dummy in dummies) or len(dummies) > 3:
+        raise ConfigError("the MegatronLMDummyDataLoaders of one prepare() become training, validation and test of one dataset: "
+                          "pass the same one, three times at most")
+    return list(dummies[0].build_train_valid_test_data_iterators(accelerator))[: len(dummies)]

@@ -1,0 +1,57 @@
+"""One call's arrays, as a Hugging Face model takes them, and the engine's batch that they become. No torch."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+from tessera.data.documents import IGNORED, DocumentRules, packed_documents
+from tessera.data.ids import ids_of
+from tessera.errors import InvalidArgument
+
+
+def model_batch(input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
+                shifted: bool = False, document_ids: Any = None, rules: Optional[DocumentRules] = None) -> Tuple[Any, Any]:
+    """Arrays [batch, seq] as a _C.Batch, and the labels it has: those of the next position, -100 where there is no loss. `labels`
+    are those of the same positions unless `shifted`; attention stays within equal `document_ids`. Errors: InvalidArgument for
+    shapes that do not fit, and for a mask with holes."""
+    import numpy as np
+
+    from tessera import _C
+
+    tokens, labels, position_ids = map(ids_of, ("input_ids", "labels", "position_ids"), (input_ids, labels, position_ids))
+    if tokens.ndim != 2:
+        raise InvalidArgument(f"input_ids have the shape {tuple(tokens.shape)}; they must be [batch, sequence]")
+    for name, array in (("attention_mask", attention_mask), ("labels", labels), ("position_ids", position_ids)):
+        if array is not None and name != "position_ids" and tuple(np.shape(array)) != tokens.shape:
+            raise InvalidArgument(f"{name} has the shape {tuple(np.shape(array))}, input_ids {tuple(tokens.shape)}; they "
+                                  "must be the same [batch, sequence]")
+    begin, end = _key_ranges(attention_mask)
+    documents = document_ids
+    if position_ids is not None:
+        position_ids = np.broadcast_to(position_ids, tokens.shape)
+        if attention_mask is None and documents is None and not shifted:
+            documents = packed_documents(position_ids)
+    if labels is not None and not shifted:
+        labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), IGNORED, labels.dtype)], axis=1)
+    if rules is not None:
+        labels, position_ids, documents = rules.apply(tokens, labels, position_ids, documents)
+    return _C.Batch(tokens, labels, position_ids, begin, end, documents), labels
+
+
+def _key_ranges(attention_mask: Any) -> Tuple[Any, Any]:
+    """First and one past the last key of each sample; (None, None) where all keys count."""
+    import numpy as np
+
+    if attention_mask is None:
+        return None, None
+    mask = np.asarray(attention_mask) != 0
+    if mask.all():
+        return None, None
+    length = mask.shape[1]
+    begin = np.where(mask.any(axis=1), mask.argmax(axis=1), 0)
+    end = np.where(mask.any(axis=1), length - mask[:, ::-1].argmax(axis=1), 0)
+    holes = np.flatnonzero(mask.sum(axis=1) != end - begin)
+    if len(holes):
+        raise InvalidArgument(f"attention_mask of sample {int(holes[0])} has zeros between ones; only padding at the ends can "
+                              "be masked. For packed samples give position_ids that restart, and no mask")
+    return begin, end

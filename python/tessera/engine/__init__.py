@@ -1,0 +1,1 @@
+"""One model in training, between PyTorch and C++. (Public: what prepare() returns.)"""

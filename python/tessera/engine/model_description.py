@@ -1,0 +1,89 @@
+"""What the engine is told of the model given to prepare(): its config, parameters, weights and dtype."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.engine.parameters import EngineParameter
+from tessera.engine.plan import ModelParameter, ModelPlan
+from tessera.engine.weights import Source
+from tessera.errors import ConfigError
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def _families() -> str:
+    from tessera import _C
+
+    *types, last = _C.hf_model_types()
+    return f"{', '.join(types)} and {last}"
+
+
+def describe_model(model: torch.nn.Module) -> ModelPlan:
+    """What the model itself says. Errors: ConfigError for a model that Tessera cannot build."""
+    from tessera import _C
+
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_json_string"):
+        raise ConfigError(f"{type(model).__name__} has no Hugging Face config, and Tessera builds models from their config: it "
+                          f"trains {_families()}. A model of your own is written in C++ (docs/guides/own_model_in_cpp.md)")
+    if any(isinstance(parameter, EngineParameter) for parameter in model.parameters()):
+        raise ConfigError("an earlier prepare() has taken this model's weights, and the object has none any more; use the model that "
+                          "prepare() returned, or make it anew")
+    kind = getattr(config, "model_type", None)
+    if kind not in _C.hf_model_types():
+        raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_families()}. For another decoder whose "
+                          "layers are those of one of these, make a config of that type; a model of your own is written in "
+                          "C++ (docs/guides/own_model_in_cpp.md)")
+    if not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
+        raise ConfigError(f"{type(model).__name__} is not a language model with a head; pass one made by "
+                          "AutoModelForCausalLM")
+    named = list(model.named_parameters())
+    dtypes = {parameter.dtype for _, parameter in named}
+    if len(dtypes) != 1 or next(iter(dtypes)) not in _DTYPES:
+        raise ConfigError(f"the model's parameters have the dtypes {sorted(map(str, dtypes))}; they must be all float32, "
+                          "bfloat16 or float16")
+    parameters = tuple(ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named)
+    return ModelPlan(config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()],
+                     checkpointed=any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
+
+
+def _source_of(model: Any, named: list) -> Source:
+    meta = [name for name, parameter in named if parameter.device.type == "meta"]
+    if meta and len(meta) < len(named):
+        raise ConfigError(f"{len(meta)} of {len(named)} parameters are on the meta device (the first is {meta[0]}); a model "
+                          "has either all its weights or none of them")
+    if meta:
+        folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
+        has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
+        return Source(folder=folder) if has else Source()
+    head = _tied_head(model.config)
+    tensors, owner = [], []
+    for name, parameter in named:
+        if name == head:
+            continue
+        value = parameter.detach()
+        value = (value if value.device.type == "cpu" else value.cpu()).contiguous()
+        owner.append(value)
+        tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
+    return Source(tensors=tensors, owner=owner, read=_was_read(model, named))
+
+
+def _tied_head(config: Any) -> str:
+    """The head's name where the config says that it is the embedding, else ""."""
+    from tessera import _C
+
+    return _C.hf_head(config.model_type) if getattr(config, "tie_word_embeddings", False) else ""
+
+
+def _was_read(model: Any, named: list) -> bool:
+    """Whether from_pretrained() made the model: Transformers marks the parameters that it has read, and leaves the model in
+    eval mode, which before its version 5 is the one sign."""
+    transformers = sys.modules.get("transformers")
+    if transformers is not None and int(transformers.__version__.partition(".")[0]) >= 5:
+        return any(getattr(parameter, "_is_hf_initialized", False) for _, parameter in named)
+    return not model.training and bool(getattr(model.config, "_name_or_path", ""))

@@ -1,0 +1,1 @@
+"""What this process and its launcher tell each other. (Public: tessera.launchers.)"""

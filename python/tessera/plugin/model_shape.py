@@ -1,0 +1,140 @@
+"""The model's part of the plugin: what a Hugging Face config says, and what Megatron's arguments would change of it."""
+
+import json
+from typing import Any, Dict, Optional
+
+from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import nearest
+from tessera.errors import ConfigError
+from tessera.plugin import megatron_args
+
+_POSITIONS = {"absolute": "learned", "learned_absolute": "learned", "learned": "learned", "rotary": "rotary", "rope": "rotary",
+              "alibi": "alibi", "none": "none"}
+_ROPE = {"rope_theta": "rotary_base", "rope_fraction": "rotary_percent", "rope_interleaved": "rotary_interleaved"}
+_NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+_HEADS = ("multihead", "multiquery")
+
+# What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
+_STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias")
+# What the model given to prepare() says, and nothing can say otherwise.
+_SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
+
+
+def described(config: Optional[dict]) -> Dict[str, Any]:
+    """The native keys of a transformers `config.to_dict()`, with Transformers' defaults, or of the object `model` of a
+    tessera.json; {} for other types."""
+    from tessera import _C
+
+    config = config or {}
+    if "hf_model_type" not in config and config.get("model_type") not in _C.hf_model_types():
+        return {}
+    return {key: _value(text) for key, text in _C.hf_model_items(json.dumps(config, default=str))}
+
+
+def _value(text: str) -> Any:
+    """Of a native configuration: a number, a switch, null, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _one_of(name: str, value: Any, table: Dict[str, str]) -> str:
+    if value not in table:
+        raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be one of {', '.join(table)}"
+                          f"{nearest(str(value), table)}")
+    return table[value]
+
+
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+        raise ConfigError(f"other_megatron_args: {name} is {value!r}; it must be "
+                          f"{'an integer' if kind is int else 'a number'} above 0")
+    return value
+
+
+def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
+    """What the arguments of effect "model" ask for, under native keys. Switches that are off ask for nothing."""
+    asked: Dict[str, Any] = {}
+
+    def on(name: str) -> bool:
+        return bool(arguments.get(name))
+
+    for name, effect in megatron_args.ARGUMENTS.items():
+        if effect.kind == "model" and effect.number is not None and arguments.get(name) is not None:
+            asked[effect.detail] = _number(name, arguments[name], effect.number)
+    if arguments.get("position_embedding_type") is not None:
+        asked["position_embedding"] = _one_of("position_embedding_type", arguments["position_embedding_type"], _POSITIONS)
+    elif arguments.get("add_position_embedding") is False:
+        asked["position_embedding"] = "none"
+    if arguments.get("normalization") is not None:
+        asked["norm"] = _one_of("normalization", arguments["normalization"], _NORMS)
+    if arguments.get("attention_head_type") is not None:
+        kind = _one_of("attention_head_type", arguments["attention_head_type"], {name: name for name in _HEADS})
+        asked["num_kv_heads"] = 1 if kind == "multiquery" else (heads or 0)
+    if arguments.get("num_query_groups") is not None and (on("group_query_attention") or arguments["num_query_groups"] != 1):
+        asked["num_kv_heads"] = _number("num_query_groups", arguments["num_query_groups"], int)
+    elif on("group_query_attention"):
+        raise ConfigError("other_megatron_args: group_query_attention needs num_query_groups")
+    for name, key, value in (("swiglu", "activation", "swiglu"), ("openai_gelu", "activation", "gelu_tanh"),
+                             ("rotary_interleaved", "rope_interleaved", True), ("add_qkv_bias", "qkv_bias", True),
+                             ("untie_embeddings_and_output_weights", "tied_head", False)):
+        if on(name):
+            asked[key] = value
+    if on("disable_bias_linear") or arguments.get("add_bias_linear") is False:
+        asked["linear_bias"] = False
+        asked.setdefault("qkv_bias", False)  # Megatron's switch is for both
+    return asked
+
+
+def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """What the arguments ask for, without what the model given to prepare() says itself."""
+    own = described(hf_config)
+    arguments = megatron_args.normalised(plugin.other_megatron_args or {})
+    asked = _asked(arguments, own.get("num_heads"))
+    if plugin.use_rotary_position_embeddings:
+        if asked.get("position_embedding", "rotary") != "rotary":
+            raise ConfigError("MegatronLMPlugin.use_rotary_position_embeddings contradicts other_megatron_args' "
+                              "position_embedding_type; remove one")
+        asked["position_embedding"] = "rotary"
+    for key in _SIZES:
+        wanted = asked.pop(key, None)
+        if wanted is not None and own and own[key] != wanted:
+            raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
+                              "change the model's config")
+    if "linear_bias" in asked and own.get("proj_bias") is not None:  # the plugin's word is for both
+        asked["proj_bias"] = asked["linear_bias"]
+    positions = asked.get("position_embedding", own.get("position_embedding", "rotary"))
+    for key, name in _ROPE.items():
+        if positions != "rotary" and asked.pop(key, None) is not None:
+            warn_once(f"other_megatron_args: {name} has no effect on a model whose positions are {positions}")
+    if not pretrained or arguments.get("reinitialize"):
+        return asked
+    for key in _STRUCTURE:
+        if key in asked and key in own and asked[key] != own[key]:
+            raise ConfigError(f"the plugin asks for {key} {asked[key]!r}, but the pretrained weights are of a model with "
+                              f"{own[key]!r}; remove it, or start from a config without weights, or give other_megatron_args="
+                              "{'reinitialize': True}: tensors that still fit keep their weights, the others are drawn anew")
+    return {key: value for key, value in asked.items() if key not in _STRUCTURE or not own}
+
+
+def asked_structure(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """What the plugin asks for that makes the model another one than its config describes, or the same, under native keys.
+
+    Errors: ConfigError when the plugin contradicts pretrained weights, or sizes that the model given to prepare() has.
+    """
+    return {key: value for key, value in _checked(plugin, hf_config, pretrained).items() if key in _STRUCTURE}
+
+
+def model_overrides(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, Any]:
+    """The keys of the native section `model` that the plugin sets over those of the Hugging Face config. Errors: as
+    asked_structure."""
+    own, asked = described(hf_config), _checked(plugin, hf_config, pretrained)
+    if plugin.hidden_dropout is not None:
+        asked["dropout"] = plugin.hidden_dropout
+        if own.get("embedding_dropout") is not None:  # the plugin's word is for both
+            asked["embedding_dropout"] = plugin.hidden_dropout
+    if plugin.attention_dropout is not None:
+        asked["attention_dropout"] = plugin.attention_dropout
+    return asked

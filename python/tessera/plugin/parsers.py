@@ -1,0 +1,82 @@
+"""How a Hugging Face model is described under Megatron's argument names, by its `config.model_type`.
+
+The engine itself reads the model's config; these arguments are what custom train steps see as `args`.
+"""
+
+from typing import Any, Callable, Dict, Optional
+
+from tessera.errors import ConfigError
+from tessera.plugin.model_shape import described
+
+Parser = Callable[[Any, Any, Optional[dict]], None]
+
+MODEL_CONFIGS_TO_MEGATRON_PARSERS: Dict[str, Parser] = {}
+
+
+def add_model_config_to_megatron_parser(model_type: str) -> Callable[[Parser], Parser]:
+    """Decorator: `parse(plugin, model, batch_data)` fills plugin.megatron_lm_default_args for models whose
+    `config.model_type` contains `model_type`."""
+
+    def register(parse: Parser) -> Parser:
+        MODEL_CONFIGS_TO_MEGATRON_PARSERS[model_type] = parse
+        return parse
+
+    return register
+
+
+def find_parser(model_type: str) -> Parser:
+    """The parser for a model type. Errors: ConfigError that names the types there are."""
+    from tessera import _C
+
+    own, types = MODEL_CONFIGS_TO_MEGATRON_PARSERS, _C.hf_model_types()
+    # The whole name before a part of it.
+    for known in sorted(own, key=len, reverse=True):
+        if known in model_type.lower():
+            return own[known]
+    if model_type in types:
+        return parse_model_config
+    raise ConfigError(f"models of type '{model_type}' are not supported; "
+                      f"{', '.join([*types, *own])} are, and add_model_config_to_megatron_parser "
+                      "registers a parser of your own")
+
+
+def _sequence_length(plugin, batch_data: Optional[dict], positions: int) -> int:
+    given = plugin.seq_length if plugin.seq_length is not None else plugin.decoder_seq_length
+    if given is not None:
+        return given
+    return int(batch_data["input_ids"].shape[1]) if batch_data and "input_ids" in batch_data else positions
+
+
+def parse_model_config(plugin, model, batch_data: Optional[dict] = None) -> None:
+    """Any of the families that the engine has, from what it reads of the model's config."""
+    from tessera import _C
+
+    config = model.config
+    own = described(config.to_dict())
+    plugin.seq_length = _sequence_length(plugin, batch_data, own["max_positions"])
+    arguments = dict(
+        model_type_name="gpt", num_layers=own["num_layers"], hidden_size=own["hidden_size"], num_attention_heads=own["num_heads"],
+        pretraining_flag=True, orig_vocab_size=config.vocab_size, padded_vocab_size=config.vocab_size,
+        max_position_embeddings=own["max_positions"], seq_length=plugin.seq_length,
+        model_return_dict=getattr(config, "return_dict", True), return_logits=plugin.return_logits or plugin.require_logits,
+        tokenizer_type=_C.hf_megatron_tokenizer(config.model_type), eos_token_id=getattr(config, "eos_token_id", None),
+        **_architecture(own))
+    plugin.megatron_lm_default_args.update({name: value for name, value in arguments.items() if name not in plugin.given_arguments})
+
+
+def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
+    """What makes a model another one than Megatron's default, a GPT-2."""
+    groups = own["num_kv_heads"]
+    if own["position_embedding"] != "rotary":
+        return {"attention_head_type": "multiquery"} if groups == 1 else {}
+    arguments = dict(ffn_hidden_size=own["ffn_hidden_size"], group_query_attention=groups != own["num_heads"], num_query_groups=groups,
+                     position_embedding_type="rope", rotary_base=own["rope_theta"], layernorm_epsilon=own["norm_eps"],
+                     add_bias_linear=own["linear_bias"], untie_embeddings_and_output_weights=not own["tied_head"])
+    if own["rope_fraction"] != 1:
+        arguments["rotary_percent"] = own["rope_fraction"]
+    if own["norm"] == "rmsnorm":
+        arguments.update(normalization="RMSNorm", swiglu=True, add_qkv_bias=own["qkv_bias"])
+    return arguments
+
+
+parse_gpt2_config = parse_llama_config = parse_model_config
