@@ -8,7 +8,7 @@
 #include "tessera/base/config.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
-#include "tessera/nn/models/decoder.hpp"
+#include "tessera/nn/stack.hpp"
 #include "tessera/ops/backends.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -30,8 +30,8 @@ std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
   return [groups](const Parameter& parameter) { return groups.freezes(parameter); };
 }
 
-Model::Output of(Engine::Output output) {
-  return output == Engine::Output::logits ? Model::Output::logits : Model::Output::losses;
+LossPlan::Kind of(Engine::Output output) {
+  return output == Engine::Output::logits ? LossPlan::Kind::caller : LossPlan::Kind::per_token;
 }
 
 /// Rows of a micro-batch, [seq * n, width] or [seq * n], into fp32 `result` [n, seq, width].
@@ -56,11 +56,6 @@ Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& 
   ops::copy(ctx, gradient.view({n, seq, width}).transpose(0, 1), result);
   if (factor != 1.0f) ops::axpby(ctx, factor, result, 0.0f, result);
   return result.view(rows.shape());
-}
-
-/// Samples of all data ranks together.
-std::int64_t samples_of_all(const Batch& batch, int data_ranks) {
-  return batch.global_batch > 0 ? batch.global_batch : batch.batch * data_ranks;
 }
 
 /// What is not a number has no sign to print either.
@@ -213,7 +208,7 @@ void Engine::launch_step(const Batch& batch) {
   const FlightCall open(ctx_.stream->flight(), "Engine::launch_step()");
   const std::vector<AxisTraffic> before = traffic();
   auto step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream), StepReport{});
-  if (step->passes.targets == 0) {
+  if (step->passes.terms[0].count == 0) {
     params_->drop_call();
     throw DataError(detail::concat("no label of this batch counts: all are ", kIgnoredLabel,
                                    ", so a step would only decay weights; check the data"));
@@ -238,6 +233,7 @@ StepReport Engine::finish_step() {
   StepReport result = std::move(step->report);
   const std::vector<AxisTraffic> before = traffic();
   result.loss = without_sign_of_nan(read_loss(step->passes));
+  result.terms = terms_;
   const std::vector<AxisTraffic> more = since(before);
   for (std::size_t i = 0; i < more.size(); ++i) {
     result.traffic[i].bytes_sent += more[i].bytes_sent;
@@ -287,7 +283,7 @@ Engine::Call Engine::open_call(const Batch& given, Output output, const LossFunc
     return finish_gradient(ctx_, position_major(ctx_, grad, value, share), optimizer_->loss_scale(),
                            value.dtype());
   };
-  stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
+  stage = make_stage(batch, LossPlan::outputs(of(output), gradient), {});
   begin_call(stage->full_micro_batches());
   run(*stage, false);
   params_->close_call();
@@ -319,7 +315,7 @@ Tensor Engine::forward(const Batch& given, Output output) {
   auto next = std::make_unique<Forwarded>();
   next->batch = agreed(given, "Engine::forward()", output == Output::token_losses);
   const Batch& batch = next->batch;
-  next->stage = make_stage(next->batch, {.output = of(output), .keep_outputs = true});
+  next->stage = make_stage(next->batch, LossPlan::outputs(of(output)), {});
   run(*next->stage, true);
   count_samples(batch);
   Tensor result = outputs_of(*next->stage, batch, output);
@@ -331,7 +327,7 @@ Tensor Engine::predict(const Batch& given, Output output) {
   const FlightCall open(ctx_.stream->flight(), "Engine::predict()");
   const Batch batch = agreed(given, "Engine::predict()", output == Output::token_losses);
   const auto stage =
-      make_stage(batch, {.output = of(output), .training = false, .record = false, .keep_outputs = true});
+      make_stage(batch, LossPlan::outputs(of(output)), {.training = false, .record = false});
   run(*stage, true);
   return outputs_of(*stage, batch, output);
 }
@@ -342,7 +338,7 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
   Tensor result = Tensor::empty(ctx_, {batch.batch, batch.seq_length, width}, DType::f32);
   for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
-    copy_batch_major(ctx_, stage.outputs()[static_cast<std::size_t>(i)],
+    copy_batch_major(ctx_, stage.loss().outputs()[static_cast<std::size_t>(i)],
                      result.narrow(0, samples.begin, samples.count));
   }
   return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
@@ -381,10 +377,10 @@ void Engine::backward(const Tensor& upstream, std::optional<std::int64_t> which)
     const float weight = static_cast<float>(batch.batch * dp) / static_cast<float>(whole);
     for (int i = 0; i < stage.full_micro_batches(); ++i) {
       const Part samples = stage.samples(i);
-      const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
+      const Tensor& value = stage.loss().outputs()[static_cast<std::size_t>(i)];
       const Tensor part = upstream.narrow(0, samples.begin, samples.count);
-      stage.set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
-                                            optimizer_->loss_scale(), value.dtype()));
+      stage.loss().set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
+                                                   optimizer_->loss_scale(), value.dtype()));
     }
   }
   begin_call(stage.full_micro_batches());
@@ -472,18 +468,14 @@ UpdateResult Engine::finish_update(double lr) {
   return {without_sign_of_nan(done.grad_norm), lr, done.skipped, done.loss_scale};
 }
 
-double Engine::evaluate(const Batch& batch) {
-  const LossSum loss = evaluate_sum(batch);
-  return loss.sum / std::max(1.0, loss.targets);
-}
+double Engine::evaluate(const Batch& batch) { return total_of(evaluate_terms(batch)); }
 
-Engine::LossSum Engine::evaluate_sum(const Batch& given) {
+std::vector<LossTerm> Engine::evaluate_terms(const Batch& given) {
   const FlightCall open(ctx_.stream->flight(), "Engine::evaluate()");
   const Batch batch = agreed(given, "Engine::evaluate()", true);
-  const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
+  const auto stage = make_stage(batch, own_loss(batch), {.training = false, .record = false});
   run(*stage, true);
-  return {without_sign_of_nan(sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>())),
-          static_cast<double>(batch.global_targets)};
+  return read_terms(stage->loss().terms(), stage->loss().sums(ctx_));
 }
 
 void Engine::set_progress(std::int64_t steps_done, std::int64_t steps_skipped) {
@@ -496,7 +488,7 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
   host_.stream->set_trace(trace);
 }
 
-std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions options) {
+std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, StageOptions options) {
   model_->reserve_positions(ctx_, position_count(batch));
   options.step = static_cast<std::uint32_t>(steps_done_);
   options.samples_before = samples_this_step_;
@@ -509,7 +501,7 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions optio
   }
   if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient_ready(parameter); };
-  return std::make_unique<Stage>(ctx_, *model_, batch, std::move(options));
+  return std::make_unique<Stage>(ctx_, *model_, batch, std::move(loss), std::move(options));
 }
 
 void Engine::run(Stage& stage, bool forward_only) {
@@ -536,16 +528,12 @@ void Engine::begin_call(int micro_batches) {
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   if (batch.batch == 0 && mesh_->shape().dp > 1) return;  // another data rank has samples
   validate(batch, model_->vocab_size(), model_->position_limit());
+  validate_extras(batch, model_->token_types(), model_->sample_classes());
   model_->check_length(batch.seq_length);
   TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");
 }
 
 bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }
-
-double Engine::sum_over_data(double value) const {
-  if (mesh_->world().size() == 1) return value;
-  return sum_over_ranks(holds_head() && mesh_->coordinates().tp == 0 ? value : 0.0);
-}
 
 std::vector<AxisTraffic> Engine::since(const std::vector<AxisTraffic>& before) const {
   std::vector<AxisTraffic> list = traffic();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <iomanip>
 #include <sstream>
 #include <utility>
@@ -31,6 +32,8 @@ std::string shape_of(const Batch& batch) {
   add(" + key begins", batch.key_begin);
   add(" + key ends", batch.key_end);
   add(" + documents", batch.document_ids);
+  add(" + token types", batch.token_types);
+  add(" + sample labels", batch.sample_labels);
   return shape;
 }
 
@@ -47,28 +50,25 @@ std::string GraphTrial::text() const {
 Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
   const Batch batch = agreed(given, "Engine::forward_backward()", true);
-  const auto targets = static_cast<double>(batch.global_targets);
   const bool undecided = graph_ && options_.cuda_graph == GraphUse::automatic && !graph_trial_;
   // A trace would make the trial one of pieces: it waits until no rank has one.
   const bool due = undecided && passes_launched_++ >= kCallsBeforeTrial &&
                    sum_over_ranks(ctx_.stream->trace() ? 1.0 : 0.0) == 0;
   PassesUnderWay passes =
-      due ? try_graph(batch, targets) : launch_once(batch, targets, undecided ? nullptr : graph_.get());
+      due ? try_graph(batch) : launch_once(batch, undecided ? nullptr : graph_.get());
   count_samples(batch);
   return passes;
 }
 
-Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, StreamGraph* graph,
+Engine::PassesUnderWay Engine::launch_once(const Batch& batch, StreamGraph* graph,
                                            const std::function<void()>& before_launch) {
-  const auto stage = make_stage(batch, {.output = Model::Output::losses});
-  // Without targets every gradient is zero whatever this is, and the mean over nothing is nan.
-  stage->set_loss_gradient(1.0 / std::max(targets, 1.0), optimizer_->loss_scale());
-  HostCopy loss_sum;
+  const auto stage = make_stage(batch, own_loss(batch), {});
+  std::vector<HostCopy> sums;
   const auto launch = [&] {
     begin_call(stage->full_micro_batches());
     run(*stage, false);
     params_->close_call();
-    loss_sum = HostCopy(ctx_, stage->loss_sum());
+    sums = stage->loss().sums(ctx_);
   };
   if (graph == nullptr) {
     launch();
@@ -82,8 +82,14 @@ Engine::PassesUnderWay Engine::launch_once(const Batch& batch, double targets, S
     graph->run(samples_this_step_ == 0 ? first : shape, launch, before_launch);
   }
   const auto& flight = ctx_.stream->flight();
-  return {std::move(loss_sum), targets, stage->forward_spans(), stage->backward_spans(),
+  return {stage->loss().terms(), std::move(sums), stage->forward_spans(), stage->backward_spans(),
           flight ? flight->next() : 0};
+}
+
+LossPlan Engine::own_loss(const Batch& batch) const {
+  return LossPlan::mean(terms_of(*model_, batch, mesh_->shape().dp),
+                        options_.trainable ? optimizer_->loss_scale() : Tensor(),
+                        mesh_->coordinates().tp == 0);
 }
 
 void Engine::tell_of_new_shape(const std::string& shape) {
@@ -95,38 +101,54 @@ void Engine::tell_of_new_shape(const std::string& shape) {
                      StreamGraph::kMostGraphs, " shapes used last keep theirs"));
 }
 
-double Engine::read_loss(const PassesUnderWay& passes) const {
-  const auto sum = passes.loss_sum.value<double>();
+double Engine::read_loss(const PassesUnderWay& passes) {
+  std::vector<LossTerm> terms = read_terms(passes.terms, passes.sums);
   if (const auto& flight = ctx_.stream->flight()) flight->reached(passes.launched);
-  return sum_over_data(sum) / passes.targets;
+  terms_ = std::move(terms);
+  // The mean over nothing is nan.
+  return terms_[0].count > 0 ? total_of(terms_) : std::nan("");
+}
+
+std::vector<LossTerm> Engine::read_terms(std::vector<LossTerm> terms,
+                                         const std::vector<HostCopy>& sums) const {
+  std::vector<double> values;
+  for (const HostCopy& sum : sums) values.push_back(sum.value<double>());
+  if (mesh_->world().size() > 1) {
+    // All tensor ranks have the tokens' losses alike; of extra ones each has added up what counts.
+    if (!holds_head() || mesh_->coordinates().tp != 0) values[0] = 0;
+    values = sum_over_ranks(std::move(values));
+  }
+  for (std::size_t i = 0; i < terms.size(); ++i)
+    terms[i].sum = std::isnan(values[i]) ? std::nan("") : values[i];
+  return terms;
 }
 
 /// A step's passes several times over, plainly and as a graph, of which the last count: graphs are used from
 /// now on if they give the same bits in no more time.
-Engine::PassesUnderWay Engine::try_graph(const Batch& batch, double targets) {
+Engine::PassesUnderWay Engine::try_graph(const Batch& batch) {
   GraphTrial trial;
   // The graph's own first turn, which is plain.
-  PassesUnderWay passes = launch_once(batch, targets, graph_.get());
+  PassesUnderWay passes = launch_once(batch, graph_.get());
   const std::vector<std::uint64_t> expected = result_of(passes);
   const auto seconds = [&](StreamGraph* graph) {
     ctx_.stream->synchronize();
     const double begin = now_s();
     for (int i = 0; i < kTimed; ++i) {
       params_->drop_call();
-      passes = launch_once(batch, targets, graph);
+      passes = launch_once(batch, graph);
     }
     ctx_.stream->synchronize();
     return sum_over_ranks((now_s() - begin) / kTimed);
   };
   trial.plain_s = seconds(nullptr);
-  trial.refusal = why_not_graph(batch, targets, expected);
+  trial.refusal = why_not_graph(batch, expected);
   if (trial.refusal.empty()) {
     trial.graph_s = seconds(graph_.get());
     trial.used = trial.graph_s <= trial.plain_s;
   } else {
     graph_.reset();
     if (params_->call_is_closed()) params_->drop_call();
-    passes = launch_once(batch, targets, nullptr);
+    passes = launch_once(batch, nullptr);
   }
   if (!trial.used) graph_.reset();
   notes_.push_back(trial.text());
@@ -136,7 +158,7 @@ Engine::PassesUnderWay Engine::try_graph(const Batch& batch, double targets) {
 
 /// Records the passes, launches them if every rank has recorded its own, and compares. Empty if all went well
 /// on all ranks.
-std::string Engine::why_not_graph(const Batch& batch, double targets,
+std::string Engine::why_not_graph(const Batch& batch,
                                   const std::vector<std::uint64_t>& expected) {
   std::string why;
   bool told = false, launches = false;
@@ -144,10 +166,10 @@ std::string Engine::why_not_graph(const Batch& batch, double targets,
   Batch other = batch;
   std::reverse(other.tokens.begin(), other.tokens.end());
   params_->drop_call();
-  launch_once(other, targets, nullptr);
+  launch_once(other, nullptr);
   params_->drop_call();
   try {
-    const PassesUnderWay passes = launch_once(batch, targets, graph_.get(), [&] {
+    const PassesUnderWay passes = launch_once(batch, graph_.get(), [&] {
       told = true;
       TESSERA_ENSURE(DeviceError, sum_over_ranks(0) == 0, "another rank could not record its part");
       launches = true;
@@ -166,7 +188,8 @@ std::string Engine::why_not_graph(const Batch& batch, double targets,
 
 /// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed.
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
-  std::vector<std::uint64_t> bits{std::bit_cast<std::uint64_t>(passes.loss_sum.value<double>())};
+  std::vector<std::uint64_t> bits;
+  for (const HostCopy& sum : passes.sums) bits.push_back(std::bit_cast<std::uint64_t>(sum.value<double>()));
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
     const FlatRun run = params_->updated(i);
     if (run.count == 0) continue;
@@ -177,10 +200,13 @@ std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const
 }
 
 double Engine::sum_over_ranks(double value) const {
-  if (mesh_->world().size() == 1) return value;
-  const Tensor sum = Tensor::from(host_, std::vector<double>{value}, {1});
-  mesh_->world().all_reduce(host_, sum).wait(host_);
-  return sum.to_vector<double>()[0];
+  return mesh_->world().size() == 1 ? value : sum_over_ranks(std::vector<double>{value})[0];
+}
+
+std::vector<double> Engine::sum_over_ranks(std::vector<double> values) const {
+  const Tensor sums = Tensor::from(host_, values, {static_cast<std::int64_t>(values.size())});
+  mesh_->world().all_reduce(host_, sums).wait(host_);
+  return sums.to_vector<double>();
 }
 
 }  // namespace tessera

@@ -16,6 +16,7 @@
 #include "tessera/data/batch.hpp"
 #include "tessera/device/graph.hpp"
 #include "tessera/engine/agreement.hpp"
+#include "tessera/engine/loss_term.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/param_store.hpp"
@@ -25,6 +26,8 @@
 namespace tessera {
 
 struct Config;
+class HostCopy;
+class LossPlan;
 class Stage;
 struct StageOptions;
 
@@ -87,7 +90,8 @@ struct UpdateResult {
 };
 
 struct StepReport {
-  double loss = 0;  ///< mean over target tokens
+  double loss = 0;  ///< mean over target tokens, and the model's extra losses
+  std::vector<LossTerm> terms;  ///< what it is made of: the tokens' loss, then the extra ones
   UpdateResult update;
   std::int64_t tokens = 0;  ///< positions computed, over all data ranks
   StepTimes times;
@@ -120,8 +124,9 @@ class Engine {
   StepReport finish_step();
   std::size_t steps_under_way() const { return steps_.size(); }
 
-  /// Adds the gradient of `factor` times the batch's mean loss (over its target tokens) to the gradient;
-  /// returns that mean loss. Any number of calls may precede update(). A data rank may have no samples
+  /// Adds the gradient of `factor` times the batch's loss (the mean over its target tokens, and the model's
+  /// extra losses times their weights) to the gradient;
+  /// returns that loss. Any number of calls may precede update(). A data rank may have no samples
   /// (batch.batch 0) while others do. Errors: InvalidArgument or DataError for a batch that does not fit the
   /// model.
   double forward_backward(const Batch& batch, double factor = 1.0);
@@ -187,13 +192,13 @@ class Engine {
   /// Optimizer::grad_norm(). Collective.
   double grad_norm();
 
-  /// Mean loss over the batch's target tokens, dropout off, nothing recorded.
+  /// The loss of the batch, as a step trains it, dropout off, nothing recorded.
   double evaluate(const Batch& batch);
-  /// The same as a sum and the number of target tokens it is over, both over all data ranks.
-  struct LossSum {
-    double sum = 0, targets = 0;
-  };
-  LossSum evaluate_sum(const Batch& batch);
+  /// The same term by term, over all data ranks: so that several batches can be added up.
+  std::vector<LossTerm> evaluate_terms(const Batch& batch);
+  /// What the last loss that was read of a step or call is made of: the tokens' loss, then the model's extra
+  /// ones.
+  const std::vector<LossTerm>& terms() const { return terms_; }
 
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
@@ -227,7 +232,9 @@ class Engine {
 
  private:
   struct Forwarded;
-  std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
+  std::unique_ptr<Stage> make_stage(const Batch& batch, LossPlan loss, StageOptions options);
+  /// The model's own loss, extra ones included.
+  LossPlan own_loss(const Batch& batch) const;
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
@@ -238,22 +245,22 @@ class Engine {
   Batch agreed(const Batch& batch, const char* call, bool needs_labels) const;
   void count_samples(const Batch& batch);
   Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
-  /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the
-  /// sum.
-  double sum_over_data(double value) const;
   std::vector<AxisTraffic> traffic() const;
   std::vector<AxisTraffic> since(const std::vector<AxisTraffic>& before) const;
   /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
   void tell_of_new_shape(const std::string& shape);
-  PassesUnderWay launch_once(const Batch& batch, double targets, StreamGraph* graph,
+  PassesUnderWay launch_once(const Batch& batch, StreamGraph* graph,
                              const std::function<void()>& before_launch = nullptr);
-  PassesUnderWay try_graph(const Batch& batch, double targets);
-  std::string why_not_graph(const Batch& batch, double targets, const std::vector<std::uint64_t>& expected);
+  PassesUnderWay try_graph(const Batch& batch);
+  std::string why_not_graph(const Batch& batch, const std::vector<std::uint64_t>& expected);
   std::vector<std::uint64_t> result_of(const PassesUnderWay& passes) const;
   double sum_over_ranks(double value) const;
-  double read_loss(const PassesUnderWay& passes) const;
+  std::vector<double> sum_over_ranks(std::vector<double> values) const;
+  double read_loss(const PassesUnderWay& passes);
+  /// Terms with what all ranks added up. Collective.
+  std::vector<LossTerm> read_terms(std::vector<LossTerm> terms, const std::vector<HostCopy>& sums) const;
   void check_can_update() const;
   void forget_calls();
   void after_update();
@@ -282,6 +289,7 @@ class Engine {
   PipelineExecutor executor_;
   std::unique_ptr<StreamGraph> graph_;  ///< of the passes; null where there will be none
   std::int64_t passes_launched_ = 0;
+  std::vector<LossTerm> terms_;  ///< of the last loss that was read
   std::optional<GraphTrial> graph_trial_;
   bool told_of_new_shape_ = false;
   std::vector<std::string> notes_;
