@@ -12,6 +12,7 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/weight_fit.hpp"
 
@@ -63,6 +64,7 @@ const ModelSpec& row_of(const std::string& type) {
 std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
   Config config;
   config.model = parse_architecture(architecture, kOrigin).model;
+  refuse_without_data(config.model, "prepare()");
   return model_items_of(config);
 }
 

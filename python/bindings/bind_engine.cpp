@@ -100,6 +100,7 @@ class PyEngine {
         return it->second;
       };
     }
+    refuse_without_data(config_.model, "prepare()");
     const std::shared_ptr<FlightRecorder> flight = world->flight();
     if (world->size() == 1) world = nullptr;
     world_ = world;

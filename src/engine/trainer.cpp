@@ -410,6 +410,7 @@ class TrainingRun {
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world, const TrainOptions& options) {
+  refuse_without_data(config.model, "tessera train");
   if (!world) world = make_self_communicator("world");
   const Watchdog watchdog(world, {.timeout_s = config.parallel.timeout_s,
                                   .folder = std::filesystem::path(config.logging.dir) / "flight",

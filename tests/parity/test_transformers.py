@@ -21,7 +21,7 @@ def gradients(result: dict) -> dict:
 @pytest.mark.parametrize("name", models.MODELS)
 def test_fp32_agrees(build_dir, tmp_path, name, kind, threads, micro):
     config = models.MODELS[name]
-    batches = [models.make_batch(kind, i) for i in range(4)]
+    batches = [models.make_batch(kind, i, config=models.MODELS[name]) for i in range(4)]
     ours = run_tessera(build_dir, tmp_path, name, batches,
                        [*training_overrides(), f"device.threads={threads}", f"training.micro_batch_size={micro}",
                         f"training.global_batch_size={micro}"])
@@ -50,7 +50,7 @@ def test_bf16_is_as_close_to_fp32_as_autocast(build_dir, tmp_path, name, kind):
     for index in range(4):
         folder = tmp_path / str(index)
         folder.mkdir()
-        batch = models.make_batch(kind, index)
+        batch = models.make_batch(kind, index, config=config)
         ours = run_tessera(build_dir, folder, name, [batch],
                            ["training.precision=bf16", "training.steps=1", "device.threads=2"])
         exact = oracle.first_step(folder / "model", config, batch)
