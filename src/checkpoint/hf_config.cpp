@@ -50,7 +50,7 @@ std::int64_t size_of_default(const ModelConfig& model, const HfDefault& from) {
 
 void read_size(const Reader& in, const HfKey& key) {
   if (const auto* field = std::get_if<std::optional<std::int64_t> ModelConfig::*>(&key.field)) {
-    in.model.**field = in.size(key.key, size_of_default(in.model, key.absent));
+    in.model.** field = in.size(key.key, size_of_default(in.model, key.absent));
     return;
   }
   auto& value = in.model.*std::get<std::int64_t ModelConfig::*>(key.field);

@@ -54,7 +54,8 @@ Device device_of(const DeviceConfig& config) {
 void refuse_without_data(const ModelConfig& model, std::string_view what) {
   const ModelSpec& family = spec_of(model.family);
   TESSERA_ENSURE(ConfigError, family.no_data == nullptr, "model.family ", family.name, ": ", family.no_data,
-                 ", so that ", what, " does not take it. build_engine of the C++ interface does, with "
+                 ", so that ", what,
+                 " does not take it. build_engine of the C++ interface does, with "
                  "batches of your own, and `tessera convert` reads and writes its weights");
 }
 
@@ -90,8 +91,8 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
                                      .chunks = tensor_chunks(config.parallel, device)},
                           .pieces = pieces_of(config, mesh.coordinates().pp),
                           .recompute = RecomputeOptions::from(config.training)};
-  return std::make_unique<Engine>(
-      make_model(resolve(config.model), numerics_of(config.training), sharding), options, ctx);
+  return std::make_unique<Engine>(make_model(resolve(config.model), numerics_of(config.training), sharding),
+                                  options, ctx);
 }
 
 }  // namespace

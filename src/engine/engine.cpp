@@ -326,8 +326,7 @@ Tensor Engine::forward(const Batch& given, Output output) {
 Tensor Engine::predict(const Batch& given, Output output) {
   const FlightCall open(ctx_.stream->flight(), "Engine::predict()");
   const Batch batch = agreed(given, "Engine::predict()", output == Output::token_losses);
-  const auto stage =
-      make_stage(batch, LossPlan::outputs(of(output)), {.training = false, .record = false});
+  const auto stage = make_stage(batch, LossPlan::outputs(of(output)), {.training = false, .record = false});
   run(*stage, true);
   return outputs_of(*stage, batch, output);
 }

@@ -54,8 +54,7 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
   // A trace would make the trial one of pieces: it waits until no rank has one.
   const bool due = undecided && passes_launched_++ >= kCallsBeforeTrial &&
                    sum_over_ranks(ctx_.stream->trace() ? 1.0 : 0.0) == 0;
-  PassesUnderWay passes =
-      due ? try_graph(batch) : launch_once(batch, undecided ? nullptr : graph_.get());
+  PassesUnderWay passes = due ? try_graph(batch) : launch_once(batch, undecided ? nullptr : graph_.get());
   count_samples(batch);
   return passes;
 }
@@ -158,8 +157,7 @@ Engine::PassesUnderWay Engine::try_graph(const Batch& batch) {
 
 /// Records the passes, launches them if every rank has recorded its own, and compares. Empty if all went well
 /// on all ranks.
-std::string Engine::why_not_graph(const Batch& batch,
-                                  const std::vector<std::uint64_t>& expected) {
+std::string Engine::why_not_graph(const Batch& batch, const std::vector<std::uint64_t>& expected) {
   std::string why;
   bool told = false, launches = false;
   // Memory must not hold by chance what the graph is to compute: a pass over other tokens comes in between.

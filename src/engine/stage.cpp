@@ -8,8 +8,7 @@
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
-Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss,
-             StageOptions options)
+Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options)
     : ctx_(ctx), model_(model), batch_(batch), loss_(std::move(loss)), options_(std::move(options)) {
   const std::int64_t size = options_.micro_batch_size;
   const std::int64_t count =

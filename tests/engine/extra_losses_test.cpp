@@ -274,8 +274,7 @@ TEST_P(ExtraLossLayouts, TrainAsOnOneRank) {
   run_local(c.ranks(), [&](std::shared_ptr<Communicator> world) {
     const Results own = train(c, std::move(world), [&](const Parameter& p, const Tensor& t, bool gradient) {
       if (gradient && c.loss_scale != 1) return;  // it is scaled
-      const double error =
-          test::local_error(p, t, (gradient ? whole.gradients : whole.weights).at(p.name()));
+      const double error = test::local_error(p, t, (gradient ? whole.gradients : whole.weights).at(p.name()));
       const std::lock_guard lock(mutex);
       EXPECT_LE(error, 1e-5) << p.name() << (gradient ? ", gradient" : "");
     });
@@ -292,35 +291,34 @@ constexpr RecomputeOptions full(RecomputeMethod method, std::int64_t layers, boo
 
 INSTANTIATE_TEST_SUITE_P(
     All, ExtraLossLayouts,
-    ::testing::Values(
-        Case{.name = "data", .data = 2}, Case{.name = "tensor", .tensor = 2},
-        Case{.name = "sequence", .tensor = 2, .sequence = true},
-        Case{.name = "pipeline", .layers = {3, 2}, .stages = 2},
-        Case{.name = "tensor_and_pipeline",
-             .layers = {1, 4},
-             .stages = 2,
-             .tensor = 2,
-             .sequence = true,
-             .recompute = full(RecomputeMethod::uniform, 2)},
-        Case{.name = "three_stages_zb_h1_scaled",
-             .layers = {2, 2, 1},
-             .stages = 3,
-             .schedule = PipelineSchedule::zb_h1,
-             .recompute = full(RecomputeMethod::block, 1),
-             .loss_scale = 1024},
-        Case{.name = "interleaved",
-             .layers = {2, 1, 1, 1},
-             .stages = 2,
-             .schedule = PipelineSchedule::interleaved},
-        Case{.name = "folded_over_data",
-             .layers = {1, 2, 1, 1},
-             .stages = 2,
-             .data = 2,
-             .schedule = PipelineSchedule::zb_v},
-        Case{.name = "recomputed", .recompute = full(RecomputeMethod::uniform, 2)},
-        Case{.name = "recomputed_in_shares",
-             .tensor = 2,
-             .recompute = full(RecomputeMethod::uniform, 3, true)}),
+    ::testing::Values(Case{.name = "data", .data = 2}, Case{.name = "tensor", .tensor = 2},
+                      Case{.name = "sequence", .tensor = 2, .sequence = true},
+                      Case{.name = "pipeline", .layers = {3, 2}, .stages = 2},
+                      Case{.name = "tensor_and_pipeline",
+                           .layers = {1, 4},
+                           .stages = 2,
+                           .tensor = 2,
+                           .sequence = true,
+                           .recompute = full(RecomputeMethod::uniform, 2)},
+                      Case{.name = "three_stages_zb_h1_scaled",
+                           .layers = {2, 2, 1},
+                           .stages = 3,
+                           .schedule = PipelineSchedule::zb_h1,
+                           .recompute = full(RecomputeMethod::block, 1),
+                           .loss_scale = 1024},
+                      Case{.name = "interleaved",
+                           .layers = {2, 1, 1, 1},
+                           .stages = 2,
+                           .schedule = PipelineSchedule::interleaved},
+                      Case{.name = "folded_over_data",
+                           .layers = {1, 2, 1, 1},
+                           .stages = 2,
+                           .data = 2,
+                           .schedule = PipelineSchedule::zb_v},
+                      Case{.name = "recomputed", .recompute = full(RecomputeMethod::uniform, 2)},
+                      Case{.name = "recomputed_in_shares",
+                           .tensor = 2,
+                           .recompute = full(RecomputeMethod::uniform, 3, true)}),
     [](const auto& info) { return info.param.name; });
 
 class ExtraLossCalls : public ::testing::Test {

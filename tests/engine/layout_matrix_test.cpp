@@ -126,7 +126,9 @@ void add_segments(Batch& batch, std::int64_t types) {
   for (std::size_t i = 0; i < batch.tokens.size(); ++i)
     batch.token_types.push_back(static_cast<std::int32_t>(batch.tokens[i] * 7 % types));
   for (std::int64_t i = 0; i < batch.batch; ++i)
-    batch.sample_labels.push_back(i % 5 == 2 ? kIgnoredLabel : i % 3 == 0 ? 1 : 0);  // uneven: the bias has a gradient
+    batch.sample_labels.push_back(i % 5 == 2   ? kIgnoredLabel
+                                  : i % 3 == 0 ? 1
+                                               : 0);  // uneven: the bias has a gradient
 }
 
 std::vector<Batch> batches_of(const Config& config) {

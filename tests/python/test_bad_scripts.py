@@ -38,11 +38,8 @@ equal = MegatronLMPlugin(**plugin)
 assert Accelerator(megatron_lm_plugin=equal).state.megatron_lm_plugin is equal
 with expect(ValueError, "gradient_clipping is 0.0 already, not 0.5", "to the first `Accelerator()`"):
     Accelerator(megatron_lm_plugin=MegatronLMPlugin(**{**plugin, "gradient_clipping": 0.5}))
-with expect(tessera.ConfigError, "'opt' is not supported", "gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert and megatron-bert"):
-    accelerator.prepare(transformers.OPTForCausalLM(transformers.OPTConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, ffn_dim=8,
-                                                                           word_embed_proj_dim=8, vocab_size=20)))
-with expect(tessera.ConfigError, "model.family bert", "prepare() does not take it"):
-    accelerator.prepare(transformers.BertForPreTraining(transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1,
+with expect(tessera.ConfigError, "'bert' is not supported", "gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2 and gpt_neox"):
+    accelerator.prepare(transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1,
                                                                              intermediate_size=8, vocab_size=20)))
 with expect(tessera.ConfigError, "no Hugging Face config"):
     accelerator.prepare(torch.nn.Linear(2, 2))

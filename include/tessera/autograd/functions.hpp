@@ -72,10 +72,10 @@ struct SelfAttentionOptions {
 /// is its last owner (std::move it in).
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
 
-/// Per-token loss [rows] fp32 of logits x weight^T + bias (which may be null), a part of the rows at a time: logits never exist as a
-/// whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at once, chunk by chunk, for
-/// `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor); where
-/// that is undefined, logits are kept for whatever gradient comes.
+/// Per-token loss [rows] fp32 of logits x weight^T + bias (which may be null), a part of the rows at a time:
+/// logits never exist as a whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at
+/// once, chunk by chunk, for `upstream` [rows], which backward must then be given as the gradient of this
+/// loss (the same tensor); where that is undefined, logits are kept for whatever gradient comes.
 Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
                          const Tensor& upstream, Parameter* bias = nullptr);
 

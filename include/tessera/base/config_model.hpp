@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// model: what it is made of. Values of 0 or nullopt are filled in by `resolve`, from other keys or the family's
-/// row.
+/// model: what it is made of. Values of 0 or nullopt are filled in by `resolve`, from other keys or the
+/// family's row.
 struct ModelConfig {
   Family family = {};
   std::int64_t num_layers = 12;

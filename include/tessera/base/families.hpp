@@ -142,7 +142,7 @@ struct ModelSpec {
   HfActivations activations;
   HfRope rope = {};
   HfWindow window = {};
-  bool padding_row = false;  ///< pad_token_id's embedding gets no gradient
+  bool padding_row = false;                                   ///< pad_token_id's embedding gets no gradient
   std::optional<std::int64_t> absent_padding = std::nullopt;  ///< pad_token_id where it is absent
   bool binary_head_first = false;  ///< the first architecture has the binary head, the second has not
   std::vector<HfDemand> demands = {};

@@ -23,13 +23,13 @@ struct Batch {
   std::vector<std::int32_t> document_ids{};  ///< [b*s] attention stays within equal ids; empty = one document
   std::vector<std::int32_t> token_types{};   ///< [b*s] such as BERT's segments; empty = all 0
   std::vector<std::int32_t> sample_labels{};  ///< [b] what a head for whole samples learns; -100 = ignored
-  std::int64_t sample0 = 0;                  ///< number of sample 0 in the global batch
+  std::int64_t sample0 = 0;                   ///< number of sample 0 in the global batch
   std::int64_t sample_block = 0;   ///< samples come in runs of so many, 0 = one run (all are consecutive) ...
   std::int64_t sample_stride = 0;  ///< ... and run k begins at number sample0 + k * sample_stride
   static constexpr std::int64_t kUnknown = -1;  ///< until ranks have told each other (engine/agreement.hpp)
   /// Samples of all data ranks together; 0 = all have as many as this one; kUnknown = neither it nor sample0.
   std::int64_t global_batch = 0;
-  std::int64_t global_targets = kUnknown;  ///< labels of all data ranks together that count
+  std::int64_t global_targets = kUnknown;         ///< labels of all data ranks together that count
   std::int64_t global_positions = kUnknown;       ///< positions of all data ranks together
   std::int64_t global_sample_targets = kUnknown;  ///< sample_labels of all data ranks that count
 };

@@ -90,7 +90,7 @@ struct UpdateResult {
 };
 
 struct StepReport {
-  double loss = 0;  ///< mean over target tokens, and the model's extra losses
+  double loss = 0;              ///< mean over target tokens, and the model's extra losses
   std::vector<LossTerm> terms;  ///< what it is made of: the tokens' loss, then the extra ones
   UpdateResult update;
   std::int64_t tokens = 0;  ///< positions computed, over all data ranks

@@ -86,7 +86,8 @@ class Embedding : public Module {
   Parameter* positions_;
 };
 
-/// Self-attention, causal or not, with as many KV heads as the config says, rotary or ALiBi positions, and a KV cache.
+/// Self-attention, causal or not, with as many KV heads as the config says, rotary or ALiBi positions, and a
+/// KV cache.
 class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,

@@ -77,8 +77,8 @@ Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tok
 Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
                         const Tensor& labels);
 
-/// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time, gradients computed at once:
-/// see linear_cross_entropy. x [seq (or seq / size), batch, c].
+/// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time, gradients computed at
+/// once: see linear_cross_entropy. x [seq (or seq / size), batch, c].
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                                const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr);
 

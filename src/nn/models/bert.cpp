@@ -25,15 +25,15 @@ class BertFront : public Block {
         tensor_(options.tensor),
         residual_(options.numerics.residual),
         dropout_(config.embedding_dropout.value_or(config.dropout)),
-        embedding_(
-            submodule<Embedding>("embedding", Embedding::Options{.vocab_size = config.vocab_size,
-                                                                 .size = config.hidden_size,
-                                                                 .max_positions = config.max_positions,
-                                                                 .std = config.init_std,
-                                                                 .out = options.numerics.residual,
-                                                                 .tensor = options.tensor,
-                                                                 .tied = options.tied,
-                                                                 .padding_id = config.padding_id.value_or(-1)})),
+        embedding_(submodule<Embedding>("embedding",
+                                        Embedding::Options{.vocab_size = config.vocab_size,
+                                                           .size = config.hidden_size,
+                                                           .max_positions = config.max_positions,
+                                                           .std = config.init_std,
+                                                           .out = options.numerics.residual,
+                                                           .tensor = options.tensor,
+                                                           .tied = options.tied,
+                                                           .padding_id = config.padding_id.value_or(-1)})),
         types_(parameter("embedding.token_type_embeddings.weight",
                          Shape{*config.token_types, config.hidden_size},
                          Init::normal(static_cast<float>(config.init_std)),
@@ -46,8 +46,8 @@ class BertFront : public Block {
     Forward own = f;
     if (tensor_.sharded_sequence()) own.position0 = f.input.seq_length / tensor_.size() * tensor_.rank();
     const Tensor types = own_types(f);
-    const Var segments =
-        embedding(f.exec, f.tape ? f.tape->input(types, false) : Var(types), types_, {}, nullptr, {residual_});
+    const Var segments = embedding(f.exec, f.tape ? f.tape->input(types, false) : Var(types), types_, {},
+                                   nullptr, {residual_});
     Var x = add(f.exec, embedding_.forward(f), segments);
     if (norm_ != nullptr) x = norm_->forward(f, x, {}).y;  // in the stream's dtype
     return {dropout(f.exec, x, own.dropout(embedding_.name(), dropout_)), {}, {}};
@@ -92,10 +92,9 @@ class BertLayer : public Block {
             "post_attention_layernorm",
             norm_options(config, options.tensor, options.numerics.residual, options.forget_norms))),
         mlp_(submodule<Mlp>("mlp", config, options.tensor)),
-        mlp_norm_(
-            submodule<Norm>("post_mlp_layernorm",
-                            norm_options(config, options.tensor, options.numerics.residual,
-                                         options.forget_norms))) {}
+        mlp_norm_(submodule<Norm>(
+            "post_mlp_layernorm",
+            norm_options(config, options.tensor, options.numerics.residual, options.forget_norms))) {}
 
   Flow forward(const Forward& f, Flow flow) override {
     const Var& x = flow.residual;
@@ -138,12 +137,11 @@ class BertHead : public Head {
         norm_(submodule<Norm>("lm_head.layernorm", norm_options(config, options.tensor, options.compute))),
         bias_(parameter("lm_head.bias", rows(Shape{config.vocab_size}), Init::zeros())),
         table_(options.table),
-        weight_(table_ != nullptr
-                    ? *table_
-                    : parameter("embedding.word_embeddings.weight",
-                                rows(Shape{config.vocab_size, config.hidden_size}),
-                                Init::normal(static_cast<float>(config.init_std)),
-                                {.reads_main = true, .tied = true, .counted = false})) {
+        weight_(table_ != nullptr ? *table_
+                                  : parameter("embedding.word_embeddings.weight",
+                                              rows(Shape{config.vocab_size, config.hidden_size}),
+                                              Init::normal(static_cast<float>(config.init_std)),
+                                              {.reads_main = true, .tied = true, .counted = false})) {
     if (!*config.binary_head) return;
     pooler_ = &submodule<Linear>("pooler.dense", square(config, false));
     Linear::Options two = square(config, false);
@@ -163,8 +161,7 @@ class BertHead : public Head {
     const Var logits = column_linear(ctx, tensor_, x, weight_, &bias_, kHeadRowPadding);
     if (!tensor_.active()) return logits;
     std::vector<std::int64_t> counts;
-    for (int r = 0; r < tensor_.size(); ++r)
-      counts.push_back(part_of(vocab_size_, r, tensor_.size()).count);
+    for (int r = 0; r < tensor_.size(); ++r) counts.push_back(part_of(vocab_size_, r, tensor_.size()).count);
     return gather_features(ctx, tensor_, logits, counts);
   }
   const Parameter* borrowed() const override { return table_; }

@@ -42,8 +42,7 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
       positions_(positions),
       input_norm_(submodule<Norm>(
           "input_layernorm", norm_options(config, options.tensor, options.compute, options.forget_norms))),
-      attention_(
-          submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal)),
+      attention_(submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal)),
       mlp_norm_(submodule<Norm>("pre_mlp_layernorm",
                                 norm_options(config, options.tensor, options.compute, options.forget_norms))),
       mlp_(submodule<Mlp>("mlp", config, options.tensor)) {}
