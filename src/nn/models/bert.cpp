@@ -98,9 +98,11 @@ class BertLayer : public Block {
 
   Flow forward(const Forward& f, Flow flow) override {
     const Var& x = flow.residual;
-    const Var attended = attention_.forward(f, cast(f.exec, x, compute_), nullptr, {});
+    // A norm takes its branch in the dtype of its result, which is the stream's here.
+    const DType stream = x.value().dtype();
+    const Var attended = cast(f.exec, attention_.forward(f, cast(f.exec, x, compute_), nullptr, {}), stream);
     const Var mid = attention_norm_.forward(f, x, attended, f.dropout(attention_.name(), dropout_)).y;
-    const Var branch = mlp_.forward(f, cast(f.exec, mid, compute_));
+    const Var branch = cast(f.exec, mlp_.forward(f, cast(f.exec, mid, compute_)), stream);
     return {mlp_norm_.forward(f, mid, branch, f.dropout(mlp_.name(), dropout_)).y, {}, {}};
   }
 
