@@ -21,5 +21,6 @@
 #include "tessera/launch/launch.hpp"
 #include "tessera/launch/progress.hpp"
 #include "tessera/launch/world.hpp"
+#include "tessera/nn/bodies.hpp"
 #include "tessera/nn/layers.hpp"
 #include "tessera/nn/models/decoder.hpp"

@@ -6,7 +6,7 @@
 
 namespace tessera::kernels {
 
-enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, relu, silu };
+enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, relu, silu, tanh };
 
 /// The normal distribution's tail is Phi(-z) = e^(-z^2/2) q(t) / 2 with t = 1 / (1 + 0.26 z): this is q,
 /// erfcx(z / sqrt 2) as a polynomial, a minimax fit, 6e-9 relative for 0 <= z <= 14, where e^(-z^2/2) has

@@ -24,6 +24,16 @@ struct Silu {
   }
 };
 
+template <typename T>
+struct Tanh {
+  __device__ static float value(float x) { return tanhf(x); }
+  __device__ static float slope(float x) {
+    const float e = exponential<T>(-2.0f * fabsf(x));  // 1 - tanh^2 without cancelling
+    const float s = quotient<T>(1.0f, 1.0f + e);
+    return 4.0f * ((e * s) * s);
+  }
+};
+
 template <typename Function, typename T>
 struct ForwardOp {
   static constexpr int kUnroll = 2;
@@ -142,6 +152,8 @@ void visit_activation(Activation kind, Visit&& visit) {
       return visit(Relu<T>{});
     case Activation::silu:
       return visit(Silu<T>{});
+    case Activation::tanh:
+      return visit(Tanh<T>{});
   }
 }
 

@@ -100,6 +100,7 @@ class PyEngine {
         return it->second;
       };
     }
+    refuse_without_data(config_.model, "prepare()");
     const std::shared_ptr<FlightRecorder> flight = world->flight();
     if (world->size() == 1) world = nullptr;
     world_ = world;
@@ -367,6 +368,8 @@ void bind_engine(py::module_& module) {
             self.sample0 = other.sample0;
             self.global_batch = other.global_batch;
             self.global_targets = other.global_targets;
+            self.global_positions = other.global_positions;
+            self.global_sample_targets = other.global_sample_targets;
           },
           "Its place in the global batch is that of `other`.")
       .def_readonly("global_batch", &Batch::global_batch, "Samples of all data ranks, once they have agreed.")
@@ -410,15 +413,21 @@ void bind_engine(py::module_& module) {
       .def("open_call_with_loss", &open_call_with_loss, py::arg("batch"), py::arg("output"), py::arg("loss"))
       .def("forward", &forward, py::arg("batch"), py::arg("output"), py::arg("record"))
       .def("backward", &backward, py::arg("open"), py::arg("upstream"))
-      .def("evaluate_sum",
-           [](PyEngine& self, const Batch& batch) {
-             Engine::LossSum sum;
-             {
-               const py::gil_scoped_release release;
-               sum = self.engine().evaluate_sum(batch);
-             }
-             return py::make_tuple(sum.sum, sum.targets);
-           })
+      .def(
+          "evaluate",
+          [](PyEngine& self, const Batch& batch) {
+            const std::vector<LossTerm> terms = self.engine().evaluate_terms(batch);
+            return terms[0].count > 0 ? total_of(terms) : std::nan("");
+          },
+          Released(), "The loss of the batch; not a number where no label counts.")
+      .def_property_readonly(
+          "losses",
+          [](PyEngine& self) {
+            std::map<std::string, double> losses;
+            for (const LossTerm& term : self.engine().terms()) losses[term.name] = term.mean();
+            return losses;
+          },
+          "What the last loss is made of, by name, before weights.")
       .def("update", &update, py::arg("rates"))
       .def("set_group",
            [](PyEngine& self, std::size_t place, const py::dict& values) {

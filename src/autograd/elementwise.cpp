@@ -58,6 +58,18 @@ class DropoutFunction final : public Function {
   DropoutSpec spec_;
 };
 
+class CastFunction final : public Function {
+ public:
+  explicit CastFunction(DType from) : from_(from) {}
+  const char* name() const override { return "cast"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    return {ops::cast(ctx, grads[0], from_)};
+  }
+
+ private:
+  DType from_;
+};
+
 }  // namespace
 
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind) {
@@ -79,6 +91,15 @@ Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec) {
   if (!spec.active()) return x;
   return record({x}, ops::dropout(ctx, x.value(), spec),
                 [&] { return std::make_unique<DropoutFunction>(spec); });
+}
+
+Var cast(const ExecCtx& ctx, const Var& x, DType dtype) {
+  const DType from = x.value().dtype();
+  if (from == dtype) return x;
+  Var y = record({x}, ops::cast(ctx, x.value(), dtype), [&] { return std::make_unique<CastFunction>(from); });
+  if (x.recipe())
+    y.set_recipe([recipe = x.recipe(), dtype](const ExecCtx& c) { return ops::cast(c, recipe(c), dtype); });
+  return y;
 }
 
 }  // namespace tessera

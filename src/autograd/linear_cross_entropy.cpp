@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "autograd/linear_weights.hpp"
 #include "tessera/autograd/functions.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/gemm.hpp"
@@ -13,8 +14,8 @@ constexpr std::int64_t kChunkRows = 512;
 
 class LinearCrossEntropy final : public Function {
  public:
-  LinearCrossEntropy(Tensor dx, Tensor upstream, Parameter& weight)
-      : dx_(std::move(dx)), upstream_(std::move(upstream)), weight_(weight) {}
+  LinearCrossEntropy(Tensor dx, Tensor upstream, const detail::LinearWeights& weights)
+      : dx_(std::move(dx)), upstream_(std::move(upstream)), weights_(weights) {}
   const char* name() const override { return "linear_cross_entropy"; }
 
   Tensors backward_input(const ExecCtx&, Tensors grads) override {
@@ -22,22 +23,23 @@ class LinearCrossEntropy final : public Function {
                   "linear_cross_entropy was told another upstream gradient than it is given");
     return {std::move(dx_)};
   }
-  std::vector<Parameter*> parameters() const override {
-    return weight_.trained() ? std::vector<Parameter*>{&weight_} : std::vector<Parameter*>{};
-  }
+  std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
   Tensor dx_, upstream_;
-  Parameter& weight_;
+  detail::LinearWeights weights_;
 };
 
 }  // namespace
 
 Var linear_cross_entropy(const ExecCtx& ctx, const Var& x_var, Parameter& weight, const Tensor& labels,
-                         const Tensor& upstream) {
+                         const Tensor& upstream, Parameter* bias) {
+  const bool recorded = x_var.tape() != nullptr;
+  if (recorded && !upstream)
+    return cross_entropy(ctx, linear(ctx, x_var, weight, bias, kHeadRowPadding), labels);
   const Tensor x = x_var.value().view({-1, x_var.value().size(-1)});
   const std::int64_t rows = x.size(0);
-  const bool recorded = x_var.tape() != nullptr;
+  const detail::LinearWeights weights{weight, bias};
   TESSERA_CHECK_EQ(labels.numel(), rows, "one label per row");
   TESSERA_CHECK(!recorded || upstream.numel() == rows, "one upstream gradient per row");
   Tensor loss = Tensor::empty(ctx, {rows}, DType::f32);
@@ -45,16 +47,17 @@ Var linear_cross_entropy(const ExecCtx& ctx, const Var& x_var, Parameter& weight
   for (std::int64_t first = 0; first < rows; first += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, rows - first);
     const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
-    const Tensor logits = ops::linear(ctx, chunk, weight.value(), Tensor(), kHeadRowPadding);
+    const Tensor logits =
+        ops::linear(ctx, chunk, weight.value(), bias ? bias->value() : Tensor(), kHeadRowPadding);
     const Tensor lse = ops::cross_entropy_into(ctx, logits, chunk_labels, loss.narrow(0, first, count));
     if (!recorded) continue;
     ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count));
     if (dx) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
-    if (weight.trained()) ops::linear_backward_weight(ctx, logits, chunk, weight.grad(), weight.next_beta());
+    weights.add_gradients(ctx, logits, [&] { return chunk; });
   }
   return record({x_var}, std::move(loss), [&] {
     return std::make_unique<LinearCrossEntropy>(dx ? dx.view(x_var.value().shape()) : Tensor(), upstream,
-                                                weight);
+                                                weights);
   });
 }
 

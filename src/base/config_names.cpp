@@ -6,7 +6,7 @@ namespace tessera {
 
 namespace {
 
-constexpr LaterName kLaterFamilies[] = {{"bert", "use gpt2 or llama"}, {"t5", "use gpt2 or llama"}};
+constexpr LaterName kLaterFamilies[] = {{"t5", "use gpt2 or llama"}};
 
 constexpr EnumName<PositionKind> kPositions[] = {{PositionKind::learned, "learned"},
                                                  {PositionKind::rotary, "rotary"},

@@ -130,6 +130,8 @@ std::string family_table() {
   add("linear_bias", &ModelConfig::linear_bias);
   add("qkv_bias", &ModelConfig::qkv_bias);
   add("parallel_residual", &ModelConfig::parallel_residual);
+  add("token_types", &ModelConfig::token_types);
+  add("binary_head", &ModelConfig::binary_head);
   return text;
 }
 

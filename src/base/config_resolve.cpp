@@ -18,6 +18,8 @@ ModelConfig resolve(ModelConfig config) {
   fill(&ModelConfig::linear_bias);
   fill(&ModelConfig::qkv_bias);
   fill(&ModelConfig::parallel_residual);
+  fill(&ModelConfig::token_types);
+  fill(&ModelConfig::binary_head);
   return config;
 }
 

@@ -100,6 +100,12 @@ void describe(Visitor& visit, Section& c) {
   visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = the family's");
   visit.field("parallel_residual", c.parallel_residual,
               "attention and MLP both read the residual stream as it enters the layer; null = the family's");
+  visit.field("token_types", c.token_types,
+              "types of tokens that the embedding tells apart, as BERT's two segments; null = the family's",
+              between(1, 65536));
+  visit.field("binary_head", c.binary_head,
+              "BERT's pooler and the head that says whether one segment follows the other; null = the "
+              "family's");
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,

@@ -49,6 +49,10 @@ std::int64_t size_of_default(const ModelConfig& model, const HfDefault& from) {
 }
 
 void read_size(const Reader& in, const HfKey& key) {
+  if (const auto* field = std::get_if<std::optional<std::int64_t> ModelConfig::*>(&key.field)) {
+    in.model.** field = in.size(key.key, size_of_default(in.model, key.absent));
+    return;
+  }
   auto& value = in.model.*std::get<std::int64_t ModelConfig::*>(key.field);
   const bool layers = std::get<std::int64_t ModelConfig::*>(key.field) == &ModelConfig::num_layers;
   auto found = in.root.find(key.key);
@@ -185,6 +189,7 @@ void read_window(const Reader& in) {
 /// torch.nn.Embedding's padding_idx, which counts from the end if it is negative.
 void read_padding(const Reader& in) {
   const auto found = in.root.find("pad_token_id");
+  if (in.spec.padding_row && in.is_absent("pad_token_id")) in.model.padding_id = in.spec.absent_padding;
   if (!found || !in.spec.padding_row) return;
   const std::int64_t vocabulary = in.model.vocab_size, id = found->integer(-vocabulary, kMaxSize);
   if (id >= vocabulary)
@@ -247,6 +252,13 @@ const ModelSpec& row_of(const JsonView& root) {
   return *spec;
 }
 
+/// What the architecture says of the model's heads; without one it has all of them.
+void read_heads(const Reader& in) {
+  const auto list = in.root.find("architectures");
+  if (in.spec.binary_head_first)
+    in.model.binary_head = !list || list->size() == 0 || (*list)[0].text() == in.spec.architectures[0];
+}
+
 /// Reads what a row says, in its order: defaults may follow from what was read before.
 ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   ModelConfig model = spec.model;
@@ -257,6 +269,7 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   check_sizes(in);
   read_window(in);
   read_padding(in);
+  read_heads(in);
   if (model.position_embedding == PositionKind::rotary) read_rope(in);
   return canonical(std::move(model));
 }

@@ -11,6 +11,7 @@ namespace {
 
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
   const ModelConfig& own = type.model;
+  if (std::string_view(spec_of(c.family).body) != spec_of(type.family).body) return "its layers are others";
   const auto gated = [](const ModelConfig& model) { return model.activation == MlpActivation::swiglu; };
   if (c.position_embedding != own.position_embedding)
     return detail::concat("its positions are ", name_of(*own.position_embedding), ", not ",
@@ -37,6 +38,8 @@ void write_key(const ModelConfig& model, const HfKey& key, Json& out) {
         const auto& value = model.*field;
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<double>>) {
           write(value.value_or(model.dropout));  // that of embeddings
+        } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<std::int64_t>>) {
+          write(value.value_or(0));
         } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<bool>>) {
           write(value.value_or(*model.linear_bias));  // that of the projection
         } else {
@@ -145,9 +148,12 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   TESSERA_ENSURE(ConfigError, misfit.empty(), "this model has no Hugging Face form",
                  config.type.empty() ? "" : " as a " + config.type, ": ", misfit);
   const ModelSpec& row = *find_spec(config.type);
-  if (!out.contains("architectures")) out["architectures"] = {row.architectures.front()};
+  const bool second = row.binary_head_first && !model.binary_head.value_or(true);
+  if (!out.contains("architectures") || row.binary_head_first)
+    out["architectures"] = {row.architectures[second ? 1 : 0]};
   out["model_type"] = config.type;
   if (model.padding_id) out["pad_token_id"] = *model.padding_id;
+  if (!model.padding_id && row.absent_padding) out["pad_token_id"] = nullptr;
   if (out.contains("dtype")) out["dtype"] = name_of(dtype);
   if (!out.contains("dtype") || out.contains("torch_dtype")) out["torch_dtype"] = name_of(dtype);
   for (const HfKey& key : row.keys) write_key(model, key, out);

@@ -22,6 +22,9 @@ Extent extent_of(const ModelConfig& m, std::string_view module) {
   if (module.ends_with("linear_proj")) return {m.hidden_size, heads, m.proj_bias.value_or(*m.linear_bias)};
   if (module.ends_with("linear_fc1"))
     return {m.ffn_hidden_size * (is_gated(m) ? 2 : 1), m.hidden_size, *m.linear_bias};
+  if (module.ends_with("token_type_embeddings")) return {*m.token_types, m.hidden_size, false};
+  if (module == "pooler.dense" || module == "lm_head.dense") return {m.hidden_size, m.hidden_size, true};
+  if (module == "binary_head") return {2, m.hidden_size, true};
   if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
   return {m.hidden_size, 0, m.norm == NormStyle::layernorm};
 }
@@ -55,11 +58,27 @@ void map_module(const ModelConfig& model, const HfNames& names, const std::strin
                                  : Shape{rows, extent.columns};
     const bool grouped = tensor.order == HfTensor::Order::grouped;
     const std::int64_t groups = grouped ? model.num_kv_heads : 0, head_dim = grouped ? model.head_dim : 0;
-    weight.parts.push_back({begin + tensor.name + ".weight", shape, turned, groups, head_dim});
-    bias.parts.push_back({begin + tensor.name + ".bias", {rows}, false, groups, head_dim});
+    const std::string name = (tensor.outside ? "" : begin) + tensor.name;
+    weight.parts.push_back({name + ".weight", shape, turned, groups, head_dim});
+    bias.parts.push_back({name + ".bias", {rows}, false, groups, head_dim});
   }
   out.push_back(std::move(weight));
   if (extent.bias) out.push_back(std::move(bias));
+}
+
+/// Adds what stands beside the layers.
+void map_beside(const ModelConfig& model, const HfNames& names, const std::string& prefix,
+                const std::vector<HfParameter>& list, std::vector<HfMapping>& out) {
+  for (const HfParameter& each : list) {
+    if (each.only && !(model.*each.only).value_or(false)) continue;
+    if (each.vector == nullptr) {
+      map_module(model, names, each.ours, prefix, each.theirs, out);
+      continue;
+    }
+    const Shape shape{model.*each.vector};
+    const HfTensor& theirs = each.theirs.front();
+    out.push_back({each.ours, shape, {{(theirs.outside ? "" : prefix) + theirs.name, shape}}});
+  }
 }
 
 bool matches(std::string_view glob, std::string_view text) {
@@ -96,13 +115,15 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
   table(kEmbedding, prefix + names.embedding + ".weight", m.vocab_size);
   if (m.position_embedding == PositionKind::learned)
     table(kPositions, prefix + names.positions + ".weight", m.max_positions);
+  map_beside(m, names, prefix, names.front, out);
   for (std::int64_t i = 0; i < m.num_layers; ++i) {
     const std::string number = std::to_string(i) + ".";
     for (const HfParameter& each : names.layer)
       map_module(m, names, "decoder.layers." + number + each.ours, prefix + names.layers + number,
                  each.theirs, out);
   }
-  map_module(m, names, "decoder.final_layernorm", prefix, {{names.final_norm}}, out);
+  if (names.final_norm) map_module(m, names, "decoder.final_layernorm", prefix, {{names.final_norm}}, out);
+  map_beside(m, names, prefix, names.end, out);
   if (!*m.tied_head) table("output_layer.weight", head, m.vocab_size);
   return out;
 }

@@ -96,7 +96,7 @@ class FieldReader {
     constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",     "padding_id",
                                            "init_std",          "position_embedding", "norm",
                                            "rope_theta",        "rope_fraction",      "rope_interleaved",
-                                           "parallel_residual"};
+                                           "parallel_residual", "token_types",        "binary_head"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

@@ -39,6 +39,11 @@ std::int64_t count_targets(const Batch& batch) {
          std::count(batch.labels.begin(), batch.labels.end(), kIgnoredLabel);
 }
 
+std::int64_t count_sample_targets(const Batch& batch) {
+  return static_cast<std::int64_t>(batch.sample_labels.size()) -
+         std::count(batch.sample_labels.begin(), batch.sample_labels.end(), kIgnoredLabel);
+}
+
 std::int64_t position_count(const Batch& batch) {
   if (batch.batch == 0) return 0;
   if (batch.position_ids.empty()) return batch.seq_length;
@@ -61,8 +66,10 @@ Batch slice(const Batch& batch, std::int64_t first, std::int64_t count) {
   out.labels = piece(batch.labels, first * s, (first + count) * s);
   out.position_ids = piece(batch.position_ids, first * s, (first + count) * s);
   out.document_ids = piece(batch.document_ids, first * s, (first + count) * s);
+  out.token_types = piece(batch.token_types, first * s, (first + count) * s);
   out.key_begin = piece(batch.key_begin, first, first + count);
   out.key_end = piece(batch.key_end, first, first + count);
+  out.sample_labels = piece(batch.sample_labels, first, first + count);
   out.sample0 = global_sample(batch, first);
   if (!one_run) {
     out.sample_block = batch.sample_block;
@@ -81,6 +88,8 @@ void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t position
   check_size(batch.labels, n, "labels", true);
   check_size(batch.position_ids, n, "position_ids", true);
   check_size(batch.document_ids, n, "document_ids", true);
+  check_size(batch.token_types, n, "token_types", true);
+  check_size(batch.sample_labels, batch.batch, "sample_labels", true);
   check_size(batch.key_begin, batch.batch, "key_begin", true);
   check_size(batch.key_end, batch.batch, "key_end", true);
   constexpr const char* kVocabulary = "Data and model must use the same vocabulary";
@@ -96,6 +105,20 @@ void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t position
     const std::int64_t end = batch.key_end.empty() ? batch.seq_length : batch.key_end[at];
     TESSERA_ENSURE(DataError, begin >= 0 && begin <= end && end <= batch.seq_length, "batch: sample ",
                    global_sample(batch, i), ": keys [", begin, ", ", end, ") of ", batch.seq_length);
+  }
+}
+
+void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes) {
+  TESSERA_CHECK(batch.token_types.empty() || token_types > 0,
+                "this batch has token_types, and the model reads none");
+  TESSERA_CHECK(batch.sample_labels.empty() || sample_classes > 0,
+                "this batch has sample_labels, and the model has no head for whole samples");
+  check_range(batch, batch.token_types, token_types, 0, "token type", "These are the types the model has");
+  for (std::size_t i = 0; i < batch.sample_labels.size(); ++i) {
+    const std::int64_t label = batch.sample_labels[i];
+    TESSERA_ENSURE(DataError, (label >= 0 && label < sample_classes) || label == kIgnoredLabel,
+                   "batch: sample ", global_sample(batch, static_cast<std::int64_t>(i)), ": its label ",
+                   label, " is not in [0, ", sample_classes, "). These are the classes the model has");
   }
 }
 

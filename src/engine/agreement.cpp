@@ -20,6 +20,7 @@ namespace {
 struct Notice {
   std::int64_t targets = 0, hash = 0, samples = 0, seq_length = 0, step = 0, frozen = 0;
   bool labels = false, absent = false, failed = false;
+  std::int64_t sample_targets = 0;
 
   MeetingValues values() const {
     return {targets,
@@ -28,7 +29,7 @@ struct Notice {
             seq_length,
             step,
             frozen,
-            (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0)};
+            (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0) + 8 * sample_targets};
   }
   static Notice from(const MeetingValues& v) {
     return {.targets = v[0],
@@ -39,7 +40,8 @@ struct Notice {
             .frozen = v[5],
             .labels = (v[6] & 1) != 0,
             .absent = (v[6] & 2) != 0,
-            .failed = (v[6] & 4) != 0};
+            .failed = (v[6] & 4) != 0,
+            .sample_targets = v[6] / 8};
   }
 };
 
@@ -57,8 +59,9 @@ struct Field {
   std::uint64_t hash;
 };
 
+constexpr std::size_t kFields = 9;
 /// Everything of a batch that decides what a step computes.
-std::array<Field, 7> fields_of(const Batch& batch) {
+std::array<Field, kFields> fields_of(const Batch& batch) {
   const auto of = [](const auto& values) { return content_hash(std::as_bytes(std::span(values))); };
   const std::array<std::int64_t, 2> shape{batch.batch, batch.seq_length};
   const std::array<std::int64_t, 4> numbers{batch.sample0, batch.sample_block, batch.sample_stride,
@@ -70,6 +73,8 @@ std::array<Field, 7> fields_of(const Batch& batch) {
            {"position_ids", of(batch.position_ids)},
            {"attention_mask", of(keys)},
            {"document_ids", of(batch.document_ids)},
+           {"token_types", of(batch.token_types)},
+           {"sample_labels", of(batch.sample_labels)},
            {"sample numbers", of(numbers)}}};
 }
 
@@ -84,7 +89,8 @@ Notice notice_of(const Batch& batch, const BatchCall& call) {
           .seq_length = batch.seq_length,
           .step = call.step,
           .frozen = static_cast<std::int64_t>(call.frozen_hash),
-          .labels = !batch.labels.empty()};
+          .labels = !batch.labels.empty(),
+          .sample_targets = count_sample_targets(batch)};
 }
 
 /// The hashes of a batch's fields as text, for the second message when something differs.
@@ -96,7 +102,7 @@ std::string encode(const Batch& batch) {
 }
 
 struct Detail {
-  std::array<std::uint64_t, 7> hashes{};
+  std::array<std::uint64_t, kFields> hashes{};
   std::int64_t samples = 0, seq_length = 0;
 };
 
@@ -173,14 +179,18 @@ class Meeting {
   }
 
   void fill(Batch& batch) const {
-    std::int64_t targets = 0, samples = 0, before = 0;
+    std::int64_t targets = 0, samples = 0, before = 0, positions = 0, sample_targets = 0;
     for (int d = 0; d < mesh_.shape().dp; ++d) {
       const Notice& notice = at(holder(d));
       if (d < mesh_.coordinates().dp) before += notice.samples;
       samples += notice.samples;
       targets += notice.targets;
+      positions += notice.samples * notice.seq_length;
+      sample_targets += notice.sample_targets;
     }
     batch.global_targets = targets;
+    batch.global_positions = positions;
+    batch.global_sample_targets = sample_targets;
     if (batch.global_batch != Batch::kUnknown) return;
     batch.sample0 = before;
     batch.global_batch = samples;

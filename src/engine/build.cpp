@@ -1,9 +1,10 @@
 #include "tessera/engine/build.hpp"
 
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/engine/agreement.hpp"
-#include "tessera/nn/models/decoder.hpp"
+#include "tessera/nn/bodies.hpp"
 #include "tessera/ops/backends.hpp"
 
 namespace tessera {
@@ -50,11 +51,19 @@ Device device_of(const DeviceConfig& config) {
   return {DeviceType::cuda, static_cast<int>(config.index.value_or(0))};
 }
 
+void refuse_without_data(const ModelConfig& model, std::string_view what) {
+  const ModelSpec& family = spec_of(model.family);
+  TESSERA_ENSURE(ConfigError, family.no_data == nullptr, "model.family ", family.name, ": ", family.no_data,
+                 ", so that ", what,
+                 " does not take it. build_engine of the C++ interface does, with "
+                 "batches of your own, and `tessera convert` reads and writes its weights");
+}
+
 void check_no_decay(const Config& config) {
   if (config.optimizer.no_decay.empty()) return;
   std::vector<std::string> names;
-  Decoder whole(resolve(config.model), numerics_of(config.training), {});
-  for (const Parameter* parameter : whole.parameters()) names.push_back(parameter->name());
+  const auto whole = make_model(resolve(config.model), numerics_of(config.training));
+  for (const Parameter* parameter : whole->parameters()) names.push_back(parameter->name());
   check_no_decay(config.optimizer, names);
 }
 
@@ -83,8 +92,8 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
                                      .chunks = tensor_chunks(config.parallel, device)},
                           .pieces = pieces_of(config, mesh.coordinates().pp),
                           .recompute = RecomputeOptions::from(config.training)};
-  return std::make_unique<Engine>(
-      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options, ctx);
+  return std::make_unique<Engine>(make_model(resolve(config.model), numerics_of(config.training), sharding),
+                                  options, ctx);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "tessera/base/config.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
-#include "tessera/nn/models/decoder.hpp"
+#include "tessera/nn/stack.hpp"
 #include "tessera/ops/backends.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -155,7 +155,7 @@ void Engine::launch_step(const Batch& batch) {
   {
     const TrafficSpan traffic(*mesh_, report.traffic);
     step = std::make_unique<StepUnderWay>(launch_passes(batch), Spans(ctx_.stream));
-    if (step->passes.targets == 0) {
+    if (step->passes.terms[0].count == 0) {
       params_->gradient().drop_call();
       throw DataError(detail::concat("no label of this batch counts: all are ", kIgnoredLabel,
                                      ", so a step would only decay weights; check the data"));
@@ -180,6 +180,7 @@ StepReport Engine::finish_step() {
   {
     const TrafficSpan traffic(*mesh_, result.traffic);
     result.loss = without_sign_of_nan(read_loss(step->passes));
+    result.terms = terms_;
   }
   result.update = finish_update(scheduled_lr());
   if (const auto& flight = ctx_.stream->flight()) flight->reached(step->launched);
@@ -262,18 +263,14 @@ UpdateResult Engine::finish_update(double lr) {
   return {without_sign_of_nan(done.grad_norm), lr, done.skipped, done.loss_scale};
 }
 
-double Engine::evaluate(const Batch& batch) {
-  const LossSum loss = evaluate_sum(batch);
-  return loss.sum / std::max(1.0, loss.targets);
-}
+double Engine::evaluate(const Batch& batch) { return total_of(evaluate_terms(batch)); }
 
-Engine::LossSum Engine::evaluate_sum(const Batch& given) {
+std::vector<LossTerm> Engine::evaluate_terms(const Batch& given) {
   const FlightCall open(ctx_.stream->flight(), "Engine::evaluate()");
   const Batch batch = agreed(given, "Engine::evaluate()", true);
-  const auto stage = make_stage(batch, {.output = Model::Output::losses, .training = false, .record = false});
+  const auto stage = make_stage(batch, own_loss(batch), {.training = false, .record = false});
   run(*stage, true);
-  return {without_sign_of_nan(sum_over_data(HostCopy(ctx_, stage->loss_sum()).value<double>())),
-          static_cast<double>(batch.global_targets)};
+  return read_terms(stage->loss().terms(), stage->loss().sums(ctx_));
 }
 
 std::vector<EngineNote> Engine::take_notes() {
@@ -289,7 +286,7 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
   host_.stream->set_trace(trace);
 }
 
-std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions options) {
+std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, StageOptions options) {
   model_->reserve_positions(ctx_, position_count(batch));
   ctx_.seed = progress_.seed;
   options.step = static_cast<std::uint32_t>(progress_.steps);
@@ -303,7 +300,7 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, StageOptions optio
   }
   if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient().ready(parameter); };
-  return std::make_unique<Stage>(ctx_, *model_, batch, std::move(options));
+  return std::make_unique<Stage>(ctx_, *model_, batch, std::move(loss), std::move(options));
 }
 
 void Engine::run(Stage& stage, bool forward_only) {
@@ -322,15 +319,11 @@ Schedule Engine::schedule(int micro_batches, bool forward_only) const {
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   if (batch.batch == 0 && mesh_->shape().dp > 1) return;  // another data rank has samples
   validate(batch, model_->vocab_size(), model_->position_limit());
+  validate_extras(batch, model_->token_types(), model_->sample_classes());
   model_->check_length(batch.seq_length);
   TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");
 }
 
 bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }
-
-double Engine::sum_over_data(double value) const {
-  const bool counts = holds_head() && mesh_->coordinates().tp == 0;
-  return sum_over_ranks(host_, mesh_->world(), counts ? value : 0.0);
-}
 
 }  // namespace tessera

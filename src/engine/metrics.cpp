@@ -166,6 +166,7 @@ void MetricsFile::write(const StepRecord& r) {
   append(line, "communication_share", r.communication_share);
   append(line, "peak_mem_bytes", r.peak_mem_bytes);
   append(line, "skipped", r.skipped);
+  for (const auto& [name, value] : r.losses) append(line, (name + "_loss").c_str(), value);
   if (r.loss_scale) append(line, "loss_scale", *r.loss_scale);
   if (r.eval_loss) append(line, "eval_loss", *r.eval_loss);
   if (r.bubble_ms) append(line, "bubble_ms", *r.bubble_ms);

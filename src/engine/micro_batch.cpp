@@ -42,6 +42,8 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch) {
       positions.push_back(static_cast<std::int32_t>(i % batch.seq_length));
   }
   m.positions = position_major(ctx, positions, batch).view({rows});
+  if (!batch.token_types.empty()) m.token_types = position_major(ctx, batch.token_types, batch);
+  if (!batch.sample_labels.empty()) m.sample_labels = Tensor::from(ctx, batch.sample_labels, {batch.batch});
   if (!batch.key_begin.empty()) m.key_begin = Tensor::from(ctx, batch.key_begin, {batch.batch});
   if (!batch.key_end.empty()) m.key_end = Tensor::from(ctx, batch.key_end, {batch.batch});
   if (!batch.document_ids.empty()) {

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-Model::Output of(Engine::Output output) {
-  return output == Engine::Output::logits ? Model::Output::logits : Model::Output::losses;
+LossPlan::Kind of(Engine::Output output) {
+  return output == Engine::Output::logits ? LossPlan::Kind::caller : LossPlan::Kind::per_token;
 }
 
 /// Rows of a micro-batch, [seq * n, width] or [seq * n], into fp32 `result` [n, seq, width].
@@ -120,7 +120,7 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
     return finish_gradient(ctx_, position_major(ctx_, grad, value, share), optimizer_->loss_scale(),
                            value.dtype());
   };
-  stage = make_stage(batch, {.output = of(output), .loss_gradient = gradient});
+  stage = make_stage(batch, LossPlan::outputs(of(output), gradient), {});
   begin_call(stage->full_micro_batches());
   run(*stage, false);
   params_->gradient().close_call();
@@ -166,8 +166,8 @@ OpenForward Engine::forward(const Batch& given, Output output, bool recorded) {
   const auto kept =
       std::make_shared<OpenForward::State>(*this, agreed(given, call, output == Output::token_losses));
   open_forwards_.insert(kept.get());
-  kept->stage = make_stage(
-      kept->batch, {.output = of(output), .training = recorded, .record = recorded, .keep_outputs = true});
+  kept->stage =
+      make_stage(kept->batch, LossPlan::outputs(of(output)), {.training = recorded, .record = recorded});
   run(*kept->stage, true);
   OpenForward result;
   result.output = outputs_of(*kept->stage, kept->batch, output);
@@ -184,7 +184,7 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
   Tensor result = Tensor::empty(ctx_, {batch.batch, batch.seq_length, width}, DType::f32);
   for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
-    copy_batch_major(ctx_, stage.outputs()[static_cast<std::size_t>(i)],
+    copy_batch_major(ctx_, stage.loss().outputs()[static_cast<std::size_t>(i)],
                      result.narrow(0, samples.begin, samples.count));
   }
   return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
@@ -219,10 +219,10 @@ void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {
     const float weight = static_cast<float>(batch.batch * dp) / static_cast<float>(whole);
     for (int i = 0; i < stage.full_micro_batches(); ++i) {
       const Part samples = stage.samples(i);
-      const Tensor& value = stage.outputs()[static_cast<std::size_t>(i)];
+      const Tensor& value = stage.loss().outputs()[static_cast<std::size_t>(i)];
       const Tensor part = upstream.narrow(0, samples.begin, samples.count);
-      stage.set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
-                                            optimizer_->loss_scale(), value.dtype()));
+      stage.loss().set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
+                                                   optimizer_->loss_scale(), value.dtype()));
     }
   }
   begin_call(stage.full_micro_batches());

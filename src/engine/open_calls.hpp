@@ -33,9 +33,4 @@ struct OpenForward::State {
   }
 };
 
-/// Samples of all data ranks together.
-inline std::int64_t samples_of_all(const Batch& batch, int data_ranks) {
-  return batch.global_batch > 0 ? batch.global_batch : batch.batch * data_ranks;
-}
-
 }  // namespace tessera

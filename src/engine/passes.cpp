@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <utility>
 
 #include "engine/stage.hpp"
@@ -23,6 +24,8 @@ std::string shape_of(const Batch& batch) {
   add(" + key begins", batch.key_begin);
   add(" + key ends", batch.key_end);
   add(" + documents", batch.document_ids);
+  add(" + token types", batch.token_types);
+  add(" + sample labels", batch.sample_labels);
   return shape;
 }
 
@@ -61,28 +64,48 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
 
 /// What it returns launches the passes over the batch, and keeps their outcome in `passes`.
 std::function<void()> Engine::ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes) {
-  const std::shared_ptr<Stage> stage = make_stage(batch, {.output = Model::Output::losses});
-  const auto targets = static_cast<double>(batch.global_targets);
-  // Without targets every gradient is zero whatever this is, and the mean over nothing is nan.
-  stage->set_loss_gradient(1.0 / std::max(targets, 1.0), optimizer_->loss_scale());
-  return [this, stage, targets, &passes] {
+  const std::shared_ptr<Stage> stage = make_stage(batch, own_loss(batch), {});
+  return [this, stage, &passes] {
     begin_call(stage->full_micro_batches());
     run(*stage, false);
     params_->gradient().close_call();
-    passes = PassesUnderWay{HostCopy(ctx_, stage->loss_sum()), targets, stage->forward_spans(),
+    passes = PassesUnderWay{stage->loss().terms(), stage->loss().sums(ctx_), stage->forward_spans(),
                             stage->backward_spans()};
   };
 }
 
-double Engine::read_loss(const PassesUnderWay& passes) const {
-  const auto sum = passes.loss_sum.value<double>();
+LossPlan Engine::own_loss(const Batch& batch) const {
+  return LossPlan::mean(terms_of(*model_, batch, mesh_->shape().dp),
+                        options_.trainable ? optimizer_->loss_scale() : Tensor(),
+                        mesh_->coordinates().tp == 0);
+}
+
+double Engine::read_loss(const PassesUnderWay& passes) {
+  std::vector<LossTerm> terms = read_terms(passes.terms, passes.sums);
   if (const auto& flight = ctx_.stream->flight()) flight->reached(passes.launched);
-  return sum_over_data(sum) / passes.targets;
+  terms_ = std::move(terms);
+  // The mean over nothing is nan.
+  return terms_[0].count > 0 ? total_of(terms_) : std::nan("");
+}
+
+std::vector<LossTerm> Engine::read_terms(std::vector<LossTerm> terms,
+                                         const std::vector<HostCopy>& sums) const {
+  std::vector<double> values;
+  for (const HostCopy& sum : sums) values.push_back(sum.value<double>());
+  if (mesh_->world().size() > 1) {
+    // All tensor ranks have the tokens' losses alike; of extra ones each has added up what counts.
+    if (!holds_head() || mesh_->coordinates().tp != 0) values[0] = 0;
+    values = sum_over_ranks(host_, mesh_->world(), std::move(values));
+  }
+  for (std::size_t i = 0; i < terms.size(); ++i)
+    terms[i].sum = std::isnan(values[i]) ? std::nan("") : values[i];
+  return terms;
 }
 
 /// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed.
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
-  std::vector<std::uint64_t> bits{std::bit_cast<std::uint64_t>(passes.loss_sum.value<double>())};
+  std::vector<std::uint64_t> bits;
+  for (const HostCopy& sum : passes.sums) bits.push_back(std::bit_cast<std::uint64_t>(sum.value<double>()));
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
     const FlatRun run = params_->shards().updated(i);
     if (run.count == 0) continue;

@@ -7,8 +7,8 @@ namespace tessera {
 
 /// Passes whose loss was not read yet.
 struct Engine::PassesUnderWay {
-  HostCopy loss_sum;
-  double targets = 0;
+  std::vector<LossTerm> terms;
+  std::vector<HostCopy> sums;  ///< of each term, on this rank
   Spans forward, backward;
   std::uint64_t launched = 0;  ///< operations of the flight recorder so far
 };

@@ -110,6 +110,7 @@ void plan_bubble(Plan& plan) {
 namespace detail {
 
 Plan plan_layout(const Config& config, std::optional<std::int64_t> processes) {
+  refuse_without_data(config.model, "a plan");
   Plan plan;
   plan.config = resolve(config);
   plan.config.parallel = resolve_layout(plan.config, processes);

@@ -87,10 +87,14 @@ std::function<void()> heartbeat_of(Communicator& group) {
 }
 
 double sum_over_ranks(const ExecCtx& ctx, Communicator& group, double value) {
-  if (group.size() == 1) return value;
-  const Tensor sum = Tensor::from(ctx, std::vector<double>{value}, {1});
-  group.all_reduce(ctx, sum).wait(ctx);
-  return sum.to_vector<double>()[0];
+  return sum_over_ranks(ctx, group, std::vector<double>{value})[0];
+}
+
+std::vector<double> sum_over_ranks(const ExecCtx& ctx, Communicator& group, std::vector<double> values) {
+  if (group.size() == 1) return values;
+  const Tensor sums = Tensor::from(ctx, values, {static_cast<std::int64_t>(values.size())});
+  group.all_reduce(ctx, sums).wait(ctx);
+  return sums.to_vector<double>();
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/communicator.hpp"
 
@@ -13,8 +14,9 @@ std::string on_first_rank(const ExecCtx& ctx, Communicator& group, const std::fu
 /// CommunicationError with that of the first of them. Collective.
 void on_every_rank(const ExecCtx& ctx, Communicator& group, const std::function<void()>& fn);
 
-/// The sum of a number that each rank has; at once for a group of one. Collective.
+/// The sum of a number, or of each of several, that each rank has; at once for a group of one. Collective.
 double sum_over_ranks(const ExecCtx& ctx, Communicator& group, double value);
+std::vector<double> sum_over_ranks(const ExecCtx& ctx, Communicator& group, std::vector<double> values);
 
 /// For work that others wait for: what it calls after each of its parts. `group` outlives it.
 std::function<void()> heartbeat_of(Communicator& group);

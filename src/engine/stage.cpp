@@ -1,16 +1,15 @@
 #include "engine/stage.hpp"
 
 #include <algorithm>
+#include <iterator>
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/device/trace.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/ops/reduce.hpp"
 
 namespace tessera {
-Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, StageOptions options)
-    : ctx_(ctx), model_(model), batch_(batch), options_(std::move(options)) {
+Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options)
+    : ctx_(ctx), model_(model), batch_(batch), loss_(std::move(loss)), options_(std::move(options)) {
   const std::int64_t size = options_.micro_batch_size;
   const std::int64_t count =
       options_.micro_batches > 0 ? options_.micro_batches : (batch.batch + size - 1) / size;
@@ -55,24 +54,24 @@ std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tenso
   }
   const MicroBatch& micro = input_of(micro_batch);
   Kept local;
+  local.last = model_.is_last(chunk);
   Tape* tape = options_.record ? local.tape.get() : nullptr;
-  const Forward forward{
-      .exec = ctx_, .input = micro, .tape = tape, .training = options_.training, .step = options_.step};
+  ExtraLosses losses;
+  const Forward forward{.exec = ctx_,
+                        .input = micro,
+                        .tape = tape,
+                        .training = options_.training,
+                        .step = options_.step,
+                        .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr};
   for (Tensor& input : inputs)
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
-  if (loss_gradient_ != 0.0) {
-    local.upstream = Tensor::empty(ctx_, {micro.labels.numel()}, DType::f32);
-    ops::fill_constant(ctx_, local.upstream, static_cast<float>(loss_gradient_));
-    if (loss_scale_) ops::scale_by(ctx_, local.upstream, loss_scale_);
-  }
-  const bool known = !options_.record || loss_gradient_ != 0.0;
-  const auto output = known ? options_.output : Model::Output::logits;
-  local.outputs = model_.run_piece(forward, chunk, local.inputs, output, local.upstream);
+  if (tape && local.last) local.upstream = loss_.known_gradient(ctx_, micro.batch * micro.seq_length);
+  local.outputs = model_.run_piece(forward, chunk, local.inputs, loss_.output(), local.upstream);
   for (Var& input : local.inputs) input.take();  // the tape keeps what it needs of it
-  local.last = model_.is_last(chunk);
+  take_extra(losses, local);
   std::vector<Tensor> results;
   if (local.last) {
-    finish(micro_batch, local, known, micro.labels);
+    finish(micro_batch, local);
   } else {
     for (Var& value : local.outputs) results.push_back(value.take());
   }
@@ -80,32 +79,23 @@ std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tenso
   return results;
 }
 
-void Stage::finish(int micro_batch, Kept& own, bool known, const Tensor& labels) {
+void Stage::finish(int micro_batch, Kept& own) {
   TESSERA_CHECK_EQ(own.outputs.size(), 1u, "values that the last piece of the model returned");
-  Var& output = own.outputs[0];
-  if (!known && options_.output == Model::Output::losses)
-    output = cross_entropy(ctx_, std::move(output), labels);
-  if (options_.loss_gradient) {
-    own.upstream = options_.loss_gradient(micro_batch, output.value());
-  } else if (options_.keep_outputs) {
-    outputs_.resize(inputs_.size());
-    outputs_[static_cast<std::size_t>(micro_batch)] = output.value();
-  } else {
-    add_up(output.value());
-  }
+  Tensor gradient = loss_.take(ctx_, micro_batch, micro_batches(), own.outputs[0].value());
+  if (gradient) own.upstream = std::move(gradient);
 }
 
-void Stage::add_up(const Tensor& losses) {
-  if (loss_sum_) {
-    ops::add_sum(ctx_, losses, loss_sum_);
-  } else {
-    loss_sum_ = ops::sum(ctx_, losses);
+void Stage::take_extra(const ExtraLosses& losses, Kept& own) {
+  for (const ExtraLoss& loss : losses) {
+    Tensor gradient = loss_.take_extra(ctx_, loss);
+    if (!options_.record) continue;
+    TESSERA_CHECK(loss.values.tape() == own.tape.get(), "the values of the loss '", loss.name,
+                  "' are on no tape, so it would train nothing: compute them from what the piece was given, "
+                  "and not inside of recompute()");
+    own.losses.push_back(loss.values);
+    own.losses.back().take();  // only its place is needed
+    own.loss_gradients.push_back(std::move(gradient));
   }
-}
-
-void Stage::set_upstream(int micro_batch, Tensor gradient) {
-  upstream_.resize(inputs_.size());
-  upstream_[static_cast<std::size_t>(micro_batch)] = std::move(gradient);
 }
 
 Stage::Kept& Stage::kept(int chunk, int micro_batch) {
@@ -126,10 +116,11 @@ std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tens
   // Pieces pass on the empty tensors of an empty micro-batch.
   if (samples(micro_batch).count == 0) return nothing(inputs(chunk, micro_batch));
   Kept& own = kept(chunk, micro_batch);
-  if (own.last) {
-    grads = {own.upstream ? own.upstream : upstream_.at(static_cast<std::size_t>(micro_batch))};
-    TESSERA_CHECK(grads[0], "micro-batch ", micro_batch, " was given no gradient of its outputs");
-  }
+  if (own.last) grads = {own.upstream ? own.upstream : loss_.upstream(micro_batch)};
+  std::ranges::move(own.losses, std::back_inserter(own.outputs));
+  std::ranges::move(own.loss_gradients, std::back_inserter(grads));
+  own.losses.clear();
+  own.loss_gradients.clear();
   own.tape->on_gradient_ready(options_.on_gradient_ready);
   own.tape->backward(ctx_, own.outputs, std::move(grads),
                      weights ? Tape::WeightGradients::immediate : Tape::WeightGradients::deferred);

@@ -275,9 +275,13 @@ class TrainingRun {
                       .communication_share = 0,
                       .peak_mem_bytes = most_over_ranks(peak_memory_bytes(engine_->ctx())),
                       .skipped = state_.skipped,
+                      .losses = {},
                       .loss_scale = std::nullopt,
                       .eval_loss = std::nullopt,
                       .bubble_ms = std::nullopt};
+    if (step.terms.size() > 1) {
+      for (const LossTerm& term : step.terms) record.losses.emplace_back(term.name, term.mean());
+    }
     if (config_.training.precision == Precision::fp16) record.loss_scale = step.update.loss_scale;
     if (world_->size() > 1) {
       record.bubble_ms = step.times.bubble * 1e3;
@@ -344,17 +348,24 @@ class TrainingRun {
   /// says so.
   double evaluate() {
     DataLoader loader(data_.valid, loader_options(0));
-    double loss = 0.0, targets = 0.0;
+    std::vector<LossTerm> sums;
     for (std::int64_t i = 0; i < config_.training.eval_iters; ++i) {
       const auto batch = loader.next();
       if (!batch) break;
-      const Engine::LossSum part = engine_->evaluate_sum(*batch);
-      loss += part.sum;
-      targets += part.targets;
+      const std::vector<LossTerm> terms = engine_->evaluate_terms(*batch);
+      if (sums.empty()) {
+        sums = terms;
+        continue;
+      }
+      for (std::size_t t = 0; t < terms.size(); ++t) {
+        sums[t].sum += terms[t].sum;
+        sums[t].count += terms[t].count;
+      }
     }
-    TESSERA_ENSURE(DataError, targets > 0, "the validation split holds less than one batch of ",
-                   config_.training.global_batch_size, " samples: widen its share in data.split");
-    result_.eval_loss = loss / targets;
+    TESSERA_ENSURE(DataError, !sums.empty() && sums[0].count > 0,
+                   "the validation split holds less than one batch of ", config_.training.global_batch_size,
+                   " samples: widen its share in data.split");
+    result_.eval_loss = total_of(sums);
     return *result_.eval_loss;
   }
 
@@ -400,6 +411,7 @@ class TrainingRun {
 
 TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& log,
                   std::shared_ptr<Communicator> world, const TrainOptions& options) {
+  refuse_without_data(config.model, "tessera train");
   if (!world) world = make_self_communicator("world");
   const Watchdog watchdog(world, {.timeout_s = config.parallel.timeout_s,
                                   .folder = std::filesystem::path(config.logging.dir) / "flight",

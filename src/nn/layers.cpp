@@ -5,21 +5,6 @@
 namespace tessera::nn {
 namespace {
 
-/// None stands for SwiGLU.
-std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
-  switch (activation) {
-    case MlpActivation::gelu_tanh:
-      return ops::ActivationKind::gelu_tanh;
-    case MlpActivation::gelu:
-      return ops::ActivationKind::gelu_erf;
-    case MlpActivation::relu:
-      return ops::ActivationKind::relu;
-    case MlpActivation::swiglu:
-      break;
-  }
-  return std::nullopt;
-}
-
 /// The part of a tensor of shape `global` that this rank holds of a linear's weight (rank 2) or bias (rank
 /// 1).
 Placement placement(const Linear::Options& options, const Shape& global) {
@@ -46,13 +31,30 @@ ParameterTraits traits(const Norm::Options& options) {
 
 }  // namespace
 
+std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
+  switch (activation) {
+    case MlpActivation::gelu_tanh:
+      return ops::ActivationKind::gelu_tanh;
+    case MlpActivation::gelu:
+      return ops::ActivationKind::gelu_erf;
+    case MlpActivation::relu:
+      return ops::ActivationKind::relu;
+    case MlpActivation::swiglu:
+      break;
+  }
+  return std::nullopt;
+}
+
 Linear::Linear(std::string name, const Options& options)
     : Module(std::move(name)),
       tensor_(options.tensor),
       split_(options.split),
       weight_(parameter("weight", placement(options, {options.out, options.in}),
-                        Init::normal(static_cast<float>(options.std)))),
-      bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros()) : nullptr) {}
+                        Init::normal(static_cast<float>(options.std)),
+                        {.partial_over_tensor = options.sequence_parallel})),
+      bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros(),
+                                      {.partial_over_tensor = options.sequence_parallel})
+                         : nullptr) {}
 
 Var Linear::forward(const Forward& forward, const Var& x) {
   switch (split_) {

@@ -6,10 +6,11 @@
 namespace tessera::nn {
 
 SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
-                             const TensorParallel& tensor)
+                             const TensorParallel& tensor, bool causal)
     : Module(std::move(name)),
       config_(config),
       layer_(layer),
+      causal_(causal),
       heads_(head_share(config, tensor)),
       qkv_(submodule<Linear>(
           "linear_qkv",
@@ -31,6 +32,7 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
   const MicroBatch& input = forward.input;
   SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, rope, input.positions};
   if (alibi_slopes) options.attention.alibi_slopes = alibi_slopes.narrow(0, heads_.first, heads_.heads);
+  options.attention.causal = causal_;
   options.attention.key_begin = input.key_begin;
   options.attention.key_end = input.key_end;
   options.attention.document = input.document;

@@ -1,7 +1,9 @@
 #include "tessera/nn/stack.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
+#include <utility>
 
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/config.hpp"
@@ -161,15 +163,31 @@ Flow Stack::run_recomputed(const Forward& forward, const std::vector<Block*>& al
     }
   }
   // `forward` refers to the context and the micro-batch, which outlive the tape; its own tape is not used
-  // here. What the layers leave as it is comes out as it went in.
-  const auto part = [forward, layers = std::move(layers)](const std::vector<Var>& inputs) {
+  // here. What the layers leave as it is comes out as it went in, and behind it their extra losses.
+  const auto found = std::make_shared<ExtraLosses>();
+  const bool wants_losses = forward.losses != nullptr;
+  const auto part = [forward, found, wants_losses,
+                     layers = std::move(layers)](const std::vector<Var>& inputs) {
+    ExtraLosses losses;
+    Forward own = forward;
+    own.losses = wants_losses ? &losses : nullptr;
     Flow inner = flow_of(inputs);
-    for (Block* layer : layers) inner = run_block(forward, *layer, std::move(inner));
-    return values_of(folded(forward.exec, std::move(inner)));
+    for (Block* layer : layers) inner = run_block(own, *layer, std::move(inner));
+    std::vector<Var> values = values_of(folded(forward.exec, std::move(inner)));
+    for (ExtraLoss& loss : losses) values.push_back(std::exchange(loss.values, Var()));
+    *found = std::move(losses);
+    return values;
   };
   const bool partition = sharding_.recompute.partition && !sharding_.tensor.sharded_sequence();
-  return flow_of(recompute(forward.exec, values_of(folded(forward.exec, std::move(flow))),
-                           std::move(parameters), part, partition ? sharding_.tensor.comm : nullptr));
+  std::vector<Var> values =
+      recompute(forward.exec, values_of(folded(forward.exec, std::move(flow))), std::move(parameters), part,
+                partition ? sharding_.tensor.comm : nullptr);
+  for (std::size_t i = 0; i < found->size(); ++i) {
+    ExtraLoss& loss = (*found)[i];
+    forward.losses->push_back({loss.name, std::move(values[std::size(kValues) + i]), loss.own_positions});
+  }
+  values.resize(std::size(kValues));
+  return flow_of(values);
 }
 
 void Stack::settle_shared() {

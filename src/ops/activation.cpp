@@ -17,6 +17,8 @@ kernels::Activation kernel_kind(ActivationKind kind) {
       return kernels::Activation::relu;
     case ActivationKind::silu:
       return kernels::Activation::silu;
+    case ActivationKind::tanh:
+      return kernels::Activation::tanh;
   }
   throw InternalError("unknown activation");
 }

@@ -71,6 +71,7 @@ Epilogues epilogues_of(ActivationKind kind) {
       return {kernels::Epilogue::gelu_erf, kernels::Epilogue::dgelu_erf};
     case ActivationKind::relu:
     case ActivationKind::silu:
+    case ActivationKind::tanh:
       break;
   }
   return {};

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "autograd/linear_weights.hpp"
 #include "parallel/arriving.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -41,8 +42,9 @@ class VocabCrossEntropy final : public Function {
 
 class VocabLinearCrossEntropy final : public Function {
  public:
-  VocabLinearCrossEntropy(detail::Arriving dx, const Shape& x_shape, Tensor upstream, Parameter& weight)
-      : dx_(std::move(dx)), x_shape_(x_shape), upstream_(std::move(upstream)), weight_(weight) {}
+  VocabLinearCrossEntropy(detail::Arriving dx, const Shape& x_shape, Tensor upstream,
+                          const detail::LinearWeights& weights)
+      : dx_(std::move(dx)), x_shape_(x_shape), upstream_(std::move(upstream)), weights_(weights) {}
   const char* name() const override { return "vocab_linear_cross_entropy"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
@@ -51,15 +53,13 @@ class VocabLinearCrossEntropy final : public Function {
     const Tensor dx = dx_.take(ctx);
     return {dx ? dx.view(x_shape_) : Tensor()};
   }
-  std::vector<Parameter*> parameters() const override {
-    return weight_.trained() ? std::vector<Parameter*>{&weight_} : std::vector<Parameter*>{};
-  }
+  std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
  private:
   detail::Arriving dx_;
   Shape x_shape_;
   Tensor upstream_;
-  Parameter& weight_;
+  detail::LinearWeights weights_;
 };
 
 }  // namespace
@@ -76,13 +76,18 @@ Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits
 }
 
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
-                               Parameter& weight, const Tensor& labels, const Tensor& upstream) {
-  if (!tp.active()) return linear_cross_entropy(ctx, x_var, weight, labels, upstream);
+                               Parameter& weight, const Tensor& labels, const Tensor& upstream,
+                               Parameter* bias) {
+  if (!tp.active()) return linear_cross_entropy(ctx, x_var, weight, labels, upstream, bias);
+  const bool recorded = x_var.tape() != nullptr;
+  if (recorded && !upstream)
+    return vocab_cross_entropy(ctx, tp, column_linear(ctx, tp, x_var, weight, bias, kHeadRowPadding),
+                               weight.placement(), labels);
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});
   const std::int64_t rows = x.size(0), vocab_begin = detail::first_row(weight.placement());
-  const bool recorded = x_var.tape() != nullptr;
+  const detail::LinearWeights weights{weight, bias};
   TESSERA_CHECK_EQ(labels.numel(), rows, "one label per row");
   TESSERA_CHECK(!recorded || upstream.numel() == rows, "one upstream gradient per row");
   Tensor loss = Tensor::empty(ctx, {rows}, DType::f32);
@@ -92,7 +97,8 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
   for (std::int64_t first = 0; first < rows; first += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, rows - first);
     const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
-    const Tensor logits = ops::linear(ctx, chunk, weight.value(), Tensor(), kHeadRowPadding);
+    const Tensor logits =
+        ops::linear(ctx, chunk, weight.value(), bias ? bias->value() : Tensor(), kHeadRowPadding);
     const Tensor lse = loss_into(ctx, tp, logits, vocab_begin, chunk_labels, loss.narrow(0, first, count));
     if (!recorded) continue;
     ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count),
@@ -101,11 +107,11 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
     if (wanted) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
     // On its way during the last product, until backward asks for it.
     if (wanted && first + count == rows) arriving = detail::sum_partial(ctx, tp, std::move(dx));
-    if (weight.trained()) ops::linear_backward_weight(ctx, logits, chunk, weight.grad(), weight.next_beta());
+    weights.add_gradients(ctx, logits, [&] { return chunk; });
   }
   return record({x_var}, std::move(loss), [&] {
     return std::make_unique<VocabLinearCrossEntropy>(std::move(arriving), x_var.value().shape(), upstream,
-                                                     weight);
+                                                     weights);
   });
 }
 

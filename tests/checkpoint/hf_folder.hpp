@@ -141,6 +141,45 @@ class HfFolder {
     return out;
   }
 
+  /// With the binary head or without it; of Megatron's shape or BERT's.
+  static HfFolder bert(bool megatron, bool pairs) {
+    HfFolder out;
+    const std::int64_t vocab = 11, width = 12, ffn = 7;
+    const std::string model = megatron ? "MegatronBert" : "Bert";
+    out.config = {{"model_type", megatron ? "megatron-bert" : "bert"},
+                  {"architectures", {model + (pairs ? "ForPreTraining" : "ForMaskedLM")}},
+                  {"hidden_size", width},
+                  {"intermediate_size", ffn},
+                  {"num_hidden_layers", 2},
+                  {"num_attention_heads", 3},
+                  {"vocab_size", vocab},
+                  {"max_position_embeddings", 9}};
+    const auto module = [&](const std::string& name, std::vector<std::int64_t> shape) {
+      out.add(name + ".weight", shape);
+      out.add(name + ".bias", {shape[0]});
+    };
+    out.add("bert.embeddings.word_embeddings.weight", {vocab, width});
+    out.add("bert.embeddings.position_embeddings.weight", {9, width});
+    out.add("bert.embeddings.token_type_embeddings.weight", {2, width});
+    module(megatron ? "bert.encoder.ln" : "bert.embeddings.LayerNorm", {width});
+    for (int i = 0; i < 2; ++i) {
+      const std::string layer = "bert.encoder.layer." + std::to_string(i) + ".";
+      for (const char* part : {"query", "key", "value"})
+        module(layer + "attention.self." + part, {width, width});
+      module(layer + "attention.output.dense", {width, width});
+      module(layer + "intermediate.dense", {ffn, width});
+      module(layer + "output.dense", {width, ffn});
+      module(layer + (megatron ? "attention.ln" : "attention.output.LayerNorm"), {width});
+      module(layer + (megatron ? "ln" : "output.LayerNorm"), {width});
+    }
+    module("cls.predictions.transform.dense", {width, width});
+    module("cls.predictions.transform.LayerNorm", {width});
+    out.add("cls.predictions.bias", {vocab});
+    if (pairs) module("bert.pooler.dense", {width, width});
+    if (pairs) module("cls.seq_relationship", {2, width});
+    return out;
+  }
+
  private:
   Tensors tensors_;
 };

@@ -76,6 +76,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{"LlamaTiedUnprefixed", [] { return HfFolder::llama(true, false, false, ""); }},
                       Variant{"LlamaAttentionBias", [] { return HfFolder::llama(false, true, false); }},
                       Variant{"LlamaAllBiases", [] { return HfFolder::llama(true, true, true); }},
+                      Variant{"Bert", [] { return HfFolder::bert(false, true); }},
+                      Variant{"BertMaskedLm", [] { return HfFolder::bert(false, false); }},
+                      Variant{"MegatronBert", [] { return HfFolder::bert(true, true); }},
+                      Variant{"MegatronBertMaskedLm", [] { return HfFolder::bert(true, false); }},
                       Variant{"LlamaInvFreq",
                               [] {
                                 HfFolder folder = HfFolder::llama(false, false, false);
@@ -138,6 +142,27 @@ TEST_F(Hf, LlamaPartsAreStackedByRows) {
             (std::vector<std::int64_t>{40, 10}));
   EXPECT_TRUE(fs::exists(dir_ / "t" / "tokenizer.json"));
   EXPECT_FALSE(fs::exists(dir_ / "t" / "config.json"));
+}
+
+/// The binary head's tensors are there if and only if the architecture has it.
+TEST_F(Hf, BertsHeadsAreThoseOfTheArchitecture) {
+  for (const bool pairs : {true, false}) {
+    HfFolder folder = HfFolder::bert(false, pairs);
+    folder.config["architectures"][0] = pairs ? "BertForMaskedLM" : "BertForPreTraining";
+    folder.write(dir_ / (pairs ? "more" : "fewer"));
+    expect_error<CheckpointError>([&] { open_hf(dir_ / (pairs ? "more" : "fewer")); },
+                                  pairs ? "4 unexpected" : "4 missing", "cls.seq_relationship.weight",
+                                  "bert.pooler.dense.bias");
+  }
+  HfFolder folder = HfFolder::bert(false, true);
+  folder.write(dir_ / "whole");
+  const ModelConfig model = open_hf(dir_ / "whole").config().model;
+  EXPECT_EQ(model.family.name, "bert");
+  EXPECT_EQ(model.token_types, 2);
+  EXPECT_EQ(model.padding_id, 0);  // Transformers' default
+  EXPECT_EQ(model.norm_eps, 1e-12);
+  EXPECT_EQ(model.activation, MlpActivation::gelu);
+  EXPECT_TRUE(*model.binary_head);
 }
 
 /// Three heads of four rows: what is stored as q k v of head 0, of head 1, ... is all q, all k, all v.

@@ -95,8 +95,8 @@ TEST(LayoutEngine, EvaluationEqualsTheSerialRun) {
     const Batch whole = padded_and_packed(40);
     std::vector<double> numbers{engine.evaluate(own_part(engine, whole))};
     engine.step(own_part(engine, random_batch(8, kSeq, 41, kVocab)));
-    const Engine::LossSum sum = engine.evaluate_sum(own_part(engine, whole));
-    numbers.insert(numbers.end(), {engine.evaluate(own_part(engine, whole)), sum.sum, sum.targets});
+    const LossTerm sum = engine.evaluate_terms(own_part(engine, whole)).at(0);
+    numbers.insert(numbers.end(), {engine.evaluate(own_part(engine, whole)), sum.sum, sum.count});
     return numbers;
   };
   expect_serial(edge_config(Family::gpt2, kAll), 8, body);

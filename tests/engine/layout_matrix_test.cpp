@@ -8,7 +8,7 @@
 namespace tessera::test {
 namespace {
 
-enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi };
+enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi, bert, megatron_bert };
 
 struct LayoutCase {
   Kind kind = Kind::gpt2;
@@ -42,6 +42,10 @@ const char* name_of(Kind kind) {
       return "llama_kv2";
     case Kind::alibi:
       return "alibi_untied";
+    case Kind::bert:
+      return "bert";
+    case Kind::megatron_bert:
+      return "megatron_bert";
   }
   return "";
 }
@@ -77,6 +81,8 @@ Config matrix_config(Kind kind) {
              .dropout = 0.1,
              .attention_dropout = 0.1,
              .init_std = 0.1};
+  if (kind == Kind::bert) c.model.family = {"bert"};
+  if (kind == Kind::megatron_bert) c.model.family = {"megatron-bert"};
   if (kind == Kind::llama4) c.model.num_kv_heads = 4;
   if (kind == Kind::llama6) c.model.num_kv_heads = 6;
   if (kind == Kind::llama2) c.model.num_kv_heads = 2;
@@ -115,11 +121,23 @@ Config config_of(const LayoutCase& c) {
   return config;
 }
 
+/// What BERT reads besides; the labels of some pairs do not count.
+void add_segments(Batch& batch, std::int64_t types) {
+  for (std::size_t i = 0; i < batch.tokens.size(); ++i)
+    batch.token_types.push_back(static_cast<std::int32_t>(batch.tokens[i] * 7 % types));
+  for (std::int64_t i = 0; i < batch.batch; ++i)
+    batch.sample_labels.push_back(i % 5 == 2   ? kIgnoredLabel
+                                  : i % 3 == 0 ? 1
+                                               : 0);  // uneven: the bias has a gradient
+}
+
 std::vector<Batch> batches_of(const Config& config) {
   std::vector<Batch> batches;
   for (unsigned step = 0; step < 5; ++step) {
-    batches.push_back(
-        random_batch(config.training.global_batch_size, config.training.seq_length, 100 + step, 211));
+    Batch batch =
+        random_batch(config.training.global_batch_size, config.training.seq_length, 100 + step, 211);
+    if (config.model.token_types) add_segments(batch, *config.model.token_types);
+    batches.push_back(std::move(batch));
   }
   return batches;
 }
@@ -220,6 +238,15 @@ std::vector<LayoutCase> layouts() {
       {.kind = Kind::llama2, .tp = 4, .sp = true, .pp = 2, .schedule = kGpipe, .dp = 2, .micro_batch = 3});
   list.push_back({.tp = 4, .sp = true, .pp = 4, .micro_batch = 2});
   list.push_back({.tp = 1, .pp = 4, .dp = 3, .micro_batch = 1});
+  // Layers that look to both sides, a head with a bias and a loss of its own.
+  for (const Kind kind : {Kind::bert, Kind::megatron_bert}) {
+    list.push_back({.kind = kind, .tp = 2, .sp = true});
+    list.push_back({.kind = kind, .tp = 2, .pp = 2, .recompute = kSelective});
+    list.push_back({.kind = kind, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+    list.push_back({.kind = kind, .dp = 2, .zero = 1, .recompute = kFull});
+  }
+  list.push_back({.kind = Kind::bert, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 2});
+  list.push_back({.kind = Kind::megatron_bert, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
   return list;
 }
 

@@ -45,6 +45,8 @@ inline Batch data_part(const Batch& whole, int rank, int ranks, std::int64_t mic
     append(batch.key_begin, piece.key_begin);
     append(batch.key_end, piece.key_end);
     append(batch.document_ids, piece.document_ids);
+    append(batch.token_types, piece.token_types);
+    append(batch.sample_labels, piece.sample_labels);
   }
   batch.sample0 = rank * micro_batch;
   batch.sample_block = micro_batch;

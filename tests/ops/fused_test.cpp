@@ -110,7 +110,8 @@ TEST_P(Fused, WeightAndBiasGradientsOfNothing) {
 }
 
 constexpr ops::ActivationKind kActivations[] = {ops::ActivationKind::gelu_tanh, ops::ActivationKind::gelu_erf,
-                                                ops::ActivationKind::relu, ops::ActivationKind::silu};
+                                                ops::ActivationKind::relu, ops::ActivationKind::silu,
+                                                ops::ActivationKind::tanh};
 
 TEST_P(Fused, LinearWithActivationIsItsTwoParts) {
   for (const ops::ActivationKind kind : kActivations) {

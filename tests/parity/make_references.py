@@ -14,7 +14,7 @@ from summaries import summarize
 
 def reference(name: str, kind: str) -> dict:
     config = models.MODELS[name]
-    batches = [models.make_batch(kind, i) for i in range(4)]
+    batches = [models.make_batch(kind, i, config=models.MODELS[name]) for i in range(4)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         models.write_model(folder, name)

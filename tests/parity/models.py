@@ -32,6 +32,12 @@ GPT_NEOX = {
     "layer_norm_eps": 1e-5, "rotary_pct": 0.5, "rotary_emb_base": 10000, "use_parallel_residual": True, "attention_bias": True,
     "tie_word_embeddings": False, "attention_dropout": 0.0, "hidden_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0,
 }
+BERT = {
+    "architectures": ["BertForPreTraining"], "model_type": "bert", "vocab_size": 211, "hidden_size": 60, "num_attention_heads": 5,
+    "num_hidden_layers": 3, "intermediate_size": 131, "max_position_embeddings": 64, "type_vocab_size": 3, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -44,6 +50,10 @@ MODELS = {
                            "activation_function": "gelu_pytorch_tanh"},
     "starcoder2": STARCODER2,
     "gpt_neox": GPT_NEOX,
+    "bert": BERT,
+    "bert_masked_lm": BERT | {"architectures": ["BertForMaskedLM"], "hidden_act": "gelu_new", "pad_token_id": None},
+    "megatron_bert": BERT | {"architectures": ["MegatronBertForPreTraining"], "model_type": "megatron-bert", "pad_token_id": 5},
+    "megatron_bert_masked_lm": BERT | {"architectures": ["MegatronBertForMaskedLM"], "model_type": "megatron-bert"},
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
@@ -83,8 +93,62 @@ def neox_to_tessera(config: dict, tensors: dict) -> dict:
     return result
 
 
+def is_bert(config: dict) -> bool:
+    return config["model_type"].endswith("bert")
+
+
+def has_binary_head(config: dict) -> bool:
+    return is_bert(config) and config["architectures"][0].endswith("ForPreTraining")
+
+
+def bert_modules(config: dict) -> dict:
+    """BERT's modules: Transformers' name to Tessera's and the shape of the weight; all but tables have a bias."""
+    c, f, megatron = config["hidden_size"], config["intermediate_size"], config["model_type"] == "megatron-bert"
+    norms = {"attention.ln": "input_layernorm", "ln": "pre_mlp_layernorm"} if megatron else {
+        "attention.output.LayerNorm": "post_attention_layernorm", "output.LayerNorm": "post_mlp_layernorm"}
+    layer = {"attention.output.dense": ("self_attention.linear_proj", (c, c)), "intermediate.dense": ("mlp.linear_fc1", (f, c)),
+             "output.dense": ("mlp.linear_fc2", (c, f))} | {theirs: (ours, (c,)) for theirs, ours in norms.items()}
+    layer |= {f"attention.self.{x}": (f"self_attention.linear_qkv.{x}", (c, c)) for x in ("query", "key", "value")}
+    modules = {"embeddings.word_embeddings": ("embedding.word_embeddings", (config["vocab_size"], c)),
+               "embeddings.position_embeddings": ("embedding.position_embeddings", (config["max_position_embeddings"], c)),
+               "embeddings.token_type_embeddings": ("embedding.token_type_embeddings", (config["type_vocab_size"], c))}
+    modules |= {"encoder.ln": ("decoder.final_layernorm", (c,))} if megatron else {"embeddings.LayerNorm": ("embedding.norm", (c,))}
+    for i in range(config["num_hidden_layers"]):
+        modules |= {f"encoder.layer.{i}.{theirs}": (f"decoder.layers.{i}.{ours}", shape) for theirs, (ours, shape) in layer.items()}
+    if has_binary_head(config):
+        modules["pooler.dense"] = ("pooler.dense", (c, c))
+    modules = {f"bert.{theirs}": entry for theirs, entry in modules.items()}
+    modules |= {"cls.predictions.transform.dense": ("lm_head.dense", (c, c)),
+                "cls.predictions.transform.LayerNorm": ("lm_head.layernorm", (c,))}
+    return modules | ({"cls.seq_relationship": ("binary_head", (2, c))} if has_binary_head(config) else {})
+
+
+def bert_shapes(config: dict) -> dict:
+    shapes = {"cls.predictions.bias": (config["vocab_size"],)}
+    for module, (_, shape) in bert_modules(config).items():
+        shapes[f"{module}.weight"] = shape
+        if not module.endswith("_embeddings"):
+            shapes[f"{module}.bias"] = shape[:1]
+    return shapes
+
+
+def bert_to_tessera(config: dict, tensors: dict) -> dict:
+    result = {"lm_head.bias": tensors["cls.predictions.bias"]}
+    for module, (ours, _) in bert_modules(config).items():
+        for kind in ("weight", "bias"):
+            tensor = tensors.get(f"{module}.{kind}")
+            if ours.endswith(".query"):
+                stacked = [tensors[f"{module.removesuffix('query')}{x}.{kind}"] for x in ("query", "key", "value")]
+                result[f"{ours.removesuffix('.query')}.{kind}"] = np.concatenate(stacked)
+            elif tensor is not None and not ours.endswith((".key", ".value")):
+                result[f"{ours}.{kind}"] = tensor
+    return result
+
+
 def weight_shapes(config: dict) -> dict:
     """Names and shapes of a model's tensors as Transformers saves them."""
+    if is_bert(config):
+        return bert_shapes(config)
     if config["model_type"] == "gpt_neox":
         return neox_shapes(config)
     shapes = {}
@@ -137,8 +201,9 @@ def write_model(folder: Path, name: str) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: int = 37) -> dict:
-    """tokens, labels and what `kind` adds: plain, padded (left and right), packed (several documents a sample)."""
+def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: int = 37, config: dict = GPT2) -> dict:
+    """tokens, labels and what `kind` adds: plain, padded (left and right), packed (several documents a sample); for BERT also
+    segments, and labels of pairs for its binary head."""
     random = np.random.RandomState(100 + index)
     tokens = random.randint(0, vocab, (batch, length)).astype(np.int32)
     labels = random.randint(0, vocab, (batch, length)).astype(np.int32)
@@ -161,7 +226,16 @@ def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: 
                 if begin > 0:
                     labels[row, begin - 1] = -100
         result |= {"document_ids": documents, "position_ids": positions}
+    if is_bert(config):
+        result["token_types"] = np.sort(random.randint(0, config["type_vocab_size"], (batch, length)).astype(np.int32), axis=1)
+        labels[random.rand(batch, length) > 0.4] = -100  # masked tokens are few
+    if has_binary_head(config):
+        result["sample_labels"] = np.array([index % 2, 1, -100], np.int32)
     return result
+
+
+def architecture_of(folder: Path) -> str:
+    return json.loads((folder / "config.json").read_text())["architectures"][0]
 
 
 def write_batches(path: Path, batches: list) -> None:
@@ -180,6 +254,8 @@ def valid_rows(batch: dict) -> np.ndarray:
 
 def to_tessera_names(config: dict, tensors: dict) -> dict:
     """Tensors by Transformers' names to Tessera's: Conv1D turned, q, k, v and gate, up stacked."""
+    if is_bert(config):
+        return bert_to_tessera(config, tensors)
     if config["model_type"] == "gpt_neox":
         return neox_to_tessera(config, tensors)
     result = {}

@@ -6,34 +6,43 @@ from pathlib import Path
 import models
 import numpy as np
 import torch
+import transformers
 from driver import TRAINING
-from transformers import AutoModelForCausalLM
 
 torch.set_num_threads(2)
 
 
 def load(folder: Path):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    kind = getattr(transformers, models.architecture_of(folder))
+    attention = "sdpa" if kind._supports_sdpa else "eager"
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return model.train()  # every dropout probability is 0
 
 
 def forward(model, batch: dict):
-    """Mean loss over the labels that count, and logits."""
+    """Mean loss over the labels that count, of pairs too where the model has a head for them, and logits of tokens."""
+    both_sides = models.is_bert(model.config.to_dict())
     tokens = torch.from_numpy(batch["tokens"]).long()
     labels = torch.from_numpy(batch["labels"]).long()
     length = tokens.shape[1]
-    seen = torch.ones(length, length, dtype=torch.bool).tril()[None]
+    seen = torch.ones(1, length, length, dtype=torch.bool)
+    seen = seen if both_sides else seen.tril()
     if "key_begin" in batch:
         seen = seen & torch.from_numpy(models.valid_rows(batch))[:, None, :]
     if "document_ids" in batch:
         documents = torch.from_numpy(batch["document_ids"])
         seen = seen & (documents[:, :, None] == documents[:, None, :])
-    # A row that sees nothing would be NaN here: let it see itself, its output reaches no loss.
-    seen = seen | torch.eye(length, dtype=torch.bool)[None]
+    # A row that sees nothing would be NaN here: let it see itself, its output reaches no loss. To both sides each sees something.
+    seen = seen if both_sides else seen | torch.eye(length, dtype=torch.bool)[None]
     mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None].expand(tokens.shape[0], 1, -1, -1)
     positions = torch.from_numpy(batch["position_ids"]).long() if "position_ids" in batch else None
-    logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    more = {"token_type_ids": torch.from_numpy(batch["token_types"]).long()} if both_sides else {"use_cache": False}
+    output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, **more)
+    logits = output.prediction_logits if "prediction_logits" in output else output.logits
     loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
+    if "sample_labels" in batch:
+        pairs = torch.from_numpy(batch["sample_labels"]).long()
+        loss = loss + torch.nn.functional.cross_entropy(output.seq_relationship_logits.float(), pairs, ignore_index=-100)
     return loss, logits
 
 

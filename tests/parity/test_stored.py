@@ -16,7 +16,7 @@ REFERENCES = json.loads((Path(__file__).parent / "references.json").read_text())
 @pytest.mark.parametrize("name", models.MODELS)
 def test_agrees_with_stored_results(build_dir, tmp_path, name, kind):
     stored = REFERENCES[f"{name}/{kind}"]
-    batches = [models.make_batch(kind, i) for i in range(4)]
+    batches = [models.make_batch(kind, i, config=models.MODELS[name]) for i in range(4)]
     ours = run_tessera(build_dir, tmp_path, name, batches, [*training_overrides(), "device.threads=2"])
     assert abs(ours["loss"][0] / stored["loss"] - 1) <= 1e-6
     assert np.abs(ours["losses"] / np.array(stored["losses"]) - 1).max() <= 1e-5

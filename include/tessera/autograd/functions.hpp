@@ -72,17 +72,20 @@ struct SelfAttentionOptions {
 /// is its last owner (std::move it in).
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
 
-/// Per-token loss [rows] fp32 of logits x weight^T, a part of the rows at a time: logits never exist as a
-/// whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at once, chunk by chunk, for
-/// `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor).
+/// Per-token loss [rows] fp32 of logits x weight^T + bias (which may be null), a part of the rows at a time:
+/// logits never exist as a whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at
+/// once, chunk by chunk, for `upstream` [rows], which backward must then be given as the gradient of this
+/// loss (the same tensor); where that is undefined, logits are kept for whatever gradient comes.
 Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
-                         const Tensor& upstream);
+                         const Tensor& upstream, Parameter* bias = nullptr);
 
 /// Per-token loss [rows] fp32 of logits [rows, vocab]; labels int32 [rows], -100 = ignored (loss 0). Backward
 /// writes the gradient over the logits if this call is their last owner (std::move them in).
 Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels);
 
 Var add(const ExecCtx& ctx, const Var& a, const Var& b);
+/// x in another dtype; x itself where it has that. Of what has a recipe the result has one too.
+Var cast(const ExecCtx& ctx, const Var& x, DType dtype);
 Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec);
 
 }  // namespace tessera

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// model: the decoder. Values of 0 or nullopt are filled in by `resolve`, from other keys or the family's
-/// row.
+/// model: what it is made of. Values of 0 or nullopt are filled in by `resolve`, from other keys or the
+/// family's row.
 struct ModelConfig {
   Family family = {};
   std::int64_t num_layers = 12;
@@ -33,6 +33,8 @@ struct ModelConfig {
   std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
   std::optional<bool> qkv_bias = std::nullopt;
   std::optional<bool> parallel_residual = std::nullopt;  ///< attention and MLP read the same residual stream
+  std::optional<std::int64_t> token_types = std::nullopt;     ///< BERT's segments; null = the family's
+  std::optional<bool> binary_head = std::nullopt;             ///< BERT's pooler and head for two sentences
   std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
   std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;

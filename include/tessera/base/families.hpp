@@ -20,7 +20,8 @@ struct HfDefault {
 struct HfKey {
   enum class Kind { size, positive, probability, flag };
   using Field = std::variant<std::int64_t ModelConfig::*, double ModelConfig::*,
-                             std::optional<double> ModelConfig::*, std::optional<bool> ModelConfig::*>;
+                             std::optional<std::int64_t> ModelConfig::*, std::optional<double> ModelConfig::*,
+                             std::optional<bool> ModelConfig::*>;
   Kind kind;
   const char* key;
   Field field;
@@ -29,8 +30,7 @@ struct HfKey {
   std::optional<HfDefault> null = std::nullopt;  ///< what null stands for, where that is not `absent`
   double most = 1.0;                             ///< positive: the greatest value
 
-  static HfKey size(const char* key, std::int64_t ModelConfig::*field, HfDefault absent,
-                    const char* alias = nullptr) {
+  static HfKey size(const char* key, Field field, HfDefault absent, const char* alias = nullptr) {
     return {Kind::size, key, field, absent, alias};
   }
   static HfKey positive(const char* key, double ModelConfig::*field, double absent, double most = 1.0) {
@@ -92,11 +92,14 @@ struct HfTensor {
   const char* name;  ///< within the layer or the model, without ".weight"
   Rows rows = Rows::all;
   Order order = Order::plain;
-  bool gate = false;  ///< only where the MLP has a gate
+  bool gate = false;     ///< only where the MLP has a gate
+  bool outside = false;  ///< beside the language model: its name does not begin with the prefix
 };
 struct HfParameter {
   const char* ours;  ///< within the layer or the model, without ".weight"
   std::vector<HfTensor> theirs;
+  std::optional<bool> ModelConfig::*only = nullptr;  ///< there where this is true
+  std::int64_t ModelConfig::*vector = nullptr;       ///< a bare vector of so many values: names are whole
 };
 /// Names of a model's tensors. Norms and linears have ".weight" and, where the model has biases, ".bias".
 struct HfNames {
@@ -105,12 +108,14 @@ struct HfNames {
   const char* embedding;
   const char* positions;  ///< of learned ones
   std::vector<HfParameter> layer;
-  const char* final_norm;
+  const char* final_norm;  ///< null = none
   const char* head = "lm_head";
   const char* stored_head = nullptr;  ///< its name in files, where that is another one
   bool transposed = false;            ///< linears are stored [in, out], as GPT-2's Conv1D does
   /// Globs (one *) of buffers that old versions stored and that hold nothing learned.
   std::vector<const char*> buffers = {};
+  /// Beside the layers: what follows the tables of tokens and positions, and what follows the final norm.
+  std::vector<HfParameter> front = {}, end = {};
 };
 
 /// Why a model would not be one of a type.
@@ -137,7 +142,9 @@ struct ModelSpec {
   HfActivations activations;
   HfRope rope = {};
   HfWindow window = {};
-  bool padding_row = false;  ///< pad_token_id's embedding gets no gradient
+  bool padding_row = false;                                   ///< pad_token_id's embedding gets no gradient
+  std::optional<std::int64_t> absent_padding = std::nullopt;  ///< pad_token_id where it is absent
+  bool binary_head_first = false;  ///< the first architecture has the binary head, the second has not
   std::vector<HfDemand> demands = {};
   std::vector<std::pair<const char*, bool>> constants = {};  ///< written always
   /// Keys with names as of something that counts, which Transformers' model of this type does not read.
@@ -147,6 +154,9 @@ struct ModelSpec {
   std::vector<HfNeed> needs = {};
   std::vector<HfAttribute> attributes = {};
   const char* megatron_tokenizer = "GPT2BPETokenizer";  ///< Megatron's --tokenizer-type
+  const char* body = "decoder";  ///< of a family: what builds its models (nn/bodies.hpp)
+  /// Why data for it cannot be read yet, so that nothing but the C++ interface trains it; null = they can.
+  const char* no_data = nullptr;
 
   bool is_family() const { return family.name == name; }
 };

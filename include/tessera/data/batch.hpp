@@ -21,13 +21,17 @@ struct Batch {
       key_begin{};                      ///< [b] keys [key_begin, key_end) may be attended to; empty = from 0
   std::vector<std::int32_t> key_end{};  ///< [b]; empty = to s
   std::vector<std::int32_t> document_ids{};  ///< [b*s] attention stays within equal ids; empty = one document
-  std::int64_t sample0 = 0;                  ///< number of sample 0 in the global batch
+  std::vector<std::int32_t> token_types{};   ///< [b*s] such as BERT's segments; empty = all 0
+  std::vector<std::int32_t> sample_labels{};  ///< [b] what a head for whole samples learns; -100 = ignored
+  std::int64_t sample0 = 0;                   ///< number of sample 0 in the global batch
   std::int64_t sample_block = 0;   ///< samples come in runs of so many, 0 = one run (all are consecutive) ...
   std::int64_t sample_stride = 0;  ///< ... and run k begins at number sample0 + k * sample_stride
   static constexpr std::int64_t kUnknown = -1;  ///< until ranks have told each other (engine/agreement.hpp)
   /// Samples of all data ranks together; 0 = all have as many as this one; kUnknown = neither it nor sample0.
   std::int64_t global_batch = 0;
-  std::int64_t global_targets = kUnknown;  ///< labels of all data ranks together that count
+  std::int64_t global_targets = kUnknown;         ///< labels of all data ranks together that count
+  std::int64_t global_positions = kUnknown;       ///< positions of all data ranks together
+  std::int64_t global_sample_targets = kUnknown;  ///< sample_labels of all data ranks that count
 };
 
 /// Number of local sample i in the global batch.
@@ -38,6 +42,9 @@ inline std::int64_t global_sample(const Batch& batch, std::int64_t i) {
 
 /// Positions whose label counts.
 std::int64_t count_targets(const Batch& batch);
+
+/// Samples whose label counts.
+std::int64_t count_sample_targets(const Batch& batch);
 
 /// Samples [first, first + count), as a batch of its own with the right sample numbers. Errors:
 /// InvalidArgument out of range, or when the piece covers parts of several runs of samples.
@@ -50,5 +57,9 @@ std::int64_t position_count(const Batch& batch);
 /// or key range out of bounds, naming sample and position. vocab_size 0 leaves ids unchecked above, and
 /// `positions` 0 position ids.
 void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t positions = 0);
+
+/// What only some models read: `token_types` types of tokens and `sample_classes` classes of samples, 0 =
+/// none. Errors: as validate; InvalidArgument for what the model does not read.
+void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/log.hpp"
@@ -13,9 +14,10 @@ namespace tessera {
 
 struct Config;
 struct DeviceConfig;
+struct ModelConfig;
 struct ParallelConfig;
 
-/// Context, this rank's part of the decoder, and engine for `config`; training.recompute auto is settled
+/// Context, this rank's part of the model, and engine for `config`; training.recompute auto is settled
 /// first. trainable = false leaves gradients and optimizer state out. `world`: all ranks of the job, null =
 /// this one alone; then the call is collective over it. `groups`: instead of those of config.optimizer.
 /// `gemm_tables`: files that `tessera tune` wrote, for products on CUDA (gemm_tables() of tune.hpp).
@@ -36,6 +38,10 @@ Config settle_recompute(Config config, const std::shared_ptr<Communicator>& worl
                         const Logger& log = Logger::silent());
 /// The same before there are ranks, of which `processes` will run on this machine.
 Config settle_recompute(Config config, std::int64_t processes);
+
+/// Refuses families whose data cannot be read yet, and which plans know nothing of. `what`: "tessera train".
+/// Errors: ConfigError.
+void refuse_without_data(const ModelConfig& model, std::string_view what);
 
 /// Refuses a glob of optimizer.no_decay that matches no parameter of the whole model, whatever part of it a
 /// rank holds. Errors: ConfigError.

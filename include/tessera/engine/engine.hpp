@@ -15,6 +15,7 @@
 #include "tessera/comm/mesh.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/engine/agreement.hpp"
+#include "tessera/engine/loss_term.hpp"
 #include "tessera/engine/open_calls.hpp"
 #include "tessera/engine/step_graph.hpp"
 #include "tessera/nn/model.hpp"
@@ -26,6 +27,8 @@
 namespace tessera {
 
 struct Config;
+class HostCopy;
+class LossPlan;
 class Stage;
 struct StageOptions;
 
@@ -78,7 +81,8 @@ struct UpdateResult {
 };
 
 struct StepReport {
-  double loss = 0;  ///< mean over target tokens
+  double loss = 0;              ///< mean over target tokens, and the model's extra losses
+  std::vector<LossTerm> terms;  ///< what it is made of: the tokens' loss, then the extra ones
   UpdateResult update;
   std::int64_t tokens = 0;  ///< positions computed, over all data ranks
   StepTimes times;
@@ -126,8 +130,9 @@ class Engine {
   void launch_step(const Batch& batch);
   StepReport finish_step();
 
-  /// Adds the gradient of `factor` times the batch's mean loss (over its target tokens) to the gradient;
-  /// returns that mean loss. Any number of calls may precede update(). A data rank may have no samples
+  /// Adds the gradient of `factor` times the batch's loss (the mean over its target tokens, and the model's
+  /// extra losses times their weights) to the gradient;
+  /// returns that loss. Any number of calls may precede update(). A data rank may have no samples
   /// (batch.batch 0) while others do. Errors: InvalidArgument or DataError for a batch that does not fit the
   /// model.
   double forward_backward(const Batch& batch, double factor = 1.0);
@@ -169,13 +174,13 @@ class Engine {
   /// Optimizer::grad_norm(). Collective.
   double grad_norm();
 
-  /// Mean loss over the batch's target tokens, dropout off, nothing recorded.
+  /// The loss of the batch, as a step trains it, dropout off, nothing recorded.
   double evaluate(const Batch& batch);
-  /// The same as a sum and the number of target tokens it is over, both over all data ranks.
-  struct LossSum {
-    double sum = 0, targets = 0;
-  };
-  LossSum evaluate_sum(const Batch& batch);
+  /// The same term by term, over all data ranks: so that several batches can be added up.
+  std::vector<LossTerm> evaluate_terms(const Batch& batch);
+  /// What the last loss that was read of a step or call is made of: the tokens' loss, then the model's extra
+  /// ones.
+  const std::vector<LossTerm>& terms() const { return terms_; }
 
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
@@ -199,7 +204,9 @@ class Engine {
  private:
   friend class OpenCall;
   friend class OpenForward;
-  std::unique_ptr<Stage> make_stage(const Batch& batch, StageOptions options);
+  std::unique_ptr<Stage> make_stage(const Batch& batch, LossPlan loss, StageOptions options);
+  /// The model's own loss, extra ones included.
+  LossPlan own_loss(const Batch& batch) const;
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
@@ -214,14 +221,14 @@ class Engine {
   bool holds_head() const;
   void count_samples(const Batch& batch);
   Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
-  /// Of a number each data rank has once: ranks with the head on tensor rank 0 give it, every rank gets the
-  /// sum.
-  double sum_over_data(double value) const;
+  /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
   std::function<void()> ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes);
   std::vector<std::uint64_t> result_of(const PassesUnderWay& passes) const;
-  double read_loss(const PassesUnderWay& passes) const;
+  double read_loss(const PassesUnderWay& passes);
+  /// Terms with what all ranks added up. Collective.
+  std::vector<LossTerm> read_terms(std::vector<LossTerm> terms, const std::vector<HostCopy>& sums) const;
   void check_can_update() const;
   void forget_calls();
   void after_update();
@@ -249,6 +256,7 @@ class Engine {
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
   StepGraph graph_;
+  std::vector<LossTerm> terms_;                ///< of the last loss that was read
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
   std::uint64_t frozen_hash_ = 0;
   bool frozen_changed_ = false;  ///< since the last update, on every rank alike

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/device/exec_ctx.hpp"
@@ -23,8 +24,10 @@ struct StepRecord {
   /// Share of the step that rank 0 waited for collectives that nothing hid; waits for other stages are
   /// bubble.
   double communication_share = 0;
-  std::int64_t peak_mem_bytes = 0;        ///< of the rank that held most
-  std::int64_t skipped = 0;               ///< steps skipped so far because their gradient was not finite
+  std::int64_t peak_mem_bytes = 0;  ///< of the rank that held most
+  std::int64_t skipped = 0;         ///< steps skipped so far because their gradient was not finite
+  /// Models with extra losses only: the tokens' loss and each extra one, by name, before their weights.
+  std::vector<std::pair<std::string, double>> losses = {};
   std::optional<double> loss_scale = {};  ///< fp16: of the next step
   std::optional<double> eval_loss = {};
   /// Several ranks only: rank 0's waits for its pipeline neighbours, and what it sent and waited for on each

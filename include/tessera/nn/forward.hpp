@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/autograd/tape.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/nn/extra_loss.hpp"
 
 namespace tessera {
 
@@ -23,6 +23,8 @@ struct MicroBatch {
   Tensor positions;           ///< [seq_length * batch] int32
   Tensor key_begin, key_end;  ///< [batch] int32: each sample's real tokens; undefined = all
   Tensor document;            ///< [batch, seq_length] int32 document numbers; undefined = one document
+  Tensor token_types;         ///< [seq_length, batch] int32; undefined = all of type 0
+  Tensor sample_labels;       ///< [batch] int32, -100 = ignored; undefined without any
   std::int64_t sample0 = 0;   ///< global number of sample 0
 };
 
@@ -40,6 +42,14 @@ struct Forward {
   std::uint32_t step = 0;      ///< keys dropout, with the context's seed
   std::int64_t position0 = 0;  ///< global position of the residual stream's first row (sequence parallelism)
   KvCache* cache = nullptr;    ///< inference only; input holds the positions after cache->length
+  /// Where extra losses go; null where the model's own loss is not asked for, and none is computed.
+  ExtraLosses* losses = nullptr;
+
+  /// Adds `values` (fp32 [n]) to the extra loss `name`, which Model::extra_losses() declares. Call it only
+  /// where `losses` is there. `own_positions`: see ExtraLoss.
+  void add_loss(std::string name, Var values, bool own_positions = false) const {
+    losses->push_back({std::move(name), std::move(values), own_positions});
+  }
 
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
   DropoutSpec dropout(std::string_view site, double probability) const {

@@ -22,6 +22,7 @@ class Linear : public Module {
     Split split = Split::none;
     /// column: the runs of rows this rank holds; empty = its part of all rows.
     std::vector<Segment> rows = {};
+    bool sequence_parallel = false;  ///< none: sees a part of the positions, so its gradient is a part too
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
@@ -85,11 +86,12 @@ class Embedding : public Module {
   Parameter* positions_;
 };
 
-/// Causal self-attention with as many KV heads as the config says, rotary or ALiBi positions, and a KV cache.
+/// Self-attention, causal or not, with as many KV heads as the config says, rotary or ALiBi positions, and a
+/// KV cache.
 class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
-                const TensorParallel& tensor = {});
+                const TensorParallel& tensor = {}, bool causal = true);
   /// x: [seq, batch, hidden]; rope: the model's table, or null.
   Var forward(const Forward& forward, const Var& x, const ops::RopeTable* rope, const Tensor& alibi_slopes);
 
@@ -98,6 +100,7 @@ class SelfAttention : public Module {
 
   const ModelConfig& config_;
   std::int64_t layer_;
+  bool causal_;
   HeadShare heads_;
   Linear& qkv_;
   Linear& proj_;
@@ -114,6 +117,9 @@ class Mlp : public Module {
   Linear& fc1_;
   Linear& fc2_;
 };
+
+/// The op of an activation; nothing stands for SwiGLU.
+std::optional<ops::ActivationKind> activation_kind(MlpActivation activation);
 
 /// Slopes of Press et al., "Train short, test long": a geometric sequence, interpolated when heads is not a
 /// power of 2.

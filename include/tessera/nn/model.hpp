@@ -17,8 +17,13 @@ class Model : public Module {
   virtual Var forward(const Forward& forward) = 0;
   /// Per-token losses [seq_length * batch] of forward.input.labels. `upstream`, the gradient these losses
   /// will get, is known beforehand when the engine's own mean loss is trained: a model may use it to fuse
-  /// head and loss.
+  /// head and loss. Undefined where it is not known.
   virtual Var loss(const Forward& forward, const Tensor& upstream);
+
+  /// Losses that are trained besides that of the tokens, in all pieces of the model: the same on every rank.
+  /// A piece computes its own and gives them to Forward::add_loss, in evaluations too. Each is divided by its
+  /// count over the whole batch, and added to the mean loss of the tokens times its weight.
+  virtual std::vector<ExtraLossSpec> extra_losses() const { return {}; }
 
   /// Pieces of the model that this rank holds; more than one, or not all there are, in a pipeline.
   virtual int num_pieces() const { return 1; }
@@ -45,6 +50,11 @@ class Model : public Module {
   virtual std::vector<Port> outputs(int piece, const MicroBatchSize& size) const;
 
   virtual std::int64_t vocab_size() const = 0;
+  /// Token types that Batch::token_types may name; 0 = the model reads none, and a batch with some is
+  /// refused.
+  virtual std::int64_t token_types() const { return 0; }
+  /// Classes that Batch::sample_labels may name; 0 likewise.
+  virtual std::int64_t sample_classes() const { return 0; }
   /// Positions the model was made for: generation ends there.
   virtual std::int64_t max_positions() const = 0;
   /// Positions it can compute, at least max_positions(): more where they are not learned.

@@ -29,7 +29,8 @@ Var fold(const ExecCtx& ctx, const Flow& flow);
 class Block : public Module {
  public:
   using Module::Module;
-  /// Errors of the stack: InvalidArgument for a memory that came in and does not go out.
+  /// What it adds to an extra loss goes to Forward::add_loss. Errors of the stack: InvalidArgument for a
+  /// memory that came in and does not go out.
   virtual Flow forward(const Forward& forward, Flow flow) = 0;
 
   /// What a block keeps of each position while text is generated; 0 heads = nothing.

@@ -3,7 +3,7 @@
 
 namespace tessera::ops {
 
-enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
+enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu, tanh };
 
 /// f(x), any shape, x's dtype.
 Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind);

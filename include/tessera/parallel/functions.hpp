@@ -41,6 +41,10 @@ Var reduce_scatter_sequence(const ExecCtx& ctx, const TensorParallel& tp, const 
 Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                     std::span<const std::int64_t> counts);
 
+/// Position 0 of x [seq (or seq / size), batch, c] on every rank: [batch, c] | its gradient, which every rank
+/// has whole, on the rank that holds it
+Var first_position(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
+
 /// y = x weight^T + bias with this rank's rows of weight: [seq, batch, in] (or [seq / size, batch, in]) to
 /// [seq, batch, out of this rank]. Backward: the all-reduce (or reduce-scatter) of the input gradient runs
 /// during the product that makes the weight gradient; with sequence parallelism the input is gathered again
@@ -73,9 +77,9 @@ Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tok
 Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
                         const Tensor& labels);
 
-/// vocab_cross_entropy(column_linear(x, weight)) a part of the rows at a time, gradients computed at once:
-/// see linear_cross_entropy. x [seq (or seq / size), batch, c].
+/// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time, gradients computed at
+/// once: see linear_cross_entropy. x [seq (or seq / size), batch, c].
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                               const Tensor& labels, const Tensor& upstream);
+                               const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr);
 
 }  // namespace tessera

@@ -52,6 +52,22 @@ struct Silu {
   }
 };
 
+struct Tanh {
+  TESSERA_INLINE static F value(F x) {
+    // Near zero the quotient would cancel: there the series has the precision of a float.
+    const F z = max(splat(-10.0f), min(splat(10.0f), x)), square = z * z;
+    const F series =
+        z * (1.0f +
+             square * (-1.0f / 3 + square * (2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835)))));
+    return select(abs(x) < 0.3f, series, 1.0f - 2.0f / (1.0f + exp(2.0f * z)));
+  }
+  TESSERA_INLINE static F slope(F x) {
+    const F e = exp(-2.0f * min(splat(50.0f), abs(x)));  // 1 - tanh^2 without cancelling
+    const F s = 1.0f / (1.0f + e);
+    return 4.0f * ((e * s) * s);
+  }
+};
+
 template <typename Visit>
 VEC_INLINE void visit_activation(Activation kind, Visit visit) {
   switch (kind) {
@@ -63,6 +79,8 @@ VEC_INLINE void visit_activation(Activation kind, Visit visit) {
       return visit(Relu{});
     case Activation::silu:
       return visit(Silu{});
+    case Activation::tanh:
+      return visit(Tanh{});
   }
 }
 

@@ -227,8 +227,7 @@ class Session:
         self._not_finite.check_loss(self, loss, batch)
 
     def evaluate(self, batch: Any) -> float:
-        total, targets = self.engine.evaluate_sum(batch)
-        return total / targets if targets else float("nan")
+        return self.engine.evaluate(batch)
 
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,

@@ -6,10 +6,12 @@
 
 namespace tessera::rows {
 
+ModelSpec bert();
 ModelSpec gpt2();
 ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
 ModelSpec llama();
+ModelSpec megatron_bert();
 ModelSpec mistral();
 ModelSpec qwen2();
 ModelSpec starcoder2();

@@ -2,24 +2,11 @@
 
 #include <algorithm>
 
+#include "nn/models/norm_options.hpp"
 #include "tessera/base/model_math.hpp"
 
 namespace tessera {
 namespace nn {
-namespace {
-
-Norm::Options norm_options(const ModelConfig& config, const TensorParallel& tensor, DType compute,
-                           bool forget = false) {
-  return {.size = config.hidden_size,
-          .style = *config.norm,
-          .eps = config.norm_eps,
-          .out = compute,
-          .sequence_parallel = tensor.sharded_sequence(),
-          .forget = forget};
-}
-
-}  // namespace
-
 void PositionTables::make(const ExecCtx& ctx) {
   if (*config_.position_embedding == PositionKind::rotary && !rope_.cos)
     make_rope(ctx, config_.max_positions);
@@ -55,7 +42,7 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
       positions_(positions),
       input_norm_(submodule<Norm>(
           "input_layernorm", norm_options(config, options.tensor, options.compute, options.forget_norms))),
-      attention_(submodule<SelfAttention>("self_attention", config, layer, options.tensor)),
+      attention_(submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal)),
       mlp_norm_(submodule<Norm>("pre_mlp_layernorm",
                                 norm_options(config, options.tensor, options.compute, options.forget_norms))),
       mlp_(submodule<Mlp>("mlp", config, options.tensor)) {}
@@ -117,6 +104,9 @@ constexpr std::int64_t kMostComputedPositions = std::int64_t{1} << 24;
 
 Decoder::Decoder(const ModelConfig& config, const Numerics& numerics, const Sharding& given)
     : Stack(config.hidden_size, config.num_layers, numerics, given), config_(config), positions_(config_) {
+  TESSERA_ENSURE(ConfigError, !config_.token_types && !config_.binary_head.value_or(false),
+                 "model.token_types and model.binary_head are of bert and megatron-bert, not of ",
+                 config_.family.name);
   TESSERA_ENSURE(ConfigError, config_.vocab_size >= given.tensor.size(), "model.vocab_size (",
                  config_.vocab_size, ") is less than parallel.tensor (", given.tensor.size(), ")");
   for (const ModelPiece& piece : sharding().pieces) add_piece(piece);

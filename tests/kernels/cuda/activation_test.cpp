@@ -13,7 +13,7 @@ using test::expect_close;
 using test::random_values;
 
 constexpr Activation kKinds[] = {Activation::gelu_tanh, Activation::gelu_erf, Activation::relu,
-                                 Activation::silu};
+                                 Activation::silu, Activation::tanh};
 
 /// Values of both signs, the largest that a type of 16 bits tells apart, and what is not finite.
 template <typename T>
@@ -69,7 +69,8 @@ TEST(CudaActivation, EqualsTheCpu) {
 TEST(CudaActivation, SlopeOfNanIsNan) {
   SKIP_WITHOUT_CUDA();
   const DeviceStream stream;
-  for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+  for (const Activation kind :
+       {Activation::gelu_tanh, Activation::gelu_erf, Activation::silu, Activation::tanh}) {
     const DeviceBuffer<float> x(stream, {NAN}), dy(stream, {1.0f});
     cuda::activation_backward({.n = 1, .kind = kind, .x = x.data(), .dy = dy.data(), .dx = x.data()},
                               stream.launch());

@@ -48,6 +48,7 @@ class DecoderLayer : public Block {
     DType compute = DType::f32;
     TensorParallel tensor = {};
     bool forget_norms = false;  ///< selective recomputation
+    bool causal = true;
   };
   /// `positions` must outlive it.
   DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer,
