@@ -162,7 +162,7 @@ cuda_tests=(
   parallel:'*'
   nn:'*'
   pipeline:'Executor.*'
-  optim:'Optimizer*:ParamStore*:Trajectory*:*Skipping*'
+  optim:'Optimizer*:ParamStore*:Trajectory*:*Skipping*:Launches*'
   engine:"$cuda_engine_filter"
 )
 

@@ -52,7 +52,9 @@ Run train(Engine& engine, const Config& config) {
   for (const Parameter* parameter : engine.params().parameters())
     run.weights.push_back(parameter->value().to_floats());
   run.graph = engine.graph().stats();
-  for (EngineNote& note : engine.take_notes()) run.notes.push_back(std::move(note.text));
+  for (EngineNote& note : engine.take_notes()) {
+    if (!note.warning) run.notes.push_back(std::move(note.text));
+  }
   return run;
 }
 

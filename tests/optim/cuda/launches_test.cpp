@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "tessera/optim/optimizer.hpp"
 #include "tests/optim/distributed_support.hpp"
@@ -14,8 +16,10 @@ namespace tessera {
 namespace {
 
 #if __has_include("emulator.hpp")
-/// Kernels of a second update of a model with so many layers, after `calls` calls.
-std::uint64_t kernels_of_an_update(int layers, DType compute, OptimizerName name, int groups, int calls) {
+/// Kernels of a second update of a model with so many layers, after `calls` calls. Parameters are dealt out
+/// to `groups`, the last of which has a rule of its own, if any.
+std::uint64_t kernels_of_an_update(int layers, DType compute, OptimizerName name, int groups, int calls,
+                                   std::optional<OptimizerName> last = {}) {
   const ExecCtx ctx = ExecCtx::cuda(0, 3);
   std::vector<std::unique_ptr<Parameter>> owned;
   std::vector<Parameter*> parameters;
@@ -32,9 +36,11 @@ std::uint64_t kernels_of_an_update(int layers, DType compute, OptimizerName name
   ParamGroups of;
   if (groups > 0) {
     of.groups.resize(static_cast<std::size_t>(groups));
-    of.group_of = [n = static_cast<std::size_t>(groups)](const Parameter& p) {
-      return static_cast<std::size_t>(p.shape().numel()) % n;
-    };
+    of.groups.back().rule = last;
+    std::map<const Parameter*, std::size_t> places;
+    for (const Parameter* p : parameters)
+      places.try_emplace(p, places.size() % static_cast<std::size_t>(groups));
+    of.group_of = [places](const Parameter& p) { return places.at(&p); };
   }
   ParamStore store(ctx, parameters, {.compute = compute, .bucket_elements = 700});
   Optimizer optimizer(ctx, store, {.name = name}, {}, of);
@@ -55,13 +61,15 @@ std::uint64_t kernels_of_an_update(int layers, DType compute, OptimizerName name
 
 TEST(Launches, AnUpdateIsFiveKernelsHoweverManyParametersThereAre) {
   // Squares and their total, what the update decides, the factors of the groups, the update.
-  for (const int layers : {1, 6}) {
+  for (const int layers : {1, 11}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       for (const OptimizerName name : {OptimizerName::adamw, OptimizerName::sgd}) {
         for (const int calls : {1, 2}) {
           EXPECT_EQ(kernels_of_an_update(layers, compute, name, 0, calls), 5u);
           EXPECT_EQ(kernels_of_an_update(layers, compute, name, 32, calls), 5u);
-          EXPECT_EQ(kernels_of_an_update(layers, compute, name, 33, calls), 6u);
+          // Factors of 32 groups are one launch; a second rule works out its own and updates its own.
+          EXPECT_EQ(kernels_of_an_update(layers, compute, name, 33, calls), layers == 11 ? 6u : 5u);
+          EXPECT_EQ(kernels_of_an_update(layers, compute, name, 3, calls, OptimizerName::adam), 7u);
         }
       }
     }
