@@ -156,7 +156,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
-      graph_(options.cuda_graph != GraphUse::off && options.trainable && !ctx_.device().is_cpu()
+      graph_(options.cuda_graph != GraphUse::off && options.trainable && ctx_.device().is_cuda()
                  ? std::make_unique<StreamGraph>(ctx_.stream)
                  : nullptr) {
   ops::prepare_stream(ctx_);
