@@ -19,7 +19,7 @@ MARKS = ("<!-- planned: begin -->\n", "<!-- planned: end -->\n")
 SEVEN_B = ("configs/llama_7b_dp8.yaml", "training.micro_batch_size=4", "training.global_batch_size=32")
 # 1.3 billion parameters, which fit one GPU with all their state.
 SMALL = ("configs/llama_7b.yaml", "model.num_layers=24", "model.hidden_size=2048", "model.num_heads=16", "model.ffn_hidden_size=5504",
-         "model.max_positions=4194304", "training.micro_batch_size=1", "training.global_batch_size=1", "parallel.data=1",
+         "training.micro_batch_size=1", "training.global_batch_size=1", "parallel.data=1",
          "training.precision=bf16", "training.recompute=none", "device.type=cpu")
 MEMORY_GB = 40
 STEP = 512  # lengths are multiples of it
@@ -42,7 +42,8 @@ class Planner:
     def longest(self, *overrides):
         """The longest sequence with which every rank needs at most MEMORY_GB."""
         def fits(steps):
-            return self.largest(*SMALL, f"training.seq_length={steps * STEP}", *overrides)["memory_bytes"] <= MEMORY_GB * 1e9
+            length = [f"{key}={steps * STEP}" for key in ("model.max_positions", "training.seq_length")]  # rotary tables count
+            return self.largest(*SMALL, *length, *overrides)["memory_bytes"] <= MEMORY_GB * 1e9
 
         low, high = 1, 2
         while fits(high):

@@ -52,7 +52,7 @@ std::vector<std::int64_t> block_counts(std::span<const std::int64_t> counts, std
 class Copied : public Pending::State {
  public:
   Copied(const ExecCtx& ctx, const Tensor& in, const Tensor& out) {
-    if (ctx.device().is_cpu()) {
+    if (!ctx.device().is_cuda()) {
       ctx.stream->launch([in, out] { std::memcpy(out.raw(), in.raw(), in.nbytes()); });
     } else {
       ctx.stream->copy(out.raw(), in.raw(), in.nbytes());
@@ -60,7 +60,7 @@ class Copied : public Pending::State {
     ctx.stream->record(event_);
   }
   void wait(const ExecCtx& ctx) override {
-    if (ctx.device().is_cpu()) return event_.synchronize();
+    if (!ctx.device().is_cuda()) return event_.synchronize();
     ctx.stream->wait(event_);
   }
   bool done() const override { return event_.done(); }

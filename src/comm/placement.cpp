@@ -55,7 +55,11 @@ Placement Placement::replicated(const Shape& global) {
 
 Placement Placement::split(const Shape& global, int dim, int rank, int size) {
   const Part part = part_of(global[dim], rank, size);
-  return segmented(global, dim, {{.local = 0, .global = part.begin, .count = part.count}});
+  Placement placement = segmented(global, dim, {{.local = 0, .global = part.begin, .count = part.count}});
+  Shape first = global;
+  first[dim] = part_of(global[dim], 0, size).count;
+  placement.largest_ = first.numel();
+  return placement;
 }
 
 Placement Placement::segmented(const Shape& global, int dim, std::vector<Segment> segments) {

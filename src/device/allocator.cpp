@@ -99,6 +99,20 @@ class CudaSource : public Source {
   void* pool_;
 };
 
+/// Addresses of the meta device. No system maps anything there, so to follow one ends the process at once.
+class MetaSource : public Source {
+ public:
+  char* allocate(std::size_t bytes) override {
+    char* const begin = reinterpret_cast<char*>(next_);
+    next_ += round_up(bytes, kHugePage);
+    return begin;
+  }
+  void release(char*, std::size_t) noexcept override {}
+
+ private:
+  std::uintptr_t next_ = std::uintptr_t{1} << 55;
+};
+
 /// A stretch of a segment, linked to its neighbours in address order.
 struct Block {
   char* address;
@@ -119,7 +133,9 @@ struct BySize {
 
 struct CachingAllocator::Impl {
   explicit Impl(std::shared_ptr<Stream> of) : stream(std::move(of)) {
-    if (stream) {
+    if (stream && stream->device().is_meta()) {
+      source = std::make_unique<MetaSource>();
+    } else if (stream) {
       source = std::make_unique<CudaSource>(stream);
       staging = std::make_unique<HostStaging>(stream);
     } else {
@@ -135,6 +151,7 @@ struct CachingAllocator::Impl {
   std::unordered_map<void*, Block*> used;
   AllocatorStats stats;
 
+  bool is_meta() const { return stream && stream->device().is_meta(); }
   std::string on_device() const { return stream ? detail::concat(" on ", stream->device()) : ""; }
   std::set<Block*, BySize>& free_list(bool small) { return small ? free_small : free_large; }
 
@@ -272,10 +289,12 @@ void CachingAllocator::keep_host_memory(std::shared_ptr<void> memory, const Even
 
 void CachingAllocator::copy_from_host(void* target, const void* source, std::size_t bytes) {
   if (impl_->staging) return impl_->staging->copy(target, source, bytes);
+  if (impl_->is_meta()) return;
   std::memcpy(target, source, bytes);
 }
 
 void CachingAllocator::copy_to_host(void* target, const void* source, std::size_t bytes) {
+  TESSERA_CHECK(!impl_->is_meta(), "memory of the meta device cannot be read: nothing stands behind it");
   if (!impl_->stream) {
     std::memcpy(target, source, bytes);
     return;

@@ -36,12 +36,18 @@ ExecCtx ExecCtx::cuda(int index, std::uint64_t seed) {
   return {std::move(stream), std::move(allocator), seed};
 }
 
+ExecCtx ExecCtx::meta(std::uint64_t seed) {
+  auto stream = std::make_shared<Stream>(Device{DeviceType::meta});
+  auto allocator = std::make_shared<CachingAllocator>(stream);
+  return {std::move(stream), std::move(allocator), seed};
+}
+
 CudaDevices cuda_devices() { return {cuda::device_count(), cuda::why_none()}; }
 
 std::string describe_cuda_device(int index) { return cuda::describe(index); }
 
 std::int64_t memory_bytes_of(Device device) {
-  if (device.is_cpu()) return host_memory_bytes();
+  if (!device.is_cuda()) return host_memory_bytes();
   return static_cast<std::int64_t>(cuda::total_memory(device.index));
 }
 

@@ -147,7 +147,7 @@ Stream::Stream(int threads, Mode mode) : threads_(threads) {
 
 Stream::Stream(Device device, Priority priority) : device_(device) {
   TESSERA_CHECK(!device.is_cpu(), "a CPU stream is made from a number of threads");
-  native_ = cuda::create_stream(device.index, priority == Priority::high);
+  if (device.is_cuda()) native_ = cuda::create_stream(device.index, priority == Priority::high);
 }
 
 Stream::~Stream() {

@@ -27,22 +27,6 @@ MeshShape mesh_shape(const ParallelConfig& parallel, int ranks) {
           .pp = static_cast<int>(parallel.pipeline)};
 }
 
-std::vector<ModelPiece> pieces_of(const Config& config, int stage) {
-  const ParallelConfig& parallel = config.parallel;
-  Schedule schedule;
-  schedule.kind = parallel.schedule;
-  schedule.stages = static_cast<int>(parallel.pipeline);
-  schedule.chunks = pieces_per_stage(parallel);
-  const auto layers =
-      cut_layers(resolve(config.model), schedule, parallel.pipeline_layout, config.training.seq_length);
-  std::vector<ModelPiece> pieces;
-  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
-    const PieceLayers& piece = layers[static_cast<std::size_t>(schedule.piece_of(stage, chunk))];
-    pieces.push_back({piece.first, piece.count, piece.embedding, piece.head});
-  }
-  return pieces;
-}
-
 Device device_of(const DeviceConfig& config) {
   if (config.type == DeviceChoice::cpu) return {};
   const CudaDevices cuda = cuda_devices();
@@ -72,12 +56,12 @@ namespace {
 /// On the CPU products leave no processor to send with, so automatic means no overlap there.
 int tensor_chunks(const ParallelConfig& parallel, Device device) {
   const auto chunks = static_cast<int>(parallel.tensor_chunks);
-  return chunks == 0 && device.is_cpu() ? 1 : chunks;
+  return chunks == 0 && !device.is_cuda() ? 1 : chunks;
 }
 
 /// The engine of this rank of options.layout.mesh.
 std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options,
-                                 std::shared_ptr<GemmTuner> gemm_tuner = nullptr) {
+                                 std::shared_ptr<GemmTuner> gemm_tuner) {
   if (options.trainable && options.groups.groups.empty()) check_no_decay(config);
   const auto seed = static_cast<std::uint64_t>(config.training.seed);
   ExecCtx ctx = device.is_cpu() ? ExecCtx::cpu(static_cast<int>(config.device.threads), seed)
@@ -86,17 +70,22 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
   if (ctx.stream->threads() > 1) ctx.cores = ops::watch_cores();
   ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
   ctx.deterministic = config.device.deterministic;
-  ProcessMesh& mesh = *options.layout.mesh;
-  const Sharding sharding{.tensor = {.comm = &mesh[Axis::tp],
-                                     .sequence = config.parallel.sequence,
-                                     .chunks = tensor_chunks(config.parallel, device)},
-                          .pieces = pieces_of(config, mesh.coordinates().pp),
-                          .recompute = RecomputeOptions::from(config.training)};
-  return std::make_unique<Engine>(make_model(resolve(config.model), numerics_of(config.training), sharding),
+  const ProcessMesh& mesh = *options.layout.mesh;
+  return std::make_unique<Engine>(make_model(config, mesh, pieces_of(config, mesh.coordinates().pp), device),
                                   options, ctx);
 }
 
 }  // namespace
+
+std::unique_ptr<Model> make_model(const Config& config, const ProcessMesh& mesh,
+                                  const std::vector<ModelPiece>& pieces, Device device) {
+  return make_model(resolve(config.model), numerics_of(config.training),
+                    Sharding{.tensor = {.comm = &mesh[Axis::tp],
+                                        .sequence = config.parallel.sequence,
+                                        .chunks = tensor_chunks(config.parallel, device)},
+                             .pieces = pieces,
+                             .recompute = RecomputeOptions::from(config.training)});
+}
 
 std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::shared_ptr<Communicator> world,
                                      ParamGroups groups, const std::vector<std::string>& gemm_tables) {
@@ -117,12 +106,6 @@ std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::s
   const MeshShape shape = mesh_shape(config.parallel, ranks);
   options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
   return assemble(config, device, options, std::move(tuner));
-}
-
-std::unique_ptr<Engine> build_engine(const Config& config, Device device, std::shared_ptr<ProcessMesh> mesh) {
-  EngineOptions options = EngineOptions::from(config);
-  options.layout.mesh = std::move(mesh);
-  return assemble(config, device, options);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "engine/ranks.hpp"
 #include "engine/stage.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/ops/reduce.hpp"

@@ -98,23 +98,18 @@ class Memory {
       return std::nullopt;
     try {
       const Plan plan = detail::plan_layout(candidate.config, candidate.processes);
-      const detail::MostMemory most =
-          detail::LayoutMemory(plan, group(plan.mesh.tp)).with(plan.config.training);
-      persistent_[key] = most.persistent_bytes;
-      return most.bytes;
+      const detail::LayoutMemory memory(plan, runs_);
+      const std::int64_t persistent = persistent_[key] = memory.persistent_bytes();
+      if (persistent > limit) return std::nullopt;
+      return memory.with(plan.config.training).bytes;
     } catch (const ConfigError&) {
       return std::nullopt;
     }
   }
 
  private:
-  const detail::PaperGroup& group(int size) {
-    auto& made = groups_[size];
-    if (made.empty()) made = detail::make_paper_group(size);
-    return made;
-  }
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>, std::int64_t> persistent_;
-  std::map<int, detail::PaperGroup> groups_;
+  detail::DryRuns runs_;
 };
 
 /// The keys whose values differ.

@@ -11,10 +11,7 @@ namespace {
 /// The ways to recompute on one layout.
 class Candidates {
  public:
-  explicit Candidates(const Plan& layout)
-      : training_(layout.config.training),
-        tensor_(make_paper_group(layout.mesh.tp)),
-        memory_(layout, tensor_) {}
+  explicit Candidates(const Plan& layout) : training_(layout.config.training), memory_(layout, runs_) {}
 
   RecomputeCandidate with(const RecomputeOptions& options) const {
     return {options, memory_.with(with_recompute(training_, options)).bytes};
@@ -33,7 +30,7 @@ class Candidates {
 
  private:
   TrainingConfig training_;
-  PaperGroup tensor_;
+  DryRuns runs_;
   LayoutMemory memory_;
 };
 

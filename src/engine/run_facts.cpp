@@ -1,6 +1,5 @@
 #include "tessera/engine/run_facts.hpp"
 
-#include "engine/plan_declared.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/placement.hpp"
 #include "tessera/engine/build.hpp"
@@ -49,13 +48,16 @@ std::vector<std::string> model_lines(const Config& given) {
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
   const auto tp = static_cast<int>(config.parallel.tensor), pp = static_cast<int>(config.parallel.pipeline);
   const MeshShape mesh{.tp = tp, .pp = pp};
-  const detail::PaperGroup tensor = detail::make_paper_group(tp);
+  const std::vector<std::vector<ModelPiece>> pieces = all_pieces_of(config);
   std::vector<std::string> lines;
   for (int stage = 0; stage < pp; ++stage) {
     for (int rank = 0; rank < tp; ++rank) {
-      const detail::DeclaredRank declared(config, mesh, tensor, stage, rank);
+      const auto alone = ProcessMesh::alone(mesh, rank_of(mesh, {.tp = rank, .pp = stage}));
+      const auto model = make_model(config, *alone, pieces[static_cast<std::size_t>(stage)], {});
+      std::int64_t count = 0;
+      for (const Parameter* p : model->parameters()) count += p->shape().numel();
       lines.push_back(detail::concat(" > number of parameters on (tensor, pipeline) model parallel rank (",
-                                     rank, ", ", stage, "): ", declared.parameters()));
+                                     rank, ", ", stage, "): ", count));
     }
   }
   lines.push_back(detail::concat(" > vocabulary of ", config.model.vocab_size, " in ", tp,

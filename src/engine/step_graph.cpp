@@ -28,7 +28,7 @@ StepGraph::StepGraph(const ExecCtx& ctx, GraphUse use, Communicator& world)
     : ctx_(ctx),
       automatic_(use == GraphUse::automatic),
       world_(world),
-      graph_(use != GraphUse::off && !ctx.device().is_cpu() ? std::make_unique<StreamGraph>(ctx.stream)
+      graph_(use != GraphUse::off && ctx.device().is_cuda() ? std::make_unique<StreamGraph>(ctx.stream)
                                                             : nullptr) {}
 
 void StepGraph::run(const Passes& passes) {

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <random>
 #include <set>
 
+#include "engine/dry_terms.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
-#include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/backends.hpp"
 
 namespace tessera {
@@ -50,28 +49,21 @@ Config smallest(Config config) {
   return config;
 }
 
-Batch random_batch(const Config& config) {
-  Batch batch{.batch = config.training.global_batch_size, .seq_length = config.training.seq_length};
-  std::mt19937_64 random(static_cast<std::uint64_t>(config.training.seed));
-  std::uniform_int_distribution<std::int32_t> token(0,
-                                                    static_cast<std::int32_t>(config.model.vocab_size - 1));
-  for (std::int64_t i = 0; i < batch.batch * batch.seq_length; ++i) {
-    batch.tokens.push_back(token(random));
-    batch.labels.push_back(token(random));
-  }
-  return batch;
-}
-
 /// First and last of `count`, and one between them: all there is that differs among them.
 std::set<int> kinds_of(int count) { return {0, std::min(1, count - 1), count - 1}; }
 
+/// A dry run of what a rank launches on `device`.
 std::vector<TraceLane> step_of(const Config& config, Device device, const MeshShape& shape,
                                const MeshCoordinates& at) {
-  const auto engine = build_engine(config, device, ProcessMesh::alone(shape, rank_of(shape, at)));
-  const auto trace = std::make_shared<Trace>(*engine->ctx().stream);
-  engine->set_trace(trace);
-  engine->forward_backward(random_batch(config));
-  engine->set_trace(nullptr);
+  EngineOptions options = EngineOptions::from(config);
+  options.layout.mesh = ProcessMesh::alone(shape, rank_of(shape, at));
+  const ExecCtx meta = ExecCtx::meta();
+  Engine engine(make_model(config, *options.layout.mesh, pieces_of(config, at.pp), device), options, meta);
+  const auto trace = std::make_shared<Trace>(*meta.stream);
+  engine.set_trace(trace);
+  engine.launch_step(
+      detail::blank_batch({config.training.global_batch_size, config.training.seq_length}, engine.model()));
+  engine.set_trace(nullptr);
   return trace->lanes();
 }
 
@@ -92,6 +84,7 @@ std::vector<std::string> gemm_tables(const Environment& environment) {
 }
 
 std::vector<ops::RecordedProduct> products_of(const Config& config, Device device) {
+  check_no_decay(config);
   const Config small = smallest(config);
   const MeshShape shape =
       mesh_shape(small.parallel,
@@ -108,7 +101,8 @@ std::vector<ops::RecordedProduct> products_of(const Config& config, Device devic
 
 std::int64_t tune_products(ExecCtx ctx, const std::vector<ops::RecordedProduct>& products,
                            const std::string& output, const OnProduct& on_product) {
-  TESSERA_ENSURE(ConfigError, !ctx.device().is_cpu(), "matrix products are timed on a GPU, not on the CPU");
+  TESSERA_ENSURE(ConfigError, ctx.device().is_cuda(), "matrix products are timed on a GPU, not on the ",
+                 ctx.device());
   ctx.gemm_tuner = ops::make_gemm_tuner(true, output);
   std::int64_t timed = 0;
   for (const ops::RecordedProduct& product : products) {

@@ -74,9 +74,9 @@ AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, 
   const kernels::AttentionShape shape = describe(ctx, q, k, v, options);
   AttentionResult result{Tensor::empty(ctx, q.shape(), q.dtype()),
                          Tensor::empty(ctx, {shape.batch, shape.heads, shape.seq_q}, DType::f32)};
-  const auto bytes = ctx.device().is_cpu()
-                         ? kernels::cpu::attention_forward_workspace(shape, ctx.stream->threads())
-                         : kernels::cuda::attention_forward_workspace(shape, 0);
+  const auto bytes = ctx.device().is_cuda()
+                         ? kernels::cuda::attention_forward_workspace(shape, 0)
+                         : kernels::cpu::attention_forward_workspace(shape, ctx.stream->threads());
   const Tensor workspace = Tensor::empty(ctx, {static_cast<std::int64_t>(bytes)}, DType::u8);
   const kernels::AttentionForward params{
       shape, q.raw(), k.raw(), v.raw(), result.o.raw(), result.lse.data<float>(), workspace.raw()};
@@ -96,9 +96,9 @@ void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, co
                       grad->dtype() == value->dtype(),
                   "gradients of q, k, v must be laid out like q, k, v");
   }
-  const auto bytes = ctx.device().is_cpu()
-                         ? kernels::cpu::attention_backward_workspace(shape, ctx.stream->threads())
-                         : kernels::cuda::attention_backward_workspace(shape, 0);
+  const auto bytes = ctx.device().is_cuda()
+                         ? kernels::cuda::attention_backward_workspace(shape, 0)
+                         : kernels::cpu::attention_backward_workspace(shape, ctx.stream->threads());
   const Tensor workspace = Tensor::empty(ctx, {static_cast<std::int64_t>(bytes)}, DType::u8);
   const kernels::AttentionBackward params{
       shape,     q.raw(),        k.raw(),        v.raw(),        saved.o.raw(),  saved.lse.data<float>(),

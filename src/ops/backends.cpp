@@ -20,13 +20,13 @@ std::shared_ptr<GemmTuner> make_gemm_tuner(bool tune, const std::string& cache_p
 }
 
 void prepare_stream(const ExecCtx& ctx) {
-  if (ctx.device().is_cpu()) return;
+  if (!ctx.device().is_cuda()) return;
   ctx.stream->make_current();
   kernels::cuda::prepare_stream(ctx.stream->native());
 }
 
 void forget_stream(const ExecCtx& ctx) noexcept {
-  if (ctx.device().is_cpu()) return;
+  if (!ctx.device().is_cuda()) return;
   try {
     ctx.stream->make_current();
   } catch (const std::exception&) {

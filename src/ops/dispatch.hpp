@@ -49,6 +49,7 @@ void dispatch(const ExecCtx& ctx, Launcher<Params> cpu, Launcher<Params> cuda, c
     if (work.name.empty()) work.name = name;
     return work;
   });
+  if (ctx.device().is_meta()) return;  // described above, and that was all
   if (ctx.device().is_cpu()) {
     ctx.stream->launch([cpu, params, launch = cpu_launch(ctx, params)] { cpu(params, launch); });
   } else {

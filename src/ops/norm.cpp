@@ -156,9 +156,9 @@ AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const T
   kernels::AddNormGradients params;
   params.input = describe_backward(ctx, saved, weight, dy, dresidual, has_branch, options, dropout, grad);
   ctx.stream->make_current();
-  const int parts = ctx.device().is_cpu()
-                        ? kernels::cpu::norm_gradient_parts(params.input.rows, params.input.cols)
-                        : kernels::cuda::norm_gradient_parts(params.input.rows, params.input.cols);
+  const int parts = ctx.device().is_cuda()
+                        ? kernels::cuda::norm_gradient_parts(params.input.rows, params.input.cols)
+                        : kernels::cpu::norm_gradient_parts(params.input.rows, params.input.cols);
   const Tensor scratch = Tensor::empty(ctx, {parts, 2, params.input.cols}, DType::f32);
   params.weight = describe_sums(saved, dy, sums, options, scratch);
   TESSERA_DISPATCH(ctx, add_norm_gradients, params);

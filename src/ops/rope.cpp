@@ -28,6 +28,9 @@ RopeTable make_rope_table(const ExecCtx& ctx, std::int64_t max_positions, std::i
   TESSERA_CHECK(rotary_dim > 0 && rotary_dim % 2 == 0,
                 "rotary embeddings turn pairs: rotary_dim = ", rotary_dim, " must be even");
   const std::int64_t half = rotary_dim / 2;
+  if (ctx.device().is_meta())  // made on the host, for nobody
+    return {Tensor::empty(ctx, {max_positions, half}, DType::f32),
+            Tensor::empty(ctx, {max_positions, half}, DType::f32), interleaved};
   std::vector<float> cos(static_cast<std::size_t>(max_positions * half)), sin(cos.size());
   for (std::int64_t i = 0; i < half; ++i) {
     // fp32 frequencies and angles, as the models in circulation were trained with.

@@ -54,11 +54,11 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
 /// Elements of the largest part of each parameter on any tensor rank.
 std::vector<std::int64_t> ParamStore::capacities() const {
   std::vector<std::int64_t> sizes;
-  for (const Parameter* p : parameters_) sizes.push_back(p->shape().numel());
+  for (const Parameter* p : parameters_) sizes.push_back(p->placement().largest());
   if (sizes.empty()) return sizes;
-  const Tensor exchanged = Tensor::from(ctx_, sizes, {static_cast<std::int64_t>(sizes.size())});
-  options_.groups.tensor->all_reduce(ctx_, exchanged, ReduceOp::max).wait(ctx_);
-  ctx_.stream->synchronize();
+  const ExecCtx host = ExecCtx::cpu(1);
+  const Tensor exchanged = Tensor::from(host, sizes, {static_cast<std::int64_t>(sizes.size())});
+  options_.groups.tensor->all_reduce(host, exchanged, ReduceOp::max).wait(host);
   return exchanged.to_vector<std::int64_t>();
 }
 

@@ -3,32 +3,12 @@
 #include <numeric>
 #include <string_view>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/model_math.hpp"
 #include "tessera/pipeline/schedule.hpp"
 
 namespace tessera {
 
 namespace {
-
-/// Floating-point operations per token, forward and backward.
-struct PartCosts {
-  double layer = 0, embedding = 0, head = 0;
-};
-
-PartCosts part_costs(const ModelConfig& model, std::int64_t seq_length) {
-  const double width = static_cast<double>(model.hidden_size), vocab = static_cast<double>(model.vocab_size);
-  const double head_gemms = 6.0 * width * vocab;
-  PartCosts costs;
-  costs.layer = (flops_per_token(model, seq_length, FlopConvention::causal) - head_gemms) /
-                static_cast<double>(model.num_layers);
-  // A row is read in forward and added to in backward.
-  costs.embedding = 2.0 * width;
-  // The loss: maximum, exponential, sum, and the gradient of the logits.
-  costs.head = head_gemms + 5.0 * vocab;
-  return costs;
-}
 
 /// Layers are alike, so the best cut is found by handing them out one by one, each to where the cost after it
 /// is least: exact for the largest cost, and for the sum of squares after it, because costs only grow. First
@@ -91,7 +71,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-std::vector<std::int64_t> read_layout(const std::string& layout, const ModelConfig& model, int pieces) {
+std::vector<std::int64_t> read_layout(const std::string& layout, std::int64_t layers, int pieces) {
   std::vector<std::int64_t> counts;
   for (std::size_t begin = 0; begin <= layout.size();) {
     const std::size_t comma = std::min(layout.find(',', begin), layout.size());
@@ -99,9 +79,9 @@ std::vector<std::int64_t> read_layout(const std::string& layout, const ModelConf
     std::int64_t count = -1;
     const auto read = std::from_chars(entry.data(), entry.data() + entry.size(), count);
     const bool whole = read.ec == std::errc() && read.ptr == entry.data() + entry.size();
-    TESSERA_ENSURE(ConfigError, whole && count >= 0 && count <= model.num_layers,
-                   "parallel.pipeline_layout \"", layout, "\": entry ", counts.size() + 1,
-                   " must be a number of layers from 0 to ", model.num_layers, ", not \"", entry, "\"");
+    TESSERA_ENSURE(ConfigError, whole && count >= 0 && count <= layers, "parallel.pipeline_layout \"", layout,
+                   "\": entry ", counts.size() + 1, " must be a number of layers from 0 to ", layers,
+                   ", not \"", entry, "\"");
     counts.push_back(count);
     begin = comma + 1;
   }
@@ -109,8 +89,8 @@ std::vector<std::int64_t> read_layout(const std::string& layout, const ModelConf
                  "parallel.pipeline_layout \"", layout, "\" has ", counts.size(), " entries for ", pieces,
                  " pieces (pipeline stages times chunks per stage)");
   const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  TESSERA_ENSURE(ConfigError, sum == model.num_layers, "parallel.pipeline_layout \"", layout,
-                 "\" adds up to ", sum, " layers; the model has ", model.num_layers);
+  TESSERA_ENSURE(ConfigError, sum == layers, "parallel.pipeline_layout \"", layout, "\" adds up to ", sum,
+                 " layers; the model has ", layers);
   for (std::size_t piece = 1; piece + 1 < counts.size(); ++piece) {
     TESSERA_ENSURE(
         ConfigError, counts[piece] > 0, "parallel.pipeline_layout \"", layout, "\": entry ", piece + 1,
@@ -120,21 +100,18 @@ std::vector<std::int64_t> read_layout(const std::string& layout, const ModelConf
   return counts;
 }
 
-std::vector<PieceLayers> cut(const ModelConfig& model, const std::vector<int>& stage_of,
-                             const std::optional<std::string>& layout, std::int64_t seq_length) {
+std::vector<PieceLayers> cut(std::int64_t layers, const std::vector<int>& stage_of,
+                             const std::optional<std::string>& layout, const PartCosts& costs) {
   const int pieces = static_cast<int>(stage_of.size());
   TESSERA_CHECK(pieces >= 1, "a model cannot be cut into ", pieces, " pieces");
-  TESSERA_CHECK(seq_length >= 1, "sequence length ", seq_length);
   std::vector<std::int64_t> counts;
   if (layout) {
-    counts = read_layout(*layout, model, pieces);
+    counts = read_layout(*layout, layers, pieces);
   } else {
-    TESSERA_ENSURE(ConfigError, model.num_layers >= pieces, "model.num_layers (", model.num_layers,
-                   ") is less than the ", pieces,
+    TESSERA_ENSURE(ConfigError, layers >= pieces, "model.num_layers (", layers, ") is less than the ", pieces,
                    " pieces of the pipeline (pipeline stages times chunks per ",
                    "stage); use fewer of either");
-    const PartCosts costs = part_costs(resolve(model), seq_length);
-    counts = Cutter(costs, stage_of).cut(model.num_layers);
+    counts = Cutter(costs, stage_of).cut(layers);
   }
   std::vector<PieceLayers> result;
   std::int64_t first = 0;
@@ -149,19 +126,19 @@ std::vector<PieceLayers> cut(const ModelConfig& model, const std::vector<int>& s
 
 }  // namespace
 
-std::vector<PieceLayers> cut_layers(const ModelConfig& model, int pieces,
-                                    const std::optional<std::string>& layout, std::int64_t seq_length) {
+std::vector<PieceLayers> cut_layers(std::int64_t layers, int pieces, const std::optional<std::string>& layout,
+                                    const PartCosts& costs) {
   TESSERA_CHECK(pieces >= 1, "a model cannot be cut into ", pieces, " pieces");
   std::vector<int> stage_of(static_cast<std::size_t>(pieces));
   std::iota(stage_of.begin(), stage_of.end(), 0);
-  return cut(model, stage_of, layout, seq_length);
+  return cut(layers, stage_of, layout, costs);
 }
 
-std::vector<PieceLayers> cut_layers(const ModelConfig& model, const Schedule& schedule,
-                                    const std::optional<std::string>& layout, std::int64_t seq_length) {
+std::vector<PieceLayers> cut_layers(std::int64_t layers, const Schedule& schedule,
+                                    const std::optional<std::string>& layout, const PartCosts& costs) {
   std::vector<int> stage_of;
   for (int piece = 0; piece < schedule.pieces(); ++piece) stage_of.push_back(schedule.stage_of(piece));
-  return cut(model, stage_of, layout, seq_length);
+  return cut(layers, stage_of, layout, costs);
 }
 
 }  // namespace tessera

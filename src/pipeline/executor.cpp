@@ -284,7 +284,7 @@ void PipelineExecutor::run(const Schedule& schedule, StageProgram& program) {
   TESSERA_CHECK_EQ(schedule.actions.size(), static_cast<std::size_t>(schedule.stages), "columns for stages.");
   // On a GPU the first walk loads code of libraries and allocates their memory, which may wait for everything
   // on the device: so nothing waits there for others ahead of need.
-  const bool settled = ctx_.device().is_cpu() || !executed_.empty();
+  const bool settled = !ctx_.device().is_cuda() || !executed_.empty();
   executed_.clear();
   StageRun(ctx_, pipeline_, schedule, program, settled ? kReceivesAhead : 0).run(executed_);
 }

@@ -4,9 +4,11 @@ namespace tessera {
 
 HostCopy::HostCopy(const ExecCtx& ctx, const Tensor& source) {
   if (!source) return;
+  device_ = source.device();
   TESSERA_CHECK(source.is_contiguous(), "host copies need a contiguous tensor, strides are ",
                 source.strides());
   bytes_ = source.nbytes();
+  if (device_.is_meta()) return;
   const std::shared_ptr<void> lent = ctx.allocator->host_memory(bytes_);
   ctx.stream->copy(lent.get(), source.raw(), bytes_);
   ctx.stream->record(arrived_);

@@ -5,6 +5,13 @@
 
 namespace tessera {
 
+void detail::check_readable(const Device& device, const std::source_location& where) {
+  if (!device.is_meta()) return;
+  detail::fail<InvalidArgument>(where.file_name(), static_cast<int>(where.line()), "",
+                                "values were asked for of a tensor on the meta device, where nothing is "
+                                "computed: only a run on a real device has them");
+}
+
 Storage::Storage(std::shared_ptr<CachingAllocator> allocator, std::size_t bytes)
     : data_(static_cast<std::byte*>(allocator->allocate(bytes))),
       bytes_(bytes),
@@ -115,24 +122,27 @@ void Tensor::copy_from_host(const void* source) const {
   std::memcpy(raw(), source, nbytes());
 }
 
-void Tensor::copy_to_host(void* target) const {
+void Tensor::copy_to_host(void* target, const Where& where) const {
+  detail::check_readable(device_, where);
   TESSERA_CHECK(is_contiguous(), "host copies need a contiguous tensor, strides are ", strides_);
   if (numel() == 0) return;
   if (auto* allocator = storage_->allocator()) return allocator->copy_to_host(target, raw(), nbytes());
   std::memcpy(target, raw(), nbytes());
 }
 
-Tensor Tensor::to_host() const {
+Tensor Tensor::to_host(const Where& where) const {
   if (device_.is_cpu()) return *this;
+  detail::check_readable(device_, where);
   const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(nbytes(), 1)]);
-  copy_to_host(memory.get());
+  copy_to_host(memory.get(), where);
   return wrap(memory.get(), shape_, dtype_, memory);
 }
 
-std::vector<float> Tensor::to_floats() const {
+std::vector<float> Tensor::to_floats(const Where& where) const {
+  detail::check_readable(device_, where);
   std::vector<float> values(static_cast<std::size_t>(numel()));
   visit_float(dtype_, "to_floats", [&](auto tag) {
-    const auto source = to_vector<decltype(tag)>();
+    const auto source = to_vector<decltype(tag)>(where);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(source[i]);
   });
   return values;

@@ -46,5 +46,24 @@ TEST(AbsentRanks, NothingWaits) {
   EXPECT_THROW(group->split(0, 0, "tp_block"), InvalidArgument);
 }
 
+TEST(AbsentRanks, CountWhatRealOnesCountAndMoveNothing) {
+  const auto calls = [](const ExecCtx& ctx, Communicator& group) {
+    const Tensor odd = Tensor::empty(ctx, {7}, DType::f32), even = Tensor::empty(ctx, {6}, DType::bf16),
+                 third = Tensor::empty(ctx, {2}, DType::bf16), sum = Tensor::empty(ctx, {1}, DType::f64);
+    for (const Tensor& t : {odd, even, third, sum}) t.copy_from_host(std::vector<char>(64).data());
+    group.all_reduce(ctx, odd).wait(ctx);
+    group.all_reduce(ctx, sum).wait(ctx);
+    group.reduce_scatter(ctx, even, third).wait(ctx);
+    group.all_gather(ctx, third, even).wait(ctx);
+    group.broadcast(ctx, odd, 1).wait(ctx);
+    group.barrier(ctx);
+    return group.stats().bytes_sent;
+  };
+  test::run_local(3, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> real) {
+    const auto absent = make_absent_communicator(real->rank(), 3, "world");
+    EXPECT_EQ(calls(ExecCtx::meta(), *absent), calls(ExecCtx::cpu(1), *real));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

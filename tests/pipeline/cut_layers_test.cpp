@@ -30,8 +30,7 @@ std::vector<std::int64_t> counts(const std::vector<PieceLayers>& pieces) {
 
 /// Costs by formulas of this test: 12 width^2 weights a layer, attention's causal half, the head's GEMM with
 /// the loss, the embedding's row.
-struct Costs {
-  double layer, head, embedding;
+struct Costs : PartCosts {
   explicit Costs(const ModelConfig& m) {
     const double c = static_cast<double>(m.hidden_size), v = static_cast<double>(m.vocab_size);
     layer = 6 * 12 * c * c + 6 * c * static_cast<double>(kSequence);
@@ -73,7 +72,7 @@ TEST(CutLayers, IsTheBestOfAllCuts) {
       for (int pieces = 1; pieces <= std::min<std::int64_t>(layers, 5); ++pieces) {
         const ModelConfig model = gpt(layers, 64, vocab);
         const Costs costs(model);
-        const auto cut = counts(cut_layers(model, pieces, std::nullopt, kSequence));
+        const auto cut = counts(cut_layers(layers, pieces, std::nullopt, costs));
         const std::vector<double> ours = costs.of(cut);
         for_all_cuts(layers, pieces, [&](const std::vector<std::int64_t>& other) {
           const std::vector<double> theirs = costs.of(other);
@@ -100,7 +99,7 @@ TEST(CutLayers, EvensOutTheStagesOfASchedule) {
           }
           return stages;
         };
-        const auto ours = loads(counts(cut_layers(model, schedule, std::nullopt, kSequence)));
+        const auto ours = loads(counts(cut_layers(layers, schedule, std::nullopt, costs)));
         for_all_cuts(layers, 2 * p, [&](const std::vector<std::int64_t>& other) {
           EXPECT_LE(largest(ours), largest(loads(other)) * (1 + 1e-9)) << layers << ' ' << vocab;
         });
@@ -109,8 +108,8 @@ TEST(CutLayers, EvensOutTheStagesOfASchedule) {
 
 TEST(CutLayers, KnownCuts) {
   // The head of GPT-2 costs about five layers.
-  ModelConfig gpt2;
-  const auto halves = cut_layers(gpt2, 2, std::nullopt, 1024);
+  const PartCosts gpt2{.layer = 1, .embedding = 0.001, .head = 4.9};
+  const auto halves = cut_layers(12, 2, std::nullopt, gpt2);
   EXPECT_EQ(counts(halves), (std::vector<std::int64_t>{8, 4}));
   EXPECT_EQ(halves[0].first, 0);
   EXPECT_TRUE(halves[0].embedding);
@@ -118,29 +117,29 @@ TEST(CutLayers, KnownCuts) {
   EXPECT_EQ(halves[1].first, 8);
   EXPECT_FALSE(halves[1].embedding);
   EXPECT_TRUE(halves[1].head);
-  const auto whole = cut_layers(gpt2, 1, std::nullopt, 1024);
+  const auto whole = cut_layers(12, 1, std::nullopt, gpt2);
   ASSERT_EQ(whole.size(), 1u);
   EXPECT_EQ(whole[0].count, 12);
   EXPECT_TRUE(whole[0].embedding && whole[0].head);
   // Middle pieces alike: the earlier has more.
-  EXPECT_EQ(counts(cut_layers(gpt(8, 64, 50), 3, std::nullopt, kSequence)),
+  EXPECT_EQ(counts(cut_layers(8, 3, std::nullopt, Costs(gpt(8, 64, 50)))),
             (std::vector<std::int64_t>{3, 3, 2}));
-  EXPECT_EQ(counts(cut_layers(gpt(6, 64, 50), 4, std::nullopt, kSequence)),
+  EXPECT_EQ(counts(cut_layers(6, 4, std::nullopt, Costs(gpt(6, 64, 50)))),
             (std::vector<std::int64_t>{1, 2, 2, 1}));
 }
 
 TEST(CutLayers, FollowsALayout) {
-  const auto pieces = cut_layers(gpt(12, 64, 100), 4, "3, 4,4,1", kSequence);
+  const auto pieces = cut_layers(12, 4, "3, 4,4,1", Costs(gpt(12, 64, 100)));
   EXPECT_EQ(counts(pieces), (std::vector<std::int64_t>{3, 4, 4, 1}));
   EXPECT_EQ(pieces[3].first, 11);
   EXPECT_TRUE(pieces[0].embedding && pieces[3].head);
-  EXPECT_EQ(counts(cut_layers(gpt(12, 64, 100), 4, "0,6,6,0", kSequence)),
+  EXPECT_EQ(counts(cut_layers(12, 4, "0,6,6,0", Costs(gpt(12, 64, 100)))),
             (std::vector<std::int64_t>{0, 6, 6, 0}));
 }
 
 void expect_refused(const std::string& layout, const std::string& words) {
   try {
-    cut_layers(gpt(12, 64, 100), 4, layout, kSequence);
+    cut_layers(12, 4, layout, Costs(gpt(12, 64, 100)));
     FAIL() << layout;
   } catch (const ConfigError& error) {
     const std::string what = error.what();
@@ -162,14 +161,14 @@ TEST(CutLayers, RefusesLayoutsThatDoNotFit) {
 
 TEST(CutLayers, RefusesMorePiecesThanLayers) {
   try {
-    cut_layers(gpt(3, 64, 100), 4, std::nullopt, kSequence);
+    cut_layers(3, 4, std::nullopt, Costs(gpt(3, 64, 100)));
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("model.num_layers (3) is less than the 4 pieces"),
               std::string::npos)
         << error.what();
   }
-  EXPECT_THROW(cut_layers(gpt(3, 64, 100), 0, std::nullopt, kSequence), InvalidArgument);
+  EXPECT_THROW(cut_layers(3, 0, std::nullopt, Costs(gpt(3, 64, 100))), InvalidArgument);
 }
 
 }  // namespace

@@ -35,6 +35,11 @@ def plan(program: Path, config: Path, *args, code: int = 0) -> dict:
     return json.loads(run(program, "plan", config, "--json", *args, code=code).stdout)
 
 
+def shared_bytes(rank: Dict) -> int:
+    """What tensor ranks send once in a step: gradients of norms and positions."""
+    return sum(t["bytes"] for t in rank["traffic"] if t["axis"] == "tp" and t["name"] == "gradients, all-reduce")
+
+
 def layer_matrices(m: Dict) -> int:
     kv = m.get("num_kv_heads", m["num_heads"])
     head = m["hidden_size"] // m["num_heads"]
@@ -127,7 +132,7 @@ def test_bytes_per_axis(name: str, tessera_program: Path, tmp_path: Path):
         sent = rank["bytes_sent"]
         assert sent.get("pp", 0) == layout.pipeline_bytes(rank["stage"])
         if layout.t > 1:
-            shared = sum(t["bytes"] for t in rank["traffic"] if t["name"] == "gradients of norms and positions")
+            shared = shared_bytes(rank)
             assert sent["tp"] - shared == layout.tensor_bytes(rank["stage"])
         if layout.d > 1:
             held, d = rank["parameters"], layout.d
@@ -146,8 +151,7 @@ def test_bytes_per_axis(name: str, tessera_program: Path, tmp_path: Path):
         assert sent.get("world", 0) == (0 if world == 1 else 64 * (world - 1) + numbers)
     for stage in range(layout.p):
         group = [rank for rank in done["ranks"] if rank["stage"] == stage and rank["tensor"] == layout.t - 1]
-        shared = [t["bytes"] for rank in group for t in rank["traffic"] if t["name"] == "gradients of norms and positions"]
-        assert abs(sum(shared) - layout.replicated_bytes(stage)) <= 4 * layout.t * layout.d
+        assert abs(sum(map(shared_bytes, group)) - layout.replicated_bytes(stage)) <= 4 * layout.t * layout.d
         tied = sum(rank["bytes_sent"].get("embedding", 0) for rank in group)
         ends = layout.p > 1 and stage in (0, layout.p - 1) and layout.model["family"] == "gpt2"
         assert tied == (4 * layout.model["vocab_size"] * layout.model["hidden_size"] // layout.t if ends else 0)
@@ -194,7 +198,10 @@ def test_activation_memory_of_one_layer(tessera_program: Path, tmp_path: Path):
             mlp = 2 * model["ffn_hidden_size"] * (1 if model is GPT else 2) / t
             layer = residual if recompute == "full" else 2 * norm + 2 * outputs + qkv_o + mlp
             options = {"t": t, "sequence": sequence, "recompute": recompute}
-            assert activations(model, 24, **options) - activations(model, 12, **options) == 12 * tokens * layer
+            # Allocations are rounded up to 256 bytes.
+            rounding = 12 * 12 * 256
+            more = activations(model, 24, **options) - activations(model, 12, **options)
+            assert 0 <= more - 12 * tokens * layer <= rounding, (model["family"], options)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
@@ -252,7 +259,7 @@ def test_recompute_auto_is_the_cheapest_that_fits(tessera_program: Path):
     # The flag stands for the key.
     text = run(tessera_program, "plan", config, "training.recompute=auto", "device.memory_gb=1", "--memory_gb", 60).stdout
     assert "recompute  auto is none, the first that fits into 60.0 GB (device.memory_gb): none 59.5 GB" in text
-    assert run(tessera_program, "plan", config, "device.memory_gb=80").stdout.endswith("needs 59.50 of 80.00 GB.\n")
+    assert run(tessera_program, "plan", config, "device.memory_gb=80").stdout.endswith("needs 59.47 of 80.00 GB.\n")
 
 
 def test_recompute_auto_that_finds_nothing_says_what_would_fit(tessera_program: Path):

@@ -232,5 +232,32 @@ TEST(HostCopy, OneGivenUpKeepsItsMemoryUntilItIsWritten) {
   for (const Tensor& target : targets) EXPECT_EQ(target.to_vector<float>(), twos);
 }
 
+TEST(MetaTensor, HasAShapeAndNoValues) {
+  const ExecCtx ctx = ExecCtx::meta();
+  const Tensor a = Tensor::from(ctx, std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_TRUE(a.device().is_meta());
+  EXPECT_EQ(a.narrow(1, 1, 2).shape(), (Shape{2, 2}));
+  EXPECT_EQ(ctx.allocator->stats().used_bytes, 256u);
+  const HostCopy copy(ctx, a);  // may be made; what it holds may not be asked for
+  const auto refused = [](const auto& read) {
+    try {
+      read();
+      ADD_FAILURE() << "a value was given";
+    } catch (const InvalidArgument& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("on the meta device"), std::string::npos) << text;
+      EXPECT_NE(text.find("(tensor_test.cpp:"), std::string::npos) << text;
+    }
+  };
+  refused([&] { a.to_vector<float>(); });
+  refused([&] { a.to_floats(); });
+  refused([&] { a.to_host(); });
+  refused([&] {
+    float values[6];
+    a.copy_to_host(values);
+  });
+  refused([&] { copy.value<float>(); });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -241,7 +241,7 @@ std::shared_ptr<Communicator> make_self_communicator(const std::string& name = "
 
 /// Rank `rank` of `size` where the others are not there: every operation is over at once and what they would
 /// have sent stays as it is in memory. Only to a sum of float64, as counts are, each of them gives 1. For
-/// shapes and sizes, never for values. Cannot be split.
+/// shapes, sizes and bytes sent, never for values. Cannot be split.
 std::shared_ptr<Communicator> make_absent_communicator(int rank, int size, const std::string& name);
 
 /// `size` ranks for threads of this process: element r is for thread r.

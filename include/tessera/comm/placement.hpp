@@ -2,6 +2,7 @@
 /// Placement: where a rank's part of a weight lies in the whole. Read by initialisation, checkpoints, norms
 /// and the sums of replicated gradients.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -35,6 +36,8 @@ class Placement {
 
   const Shape& global() const { return global_; }
   const Shape& local() const { return local_; }
+  /// Elements of the largest part of this weight on any rank, as far as its own part says: split() knows.
+  std::int64_t largest() const { return std::max(largest_, local_.numel()); }
   bool is_replicated() const { return dim_ < 0; }
   /// The split dimension, -1 when replicated.
   int dim() const { return dim_; }
@@ -49,6 +52,7 @@ class Placement {
  private:
   Shape global_, local_;
   int dim_ = -1;
+  std::int64_t largest_ = 0;  ///< elements
   std::vector<Segment> segments_;
 };
 

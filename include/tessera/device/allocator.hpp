@@ -23,7 +23,7 @@ class CachingAllocator {
  public:
   /// Memory of the CPU.
   CachingAllocator();
-  /// Memory of the stream's device.
+  /// Memory of the stream's device; on meta addresses alone, which must never be followed.
   explicit CachingAllocator(std::shared_ptr<Stream> stream);
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
@@ -44,10 +44,10 @@ class CachingAllocator {
   std::shared_ptr<void> host_memory(std::size_t bytes);
   /// Its owner needs `memory` no longer, the stream until `event` is done.
   void keep_host_memory(std::shared_ptr<void> memory, const Event& event);
-  /// Bytes from the host, which may be changed as soon as this returns. On the CPU a plain copy.
+  /// Bytes from the host, which may be changed as soon as this returns. Plain on the CPU, nothing on meta.
   void copy_from_host(void* target, const void* source, std::size_t bytes);
   /// Bytes to the host, there when this returns. On CUDA that waits for the stream; on the CPU it is a plain
-  /// copy.
+  /// copy. Errors: InvalidArgument on meta.
   void copy_to_host(void* target, const void* source, std::size_t bytes);
 
  private:

@@ -33,6 +33,9 @@ struct ExecCtx {
   /// A context on CUDA device `index`, with a stream of its own. Errors: ConfigError, saying why, when there
   /// is no such device.
   static ExecCtx cuda(int index = 0, std::uint64_t seed = 0);
+  /// A dry run: everything is checked, allocated, counted and traced as on the CPU with one thread, nothing
+  /// is computed. The allocator's statistics are those of the real run; to read a value is an error.
+  static ExecCtx meta(std::uint64_t seed = 0);
   Device device() const { return stream->device(); }
 };
 

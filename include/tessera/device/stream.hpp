@@ -2,7 +2,7 @@
 /// Streams and events: work on one stream runs in order; events order streams among each other. On the CPU a
 /// stream either runs work in the calling thread at once (the compute stream) or in a thread of its own
 /// (communication, input); on CUDA it is a stream of the runtime. All keep the same contract, so code above
-/// does not know which it has.
+/// does not know which it has. On the meta device nothing runs.
 
 #include <cstddef>
 #include <functional>
@@ -41,7 +41,7 @@ class Stream {
 
   /// A CPU stream whose kernels use up to `threads` threads. Errors: InvalidArgument if threads < 1.
   explicit Stream(int threads, Mode mode = Mode::immediate);
-  /// A stream of a CUDA device. Errors: ConfigError in a build without CUDA, DeviceError.
+  /// A stream of a CUDA device, or of meta. Errors: ConfigError in a build without CUDA, DeviceError.
   explicit Stream(Device device, Priority priority = Priority::normal);
   ~Stream();
   Stream(const Stream&) = delete;
@@ -59,11 +59,12 @@ class Stream {
   /// Makes this stream's device the calling thread's, as launching CUDA kernels needs. Nothing on the CPU.
   void make_current() const;
 
-  /// CPU streams only: runs `work` after everything launched before. An exception it throws is rethrown by
-  /// this call on an immediate stream, by the next synchronize() on a queued one (later work on that stream
-  /// is skipped until then).
+  /// CPU streams: runs `work` after everything launched before; on meta nothing is run. An exception it
+  /// throws is rethrown by this call on an immediate stream, by the next synchronize() on a queued one (later
+  /// work on that stream is skipped until then).
   template <typename Work>
   void launch(Work&& work) {
+    if (device_.is_meta()) return;
     if (!is_asynchronous()) {
       std::forward<Work>(work)();
     } else {

@@ -1,6 +1,7 @@
 #pragma once
 /// From a configuration to an engine.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "tessera/base/log.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/nn/sharding.hpp"
+#include "tessera/pipeline/schedule.hpp"
 
 namespace tessera {
 
@@ -26,9 +28,10 @@ std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true
                                      std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {},
                                      const std::vector<std::string>& gemm_tables = {});
 
-/// The engine of one rank of a mesh that exists already, trainable, on `device`; nothing of config.device but
-/// the threads counts. training.recompute is not auto.
-std::unique_ptr<Engine> build_engine(const Config& config, Device device, std::shared_ptr<ProcessMesh> mesh);
+/// This rank's `pieces` of the model of `config`, for a device of that type; training.recompute is not auto.
+/// Errors: ConfigError for a layout that does not fit the model.
+std::unique_ptr<Model> make_model(const Config& config, const ProcessMesh& mesh,
+                                  const std::vector<ModelPiece>& pieces, Device device);
 
 /// `config` with training.recompute auto replaced by what fits on every rank: rank 0 decides, by the smallest
 /// memory_limit of all ranks, and logs why. Anything else is left as it is, and nothing is sent. Collective
@@ -55,7 +58,14 @@ Device device_of(const DeviceConfig& config);
 MeshShape mesh_shape(const ParallelConfig& parallel, int ranks);
 /// Pieces of the model per pipeline stage: parallel.virtual_stages, and 2 for zb-v.
 int pieces_per_stage(const ParallelConfig& parallel);
-/// The pieces of the model that pipeline stage `stage` holds.
+/// The pieces of the model that each pipeline stage holds. Unless parallel.pipeline_layout says it, layers
+/// are handed out by what a dry run says that parts of the model cost: operations of kernels, and bytes they
+/// move.
+std::vector<std::vector<ModelPiece>> all_pieces_of(const Config& config);
+/// The same with costs of the caller's, asked for where they matter.
+std::vector<std::vector<ModelPiece>> all_pieces_of(const Config& config,
+                                                   const std::function<PartCosts(const Config&)>& costs);
+/// Those of one stage.
 std::vector<ModelPiece> pieces_of(const Config& config, int stage);
 
 }  // namespace tessera

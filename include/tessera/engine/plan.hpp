@@ -1,7 +1,7 @@
 #pragma once
-/// Plan: what a layout costs, computed without starting it: ranks and groups, memory, bytes sent, bubble. The
-/// parameters are those of the very model a rank would build, laid out as its ParamStore would (padding
-/// included); activations and communication are formulas (docs/guides/choose_a_layout.md has them).
+/// Plan: what a layout costs, found out without starting it: ranks and groups, memory, bytes sent, bubble.
+/// Each kind of rank makes a dry run (dry_run.hpp) of each of its passes, so whatever a model and its layout
+/// do is counted as it is done.
 
 #include <cstdint>
 #include <optional>
@@ -12,23 +12,11 @@
 #include "tessera/base/config_file.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/device/topology.hpp"
+#include "tessera/engine/dry_run.hpp"
 #include "tessera/nn/sharding.hpp"
 #include "tessera/pipeline/schedule.hpp"
 
 namespace tessera {
-
-/// A part of a rank's memory.
-struct MemoryTerm {
-  std::string_view name;
-  std::int64_t bytes = 0;
-};
-
-/// What a rank sends to others in one training step, for one purpose. `axis` is the group it goes through, as
-/// AxisTraffic names it: "tp", "tp_block", "dp", "pp", "embedding" or "world".
-struct TrafficTerm {
-  std::string_view axis, name;
-  std::int64_t bytes = 0;
-};
 
 struct RankPlan {
   int rank = 0;
@@ -89,7 +77,7 @@ struct Plan {
   std::vector<RankGroups> groups;  ///< along every axis of several ranks
   std::vector<ModelPiece> pieces;  ///< in the order the model runs
   Schedule schedule;               ///< with one stage its first micro-batches only: they are all alike
-  std::vector<PassTimes> times;    ///< per piece, relative, from floating-point operations
+  std::vector<PassTimes> times;    ///< per piece, relative: operations of its kernels, and bytes they move
   double bubble = 0;               ///< idle share of the step at these times, transfers taking none
   double even_bubble = 0;          ///< at equal pieces, backward twice as long as forward
   std::vector<RankPlan> ranks;

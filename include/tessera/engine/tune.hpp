@@ -19,8 +19,8 @@ std::string default_gemm_table(const Environment& environment);
 std::vector<std::string> gemm_tables(const Environment& environment);
 
 /// The matrix products that ranks of the layout make in a training step on `device`, each once: what one rank
-/// of every kind asks for when it computes a few micro-batches, alone, with random weights and one layer in
-/// each piece of the model (layers are alike). Counts are of these. Errors: ConfigError as build_engine.
+/// of every kind asks for in a dry run of a few micro-batches with one layer in each piece of the model
+/// (layers are alike). Counts are of these. Errors: ConfigError as build_engine.
 std::vector<ops::RecordedProduct> products_of(const Config& config, Device device);
 
 using OnProduct = std::function<void(const ops::RecordedProduct&, const ops::ProductTrial&)>;

@@ -11,8 +11,6 @@
 
 namespace tessera {
 
-struct ModelConfig;
-
 /// One entry of a stage's list.
 struct Action {
   enum class Kind {
@@ -95,16 +93,19 @@ struct PieceLayers {
   std::int64_t first = 0, count = 0;
   bool embedding = false, head = false;
 };
-/// Cuts `model` into `pieces`. layout null: the largest cost of a piece is the least possible, then the costs
-/// are as even as possible, then earlier pieces get more; layers, attention at seq_length, head, loss and
-/// embedding are counted in floating-point operations, and every piece gets a layer. layout: comma-separated
-/// layers per piece, in the order the model runs: "3,4,4,1"; only the first and the last may have none.
-/// Errors: ConfigError (fewer layers than pieces, a layout that does not fit).
-std::vector<PieceLayers> cut_layers(const ModelConfig& model, int pieces,
-                                    const std::optional<std::string>& layout, std::int64_t seq_length);
+/// What the parts of a model cost, forward and backward together, in any one unit. Layers are alike.
+struct PartCosts {
+  double layer = 1, embedding = 0, head = 0;
+};
+/// Cuts a model of so many layers into `pieces`. layout null: the largest cost of a piece is the least
+/// possible, then the costs are as even as possible, then earlier pieces get more; every piece gets a layer.
+/// layout: comma-separated layers per piece, in the order the model runs: "3,4,4,1"; only the first and the
+/// last may have none. Errors: ConfigError (fewer layers than pieces, a layout that does not fit).
+std::vector<PieceLayers> cut_layers(std::int64_t layers, int pieces, const std::optional<std::string>& layout,
+                                    const PartCosts& costs);
 /// The same for the pieces of a schedule. As the slowest stage sets the pace, it evens out the stages first,
 /// each with all its chunks (zb-v: embedding and head are on one stage), then the pieces within a stage.
-std::vector<PieceLayers> cut_layers(const ModelConfig& model, const Schedule& schedule,
-                                    const std::optional<std::string>& layout, std::int64_t seq_length);
+std::vector<PieceLayers> cut_layers(std::int64_t layers, const Schedule& schedule,
+                                    const std::optional<std::string>& layout, const PartCosts& costs);
 
 }  // namespace tessera

@@ -16,10 +16,12 @@ class HostCopy {
   /// An undefined tensor is nothing. Errors: InvalidArgument unless contiguous.
   HostCopy(const ExecCtx& ctx, const Tensor& source);
 
-  /// The first bytes as a T, zero if there are none. Waits for them. Errors: InvalidArgument if T is larger.
+  /// The first bytes as a T, zero if there are none. Waits for them. Errors: InvalidArgument if T is larger,
+  /// and for a copy of a tensor on meta, which may be made.
   template <typename T>
-  T value() const {
+  T value(const Tensor::Where& where = Tensor::Where::current()) const {
     T result{};
+    detail::check_readable(device_, where);
     if (memory_ == nullptr) return result;
     TESSERA_CHECK(sizeof(T) <= bytes_, "a copy of ", bytes_, " bytes has no value of ", sizeof(T));
     arrived_.synchronize();
@@ -31,6 +33,7 @@ class HostCopy {
   std::shared_ptr<void> memory_;
   std::size_t bytes_ = 0;
   Event arrived_;
+  Device device_;  ///< of the source
 };
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <source_location>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,6 +13,11 @@
 #include "tessera/device/exec_ctx.hpp"
 
 namespace tessera {
+
+namespace detail {
+/// Errors: InvalidArgument, naming the place that asks, for values on meta.
+void check_readable(const Device& device, const std::source_location& where);
+}  // namespace detail
 
 /// Memory that returns to its allocator with its last tensor, or is somebody else's (kept alive by `owner`).
 class Storage {
@@ -91,21 +97,26 @@ class Tensor {
   /// contiguous, and its bytes make whole elements.
   Tensor reinterpret(DType dtype) const;
 
+  /// Who asks for values, for messages.
+  using Where = std::source_location;
   /// Copies numel() elements from/to host memory, in the order of the stream the memory was allocated for.
-  /// Contiguous tensors only. On the CPU the caller has synchronised the stream.
+  /// Contiguous tensors only. On the CPU the caller has synchronised the stream. On meta there is nothing to
+  /// write to. Errors: InvalidArgument, naming the caller's place, for values of a tensor on meta; so do all
+  /// that give values.
   void copy_from_host(const void* source) const;
-  void copy_to_host(void* target) const;
+  void copy_to_host(void* target, const Where& where = Where::current()) const;
   /// The tensor itself if it is on the CPU, else a copy there. Contiguous tensors only.
-  Tensor to_host() const;
+  Tensor to_host(const Where& where = Where::current()) const;
   template <typename T>
-  std::vector<T> to_vector() const {
-    std::vector<T> values(static_cast<std::size_t>(numel()));
+  std::vector<T> to_vector(const Where& where = Where::current()) const {
     TESSERA_CHECK(dtype_of<T>::value == dtype_, "tensor holds ", dtype_, ", not ", dtype_of<T>::value);
-    copy_to_host(values.data());
+    detail::check_readable(device_, where);
+    std::vector<T> values(static_cast<std::size_t>(numel()));
+    copy_to_host(values.data(), where);
     return values;
   }
   /// Values as float, whatever the float dtype. Contiguous tensors only.
-  std::vector<float> to_floats() const;
+  std::vector<float> to_floats(const Where& where = Where::current()) const;
 
  private:
   std::shared_ptr<Storage> storage_;

@@ -1,0 +1,116 @@
+#pragma once
+/// Dry run: a training step of one rank on the meta device. The model, its parameters, optimizer and
+/// communicators are those of a real run and run the same code; what they allocate, compute and send is
+/// counted, and nothing else happens. No other rank need be there.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/mesh.hpp"
+#include "tessera/engine/engine.hpp"
+#include "tessera/nn/forward.hpp"
+#include "tessera/pipeline/schedule.hpp"
+#include "tessera/tensor/port.hpp"
+
+namespace tessera {
+
+/// A part of a rank's memory.
+struct MemoryTerm {
+  std::string_view name;
+  std::int64_t bytes = 0;
+};
+
+/// What a rank sends to others for one purpose. `axis` is the group it goes through, as AxisTraffic names it:
+/// "tp", "tp_block", "dp", "pp", "embedding" or "world".
+struct TrafficTerm {
+  std::string axis, name;
+  std::int64_t bytes = 0;
+};
+
+/// What some work does.
+struct WorkRecord {
+  double flops = 0;                    ///< of kernels
+  double bytes = 0;                    ///< that kernels read and write at least
+  std::int64_t peak = 0;               ///< most memory at once, besides what was there before
+  std::vector<TrafficTerm> sent = {};  ///< by group and operation
+};
+
+/// A pass of one piece of a model with one micro-batch.
+struct PassRecord : WorkRecord {
+  std::int64_t kept = 0;  ///< held for this micro-batch afterwards, inputs and results aside
+};
+
+/// A piece of a model at work on one micro-batch.
+struct PieceRecord {
+  PassRecord forward, backward, weight_gradient;  ///< the last one only where it is put off
+  std::vector<Port> inputs, outputs;
+};
+
+/// One rank of a mesh, alone.
+class DryRank {
+ public:
+  /// This rank's pieces of a model, as the engine takes them.
+  using MakeModel = std::function<std::unique_ptr<Model>(ProcessMesh&)>;
+  /// Of `options` the mesh and the size of a micro-batch are replaced. Errors: as Engine's constructor.
+  DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
+          const MicroBatchSize& micro_batch);
+  ~DryRank();
+  DryRank(const DryRank&) = delete;
+  DryRank& operator=(const DryRank&) = delete;
+
+  /// Values it holds, the padding of buffers not counted.
+  std::int64_t parameters() const;
+  /// What stays between steps: "weights", "16-bit weights", "gradients", "optimizer", and as "tables" what
+  /// belongs to these and, after pieces(), to the model.
+  std::vector<MemoryTerm> persistent() const;
+  /// Bytes of one micro-batch's tokens, labels and positions.
+  std::int64_t batch_bytes() const;
+  /// Runs forward and backward of each piece. put_off: weight gradients on their own.
+  std::vector<PieceRecord> pieces(bool put_off);
+  /// What a step does once: gradients to their sums, the update, numbers that all ranks tell each other.
+  WorkRecord once();
+  /// What all ranks tell each other of a batch before a step.
+  std::int64_t agreement_bytes();
+
+ private:
+  PieceRecord run_piece(Stage& stage, int chunk, bool put_off) const;
+
+  MicroBatchSize micro_batch_;
+  Schedule order_;  ///< of the pieces; without actions
+  std::unique_ptr<Engine> engine_;
+};
+
+/// What a stage holds at most while it walks its column, and sends to other stages meanwhile.
+struct ColumnRecord {
+  std::int64_t activations = 0, temporary = 0, messages = 0, batch = 0;
+  int most_in_flight = 0;  ///< micro-batches x chunks whose activations it holds at once
+  std::int64_t sent = 0;
+
+  std::int64_t peak() const { return activations + temporary + messages + batch; }
+};
+/// Walks the column with the pipeline's own executor; passes do what was recorded of them. `batch_bytes`: of
+/// one micro-batch.
+ColumnRecord run_column(const Schedule& schedule, int stage, const std::vector<PieceRecord>& pieces,
+                        std::int64_t batch_bytes);
+
+/// A whole step of one rank.
+struct DryRun {
+  std::int64_t parameters = 0;
+  std::vector<PieceRecord> pieces;
+  int most_in_flight = 0;
+  std::vector<MemoryTerm> memory = {};    ///< together what the rank's allocator has at its peak
+  std::vector<TrafficTerm> traffic = {};  ///< together what its communicators count
+
+  std::int64_t memory_bytes() const;
+  /// Along one axis, or all of them.
+  std::int64_t bytes_sent(std::string_view axis = {}) const;
+};
+/// Runs `micro_batches` micro-batches through the rank's column and updates. Errors: as DryRank.
+DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, const MeshShape& mesh, int rank,
+               const MicroBatchSize& micro_batch, std::int64_t micro_batches);
+
+}  // namespace tessera

@@ -1,0 +1,215 @@
+#include "tessera/engine/dry_run.hpp"
+
+#include <algorithm>
+
+#include "engine/dry_terms.hpp"
+#include "engine/loss_plan.hpp"
+#include "engine/stage.hpp"
+#include "tessera/device/trace.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kCommunication = "communication ";
+
+std::int64_t used(const ExecCtx& ctx) { return static_cast<std::int64_t>(ctx.allocator->stats().used_bytes); }
+
+/// "all_reduce tp" on the lane of tp: "all-reduce".
+std::string operation_of(const std::string& name) {
+  std::string operation = name.substr(0, name.find(' '));
+  std::replace(operation.begin(), operation.end(), '_', '-');
+  return operation;
+}
+
+void note(const TraceLane& lane, const Work& work, std::string_view phase, WorkRecord& record) {
+  if (lane.name.starts_with(kCommunication)) {
+    detail::add_traffic(record.sent, {lane.name.substr(kCommunication.size()),
+                                      detail::concat(phase, ", ", operation_of(work.name)),
+                                      static_cast<std::int64_t>(work.bytes)});
+  } else if (work.kind != WorkKind::communication) {
+    record.flops += work.flops;
+    record.bytes += work.bytes;
+  }
+}
+
+/// Does `work` and writes down what it was.
+template <typename Record, typename Do>
+void record_work(const ExecCtx& ctx, std::string_view phase, Record& record, Do&& work) {
+  const auto trace = std::make_shared<Trace>(*ctx.stream);
+  ctx.allocator->reset_peak();
+  const std::int64_t before = used(ctx);
+  ctx.stream->set_trace(trace);
+  work();
+  ctx.stream->set_trace(nullptr);
+  const auto peak = static_cast<std::int64_t>(ctx.allocator->stats().peak_used_bytes) - before;
+  record.peak = std::max(record.peak, peak);
+  for (const TraceLane& lane : trace->lanes()) {
+    for (const TimedWork& timed : lane.work) note(lane, timed.work, phase, record);
+  }
+}
+
+std::vector<Tensor> tensors_of(const ExecCtx& ctx, const std::vector<Port>& ports) {
+  std::vector<Tensor> tensors;
+  for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx, port.shape, port.dtype));
+  return tensors;
+}
+
+std::int64_t bytes_of(const Tensor& tensor) {
+  return tensor ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+}
+
+}  // namespace
+
+Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
+  Batch batch{.batch = size.batch, .seq_length = size.seq_length};
+  batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);
+  batch.labels = batch.tokens;
+  if (model.token_types() > 0) batch.token_types = batch.tokens;
+  if (model.sample_classes() > 0) batch.sample_labels.assign(static_cast<std::size_t>(size.batch), 0);
+  return batch;
+}
+
+DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
+                 const MicroBatchSize& micro_batch)
+    : micro_batch_(micro_batch) {
+  order_.kind = options.layout.schedule;
+  order_.stages = mesh.pp;
+  order_.chunks = options.layout.chunks;
+  options.layout.mesh = ProcessMesh::alone(mesh, rank);
+  options.micro_batch_size = micro_batch.batch;
+  auto model = make(*options.layout.mesh);
+  engine_ = std::make_unique<Engine>(std::move(model), options, ExecCtx::meta());
+}
+
+DryRank::~DryRank() = default;
+
+std::int64_t DryRank::parameters() const {
+  std::int64_t count = 0;
+  for (const Parameter* p : engine_->params().parameters()) count += p->shape().numel();
+  return count;
+}
+
+std::vector<MemoryTerm> DryRank::persistent() const {
+  const ParamStore& params = engine_->params();
+  const std::int64_t copies = bytes_of(params.weights().model_buffer()),
+                     gradients = bytes_of(params.gradient().buffer());
+  const auto all = static_cast<std::int64_t>(params.persistent_bytes());
+  const auto state = static_cast<std::int64_t>(engine_->optimizer().persistent_bytes());
+  std::vector<MemoryTerm> terms{{"weights", all - copies - gradients}};
+  if (copies > 0) terms.push_back({"16-bit weights", copies});
+  terms.push_back({"gradients", gradients});
+  terms.push_back({"optimizer", state});
+  terms.push_back({"tables", used(engine_->ctx()) - all - state});
+  return terms;
+}
+
+std::int64_t DryRank::batch_bytes() const {
+  const std::int64_t before = used(engine_->ctx());
+  const MicroBatch micro_batch =
+      to_micro_batch(engine_->ctx(), detail::blank_batch(micro_batch_, engine_->model()));
+  return used(engine_->ctx()) - before;
+}
+
+PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
+  const ExecCtx& ctx = engine_->ctx();
+  PieceRecord piece;
+  const int place = order_.piece_of(engine_->mesh().coordinates().pp, chunk);
+  if (place > 0) piece.inputs = stage.inputs(chunk, 0);
+  if (place + 1 < order_.pieces()) piece.outputs = stage.outputs(chunk, 0);
+  const std::int64_t before = used(ctx);
+  std::vector<Tensor> values = tensors_of(ctx, piece.inputs);
+  record_work(ctx, "forward", piece.forward, [&] { values = stage.forward(chunk, 0, std::move(values)); });
+  values.clear();
+  piece.forward.kept = used(ctx) - before;
+  values = tensors_of(ctx, piece.outputs);
+  record_work(ctx, "backward", piece.backward,
+              [&] { values = stage.backward(chunk, 0, std::move(values), !put_off); });
+  values.clear();
+  piece.backward.kept = used(ctx) - before;
+  if (!put_off) return piece;
+  record_work(ctx, "weight gradients", piece.weight_gradient, [&] { stage.weight_gradient(chunk, 0); });
+  piece.weight_gradient.kept = used(ctx) - before;
+  return piece;
+}
+
+std::vector<PieceRecord> DryRank::pieces(bool put_off) {
+  const ExecCtx& ctx = engine_->ctx();
+  Batch batch = detail::blank_batch(micro_batch_, engine_->model());
+  batch.global_targets = batch.batch * batch.seq_length;
+  batch.global_sample_targets = batch.batch;
+  engine_->model().reserve_positions(ctx, micro_batch_.seq_length);
+  Stage stage(ctx, engine_->model(), batch,
+              LossPlan::mean(terms_of(engine_->model(), batch, 1), engine_->optimizer().loss_scale(),
+                             engine_->mesh().coordinates().tp == 0),
+              {.micro_batch_size = micro_batch_.batch});
+  engine_->params().gradient().begin_call();
+  std::vector<PieceRecord> records;
+  for (int chunk = 0; chunk < engine_->model().num_pieces(); ++chunk) {
+    run_piece(stage, chunk, put_off);  // what is made once is made here
+    records.push_back(run_piece(stage, chunk, put_off));
+  }
+  return records;
+}
+
+WorkRecord DryRank::once() {
+  const ExecCtx& ctx = engine_->ctx();
+  WorkRecord record;
+  record_work(ctx, "gradients", record, [&] {
+    engine_->params().gradient().close_call();
+    engine_->params().gradient().add_call(1.0);
+  });
+  record_work(ctx, "update", record, [&] {
+    engine_->optimizer().launch_step([](std::int64_t) { return UpdateRates{1e-3, 0.0}; });
+  });
+  Communicator& world = engine_->mesh().world();
+  if (world.size() == 1) return record;
+  // Engine::read_loss.
+  const auto terms = static_cast<std::int64_t>(1 + engine_->model().extra_losses().size());
+  const ExecCtx host = ExecCtx::cpu(1);
+  const std::uint64_t before = world.stats().bytes_sent;
+  world.all_reduce(host, Tensor::from(host, std::vector<double>(static_cast<std::size_t>(terms)), {terms}))
+      .wait(host);
+  detail::add_traffic(record.sent,
+                      {"world", "loss", static_cast<std::int64_t>(world.stats().bytes_sent - before)});
+  return record;
+}
+
+std::int64_t DryRank::agreement_bytes() {
+  Communicator& world = engine_->mesh().world();
+  const std::uint64_t before = world.stats().bytes_sent;
+  Batch batch = detail::blank_batch(micro_batch_, engine_->model());
+  agree(engine_->mesh(), batch, engine_->about({.name = "Engine::step()"}, &batch, true));
+  return static_cast<std::int64_t>(world.stats().bytes_sent - before);
+}
+
+std::int64_t DryRun::memory_bytes() const {
+  std::int64_t sum = 0;
+  for (const MemoryTerm& term : memory) sum += term.bytes;
+  return sum;
+}
+
+std::int64_t DryRun::bytes_sent(std::string_view axis) const {
+  std::int64_t sum = 0;
+  for (const TrafficTerm& term : traffic) sum += axis.empty() || term.axis == axis ? term.bytes : 0;
+  return sum;
+}
+
+DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, const MeshShape& mesh, int rank,
+               const MicroBatchSize& micro_batch, std::int64_t micro_batches) {
+  DryRank dry(make, options, mesh, rank, micro_batch);
+  const detail::Columns columns(options.layout.schedule, mesh.pp, options.layout.chunks, micro_batches);
+  DryRun run{.parameters = dry.parameters(),
+             .pieces = dry.pieces(detail::puts_off_weights(options.layout.schedule))};
+  const ColumnRecord column = columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes());
+  run.most_in_flight = column.most_in_flight;
+  const std::vector<MemoryTerm> persistent = dry.persistent();
+  const WorkRecord once = dry.once();
+  run.memory = detail::memory_of(persistent, column, once.peak);
+  run.traffic = detail::traffic_of(run.pieces, micro_batches, column);
+  for (const TrafficTerm& term : once.sent) detail::add_traffic(run.traffic, term);
+  if (mesh.world() > 1)
+    detail::add_traffic(run.traffic, {"world", "agreement on the batch", dry.agreement_bytes()});
+  return run;
+}
+
+}  // namespace tessera

@@ -1,0 +1,136 @@
+#include "engine/plan_memory.hpp"
+
+#include <algorithm>
+
+#include "tessera/engine/build.hpp"
+
+namespace tessera::detail {
+namespace {
+
+std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
+  Config config = layout.config;
+  // Where it is still to be settled, only what does not depend on it is asked.
+  if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
+  return std::make_unique<DryRank>(
+      [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
+      EngineOptions::from(config), layout.mesh, rank,
+      MicroBatchSize{config.training.micro_batch_size, config.training.seq_length});
+}
+
+/// Layers are alike, so which ones a piece has does not matter.
+std::string key_of(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
+  const ParallelConfig& p = layout.config.parallel;
+  std::string key = concat(coordinates_of(layout.mesh, rank).tp, " of ", p.tensor, " ", p.sequence, " ",
+                           layout.mesh.pp > 1, name_of(p.schedule));
+  for (const ModelPiece& piece : pieces)
+    key += concat(" | ", piece.embedding, " ", piece.num_layers, " ", piece.head);
+  return key;
+}
+
+std::int64_t tables_of(const DryRank& rank) {
+  for (const MemoryTerm& term : rank.persistent()) {
+    if (term.name == "tables") return term.bytes;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
+  const TrainingConfig& t = layout.config.training;
+  const std::string key =
+      concat(key_of(layout, pieces, rank), " ; ", t.micro_batch_size, " ", name_of(t.recompute), " ",
+             name_of(t.recompute_method), " ", t.recompute_layers, " ", t.recompute_partition);
+  const auto [slot, fresh] = passes_.try_emplace(key);
+  if (!fresh) return slot->second;
+  const auto run = dry_rank(layout, pieces, rank);
+  const std::int64_t before = tables_of(*run);
+  slot->second.pieces = run->pieces(puts_off_weights(layout.config.parallel.schedule));
+  slot->second.tables = tables_of(*run) - before;
+  slot->second.batch_bytes = run->batch_bytes();
+  return slot->second;
+}
+
+const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
+  const std::string key =
+      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage);
+  const auto [slot, fresh] = stores_.try_emplace(key);
+  if (!fresh) return slot->second;
+  const auto run = dry_rank(layout, pieces, rank);
+  slot->second = {run->parameters(), run->persistent(), run->once()};
+  return slot->second;
+}
+
+std::vector<std::vector<ModelPiece>> DryRuns::pieces(const Config& config) {
+  return all_pieces_of(config, [this](const Config& asked) {
+    if (!costs_) costs_ = part_costs(asked);
+    return *costs_;
+  });
+}
+
+std::int64_t DryRuns::agreement_bytes(const Plan& layout, const std::vector<ModelPiece>& pieces) {
+  return layout.mesh.world() == 1 ? 0 : dry_rank(layout, pieces, 0)->agreement_bytes();
+}
+
+std::vector<TrafficTerm> DryRuns::once(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
+  return dry_rank(layout, pieces, rank)->once().sent;
+}
+
+std::int64_t persistent_bytes(const std::vector<MemoryTerm>& terms) {
+  std::int64_t sum = 0;
+  for (const MemoryTerm& term : terms) {
+    for (const std::string_view name : {"weights", "16-bit weights", "gradients", "optimizer"})
+      sum += term.name == name ? term.bytes : 0;
+  }
+  return sum;
+}
+
+Needs needs_of(const RankPasses& passes, const RankStore& store, const Columns& columns, int stage) {
+  Needs needs{.column = columns.run(stage, passes.pieces, passes.batch_bytes), .memory = {}};
+  needs.memory = memory_of(store.persistent, needs.column, store.once.peak);
+  for (MemoryTerm& term : needs.memory) term.bytes += term.name == "tables" ? passes.tables : 0;
+  return needs;
+}
+
+LayoutMemory::LayoutMemory(const Plan& layout, DryRuns& runs)
+    : layout_(layout),
+      runs_(runs),
+      pieces_(runs.pieces(layout.config)),
+      columns_(layout.config.parallel.schedule, layout.mesh.pp, pieces_per_stage(layout.config.parallel),
+               layout.micro_batches) {}
+
+MostMemory LayoutMemory::with(const TrainingConfig& training) const {
+  Plan layout = layout_;
+  layout.config.training = training;
+  MostMemory most{.persistent_bytes = persistent_bytes()};
+  for (int stage = 0; stage < layout.mesh.pp; ++stage) {
+    const std::vector<ModelPiece>& pieces = pieces_[static_cast<std::size_t>(stage)];
+    const int rank = rank_of(layout.mesh, {.pp = stage});
+    const Needs needs =
+        needs_of(runs_.passes(layout, pieces, rank), runs_.store(layout, pieces, rank), columns_, stage);
+    std::int64_t bytes = 0;
+    for (const MemoryTerm& term : needs.memory) bytes += term.bytes;
+    most.bytes = std::max(most.bytes, bytes);
+  }
+  return most;
+}
+
+std::int64_t LayoutMemory::persistent_bytes() const {
+  std::int64_t most = 0;
+  for (int stage = 0; stage < layout_.mesh.pp; ++stage) {
+    const RankStore& store =
+        runs_.store(layout_, pieces_[static_cast<std::size_t>(stage)], rank_of(layout_.mesh, {.pp = stage}));
+    most = std::max(most, detail::persistent_bytes(store.persistent));
+  }
+  return most;
+}
+
+std::int64_t LayoutMemory::most_layers() const {
+  std::int64_t most = 0;
+  for (const auto& pieces : pieces_) {
+    for (const ModelPiece& piece : pieces) most = std::max(most, piece.num_layers);
+  }
+  return most;
+}
+
+}  // namespace tessera::detail
