@@ -102,13 +102,13 @@ void DeclaredRank::add_traffic(int data_rank, std::vector<TrafficTerm>& terms) c
   std::int64_t partial = 0, tied = 0;
   std::map<int, std::int64_t> copied;
   for (const ParamSlot& slot : layout_.slots()) {
-    const FlatRun own = updated(layout_.buckets()[slot.bucket], data_rank);
+    const Range own = updated(layout_.buckets()[slot.bucket], data_rank);
     const ParameterTraits& traits = slot.parameter->traits();
     if (traits.partial_over_tensor) partial += overlap(slot.run(), own).count;
     if (traits.tied) tied += overlap(slot.run(), own).count;
     for (const Segment& segment : slot.parameter->placement().segments()) {
       if (segment.copies == 1) continue;
-      for (const FlatRun& run : runs_of(slot.parameter->placement(), segment))
+      for (const Range& run : runs_of(slot.parameter->placement(), segment))
         copied[segment.copies] += overlap({slot.offset + run.begin, run.count}, own).count;
     }
   }

@@ -35,7 +35,7 @@ class DeclaredRank {
   bool main_is_whole(const Bucket& bucket) const { return !sharded() || !has_copy_ || bucket.reads_main; }
   /// Of fp32 weights only the low 16 bits are kept beside the copy.
   bool splits_main(const Bucket& bucket) const { return split_ && !bucket.reads_main; }
-  FlatRun updated(const Bucket& bucket, int data_rank) const {
+  Range updated(const Bucket& bucket, int data_rank) const {
     return sharded() ? bucket.share(data_rank, mesh_.dp) : bucket.run();
   }
   void add_data_traffic(std::vector<TrafficTerm>& terms) const;
