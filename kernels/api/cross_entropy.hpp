@@ -3,6 +3,7 @@
 
 #include "kernels/api/launch.hpp"
 #include "tessera/base/dtype.hpp"
+#include "tessera/base/labels.hpp"
 
 namespace tessera::kernels {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/api/backends.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 #include "tessera/base/dtype.hpp"
 
 namespace tessera::bench {

@@ -13,7 +13,6 @@ std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, cols));
 }
 
-constexpr std::int32_t kIgnored = -100;
 constexpr float kElsewhere = std::numeric_limits<float>::infinity();
 
 void combine_row(const CrossEntropyCombine& p, std::int64_t r) {
@@ -30,7 +29,7 @@ void combine_row(const CrossEntropyCombine& p, std::int64_t r) {
   for (std::int64_t part = 0; part < p.parts; ++part) sum += std::exp(lse(part) - top);
   const double log_sum = std::log(sum);
   p.lse[r] = static_cast<float>(top + log_sum);
-  if (p.labels[r] == kIgnored) {
+  if (p.labels[r] == kIgnoredLabel) {
     p.loss[r] = 0.0f;
   } else if (owner < 0) {
     p.loss[r] = kElsewhere;

@@ -1,7 +1,7 @@
 #include <fstream>
 
 #include "kernels/api/backends.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 namespace tessera::kernels::cpu {
 namespace {

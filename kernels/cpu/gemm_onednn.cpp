@@ -13,8 +13,8 @@
 
 #include "kernels/api/backends.hpp"
 #include "kernels/cpu/gemm_common.hpp"
-#include "kernels/cpu/isa.hpp"
 #include "kernels/cpu/scratch.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cpu {

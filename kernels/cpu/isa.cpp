@@ -1,4 +1,4 @@
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 namespace tessera::kernels::cpu {
 

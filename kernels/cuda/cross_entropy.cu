@@ -11,7 +11,6 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr std::int32_t kIgnored = -100;
 constexpr float kElsewhere = INFINITY;
 constexpr int kMaxThreads = 256;
 constexpr int kBatch = 4;  // packs that a thread has in flight
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(kMaxThreads) cross_entropy_forward_kernel(cons
     if (threadIdx.x != 0) continue;
     const auto log_top = static_cast<double>(top);
     p.lse[r] = static_cast<float>(log_top + log_sum);
-    if (label == kIgnored) {
+    if (label == kIgnoredLabel) {
       p.loss[r] = 0.0f;
     } else if (!here) {
       p.loss[r] = kElsewhere;
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(kMaxThreads) cross_entropy_backward_kernel(con
   for (std::int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
     T* const x = static_cast<T*>(p.logits) + r * p.ld;
     const std::int32_t label = p.labels[r];
-    const std::int64_t kept = label == kIgnored ? 0 : p.cols;
+    const std::int64_t kept = label == kIgnoredLabel ? 0 : p.cols;
     const std::int64_t column = kept == 0 ? -1 : label - p.vocab_begin;
     const float lse = p.lse[r], upstream = p.upstream[r];
     // expm1, because e^(x - lse) - 1 cancels where the model is right.
@@ -171,7 +170,7 @@ __global__ void combine_kernel(const CrossEntropyCombine p) {
   for (std::int64_t part = 0; part < p.parts; ++part) sum += exp(lse(part) - top);
   const double log_sum = log(sum);
   p.lse[r] = static_cast<float>(top + log_sum);
-  if (p.labels[r] == kIgnored) {
+  if (p.labels[r] == kIgnoredLabel) {
     p.loss[r] = 0.0f;
   } else if (owner < 0) {
     p.loss[r] = kElsewhere;

@@ -18,10 +18,10 @@ void column_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out, float be
   TESSERA_DISPATCH(ctx, column_sum, params);
 }
 
-Tensor make_sum_runs(const ExecCtx& ctx, std::span<const ElementRun> runs) {
+Tensor make_sum_runs(const ExecCtx& ctx, std::span<const Range> runs) {
   static_assert(sizeof(kernels::SumRun) == 2 * sizeof(std::int64_t));
   std::vector<std::int64_t> pieces;
-  for (const ElementRun& run : runs) {
+  for (const Range& run : runs) {
     TESSERA_CHECK(run.begin >= 0 && run.count >= 0, "a run of ", run.count, " elements from ", run.begin);
     for (std::int64_t done = 0; done < run.count; done += kernels::SumRun::kMost) {
       pieces.push_back(run.begin + done);

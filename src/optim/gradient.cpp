@@ -38,7 +38,7 @@ Tensor& GradientAccumulator::sum_memory() {
 void GradientAccumulator::add_to_sum(double factor, float beta) {
   const Tensor& sum = sum_memory();
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
-    const FlatRun& own = shards_.updated(i);
+    const Range& own = shards_.updated(i);
     ops::axpby(ctx_, static_cast<float>(factor), buckets_.narrow(0, own.begin, own.count), beta,
                sum.narrow(0, shards_.in_state(i, own).begin, own.count));
   }
@@ -105,7 +105,7 @@ Tensor GradientAccumulator::set_call_aside() {
   TESSERA_CHECK(call_is_closed(), "set_call_aside needs a close_call before it");
   Tensor aside = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
-    const FlatRun& own = shards_.updated(i);
+    const Range& own = shards_.updated(i);
     ops::copy(ctx_, buckets_.narrow(0, own.begin, own.count),
               aside.narrow(0, shards_.in_state(i, own).begin, own.count));
   }
@@ -149,7 +149,7 @@ GradientAccumulator::Pending GradientAccumulator::pending() const {
   return {summed ? sum_ : buckets_, summed};
 }
 
-Tensor GradientAccumulator::of(std::size_t bucket, const FlatRun& run) const {
+Tensor GradientAccumulator::of(std::size_t bucket, const Range& run) const {
   if (place_ != Place::sum) return buckets_.narrow(0, run.begin, run.count);
   return sum_.narrow(0, shards_.in_state(bucket, run).begin, run.count);
 }

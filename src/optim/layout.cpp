@@ -73,20 +73,6 @@ class Drafts {
 
 }  // namespace
 
-FlatRun overlap(const FlatRun& a, const FlatRun& b) {
-  const std::int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end(), b.end());
-  return begin < end ? FlatRun{begin, end - begin} : FlatRun{b.begin, 0};
-}
-
-void append(std::vector<FlatRun>& runs, const FlatRun& next) {
-  if (next.count <= 0) return;
-  if (!runs.empty() && runs.back().end() == next.begin) {
-    runs.back().count += next.count;
-  } else {
-    runs.push_back(next);
-  }
-}
-
 FlatLayout::FlatLayout(std::span<Parameter* const> parameters, const LayoutOptions& options) {
   check_parameters(parameters);
   check_options(parameters, options);

@@ -96,7 +96,7 @@ Tensor ParamStore::zeros() const {
   return buffer;
 }
 
-ParamStore::Slice ParamStore::slice(std::size_t bucket, const FlatRun& run) const {
+ParamStore::Slice ParamStore::slice(std::size_t bucket, const Range& run) const {
   return {gradient_->of(bucket, run), weights_->target(bucket, run), shards_.in_state(bucket, run)};
 }
 

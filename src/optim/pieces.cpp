@@ -39,24 +39,23 @@ std::vector<StatePiece::Box> StatePiece::boxes() const {
   return list;
 }
 
-std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
+std::vector<Range> ParamStore::counted(const Parameter& parameter) const {
   const Placement& placement = parameter.placement();
-  const FlatRun whole{0, parameter.shape().numel()};
+  const Range whole{0, parameter.shape().numel()};
   if (!parameter.traits().counted) return {};
   if (placement.is_replicated()) {
     const Communicator* tensor = options_.groups.tensor;
-    return tensor == nullptr || tensor->rank() == 0 ? std::vector<FlatRun>{whole} : std::vector<FlatRun>{};
+    return tensor == nullptr || tensor->rank() == 0 ? std::vector<Range>{whole} : std::vector<Range>{};
   }
-  std::vector<FlatRun> others;  // counted by another tensor rank
+  std::vector<Range> others;  // counted by another tensor rank
   for (const Segment& segment : placement.segments()) {
     if (segment.copy == 0) continue;
-    for (const FlatRun& run : runs_of(placement, segment)) others.push_back(run);
+    for (const Range& run : runs_of(placement, segment)) others.push_back(run);
   }
-  std::sort(others.begin(), others.end(),
-            [](const FlatRun& a, const FlatRun& b) { return a.begin < b.begin; });
-  std::vector<FlatRun> runs;
+  std::sort(others.begin(), others.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::vector<Range> runs;
   std::int64_t done = 0;
-  for (const FlatRun& other : others) {
+  for (const Range& other : others) {
     append(runs, {done, other.begin - done});
     done = other.end();
   }
@@ -67,7 +66,7 @@ std::vector<FlatRun> ParamStore::counted(const Parameter& parameter) const {
 std::vector<StatePiece> ParamStore::pieces_of(PieceSet set, const std::string& kind,
                                               const Values& values) const {
   std::vector<StatePiece> pieces;
-  const auto add = [&](const ParamSlot& slot, const FlatRun& run) {
+  const auto add = [&](const ParamSlot& slot, const Range& run) {
     if (run.count == 0) return;
     const std::int64_t begin = run.begin - slot.offset;
     pieces.push_back({kind, slot.parameter, begin, begin + run.count, values(slot.bucket, run)});
@@ -78,7 +77,7 @@ std::vector<StatePiece> ParamStore::pieces_of(PieceSet set, const std::string& k
       add(slot, overlap(slot.run(), shards_.updated(slot.bucket)));
       continue;
     }
-    for (const FlatRun& local : counted(*p))
+    for (const Range& local : counted(*p))
       add(slot, overlap({slot.offset + local.begin, local.count}, shards_.share(slot.bucket)));
   }
   return pieces;
@@ -87,11 +86,11 @@ std::vector<StatePiece> ParamStore::pieces_of(PieceSet set, const std::string& k
 std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
   weights_->wait();
   return pieces_of(set, "param",
-                   [this](std::size_t bucket, const FlatRun& run) { return weights_->values(bucket, run); });
+                   [this](std::size_t bucket, const Range& run) { return weights_->values(bucket, run); });
 }
 
 std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
-  return pieces_of(set, "grad", [this](std::size_t bucket, const FlatRun& run) {
+  return pieces_of(set, "grad", [this](std::size_t bucket, const Range& run) {
     return StateValues{gradient_->of(bucket, run)};
   });
 }
@@ -99,7 +98,7 @@ std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
 std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind, const Tensor& state) const {
   TESSERA_CHECK(state && state.numel() == shards_.state_numel(), "state of this ParamStore has ",
                 shards_.state_numel(), " elements, not shape ", state.shape());
-  return pieces_of(set, kind, [&](std::size_t bucket, const FlatRun& run) {
+  return pieces_of(set, kind, [&](std::size_t bucket, const Range& run) {
     return StateValues{state.narrow(0, shards_.in_state(bucket, run).begin, run.count)};
   });
 }

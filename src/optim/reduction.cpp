@@ -19,8 +19,8 @@ GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layou
 }
 
 void GradientReduction::find_sums(const StoreGroups& groups) {
-  std::vector<FlatRun> partial, tied;
-  std::map<int, std::vector<FlatRun>> copied;  // by number of copies: in one order on all ranks
+  std::vector<Range> partial, tied;
+  std::map<int, std::vector<Range>> copied;  // by number of copies: in one order on all ranks
   for (std::size_t i = 0; i < layout_.slots().size(); ++i) {
     if (frozen_[i]) continue;
     const ParamSlot& slot = layout_.slots()[i];
@@ -29,7 +29,7 @@ void GradientReduction::find_sums(const StoreGroups& groups) {
     if (p.traits().tied) tied.push_back(slot.run());
     for (const Segment& segment : p.placement().segments()) {
       if (segment.copies == 1) continue;
-      for (const FlatRun& run : runs_of(p.placement(), segment)) {
+      for (const Range& run : runs_of(p.placement(), segment)) {
         append(copied[segment.copies], {slot.offset + run.begin, run.count});
       }
     }
@@ -43,13 +43,13 @@ void GradientReduction::find_sums(const StoreGroups& groups) {
   if (several(groups.embedding)) add_sum(groups.embedding, tied);
 }
 
-void GradientReduction::add_sum(Communicator* group, const std::vector<FlatRun>& wanted) {
+void GradientReduction::add_sum(Communicator* group, const std::vector<Range>& wanted) {
   ReplicatedSum sum{group, {}, 0};
-  for (const FlatRun& run : wanted) {
+  for (const Range& run : wanted) {
     for (std::size_t i = 0; i < layout_.buckets().size(); ++i)
       append(sum.runs, overlap(run, shards_.updated(i)));
   }
-  for (const FlatRun& run : sum.runs) sum.elements += run.count;
+  for (const Range& run : sum.runs) sum.elements += run.count;
   if (sum.elements > 0) sums_.push_back(std::move(sum));
 }
 
@@ -93,7 +93,7 @@ void GradientReduction::start(std::size_t bucket) {
     pending_.push_back(shards_.data()->all_reduce(ctx_, whole));
     return;
   }
-  const FlatRun& own = shards_.updated(bucket);
+  const Range& own = shards_.updated(bucket);
   pending_.push_back(shards_.data()->reduce_scatter(ctx_, whole, grad_.narrow(0, own.begin, own.count)));
 }
 
@@ -117,7 +117,7 @@ void GradientReduction::run(const ReplicatedSum& sum) const {
   const Tensor packed = Tensor::empty(ctx_, {sum.elements}, DType::f32);
   const auto each = [&](auto&& fn) {
     std::int64_t place = 0;
-    for (const FlatRun& run : sum.runs) {
+    for (const Range& run : sum.runs) {
       fn(grad_.narrow(0, run.begin, run.count), packed.narrow(0, place, run.count));
       place += run.count;
     }

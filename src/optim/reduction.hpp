@@ -28,12 +28,12 @@ class GradientReduction {
   /// Sums over the ranks of one group, of pieces that lie alike on all of them.
   struct ReplicatedSum {
     Communicator* group = nullptr;
-    std::vector<FlatRun> runs;
+    std::vector<Range> runs;
     std::int64_t elements = 0;
   };
 
   void find_sums(const StoreGroups& groups);
-  void add_sum(Communicator* group, const std::vector<FlatRun>& wanted);
+  void add_sum(Communicator* group, const std::vector<Range>& wanted);
   void start(std::size_t bucket);
   void finish_buckets();
   void run(const ReplicatedSum& sum) const;

@@ -10,6 +10,6 @@ namespace tessera {
 
 /// The local elements of one segment of a placement, in row-major order: one run for each step of the
 /// dimensions before the split one.
-std::vector<FlatRun> runs_of(const Placement& placement, const Segment& segment);
+std::vector<Range> runs_of(const Placement& placement, const Segment& segment);
 
 }  // namespace tessera

@@ -108,15 +108,15 @@ void Optimizer::find_parts(Applied& applied) {
     if (!active_[i] || &applied_[applied_of_[groups_.group_of(*slot.parameter)]] != &applied) continue;
     changes_[slot.bucket] = true;
     const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
-    const FlatRun own = overlap({slot.offset, blocks * kGroupBlock}, shards.updated(slot.bucket));
-    const FlatRun place = shards.in_state(slot.bucket, own);
+    const Range own = overlap({slot.offset, blocks * kGroupBlock}, shards.updated(slot.bucket));
+    const Range place = shards.in_state(slot.bucket, own);
     if (place.count > 0) {
       std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock, cohort_[i]);
     }
   }
   // Without what is left alone before the first and after the last element to update.
-  const auto add = [&](std::size_t bucket, const FlatRun& run) {
-    const FlatRun place = shards.in_state(bucket, run);
+  const auto add = [&](std::size_t bucket, const Range& run) {
+    const Range place = shards.in_state(bucket, run);
     std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
     const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
     while (first < last && in_none(first)) ++first;
@@ -138,22 +138,22 @@ void Optimizer::find_parts(Applied& applied) {
 
 void Optimizer::find_counted() {
   const FlatLayout& layout = store_.layout();
-  std::vector<ops::ElementRun> runs, in_sum;
+  std::vector<Range> runs, in_sum;
   for (std::size_t i = 0; i < layout.buckets().size(); ++i) {
     const Bucket& bucket = layout.buckets()[i];
     const auto slots = layout.slots_of(bucket);
-    std::vector<FlatRun> counted;
+    std::vector<Range> counted;
     for (std::size_t j = 0; j < slots.size(); ++j) {
       if (!active_[bucket.first_slot + j]) continue;
       // With the gap after it, which is zero: so neighbours become one run.
       const std::int64_t end = j + 1 < slots.size() ? slots[j + 1].offset : bucket.run().end();
-      for (FlatRun run : store_.counted(*slots[j].parameter)) {
+      for (Range run : store_.counted(*slots[j].parameter)) {
         if (run.end() == slots[j].numel) run.count = end - slots[j].offset - run.begin;
         append(counted, {slots[j].offset + run.begin, run.count});
       }
     }
-    for (const FlatRun& run : counted) {
-      const FlatRun own = overlap(run, store_.shards().share(i));
+    for (const Range& run : counted) {
+      const Range own = overlap(run, store_.shards().share(i));
       if (own.count == 0) continue;
       runs.push_back({own.begin, own.count});
       in_sum.push_back({store_.shards().in_state(i, own).begin, own.count});

@@ -9,7 +9,7 @@ Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& sha
   std::int64_t mains = 0, lows = 0;
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
-    const FlatRun& own = shards_.updated(i);
+    const Range& own = shards_.updated(i);
     std::int64_t& held = splits(bucket) ? lows : mains;
     main_at_.push_back(held + (main_is_whole(i) ? own.begin - bucket.begin : 0));
     held += main_is_whole(i) ? bucket.count : own.count;
@@ -60,7 +60,7 @@ void Weights::draw(const ParamSlot& slot, const Tensor& weight) const {
 /// `scratch`: zeros [slot.numel].
 void Weights::draw_in(const ParamSlot& slot, const Tensor& scratch) {
   draw(slot, scratch.view(slot.parameter->shape()));
-  const FlatRun own = overlap(slot.run(), shards_.updated(slot.bucket));
+  const Range own = overlap(slot.run(), shards_.updated(slot.bucket));
   const Tensor part = scratch.narrow(0, own.count > 0 ? own.begin - slot.offset : 0, own.count);
   const Tensor model = model_.narrow(0, slot.offset, slot.numel);
   if (!splits(layout_.buckets()[slot.bucket])) {
@@ -101,17 +101,17 @@ Weights::Views Weights::views(const ParamSlot& slot) const {
   return {model_ ? model_.narrow(0, slot.offset, slot.numel).view(shape) : main, main};
 }
 
-Tensor Weights::main_of(std::size_t bucket, const FlatRun& run) const {
+Tensor Weights::main_of(std::size_t bucket, const Range& run) const {
   return main_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count);
 }
 
-StateValues Weights::values(std::size_t bucket, const FlatRun& run) const {
+StateValues Weights::values(std::size_t bucket, const Range& run) const {
   if (!splits(layout_.buckets()[bucket])) return {main_of(bucket, run)};
   return {model_.narrow(0, run.begin, run.count),
           low_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count)};
 }
 
-ops::MainWeights Weights::target(std::size_t bucket, const FlatRun& run) const {
+ops::MainWeights Weights::target(std::size_t bucket, const Range& run) const {
   if (splits(layout_.buckets()[bucket])) {
     const auto [model, low] = values(bucket, run);
     return {Tensor(), model, low};
@@ -145,7 +145,7 @@ Tensor Weights::whole(const Parameter& parameter) const {
   const ParamSlot& slot = layout_.slot_of(parameter);
   wait();
   if (main_is_whole(slot.bucket)) return values(slot.bucket, slot.run()).read(ctx_).view(parameter.shape());
-  const FlatRun own = overlap(slot.run(), shards_.updated(slot.bucket));
+  const Range own = overlap(slot.run(), shards_.updated(slot.bucket));
   return shards_.gathered(ctx_, slot, values(slot.bucket, own).read(ctx_));
 }
 
@@ -155,7 +155,7 @@ void Weights::refresh_copy() {
   for (std::size_t i = 0; i < main_at_.size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
     if (splits(bucket)) continue;
-    const FlatRun held = main_is_whole(i) ? bucket.run() : shards_.updated(i);
+    const Range held = main_is_whole(i) ? bucket.run() : shards_.updated(i);
     ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_.narrow(0, held.begin, held.count));
   }
 }
@@ -170,7 +170,7 @@ void Weights::spread(std::size_t bucket) {
   if (!shards_.sharded()) return;
   wait(bucket);
   const Bucket& b = layout_.buckets()[bucket];
-  const FlatRun& share = shards_.updated(bucket);
+  const Range& share = shards_.updated(bucket);
   const Tensor whole = main_is_whole(bucket) ? main_of(bucket, b.run()) : model_.narrow(0, b.begin, b.count);
   const Tensor own = whole.narrow(0, share.begin - b.begin, share.count);
   gathers_[bucket] = {shards_.data()->all_gather(ctx_, own, whole), true};

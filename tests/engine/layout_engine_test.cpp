@@ -123,7 +123,7 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
           for (const Parameter* p : engine->params().parameters()) {
             if (!p->name().ends_with("linear_fc2.weight")) continue;
             const ParamSlot& slot = engine->params().slots()[engine->params().layout().index_of(*p)];
-            const FlatRun own_run = overlap(slot.run(), engine->params().shards().share(slot.bucket));
+            const Range own_run = overlap(slot.run(), engine->params().shards().share(slot.bucket));
             if (own_run.count > 0) {
               test::edit(engine->params().gradient().buffer().narrow(0, own_run.begin, 1),
                          [](auto& grad) { grad[0] = std::numeric_limits<float>::infinity(); });

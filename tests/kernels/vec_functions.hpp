@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/philox.hpp"
 

@@ -60,8 +60,8 @@ TEST(FlatLayout, BucketsCloseAtTheirSizeAndDivideIntoAlignedShares) {
                          {192, 384, {"weight1"}, {192}},
                          {576, 192, {"norm2", "norm1"}, {576, 640}, true},
                          {768, 192, {"word"}, {768}, true}});
-  EXPECT_EQ(layout.buckets()[1].share(0, 3), (FlatRun{192, 128}));
-  EXPECT_EQ(layout.buckets()[1].share(2, 3), (FlatRun{448, 128}));
+  EXPECT_EQ(layout.buckets()[1].share(0, 3), (Range{192, 128}));
+  EXPECT_EQ(layout.buckets()[1].share(2, 3), (Range{448, 128}));
 }
 
 TEST(FlatLayout, ATiedParameterIsAloneAndDoesNotCloseOthers) {
@@ -103,15 +103,15 @@ TEST(FlatLayout, NoParametersNoBuckets) {
 }
 
 TEST(FlatRuns, OverlapAndAppend) {
-  EXPECT_EQ(overlap({2, 5}, {4, 10}), (FlatRun{4, 3}));
-  EXPECT_EQ(overlap({2, 5}, {7, 10}), (FlatRun{7, 0}));
-  EXPECT_EQ(overlap({20, 5}, {7, 10}), (FlatRun{7, 0}));
-  std::vector<FlatRun> runs;
+  EXPECT_EQ(overlap({2, 5}, {4, 10}), (Range{4, 3}));
+  EXPECT_EQ(overlap({2, 5}, {7, 10}), (Range{7, 0}));
+  EXPECT_EQ(overlap({20, 5}, {7, 10}), (Range{7, 0}));
+  std::vector<Range> runs;
   append(runs, {3, 2});
   append(runs, {5, 1});
   append(runs, {6, 0});
   append(runs, {9, 1});
-  EXPECT_EQ(runs, (std::vector<FlatRun>{{3, 3}, {9, 1}}));
+  EXPECT_EQ(runs, (std::vector<Range>{{3, 3}, {9, 1}}));
 }
 
 }  // namespace

@@ -258,7 +258,7 @@ TEST(Traffic, ReplicatedSumsSendTheirSharesOnly) {
     // Elements of this rank's shares that belong to sums over tensor ranks and over pairs of them.
     std::uint64_t partial = 0, copied = 0;
     for (const ParamSlot& slot : rank.store->slots()) {
-      const FlatRun share = rank.store->shards().share(slot.bucket);
+      const Range share = rank.store->shards().share(slot.bucket);
       if (slot.parameter->traits().partial_over_tensor)
         partial += static_cast<std::uint64_t>(overlap({slot.offset, slot.numel}, share).count);
       for (const Segment& s : slot.parameter->placement().segments()) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/base/range.hpp"
 #include "tessera/base/shape.hpp"
 
 namespace tessera {
@@ -56,11 +57,8 @@ class Placement {
   std::vector<Segment> segments_;
 };
 
-/// First row and number of rows of part `rank` of `size` of `n` rows: as even as possible, longer parts
-/// first.
-struct Part {
-  std::int64_t begin = 0, count = 0;
-};
+using Part = Range;
+/// Part `rank` of `size` of `n` rows: as even as possible, longer parts first.
 Part part_of(std::int64_t n, int rank, int size);
 
 }  // namespace tessera

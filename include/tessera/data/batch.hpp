@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera {
+#include "tessera/base/labels.hpp"
 
-/// Label of a position that is not to be learned.
-inline constexpr std::int32_t kIgnoredLabel = -100;
+namespace tessera {
 
 /// Arrays of [batch * seq_length] are sample-major: the positions of a sample lie together.
 struct Batch {

@@ -1,9 +1,8 @@
 #pragma once
+#include "tessera/base/labels.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera::ops {
-
-inline constexpr std::int32_t kIgnoredLabel = -100;
 
 struct CrossEntropy {
   Tensor loss;  ///< [rows] fp32: -log p(label); 0 where the label is kIgnoredLabel

@@ -81,7 +81,7 @@ class GradientAccumulator {
   };
   Pending pending() const;
   /// Elements `run` of it, which lie inside Shards::updated(bucket).
-  Tensor of(std::size_t bucket, const FlatRun& run) const;
+  Tensor of(std::size_t bucket, const Range& run) const;
   /// The gradient an update would take in the parameter's shape, whole on every data rank (always a copy).
   /// Collective over the data ranks. Errors: InvalidArgument if no call was finished.
   Tensor whole(const Parameter& parameter) const;

@@ -8,19 +8,9 @@
 #include <vector>
 
 #include "tessera/autograd/parameter.hpp"
+#include "tessera/base/range.hpp"
 
 namespace tessera {
-
-/// Consecutive elements.
-struct FlatRun {
-  std::int64_t begin = 0, count = 0;
-  std::int64_t end() const { return begin + count; }
-  friend bool operator==(const FlatRun&, const FlatRun&) = default;
-};
-/// What two runs have in common; {b.begin, 0} if nothing.
-FlatRun overlap(const FlatRun& a, const FlatRun& b);
-/// Appends `next`, or makes the last run longer if `next` begins where it ends. Empty runs are left out.
-void append(std::vector<FlatRun>& runs, const FlatRun& next);
 
 /// Where a parameter lies in every flat buffer, in elements.
 struct ParamSlot {
@@ -29,7 +19,7 @@ struct ParamSlot {
   std::int64_t numel = 0;
   std::size_t bucket = 0;
 
-  FlatRun run() const { return {offset, numel}; }
+  Range run() const { return {offset, numel}; }
 };
 
 /// Neighbours in the flat buffers whose gradients are reduced, and whose weights are gathered, in one
@@ -42,8 +32,8 @@ struct Bucket {
   /// Holds one tied parameter, so that it is laid out alike on both stages.
   bool tied = false;
 
-  FlatRun run() const { return {begin, count}; }
-  FlatRun share(int rank, int ranks) const { return {begin + count / ranks * rank, count / ranks}; }
+  Range run() const { return {begin, count}; }
+  Range share(int rank, int ranks) const { return {begin + count / ranks * rank, count / ranks}; }
 };
 
 struct LayoutOptions {

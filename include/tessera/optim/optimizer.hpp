@@ -125,7 +125,7 @@ class Optimizer {
   /// anywhere.
   struct Part {
     std::size_t bucket = 0;
-    FlatRun run;
+    Range run;
   };
 
   /// Parameters of one group whose numbers of updates are equal: what one rule is for.

@@ -97,14 +97,14 @@ class ParamStore {
   struct Slice {
     Tensor gradient;
     ops::MainWeights weights;
-    FlatRun state;
+    Range state;
   };
-  Slice slice(std::size_t bucket, const FlatRun& run) const;
+  Slice slice(std::size_t bucket, const Range& run) const;
 
   /// Elements of the parameter that this rank counts in norms and saves, before they are divided among data
   /// ranks: none of a copy that another stage counts, replicated ones on tensor rank 0, runs of which several
   /// tensor ranks have copies on the first of these.
-  std::vector<FlatRun> counted(const Parameter& parameter) const;
+  std::vector<Range> counted(const Parameter& parameter) const;
   /// Pieces of main weights ("param"), in registration order.
   std::vector<StatePiece> pieces(PieceSet set) const;
   /// Pieces of the gradient an update would take ("grad"), still to be multiplied by gradient().scale().
@@ -115,7 +115,7 @@ class ParamStore {
  private:
   std::vector<std::int64_t> capacities() const;
   void bind_all();
-  using Values = std::function<StateValues(std::size_t bucket, const FlatRun& run)>;
+  using Values = std::function<StateValues(std::size_t bucket, const Range& run)>;
   std::vector<StatePiece> pieces_of(PieceSet set, const std::string& kind, const Values& values) const;
 
   ExecCtx ctx_;

@@ -39,13 +39,13 @@ class Shards {
   bool sharded() const { return sharded_; }
   const ShardPolicy& policy(std::size_t bucket) const { return policies_[bucket]; }
   /// The elements of `bucket` this rank updates: all of them, or its share.
-  const FlatRun& updated(std::size_t bucket) const { return updated_[bucket]; }
+  const Range& updated(std::size_t bucket) const { return updated_[bucket]; }
   /// This rank's share of `bucket` whether sharded or not: where it alone adds to norms and saves.
-  FlatRun share(std::size_t bucket) const { return layout_->buckets()[bucket].share(rank_, ranks_); }
+  Range share(std::size_t bucket) const { return layout_->buckets()[bucket].share(rank_, ranks_); }
   /// Elements of a buffer of what this rank updates.
   std::int64_t state_numel() const { return state_numel_; }
   /// Where elements `run` of updated(bucket) lie in such a buffer.
-  FlatRun in_state(std::size_t bucket, const FlatRun& run) const {
+  Range in_state(std::size_t bucket, const Range& run) const {
     return {state_[bucket] + run.begin - updated_[bucket].begin, run.count};
   }
   /// All of a parameter, in its shape, of what every rank has of it. Collective over data().
@@ -57,7 +57,7 @@ class Shards {
   int rank_ = 0, ranks_ = 1;
   bool sharded_ = false;
   std::vector<ShardPolicy> policies_;
-  std::vector<FlatRun> updated_;
+  std::vector<Range> updated_;
   std::vector<std::int64_t> state_;
   std::int64_t state_numel_ = 0;
 };

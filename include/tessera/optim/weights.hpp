@@ -52,9 +52,9 @@ class Weights {
   /// that was gathered or joined. Collective over the data ranks.
   Tensor whole(const Parameter& parameter) const;
   /// Main weights of `run`, which lies in one bucket and is held here, as they lie.
-  StateValues values(std::size_t bucket, const FlatRun& run) const;
+  StateValues values(std::size_t bucket, const Range& run) const;
   /// What an update of `run` writes: `model` is undefined where nothing is to be rounded.
-  ops::MainWeights target(std::size_t bucket, const FlatRun& run) const;
+  ops::MainWeights target(std::size_t bucket, const Range& run) const;
 
   /// Rounds the main weights this rank holds into what kernels read; needed after main weights were written
   /// by hand. No-op for f32, and for split weights, which are what kernels read.
@@ -80,7 +80,7 @@ class Weights {
   bool in_place(std::size_t bucket) const;
   void draw(const ParamSlot& slot, const Tensor& weight) const;
   void draw_in(const ParamSlot& slot, const Tensor& scratch);
-  Tensor main_of(std::size_t bucket, const FlatRun& run) const;
+  Tensor main_of(std::size_t bucket, const Range& run) const;
   void wait(std::size_t bucket) const;
 
   ExecCtx ctx_;

@@ -1,6 +1,6 @@
 #pragma once
 #include "kernels/api/activation.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 /// Elements [begin, end) of an activation, rows [begin, end) of SwiGLU.
 TESSERA_EACH_ISA(

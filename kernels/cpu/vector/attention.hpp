@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/api/attention.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 namespace tessera::kernels::cpu {
 

@@ -1,7 +1,7 @@
 #pragma once
 /// The register-tiled products attention is made of, and the exponential of its softmax.
 
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 #include "kernels/cpu/vector/vec.hpp"
 
 namespace tessera::kernels::cpu {

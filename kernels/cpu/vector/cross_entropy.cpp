@@ -6,7 +6,6 @@
 
 namespace tessera::kernels::cpu::TESSERA_ISA {
 
-static constexpr std::int32_t kIgnored = -100;
 /// Columns that are read for their maximum and then, out of the first-level cache, for their sum.
 static constexpr std::int64_t kBlock = 2048;
 
@@ -55,7 +54,7 @@ static void forward_rows(const CrossEntropyForward& p, std::int64_t begin, std::
     const std::int32_t label = p.labels[r];
     p.lse[r] = static_cast<float>(top + log_sum);
     const std::int64_t column = label - p.vocab_begin;
-    if (label == kIgnored) {
+    if (label == kIgnoredLabel) {
       p.loss[r] = 0.0f;
     } else if (column < 0 || column >= p.cols) {
       p.loss[r] = __builtin_inff();
@@ -70,7 +69,7 @@ static void backward_rows(const CrossEntropyBackward& p, std::int64_t begin, std
   for (std::int64_t r = begin; r < end; ++r) {
     T* x = static_cast<T*>(p.logits) + r * p.ld;
     const std::int32_t label = p.labels[r];
-    if (label == kIgnored) {
+    if (label == kIgnoredLabel) {
       for_lanes(0, p.ld, [&](std::int64_t i, auto lanes) VEC_LAMBDA { store(x + i, F{}, lanes); });
       continue;
     }

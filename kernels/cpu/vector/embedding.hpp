@@ -1,6 +1,6 @@
 #pragma once
 #include "kernels/api/embedding.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 /// Columns a thread takes of the backward pass come in multiples of this: one draw of dropout bits in the
 /// widest set.

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 namespace tessera::kernels::cpu {
 

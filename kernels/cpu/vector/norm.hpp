@@ -1,6 +1,6 @@
 #pragma once
 #include "kernels/api/norm.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 /// Rows [begin, end) of forward and backward; one part of the weight gradient's rows, added up into its
 /// scratch, alone or with the input gradient of these rows; columns [begin, end) of the sum over parts.

@@ -1,6 +1,6 @@
 #pragma once
 #include "kernels/api/optimizer.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 /// Elements [begin, end) of an update, all of one group; or of split_main and join_main.
 TESSERA_EACH_ISA(void adam_range(const Adam& params, const AdamFactors& factors, std::int64_t begin,

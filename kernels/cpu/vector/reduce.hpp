@@ -1,6 +1,6 @@
 #pragma once
 #include "kernels/api/reduce.hpp"
-#include "kernels/cpu/isa.hpp"
+#include "kernels/cpu/vector/isa.hpp"
 
 /// The sum of rows [row_begin, row_end) into out[cols]; columns [begin, end) of out = beta out + the sum of
 /// `parts` rows of scratch; the sum, or sum of squares, of n floats.

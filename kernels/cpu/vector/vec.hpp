@@ -1,7 +1,7 @@
 #pragma once
 /// A register of floats in GCC's vector extensions, and the functions kernels need on it. Included only by
-/// files that are compiled once per instruction set (see kernels/cpu/isa.hpp). Intrinsics stand only where
-/// GCC does not find the instruction from the portable expression beside them.
+/// files that are compiled once per instruction set (see kernels/cpu/vector/isa.hpp). Intrinsics stand only
+/// where GCC does not find the instruction from the portable expression beside them.
 
 #include <cstdint>
 #include <cstring>
