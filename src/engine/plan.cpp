@@ -38,6 +38,7 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
                   .most_in_flight = needs.column.most_in_flight,
                   .memory = std::move(needs.memory),
                   .traffic = detail::traffic_of(passes.pieces, plan.micro_batches, needs.column)};
+  std::vector<TrafficTerm> once;
   for (int data = 0; data < mesh.dp; ++data) {
     const int number = rank_of(mesh, {.tp = tensor_rank, .dp = data, .pp = stage});
     RankPlan& rank = plan.ranks[static_cast<std::size_t>(number)] = common;
@@ -45,8 +46,9 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
     rank.at = coordinates_of(mesh, number);
     if (mesh.world() == 1) continue;
     detail::add_traffic(rank.traffic, agreement);
-    for (const TrafficTerm& term : detail::DryRuns::once(plan, pieces, number))
-      detail::add_traffic(rank.traffic, term);
+    // Which parameters lie in a data rank's share only matters where tensor ranks or stages sum some of them.
+    if (data < 2 || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
+    for (const TrafficTerm& term : once) detail::add_traffic(rank.traffic, term);
   }
   if (tensor_rank > 0) return;
   for (std::size_t chunk = 0; chunk < passes.pieces.size(); ++chunk) {

@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 /// What stays free of a device's memory because no plan counts it. In proportion: real peaks are within a
-/// twentieth of the plan (plan_counters_test), and the allocator cannot use every byte of its segments.
+/// fiftieth of the plan (plan_counters_test), and the allocator cannot use every byte of its segments.
 /// Fixed, on a GPU: the context with the code of all kernels, workspaces of cuBLASLt and cuDNN, NCCL's
 /// buffers; on a machine: the system, other programs, the code of ours. A quarter is enough of a small one.
 constexpr std::int64_t kReservedPart = 16, kReservedBytes = 2'000'000'000, kMostReserved = 4;

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/base/model_math.hpp"
+#include "tessera/engine/build.hpp"
 
 namespace tessera {
 namespace {
@@ -132,6 +133,27 @@ TEST(Plan, TensorTrafficIsTheFormula) {
   EXPECT_EQ(layers(), 4 * 10 * unit * 3 / 4);
   c.parallel.sequence = false;
   EXPECT_EQ(layers(), 4 * 8 * unit * 3 / 4);
+}
+
+/// What MFU is relative to is what kernels do, but for attention: backward computes the scores once more,
+/// which counts for 7 products instead of 6, and causality leaves the diagonal.
+TEST(Plan, KernelsDoTheOperationsOfTheFormula) {
+  for (const char* family : {"gpt2", "llama", "gpt_neox"}) {
+    Config c = gpt(3);
+    c.model.family = Family{family};
+    c.model.num_kv_heads = 2;
+    c = resolve(c);
+    const std::vector<ModelPiece> pieces = pieces_of(c, 0);
+    const DryRun run =
+        dry_run([&](ProcessMesh& mesh) { return make_model(c, mesh, pieces, {DeviceType::meta}); },
+                EngineOptions::from(c), {}, 0, {2, 32}, 1);
+    const double attention = 3 * 64;  // layers x width of the queries
+    EXPECT_DOUBLE_EQ(
+        (run.pieces[0].forward.flops + run.pieces[0].backward.flops) / (2 * 32),
+        flops_per_token(c.model, 32, FlopConvention::causal) - 6 * attention * 32 + 7 * attention * (32 + 1))
+        << family;
+    EXPECT_EQ(run.parameters, parameter_count(c.model)) << family;
+  }
 }
 
 TEST(Plan, BubbleOfEvenPieces) {
