@@ -83,8 +83,8 @@ TEST_P(Jacobian, Linear) {
 
 TEST_P(Jacobian, Activations) {
   using ops::ActivationKind;
-  for (const auto kind :
-       {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu, ActivationKind::silu}) {
+  for (const auto kind : {ActivationKind::gelu_tanh, ActivationKind::gelu_erf, ActivationKind::relu,
+                          ActivationKind::silu, ActivationKind::tanh}) {
     for (const Shape& shape : {Shape{1}, Shape{3, 37}}) {
       const Tensor x = random_tensor(ctx, shape, 21, 3.0f);
       test::edit(x, [](std::vector<float>& values) {
@@ -145,6 +145,20 @@ void check_add_norm(const ExecCtx& ctx, const NormCase& n, const Shape& shape, U
   SCOPED_TRACE(::testing::Message() << "rms " << n.rms << ", branch " << n.branch << ", dropout " << n.dropout
                                     << ", shape " << shape << ", used " << static_cast<int>(used));
   expect_gradients(ctx, {inputs, parameters, build}, 3e-3, 5e-3f);
+}
+
+/// Through 16 bits and back: the gradient is that of the rounded values.
+TEST_P(Jacobian, Cast) {
+  const Tensor x = random_tensor(ctx, {3, 7}, 11);
+  Tape tape;
+  const Var in = tape.input(x, true);
+  const Var y = cast(ctx, cast(ctx, in, DType::bf16), DType::f32);
+  const Tensor upstream = random_tensor(ctx, {3, 7}, 12);
+  tape.backward(ctx, y, upstream);
+  EXPECT_EQ(y.value().to_floats(), ops::cast(ctx, ops::cast(ctx, x, DType::bf16), DType::f32).to_floats());
+  EXPECT_EQ(tape.grad(in).to_floats(),
+            ops::cast(ctx, ops::cast(ctx, upstream, DType::bf16), DType::f32).to_floats());
+  EXPECT_EQ(cast(ctx, in, DType::f32).value().raw(), x.raw());
 }
 
 TEST_P(Jacobian, AddNorm) {

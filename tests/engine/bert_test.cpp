@@ -1,6 +1,7 @@
 /// Bodies of families; what BERT reads and refuses. That it is Transformers' model: tests/parity.
 
 #include "tessera/base/families.hpp"
+#include "tessera/engine/metrics.hpp"
 #include "tessera/engine/plan.hpp"
 #include "tessera/engine/trainer.hpp"
 #include "tessera/nn/bodies.hpp"
@@ -70,6 +71,14 @@ TEST(Bert, ReportsBothOfItsLosses) {
   Batch unlabelled = bert_batch();
   unlabelled.sample_labels.assign(4, -100);
   EXPECT_EQ(engine->step(unlabelled).terms[1].mean(), 0.0);
+}
+
+class BertRun : public test::FolderTest {};
+
+TEST_F(BertRun, MetricsNameEachLoss) {
+  MetricsFile file(dir_ / "metrics.jsonl", 0);
+  file.write({.step = 1, .loss = 3, .losses = {{"token", 2}, {"nsp", 1}}});
+  EXPECT_NE(test::slurp(dir_ / "metrics.jsonl").find("\"token_loss\":2,\"nsp_loss\":1"), std::string::npos);
 }
 
 TEST(Bert, RefusesBatchesItCannotRead) {
