@@ -249,7 +249,8 @@ Results train(const Case& c, std::shared_ptr<Communicator> world,
   EXPECT_DOUBLE_EQ(total_of(terms), engine->evaluate(part(9)));
   const StepReport report = engine->step(part(10));
   note(report.loss, report.terms);
-  for (const Parameter* p : engine->params().parameters()) see(*p, engine->params().weights().whole(*p), false);
+  for (const Parameter* p : engine->params().parameters())
+    see(*p, engine->params().weights().whole(*p), false);
   return results;
 }
 

@@ -19,6 +19,25 @@ std::vector<HfParameter> layer_names(const char* first_norm, const char* theirs_
 
 HfTensor outside(const char* name) { return {.name = name, .outside = true}; }
 
+HfNames bert_names() {
+  using M = ModelConfig;
+  return {
+      .prefix = "bert.",
+      .layers = "encoder.layer.",
+      .embedding = "embeddings.word_embeddings",
+      .positions = "embeddings.position_embeddings",
+      .layer = {},
+      .final_norm = nullptr,
+      .head = "cls.predictions.decoder",
+      .buffers = {"embeddings.position_ids"},
+      .front = {{"embedding.token_type_embeddings", {{"embeddings.token_type_embeddings"}}}},
+      .end = {{"lm_head.dense", {outside("cls.predictions.transform.dense")}},
+              {"lm_head.layernorm", {outside("cls.predictions.transform.LayerNorm")}},
+              {.ours = "lm_head.bias", .theirs = {outside("cls.predictions.bias")}, .vector = &M::vocab_size},
+              {"pooler.dense", {{"pooler.dense"}}, &M::binary_head},
+              {"binary_head", {outside("cls.seq_relationship")}, &M::binary_head}}};
+}
+
 /// Both: learned positions, segments, attention to both sides, a head for masked tokens and one for pairs of
 /// sentences.
 ModelSpec bert_shape(const char* name, const Sizes& absent) {
@@ -62,22 +81,7 @@ ModelSpec bert_shape(const char* name, const Sizes& absent) {
                   {"add_cross_attention", Only::is_false},
                   {"tie_word_embeddings", Only::is_true}},
       .inert = {"classifier_dropout", "position_embedding_type"},
-      .names = {.prefix = "bert.",
-                .layers = "encoder.layer.",
-                .embedding = "embeddings.word_embeddings",
-                .positions = "embeddings.position_embeddings",
-                .layer = {},
-                .final_norm = nullptr,
-                .head = "cls.predictions.decoder",
-                .buffers = {"embeddings.position_ids"},
-                .front = {{"embedding.token_type_embeddings", {{"embeddings.token_type_embeddings"}}}},
-                .end = {{"lm_head.dense", {outside("cls.predictions.transform.dense")}},
-                        {"lm_head.layernorm", {outside("cls.predictions.transform.LayerNorm")}},
-                        {.ours = "lm_head.bias",
-                         .theirs = {outside("cls.predictions.bias")},
-                         .vector = &M::vocab_size},
-                        {"pooler.dense", {{"pooler.dense"}}, &M::binary_head},
-                        {"binary_head", {outside("cls.seq_relationship")}, &M::binary_head}}},
+      .names = bert_names(),
       .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
                 {[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },
