@@ -95,7 +95,7 @@ TEST(AccelerateFiles, EveryKeyOfEveryReleaseHasItsEffectOrAWarning) {
   for (const Written& file : files) {
     SCOPED_TRACE(file.first + " " + file.kind);
     LaunchSettings settings;
-    EXPECT_EQ(refusal([&] { settings = read(file.text); }), "nothing was refused");
+    EXPECT_EQ(refusal([&] { settings = read(file.text); }), "nothing was thrown");
     EXPECT_EQ(settings.distributed_type, file.kind);
     for (const auto& [key, value] : leaves(file.text)) {
       const std::string name = key.substr(key.find('.') + 1);

@@ -17,7 +17,8 @@ std::vector<Work> traced(const ExecCtx& ctx, const std::function<void()>& run) {
   run();
   ctx.stream->set_trace(nullptr);
   std::vector<Work> work;
-  for (const TimedWork& timed : trace->lanes().at(0).work) work.push_back(timed.work);
+  const std::vector<TraceLane> lanes = trace->lanes();
+  for (const TimedWork& timed : lanes.at(0).work) work.push_back(timed.work);
   return work;
 }
 
