@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "engine/dry_terms.hpp"
@@ -18,16 +19,16 @@ class RecordedStage final : public StageProgram {
       : ctx_(ctx), pieces_(pieces), batch_bytes_(batch_bytes) {}
 
   std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) override {
-    if (std::exchange(seen_[micro_batch], true) == false) batch_ += batch_bytes_;
+    if (seen_.insert(micro_batch).second) batch_ += batch_bytes_;
     do_pass(of(chunk).forward, chunk, micro_batch);
     inputs.clear();
-    return tensors_of(of(chunk).outputs);
+    return empty_tensors(ctx_, of(chunk).outputs);
   }
   std::vector<Tensor> backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) override {
     do_pass(of(chunk).backward, chunk, micro_batch);
     if (weights) held_.erase({chunk, micro_batch});
     grads.clear();
-    return tensors_of(of(chunk).inputs);
+    return empty_tensors(ctx_, of(chunk).inputs);
   }
   void weight_gradient(int chunk, int micro_batch) override {
     do_pass(of(chunk).weight_gradient, chunk, micro_batch);
@@ -64,16 +65,11 @@ class RecordedStage final : public StageProgram {
     peak_ = now;
     messages_at_peak_ = messages;
   }
-  std::vector<Tensor> tensors_of(const std::vector<Port>& ports) const {
-    std::vector<Tensor> tensors;
-    for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx_, port.shape, port.dtype));
-    return tensors;
-  }
 
   const ExecCtx& ctx_;
   const std::vector<PieceRecord>& pieces_;
   std::int64_t batch_bytes_;
-  std::map<int, bool> seen_;  // micro-batches whose tokens are here
+  std::set<int> seen_;  // micro-batches whose tokens are here
   std::map<std::pair<int, int>, std::int64_t> held_;
   std::int64_t all_held_ = 0, most_held_ = 0, batch_ = 0, peak_ = 0, messages_at_peak_ = 0;
   int most_in_flight_ = 0;

@@ -48,12 +48,6 @@ void record_work(const ExecCtx& ctx, std::string_view phase, Record& record, Do&
   }
 }
 
-std::vector<Tensor> tensors_of(const ExecCtx& ctx, const std::vector<Port>& ports) {
-  std::vector<Tensor> tensors;
-  for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx, port.shape, port.dtype));
-  return tensors;
-}
-
 std::int64_t bytes_of(const Tensor& tensor) {
   return tensor ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
 }
@@ -117,11 +111,11 @@ PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
   if (place > 0) piece.inputs = stage.inputs(chunk, 0);
   if (place + 1 < order_.pieces()) piece.outputs = stage.outputs(chunk, 0);
   const std::int64_t before = used(ctx);
-  std::vector<Tensor> values = tensors_of(ctx, piece.inputs);
+  std::vector<Tensor> values = empty_tensors(ctx, piece.inputs);
   record_work(ctx, "forward", piece.forward, [&] { values = stage.forward(chunk, 0, std::move(values)); });
   values.clear();
   piece.forward.kept = used(ctx) - before;
-  values = tensors_of(ctx, piece.outputs);
+  values = empty_tensors(ctx, piece.outputs);
   record_work(ctx, "backward", piece.backward,
               [&] { values = stage.backward(chunk, 0, std::move(values), !put_off); });
   values.clear();
@@ -182,15 +176,15 @@ std::int64_t DryRank::agreement_bytes() {
   return static_cast<std::int64_t>(world.stats().bytes_sent - before);
 }
 
-std::int64_t DryRun::memory_bytes() const {
+std::int64_t bytes_of(const std::vector<MemoryTerm>& terms, std::string_view name) {
   std::int64_t sum = 0;
-  for (const MemoryTerm& term : memory) sum += term.bytes;
+  for (const MemoryTerm& term : terms) sum += name.empty() || term.name == name ? term.bytes : 0;
   return sum;
 }
 
-std::int64_t DryRun::bytes_sent(std::string_view axis) const {
+std::int64_t bytes_of(const std::vector<TrafficTerm>& terms, std::string_view axis) {
   std::int64_t sum = 0;
-  for (const TrafficTerm& term : traffic) sum += axis.empty() || term.axis == axis ? term.bytes : 0;
+  for (const TrafficTerm& term : terms) sum += axis.empty() || term.axis == axis ? term.bytes : 0;
   return sum;
 }
 

@@ -105,26 +105,7 @@ Plan plan_layout(const Config& config, std::optional<std::int64_t> processes) {
 
 }  // namespace detail
 
-std::int64_t RankPlan::memory_of(std::string_view name) const {
-  for (const MemoryTerm& term : memory) {
-    if (term.name == name) return term.bytes;
-  }
-  return 0;
-}
-
-std::int64_t RankPlan::memory_bytes() const {
-  std::int64_t sum = 0;
-  for (const MemoryTerm& term : memory) sum += term.bytes;
-  return sum;
-}
-
 std::int64_t RankPlan::persistent_bytes() const { return detail::persistent_bytes(memory); }
-
-std::int64_t RankPlan::bytes_sent(std::string_view axis) const {
-  std::int64_t sum = 0;
-  for (const TrafficTerm& term : traffic) sum += axis.empty() || term.axis == axis ? term.bytes : 0;
-  return sum;
-}
 
 const RankPlan& Plan::largest() const {
   return *std::max_element(ranks.begin(), ranks.end(), [](const RankPlan& a, const RankPlan& b) {

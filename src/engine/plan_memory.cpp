@@ -27,13 +27,6 @@ std::string key_of(const Plan& layout, const std::vector<ModelPiece>& pieces, in
   return key;
 }
 
-std::int64_t tables_of(const DryRank& rank) {
-  for (const MemoryTerm& term : rank.persistent()) {
-    if (term.name == "tables") return term.bytes;
-  }
-  return 0;
-}
-
 }  // namespace
 
 const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
@@ -44,9 +37,9 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
   const auto [slot, fresh] = passes_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);
-  const std::int64_t before = tables_of(*run);
+  const std::int64_t before = bytes_of(run->persistent(), "tables");
   slot->second.pieces = run->pieces(puts_off_weights(layout.config.parallel.schedule));
-  slot->second.tables = tables_of(*run) - before;
+  slot->second.tables = bytes_of(run->persistent(), "tables") - before;
   slot->second.batch_bytes = run->batch_bytes();
   return slot->second;
 }
@@ -78,10 +71,8 @@ std::vector<TrafficTerm> DryRuns::once(const Plan& layout, const std::vector<Mod
 
 std::int64_t persistent_bytes(const std::vector<MemoryTerm>& terms) {
   std::int64_t sum = 0;
-  for (const MemoryTerm& term : terms) {
-    for (const std::string_view name : {"weights", "16-bit weights", "gradients", "optimizer"})
-      sum += term.name == name ? term.bytes : 0;
-  }
+  for (const std::string_view name : {"weights", "16-bit weights", "gradients", "optimizer"})
+    sum += bytes_of(terms, name);
   return sum;
 }
 
@@ -108,9 +99,7 @@ MostMemory LayoutMemory::with(const TrainingConfig& training) const {
     const int rank = rank_of(layout.mesh, {.pp = stage});
     const Needs needs =
         needs_of(runs_.passes(layout, pieces, rank), runs_.store(layout, pieces, rank), columns_, stage);
-    std::int64_t bytes = 0;
-    for (const MemoryTerm& term : needs.memory) bytes += term.bytes;
-    most.bytes = std::max(most.bytes, bytes);
+    most.bytes = std::max(most.bytes, bytes_of(needs.memory));
   }
   return most;
 }

@@ -50,7 +50,7 @@ std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tenso
   const Spans::Span span(forward_spans_);
   if (samples(micro_batch).count == 0) {
     if (model_.is_last(chunk)) return {};
-    return nothing(outputs(chunk, micro_batch));
+    return empty_tensors(ctx_, outputs(chunk, micro_batch));
   }
   const MicroBatch& micro = input_of(micro_batch);
   Kept local;
@@ -105,16 +105,10 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
   return it->second;
 }
 
-std::vector<Tensor> Stage::nothing(const std::vector<Port>& ports) const {
-  std::vector<Tensor> tensors;
-  for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx_, port.shape, port.dtype));
-  return tensors;
-}
-
 std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
   const Spans::Span span(backward_spans_);
   // Pieces pass on the empty tensors of an empty micro-batch.
-  if (samples(micro_batch).count == 0) return nothing(inputs(chunk, micro_batch));
+  if (samples(micro_batch).count == 0) return empty_tensors(ctx_, inputs(chunk, micro_batch));
   Kept& own = kept(chunk, micro_batch);
   if (own.last) grads = {own.upstream ? own.upstream : loss_.upstream(micro_batch)};
   std::ranges::move(own.losses, std::back_inserter(own.outputs));

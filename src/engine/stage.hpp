@@ -56,8 +56,6 @@ class Stage final : public StageProgram {
   };
   const MicroBatch& input_of(int micro_batch);
   Kept& kept(int chunk, int micro_batch);
-  /// The tensors of an empty micro-batch.
-  std::vector<Tensor> nothing(const std::vector<Port>& ports) const;
   /// What the last piece returned goes to the loss.
   void finish(int micro_batch, Kept& own);
   void take_extra(const ExtraLosses& losses, Kept& own);

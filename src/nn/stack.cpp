@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "nn/own_positions.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/config.hpp"
 
@@ -66,12 +67,6 @@ Flow run_block(const Forward& forward, Block& block, Flow flow) {
                 "' got an encoder's memory and does not pass it on: it must return the Flow it was given, "
                 "changed");
   return flow;
-}
-
-/// Where a rank's residual stream begins.
-Forward on_own_positions(Forward forward, const TensorParallel& tensor) {
-  if (tensor.sharded_sequence()) forward.position0 = forward.input.seq_length / tensor.size() * tensor.rank();
-  return forward;
 }
 
 }  // namespace

@@ -75,6 +75,16 @@ Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits
                 [&] { return std::make_unique<VocabCrossEntropy>(logits.value(), labels, lse, first); });
 }
 
+Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                 Parameter* bias) {
+  const Var logits = column_linear(ctx, tp, x, weight, bias, kHeadRowPadding);
+  if (!tp.active()) return logits;
+  const std::int64_t vocab_size = weight.placement().global()[0];
+  std::vector<std::int64_t> counts;
+  for (int r = 0; r < tp.size(); ++r) counts.push_back(part_of(vocab_size, r, tp.size()).count);
+  return gather_features(ctx, tp, logits, counts);
+}
+
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
                                Parameter& weight, const Tensor& labels, const Tensor& upstream,
                                Parameter* bias) {

@@ -86,9 +86,7 @@ class Inbox {
     for (auto& made = made_[last.from]; !made.empty() && made.front().made_at <= last.made_at;
          made.pop_front()) {
       const Message& message = made.front();
-      std::vector<Tensor> tensors;
-      for (const Port& port : routes_.used(program_, message))
-        tensors.push_back(Tensor::empty(ctx_, port.shape, port.dtype));
+      std::vector<Tensor> tensors = empty_tensors(ctx_, routes_.used(program_, message));
       Pending pending = pipeline_.exchange(
           ctx_, transfers_of(Transfer::Kind::recv, tensors, message.from, message, routes_));
       arriving_.emplace(routes_.tag_of(message), Arriving{std::move(tensors), std::move(pending)});

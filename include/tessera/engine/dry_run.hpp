@@ -31,6 +31,11 @@ struct TrafficTerm {
   std::int64_t bytes = 0;
 };
 
+/// Together, or those of one name alone.
+std::int64_t bytes_of(const std::vector<MemoryTerm>& terms, std::string_view name = {});
+/// Along all axes, or one.
+std::int64_t bytes_of(const std::vector<TrafficTerm>& terms, std::string_view axis = {});
+
 /// What some work does.
 struct WorkRecord {
   double flops = 0;                    ///< of kernels
@@ -105,9 +110,9 @@ struct DryRun {
   std::vector<MemoryTerm> memory = {};    ///< together what the rank's allocator has at its peak
   std::vector<TrafficTerm> traffic = {};  ///< together what its communicators count
 
-  std::int64_t memory_bytes() const;
+  std::int64_t memory_bytes() const { return bytes_of(memory); }
   /// Along one axis, or all of them.
-  std::int64_t bytes_sent(std::string_view axis = {}) const;
+  std::int64_t bytes_sent(std::string_view axis = {}) const { return bytes_of(traffic, axis); }
 };
 /// Runs `micro_batches` micro-batches through the rank's column and updates. Errors: as DryRank.
 DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, const MeshShape& mesh, int rank,

@@ -95,8 +95,8 @@ struct StepReport {
 struct EngineProgress {
   std::int64_t steps = 0;    ///< updates tried, skipped ones included; keys dropout
   std::int64_t skipped = 0;  ///< of these
-  std::int64_t samples =
-      0;  ///< of calls since the last update, over all data ranks; keys the next call's dropout
+  /// Of calls since the last update, over all data ranks; keys the next call's dropout.
+  std::int64_t samples = 0;
   std::uint64_t seed = 0;  ///< of dropout
 };
 

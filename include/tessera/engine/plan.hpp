@@ -28,12 +28,12 @@ struct RankPlan {
   std::vector<TrafficTerm> traffic;
 
   /// Of one term; 0 if there is none of that name.
-  std::int64_t memory_of(std::string_view name) const;
-  std::int64_t memory_bytes() const;
+  std::int64_t memory_of(std::string_view name) const { return bytes_of(memory, name); }
+  std::int64_t memory_bytes() const { return bytes_of(memory); }
   /// Weights, copies, gradients and optimizer state: what stays between steps.
   std::int64_t persistent_bytes() const;
   /// Along one axis, or all of them.
-  std::int64_t bytes_sent(std::string_view axis = {}) const;
+  std::int64_t bytes_sent(std::string_view axis = {}) const { return bytes_of(traffic, axis); }
 };
 
 /// What a plan may fill on one rank, and where that number comes from.

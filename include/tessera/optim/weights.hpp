@@ -87,8 +87,8 @@ class Weights {
   const FlatLayout& layout_;
   const Shards& shards_;
   Options options_;
-  std::vector<std::int64_t>
-      main_at_;  // by bucket: where its updated() begins in main_, or low_ if it is split
+  // By bucket: where its updated() begins in main_, or low_ if it is split.
+  std::vector<std::int64_t> main_at_;
   Tensor main_, low_, model_;
   mutable std::vector<Gather> gathers_;  // by bucket
   mutable int gathers_running_ = 0;

@@ -41,6 +41,11 @@ Var reduce_scatter_sequence(const ExecCtx& ctx, const TensorParallel& tp, const 
 Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                     std::span<const std::int64_t> counts);
 
+/// x weight^T + bias over a vocabulary whose rows tensor ranks share: all logits on every rank. x: [seq,
+/// batch, in] (or [seq / size, batch, in]) to [seq, batch, vocab].
+Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                 Parameter* bias = nullptr);
+
 /// Position 0 of x [seq (or seq / size), batch, c] on every rank: [batch, c] | its gradient, which every rank
 /// has whole, on the rank that holds it
 Var first_position(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);

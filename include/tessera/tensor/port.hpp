@@ -17,4 +17,11 @@ struct Port {
   std::int64_t bytes() const { return shape.numel() * static_cast<std::int64_t>(size_of(dtype)); }
 };
 
+/// Memory for what crosses, port by port.
+inline std::vector<Tensor> empty_tensors(const ExecCtx& ctx, const std::vector<Port>& ports) {
+  std::vector<Tensor> tensors;
+  for (const Port& port : ports) tensors.push_back(Tensor::empty(ctx, port.shape, port.dtype));
+  return tensors;
+}
+
 }  // namespace tessera

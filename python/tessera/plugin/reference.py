@@ -89,7 +89,7 @@ def launch_keys() -> str:
 
 def yaml_names() -> str:
     """src/base/megatron_names.inc: what Megatron-LM calls the keys of a configuration."""
-    named = {name: effect.yaml for name, effect in sorted(ARGUMENTS.items()) 
+    named = {name: effect.yaml for name, effect in sorted(ARGUMENTS.items())
              if effect.yaml.partition(".")[2] not in ("", name) and not _ACCELERATES.match(name)}
     return _WRITTEN + "".join(f'{{"{name}", "{key}"}},\n' for name, key in named.items())
 

@@ -3,6 +3,7 @@
 #include "nn/models/bert.hpp"
 
 #include "nn/models/norm_options.hpp"
+#include "nn/own_positions.hpp"
 #include "tessera/base/model_math.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -43,14 +44,12 @@ class BertFront : public Block {
                            : nullptr) {}
 
   Flow forward(const Forward& f, Flow) override {
-    Forward own = f;
-    if (tensor_.sharded_sequence()) own.position0 = f.input.seq_length / tensor_.size() * tensor_.rank();
     const Tensor types = own_types(f);
     const Var segments = embedding(f.exec, f.tape ? f.tape->input(types, false) : Var(types), types_, {},
                                    nullptr, {residual_});
     Var x = add(f.exec, embedding_.forward(f), segments);
     if (norm_ != nullptr) x = norm_->forward(f, x, {}).y;  // in the stream's dtype
-    return {dropout(f.exec, x, own.dropout(embedding_.name(), dropout_)), {}, {}};
+    return {dropout(f.exec, x, on_own_positions(f, tensor_).dropout(embedding_.name(), dropout_)), {}, {}};
   }
   Parameter& table() { return embedding_.table(); }
 
@@ -127,7 +126,6 @@ class BertHead : public Head {
   };
   BertHead(std::string name, const ModelConfig& config, const Options& options)
       : Head(std::move(name)),
-        vocab_size_(config.vocab_size),
         compute_(options.compute),
         tensor_(options.tensor),
         activation_(*activation_kind(*config.activation)),
@@ -160,11 +158,7 @@ class BertHead : public Head {
     const Var x = norm_.forward(f, turned, {}).y;
     if (output == Model::Output::losses)
       return vocab_linear_cross_entropy(ctx, tensor_, x, weight_, f.input.labels, upstream, &bias_);
-    const Var logits = column_linear(ctx, tensor_, x, weight_, &bias_, kHeadRowPadding);
-    if (!tensor_.active()) return logits;
-    std::vector<std::int64_t> counts;
-    for (int r = 0; r < tensor_.size(); ++r) counts.push_back(part_of(vocab_size_, r, tensor_.size()).count);
-    return gather_features(ctx, tensor_, logits, counts);
+    return vocab_logits(ctx, tensor_, x, weight_, &bias_);
   }
   const Parameter* borrowed() const override { return table_; }
 
@@ -184,7 +178,6 @@ class BertHead : public Head {
     f.add_loss("nsp", cross_entropy(f.exec, binary_->forward(f, pooled), f.input.sample_labels));
   }
 
-  std::int64_t vocab_size_;
   DType compute_;
   TensorParallel tensor_;
   ops::ActivationKind activation_;

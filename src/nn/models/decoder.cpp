@@ -64,7 +64,6 @@ Flow DecoderLayer::forward(const Forward& forward, Flow flow) {
 VocabHead::VocabHead(std::string name, const ModelConfig& config, const TensorParallel& tensor, DType compute,
                      Parameter* table)
     : Head(std::move(name)),
-      vocab_size_(config.vocab_size),
       tensor_(tensor),
       norm_(submodule<Norm>("decoder.final_layernorm", norm_options(config, tensor, compute))),
       table_(table),
@@ -86,11 +85,7 @@ Var VocabHead::forward(const Forward& forward, const Flow& flow, Model::Output o
   const Var hidden = norm_.forward(forward, flow.residual, flow.branch, flow.dropout).y;
   if (output == Model::Output::losses)
     return vocab_linear_cross_entropy(ctx, tensor_, hidden, weight_, forward.input.labels, upstream);
-  const Var logits = column_linear(ctx, tensor_, hidden, weight_, nullptr, kHeadRowPadding);
-  if (!tensor_.active()) return logits;
-  std::vector<std::int64_t> counts;
-  for (int r = 0; r < tensor_.size(); ++r) counts.push_back(part_of(vocab_size_, r, tensor_.size()).count);
-  return gather_features(ctx, tensor_, logits, counts);
+  return vocab_logits(ctx, tensor_, hidden, weight_);
 }
 
 }  // namespace nn

@@ -80,7 +80,6 @@ class VocabHead : public Head {
  private:
   Parameter& declare_weight(const ModelConfig& config);
 
-  std::int64_t vocab_size_;
   TensorParallel tensor_;
   Norm& norm_;
   Parameter* table_;
