@@ -85,24 +85,12 @@ void check_tensor(Rules& rules, const Config& c) {
 }
 
 std::string chunk_fault(const ParallelConfig& p) {
-  const std::string_view schedule = name_of(p.schedule);
-  const std::int64_t chunks = p.virtual_stages;
-  switch (p.schedule) {
-    case PipelineSchedule::interleaved:
-      return unless(chunks >= 2, "parallel.virtual_stages must be at least 2 for schedule interleaved, not ",
-                    chunks, "; or use schedule 1f1b");
-    case PipelineSchedule::zb_v:
-      return unless(chunks <= 2, "parallel.virtual_stages is ", chunks,
-                    ", but schedule zb-v has 2 always; leave it out");
-    default:
-      return unless(chunks == 1, "parallel.virtual_stages is ", chunks, ", but schedule ", schedule,
-                    " has one model chunk per stage; use schedule interleaved");
-  }
+  return chunk_fault(p.schedule, chunks_of(p.schedule, p.virtual_stages));
 }
 
 /// Pieces the model is cut into.
 std::int64_t pieces_of(const ParallelConfig& p) {
-  return p.pipeline * (p.schedule == PipelineSchedule::zb_v ? 2 : p.virtual_stages);
+  return p.pipeline * chunks_of(p.schedule, p.virtual_stages);
 }
 
 std::string layout_fault(const Config& c) {
@@ -138,8 +126,8 @@ void check_pipeline(Rules& rules, const Config& c) {
   const ParallelConfig& p = c.parallel;
   rules.rule({"parallel.virtual_stages", "parallel.schedule"}, [&] { return chunk_fault(p); });
   rules.rule({"parallel.schedule", "parallel.pipeline"}, [&] {
-    return unless(p.schedule != PipelineSchedule::interleaved || p.pipeline > 1,
-                  "parallel.schedule interleaved needs parallel.pipeline above 1; use 1f1b");
+    return unless(!traits_of(p.schedule).whole_rounds || p.pipeline > 1, "parallel.schedule ",
+                  name_of(p.schedule), " needs parallel.pipeline above 1; use 1f1b");
   });
   const std::vector<std::string_view> cut = {"parallel.pipeline", "model.num_layers",
                                              "parallel.virtual_stages", "parallel.schedule"};
@@ -179,12 +167,12 @@ void check_data(Rules& rules, const Config& c) {
   groups.insert(groups.end(), batch.begin(), batch.end());
   rules.rule(groups, [&] {
     const std::int64_t share = samples();
-    if (t.global_batch_size % share != 0 || p.schedule != PipelineSchedule::interleaved) return std::string();
+    if (t.global_batch_size % share != 0 || !traits_of(p.schedule).whole_rounds) return std::string();
     const std::int64_t micro_batches = t.global_batch_size / share;
-    return unless(micro_batches % p.pipeline == 0, "schedule interleaved needs micro-batches in ",
-                  "groups of parallel.pipeline (", p.pipeline, "), but there are ", micro_batches,
-                  " (training.global_batch_size ", t.global_batch_size, " / (micro_batch_size ",
-                  t.micro_batch_size, " x data ", *p.data, "))");
+    return unless(micro_batches % p.pipeline == 0, "schedule ", name_of(p.schedule),
+                  " needs micro-batches in ", "groups of parallel.pipeline (", p.pipeline,
+                  "), but there are ", micro_batches, " (training.global_batch_size ", t.global_batch_size,
+                  " / (micro_batch_size ", t.micro_batch_size, " x data ", *p.data, "))");
   });
   rules.rule({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context"}, [&] {
     const std::int64_t ranks = model_ranks(p) * *p.data;

@@ -1,5 +1,8 @@
 #include "base/config_names.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -32,11 +35,13 @@ constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"},
 constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
                                                            {RecomputeMethod::block, "block"}};
 
-constexpr EnumName<PipelineSchedule> kSchedules[] = {{PipelineSchedule::gpipe, "gpipe"},
-                                                     {PipelineSchedule::one_f_one_b, "1f1b"},
-                                                     {PipelineSchedule::interleaved, "interleaved"},
-                                                     {PipelineSchedule::zb_h1, "zb-h1"},
-                                                     {PipelineSchedule::zb_v, "zb-v"}};
+constexpr auto kScheduleNames = [] {
+  std::array<EnumName<PipelineSchedule>, std::size(kScheduleTraits)> names{};
+  std::ranges::transform(kScheduleTraits, names.begin(), [](const ScheduleTraits& traits) {
+    return EnumName<PipelineSchedule>{traits.kind, traits.name};
+  });
+  return names;
+}();
 
 constexpr EnumName<OptimizerName> kOptimizers[] = {
     {OptimizerName::adamw, "adamw"}, {OptimizerName::adam, "adam"}, {OptimizerName::sgd, "sgd"}};
@@ -88,7 +93,7 @@ EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
 EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
 EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
 EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
-EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kSchedules, {}}; }
+EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kScheduleNames, {}}; }
 EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
 EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
@@ -103,7 +108,6 @@ std::string_view name_of(MlpActivation value) { return find_name(value); }
 std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
 std::string_view name_of(RecomputeMethod value) { return find_name(value); }
-std::string_view name_of(PipelineSchedule value) { return find_name(value); }
 std::string_view name_of(OptimizerName value) { return find_name(value); }
 std::string_view name_of(LrStyle value) { return find_name(value); }
 std::string_view name_of(WsdStyle value) { return find_name(value); }

@@ -25,8 +25,7 @@ ModelConfig resolve(ModelConfig config) {
 
 Config resolve(Config config) {
   config.model = resolve(config.model);
-  if (config.parallel.schedule == PipelineSchedule::zb_v && config.parallel.virtual_stages == 1)
-    config.parallel.virtual_stages = 2;
+  config.parallel.virtual_stages = chunks_of(config.parallel.schedule, config.parallel.virtual_stages);
   if (config.lr_schedule.decay_steps == 0) config.lr_schedule.decay_steps = config.training.steps;
   if (!config.lr_schedule.end_weight_decay)
     config.lr_schedule.end_weight_decay = config.optimizer.weight_decay;

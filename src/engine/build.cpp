@@ -10,7 +10,7 @@
 namespace tessera {
 
 int pieces_per_stage(const ParallelConfig& parallel) {
-  return parallel.schedule == PipelineSchedule::zb_v ? 2 : static_cast<int>(parallel.virtual_stages);
+  return static_cast<int>(chunks_of(parallel.schedule, parallel.virtual_stages));
 }
 
 MeshShape mesh_shape(const ParallelConfig& parallel, int ranks) {

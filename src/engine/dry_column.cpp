@@ -108,13 +108,6 @@ void add_traffic(std::vector<TrafficTerm>& terms, const TrafficTerm& more) {
   }
 }
 
-bool puts_off_weights(PipelineSchedule kind) {
-  const int chunks = kind == PipelineSchedule::interleaved || kind == PipelineSchedule::zb_v ? 2 : 1;
-  const std::vector<Action> column = make_schedule(kind, 1, chunks, 1).actions[0];
-  return std::any_of(column.begin(), column.end(),
-                     [](const Action& action) { return action.kind == Action::Kind::weight_gradient; });
-}
-
 Columns::Columns(PipelineSchedule kind, int stages, int chunks, std::int64_t micro_batches)
     : micro_batches_(micro_batches) {
   const std::int64_t settled = std::int64_t{4} * stages * chunks;  // a multiple of the stages

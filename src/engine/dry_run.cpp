@@ -193,7 +193,7 @@ DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, con
   DryRank dry(make, options, mesh, rank, micro_batch);
   const detail::Columns columns(options.layout.schedule, mesh.pp, options.layout.chunks, micro_batches);
   DryRun run{.parameters = dry.parameters(),
-             .pieces = dry.pieces(detail::puts_off_weights(options.layout.schedule))};
+             .pieces = dry.pieces(traits_of(options.layout.schedule).splits_backward)};
   const ColumnRecord column = columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes());
   run.most_in_flight = column.most_in_flight;
   const std::vector<MemoryTerm> persistent = dry.persistent();

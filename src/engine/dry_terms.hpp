@@ -11,9 +11,6 @@ Batch blank_batch(const MicroBatchSize& size, const Model& model);
 /// Adds to the term of that axis and name, or makes one; nothing for 0 bytes.
 void add_traffic(std::vector<TrafficTerm>& terms, const TrafficTerm& more);
 
-/// Whether weight gradients are passes of their own under a schedule.
-bool puts_off_weights(PipelineSchedule kind);
-
 /// The columns of a step of any length. What grows with the micro-batches does so evenly once all stages are
 /// busy, so long steps are told by two shorter ones.
 class Columns {

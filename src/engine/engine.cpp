@@ -294,8 +294,8 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
   options.micro_batch_size =
       options_.micro_batch_size > 0 ? options_.micro_batch_size : std::max<std::int64_t>(1, batch.batch);
   if (options_.micro_batches > 0) {
-    // Only an interleaved pipeline needs a certain number of them; others leave out those without samples.
-    const bool fixed = options_.layout.schedule == PipelineSchedule::interleaved;
+    // Schedules that do not need a certain number of them leave out those without samples.
+    const bool fixed = traits_of(options_.layout.schedule).whole_rounds;
     options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, batch.batch);
   }
   if (options.record)

@@ -38,7 +38,7 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);
   const std::int64_t before = bytes_of(run->persistent(), "tables");
-  slot->second.pieces = run->pieces(puts_off_weights(layout.config.parallel.schedule));
+  slot->second.pieces = run->pieces(traits_of(layout.config.parallel.schedule).splits_backward);
   slot->second.tables = bytes_of(run->persistent(), "tables") - before;
   slot->second.batch_bytes = run->batch_bytes();
   return slot->second;

@@ -1,5 +1,8 @@
 #include "tessera/pipeline/schedule.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "pipeline/generators.hpp"
 #include "tessera/base/error.hpp"
 
@@ -19,41 +22,22 @@ void check_numbers(PipelineSchedule kind, const ScheduleSize& size, bool forward
   TESSERA_ENSURE(ConfigError, passes <= static_cast<double>(kMostPasses), stages, " stages of ", chunks,
                  " chunks with ", micro_batches, " micro-batches make a schedule of ", passes,
                  " passes; the most is ", kMostPasses, ". Use fewer or larger micro-batches");
-  switch (kind) {
-    case PipelineSchedule::interleaved:
-      TESSERA_ENSURE(ConfigError, chunks >= 2, "schedule interleaved needs several chunks per stage ",
-                     "(parallel.virtual_stages of 2 or more), not ", chunks, "; with one use 1f1b");
-      TESSERA_ENSURE(ConfigError, forward_only || micro_batches % stages == 0, "schedule interleaved needs ",
-                     "micro-batches in multiples of the ", stages, " pipeline stages, not ", micro_batches,
-                     "; change training.global_batch_size or training.micro_batch_size, or use 1f1b");
-      break;
-    case PipelineSchedule::zb_v:
-      TESSERA_ENSURE(ConfigError, chunks == 2, "schedule zb-v has 2 chunks per stage, not ", chunks);
-      break;
-    default:
-      TESSERA_ENSURE(ConfigError, chunks == 1, "schedule ", name, " has one chunk per stage, not ", chunks,
-                     "; for more use schedule interleaved");
-  }
+  const std::string fault = chunk_fault(kind, chunks);
+  TESSERA_ENSURE(ConfigError, fault.empty(), fault);
+  TESSERA_ENSURE(ConfigError, forward_only || !traits_of(kind).whole_rounds || micro_batches % stages == 0,
+                 "schedule ", name, " needs micro-batches in multiples of the ", stages,
+                 " pipeline stages, not ", micro_batches,
+                 "; change training.global_batch_size or training.micro_batch_size, or use 1f1b");
 }
 
 Table make_table(PipelineSchedule kind, const ScheduleSize& size, bool forward_only) {
-  const bool folded = kind == PipelineSchedule::zb_v;
-  if (forward_only) return folded ? make_folded_forwards(size) : make_forwards(size);
-  if (size.stages == 1) return make_single_stage(size, folded || kind == PipelineSchedule::zb_h1);
-  switch (kind) {
-    case PipelineSchedule::gpipe:
-      return make_gpipe(size);
-    case PipelineSchedule::one_f_one_b:
-      return make_one_f_one_b(size);
-    case PipelineSchedule::interleaved:
-      return make_interleaved(size);
-    case PipelineSchedule::zb_h1:
-      return make_zb_h1(size);
-    case PipelineSchedule::zb_v:
-      return make_zb_v(size);
-  }
-  TESSERA_ENSURE(InternalError, false, "schedule ", static_cast<int>(kind), " has no generator");
-  return {};
+  const ScheduleTraits& traits = traits_of(kind);
+  if (forward_only) return traits.folded ? make_folded_forwards(size) : make_forwards(size);
+  if (size.stages == 1) return make_single_stage(size, traits.splits_backward);
+  const auto* found = std::ranges::find(kGenerators, kind, &Generator::kind);
+  TESSERA_ENSURE(InternalError, found != std::end(kGenerators), "schedule ", traits.name,
+                 " has no generator");
+  return found->make(size);
 }
 
 }  // namespace
@@ -61,7 +45,7 @@ Table make_table(PipelineSchedule kind, const ScheduleSize& size, bool forward_o
 int Schedule::stage_of(int piece) const {
   TESSERA_CHECK(piece >= 0 && piece < pieces(), "piece ", piece, " of ", pieces());
   const int place = piece % stages;
-  return kind == PipelineSchedule::zb_v && chunk_of(piece) == 1 ? stages - 1 - place : place;
+  return traits_of(kind).folded && chunk_of(piece) == 1 ? stages - 1 - place : place;
 }
 
 int Schedule::chunk_of(int piece) const {
@@ -72,7 +56,7 @@ int Schedule::chunk_of(int piece) const {
 int Schedule::piece_of(int stage, int chunk) const {
   TESSERA_CHECK(stage >= 0 && stage < stages, "stage ", stage, " of ", stages);
   TESSERA_CHECK(chunk >= 0 && chunk < chunks, "chunk ", chunk, " of ", chunks);
-  const bool back = kind == PipelineSchedule::zb_v && chunk == 1;
+  const bool back = traits_of(kind).folded && chunk == 1;
   return chunk * stages + (back ? stages - 1 - stage : stage);
 }
 

@@ -45,11 +45,11 @@ class Verifier {
 
   int piece_count() const { return schedule_.stages * schedule_.chunks; }
 
-  /// Where a piece belongs: down the stages again and again, or under zb-v down and up again.
+  /// Where a piece belongs: down the stages again and again, or where it is folded down and up again.
   std::pair<int, int> home(int piece) const {
     int stage = piece, chunk = 0;
     for (; stage >= schedule_.stages; stage -= schedule_.stages) ++chunk;
-    if (schedule_.kind == PipelineSchedule::zb_v && chunk == 1) stage = 2 * schedule_.stages - 1 - piece;
+    if (traits_of(schedule_.kind).folded && chunk == 1) stage = 2 * schedule_.stages - 1 - piece;
     return {stage, chunk};
   }
 
@@ -59,8 +59,9 @@ class Verifier {
             schedule_.micro_batches, " micro-batches");
     } else if (schedule_.actions.size() != static_cast<std::size_t>(schedule_.stages)) {
       fault(schedule_.actions.size(), " columns for ", schedule_.stages, " stages");
-    } else if (schedule_.kind == PipelineSchedule::zb_v && schedule_.chunks != 2) {
-      fault("zb-v with ", schedule_.chunks, " chunks instead of 2");
+    } else if (const std::string fault_of_chunks = chunk_fault(schedule_.kind, schedule_.chunks);
+               !fault_of_chunks.empty()) {
+      fault(fault_of_chunks);
     }
     return faults_.empty();
   }

@@ -10,16 +10,16 @@ namespace tessera::test {
 
 using Kind = Action::Kind;
 
-inline const std::vector<PipelineSchedule> kSchedules = {
-    PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved,
-    PipelineSchedule::zb_h1, PipelineSchedule::zb_v};
+inline const std::vector<PipelineSchedule> kSchedules = [] {
+  std::vector<PipelineSchedule> all;
+  for (const ScheduleTraits& traits : kScheduleTraits) all.push_back(traits.kind);
+  return all;
+}();
 
 /// Which numbers a schedule is there for.
 inline bool is_possible(PipelineSchedule kind, int stages, int chunks, int micro_batches, bool forward_only) {
-  if (kind == PipelineSchedule::zb_v) return chunks == 2;
-  if (kind == PipelineSchedule::interleaved)
-    return chunks > 1 && (forward_only || micro_batches % stages == 0);
-  return chunks == 1;
+  return chunk_fault(kind, chunks).empty() &&
+         (forward_only || !traits_of(kind).whole_rounds || micro_batches % stages == 0);
 }
 
 /// "1f1b p3 v1 m4", for messages.

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/base/schedules.hpp"
+
 namespace tessera {
 
 /// A row of families() (base/families.hpp), by its name there, whose defaults fill in what a model leaves
@@ -23,7 +25,6 @@ enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
 enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full, automatic };
 enum class RecomputeMethod { uniform, block };
-enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
 enum class OptimizerName { adamw, adam, sgd };
 enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
@@ -39,7 +40,6 @@ std::string_view name_of(MlpActivation value);
 std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
 std::string_view name_of(RecomputeMethod value);
-std::string_view name_of(PipelineSchedule value);
 std::string_view name_of(OptimizerName value);
 std::string_view name_of(LrStyle value);
 std::string_view name_of(WsdStyle value);
