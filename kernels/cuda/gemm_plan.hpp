@@ -191,7 +191,10 @@ struct ProductKey {
   /// The words, separated by commas.
   std::string text() const {
     std::string all;
-    for (const std::int64_t word : words) all += (all.empty() ? "" : ",") + std::to_string(word);
+    for (const std::int64_t word : words) {
+      if (!all.empty()) all += ',';
+      all += std::to_string(word);
+    }
     return all;
   }
 };
