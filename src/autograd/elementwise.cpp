@@ -7,28 +7,16 @@ namespace {
 
 class ActivationFunction final : public Function {
  public:
-  ActivationFunction(Tensor x, ops::ActivationKind kind) : x_(std::move(x)), kind_(kind) {}
+  ActivationFunction(Tensor x, std::optional<ops::ActivationKind> kind) : x_(std::move(x)), kind_(kind) {}
   const char* name() const override { return "activation"; }
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    Tensor dy = std::move(grads[0]);
-    return {ops::activation_backward(ctx, x_, dy, kind_)};
+    return {kind_ ? ops::activation_backward(ctx, x_, grads[0], *kind_)
+                  : ops::swiglu_backward(ctx, x_, grads[0])};
   }
 
  private:
   Tensor x_;
-  ops::ActivationKind kind_;
-};
-
-class SwigluFunction final : public Function {
- public:
-  explicit SwigluFunction(Tensor gate_up) : gate_up_(std::move(gate_up)) {}
-  const char* name() const override { return "swiglu"; }
-  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    return {ops::swiglu_backward(ctx, gate_up_, grads[0])};
-  }
-
- private:
-  Tensor gate_up_;
+  std::optional<ops::ActivationKind> kind_;  // none = SwiGLU
 };
 
 class AddFunction final : public Function {
@@ -79,7 +67,7 @@ Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind) {
 
 Var swiglu(const ExecCtx& ctx, const Var& gate_up) {
   return record({gate_up}, ops::swiglu(ctx, gate_up.value()),
-                [&] { return std::make_unique<SwigluFunction>(gate_up.value()); });
+                [&] { return std::make_unique<ActivationFunction>(gate_up.value(), std::nullopt); });
 }
 
 Var add(const ExecCtx& ctx, const Var& a, const Var& b) {

@@ -44,10 +44,10 @@ class KeptInput {
   bool requires_grad_;
 };
 
-class Recompute final : public Function {
+class RecomputeFunction final : public Function {
  public:
-  Recompute(std::vector<KeptInput> inputs, std::size_t outputs, std::vector<Parameter*> parameters,
-            RecomputedPart part, Communicator* ranks)
+  RecomputeFunction(std::vector<KeptInput> inputs, std::size_t outputs, std::vector<Parameter*> parameters,
+                    RecomputedPart part, Communicator* ranks)
       : inputs_(std::move(inputs)),
         outputs_(outputs),
         parameters_(std::move(parameters)),
@@ -145,8 +145,8 @@ std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
   return record(inputs, std::move(outputs), [&] {
     std::vector<KeptInput> kept;
     for (const Var& input : inputs) kept.emplace_back(ctx, input, partition);
-    return std::make_unique<Recompute>(std::move(kept), count, std::move(parameters), std::move(fn),
-                                       partition);
+    return std::make_unique<RecomputeFunction>(std::move(kept), count, std::move(parameters), std::move(fn),
+                                               partition);
   });
 }
 

@@ -1,6 +1,6 @@
 #include "tessera/nn/model.hpp"
 
-#include "tessera/autograd/functions.hpp"
+#include "tessera/parallel/functions.hpp"
 
 namespace tessera {
 

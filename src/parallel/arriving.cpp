@@ -38,6 +38,7 @@ Arriving reduce_scatter_positions(const ExecCtx& ctx, const TensorParallel& tp, 
 }
 
 Arriving sum_partial(const ExecCtx& ctx, const TensorParallel& tp, Tensor x, const Where& where) {
+  if (!tp.active()) return {std::move(x), Pending()};
   return tp.sharded_sequence() ? reduce_scatter_positions(ctx, tp, x, where)
                                : all_reduce(ctx, tp, std::move(x), where);
 }
@@ -47,7 +48,8 @@ Tensor own_positions(const ExecCtx& ctx, const TensorParallel& tp, const Tensor&
   return ops::contiguous(ctx, x.narrow(0, tp.rank() * count, count));
 }
 
-std::int64_t first_row(const Placement& placement) {
+std::int64_t first_row(const TensorParallel& tp, const Placement& placement) {
+  if (!tp.active()) return 0;
   TESSERA_CHECK(placement.dim() == 0 && placement.segments().size() == 1,
                 "a vocabulary is split by rows in one run per tensor rank; this table of ",
                 placement.global(), " is not");

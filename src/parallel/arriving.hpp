@@ -42,7 +42,8 @@ Shape own_positions_shape(const TensorParallel& tp, Shape shape);
 /// A copy of this rank's positions of x. Errors as reduce_scatter_positions.
 Tensor own_positions(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& x);
 
-/// First row of this rank's part of a table split by rows. Errors: InvalidArgument for any other placement.
-std::int64_t first_row(const Placement& placement);
+/// First row of this rank's part of a table split by rows, 0 with one rank. Errors: InvalidArgument for any
+/// other placement.
+std::int64_t first_row(const TensorParallel& tp, const Placement& placement);
 
 }  // namespace tessera::detail

@@ -9,13 +9,15 @@
 namespace tessera {
 namespace {
 
-/// As in linear_cross_entropy: rows of logits at a time, and the padding between them.
+/// Rows of logits that exist at a time. Fewer save memory, but every chunk reads and writes the weight
+/// gradient once.
 constexpr std::int64_t kChunkRows = 512;
 
 /// Loss of every row into `loss`; returns its log-sum-exp over the whole vocabulary. logits: this rank's
 /// columns, from token `first` on. Two numbers per row and rank are exchanged.
 Tensor loss_into(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& logits, std::int64_t first,
                  const Tensor& labels, const Tensor& loss) {
+  if (!tp.active()) return ops::cross_entropy_into(ctx, logits, labels, loss);
   const Tensor part = ops::cross_entropy_part(ctx, logits, labels, first);
   const Tensor parts = Tensor::empty(ctx, {tp.size(), 2, part.size(1)}, DType::f32);
   tp.comm->all_gather(ctx, part, parts).wait(ctx);
@@ -49,7 +51,7 @@ class VocabLinearCrossEntropy final : public Function {
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     TESSERA_CHECK(grads[0].raw() == upstream_.raw(),
-                  "vocab_linear_cross_entropy was told another upstream gradient than it is given");
+                  "linear_cross_entropy was told another upstream gradient than it is given");
     const Tensor dx = dx_.take(ctx);
     return {dx ? dx.view(x_shape_) : Tensor()};
   }
@@ -66,9 +68,8 @@ class VocabLinearCrossEntropy final : public Function {
 
 Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
                         const Tensor& labels) {
-  if (!tp.active()) return cross_entropy(ctx, std::move(logits), labels);
   TESSERA_CHECK_EQ(logits.value().size(-1), vocabulary.local()[0], "columns of logits and rows of the table");
-  const std::int64_t first = detail::first_row(vocabulary);
+  const std::int64_t first = detail::first_row(tp, vocabulary);
   Tensor loss = Tensor::empty(ctx, {labels.numel()}, DType::f32);
   const Tensor lse = loss_into(ctx, tp, logits.value(), first, labels, loss);
   return record({logits}, std::move(loss),
@@ -88,7 +89,6 @@ Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Par
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
                                Parameter& weight, const Tensor& labels, const Tensor& upstream,
                                Parameter* bias) {
-  if (!tp.active()) return linear_cross_entropy(ctx, x_var, weight, labels, upstream, bias);
   const bool recorded = x_var.tape() != nullptr;
   if (recorded && !upstream)
     return vocab_cross_entropy(ctx, tp, column_linear(ctx, tp, x_var, weight, bias, kHeadRowPadding),
@@ -96,7 +96,7 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});
-  const std::int64_t rows = x.size(0), vocab_begin = detail::first_row(weight.placement());
+  const std::int64_t rows = x.size(0), vocab_begin = detail::first_row(tp, weight.placement());
   const detail::LinearWeights weights{weight, bias};
   TESSERA_CHECK_EQ(labels.numel(), rows, "one label per row");
   TESSERA_CHECK(!recorded || upstream.numel() == rows, "one upstream gradient per row");

@@ -27,7 +27,7 @@ class VocabEmbedding final : public Function {
     if (position_table_ && position_table_->trained()) add_position_gradient(ctx);
     if (table_.trained()) {
       ops::embedding_backward(ctx, tokens_, whole.take(ctx), table_.grad(), table_.next_beta(), spec_.dropout,
-                              detail::first_row(table_.placement()), spec_.padding_id);
+                              detail::first_row(tp_, table_.placement()), spec_.padding_id);
     }
   }
 
@@ -63,12 +63,11 @@ class VocabEmbedding final : public Function {
 
 Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tokens, Parameter& table,
                     const Tensor& positions, Parameter* position_table, const EmbeddingSpec& spec) {
-  if (!tp.active()) return embedding(ctx, tokens, table, positions, position_table, spec);
   // The rank that has a token makes its whole row, the others zeros: the sum is the serial result, bit for
   // bit in any dtype.
   Tensor part = ops::embedding(ctx, tokens.value(), table.main(), position_table ? positions : Tensor(),
                                position_table ? position_table->main() : Tensor(),
-                               {spec.out, spec.dropout, detail::first_row(table.placement())});
+                               {spec.out, spec.dropout, detail::first_row(tp, table.placement())});
   Tensor y = detail::sum_partial(ctx, tp, std::move(part)).take(ctx);
   return record({tokens}, std::move(y), [&] {
     return std::make_unique<VocabEmbedding>(tp, tokens.value(), table, positions, position_table, spec);

@@ -1,7 +1,7 @@
 #pragma once
 /// A transformer block over the autograd functions, dropout everywhere: what recomputation is tested on.
 
-#include "tessera/autograd/functions.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/gradcheck.hpp"
 
 namespace tessera::test {

@@ -1,8 +1,8 @@
 /// The functions that fuse a linear with its neighbour: against differences, and against the pair they
 /// replace.
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/ops/reduce.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 #include "tests/support/gradcheck.hpp"
 

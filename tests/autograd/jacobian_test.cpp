@@ -2,8 +2,8 @@
 
 #include "tests/support/gradcheck.hpp"
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/ops/elementwise.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 /// The tape's less usual ways: several roots, gradients taken off, the two phases, gates of weights.
 
-#include "tessera/autograd/functions.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 #include "tests/support/gradcheck.hpp"
 

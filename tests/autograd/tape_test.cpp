@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/ops/elementwise.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 #include "tests/support/errors.hpp"
 

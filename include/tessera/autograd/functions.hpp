@@ -12,19 +12,6 @@
 
 namespace tessera {
 
-struct EmbeddingSpec {
-  DType out = DType::f32;  ///< of the result
-  DropoutSpec dropout = {};
-  std::int64_t padding_id = -1;  ///< token whose row of the table gets no gradient from here; -1 = none
-};
-/// dropout(table[tokens] + position_table[positions]): [..., c]. position_table may be null.
-Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
-              Parameter* position_table, const EmbeddingSpec& spec);
-
-/// The row_padding of a head: rows of logits start on cache-line boundaries whatever the vocabulary, because
-/// the head is the largest product of all.
-inline constexpr std::int64_t kHeadRowPadding = 32;
-
 /// y = x weight^T + bias; bias may be null. row_padding as in ops::linear.
 Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
            std::int64_t row_padding = 1);
@@ -71,17 +58,6 @@ struct SelfAttentionOptions {
 /// Attention of a sequence over itself: [seq, batch, heads * head_dim]. qkv is rotated in place if this call
 /// is its last owner (std::move it in).
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
-
-/// Per-token loss [rows] fp32 of logits x weight^T + bias (which may be null), a part of the rows at a time:
-/// logits never exist as a whole. x [..., c], labels int32 [rows]. On a tape the gradients are computed at
-/// once, chunk by chunk, for `upstream` [rows], which backward must then be given as the gradient of this
-/// loss (the same tensor); where that is undefined, logits are kept for whatever gradient comes.
-Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
-                         const Tensor& upstream, Parameter* bias = nullptr);
-
-/// Per-token loss [rows] fp32 of logits [rows, vocab]; labels int32 [rows], -100 = ignored (loss 0). Backward
-/// writes the gradient over the logits if this call is their last owner (std::move them in).
-Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels);
 
 Var add(const ExecCtx& ctx, const Var& a, const Var& b);
 /// x in another dtype; x itself where it has that. Of what has a recipe the result has one too.

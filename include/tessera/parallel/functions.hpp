@@ -41,6 +41,10 @@ Var reduce_scatter_sequence(const ExecCtx& ctx, const TensorParallel& tp, const 
 Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                     std::span<const std::int64_t> counts);
 
+/// The row_padding of a head: rows of logits start on cache-line boundaries whatever the vocabulary, because
+/// the head is the largest product of all.
+inline constexpr std::int64_t kHeadRowPadding = 32;
+
 /// x weight^T + bias over a vocabulary whose rows tensor ranks share: all logits on every rank. x: [seq,
 /// batch, in] (or [seq / size, batch, in]) to [seq, batch, vocab].
 Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
@@ -70,21 +74,44 @@ Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var
                          std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
                          Tensor activated = {});
 
+struct EmbeddingSpec {
+  DType out = DType::f32;  ///< of the result
+  DropoutSpec dropout = {};
+  std::int64_t padding_id = -1;  ///< token whose row of the table gets no gradient from here; -1 = none
+};
 /// dropout(table[tokens] + position_table[positions]), table split by rows (table.placement());
 /// position_table, which may be null, is whole on every rank. tokens [seq, batch] and positions [seq * batch]
 /// are whole; the result is [seq (or seq / size), batch, c]. With sequence parallelism position_table's
 /// gradient is a part of the sum over ranks.
 Var vocab_embedding(const ExecCtx& ctx, const TensorParallel& tp, const Var& tokens, Parameter& table,
                     const Tensor& positions, Parameter* position_table, const EmbeddingSpec& spec);
+/// The same of one rank.
+inline Var embedding(const ExecCtx& ctx, const Var& tokens, Parameter& table, const Tensor& positions,
+                     Parameter* position_table, const EmbeddingSpec& spec) {
+  return vocab_embedding(ctx, {}, tokens, table, positions, position_table, spec);
+}
 
 /// Per-token loss [seq * batch] fp32, whole on every rank, of logits split by columns: [seq * batch, this
 /// rank's part of the vocabulary], part `placement` of the table that made them. labels whole.
 Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
                         const Tensor& labels);
+/// Per-token loss [rows] fp32 of logits [rows, vocab]; labels int32 [rows], -100 = ignored (loss 0). Backward
+/// writes the gradient over the logits if this call is their last owner (std::move them in).
+inline Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels) {
+  const std::int64_t n = logits.value().size(-1);
+  return vocab_cross_entropy(ctx, {}, std::move(logits), Placement::replicated({n}), labels);
+}
 
-/// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time, gradients computed at
-/// once: see linear_cross_entropy. x [seq (or seq / size), batch, c].
+/// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time: logits never exist as a
+/// whole. x [seq (or seq / size), batch, c]. On a tape the gradients are computed at once, chunk by chunk,
+/// for `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor);
+/// where that is undefined, logits are kept for whatever gradient comes.
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                                const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr);
+/// The same of one rank: x [..., c].
+inline Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
+                                const Tensor& upstream, Parameter* bias = nullptr) {
+  return vocab_linear_cross_entropy(ctx, {}, x, weight, labels, upstream, bias);
+}
 
 }  // namespace tessera
