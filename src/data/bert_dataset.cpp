@@ -92,7 +92,7 @@ BertSample make_bert_sample(std::vector<Ids> sentences, std::int64_t target_leng
   return sample;
 }
 
-void check_special_tokens(const SpecialTokens& special, std::int64_t vocab_size) {
+void check_special_tokens(const SpecialTokens& special) {
   struct Need {
     const char *token, *key;
     std::int32_t id;
@@ -103,15 +103,13 @@ void check_special_tokens(const SpecialTokens& special, std::int64_t vocab_size)
     TESSERA_ENSURE(ConfigError, need.id >= 0, "samples of sentences need the token ", need.token,
                    ", and the tokenizer of the data has none that is known by a usual name: give its id as ",
                    need.key, ", or make the data with a tokenizer that has it (tessera preprocess)");
-    TESSERA_ENSURE(ConfigError, need.id < vocab_size, need.key, " (", need.id,
-                   ") is not below the size of the vocabulary, ", vocab_size);
   }
 }
 
 BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, ElementRange range,
                          BertDatasetOptions options)
     : data_(std::move(data)), options_(std::move(options)) {
-  check_special_tokens(options_.special, options_.vocab_size);
+  check_special_tokens(options_.special);
   const MaskingOptions& m = options_.masking;
   TESSERA_ENSURE(ConfigError, options_.seq_length >= kSpecials + 2, "training.seq_length ",
                  options_.seq_length, " is too short for samples of sentences: [CLS], two [SEP] and two "

@@ -242,9 +242,6 @@ TEST(BertDataset, RefusesWhatGivesNoSamples) {
   options.special.mask = -1;
   mentions(fails(options), {"[MASK]", "data.mask_id"});
   options = golden_options();
-  options.special.pad = 40;
-  mentions(fails(options), {"data.pad_id (40)", "40"});
-  options = golden_options();
   options.masking.mask_prob = 1;
   mentions(fails(options), {"mask_prob 1"});
 }

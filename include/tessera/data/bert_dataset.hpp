@@ -78,6 +78,6 @@ struct BertDataOptions : SplitsOptions {
 DatasetSplits build_bert_data(const BertDataOptions& options);
 
 /// Errors: ConfigError naming the token (data.cls_id and the like) that samples need and `special` has not.
-void check_special_tokens(const SpecialTokens& special, std::int64_t vocab_size);
+void check_special_tokens(const SpecialTokens& special);
 
 }  // namespace tessera
