@@ -92,7 +92,7 @@ def word_pieces(tmp_path):
 def test_from_text_to_a_trained_model(tessera_program, word_pieces):
     folder, program = word_pieces, tessera_program
     said = preprocess(program, folder, "--vocab-file", folder / "vocab.txt").stdout
-    assert "12 documents, 36 sentences, 180 tokens" in said, said
+    assert "12 documents, 36 sentences, 204 tokens" in said, said
     record = json.loads((folder / "d_text_sentence.tessera.json").read_text())
     assert record["special_tokens"] == {"cls": 2, "sep": 3, "mask": 4, "pad": 0, "continuations": [[14, 2]]}
     assert record["split_sentences"] and record["tokenizer"]["type"] == "BertWordPieceLowerCase"
