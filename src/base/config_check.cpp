@@ -285,9 +285,9 @@ void check_samples(Rules& rules, const Config& c) {
                   ": a sample has [CLS], two [SEP] and at least two tokens");
   });
   const std::pair<const char*, const std::optional<std::int64_t>*> ids[] = {{"data.cls_id", &d.cls_id},
-                                                                           {"data.sep_id", &d.sep_id},
-                                                                           {"data.mask_id", &d.mask_id},
-                                                                           {"data.pad_id", &d.pad_id}};
+                                                                            {"data.sep_id", &d.sep_id},
+                                                                            {"data.mask_id", &d.mask_id},
+                                                                            {"data.pad_id", &d.pad_id}};
   for (const auto& [key, id] : ids) {
     rules.rule({key, "model.vocab_size", "model.family"}, [&] {
       return unless(!of_sentences() || id->value_or(0) < c.model.vocab_size, key, " (", id->value_or(0),

@@ -34,8 +34,8 @@ void run_preprocess(PreprocessOptions options, const Program& program) {
   for (const std::string& note : result.notes) std::cerr << "note: " << note << "\n";
   std::cout << result.documents << " documents, ";
   if (result.sentences > 0) std::cout << result.sentences << " sentences, ";
-  std::cout << result.tokens << " tokens (" << result.dtype
-            << ", vocabulary " << result.tokenizer.vocab_size << ") in";
+  std::cout << result.tokens << " tokens (" << result.dtype << ", vocabulary " << result.tokenizer.vocab_size
+            << ") in";
   for (const std::string& prefix : result.prefixes) std::cout << " " << prefix << ".{idx,bin}";
   std::cout << std::endl;
 }
@@ -66,10 +66,10 @@ void add_preprocess(CLI::App& app, Program& program) {
   option("--lang", o->language, "punkt's language")->capture_default_str();
   flag("--overwrite", o->overwrite, "replace a dataset that is there");
   option("--workers", o->workers, "tokenizers at work at once")->capture_default_str();
-  option(
-      "--tokenizer-type", tokenizer.type,
-      "bytes, HuggingFaceTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase or BertWordPieceCase; else what the "
-      "files below imply, bytes without any");
+  option("--tokenizer-type", tokenizer.type,
+         "bytes, HuggingFaceTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase or BertWordPieceCase; else "
+         "what the "
+         "files below imply, bytes without any");
   option("--tokenizer-model", tokenizer.model, "HuggingFaceTokenizer: tokenizer.json or its folder");
   option("--vocab-file", tokenizer.vocab_file, "GPT2BPETokenizer: vocab.json; BertWordPiece...: vocab.txt");
   option("--merge-file", tokenizer.merge_file, "GPT2BPETokenizer: merges.txt");

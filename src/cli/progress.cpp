@@ -73,8 +73,8 @@ void Progress::draw(const StepRecord& record) {
   char text[256];
   std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f%s  grad %.3f  lr %.2e  %s tok/s  left %s",
                 static_cast<long long>(record.step), static_cast<long long>(info_.steps), record.loss,
-                parts_text(record.losses).c_str(), record.grad_norm, record.lr, short_count(record.tokens_per_s).c_str(),
-                clock_time(left).c_str());
+                parts_text(record.losses).c_str(), record.grad_norm, record.lr,
+                short_count(record.tokens_per_s).c_str(), clock_time(left).c_str());
   std::string line = text;
   if (terminal_) {
     constexpr int kWidth = 24;

@@ -11,7 +11,9 @@ namespace tessera {
 namespace {
 
 /// File names need not be UTF-8.
-std::string dump(const CacheJson& json) { return json.dump(4, ' ', false, CacheJson::error_handler_t::replace); }
+std::string dump(const CacheJson& json) {
+  return json.dump(4, ' ', false, CacheJson::error_handler_t::replace);
+}
 
 std::uint64_t checksum(const IntArray& array) {
   ContentHash hash;
@@ -44,8 +46,9 @@ std::vector<IntArray> load(const std::string& base, const ArrayCache& cache,
                            std::span<const CachedEntry> entries) {
   const std::string path = base + "description.txt";
   const CacheJson stored = CacheJson::parse(read_description(path), nullptr, false);
-  TESSERA_ENSURE(DataError, stored.is_object() && stored.value("description", CacheJson()) == cache.description,
-                 path, ": describes other indices");
+  TESSERA_ENSURE(DataError,
+                 stored.is_object() && stored.value("description", CacheJson()) == cache.description, path,
+                 ": describes other indices");
   const CacheJson sums = stored.value("checksums", CacheJson());
   TESSERA_ENSURE(DataError, sums.is_object(), path, ": has no checksums");
   TESSERA_ENSURE(DataError, !stored.contains("rows") || stored["rows"].is_object(), path,
@@ -55,9 +58,10 @@ std::vector<IntArray> load(const std::string& base, const ArrayCache& cache,
     arrays.push_back(npy::load(base + entry.name + ".npy", layout_of(entry, stored, path)));
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::string file = base + entries[i].name + ".npy";
-    TESSERA_ENSURE(DataError,
-                   sums.value(entries[i].name, CacheJson()) == CacheJson(files::hex(entries[i].check(arrays[i], file))),
-                   file, ": its checksum does not match");
+    TESSERA_ENSURE(
+        DataError,
+        sums.value(entries[i].name, CacheJson()) == CacheJson(files::hex(entries[i].check(arrays[i], file))),
+        file, ": its checksum does not match");
     if (cache.on_progress) cache.on_progress();
   }
   return arrays;

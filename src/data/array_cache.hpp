@@ -22,9 +22,9 @@ struct CachedEntry {
 };
 
 struct ArrayCache {
-  std::string folder;                ///< "" = nothing is kept
-  std::string kind, split;           ///< of the files' names
-  CacheJson description;  ///< everything that the arrays depend on
+  std::string folder;       ///< "" = nothing is kept
+  std::string kind, split;  ///< of the files' names
+  CacheJson description;    ///< everything that the arrays depend on
   std::function<void()> on_progress;
 };
 

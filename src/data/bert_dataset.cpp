@@ -97,9 +97,9 @@ void check_special_tokens(const SpecialTokens& special) {
     const char *token, *key;
     std::int32_t id;
   };
-  for (const Need& need : {Need{"[CLS]", "data.cls_id", special.cls}, Need{"[SEP]", "data.sep_id", special.sep},
-                           Need{"[MASK]", "data.mask_id", special.mask},
-                           Need{"[PAD]", "data.pad_id", special.pad}}) {
+  for (const Need& need :
+       {Need{"[CLS]", "data.cls_id", special.cls}, Need{"[SEP]", "data.sep_id", special.sep},
+        Need{"[MASK]", "data.mask_id", special.mask}, Need{"[PAD]", "data.pad_id", special.pad}}) {
     TESSERA_ENSURE(ConfigError, need.id >= 0, "samples of sentences need the token ", need.token,
                    ", and the tokenizer of the data has none that is known by a usual name: give its id as ",
                    need.key, ", or make the data with a tokenizer that has it (tessera preprocess)");
@@ -112,8 +112,10 @@ BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, ElementRang
   check_special_tokens(options_.special);
   const MaskingOptions& m = options_.masking;
   TESSERA_ENSURE(ConfigError, options_.seq_length >= kSpecials + 2, "training.seq_length ",
-                 options_.seq_length, " is too short for samples of sentences: [CLS], two [SEP] and two "
-                 "tokens are ", kSpecials + 2);
+                 options_.seq_length,
+                 " is too short for samples of sentences: [CLS], two [SEP] and two "
+                 "tokens are ",
+                 kSpecials + 2);
   TESSERA_CHECK(m.mask_prob > 0 && m.mask_prob < 1, "mask_prob ", m.mask_prob, " is not between 0 and 1");
   TESSERA_CHECK(m.max_ngram >= 1, "max_ngram ", m.max_ngram);
   for (const std::int32_t id : options_.special.continuations) {
@@ -151,8 +153,7 @@ void BertDataset::fetch(std::int64_t index, const SampleView& out) const {
   TESSERA_ENSURE(DataError, length <= options_.seq_length, data_->prefix(), ": sample ", index, " has ",
                  length, " tokens, not ", options_.seq_length,
                  ". Its cached map does not belong to the data: remove it, and it is built anew");
-  std::fill(std::ranges::copy(sample.tokens, out.tokens.begin()).out, out.tokens.end(),
-            options_.special.pad);
+  std::fill(std::ranges::copy(sample.tokens, out.tokens.begin()).out, out.tokens.end(), options_.special.pad);
   std::fill(std::ranges::copy(sample.labels, out.labels.begin()).out, out.labels.end(), kIgnoredLabel);
   out.key_end.front() = static_cast<std::int32_t>(length);
   if (!options_.binary_head) return;

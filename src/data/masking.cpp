@@ -46,7 +46,8 @@ Words find_words(std::span<const std::int32_t> tokens, const SpecialTokens& spec
 }
 
 double mask_budget(std::int64_t length, std::int64_t target_length, double mask_prob) {
-  const double rounded = std::nearbyint(static_cast<double>(length) * mask_prob);  // halves to even, as Python
+  const double rounded =
+      std::nearbyint(static_cast<double>(length) * mask_prob);  // halves to even, as Python
   return std::min(mask_prob * static_cast<double>(target_length), std::max(1.0, rounded));
 }
 

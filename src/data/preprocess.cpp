@@ -162,8 +162,7 @@ class EncoderPool {
       tasks_.pop_front();
       lock.unlock();
       try {
-        if (tools.tokenizer == nullptr)
-          tools = {make_tokenizer(options_.tokenizer), splitter_of(options_)};
+        if (tools.tokenizer == nullptr) tools = {make_tokenizer(options_.tokenizer), splitter_of(options_)};
         task.result.set_value(encode(tools, task.chunk));
       } catch (...) {
         task.result.set_exception(std::current_exception());
@@ -314,10 +313,11 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   if (options.split_sentences) {
     for (const auto& writer : writers) result.sentences += writer->sequences();
     if (result.long_documents == 0)
-      result.notes.push_back("no document has more than one sentence, and samples of two segments need two: " +
-                             std::string(options.sentence_splitter == "lines"
-                                             ? "put one sentence on each line, or use --sentence-splitter punkt"
-                                             : "give longer texts"));
+      result.notes.push_back(
+          "no document has more than one sentence, and samples of two segments need two: " +
+          std::string(options.sentence_splitter == "lines"
+                          ? "put one sentence on each line, or use --sentence-splitter punkt"
+                          : "give longer texts"));
   }
   publish(writers, options, result);
   return result;

@@ -14,8 +14,8 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kLongSentence = 512;                        // Megatron's LONG_SENTENCE_LEN
-constexpr std::int64_t kMostSamples = std::int64_t{1} << 36;       // more is a mistake
+constexpr std::int32_t kLongSentence = 512;                   // Megatron's LONG_SENTENCE_LEN
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 36;  // more is a mistake
 constexpr std::int64_t kDocumentsPerReport = std::int64_t{1} << 20;
 
 /// Draws how long the next sample is to be.
@@ -123,8 +123,9 @@ IntArray build(LengthsView lengths, const std::vector<std::int64_t>& begins,
   return std::move(map).shuffled();
 }
 
-CacheJson describe(const IndexedDataset& dataset, ElementRange documents, const std::vector<std::int64_t>& begins,
-              const SentenceMapRequest& request, const std::string& kind, const std::string& split) {
+CacheJson describe(const IndexedDataset& dataset, ElementRange documents,
+                   const std::vector<std::int64_t>& begins, const SentenceMapRequest& request,
+                   const std::string& kind, const std::string& split) {
   CacheJson d;
   d["class"] = kind;
   d["dataset_path"] = std::filesystem::path(dataset.prefix()).filename().string();
@@ -195,12 +196,13 @@ CachedSentenceMap cached_sentence_map(const IndexedDataset& dataset, ElementRang
                          [&](const IntArray& array, const std::string& path) {
                            return check_rows(array, begins, request, path);
                          }};
-  CachedArrays found = cached_arrays({.folder = request.num_samples == 0 ? "" : folder,
-                                      .kind = kind,
-                                      .split = split,
-                                      .description = describe(dataset, documents, begins, request, kind, split),
-                                      .on_progress = request.on_progress},
-                                     std::span(&rows, 1), build);
+  CachedArrays found =
+      cached_arrays({.folder = request.num_samples == 0 ? "" : folder,
+                     .kind = kind,
+                     .split = split,
+                     .description = describe(dataset, documents, begins, request, kind, split),
+                     .on_progress = request.on_progress},
+                    std::span(&rows, 1), build);
   return {std::move(found.arrays.front()), found.cache, std::move(found.note)};
 }
 

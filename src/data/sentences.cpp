@@ -60,11 +60,12 @@ class PunktSplitter final : public SentenceSplitter {
   }
 
  private:
-  // Frames as those of the tokenizer's worker. split: u32 count, u32 bytes of each text, texts; its answer: u32
-  // count, u32 sentences of each text, u32 bytes of each sentence, sentences.
+  // Frames as those of the tokenizer's worker. split: u32 count, u32 bytes of each text, texts; its answer:
+  // u32 count, u32 sentences of each text, u32 bytes of each sentence, sentences.
   static constexpr std::uint32_t kReady = 1, kCannotSplit = 4, kNotInstalled = 5, kSplit = 6;
   static constexpr const char* kInstall =
-      "Sentences by punkt need Python 3 with two packages and punkt's data: pip install tessera nltk; python3 "
+      "Sentences by punkt need Python 3 with two packages and punkt's data: pip install tessera nltk; "
+      "python3 "
       "-m nltk.downloader punkt_tab. Or put one sentence on each line and use --sentence-splitter lines";
 
   static std::vector<std::string> command_of(const SentenceOptions& options) {

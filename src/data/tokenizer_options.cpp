@@ -100,12 +100,12 @@ TokenizerOptions settle(TokenizerOptions options) {
   const std::string implied = type_of(options);
   if (options.type.empty()) options.type = implied;
   const std::string& type = options.type;
-  TESSERA_ENSURE(ConfigError,
-                 type == "bytes" || type == "HuggingFaceTokenizer" || type == "GPT2BPETokenizer" ||
-                     is_word_piece(type),
-                 "tokenizer type \"", type,
-                 "\" is not known; use bytes, HuggingFaceTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase "
-                 "or BertWordPieceCase");
+  TESSERA_ENSURE(
+      ConfigError,
+      type == "bytes" || type == "HuggingFaceTokenizer" || type == "GPT2BPETokenizer" || is_word_piece(type),
+      "tokenizer type \"", type,
+      "\" is not known; use bytes, HuggingFaceTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase "
+      "or BertWordPieceCase");
   TESSERA_ENSURE(ConfigError, !is_word_piece(type) || !options.vocab_file.empty(), type,
                  " needs --vocab-file: the vocab.txt with a token on each line");
   TESSERA_ENSURE(

@@ -104,7 +104,8 @@ std::string absolute(const std::string& path) { return fs::absolute(path).lexica
 
 /// vocab.txt: the token of each line has the line's number.
 void add_lines(const std::string& text, const std::string& path, Vocabulary& out) {
-  TESSERA_ENSURE(DataError, text.find('\0') == std::string::npos, path, ": is no text. A vocab.txt has a token "
+  TESSERA_ENSURE(DataError, text.find('\0') == std::string::npos, path,
+                 ": is no text. A vocab.txt has a token "
                  "on each line");
   std::int64_t id = 0;
   for (std::size_t begin = 0; begin < text.size(); ++id) {

@@ -157,21 +157,20 @@ SplitsOptions splits_of(const Config& config, const std::function<void()>& on_pr
 DatasetSplits open_sentences(const Config& config, const RunTokenizer& tokenizer,
                              const std::function<void()>& on_progress) {
   const DataConfig& d = config.data;
-  return build_bert_data(
-      {splits_of(config, on_progress),
-       {.seq_length = config.training.seq_length,
-        .seed = static_cast<std::uint32_t>(config.training.seed),
-        .binary_head = resolve(config.model).binary_head.value_or(false),
-        .short_seq_prob = d.short_seq_prob,
-        .masking = {.mask_prob = d.mask_prob,
-                    .max_ngram = d.masking_max_ngram,
-                    .whole_words = d.masking_do_full_word,
-                    .longer_ngrams = d.masking_use_longer_ngrams,
-                    .geometric = d.masking_use_geometric_distribution},
-        .special = tokenizer.special,
-        .vocab_size = tokenizer.ids,
-        .cache_folder = d.cache_dir.value_or(""),
-        .on_progress = on_progress}});
+  return build_bert_data({splits_of(config, on_progress),
+                          {.seq_length = config.training.seq_length,
+                           .seed = static_cast<std::uint32_t>(config.training.seed),
+                           .binary_head = resolve(config.model).binary_head.value_or(false),
+                           .short_seq_prob = d.short_seq_prob,
+                           .masking = {.mask_prob = d.mask_prob,
+                                       .max_ngram = d.masking_max_ngram,
+                                       .whole_words = d.masking_do_full_word,
+                                       .longer_ngrams = d.masking_use_longer_ngrams,
+                                       .geometric = d.masking_use_geometric_distribution},
+                           .special = tokenizer.special,
+                           .vocab_size = tokenizer.ids,
+                           .cache_folder = d.cache_dir.value_or(""),
+                           .on_progress = on_progress}});
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ RunTokenizer tokenizer_of_run(const Config& config, const Logger& log);
 /// The samples of a training run. `on_progress` is called now and then while indices are built or read.
 /// Errors: ConfigError, DataError.
 DatasetSplits open_run_data(const Config& config, const RunTokenizer& tokenizer,
-                      const std::function<void()>& on_progress);
+                            const std::function<void()>& on_progress);
 
 /// Before the first step: refuses data with ids beyond the model's vocabulary, wherever they lie, and says
 /// which data the run reads more than twice. Data of unknown origin that hold nothing but bytes and 256 are

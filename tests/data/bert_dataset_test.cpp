@@ -23,10 +23,8 @@ void write_sentences(const std::string& prefix, const std::vector<std::vector<To
   writer.finish();
 }
 
-const std::vector<Tokens> kSentences = {{4, 5, 6, 7, 8, 9},
-                                        {10, 30, 11, 12, 31, 32, 13},
-                                        {14, 15, 16, 17, 18},
-                                        {19, 33, 20, 21, 22, 23, 24}};
+const std::vector<Tokens> kSentences = {
+    {4, 5, 6, 7, 8, 9}, {10, 30, 11, 12, 31, 32, 13}, {14, 15, 16, 17, 18}, {19, 33, 20, 21, 22, 23, 24}};
 
 BertDatasetOptions golden_options() {
   BertDatasetOptions options;
@@ -78,8 +76,8 @@ const std::vector<GoldenSample> kGolden = {
 TEST(BertDataset, SamplesAreMegatrons) {
   for (std::size_t i = 0; i < kGolden.size(); ++i) {
     const GoldenSample& golden = kGolden[i];
-    const BertSample sample = make_bert_sample(kSentences, 21, static_cast<std::int64_t>(i), golden_options(),
-                                               golden_continues());
+    const BertSample sample =
+        make_bert_sample(kSentences, 21, static_cast<std::int64_t>(i), golden_options(), golden_continues());
     Tokens tokens = golden.before, labels(tokens.size(), kIgnoredLabel);
     for (const auto& [position, label, written] : golden.masked) {
       EXPECT_EQ(tokens[position], label);
@@ -105,11 +103,8 @@ TEST(BertDataset, PadsSamples) {
   EXPECT_EQ(data.fields(), (SampleFields{.token_types = true, .key_end = true, .sample_label = true}));
   for (std::int64_t i = 0; i < 4; ++i) {
     Tokens tokens(26), labels(26), types(26), end(1), label(1);
-    data.fetch(i, {.tokens = tokens,
-                   .labels = labels,
-                   .token_types = types,
-                   .key_end = end,
-                   .sample_label = label});
+    data.fetch(
+        i, {.tokens = tokens, .labels = labels, .token_types = types, .key_end = end, .sample_label = label});
     // Two sentences fill no sample of 23 tokens: all four make one.
     EXPECT_EQ(end[0], 26);
     BertDatasetOptions shorter = options;
@@ -266,7 +261,8 @@ TEST(BuildBertData, SplitsDocumentsAndBlends) {
   EXPECT_TRUE(two.train->fields().sample_label);
   options.members = {{std::nullopt, folder / "a"}};
   options.split = "1,0.0001,0";
-  mentions(message_of<DataError>([&] { build_bert_data(options); }), {"valid split", "documents [10, 10) of 10"});
+  mentions(message_of<DataError>([&] { build_bert_data(options); }),
+           {"valid split", "documents [10, 10) of 10"});
 }
 
 }  // namespace

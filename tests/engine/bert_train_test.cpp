@@ -1,5 +1,5 @@
-/// Whole runs of BERT on sentences: interrupted and resumed, on every kind of layout, with and without the head
-/// for pairs; data that are refused.
+/// Whole runs of BERT on sentences: interrupted and resumed, on every kind of layout, with and without the
+/// head for pairs; data that are refused.
 
 #include <map>
 
@@ -37,8 +37,7 @@ struct BertTraining : test::FolderTest {
     return prefix;
   }
   static SpecialTokens special() {
-    return {
-        .cls = 2, .sep = 3, .mask = 4, .pad = 0, .continuations = {40, 41, 42, 43, 44, 45, 46, 47}};
+    return {.cls = 2, .sep = 3, .mask = 4, .pad = 0, .continuations = {40, 41, 42, 43, 44, 45, 46, 47}};
   }
   void write_record(const std::string& prefix, const SpecialTokens& tokens) {
     write_dataset_record(prefix, {.tokenizer = {.type = "BertWordPieceCase",
@@ -240,10 +239,11 @@ TEST(BertConfig, RefusesKeysThatDoNotFit) {
   const auto refuses = [](const std::string& more, const auto&... parts) {
     expect_error<ConfigError>(
         [&] {
-          parse_config("model: {family: bert, num_layers: 1, hidden_size: 8, num_heads: 2, vocab_size: 48, "
-                       "max_positions: 64}\n" +
-                           more,
-                       "here");
+          parse_config(
+              "model: {family: bert, num_layers: 1, hidden_size: 8, num_heads: 2, vocab_size: 48, "
+              "max_positions: 64}\n" +
+                  more,
+              "here");
         },
         parts...);
   };

@@ -113,6 +113,12 @@ device: {{threads: 1}}
     assert "bert" in run(program, "plan", config).stdout
 
 
+def test_configs_are_the_usual_models(tessera_program, source_dir):
+    for name, parameters in (("base", 110_106_428), ("large", 336_226_108)):
+        planned = run(tessera_program, "plan", source_dir / f"configs/bert_{name}.yaml", "--json").stdout
+        assert json.loads(planned)["parameters"] == parameters
+
+
 def test_what_preprocess_refuses_and_tells(tessera_program, word_pieces):
     folder, program = word_pieces, tessera_program
     assert "not known; use lines or punkt" in preprocess(program, folder, "--sentence-splitter", "dots", code=2).stderr

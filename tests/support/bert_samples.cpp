@@ -1,5 +1,6 @@
 // What tests/python/test_bert_data.py compares: the first COUNT training samples of a configuration, one JSON
-// object a line, and before them the sample map. Usage: bert_samples CONFIG.yaml COUNT [section.key=value ...]
+// object a line, and before them the sample map. Usage: bert_samples CONFIG.yaml COUNT [section.key=value
+// ...]
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -17,11 +18,9 @@ nlohmann::json sample_of(const Dataset& data, std::int64_t index) {
   const auto s = static_cast<std::size_t>(data.seq_length());
   const SampleFields fields = data.fields();
   Ids tokens(s), labels(s), types(fields.token_types ? s : 0), end(1), label(fields.sample_label ? 1 : 0);
-  data.fetch(index, {.tokens = tokens,
-                     .labels = labels,
-                     .token_types = types,
-                     .key_end = end,
-                     .sample_label = label});
+  data.fetch(
+      index,
+      {.tokens = tokens, .labels = labels, .token_types = types, .key_end = end, .sample_label = label});
   return {{"tokens", tokens}, {"labels", labels}, {"types", types}, {"end", end}, {"label", label}};
 }
 
@@ -36,8 +35,7 @@ nlohmann::json map_of(const BertDataset& data) {
 int main(int argc, char** argv) {
   try {
     const Config config = load_config(argv[1], {argv + 3, argv + argc});
-    const DatasetSplits data =
-        open_run_data(config, tokenizer_of_run(config, Logger::silent()), {});
+    const DatasetSplits data = open_run_data(config, tokenizer_of_run(config, Logger::silent()), {});
     std::cout << map_of(dynamic_cast<const BertDataset&>(*data.train)) << "\n";
     for (std::int64_t i = 0; i < std::stoll(argv[2]); ++i) std::cout << sample_of(*data.train, i) << "\n";
   } catch (const std::exception& error) {

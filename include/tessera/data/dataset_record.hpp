@@ -11,7 +11,7 @@ namespace tessera {
 
 struct DatasetRecord {
   TokenizerRecord tokenizer{};
-  bool append_eod = false;  ///< every document that is not empty ends in tokenizer.end_of_document
+  bool append_eod = false;       ///< every document that is not empty ends in tokenizer.end_of_document
   bool split_sentences = false;  ///< sequences are sentences, documents have several
   /// What samples of sentences are put together with; none in records of versions that did not know it.
   std::optional<SpecialTokens> special{};

@@ -24,11 +24,11 @@ struct SpecialTokens {
 };
 
 struct MaskingOptions {
-  double mask_prob = 0.15;           ///< share of a sample's tokens
-  std::int64_t max_ngram = 3;        ///< words masked together, at most
-  bool whole_words = true;           ///< all pieces of a word or none
-  bool longer_ngrams = false;        ///< runs of n words come n times as often as of one, not 1/n times
-  bool geometric = false;            ///< lengths of runs are geometric(0.2), cut at max_ngram, as SpanBERT's
+  double mask_prob = 0.15;     ///< share of a sample's tokens
+  std::int64_t max_ngram = 3;  ///< words masked together, at most
+  bool whole_words = true;     ///< all pieces of a word or none
+  bool longer_ngrams = false;  ///< runs of n words come n times as often as of one, not 1/n times
+  bool geometric = false;      ///< lengths of runs are geometric(0.2), cut at max_ngram, as SpanBERT's
 };
 
 /// Words of a sample: the positions of each, one word after the other; specials belong to none.
@@ -47,8 +47,8 @@ Words find_words(std::span<const std::int32_t> tokens, const SpecialTokens& spec
                  const std::vector<bool>& continues, bool whole_words);
 
 /// Calls `mask(run)` for runs of words that do not overlap, until `budget` positions are masked: a run that
-/// would go beyond is shortened, one word that would is passed over. `mask` may draw from `random`. Megatron's
-/// two shuffles of the words are drawn before and after.
+/// would go beyond is shortened, one word that would is passed over. `mask` may draw from `random`.
+/// Megatron's two shuffles of the words are drawn before and after.
 void choose_runs(const Words& words, double budget, const MaskingOptions& options, NumpyRandom& random,
                  const std::function<void(std::span<const std::int32_t>)>& mask);
 

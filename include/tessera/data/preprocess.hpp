@@ -27,8 +27,8 @@ struct PreprocessOptions {
   bool split_sentences = false;
   std::string sentence_splitter = "lines";  ///< one on each line | punkt: of the Python package nltk
   std::string language = "english";         ///< punkt's
-  int workers = 1;          ///< tokenizers at work at once; the result does not depend on it
-  bool overwrite = false;   ///< replace datasets that are there
+  int workers = 1;                          ///< tokenizers at work at once; the result does not depend on it
+  bool overwrite = false;                   ///< replace datasets that are there
   TokenizerOptions tokenizer;
   std::function<void(const PreprocessProgress&)> progress{};  ///< called on the caller's thread, every few MB
 };
@@ -39,8 +39,8 @@ struct PreprocessResult {
   std::int64_t documents = 0;
   std::int64_t sentences = 0;       ///< over all keys; split_sentences only
   std::int64_t long_documents = 0;  ///< of several sentences
-  std::int64_t tokens = 0;     ///< over all keys
-  std::int64_t bytes = 0;   ///< of input
+  std::int64_t tokens = 0;          ///< over all keys
+  std::int64_t bytes = 0;           ///< of input
   TokenizerRecord tokenizer{};
   DType dtype = DType::u16;
 };

@@ -31,7 +31,7 @@ class Tokenizer {
 
 struct TokenizerOptions {
   std::string type{};        ///< bytes | HuggingFaceTokenizer | GPT2BPETokenizer | BertWordPieceLowerCase |
-                       ///< BertWordPieceCase; "" = what the files imply
+                             ///< BertWordPieceCase; "" = what the files imply
   std::string model{};       ///< HuggingFaceTokenizer: tokenizer.json, or the folder that holds it
   std::string vocab_file{};  ///< GPT2BPETokenizer: vocab.json; BertWordPiece...: vocab.txt
   std::string merge_file{};  ///< GPT2BPETokenizer: merges.txt
