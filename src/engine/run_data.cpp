@@ -251,6 +251,9 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
       largest = id;
       where = prefix;
     }
+    if (!reads_sentences(config) && read_dataset_record(prefix).value_or(DatasetRecord{}).split_sentences)
+      log.warning(prefix, " holds sentences, which model.family ", config.model.family.name,
+                  " reads one after the other like documents: make its data without --split-sentences");
     if (!bounds.front() || weight <= 0) continue;
     const ElementRange range = training_sequences(config, data, bounds);
     const auto tokens = static_cast<double>(count_tokens(data.lengths(), range.begin, range.end));

@@ -111,6 +111,11 @@ device: {{threads: 1}}
     lines = metrics(folder / "run")
     assert lines[-1]["token_loss"] < lines[0]["token_loss"] and {"eval_token_loss", "eval_nsp_loss", "nsp_loss"} <= lines[-1].keys()
     assert "bert" in run(program, "plan", config).stdout
+    # As data of Megatron's tool are: without a record, by their tokenizer's files.
+    (folder / "vocab.old").rename(folder / "vocab.txt")
+    (folder / "d_text_sentence.tessera.json").unlink()
+    run(program, "train", config, f"data.tokenizer={folder / 'vocab.txt'}", f"logging.dir={folder / 'run2'}")
+    assert [line["loss"] for line in metrics(folder / "run2")] == [line["loss"] for line in lines]
 
 
 def test_configs_are_the_usual_models(tessera_program, source_dir):
