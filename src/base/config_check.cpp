@@ -284,6 +284,14 @@ void check_samples(Rules& rules, const Config& c) {
                   c.training.seq_length, ") is too short for model.family ", c.model.family.name,
                   ": a sample has [CLS], two [SEP] and at least two tokens");
   });
+  rules.rule({"model.family", "training.seq_length", "data.mask_prob"}, [&] {
+    const std::int64_t tokens = c.training.seq_length - 3;
+    return unless(!of_sentences() || tokens < 2 || d.mask_prob * static_cast<double>(tokens) >= 1,
+                  "data.mask_prob (", d.mask_prob, ") of the ", tokens,
+                  " tokens of a sample is less than one token, so that nothing would be masked: raise it, or "
+                  "training.seq_length (",
+                  c.training.seq_length, ")");
+  });
   const std::pair<const char*, const std::optional<std::int64_t>*> ids[] = {{"data.cls_id", &d.cls_id},
                                                                             {"data.sep_id", &d.sep_id},
                                                                             {"data.mask_id", &d.mask_id},

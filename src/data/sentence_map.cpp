@@ -36,10 +36,16 @@ class TargetLength {
   std::mt19937 random_;
 };
 
-/// What documents were passed over, for the message when all were.
-struct Passed {
-  std::int64_t few = 0, long_sentence = 0;
-};
+enum class Use { yes, too_short, long_sentence };
+
+/// Whether a document gives samples.
+Use use_of(LengthsView lengths, std::int64_t begin, std::int64_t end, std::int64_t min_sentences) {
+  if (begin == end || end - begin < min_sentences) return Use::too_short;
+  for (std::int64_t i = begin; i < end && end - begin > 1; ++i) {
+    if (lengths[i] > kLongSentence) return Use::long_sentence;
+  }
+  return Use::yes;
+}
 
 template <typename T>
 class MapBuilder {
@@ -49,14 +55,12 @@ class MapBuilder {
 
   /// All documents once more.
   void add_epoch() {
-    passed_ = {};
     for (std::size_t d = 0; d + 1 < begins_.size(); ++d) {
       if (request_.on_progress && d % kDocumentsPerReport == 0) request_.on_progress();
       add_document(begins_[d], begins_[d + 1]);
     }
   }
   std::int64_t samples() const { return static_cast<std::int64_t>(rows_.size() / 3); }
-  const Passed& passed() const { return passed_; }
 
   IntArray shuffled() && {
     std::mt19937_64 random(std::uint64_t{request_.seed} + 1);
@@ -68,21 +72,8 @@ class MapBuilder {
   }
 
  private:
-  bool is_usable(std::int64_t begin, std::int64_t end) {
-    if (end - begin < request_.min_sentences) {
-      ++passed_.few;
-      return false;
-    }
-    for (std::int64_t i = begin; i < end && end - begin > 1; ++i) {
-      if (lengths_[i] <= kLongSentence) continue;
-      ++passed_.long_sentence;
-      return false;
-    }
-    return true;
-  }
-
   void add_document(std::int64_t begin, std::int64_t end) {
-    if (begin == end || !is_usable(begin, end)) return;
+    if (use_of(lengths_, begin, end, request_.min_sentences) != Use::yes) return;
     std::int64_t target = target_.next(), length = 0, first = begin;
     for (std::int64_t i = begin; i < end; ++i) {
       length += lengths_[i];
@@ -101,7 +92,6 @@ class MapBuilder {
   const SentenceMapRequest& request_;
   TargetLength target_;
   std::vector<T> rows_;
-  Passed passed_;
 };
 
 template <typename T>
@@ -112,12 +102,11 @@ IntArray build(LengthsView lengths, const std::vector<std::int64_t>& begins,
   while (map.samples() < wanted) {
     const std::int64_t before = map.samples();
     map.add_epoch();
-    TESSERA_ENSURE(DataError, map.samples() > before, place, ": none of its ", begins.size() - 1,
-                   " documents gives a sample: ", map.passed().few, " have fewer than ",
-                   request.min_sentences, " sentences, ", map.passed().long_sentence,
-                   " a sentence of more than ", kLongSentence,
-                   " tokens. Sequences must be sentences: make the data with `tessera preprocess "
-                   "--split-sentences`");
+    TESSERA_ENSURE(
+        DataError, map.samples() > before, place, ": none of its ", begins.size() - 1,
+        " documents gives a sample: ",
+        to_text(count_unusable(lengths, begins, request.min_sentences), request.min_sentences),
+        ". Sequences must be sentences: make the data with `tessera preprocess --split-sentences`");
     if (!request.num_samples) break;
   }
   return std::move(map).shuffled();
@@ -166,6 +155,22 @@ std::uint64_t check_rows(const IntArray& rows, const std::vector<std::int64_t>& 
 }
 
 }  // namespace
+
+UnusableDocuments count_unusable(LengthsView lengths, const std::vector<std::int64_t>& begins,
+                                 std::int64_t min_sentences) {
+  UnusableDocuments found;
+  for (std::size_t d = 0; d + 1 < begins.size(); ++d) {
+    const Use use = use_of(lengths, begins[d], begins[d + 1], min_sentences);
+    found.short_ones += use == Use::too_short ? 1 : 0;
+    found.long_sentence += use == Use::long_sentence ? 1 : 0;
+  }
+  return found;
+}
+
+std::string to_text(const UnusableDocuments& documents, std::int64_t min_sentences) {
+  return detail::concat(documents.short_ones, " have fewer than ", min_sentences, " sentences, ",
+                        documents.long_sentence, " a sentence of more than ", kLongSentence, " tokens");
+}
 
 IntArray build_sentence_map(LengthsView lengths, const std::vector<std::int64_t>& begins,
                             const SentenceMapRequest& request, const std::string& place) {

@@ -227,6 +227,17 @@ void tell_unread_keys(const Config& config, const Logger& log) {
                 "model.family ", config.model.family.name, " learns the next token, not masked ones");
 }
 
+/// Says how many documents give no samples.
+void tell_unusable(const Config& config, const IndexedDataset& data, const Logger& log) {
+  if (!reads_sentences(config)) return;
+  const std::int64_t sentences = resolve(config.model).binary_head.value_or(false) ? 2 : 1;
+  const UnusableDocuments unusable =
+      count_unusable(data.lengths(), data.document_begins(0, data.documents() + 1), sentences);
+  if (unusable.count() > 0)
+    log.info(data.prefix(), ": ", unusable.count(), " of its ", data.documents(),
+             " documents give no samples: ", to_text(unusable, sentences));
+}
+
 /// The sequences that training reads: shares are of documents where sequences are sentences.
 ElementRange training_sequences(const Config& config, const IndexedDataset& data, const SplitBounds& bounds) {
   if (!reads_sentences(config)) return *split_ranges(bounds, data.sequences()).front();
@@ -254,6 +265,7 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
     if (!reads_sentences(config) && read_dataset_record(prefix).value_or(DatasetRecord{}).split_sentences)
       log.warning(prefix, " holds sentences, which model.family ", config.model.family.name,
                   " reads one after the other like documents: make its data without --split-sentences");
+    tell_unusable(config, data, log);
     if (!bounds.front() || weight <= 0) continue;
     const ElementRange range = training_sequences(config, data, bounds);
     const auto tokens = static_cast<double>(count_tokens(data.lengths(), range.begin, range.end));

@@ -229,7 +229,7 @@ TEST(BertDataset, RefusesWhatGivesNoSamples) {
   const auto fails = [&](const BertDatasetOptions& with) {
     return message_of<Error>([&] { BertDataset(data, {0, 4}, with); });
   };
-  mentions(fails(options), {"none of its 4 documents", "2 have fewer than 2 sentences",
+  mentions(fails(options), {"none of its 4 documents", "3 have fewer than 2 sentences",
                             "1 a sentence of more than 512 tokens", "--split-sentences"});
   options.seq_length = 4;
   mentions(fails(options), {"training.seq_length 4 is too short", "5"});

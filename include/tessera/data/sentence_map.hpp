@@ -32,6 +32,20 @@ struct SentenceMapRequest {
 IntArray build_sentence_map(LengthsView lengths, const std::vector<std::int64_t>& begins,
                             const SentenceMapRequest& request, const std::string& place);
 
+/// Documents that give no samples.
+struct UnusableDocuments {
+  std::int64_t short_ones = 0;     ///< with fewer sentences than a sample needs
+  std::int64_t long_sentence = 0;  ///< of several sentences, one of them of more than 512 tokens
+  std::int64_t count() const { return short_ones + long_sentence; }
+};
+
+/// Of the documents with the first sentences `begins`, as for build_sentence_map.
+UnusableDocuments count_unusable(LengthsView lengths, const std::vector<std::int64_t>& begins,
+                                 std::int64_t min_sentences);
+
+/// "3 have fewer than 2 sentences, 1 a sentence of more than 512 tokens".
+std::string to_text(const UnusableDocuments& documents, std::int64_t min_sentences);
+
 struct CachedSentenceMap {
   IntArray rows;
   CacheUse cache = CacheUse::off;
