@@ -55,11 +55,13 @@ def u32_bytes(values):
 
 def load_tokenizer(options):
     from tokenizers import Tokenizer
-    from tokenizers.implementations import ByteLevelBPETokenizer
+    from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
     try:
         if options.model:
             tokenizer = Tokenizer.from_file(options.model)
+        elif options.word_piece:
+            tokenizer = BertWordPieceTokenizer(options.vocab_file, lowercase=options.word_piece == "lower")
         else:
             tokenizer = ByteLevelBPETokenizer(options.vocab_file, options.merge_file)
     except Exception as error:  # the package raises plain Exception for damaged files
@@ -69,7 +71,8 @@ def load_tokenizer(options):
     return tokenizer
 
 
-def encode(tokenizer, payload):
+def texts_of(payload):
+    """The texts of a request: u32 count, u32 bytes of each, texts."""
     (count,) = struct.unpack_from("<I", payload)
     sizes = struct.unpack_from(f"<{count}I", payload, 4)
     at, texts = 4 + 4 * count, []
@@ -79,8 +82,13 @@ def encode(tokenizer, payload):
         except UnicodeDecodeError as error:
             raise Refused(f"text is not UTF-8: {error}") from error
         at += size
+    return texts
+
+
+def encode(tokenizer, payload):
+    texts = texts_of(payload)
     rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    answer = [struct.pack("<I", count), u32_bytes([len(row) for row in rows])]
+    answer = [struct.pack("<I", len(texts)), u32_bytes([len(row) for row in rows])]
     answer.extend(u32_bytes(row) for row in rows)
     return b"".join(answer)
 
@@ -108,7 +116,8 @@ def serve(options, requests, answers):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Tokenizes for `tessera preprocess` over standard input and output.")
     parser.add_argument("--model", default="", help="tokenizer.json")
-    parser.add_argument("--vocab-file", default="", help="vocab.json of a GPT-2 tokenizer")
+    parser.add_argument("--vocab-file", default="", help="vocab.json of a GPT-2 tokenizer, or vocab.txt")
+    parser.add_argument("--word-piece", default="", choices=("", "lower", "case"), help="the vocabulary is a vocab.txt of WordPiece")
     parser.add_argument("--merge-file", default="", help="merges.txt of a GPT-2 tokenizer")
     options = parser.parse_args(arguments)
     # One process per worker is the parallelism; threads inside each would only fight for the cores.

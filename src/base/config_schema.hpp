@@ -239,16 +239,41 @@ void describe(Visitor& visit, Section& c) {
               between(1, 1e12));
 }
 
+template <typename Visitor, typename Section>
+void describe_masking(Visitor& visit, Section& c) {
+  visit.field("mask_prob", c.mask_prob, "BERT: share of a sample's tokens that are to be guessed",
+              Limits{.min = 0.0, .max = 1.0, .above = true, .below = true});
+  visit.field("short_seq_prob", c.short_seq_prob,
+              "BERT: share of the samples that are made shorter than `training.seq_length`", between(0, 1));
+  visit.field("masking_max_ngram", c.masking_max_ngram, "BERT: most words in a row that are masked together",
+              between(1, 1024));
+  visit.field("masking_do_full_word", c.masking_do_full_word,
+              "BERT: mask all pieces of a word (\"##\" goes on with the word before it) or none");
+  visit.field("masking_use_longer_ngrams", c.masking_use_longer_ngrams,
+              "BERT: long rows of words are the likely ones, not the short ones");
+  visit.field("masking_use_geometric_distribution", c.masking_use_geometric_distribution,
+              "BERT: lengths of rows of words are geometric, as SpanBERT's");
+  visit.field("cls_id", c.cls_id, "BERT: the token before a sample; null = [CLS] of the data's tokenizer",
+              between(0, kMostTokens));
+  visit.field("sep_id", c.sep_id, "BERT: the token after each segment; null = [SEP]",
+              between(0, kMostTokens));
+  visit.field("mask_id", c.mask_id, "BERT: the token in place of masked ones; null = [MASK]",
+              between(0, kMostTokens));
+  visit.field("pad_id", c.pad_id, "BERT: the token behind a short sample's end; null = [PAD]",
+              between(0, kMostTokens));
+}
+
 template <typename Visitor, IsSection<DataConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("path", c.path,
               "prefix of an .idx/.bin pair, or a list of [weight, prefix]; training needs it");
   visit.field("split", c.split, "shares of training, validation and test");
-  visit.field("tokenizer", c.tokenizer, "`bytes` or the path of a tokenizer.json");
+  visit.field("tokenizer", c.tokenizer, "`bytes` or the path of a tokenizer.json or vocab.txt");
   visit.field("cache_dir", c.cache_dir, "where sample indices are kept; null = beside the data");
   visit.field("reset_position_ids", c.reset_position_ids, "count positions from 0 again in every document");
   visit.field("reset_attention_mask", c.reset_attention_mask, "no attention across documents");
   visit.field("eod_mask_loss", c.eod_mask_loss, "no loss on end-of-document tokens");
+  describe_masking(visit, c);
 }
 
 template <typename Visitor, IsSection<CheckpointConfig> Section>

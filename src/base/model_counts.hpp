@@ -18,6 +18,17 @@ N count_matmul_weights(const ModelConfig& m) {
   return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + static_cast<N>(m.vocab_size) * width;
 }
 
+/// What BERT has beside an embedding and layers: types of tokens, the transform and the biases before the
+/// vocabulary, and with the binary head pooler and two classes.
+template <typename N>
+N count_bert_heads(const ModelConfig& m, N norm) {
+  if (!m.token_types) return 0;
+  const N width = static_cast<N>(m.hidden_size), square = width * width + width;
+  N total = static_cast<N>(*m.token_types) * width + square + norm + static_cast<N>(m.vocab_size);
+  if (m.binary_head.value_or(false)) total += square + 2 * width + 2;
+  return total;
+}
+
 /// `m` is resolved.
 template <typename N>
 N count_parameters(const ModelConfig& m) {
@@ -35,7 +46,7 @@ N count_parameters(const ModelConfig& m) {
   N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (2 * norm + layer_biases) + norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
-  return total;
+  return total + count_bert_heads<N>(m, norm);
 }
 
 }  // namespace tessera

@@ -32,8 +32,10 @@ void run_preprocess(PreprocessOptions options, const Program& program) {
   const PreprocessResult result = preprocess(options);
   if (terminal) std::cerr << "\n";
   for (const std::string& note : result.notes) std::cerr << "note: " << note << "\n";
-  std::cout << result.documents << " documents, " << result.tokens << " tokens (" << result.dtype
-            << ", vocabulary " << result.tokenizer.vocab_size << ") in";
+  std::cout << result.documents << " documents, ";
+  if (result.sentences > 0) std::cout << result.sentences << " sentences, ";
+  std::cout << result.tokens << " tokens (" << result.dtype << ", vocabulary " << result.tokenizer.vocab_size
+            << ") in";
   for (const std::string& prefix : result.prefixes) std::cout << " " << prefix << ".{idx,bin}";
   std::cout << std::endl;
 }
@@ -56,13 +58,20 @@ void add_preprocess(CLI::App& app, Program& program) {
       ->required();
   option("--json-keys", o->json_keys, "keys of the JSON objects to take text from")->capture_default_str();
   flag("--append-eod", o->append_eod, "end every document with an end-of-document token");
+  flag("--split-sentences", o->split_sentences,
+       "for BERT: each sentence a sequence of its own; writes PREFIX_KEY_sentence instead");
+  option("--sentence-splitter", o->sentence_splitter,
+         "lines: one sentence on each line of a text; punkt: by the Python package nltk")
+      ->capture_default_str();
+  option("--lang", o->language, "punkt's language")->capture_default_str();
   flag("--overwrite", o->overwrite, "replace a dataset that is there");
   option("--workers", o->workers, "tokenizers at work at once")->capture_default_str();
-  option(
-      "--tokenizer-type", tokenizer.type,
-      "bytes, HuggingFaceTokenizer or GPT2BPETokenizer; else what the files below imply, bytes without any");
+  option("--tokenizer-type", tokenizer.type,
+         "bytes, HuggingFaceTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase or BertWordPieceCase; else "
+         "what the "
+         "files below imply, bytes without any");
   option("--tokenizer-model", tokenizer.model, "HuggingFaceTokenizer: tokenizer.json or its folder");
-  option("--vocab-file", tokenizer.vocab_file, "GPT2BPETokenizer: vocab.json");
+  option("--vocab-file", tokenizer.vocab_file, "GPT2BPETokenizer: vocab.json; BertWordPiece...: vocab.txt");
   option("--merge-file", tokenizer.merge_file, "GPT2BPETokenizer: merges.txt");
   option("--eod-token", tokenizer.end_of_document,
          "the token that ends a document; else the tokenizer's own end of text");

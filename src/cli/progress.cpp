@@ -34,6 +34,17 @@ std::string short_count(double n) {
   return text;
 }
 
+/// " (token 6.1234, nsp 0.6931)" of a model with several losses.
+std::string parts_text(const std::vector<std::pair<std::string, double>>& losses) {
+  std::string text;
+  for (const auto& [name, value] : losses) {
+    char part[32];
+    std::snprintf(part, sizeof part, " %.4f", value);
+    text += (text.empty() ? " (" : ", ") + name + part;
+  }
+  return text.empty() ? text : text + ")";
+}
+
 }  // namespace
 
 void Progress::start(const RunInfo& info) {
@@ -60,10 +71,10 @@ void Progress::draw(const StepRecord& record) {
   const auto done = static_cast<double>(record.step - info_.first_step);
   const double left = elapsed / done * static_cast<double>(info_.steps - record.step);
   char text[256];
-  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s  left %s",
+  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f%s  grad %.3f  lr %.2e  %s tok/s  left %s",
                 static_cast<long long>(record.step), static_cast<long long>(info_.steps), record.loss,
-                record.grad_norm, record.lr, short_count(record.tokens_per_s).c_str(),
-                clock_time(left).c_str());
+                parts_text(record.losses).c_str(), record.grad_norm, record.lr,
+                short_count(record.tokens_per_s).c_str(), clock_time(left).c_str());
   std::string line = text;
   if (terminal_) {
     constexpr int kWidth = 24;
@@ -79,10 +90,11 @@ void Progress::draw(const StepRecord& record) {
   }
 }
 
-void Progress::evaluation(std::int64_t step, double loss) {
+void Progress::evaluation(const StepRecord& record) {
   char text[96];
-  std::snprintf(text, sizeof text, "step %lld  validation loss %.4f", static_cast<long long>(step), loss);
-  note(text);
+  std::snprintf(text, sizeof text, "step %lld  validation loss %.4f", static_cast<long long>(record.step),
+                record.eval_loss.value_or(0));
+  note(text + parts_text(record.eval_losses));
 }
 
 void Progress::note(const std::string& text) {

@@ -12,7 +12,7 @@ class Progress {
   Progress(std::int64_t every, bool terminal) : every_(every), terminal_(terminal) {}
   void start(const RunInfo& info);
   void step(const StepRecord& record);
-  void evaluation(std::int64_t step, double loss);
+  void evaluation(const StepRecord& record);
   /// A line of its own, above the bar.
   void note(const std::string& text);
   void finish();

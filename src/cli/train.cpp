@@ -154,7 +154,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   TrainHooks hooks;
   hooks.on_start = [&](const RunInfo& info) { progress.start(info); };
   hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
-  hooks.on_evaluation = [&](std::int64_t step, double loss) { progress.evaluation(step, loss); };
+  hooks.on_evaluation = [&](const StepRecord& record) { progress.evaluation(record); };
   hooks.on_checkpoint = [&](const std::filesystem::path& path) { progress.note("saved " + path.string()); };
   hooks.on_profile = [&](const std::string& table) { progress.note("\n" + table); };
   hooks.should_stop = [] { return interrupt_requested.load(); };

@@ -4,6 +4,16 @@
 
 namespace tessera {
 
+void check_view(const SampleView& view, std::int64_t seq_length, const SampleFields& fields) {
+  const auto s = static_cast<std::size_t>(seq_length);
+  TESSERA_CHECK(view.tokens.size() == s && view.labels.size() == s, "a sample has ", s, " tokens and labels");
+  TESSERA_CHECK(view.position_ids.size() == (fields.position_ids ? s : 0), "position_ids of a sample");
+  TESSERA_CHECK(view.document_ids.size() == (fields.document_ids ? s : 0), "document_ids of a sample");
+  TESSERA_CHECK(view.token_types.size() == (fields.token_types ? s : 0), "token_types of a sample");
+  TESSERA_CHECK(view.key_end.size() == (fields.key_end ? 1U : 0U), "key_end of a sample");
+  TESSERA_CHECK(view.sample_label.size() == (fields.sample_label ? 1U : 0U), "the label of a sample");
+}
+
 BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members,
                                std::span<const double> weights, std::optional<std::int64_t> size)
     : members_(std::move(members)) {
@@ -11,9 +21,7 @@ BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> membe
   const Dataset& first = *members_.front();
   std::vector<std::int64_t> sizes;
   for (const auto& member : members_) {
-    TESSERA_CHECK(member->seq_length() == first.seq_length() &&
-                      member->has_position_ids() == first.has_position_ids() &&
-                      member->has_document_ids() == first.has_document_ids(),
+    TESSERA_CHECK(member->seq_length() == first.seq_length() && member->fields() == first.fields(),
                   "the datasets of a blend differ in sequence length or options");
     sizes.push_back(member->size());
   }
@@ -44,31 +52,30 @@ using Shared = std::shared_ptr<const Dataset>;
 using Files = std::vector<std::shared_ptr<const IndexedDataset>>;
 
 /// One member's part of one split; null when it is empty and nothing was asked of it.
-Shared build_member(const std::shared_ptr<const IndexedDataset>& data, ElementRange range,
-                    GptDatasetOptions options, Split split, std::optional<std::int64_t> num_samples,
+Shared build_member(const std::shared_ptr<const IndexedDataset>& data, ElementRange units,
+                    const SampleMaker& maker, Split split, std::optional<std::int64_t> num_samples,
                     std::vector<std::string>& warnings) {
+  const ElementRange range = maker.sequences(*data, units);
   const bool empty = count_tokens(data->lengths(), range.begin, range.end) == 0;
   if (empty && num_samples.value_or(0) == 0) return nullptr;
-  TESSERA_ENSURE(DataError, !empty, data->prefix(), ": the ", name_of(split), " split has sequences [",
-                 range.begin, ", ", range.end, ") of ", data->sequences(), ", no token, but ", *num_samples,
+  TESSERA_ENSURE(DataError, !empty, data->prefix(), ": the ", name_of(split), " split has ", maker.unit(),
+                 " [", units.begin, ", ", units.end, ") of ", maker.units(*data), ", no token, but ",
+                 *num_samples,
                  " samples are asked for. Give it a larger share in data.split, or use more data");
-  options.split = split;
-  options.num_samples = num_samples;
-  auto made = std::make_shared<const GptDataset>(data, range, options);
-  if (!made->cache_note().empty()) warnings.push_back(made->cache_note());
-  return made;
+  SampleMaker::Made made = maker.make(data, units, split, num_samples);
+  if (!made.note.empty()) warnings.push_back(std::move(made.note));
+  return made.samples;
 }
 
-Shared build_split(const GptDataOptions& options, const Files& files, const SplitBounds& bounds, Split split,
-                   std::vector<std::string>& warnings) {
+Shared build_split(const SplitsOptions& options, const SampleMaker& maker, const Files& files,
+                   const SplitBounds& bounds, Split split, std::vector<std::string>& warnings) {
   const auto which = static_cast<std::size_t>(split);
   if (!bounds[which]) return nullptr;
   const auto asked = options.num_samples[which];
-  const auto range_of = [&](const auto& data) { return *split_ranges(bounds, data->sequences())[which]; };
+  const auto range_of = [&](const auto& data) { return *split_ranges(bounds, maker.units(*data))[which]; };
   const bool weighted = options.members.front().weight.has_value();
-  if (files.size() == 1 && !weighted) {
-    return build_member(files[0], range_of(files[0]), options.dataset, split, asked, warnings);
-  }
+  if (files.size() == 1 && !weighted)
+    return build_member(files[0], range_of(files[0]), maker, split, asked, warnings);
   TESSERA_ENSURE(ConfigError, !weighted || asked, "a weighted blend needs a number of ", name_of(split),
                  " samples");
   std::vector<double> weights;
@@ -80,7 +87,7 @@ Shared build_split(const GptDataOptions& options, const Files& files, const Spli
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (weighted && weights[i] == 0) continue;  // the greedy draw would pick it on a tie
     const auto request = weighted ? std::optional(blend_request(*asked, weights[i])) : std::nullopt;
-    Shared member = build_member(files[i], range_of(files[i]), options.dataset, split, request, warnings);
+    Shared member = build_member(files[i], range_of(files[i]), maker, split, request, warnings);
     if (member == nullptr) continue;
     kept.push_back(weighted ? weights[i] : static_cast<double>(member->size()));
     size += weighted ? blend_target(*asked, weights[i]) : member->size();
@@ -94,20 +101,20 @@ Shared build_split(const GptDataOptions& options, const Files& files, const Spli
 
 }  // namespace
 
-GptData build_gpt_data(const GptDataOptions& options) {
+DatasetSplits build_splits(const SplitsOptions& options, const SampleMaker& maker) {
   TESSERA_ENSURE(ConfigError, !options.members.empty(), "data.path names no dataset");
   Files files;
   for (const BlendMember& member : options.members) {
     TESSERA_ENSURE(ConfigError, member.weight.has_value() == options.members.front().weight.has_value(),
                    "blend: give every path a weight or none (", member.prefix, ")");
     files.push_back(std::make_shared<IndexedDataset>(member.prefix, options.files));
-    if (options.dataset.on_progress) options.dataset.on_progress();
+    if (options.files.on_progress) options.files.on_progress();
   }
   const SplitBounds bounds = parse_split(options.split);
-  GptData data;
-  data.train = build_split(options, files, bounds, Split::train, data.warnings);
-  data.valid = build_split(options, files, bounds, Split::valid, data.warnings);
-  data.test = build_split(options, files, bounds, Split::test, data.warnings);
+  DatasetSplits data;
+  data.train = build_split(options, maker, files, bounds, Split::train, data.warnings);
+  data.valid = build_split(options, maker, files, bounds, Split::valid, data.warnings);
+  data.test = build_split(options, maker, files, bounds, Split::test, data.warnings);
   return data;
 }
 

@@ -7,9 +7,6 @@
 namespace tessera {
 namespace {
 
-/// Samples between two looks at the size of the files, each of which costs as much as reading a short sample.
-constexpr std::uint32_t kLookEvery = 16;
-
 /// Megatron's rules at ends of documents: the end itself still belongs to its document.
 void apply_document_ends(const GptDatasetOptions& options, const SampleView& out) {
   std::int32_t begin = 0;
@@ -82,11 +79,8 @@ std::int64_t GptDataset::gather(std::int64_t row, std::span<std::int32_t> out) c
 void GptDataset::fetch(std::int64_t index, const SampleView& out) const {
   TESSERA_CHECK(index >= 0 && index < size(), data_->prefix(), ": sample ", index, " of ", size());
   const auto s = static_cast<std::size_t>(options_.seq_length);
-  TESSERA_CHECK(out.tokens.size() == s && out.labels.size() == s, "a sample has ", s, " tokens and labels");
-  TESSERA_CHECK(out.position_ids.size() == (has_position_ids() ? s : 0), "position_ids of a sample");
-  TESSERA_CHECK(out.document_ids.size() == (has_document_ids() ? s : 0), "document_ids of a sample");
-  // What is cut off is met when it is read; that a file was written anew shows in its size, now and then.
-  if (fetched_.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) data_->check_unchanged();
+  check_view(out, options_.seq_length, fields());
+  data_->check_unchanged_at_times();
   std::vector<std::int32_t> text(s + 1);
   const auto have = static_cast<std::size_t>(gather(cached_.indices.shuffle_index[index], text));
   for (std::size_t i = 0; i < s; ++i) {
@@ -94,6 +88,33 @@ void GptDataset::fetch(std::int64_t index, const SampleView& out) const {
     out.labels[i] = i + 1 < have ? text[i + 1] : kIgnoredLabel;
   }
   apply_document_ends(options_, out);
+}
+
+namespace {
+
+class GptMaker final : public SampleMaker {
+ public:
+  explicit GptMaker(const GptDatasetOptions& options) : options_(options) {}
+  const char* unit() const override { return "sequences"; }
+  std::int64_t units(const IndexedDataset& data) const override { return data.sequences(); }
+  ElementRange sequences(const IndexedDataset&, ElementRange units) const override { return units; }
+  Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
+            std::optional<std::int64_t> num_samples) const override {
+    GptDatasetOptions options = options_;
+    options.split = split;
+    options.num_samples = num_samples;
+    auto made = std::make_shared<const GptDataset>(std::move(data), units, options);
+    return {made, made->cache_note()};
+  }
+
+ private:
+  const GptDatasetOptions& options_;
+};
+
+}  // namespace
+
+GptData build_gpt_data(const GptDataOptions& options) {
+  return build_splits(options, GptMaker(options.dataset));
 }
 
 }  // namespace tessera

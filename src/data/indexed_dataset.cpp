@@ -249,6 +249,12 @@ std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
   return index_->value<std::int64_t>(documents_at_ + 8 * document);
 }
 
+std::vector<std::int64_t> IndexedDataset::document_begins(std::int64_t first, std::int64_t end) const {
+  TESSERA_CHECK(first >= 0 && first <= end && end <= document_entries_, prefix_, ": documents [", first, ", ",
+                end, ") of ", documents());
+  return entries<std::int64_t>(documents_at_, first, end - first);
+}
+
 std::int8_t IndexedDataset::mode(std::int64_t sequence) const {
   TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
   return has_modes_ ? index_->value<std::int8_t>(documents_at_ + 8 * document_entries_ + sequence) : 0;
@@ -333,6 +339,11 @@ void IndexedDataset::check_vocabulary(std::int64_t vocab_size) const {
 void IndexedDataset::check_unchanged() const {
   index_->check_unchanged();
   tokens_file_->check_unchanged();
+}
+
+void IndexedDataset::check_unchanged_at_times() const {
+  constexpr std::uint32_t kLookEvery = 16;
+  if (looks_.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) check_unchanged();
 }
 
 void IndexedDataset::read_bytes(std::int64_t offset, std::span<std::byte> out) const {

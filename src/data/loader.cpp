@@ -37,12 +37,17 @@ struct DataLoader::State {
 
 void DataLoader::State::fill(Batch& batch, std::int64_t at, std::int64_t index) const {
   const auto s = static_cast<std::size_t>(batch.seq_length);
-  const auto row = [&](std::vector<std::int32_t>& all) {
+  const auto part = [at](std::vector<std::int32_t>& all, std::size_t width) {
     return all.empty() ? std::span<std::int32_t>()
-                       : std::span(all).subspan(static_cast<std::size_t>(at) * s, s);
+                       : std::span(all).subspan(static_cast<std::size_t>(at) * width, width);
   };
-  dataset->fetch(index,
-                 {row(batch.tokens), row(batch.labels), row(batch.position_ids), row(batch.document_ids)});
+  dataset->fetch(index, {.tokens = part(batch.tokens, s),
+                         .labels = part(batch.labels, s),
+                         .position_ids = part(batch.position_ids, s),
+                         .document_ids = part(batch.document_ids, s),
+                         .token_types = part(batch.token_types, s),
+                         .key_end = part(batch.key_end, 1),
+                         .sample_label = part(batch.sample_labels, 1)});
 }
 
 /// The step whose first sample is `begin`; false when it is not whole or the loader is being stopped.
@@ -58,8 +63,12 @@ bool DataLoader::State::read(Sampler& sampler, std::int64_t begin, Batch& batch)
   const auto n = static_cast<std::size_t>(batch.batch * batch.seq_length);
   batch.tokens.resize(n);
   batch.labels.resize(n);
-  if (dataset->has_position_ids()) batch.position_ids.resize(n);
-  if (dataset->has_document_ids()) batch.document_ids.resize(n);
+  const SampleFields fields = dataset->fields();
+  if (fields.position_ids) batch.position_ids.resize(n);
+  if (fields.document_ids) batch.document_ids.resize(n);
+  if (fields.token_types) batch.token_types.resize(n);
+  if (fields.key_end) batch.key_end.resize(static_cast<std::size_t>(batch.batch));
+  if (fields.sample_label) batch.sample_labels.resize(static_cast<std::size_t>(batch.batch));
   std::vector<std::int64_t> indices;
   for (std::int64_t at = 0; at < batch.batch;) {
     if (!sampler.next(indices)) return false;

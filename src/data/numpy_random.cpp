@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <utility>
+
+#include "tessera/base/error.hpp"
 
 namespace tessera {
 
@@ -60,6 +63,37 @@ std::uint64_t NumpyRandom::draw_wide(std::uint64_t limit) {
     const std::uint64_t value = ((high << 32) | next()) & mask;
     if (value <= limit) return value;
   }
+}
+
+std::int64_t NumpyRandom::randint(std::int64_t low, std::int64_t high) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;
+  TESSERA_CHECK(low < high && high - low <= kMost, "randint(", low, ", ", high, ")");
+  const auto limit = static_cast<std::uint32_t>(high - low - 1);
+  if (limit == 0) return low;
+  std::array<std::uint32_t, 1> pick;
+  draw(pick, limit, std::numeric_limits<std::uint32_t>::max() >> std::countl_zero(limit));
+  return low + pick[0];
+}
+
+std::int64_t NumpyRandom::choice(std::span<const double> p) {
+  TESSERA_CHECK(!p.empty(), "a choice of nothing");
+  double total = 0;
+  for (const double each : p) total += each;
+  const double drawn = random();
+  double sum = 0;
+  std::int64_t at = 0;
+  // searchsorted(cumsum(p) / cumsum(p)[-1], drawn, side="right")
+  for (const double each : p) {
+    sum += each;
+    if (sum / total > drawn) return at;
+    ++at;
+  }
+  return static_cast<std::int64_t>(p.size()) - 1;
+}
+
+std::int64_t NumpyRandom::geometric(double p) {
+  TESSERA_CHECK(p > 0 && p < 1.0 / 3, "geometric(", p, ")");
+  return std::max<std::int64_t>(1, std::llround(std::ceil(std::log1p(-random()) / std::log(1 - p))));
 }
 
 template <typename T>

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "data/documents.hpp"
+#include "data/sentences.hpp"
 #include "tessera/data/dataset_record.hpp"
 #include "tessera/data/indexed_writer.hpp"
 
@@ -24,9 +25,12 @@ struct Chunk {
   std::int64_t bytes_read = 0;  ///< of the whole input, up to the chunk's end
 };
 
+/// The sequences of a document: one, sentences, or none of an empty text.
+using Sequences = std::vector<std::vector<std::int32_t>>;
+
 /// ids[key][document]
 struct Encoded {
-  std::vector<std::vector<std::vector<std::int32_t>>> ids;
+  std::vector<std::vector<Sequences>> ids;
   std::int64_t documents = 0;
   std::int64_t bytes_read = 0;
 };
@@ -55,12 +59,21 @@ std::vector<std::vector<std::string>> texts_of(const Chunk& chunk, const Documen
   return texts;
 }
 
+/// Null where texts are not split.
+std::unique_ptr<SentenceSplitter> splitter_of(const PreprocessOptions& options) {
+  if (!options.split_sentences) return nullptr;
+  return make_sentence_splitter({.kind = options.sentence_splitter,
+                                 .language = options.language,
+                                 .python = options.tokenizer.python,
+                                 .worker_script = ""});
+}
+
 /// Threads that turn chunks into ids, each with a tokenizer of its own.
 class EncoderPool {
  public:
   EncoderPool(const PreprocessOptions& options, const DocumentReader& reader,
-              std::unique_ptr<Tokenizer> first)
-      : options_(options), reader_(reader), first_(std::move(first)) {
+              std::unique_ptr<Tokenizer> tokenizer, std::unique_ptr<SentenceSplitter> splitter)
+      : options_(options), reader_(reader), first_{std::move(tokenizer), std::move(splitter)} {
     for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this, i] { work(i); });
   }
   ~EncoderPool() {
@@ -92,23 +105,55 @@ class EncoderPool {
     std::promise<Encoded> result;
   };
 
-  Encoded encode(Tokenizer& tokenizer, const Chunk& chunk) const {
+  /// The tools of one thread; made by it, as starting a process takes time.
+  struct Tools {
+    std::unique_ptr<Tokenizer> tokenizer;
+    std::unique_ptr<SentenceSplitter> splitter;
+  };
+
+  /// Sentences go to the tokenizer in one request.
+  std::vector<Sequences> encode_texts(Tools& tools, const std::vector<std::string>& texts) const {
+    std::vector<Sequences> documents(texts.size());
+    std::vector<std::vector<std::int32_t>> ids;
+    if (!options_.split_sentences) {
+      ids = tools.tokenizer->encode_batch(texts);
+      for (std::size_t d = 0; d < ids.size(); ++d) {
+        if (!ids[d].empty()) documents[d].push_back(std::move(ids[d]));
+      }
+      return documents;
+    }
+    const auto split = tools.splitter->split_batch(texts);
+    std::vector<std::string> sentences;
+    for (const auto& document : split) sentences.insert(sentences.end(), document.begin(), document.end());
+    ids = tools.tokenizer->encode_batch(sentences);
+    std::size_t next = 0;
+    for (std::size_t d = 0; d < split.size(); ++d) {
+      for (std::size_t s = 0; s < split[d].size(); ++s, ++next) {
+        if (!ids[next].empty()) documents[d].push_back(std::move(ids[next]));
+      }
+    }
+    return documents;
+  }
+
+  Encoded encode(Tools& tools, const Chunk& chunk) const {
     Encoded out;
     out.documents = static_cast<std::int64_t>(chunk.documents.size());
     out.bytes_read = chunk.bytes_read;
-    for (auto& texts : texts_of(chunk, reader_, options_.json_keys, tokenizer.takes_any_bytes())) {
-      auto ids = tokenizer.encode_batch(texts);
-      for (auto& document : ids) {
-        if (options_.append_eod && !document.empty()) document.push_back(tokenizer.end_of_document());
+    const bool any_bytes = tools.tokenizer->takes_any_bytes() && options_.sentence_splitter != "punkt";
+    for (const auto& texts : texts_of(chunk, reader_, options_.json_keys, any_bytes)) {
+      auto documents = encode_texts(tools, texts);
+      for (Sequences& document : documents) {
+        if (options_.append_eod && !document.empty())
+          document.back().push_back(tools.tokenizer->end_of_document());
       }
-      out.ids.push_back(std::move(ids));
+      out.ids.push_back(std::move(documents));
     }
     return out;
   }
 
   void work(int worker) {
-    std::unique_ptr<Tokenizer> tokenizer;
-    if (worker == 0) tokenizer = std::move(first_);
+    Tools tools;
+    if (worker == 0) tools = std::move(first_);
     for (;;) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
@@ -117,8 +162,8 @@ class EncoderPool {
       tasks_.pop_front();
       lock.unlock();
       try {
-        if (tokenizer == nullptr) tokenizer = make_tokenizer(options_.tokenizer);
-        task.result.set_value(encode(*tokenizer, task.chunk));
+        if (tools.tokenizer == nullptr) tools = {make_tokenizer(options_.tokenizer), splitter_of(options_)};
+        task.result.set_value(encode(tools, task.chunk));
       } catch (...) {
         task.result.set_exception(std::current_exception());
       }
@@ -127,7 +172,7 @@ class EncoderPool {
 
   const PreprocessOptions& options_;
   const DocumentReader& reader_;
-  std::unique_ptr<Tokenizer> first_;
+  Tools first_;
   std::mutex mutex_;  ///< guards tasks_ and closed_
   std::condition_variable changed_;
   std::deque<Task> tasks_;
@@ -150,7 +195,7 @@ void check_options(const PreprocessOptions& options) {
 }
 
 std::string prefix_of(const PreprocessOptions& options, const std::string& key) {
-  return options.output_prefix + "_" + key + "_document";
+  return options.output_prefix + "_" + key + (options.split_sentences ? "_sentence" : "_document");
 }
 
 void check_output(const PreprocessOptions& options) {
@@ -182,9 +227,12 @@ void write_chunk(const Encoded& encoded, Writers& writers, PreprocessResult& res
   for (std::size_t k = 0; k < writers.size(); ++k) {
     for (const auto& document : encoded.ids[k]) {
       // An empty text is a document of no sequences, as Megatron's tool writes it.
-      if (!document.empty()) writers[k]->add_sequence(document);
+      for (const auto& sequence : document) {
+        writers[k]->add_sequence(sequence);
+        result.tokens += static_cast<std::int64_t>(sequence.size());
+      }
       writers[k]->end_document();
-      result.tokens += static_cast<std::int64_t>(document.size());
+      result.long_documents += document.size() > 1 ? 1 : 0;
     }
   }
   result.documents += encoded.documents;
@@ -204,13 +252,24 @@ Writers open_writers(const PreprocessOptions& options, PreprocessResult& result)
   return writers;
 }
 
+/// What samples of masked tokens need to know of the tokenizer; none where it has no token for masks.
+std::optional<SpecialTokens> recorded_tokens(const PreprocessOptions& options) {
+  SpecialTokens special = special_tokens(options.tokenizer);
+  if (special.mask < 0 && !options.split_sentences) return std::nullopt;
+  return special;
+}
+
 void publish(Writers& writers, const PreprocessOptions& options, PreprocessResult& result) {
+  const std::optional<SpecialTokens> special = recorded_tokens(options);
   for (std::size_t k = 0; k < writers.size(); ++k) {
     if (writers[k]->tokens() == 0)
       result.notes.push_back("every text under the key \"" + options.json_keys[k] + "\" is empty");
     std::filesystem::remove(dataset_record_path(result.prefixes[k]));  // never an old record beside new files
     writers[k]->finish();
-    write_dataset_record(result.prefixes[k], {result.tokenizer, options.append_eod});
+    write_dataset_record(result.prefixes[k], {.tokenizer = result.tokenizer,
+                                              .append_eod = options.append_eod,
+                                              .split_sentences = options.split_sentences,
+                                              .special = special});
   }
 }
 
@@ -227,6 +286,7 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
       ConfigError, !reader.any_plain_text() || options.json_keys.size() == 1,
       "--json-keys names several keys, but some input is plain text (not .jsonl, .json or .ndjson)");
   auto tokenizer = make_tokenizer(options.tokenizer);
+  auto splitter = splitter_of(options);
   TESSERA_ENSURE(
       ConfigError, !options.append_eod || tokenizer->end_of_document() >= 0,
       "--append-eod: the tokenizer has no end-of-document token; name one of its tokens with --eod-token");
@@ -235,7 +295,7 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   Writers writers = open_writers(options, result);
 
   std::deque<std::future<Encoded>> pending;
-  EncoderPool pool(options, reader, std::move(tokenizer));
+  EncoderPool pool(options, reader, std::move(tokenizer), std::move(splitter));
   const auto write_one = [&] {
     write_chunk(pending.front().get(), writers, result);
     pending.pop_front();
@@ -250,6 +310,15 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   TESSERA_ENSURE(DataError, result.documents > 0, options.input.front(), ": the input holds no document");
   TESSERA_ENSURE(DataError, result.tokens > 0, options.input.front(), ": the input holds no text: ",
                  result.documents == 1 ? "its document is empty" : "all its documents are empty");
+  if (options.split_sentences) {
+    for (const auto& writer : writers) result.sentences += writer->sequences();
+    if (result.long_documents == 0)
+      result.notes.push_back(
+          "no document has more than one sentence, and samples of two segments need two: " +
+          std::string(options.sentence_splitter == "lines"
+                          ? "put one sentence on each line, or use --sentence-splitter punkt"
+                          : "give longer texts"));
+  }
   publish(writers, options, result);
   return result;
 }

@@ -28,7 +28,10 @@ std::vector<std::string> command_of(const TokenizerOptions& options) {
     if (!value.empty()) command.insert(command.end(), {flag, value});
   };
   add("--model", options.type == "HuggingFaceTokenizer" ? options.model : "");
-  add("--vocab-file", options.type == "GPT2BPETokenizer" ? options.vocab_file : "");
+  add("--vocab-file", options.type != "HuggingFaceTokenizer" ? options.vocab_file : "");
+  add("--word-piece", options.type == "BertWordPieceLowerCase" ? "lower"
+                      : options.type == "BertWordPieceCase"    ? "case"
+                                                               : "");
   add("--merge-file", options.type == "GPT2BPETokenizer" ? options.merge_file : "");
   return command;
 }

@@ -8,4 +8,7 @@ namespace tessera {
 /// files that are not there.
 TokenizerOptions settle(TokenizerOptions options);
 
+/// Whether a type is that of a vocab.txt.
+bool is_word_piece(const std::string& type);
+
 }  // namespace tessera

@@ -71,14 +71,14 @@ std::string what_decides_ids(const Json& file) {
   return Json{model, part("added_tokens"), part("normalizer"), part("pre_tokenizer")}.dump();
 }
 
-/// The token that the files beside the model call the end of a sequence, or "".
-std::string named_end(const fs::path& folder) {
+/// The token that the files beside the model name under `role` ("eos_token"), or "".
+std::string named_token(const fs::path& folder, const char* role) {
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     std::error_code error;
     if (!fs::is_regular_file(folder / name, error)) continue;
     const Json file = Json::parse(read_text((folder / name).string()), nullptr, false);
-    if (!file.is_object() || !file.contains("eos_token")) continue;
-    const Json& token = file["eos_token"];
+    if (!file.is_object() || !file.contains(role)) continue;
+    const Json& token = file[role];
     const Json& text = token.is_object() && token.contains("content") ? token["content"] : token;
     if (text.is_string()) return text.get<std::string>();
   }
@@ -93,7 +93,7 @@ std::int32_t end_of_document(const Vocabulary& vocabulary, const TokenizerOption
     return vocabulary.find(wanted);
   }
   std::vector<std::string> names(std::begin(kUsualEnds), std::end(kUsualEnds));
-  names.insert(names.begin(), named_end(fs::path(file).parent_path()));
+  names.insert(names.begin(), named_token(fs::path(file).parent_path(), "eos_token"));
   for (const std::string& name : names) {
     if (!name.empty() && vocabulary.find(name) >= 0) return vocabulary.find(name);
   }
@@ -102,49 +102,114 @@ std::int32_t end_of_document(const Vocabulary& vocabulary, const TokenizerOption
 
 std::string absolute(const std::string& path) { return fs::absolute(path).lexically_normal().string(); }
 
-void read_files(const TokenizerOptions& options, TokenizerRecord& record) {
-  Vocabulary vocabulary;
+/// vocab.txt: the token of each line has the line's number.
+void add_lines(const std::string& text, const std::string& path, Vocabulary& out) {
+  TESSERA_ENSURE(DataError, text.find('\0') == std::string::npos, path,
+                 ": is no text. A vocab.txt has a token "
+                 "on each line");
+  std::int64_t id = 0;
+  for (std::size_t begin = 0; begin < text.size(); ++id) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    std::string token = text.substr(begin, end - begin);
+    if (token.ends_with('\r')) token.pop_back();
+    out.add(token, id);
+    begin = end + 1;
+  }
+}
+
+std::string read_plain(const std::string& path) {
+  const files::InputFile file(path, files::Keep::nothing);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// Fills `vocabulary` and returns what decides ids.
+std::string read_vocabulary(const TokenizerRecord& record, Vocabulary& vocabulary) {
+  if (is_word_piece(record.type)) {
+    const std::string text = read_plain(record.file);
+    add_lines(text, record.file, vocabulary);
+    return record.type + "\n" + text;
+  }
   const Json file = Json::parse(read_text(record.file));
-  std::string content;
   if (record.merge_file.empty()) {
     add_tokens(file.at("model").at("vocab"), vocabulary);
     if (file.contains("added_tokens")) {
       for (const Json& token : file["added_tokens"])
         vocabulary.add(token.at("content").get<std::string>(), token.at("id").get<std::int64_t>());
     }
-    content = what_decides_ids(file);
-  } else {
-    add_tokens(file, vocabulary);
-    content = file.dump() + read_text(record.merge_file);
+    return what_decides_ids(file);
   }
+  add_tokens(file, vocabulary);
+  return file.dump() + read_text(record.merge_file);
+}
+
+void read_files(const TokenizerOptions& options, TokenizerRecord& record) {
+  Vocabulary vocabulary;
+  const std::string content = read_vocabulary(record, vocabulary);
   record.hash = files::hex(content_hash(std::as_bytes(std::span(content))));
   record.vocab_size = vocabulary.size;
   record.end_of_document = end_of_document(vocabulary, options, record.file);
 }
 
+/// A record that names the files and nothing of what is in them.
+TokenizerRecord files_of(const TokenizerOptions& options) {
+  return {.type = options.type,
+          .file = absolute(options.type == "HuggingFaceTokenizer" ? options.model : options.vocab_file),
+          .merge_file = options.type == "GPT2BPETokenizer" ? absolute(options.merge_file) : ""};
+}
+
+[[noreturn]] void refuse_files(const TokenizerRecord& record, const Json::exception& error) {
+  throw DataError(detail::concat(record.file, ": cannot be read as a tokenizer: ", reason_of(error)));
+}
+
 }  // namespace
+
+SpecialTokens special_tokens(const TokenizerOptions& given) {
+  const TokenizerOptions options = settle(given);
+  if (options.type == "bytes") return {};
+  const TokenizerRecord record = files_of(options);
+  Vocabulary vocabulary;
+  try {
+    read_vocabulary(record, vocabulary);
+  } catch (const Json::exception& error) {
+    refuse_files(record, error);
+  }
+  const fs::path folder = fs::path(record.file).parent_path();
+  const auto find = [&](const char* role, const char* usual) {
+    const std::string named = named_token(folder, role);
+    const std::int32_t id = named.empty() ? -1 : vocabulary.find(named);
+    return id >= 0 ? id : vocabulary.find(usual);
+  };
+  SpecialTokens special{.cls = find("cls_token", "[CLS]"),
+                        .sep = find("sep_token", "[SEP]"),
+                        .mask = find("mask_token", "[MASK]"),
+                        .pad = find("pad_token", "[PAD]")};
+  for (const auto& [token, id] : vocabulary.ids) {
+    if (token.starts_with("##")) special.continuations.push_back(static_cast<std::int32_t>(id));
+  }
+  std::ranges::sort(special.continuations);
+  return special;
+}
 
 TokenizerRecord describe_tokenizer(const TokenizerOptions& given) {
   const TokenizerOptions options = settle(given);
   if (options.type == "bytes") return {};
-  const bool one_file = options.type == "HuggingFaceTokenizer";
-  TokenizerRecord record{.type = options.type,
-                         .file = absolute(one_file ? options.model : options.vocab_file),
-                         .merge_file = one_file ? "" : absolute(options.merge_file)};
+  TokenizerRecord record = files_of(options);
   try {
     read_files(options, record);
   } catch (const Json::exception& error) {
-    throw DataError(detail::concat(record.file, ": cannot be read as a tokenizer: ", reason_of(error)));
+    refuse_files(record, error);
   }
   TESSERA_ENSURE(DataError, record.vocab_size > 0, record.file, ": the tokenizer has no tokens");
   return record;
 }
 
 TokenizerOptions options_of(const TokenizerRecord& record) {
-  const bool two_files = record.type == "GPT2BPETokenizer";
+  const bool one_model = record.type == "HuggingFaceTokenizer";
   return {.type = record.type,
-          .model = two_files ? "" : record.file,
-          .vocab_file = two_files ? record.file : "",
+          .model = one_model ? record.file : "",
+          .vocab_file = one_model ? "" : record.file,
           .merge_file = record.merge_file};
 }
 

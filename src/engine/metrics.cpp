@@ -169,6 +169,7 @@ void MetricsFile::write(const StepRecord& r) {
   for (const auto& [name, value] : r.losses) append(line, (name + "_loss").c_str(), value);
   if (r.loss_scale) append(line, "loss_scale", *r.loss_scale);
   if (r.eval_loss) append(line, "eval_loss", *r.eval_loss);
+  for (const auto& [name, value] : r.eval_losses) append(line, ("eval_" + name + "_loss").c_str(), value);
   if (r.bubble_ms) append(line, "bubble_ms", *r.bubble_ms);
   for (const StepRecord::Traffic& t : r.traffic) {
     append(line, (t.axis + "_bytes").c_str(), t.bytes);

@@ -4,7 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "tessera/base/config.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/data/dataset_record.hpp"
 #include "tessera/data/gpt_indices.hpp"
 #include "tessera/data/id_check.hpp"
@@ -34,11 +35,16 @@ std::string name_of(const TokenizerRecord& tokenizer) {
   return folder.string();
 }
 
-/// The record of what data.tokenizer names; none if its files are not there.
-std::optional<TokenizerRecord> named_tokenizer(const std::string& name, const Logger& log) {
+/// The record of what data.tokenizer names; none if its files are not there. A vocab.txt does not say by
+/// itself whether letters keep their case: it is of the type `made` says.
+std::optional<TokenizerRecord> named_tokenizer(const std::string& name, const Logger& log,
+                                               const TokenizerRecord& made = {}) {
   if (name == "bytes") return TokenizerRecord{};
   std::error_code error;
-  if (std::filesystem::exists(name, error)) return describe_tokenizer({.model = name});
+  if (std::filesystem::exists(name, error)) {
+    const bool of_made = name.ends_with(".txt") && made.type.starts_with("BertWordPiece");
+    return describe_tokenizer({.type = of_made ? made.type : "", .model = name});
+  }
   log.warning("data.tokenizer ", name, " is not there: nothing can be held against it, and generating text ",
               "will need it");
   return std::nullopt;
@@ -49,7 +55,7 @@ RunTokenizer follow_data(const TokenizerRecord& made, const std::string& given, 
     log.info("data.tokenizer: ", name_of(made), ", which the data were made with");
     return {name_of(made), made};
   }
-  const std::optional<TokenizerRecord> named = named_tokenizer(given, log);
+  const std::optional<TokenizerRecord> named = named_tokenizer(given, log, made);
   if (!named) return {given, made};
   TESSERA_ENSURE(ConfigError, same_ids(*named, made), "data.tokenizer is ", to_text(*named),
                  ", but data.path was made with ", to_text(made),
@@ -67,11 +73,46 @@ RunTokenizer follow_config(const DataConfig& data, const Logger& log) {
   return tokenizer;
 }
 
+bool reads_sentences(const Config& config) {
+  return spec_of(config.model.family).samples == ModelSpec::Samples::masked_sentences;
+}
+
+/// What is known of the special tokens: by the data's record, or by the files of the tokenizer.
+std::optional<SpecialTokens> known_tokens(const std::optional<DatasetRecord>& data,
+                                          const std::optional<TokenizerRecord>& tokenizer) {
+  if (data && data->special) return data->special;
+  std::error_code error;
+  if (!tokenizer || !std::filesystem::exists(tokenizer->file, error)) return std::nullopt;
+  return special_tokens(options_of(*tokenizer));
+}
+
+/// Fills in what samples of sentences are put together with.
+void settle_special_tokens(const Config& config, const std::optional<DatasetRecord>& data,
+                           RunTokenizer& tokenizer) {
+  if (!reads_sentences(config)) return;
+  const DataConfig& d = config.data;
+  const auto known = known_tokens(data, tokenizer.record);
+  TESSERA_ENSURE(ConfigError, known || !d.masking_do_full_word,
+                 "nothing says which tokens go on with the word before them, as data.masking_do_full_word "
+                 "needs: name the tokenizer that data.path was made with in data.tokenizer, or set "
+                 "data.masking_do_full_word=false");
+  tokenizer.special = known.value_or(SpecialTokens{});
+  const auto take = [](const std::optional<std::int64_t>& given, std::int32_t& id) {
+    if (given) id = static_cast<std::int32_t>(*given);
+  };
+  take(d.cls_id, tokenizer.special.cls);
+  take(d.sep_id, tokenizer.special.sep);
+  take(d.mask_id, tokenizer.special.mask);
+  take(d.pad_id, tokenizer.special.pad);
+  tokenizer.ids = known && tokenizer.record ? tokenizer.record->vocab_size : config.model.vocab_size;
+  check_special_tokens(tokenizer.special);
+}
+
 }  // namespace
 
 RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
   const auto data = record_of(config);
-  const RunTokenizer tokenizer =
+  RunTokenizer tokenizer =
       data ? follow_data(data->tokenizer, config.data.tokenizer, log) : follow_config(config.data, log);
   if (!tokenizer.record) {
     TESSERA_ENSURE(
@@ -79,6 +120,7 @@ RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
         "data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss need the end of a "
         "document, which only data.tokenizer ",
         tokenizer.name, " knows: put it there, or name the place where it is");
+    settle_special_tokens(config, data, tokenizer);
     return tokenizer;
   }
   const TokenizerRecord& record = *tokenizer.record;
@@ -91,21 +133,54 @@ RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
       "document, and data.tokenizer ",
       tokenizer.name, " names none: put tokenizer_config.json with its eos_token beside it",
       data ? ", and make the data again (tessera preprocess)" : "");
+  settle_special_tokens(config, data, tokenizer);
   return tokenizer;
 }
 
-GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
-                      const std::function<void()>& on_progress) {
+namespace {
+
+/// What every kind of samples has.
+SplitsOptions splits_of(const Config& config, const std::function<void()>& on_progress) {
   const TrainingConfig& t = config.training;
-  GptDataOptions options;
+  SplitsOptions options;
   for (const auto& [weight, prefix] : config.data.path) {
     options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
   }
   const std::int64_t evaluations = t.eval_interval > 0 ? 1 : 0;
   options.split = config.data.split;
   options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
-  options.dataset.seq_length = t.seq_length;
-  options.dataset.seed = static_cast<std::uint32_t>(t.seed);
+  options.files.vocab_size = config.model.vocab_size;
+  options.files.on_progress = on_progress;
+  return options;
+}
+
+DatasetSplits open_sentences(const Config& config, const RunTokenizer& tokenizer,
+                             const std::function<void()>& on_progress) {
+  const DataConfig& d = config.data;
+  return build_bert_data({splits_of(config, on_progress),
+                          {.seq_length = config.training.seq_length,
+                           .seed = static_cast<std::uint32_t>(config.training.seed),
+                           .binary_head = resolve(config.model).binary_head.value_or(false),
+                           .short_seq_prob = d.short_seq_prob,
+                           .masking = {.mask_prob = d.mask_prob,
+                                       .max_ngram = d.masking_max_ngram,
+                                       .whole_words = d.masking_do_full_word,
+                                       .longer_ngrams = d.masking_use_longer_ngrams,
+                                       .geometric = d.masking_use_geometric_distribution},
+                           .special = tokenizer.special,
+                           .vocab_size = tokenizer.ids,
+                           .cache_folder = d.cache_dir.value_or(""),
+                           .on_progress = on_progress}});
+}
+
+}  // namespace
+
+DatasetSplits open_run_data(const Config& config, const RunTokenizer& tokenizer,
+                            const std::function<void()>& on_progress) {
+  if (reads_sentences(config)) return open_sentences(config, tokenizer, on_progress);
+  GptDataOptions options{splits_of(config, on_progress), {}};
+  options.dataset.seq_length = config.training.seq_length;
+  options.dataset.seed = static_cast<std::uint32_t>(config.training.seed);
   // Data that nothing is known of are taken for bytes; check_run_data() saw whether they can be.
   options.dataset.end_of_document = tokenizer.record.value_or(TokenizerRecord{}).end_of_document;
   options.dataset.reset_position_ids = config.data.reset_position_ids;
@@ -113,8 +188,6 @@ GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
   options.dataset.eod_mask_loss = config.data.eod_mask_loss;
   options.dataset.cache_folder = config.data.cache_dir.value_or("");
   options.dataset.on_progress = on_progress;
-  options.files.vocab_size = config.model.vocab_size;
-  options.files.on_progress = on_progress;
   return build_gpt_data(options);
 }
 
@@ -138,10 +211,45 @@ void judge_by_ids(const Config& config, std::int32_t largest, const std::string&
   log.warning(what, "; generating text will need it");
 }
 
+/// Says that keys which only other families read are set.
+void tell_unread_keys(const Config& config, const Logger& log) {
+  if (reads_sentences(config)) return;
+  DataConfig plain;
+  const DataConfig& d = config.data;
+  const bool same = d.mask_prob == plain.mask_prob && d.short_seq_prob == plain.short_seq_prob &&
+                    d.masking_max_ngram == plain.masking_max_ngram &&
+                    d.masking_do_full_word == plain.masking_do_full_word &&
+                    d.masking_use_longer_ngrams == plain.masking_use_longer_ngrams &&
+                    d.masking_use_geometric_distribution == plain.masking_use_geometric_distribution &&
+                    !d.cls_id && !d.sep_id && !d.mask_id && !d.pad_id;
+  if (!same)
+    log.warning("data: mask_prob, short_seq_prob, masking_... and the ids of special tokens have no effect: ",
+                "model.family ", config.model.family.name, " learns the next token, not masked ones");
+}
+
+/// Says how many documents give no samples.
+void tell_unusable(const Config& config, const IndexedDataset& data, const Logger& log) {
+  if (!reads_sentences(config)) return;
+  const std::int64_t sentences = resolve(config.model).binary_head.value_or(false) ? 2 : 1;
+  const UnusableDocuments unusable =
+      count_unusable(data.lengths(), data.document_begins(0, data.documents() + 1), sentences);
+  if (unusable.count() > 0)
+    log.info(data.prefix(), ": ", unusable.count(), " of its ", data.documents(),
+             " documents give no samples: ", to_text(unusable, sentences));
+}
+
+/// The sequences that training reads: shares are of documents where sequences are sentences.
+ElementRange training_sequences(const Config& config, const IndexedDataset& data, const SplitBounds& bounds) {
+  if (!reads_sentences(config)) return *split_ranges(bounds, data.sequences()).front();
+  const ElementRange documents = *split_ranges(bounds, data.documents()).front();
+  return {data.document_begin(documents.begin), data.document_begin(documents.end)};
+}
+
 }  // namespace
 
 void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log,
                     const std::function<void()>& on_progress) {
+  tell_unread_keys(config, log);
   const TrainingConfig& t = config.training;
   const SplitBounds bounds = parse_split(config.data.split);
   double weights = 0;
@@ -154,8 +262,12 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
       largest = id;
       where = prefix;
     }
+    if (!reads_sentences(config) && read_dataset_record(prefix).value_or(DatasetRecord{}).split_sentences)
+      log.warning(prefix, " holds sentences, which model.family ", config.model.family.name,
+                  " reads one after the other like documents: make its data without --split-sentences");
+    tell_unusable(config, data, log);
     if (!bounds.front() || weight <= 0) continue;
-    const ElementRange range = *split_ranges(bounds, data.sequences()).front();
+    const ElementRange range = training_sequences(config, data, bounds);
     const auto tokens = static_cast<double>(count_tokens(data.lengths(), range.begin, range.end));
     const double read = static_cast<double>(t.steps * t.global_batch_size * t.seq_length) * weight / weights;
     if (tokens == 0 || read <= 2 * tokens) continue;
@@ -163,7 +275,8 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
              std::llround(read / tokens), " times in training.steps ", t.steps,
              ". Watch eval_loss: it rises where a model learns its text by heart");
   }
-  if (!tokenizer.record && tokenizer.name == "bytes") judge_by_ids(config, largest, where, tokenizer, log);
+  if (!tokenizer.record && tokenizer.name == "bytes" && !reads_sentences(config))
+    judge_by_ids(config, largest, where, tokenizer, log);
 }
 
 namespace {
@@ -181,6 +294,7 @@ std::optional<TokenizerRecord> tokenizer_beside(const std::filesystem::path& fol
                                .vocab_file = (folder / "vocab.json").string(),
                                .merge_file = (folder / "merges.txt").string()});
   if (one) return describe_tokenizer({.model = (folder / "tokenizer.json").string()});
+  if (has("vocab.txt")) return describe_tokenizer({.model = (folder / "vocab.txt").string()});
   return std::nullopt;
 }
 

@@ -2,7 +2,7 @@
 #include <functional>
 
 #include "tessera/base/log.hpp"
-#include "tessera/data/dataset.hpp"
+#include "tessera/data/bert_dataset.hpp"
 #include "tessera/engine/state.hpp"
 
 namespace tessera {
@@ -17,16 +17,20 @@ struct RunTokenizer {
   /// That of the data's record, else of what data.tokenizer names; none where nothing says, as with data of
   /// Megatron's tools and bytes by default.
   std::optional<TokenizerRecord> record = {};
+  /// Of families whose samples are sentences: what they are put together with, and how many ids there are.
+  SpecialTokens special = {};
+  std::int64_t ids = 0;
 };
 
 /// Errors: ConfigError when the data were made with another tokenizer than data.tokenizer, or with one that
-/// is larger than the model's vocabulary, or the end of a document is needed and there is none.
+/// is larger than the model's vocabulary, or the end of a document or a special token is needed and there is
+/// none.
 RunTokenizer tokenizer_of_run(const Config& config, const Logger& log);
 
 /// The samples of a training run. `on_progress` is called now and then while indices are built or read.
 /// Errors: ConfigError, DataError.
-GptData open_run_data(const Config& config, const RunTokenizer& tokenizer,
-                      const std::function<void()>& on_progress);
+DatasetSplits open_run_data(const Config& config, const RunTokenizer& tokenizer,
+                            const std::function<void()>& on_progress);
 
 /// Before the first step: refuses data with ids beyond the model's vocabulary, wherever they lie, and says
 /// which data the run reads more than twice. Data of unknown origin that hold nothing but bytes and 256 are

@@ -278,10 +278,9 @@ class TrainingRun {
                       .losses = {},
                       .loss_scale = std::nullopt,
                       .eval_loss = std::nullopt,
+                      .eval_losses = {},
                       .bubble_ms = std::nullopt};
-    if (step.terms.size() > 1) {
-      for (const LossTerm& term : step.terms) record.losses.emplace_back(term.name, term.mean());
-    }
+    record.losses = parts_of(step.terms);
     if (config_.training.precision == Precision::fp16) record.loss_scale = step.update.loss_scale;
     if (world_->size() > 1) {
       record.bubble_ms = step.times.bubble * 1e3;
@@ -293,7 +292,11 @@ class TrainingRun {
     const double flops = record.tokens_per_s * engine_->model().flops_per_token(config_.training.seq_length);
     if (flops > 0.0 && rates_.peak) record.mfu = flops / *rates_.peak;
     if (flops > 0.0) record.mfu_of_measured = flops / rates_.measured;
-    if (evaluation_due(state_.step)) record.eval_loss = evaluate();
+    if (evaluation_due(state_.step)) {
+      const std::vector<LossTerm> terms = evaluate();
+      record.eval_loss = result_.eval_loss = total_of(terms);
+      record.eval_losses = parts_of(terms);
+    }
     result_.train_loss = step.loss;
     if (first_) report(record);
     if (hooks_.on_progress) hooks_.on_progress(state_.step);
@@ -334,7 +337,7 @@ class TrainingRun {
       metrics_->write(record);
     }
     if (hooks_.on_step) hooks_.on_step(record);
-    if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(state_.step, *record.eval_loss);
+    if (record.eval_loss && hooks_.on_evaluation) hooks_.on_evaluation(record);
   }
 
   std::int64_t most_over_ranks(std::int64_t value) const {
@@ -344,9 +347,17 @@ class TrainingRun {
     return most.to_vector<std::int64_t>()[0];
   }
 
-  /// Mean loss over the same eval_iters batches every time, so that figures of one run compare: `announce`
+  /// The losses of a model with several.
+  static std::vector<std::pair<std::string, double>> parts_of(const std::vector<LossTerm>& terms) {
+    std::vector<std::pair<std::string, double>> parts;
+    for (const LossTerm& term : terms) parts.emplace_back(term.name, term.mean());
+    if (parts.size() == 1) parts.clear();
+    return parts;
+  }
+
+  /// Losses over the same eval_iters batches every time, so that figures of one run compare: `announce`
   /// says so.
-  double evaluate() {
+  std::vector<LossTerm> evaluate() {
     DataLoader loader(data_.valid, loader_options(0));
     std::vector<LossTerm> sums;
     for (std::int64_t i = 0; i < config_.training.eval_iters; ++i) {
@@ -365,8 +376,7 @@ class TrainingRun {
     TESSERA_ENSURE(DataError, !sums.empty() && sums[0].count > 0,
                    "the validation split holds less than one batch of ", config_.training.global_batch_size,
                    " samples: widen its share in data.split");
-    result_.eval_loss = total_of(sums);
-    return *result_.eval_loss;
+    return sums;
   }
 
   void save() {
@@ -399,7 +409,7 @@ class TrainingRun {
   std::unique_ptr<Engine> engine_;
   RunState state_;
   TrainResult result_;
-  GptData data_;
+  DatasetSplits data_;
   std::unique_ptr<MetricsFile> metrics_;  // on rank 0
   FlopRates rates_;
   std::optional<Profiler> profiler_;  // logging.profile

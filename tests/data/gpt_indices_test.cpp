@@ -43,6 +43,24 @@ TEST(NumpyRandom, LiteralShuffles) {
   EXPECT_TRUE(shuffled(3, 0).empty());
 }
 
+/// numpy.random.RandomState(42), one draw after the other.
+TEST(NumpyRandom, DrawsAsNumpyDoes) {
+  NumpyRandom random(42);
+  EXPECT_EQ(random.random(), 0.3745401188473625);
+  EXPECT_EQ(random.random(), 0.9507143064099162);
+  EXPECT_EQ(random.random(), 0.7319939418114051);
+  for (const int expected : {5, 5, 2, 3, 3, 3}) EXPECT_EQ(random.randint(1, 7), expected);
+  const std::vector<double> p = {6.0 / 11, 3.0 / 11, 2.0 / 11};
+  for (const int expected : {2, 1, 1, 0, 2, 2, 0, 0}) EXPECT_EQ(random.choice(p), expected);
+  for (const int expected : {1, 2, 4, 3, 2, 5, 1, 2}) EXPECT_EQ(random.geometric(0.2), expected);
+  EXPECT_EQ(random.randint(0, 30522), 25551);
+  EXPECT_EQ(random.randint(5, 6), 5);  // draws nothing
+  EXPECT_EQ(random.random(), 0.23277134043030423);
+  EXPECT_THROW(random.randint(3, 3), InvalidArgument);
+  EXPECT_THROW(random.choice({}), InvalidArgument);
+  EXPECT_THROW(random.geometric(0.5), InvalidArgument);
+}
+
 TEST(NumpyRandom, LargeShufflesEqualNumpys) {
   EXPECT_EQ(fingerprint(shuffled(1234, 997)), 0x4e2a5dc610u);
   EXPECT_EQ(fingerprint(shuffled(42, 100000)), 0xce3b2bf56d67c690u);

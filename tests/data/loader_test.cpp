@@ -24,7 +24,7 @@ class Numbers final : public Dataset {
       : size_(size), bad_(bad), delay_ms_(delay_ms) {}
   std::int64_t size() const override { return size_; }
   std::int64_t seq_length() const override { return 2; }
-  bool has_document_ids() const override { return true; }
+  SampleFields fields() const override { return {.document_ids = true}; }
   void fetch(std::int64_t index, const SampleView& out) const override {
     ++fetched;
     if (delay_ms_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));

@@ -195,6 +195,30 @@ TEST(Preprocess, BadLinesAreNamed) {
   }
 }
 
+TEST(Preprocess, SentencesAreSequences) {
+  const ScratchFolder folder;
+  spill(folder / "in.jsonl",
+        "{\"text\": \"ab\\n\\n  c d \\r\\ne\"}\n{\"text\": \" \\n \"}\n{\"text\": \"f\"}\n");
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.split_sentences = true;
+  options.append_eod = true;
+  options.workers = 2;
+  const PreprocessResult result = preprocess(options);
+  ASSERT_EQ(result.prefixes, std::vector<std::string>{folder / "out_text_sentence"});
+  EXPECT_EQ(result.documents, 3);
+  EXPECT_EQ(result.sentences, 4);
+  EXPECT_EQ(result.long_documents, 1);
+  const IndexedDataset data(result.prefixes[0]);
+  EXPECT_EQ(data.documents(), 3);
+  EXPECT_EQ(data.document_begins(0, 4), (std::vector<std::int64_t>{0, 3, 3, 4}));
+  EXPECT_EQ(data.sequence(1), (Ids{'c', ' ', 'd'}));
+  EXPECT_EQ(data.sequence(2), (Ids{'e', 256}));  // Megatron's: after the last sentence
+  EXPECT_TRUE(read_dataset_record(result.prefixes[0])->split_sentences);
+  options.overwrite = true;
+  options.sentence_splitter = "commas";
+  mentions(message_of<ConfigError>([&] { preprocess(options); }), {"commas", "lines or punkt"});
+}
+
 TEST(Preprocess, BadOptions) {
   const ScratchFolder folder;
   spill(folder / "in.jsonl", "\n");

@@ -67,6 +67,64 @@ TEST(TokenizerOptions, TheTypeFollowsFromTheFiles) {
   mentions(refusal({.end_of_document = "<eos>"}), {"--eod-token", "256"});
 }
 
+TEST(TokenizerOptions, VocabTxtIsWordPiece) {
+  const ScratchFolder folder;
+  const std::string vocab = folder / "vocab.txt";
+  spill(vocab, "[PAD]\r\n[CLS]\nab\n##c\n##d\n[MASK]\n[SEP]\nz");
+  for (const TokenizerOptions& options :
+       {TokenizerOptions{.vocab_file = vocab}, TokenizerOptions{.model = vocab},
+        TokenizerOptions{.model = folder.path()}}) {
+    EXPECT_EQ(settle(options).type, "BertWordPieceLowerCase");
+    EXPECT_EQ(settle(options).vocab_file, vocab);
+  }
+  const TokenizerRecord record = describe_tokenizer({.model = vocab});
+  EXPECT_EQ(record.vocab_size, 8);
+  EXPECT_EQ(record.end_of_document, 6);
+  EXPECT_EQ(settle(options_of(record)).vocab_file, vocab);
+  const SpecialTokens special = special_tokens(options_of(record));
+  EXPECT_EQ(special, (SpecialTokens{.cls = 1, .sep = 6, .mask = 5, .pad = 0, .continuations = {3, 4}}));
+  // What the files beside it say counts.
+  spill(folder / "tokenizer_config.json", R"({"do_lower_case": false, "mask_token": {"content": "z"}})");
+  EXPECT_EQ(settle({.model = vocab}).type, "BertWordPieceCase");
+  EXPECT_EQ(special_tokens({.model = vocab}).mask, 7);
+  EXPECT_FALSE(same_ids(describe_tokenizer({.model = vocab}), record)) << "small letters only, and all";
+  EXPECT_EQ(special_tokens({}), SpecialTokens{});  // bytes
+  const auto refusal = [](const TokenizerOptions& options) {
+    return message_of<ConfigError>([&] { settle(options); });
+  };
+  mentions(refusal({.type = "BertWordPieceCase"}), {"BertWordPieceCase", "--vocab-file", "vocab.txt"});
+  mentions(refusal({.type = "BertWordPieceCase", .vocab_file = vocab, .merge_file = vocab}),
+           {"whole tokenizer"});
+}
+
+TEST(DatasetRecord, KeepsSpecialTokens) {
+  const ScratchFolder folder;
+  write_counting(folder / "d", {7, 5});
+  DatasetRecord record{.tokenizer = {.type = "BertWordPieceCase",
+                                     .file = "/v/vocab.txt",
+                                     .hash = "1",
+                                     .vocab_size = 60,
+                                     .end_of_document = 6},
+                       .split_sentences = true,
+                       .special = SpecialTokens{
+                           .cls = 1, .sep = 6, .mask = -1, .pad = 0, .continuations = {3, 4, 5, 9, 58, 59}}};
+  write_dataset_record(folder / "d", record);
+  const auto read = read_dataset_record(folder / "d").value();
+  EXPECT_EQ(read.special, record.special);
+  EXPECT_TRUE(read.split_sentences);
+  EXPECT_EQ(read.tokenizer, record.tokenizer);
+  std::string text = slurp(dataset_record_path(folder / "d"));
+  const auto damaged = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    other.replace(other.find(from), from.size(), to);
+    spill(dataset_record_path(folder / "d"), other);
+    return message_of<DataError>([&] { read_dataset_record(folder / "d"); });
+  };
+  mentions(damaged("[58,2]", "[58,3]"), {"3 tokens from 58", "60"});
+  mentions(damaged("[9,1]", "[1,1]"), {"do not rise"});
+  mentions(damaged("\"cls\":1", "\"cls\":60"), {"token 60 of 60"});
+}
+
 TEST(PythonTokenizer, MissingInterpreterAndOptions) {
   const ScratchFolder folder;
   const std::string model = folder / "1";

@@ -2,8 +2,6 @@
 
 #include "tessera/base/families.hpp"
 #include "tessera/engine/metrics.hpp"
-#include "tessera/engine/plan.hpp"
-#include "tessera/engine/trainer.hpp"
 #include "tessera/nn/bodies.hpp"
 #include "tests/engine/engine_support.hpp"
 
@@ -95,13 +93,6 @@ TEST(Bert, RefusesBatchesItCannotRead) {
   batch.sample_labels.clear();
   batch.token_types.clear();  // all of type 0
   EXPECT_EQ(masked->step(batch).terms.size(), 1u);
-}
-
-TEST(Bert, IsRefusedWhereThereIsNoDataForIt) {
-  const Config config = bert_config(true);
-  expect_error<ConfigError>([&] { make_plan(config); }, "model.family bert", "masked tokens", "a plan");
-  expect_error<ConfigError>([&] { train(config, {}, Logger::silent()); }, "model.family bert",
-                            "tessera train does not take it");
 }
 
 }  // namespace

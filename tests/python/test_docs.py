@@ -17,7 +17,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE_PAGES = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/floors").glob("*.md"))]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 MUST_RUN = {"train_your_own_text", "hugging_face", "resume_and_checkpoints", "choose_a_layout", "several_processes",
-            "profile_a_run"}
+            "profile_a_run", "train_bert"}
 RUN_MARK = "<!-- run -->"
 # What a guide's commands may refer to, as in the root of a clone.
 SHOWN_TO_GUIDES = ["README.md", "docs", "configs"]
@@ -246,6 +246,9 @@ def test_guides_run(guide: Path, tessera_program: Path, tmp_path: Path):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TESSERA_", "OMP_"))}
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         environment.pop(variable, None)
+    # The Python that has the package, as after an installation.
+    (programs / "python3").write_text(f"#!/bin/sh\nPYTHONPATH={ROOT / 'python'} exec {sys.executable} \"$@\"\n")
+    (programs / "python3").chmod(0o755)
     environment |= {"PATH": f"{programs}:{environment['PATH']}", "TESSERA_THREADS": "1"}
     script = "set -euo pipefail\n" + "".join(f"# line {block.line}\n{block.text}" for block in blocks)
     done = subprocess.run(["bash", "-x", "-c", script], cwd=folder, env=environment, capture_output=True, text=True,

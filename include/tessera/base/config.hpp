@@ -63,11 +63,22 @@ struct DataConfig {
   /// One prefix of .idx/.bin with weight 1, or several [weight, prefix].
   std::vector<std::pair<double, std::string>> path = {};
   std::string split = "98,1,1";
-  std::string tokenizer = "bytes";  ///< "bytes" or the path of a tokenizer.json
+  std::string tokenizer = "bytes";  ///< "bytes" or the path of a tokenizer.json or vocab.txt
   std::optional<std::string> cache_dir = std::nullopt;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
   bool eod_mask_loss = false;
+  // Samples of sentences: of families that learn masked tokens.
+  double mask_prob = 0.15;
+  double short_seq_prob = 0.1;
+  std::int64_t masking_max_ngram = 3;
+  bool masking_do_full_word = true;
+  bool masking_use_longer_ngrams = false;
+  bool masking_use_geometric_distribution = false;
+  std::optional<std::int64_t> cls_id = std::nullopt;  ///< null = the tokenizer's; so the next three
+  std::optional<std::int64_t> sep_id = std::nullopt;
+  std::optional<std::int64_t> mask_id = std::nullopt;
+  std::optional<std::int64_t> pad_id = std::nullopt;
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };

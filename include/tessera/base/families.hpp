@@ -155,6 +155,12 @@ struct ModelSpec {
   std::vector<HfAttribute> attributes = {};
   const char* megatron_tokenizer = "GPT2BPETokenizer";  ///< Megatron's --tokenizer-type
   const char* body = "decoder";  ///< of a family: what builds its models (nn/bodies.hpp)
+  /// What a sample of its training data is made of.
+  enum class Samples {
+    tokens,           ///< the next tokens of joined documents
+    masked_sentences  ///< two runs of sentences with masked tokens
+  };
+  Samples samples = Samples::tokens;
   /// Why data for it cannot be read yet, so that nothing but the C++ interface trains it; null = they can.
   const char* no_data = nullptr;
 

@@ -2,7 +2,6 @@
 /// Datasets of training samples: GPT samples cut from an indexed dataset, and blends of several.
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,13 +17,30 @@
 
 namespace tessera {
 
-/// Where a sample is written: [s] each; position_ids and document_ids are empty when the dataset has none.
-struct SampleView {
-  std::span<std::int32_t> tokens;
-  std::span<std::int32_t> labels;
-  std::span<std::int32_t> position_ids;
-  std::span<std::int32_t> document_ids;
+/// What the samples of a dataset have besides tokens and labels.
+struct SampleFields {
+  bool position_ids = false;
+  bool document_ids = false;
+  bool token_types = false;
+  bool key_end = false;  ///< they may end before seq_length: what follows is padding
+  bool sample_label = false;
+
+  friend bool operator==(const SampleFields&, const SampleFields&) = default;
 };
+
+/// Where a sample is written: [s] each, key_end and sample_label [1]; empty where the dataset has none.
+struct SampleView {
+  std::span<std::int32_t> tokens{};
+  std::span<std::int32_t> labels{};
+  std::span<std::int32_t> position_ids{};
+  std::span<std::int32_t> document_ids{};
+  std::span<std::int32_t> token_types{};
+  std::span<std::int32_t> key_end{};
+  std::span<std::int32_t> sample_label{};
+};
+
+/// Errors: InvalidArgument unless `view` has room for a sample of that length with those fields.
+void check_view(const SampleView& view, std::int64_t seq_length, const SampleFields& fields);
 
 /// Numbered samples of equal length. fetch() may be called from several threads.
 class Dataset {
@@ -32,8 +48,9 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
   virtual std::int64_t seq_length() const = 0;
-  virtual bool has_position_ids() const { return false; }
-  virtual bool has_document_ids() const { return false; }
+  virtual SampleFields fields() const { return {}; }
+  bool has_position_ids() const { return fields().position_ids; }
+  bool has_document_ids() const { return fields().document_ids; }
   /// Writes sample `index` into `out`. Errors: InvalidArgument out of range, DataError for damaged data.
   virtual void fetch(std::int64_t index, const SampleView& out) const = 0;
 };
@@ -64,8 +81,9 @@ class GptDataset final : public Dataset {
 
   std::int64_t size() const override { return cached_.indices.samples(); }
   std::int64_t seq_length() const override { return options_.seq_length; }
-  bool has_position_ids() const override { return options_.reset_position_ids; }
-  bool has_document_ids() const override { return options_.reset_attention_mask; }
+  SampleFields fields() const override {
+    return {.position_ids = options_.reset_position_ids, .document_ids = options_.reset_attention_mask};
+  }
   void fetch(std::int64_t index, const SampleView& out) const override;
 
   const GptIndices& indices() const { return cached_.indices; }
@@ -80,7 +98,6 @@ class GptDataset final : public Dataset {
   GptDatasetOptions options_;
   bool keep_partial_;  ///< the last sample may be shorter
   CachedGptIndices cached_;
-  mutable std::atomic<std::uint32_t> fetched_ = 0;
 };
 
 /// Samples drawn from several datasets in given proportions.
@@ -93,8 +110,7 @@ class BlendedDataset final : public Dataset {
 
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.dataset.size()); }
   std::int64_t seq_length() const override { return members_.front()->seq_length(); }
-  bool has_position_ids() const override { return members_.front()->has_position_ids(); }
-  bool has_document_ids() const override { return members_.front()->has_document_ids(); }
+  SampleFields fields() const override { return members_.front()->fields(); }
   void fetch(std::int64_t index, const SampleView& out) const override;
   const BlendIndices& indices() const { return indices_; }
 
@@ -103,23 +119,50 @@ class BlendedDataset final : public Dataset {
   BlendIndices indices_;
 };
 
-struct GptDataOptions {
+/// How one kind of samples is made of indexed datasets.
+class SampleMaker {
+ public:
+  struct Made {
+    std::shared_ptr<const Dataset> samples;
+    std::string note{};  ///< a cache that was damaged or could not be saved
+  };
+  virtual ~SampleMaker() = default;
+  /// What shares of the data are counted in: "sequences".
+  virtual const char* unit() const = 0;
+  /// How many units a dataset has.
+  virtual std::int64_t units(const IndexedDataset& data) const = 0;
+  /// The sequences of some of its units.
+  virtual ElementRange sequences(const IndexedDataset& data, ElementRange units) const = 0;
+  /// Errors: DataError, InvalidArgument.
+  virtual Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
+                    std::optional<std::int64_t> num_samples) const = 0;
+};
+
+/// Samples of whole datasets: what every kind has.
+struct SplitsOptions {
   std::vector<BlendMember> members{};  ///< one prefix, or a blend; all with a weight or none
   std::string split = "969,30,1";
   std::array<std::optional<std::int64_t>, 3> num_samples{};  ///< training, validation, test; none = one epoch
-  GptDatasetOptions dataset;  ///< its num_samples and split are set for each split
-  IndexedDatasetOptions files;
+  IndexedDatasetOptions files{};
 };
 
 /// Null where a split has no share, or holds no token and none were asked for.
-struct GptData {
+struct DatasetSplits {
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> valid;
   std::shared_ptr<const Dataset> test;
   std::vector<std::string> warnings;  ///< caches that were damaged or could not be saved: one sentence each
 };
+using GptData = DatasetSplits;
 
-/// Opens the files and builds the datasets of all splits. Errors: ConfigError, DataError.
+/// Opens the files and makes the samples of all splits. Errors: ConfigError, DataError.
+DatasetSplits build_splits(const SplitsOptions& options, const SampleMaker& maker);
+
+struct GptDataOptions : SplitsOptions {
+  GptDatasetOptions dataset{};  ///< its num_samples and split are set for each split
+};
+
+/// The same of GPT samples; shares are of sequences, as Megatron's.
 GptData build_gpt_data(const GptDataOptions& options);
 
 }  // namespace tessera

@@ -10,8 +10,11 @@
 namespace tessera {
 
 struct DatasetRecord {
-  TokenizerRecord tokenizer;
-  bool append_eod = false;  ///< every document that is not empty ends in tokenizer.end_of_document
+  TokenizerRecord tokenizer{};
+  bool append_eod = false;       ///< every document that is not empty ends in tokenizer.end_of_document
+  bool split_sentences = false;  ///< sequences are sentences, documents have several
+  /// What samples of sentences are put together with; none in records of versions that did not know it.
+  std::optional<SpecialTokens> special{};
 };
 
 /// PREFIX.tessera.json; `prefix` may end in .idx or .bin.

@@ -1,6 +1,6 @@
 #pragma once
-/// numpy.random.RandomState(seed).shuffle, bit for bit: MT19937 (Matsumoto and Nishimura, 1998) and masked
-/// rejection.
+/// What of numpy.random.RandomState(seed) training data are made with, bit for bit: MT19937 (Matsumoto and
+/// Nishimura, 1998) and masked rejection.
 
 #include <array>
 #include <cstdint>
@@ -21,6 +21,19 @@ class NumpyRandom {
     if (position_ == kWords) refill();
     return output_[position_++];
   }
+  /// random_sample(): in [0, 1), of two outputs.
+  double random() {
+    const std::uint32_t high = next() >> 5, low = next() >> 6;
+    return (high * 67108864.0 + low) / 9007199254740992.0;
+  }
+  /// randint(low, high): in [low, high), of as many outputs as it takes; none where one value is left.
+  /// Errors: InvalidArgument for no value, or more than 2^32.
+  std::int64_t randint(std::int64_t low, std::int64_t high);
+  /// choice(len(p), p=p): one random(), looked up in the running sum of `p`. Errors: InvalidArgument for an
+  /// empty `p`.
+  std::int64_t choice(std::span<const double> p);
+  /// geometric(p) for p below 1/3, which numpy inverts: one random(); at least 1.
+  std::int64_t geometric(double p);
   /// Fisher-Yates from the end, as numpy's legacy shuffle of a one-dimensional array.
   void shuffle(std::span<std::int32_t> values);
   void shuffle(std::span<std::uint32_t> values);

@@ -23,8 +23,12 @@ struct PreprocessOptions {
   std::string output_prefix{};       ///< writes PREFIX_KEY_document.{idx,bin} for each key
   std::vector<std::string> json_keys = {"text"};
   bool append_eod = false;  ///< an end-of-document token after each document
-  int workers = 1;          ///< tokenizers at work at once; the result does not depend on it
-  bool overwrite = false;   ///< replace datasets that are there
+  /// Sequences are sentences, for samples of BERT and T5: PREFIX_KEY_sentence.{idx,bin}.
+  bool split_sentences = false;
+  std::string sentence_splitter = "lines";  ///< one on each line | punkt: of the Python package nltk
+  std::string language = "english";         ///< punkt's
+  int workers = 1;                          ///< tokenizers at work at once; the result does not depend on it
+  bool overwrite = false;                   ///< replace datasets that are there
   TokenizerOptions tokenizer;
   std::function<void(const PreprocessProgress&)> progress{};  ///< called on the caller's thread, every few MB
 };
@@ -33,8 +37,10 @@ struct PreprocessResult {
   std::vector<std::string> prefixes{};  ///< the datasets written, one per key
   std::vector<std::string> notes{};     ///< about the input: what was passed over or is unlikely to be meant
   std::int64_t documents = 0;
-  std::int64_t tokens = 0;  ///< over all keys
-  std::int64_t bytes = 0;   ///< of input
+  std::int64_t sentences = 0;       ///< over all keys; split_sentences only
+  std::int64_t long_documents = 0;  ///< of several sentences
+  std::int64_t tokens = 0;          ///< over all keys
+  std::int64_t bytes = 0;           ///< of input
   TokenizerRecord tokenizer{};
   DType dtype = DType::u16;
 };

@@ -30,9 +30,10 @@ class Tokenizer {
 };
 
 struct TokenizerOptions {
-  std::string type{};        ///< bytes | HuggingFaceTokenizer | GPT2BPETokenizer; "" = what the files imply
+  std::string type{};        ///< bytes | HuggingFaceTokenizer | GPT2BPETokenizer | BertWordPieceLowerCase |
+                             ///< BertWordPieceCase; "" = what the files imply
   std::string model{};       ///< HuggingFaceTokenizer: tokenizer.json, or the folder that holds it
-  std::string vocab_file{};  ///< GPT2BPETokenizer: vocab.json
+  std::string vocab_file{};  ///< GPT2BPETokenizer: vocab.json; BertWordPiece...: vocab.txt
   std::string merge_file{};  ///< GPT2BPETokenizer: merges.txt
   std::string
       end_of_document{};  ///< its token; "" = found in the files beside the model, or by its usual names

@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/data/masking.hpp"
 #include "tessera/data/tokenizer.hpp"
 
 namespace tessera {
 
 struct TokenizerRecord {
   std::string type = "bytes";  ///< as TokenizerOptions::type
-  std::string file{};          ///< tokenizer.json or vocab.json, an absolute path; "" for bytes
+  std::string file{};          ///< tokenizer.json, vocab.json or vocab.txt, an absolute path; "" for bytes
   std::string merge_file{};    ///< merges.txt of GPT2BPETokenizer, an absolute path
   std::string hash{};          ///< of all that decides ids, however the files spell it; "" for bytes
   std::int64_t vocab_size = 257;
@@ -22,6 +23,10 @@ struct TokenizerRecord {
 /// Reads the tokenizer's files, without Python. Errors: ConfigError as make_tokenizer; DataError for a file
 /// that is missing or is no tokenizer.
 TokenizerRecord describe_tokenizer(const TokenizerOptions& options);
+
+/// The tokenizer's special tokens, by what the files beside it call them or else by their usual names
+/// ("[CLS]"), and its "##" pieces. Nothing of bytes. Errors: as describe_tokenizer.
+SpecialTokens special_tokens(const TokenizerOptions& options);
 
 /// What make_tokenizer needs for the tokenizer of `record`.
 TokenizerOptions options_of(const TokenizerRecord& record);

@@ -30,6 +30,7 @@ struct StepRecord {
   std::vector<std::pair<std::string, double>> losses = {};
   std::optional<double> loss_scale = {};  ///< fp16: of the next step
   std::optional<double> eval_loss = {};
+  std::vector<std::pair<std::string, double>> eval_losses = {};  ///< of an evaluation, as `losses`
   /// Several ranks only: rank 0's waits for its pipeline neighbours, and what it sent and waited for on each
   /// axis.
   std::optional<double> bubble_ms = {};

@@ -24,7 +24,7 @@ struct RunInfo {
 struct TrainHooks {
   std::function<void(const RunInfo&)> on_start;
   std::function<void(const StepRecord&)> on_step;
-  std::function<void(std::int64_t step, double loss)> on_evaluation;
+  std::function<void(const StepRecord&)> on_evaluation;  ///< after on_step of the same record
   std::function<void(const std::filesystem::path&)> on_checkpoint;
   /// logging.profile: rank 0's table, after the last step that was recorded.
   std::function<void(const std::string& table)> on_profile;
