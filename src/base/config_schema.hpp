@@ -106,6 +106,10 @@ void describe(Visitor& visit, Section& c) {
   visit.field("binary_head", c.binary_head,
               "BERT's pooler and the head that says whether one segment follows the other; null = the "
               "family's");
+  visit.field("num_labels", c.num_labels,
+              "classes that BERT's head for whole samples tells apart, instead of its heads for tokens and "
+              "pairs of segments; null = no such head",
+              between(2, kMostTokens));
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,

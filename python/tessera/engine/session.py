@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from tessera.comm.agreement import agreed
 from tessera.comm.process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera.comm.warnings import warn_once
-from tessera.data.documents import DocumentRules
+from tessera.data.documents import DocumentRules, no_rules
 from tessera.data.model_batch import model_batch
 from tessera.engine import whole_weights
 from tessera.engine.freezing import Freezing
+from tessera.engine.heads import heads_of
 from tessera.engine.not_finite import NotFinite
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
@@ -50,7 +51,8 @@ class Session:
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
-        self.rules = DocumentRules.of(self.plugin, self.config)
+        self.heads = heads_of(self.config)
+        self.rules = DocumentRules.of(self.plugin, self.config) if self.heads.looks_back else no_rules(self.plugin, self.kind)
         self.targets: Any = None  # labels of the last batch(), int [batch, seq]: of the next position, -100 without a loss
         self.calling = "the model"  # what batches are for, as ranks tell each other
         self.arguments: dict = {}  # of that call
@@ -162,11 +164,11 @@ class Session:
     # Batches.
 
     def batch(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
-              shifted: bool = False, document_ids: Any = None, ruled: bool = False) -> Any:
+              shifted: bool = False, document_ids: Any = None, ruled: bool = False, **extras: Any) -> Any:
         """This data rank's samples as a _C.Batch: the arrays of model_batch(), under the plugin's rules about documents unless
         they are `ruled` already. Collective over data ranks."""
         batch, self.targets = model_batch(input_ids, attention_mask, labels, position_ids, shifted, document_ids,
-                                          None if ruled else self.rules)
+                                          None if ruled else self.rules, **extras)
         self._warn_of_length(batch.seq_length)
         self._agree(batch)
         self._batch_tokens = batch.global_batch * batch.seq_length

@@ -1,0 +1,91 @@
+"""What models are by their heads: which labels they are trained on, and what their outputs are called. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from tessera.errors import InvalidArgument
+
+_NOT_FOR_ENCODERS = {
+    "num_items_in_batch": "each loss of this model is divided by its own targets; scale outputs.loss yourself",
+    "logits_to_keep": "this model's logits are those of all positions; slice them yourself",
+    "document_ids": "attention of an encoder goes over the whole sample; pad samples, and give an attention_mask"}
+# What Megatron's samples for BERT are called here.
+_MEGATRON = {"text": "input_ids", "types": "token_type_ids", "padding_mask": "attention_mask", "is_random": "next_sentence_label"}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of a class of Transformers whose name has one of these endings."""
+
+    endings: Tuple[str, ...]
+    output: str  # its output's class, in transformers.modeling_outputs or beside the model
+    looks_back: bool = True  # a decoder: labels are those of the next position, and batches may be packed
+    labels: Optional[str] = "labels"  # the argument with labels of tokens
+    sample_labels: Optional[str] = None  # and that with labels of samples
+    logits: Tuple[str, ...] = ("logits",)  # as outputs name them: of tokens, then of samples
+    loader: str = "AutoModelForCausalLM"
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether it has no head for tokens."""
+        return self.labels is None
+
+    @property
+    def label_names(self) -> List[str]:
+        return [name for name in (self.labels, self.sample_labels) if name is not None]
+
+    @property
+    def engine_outputs(self) -> Tuple[str, ...]:
+        """The engine's names of `logits`, in the order in which it is asked for them: those of samples first."""
+        return ("sample_logits", "logits") if len(self.logits) > 1 else ("logits",)
+
+    def given(self, arguments: Dict[str, Any]) -> Dict[str, Any]:
+        """The arguments of a call under Hugging Face's names, Megatron's samples too. Errors: InvalidArgument for what a model with
+        these heads does not take, and for labels of one of two heads."""
+        named = _of_megatron(arguments) if arguments.get("text") is not None else dict(arguments)
+        for name, why in _NOT_FOR_ENCODERS.items():
+            if named.get(name) is not None:
+                raise InvalidArgument(f"{name}: {why}")
+        if self.sample_labels != "next_sentence_label" and named.get("next_sentence_label") is not None:
+            raise InvalidArgument("next_sentence_label: this model has no head for pairs of segments; remove that column, or train a "
+                                  "...ForPreTraining model")
+        has = [name for name in self.label_names if named.get(name) is not None]
+        if has and has != self.label_names:
+            lacking = next(name for name in self.label_names if name not in has)
+            raise InvalidArgument(f"the model was called with {has[0]} and without {lacking}: a ...ForPreTraining model is trained on both. "
+                                  "Give both, or train a ...ForMaskedLM model, which has no head for pairs of segments")
+        return named
+
+
+DECODER = Heads(("LMHeadModel", "ForCausalLM"), "CausalLMOutputWithCrossAttentions")
+_ENCODERS = (
+    Heads(("ForPreTraining",), "ForPreTrainingOutput", False, sample_labels="next_sentence_label",
+          logits=("prediction_logits", "seq_relationship_logits"), loader="AutoModelForPreTraining"),
+    Heads(("ForMaskedLM",), "MaskedLMOutput", False, loader="AutoModelForMaskedLM"),
+    Heads(("ForSequenceClassification",), "SequenceClassifierOutput", False, labels=None, sample_labels="labels",
+          loader="AutoModelForSequenceClassification"))
+ENCODERS = ("bert", "megatron-bert")
+
+
+def heads_for(kind: Optional[str]) -> Tuple[Heads, ...]:
+    """Those that models of a type may have."""
+    return _ENCODERS if kind in ENCODERS else (DECODER,)
+
+
+def heads_of(config: Dict[str, Any]) -> Heads:
+    """Those of the model that a config describes; without architectures the first."""
+    known = heads_for(config.get("model_type"))
+    name = (config.get("architectures") or [""])[0]
+    return next((each for each in known if name.endswith(each.endings)), known[0])
+
+
+def _of_megatron(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """A sample of Megatron's for BERT: labels of -1, and those that loss_mask leaves out, do not count."""
+    from tessera.data.encoder_batch import counted_labels
+
+    named = {_MEGATRON.get(name, name): value for name, value in arguments.items() if name not in ("loss_mask", "truncated")
+             and not (name in _MEGATRON.values() and value is None)}
+    named["labels"] = counted_labels(arguments.get("labels"), arguments.get("loss_mask"))
+    return named
