@@ -89,6 +89,12 @@ Engine::Output output_of(const std::string& name) {
                                   : Engine::Output::sample_logits;
 }
 
+std::map<std::string, double> by_name(const std::vector<LossTerm>& terms) {
+  std::map<std::string, double> losses;
+  for (const LossTerm& term : terms) losses[term.name] = term.mean();
+  return losses;
+}
+
 /// The engine and what Python gives it over and over.
 class PyEngine {
  public:
@@ -426,16 +432,11 @@ void bind_engine(py::module_& module) {
           "evaluate",
           [](PyEngine& self, const Batch& batch) {
             const std::vector<LossTerm> terms = self.engine().evaluate_terms(batch);
-            return terms[0].count > 0 ? total_of(terms) : std::nan("");
+            return std::pair(terms[0].count > 0 ? total_of(terms) : std::nan(""), by_name(terms));
           },
-          Released(), "The loss of the batch; not a number where no label counts.")
+          Released(), "The loss of the batch, not a number where no label counts, and what it is made of.")
       .def_property_readonly(
-          "losses",
-          [](PyEngine& self) {
-            std::map<std::string, double> losses;
-            for (const LossTerm& term : self.engine().terms()) losses[term.name] = term.mean();
-            return losses;
-          },
+          "losses", [](PyEngine& self) { return by_name(self.engine().terms()); },
           "What the last loss is made of, by name, before weights.")
       .def("update", &update, py::arg("rates"))
       .def("set_group",

@@ -145,7 +145,8 @@ class Preparation:
     def _tell_unused(self, kinds: Dict[str, List[int]]) -> None:
         """What the plugin says for nothing, as far as these objects show it."""
         if kinds["model"] or kinds["plain"]:
-            warn_of(unused_by_model(self.plugin, self.prepared.models[0]._session.rules))
+            session = self.prepared.models[0]._session
+            warn_of(unused_by_model(self.plugin, session.rules, encoder=not session.heads.looks_back))
         if kinds["indexed"]:
             self.accelerator._prepared = replace(self.prepared, indexed=True)
         if kinds["loader"] and not self.prepared.indexed:

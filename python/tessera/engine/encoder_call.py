@@ -44,6 +44,7 @@ def encoder_forward(model: TesseraModel, arguments: Dict[str, Any]) -> Any:
         logits = dict(zip(reversed(heads.logits), (model.logits_of(batch, training, name) for name in heads.engine_outputs)))
         if labelled:
             loss = _loss_of(model, logits, of_samples, batch)
+            session.losses = {"loss": float(loss.detach())} if heads.of_samples else {}
     elif training:
         value, call = session.train(batch)
         loss = EngineValue.apply(model._anchor, torch.tensor(value, device=model.device), call)

@@ -37,7 +37,7 @@ class EncoderStepRunner(StepRunner):
             values.append((b - a, {"": float(loss.detach()), **numbers}))
         logged = mean_over_ranks(values, session)
         own_loss = logged.pop("", float("nan"))
-        self.logged = logged
+        self.logged = session.losses = logged
         loss = torch.tensor(sum(logged.values()) if logged else own_loss, device=model.device)
         if training:
             # On a data rank without samples a sum of nothing, which takes part in backward.

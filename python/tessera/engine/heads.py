@@ -81,6 +81,19 @@ def heads_of(config: Dict[str, Any]) -> Heads:
     return next((each for each in known if name.endswith(each.endings)), known[0])
 
 
+def own_name(model: Any, kind: str) -> Optional[str]:
+    """The name of the class with a head that an object of Transformers is of; None if there is none."""
+    endings = tuple(ending for each in heads_for(kind) for ending in each.endings)
+    return next((each.__name__ for each in type(model).__mro__ if each.__name__.endswith(endings)), None)
+
+
+def config_of(model: Any) -> Dict[str, Any]:
+    """The config of an object of Transformers, with what an encoder's class says of its head."""
+    config = model.config.to_dict()
+    own = own_name(model, config.get("model_type")) if config.get("model_type") in ENCODERS else None
+    return config if own is None else {**config, "architectures": [own]}
+
+
 def _of_megatron(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """A sample of Megatron's for BERT: labels of -1, and those that loss_mask leaves out, do not count."""
     from tessera.data.encoder_batch import counted_labels

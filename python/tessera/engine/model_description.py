@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from tessera.engine.heads import ENCODERS, heads_for
+from tessera.engine.heads import ENCODERS, heads_for, own_name
 from tessera.engine.parameters import EngineParameter
 from tessera.engine.plan import ModelParameter, ModelPlan
 from tessera.engine.weights import Source
@@ -56,12 +56,6 @@ def describe_model(model: torch.nn.Module) -> ModelPlan:
         text = json.dumps({**json.loads(text), "architectures": [own]})
     return ModelPlan(text, parameters, _source_of(model, named, text), _DTYPES[dtypes.pop()],
                      checkpointed=any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
-
-
-def own_name(model: torch.nn.Module, kind: str) -> Optional[str]:
-    """The name of the class with a head that `model` is of; None if there is none."""
-    endings = tuple(ending for each in heads_for(kind) for ending in each.endings)
-    return next((each.__name__ for each in type(model).__mro__ if each.__name__.endswith(endings)), None)
 
 
 def _source_of(model: Any, named: list, text: str) -> Source:

@@ -26,6 +26,7 @@ from tessera.plugin.config_map import native_config
 from tessera.utils.objects import decode, encode
 
 logger = get_logger(__name__)
+_MEGATRON_LOSSES = {"token": "lm loss", "nsp": "sop loss", "class": "loss"}
 
 
 class Session:
@@ -50,6 +51,7 @@ class Session:
         self.told_of_no_optimizer = False
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
+        self.losses: Dict[str, float] = {}  # of an encoder's last call with the model's own loss, by Megatron's names
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self.heads = heads_of(self.config)
         self.rules = DocumentRules.of(self.plugin, self.config) if self.heads.looks_back else no_rules(self.plugin, self.kind)
@@ -213,6 +215,7 @@ class Session:
         self._drop_unwanted()
         self._tokens += self._batch_tokens
         call = self.engine.open_call(batch)
+        self._name_losses(self.engine.losses)
         self.note_loss(call.loss, batch)
         return call.loss, OpenCall(self, call)
 
@@ -229,7 +232,13 @@ class Session:
         self._not_finite.check_loss(self, loss, batch)
 
     def evaluate(self, batch: Any) -> float:
-        return self.engine.evaluate(batch)
+        loss, terms = self.engine.evaluate(batch)
+        self._name_losses(terms)
+        return loss
+
+    def _name_losses(self, terms: Dict[str, float]) -> None:
+        """What the loss of the call just made is of, where it has parts."""
+        self.losses = {} if self.heads.looks_back else {_MEGATRON_LOSSES.get(name, name): value for name, value in terms.items()}
 
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,

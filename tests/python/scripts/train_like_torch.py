@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.utils import MegatronLMPlugin, full_gradients
+from tessera.utils import BertTrainStep, MegatronLMPlugin, full_gradients
 
 STEPS, SEQ = 20, 12
 
@@ -95,7 +95,8 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   use_distributed_optimizer=options.get("zero") == "1",
                                   sequence_parallelism=options.get("sp") == "1",
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
-                                  recompute_activations=options.get("recompute") == "1")
+                                  recompute_activations=options.get("recompute") == "1",
+                                  custom_train_step_class=BertTrainStep if "step" in options else None)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
     dataset = make_dataset(family)
