@@ -133,7 +133,8 @@ class PyEngine {
     Communicator& pipeline = engine_->mesh()[Axis::pp];
     if (pipeline.size() > 1 && batch.batch > 0) {
       if (!output)
-        output = Tensor::empty(ctx, engine_->output_shape(kind, batch.batch, batch.seq_length), DType::f32);
+        output = Tensor::empty(ctx, output_shape(engine_->model(), kind, batch.batch, batch.seq_length),
+                               DType::f32);
       pipeline.broadcast(ctx, output, head_stage_).wait(ctx);
     }
     ctx.stream->synchronize();
@@ -423,7 +424,8 @@ void bind_engine(py::module_& module) {
       .def(
           "output_shape",
           [](PyEngine& self, const Batch& batch, const std::string& output) {
-            const Shape shape = self.engine().output_shape(output_of(output), batch.batch, batch.seq_length);
+            const Shape shape =
+                output_shape(self.engine().model(), output_of(output), batch.batch, batch.seq_length);
             return py::tuple(py::cast(std::vector<std::int64_t>(shape.dims().begin(), shape.dims().end())));
           },
           py::arg("batch"), py::arg("output"))

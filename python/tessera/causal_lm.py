@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from tessera.engine.heads import ENCODERS
+from tessera.plugin.heads import ENCODERS
 from tessera.engine.export import save_pretrained
 from tessera.engine.open_calls import OpenCall
 from tessera.engine.optimizer_groups import Group, OptimizerDescription

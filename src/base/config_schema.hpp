@@ -107,8 +107,7 @@ void describe(Visitor& visit, Section& c) {
               "BERT's pooler and the head that says whether one segment follows the other; null = the "
               "family's");
   visit.field("num_labels", c.num_labels,
-              "classes that BERT's head for whole samples tells apart, instead of its heads for tokens and "
-              "pairs of segments; null = no such head",
+              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
               between(2, kMostTokens));
   describe_positions(visit, c);
   visit.field(

@@ -110,7 +110,8 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
   std::unique_ptr<Stage> stage;
   const auto gradient = [&](int micro_batch, const Tensor& value) {
     const Part samples = stage->samples(micro_batch);
-    const Tensor seen = batch_major(ctx_, value, output_shape(output, samples.count, batch.seq_length));
+    const Tensor seen =
+        batch_major(ctx_, value, output_shape(*model_, output, samples.count, batch.seq_length));
     const Tensor grad = [&] {
       const CallersTurn turn(ctx_.stream->flight().get(), "Engine::open_call()");
       return loss(micro_batch, samples, seen);
@@ -187,7 +188,8 @@ OpenForward Engine::forward(const Batch& given, Output output, bool recorded) {
 
 Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const {
   if (!holds_head()) return {};
-  Tensor result = Tensor::empty(ctx_, output_shape(output, batch.batch, batch.seq_length), DType::f32);
+  Tensor result =
+      Tensor::empty(ctx_, output_shape(*model_, output, batch.batch, batch.seq_length), DType::f32);
   for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
     copy_batch_major(ctx_, stage.loss().outputs()[static_cast<std::size_t>(i)],
@@ -196,11 +198,11 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
   return result;
 }
 
-Shape Engine::output_shape(Output output, std::int64_t samples, std::int64_t seq_length) const {
-  const bool losses = output == Output::token_losses;
-  if (model_->reads_whole_samples() || output == Output::sample_logits)
-    return losses ? Shape{samples} : Shape{samples, model_->sample_classes()};
-  return losses ? Shape{samples, seq_length} : Shape{samples, seq_length, model_->vocab_size()};
+Shape output_shape(const Model& model, Engine::Output output, std::int64_t samples, std::int64_t seq_length) {
+  const bool losses = output == Engine::Output::token_losses;
+  if (model.reads_whole_samples() || output == Engine::Output::sample_logits)
+    return losses ? Shape{samples} : Shape{samples, model.sample_classes()};
+  return losses ? Shape{samples, seq_length} : Shape{samples, seq_length, model.vocab_size()};
 }
 
 void Engine::check_upstream(const OpenForward::State& forward, const Tensor& upstream) const {
@@ -209,7 +211,7 @@ void Engine::check_upstream(const OpenForward::State& forward, const Tensor& ups
   const Batch& batch = forward.batch;
   if (!holds_head() || batch.batch == 0) return;
   TESSERA_CHECK(upstream, "backward() needs the gradient of what forward() returned on this rank");
-  const Shape shape = output_shape(forward.output, batch.batch, batch.seq_length);
+  const Shape shape = output_shape(*model_, forward.output, batch.batch, batch.seq_length);
   TESSERA_CHECK(upstream.dtype() == DType::f32 && upstream.shape() == shape, "upstream gradient of shape ",
                 upstream.shape(), " and dtype ", upstream.dtype(), " for an output of shape ", shape, ": ",
                 batch.batch, " samples of ", batch.seq_length, " positions");

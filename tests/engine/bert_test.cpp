@@ -97,6 +97,61 @@ TEST(Bert, RefusesBatchesItCannotRead) {
   EXPECT_EQ(masked->step(batch).terms.size(), 1u);
 }
 
+Config classes_config() {
+  Config config = bert_config(false);
+  config.model.num_labels = 3;
+  return config;
+}
+
+Batch classes_batch() {
+  Batch batch = bert_batch();
+  batch.labels.clear();
+  batch.sample_labels = {0, 2, 1, -100};
+  return batch;
+}
+
+TEST(Bert, ClassifiesSamples) {
+  const auto engine = build_engine(classes_config());
+  const Batch batch = classes_batch();
+  EXPECT_EQ(engine->forward(batch, Engine::Output::logits, false).output.shape(), Shape({4, 3}));
+  const Tensor losses = engine->forward(batch, Engine::Output::token_losses, false).output;
+  ASSERT_EQ(losses.shape(), Shape({4}));
+  const std::vector<float> each = losses.to_floats();
+  EXPECT_EQ(each[3], 0.0f);
+  const StepReport report = engine->step(batch);
+  ASSERT_EQ(report.terms.size(), 1u);
+  EXPECT_EQ(report.terms[0].name, "class");
+  EXPECT_EQ(report.terms[0].count, 3);
+  EXPECT_NEAR(report.loss, (each[0] + each[1] + each[2]) / 3, 1e-5);
+}
+
+TEST(Bert, RefusesWhatAClassifierCannotRead) {
+  const auto engine = build_engine(classes_config());
+  expect_error<InvalidArgument>([&] { engine->step(bert_batch()); }, "labels of tokens", "no head");
+  Batch batch = classes_batch();
+  batch.sample_labels[2] = 3;
+  expect_error<DataError>([&] { engine->step(batch); }, "sample 2", "3 is not in [0, 3)");
+  batch.sample_labels.clear();
+  expect_error<InvalidArgument>([&] { engine->step(batch); }, "no sample_labels");
+  batch.sample_labels.assign(4, -100);
+  expect_error<DataError>([&] { engine->step(batch); }, "no label of this batch counts");
+  Config both = classes_config();
+  both.model.binary_head = true;
+  expect_error<ConfigError>([&] { build_engine(both); }, "not both");
+  const auto masked = build_engine(bert_config(false));
+  batch = bert_batch();
+  batch.sample_labels.clear();
+  expect_error<InvalidArgument>([&] { masked->forward(batch, Engine::Output::sample_logits); },
+                                "logits of whole samples");
+}
+
+TEST(Bert, LogitsOfSamplesBesideThoseOfTokens) {
+  const auto engine = build_engine(bert_config(true));
+  const Batch batch = bert_batch();
+  EXPECT_EQ(engine->forward(batch, Engine::Output::sample_logits, false).output.shape(), Shape({4, 2}));
+  EXPECT_EQ(engine->forward(batch, Engine::Output::logits, false).output.shape(), Shape({4, 11, 31}));
+}
+
 TEST(Bert, IsRefusedWhereThereIsNoDataForIt) {
   const Config config = bert_config(true);
   expect_error<ConfigError>([&] { make_plan(config); }, "model.family bert", "masked tokens", "a plan");

@@ -175,6 +175,7 @@ def test_megatrons_samples():
         uncounted = {**megatron_batch(), "loss_mask": torch.ones(4, 11)}
         with pytest.raises(InvalidArgument, match="loss_mask counts position"):
             model(**uncounted)
+        assert prepared("BertForMaskedLM")[1].eval()(**megatron_batch()).loss > 0  # without a head for is_random
     for mine, other in zip(encoder_columns(megatron_batch()), encoder_columns(batch_of("MegatronBertForPreTraining"))):
         assert torch.equal(mine, other)
 

@@ -143,8 +143,6 @@ class Engine {
   /// sample_logits: of a head for whole samples beside that for tokens. Where the model has no other
   /// (Model::reads_whole_samples), all outputs are of samples.
   enum class Output { logits, token_losses, sample_logits };
-  /// fp32 [samples, seq_length, vocabulary], [samples, seq_length], [samples, classes], [samples].
-  Shape output_shape(Output output, std::int64_t samples, std::int64_t seq_length) const;
   /// A loss of the caller's: gets micro-batch and output, fp32 [samples.count, seq, vocab] or
   /// [samples.count, seq] (0 where the label is ignored), and returns the gradient of the micro-batch's loss
   /// by it. Called on every rank with the head.
@@ -276,5 +274,9 @@ class Engine {
 
 /// The batch as device tensors, rows position-major.
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch);
+
+/// What an engine of this model returns: [samples, seq_length, vocabulary], [samples, seq_length], or of
+/// samples [samples, classes], [samples].
+Shape output_shape(const Model& model, Engine::Output output, std::int64_t samples, std::int64_t seq_length);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ from tessera.engine.changed_model import change_of, check_optimizer
 from tessera.engine.optimizer_groups import Group, OptimizerDescription
 from tessera.engine.plan import ModelPlan, TrainingPlan
 from tessera.engine.session import Session
-from tessera.engine.train_steps import make_train_step
+from tessera.engine.own_train_step import make_train_step
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 from tessera.plugin.config_map import micro_batch_size_of, parameter_rules

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tessera.engine import call_arguments
-from tessera.engine.heads import Heads
+from tessera.plugin.heads import Heads
 from tessera.engine.step_runner import StepRunner, array, mean_over_ranks, whole
 from tessera.engine.train_steps import Running
 from tessera.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.data.split import bounds
-from tessera.engine.train_steps import make_train_step
+from tessera.engine.own_train_step import make_train_step
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from tessera.engine import module_tree
-from tessera.engine.heads import Heads, heads_of
+from tessera.plugin.heads import Heads, heads_of
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from tessera.engine.heads import ENCODERS, heads_for, own_name
+from tessera.plugin.heads import ENCODERS, heads_for, own_name
 from tessera.engine.parameters import EngineParameter
 from tessera.engine.plan import ModelParameter, ModelPlan
 from tessera.engine.weights import Source

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.comm.warnings import warn_once
-from tessera.engine.heads import heads_for
+from tessera.plugin.heads import heads_for
 from tessera.errors import ConfigError
 
 OWN_LOSS = ("Compute it from logits (call the model without labels, or with MegatronLMPlugin(return_logits=True)), or give "

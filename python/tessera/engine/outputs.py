@@ -7,7 +7,7 @@ from typing import Any, Tuple, Union
 
 import torch
 
-from tessera.engine.heads import DECODER, Heads
+from tessera.plugin.heads import DECODER, Heads
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.parameters import check_has_optimizer
 

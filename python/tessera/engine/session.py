@@ -13,7 +13,7 @@ from tessera.data.documents import DocumentRules, no_rules
 from tessera.data.model_batch import model_batch
 from tessera.engine import whole_weights
 from tessera.engine.freezing import Freezing
-from tessera.engine.heads import heads_of
+from tessera.plugin.heads import heads_of
 from tessera.engine.not_finite import NotFinite
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates

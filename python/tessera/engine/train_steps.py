@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from argparse import Namespace
 from typing import Any, Callable, List, Optional, Tuple
 
 from tessera.data.documents import RULES, DocumentRules, hidden_keys, packed_documents
@@ -172,27 +171,3 @@ def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tup
     if documents is not None:
         mask = torch.from_numpy(hidden_keys(array_of(documents), array_of(mask))).to(tokens.device)
     return tokens, labels, counted.float(), mask, positions
-
-
-def make_train_step(accelerator: Any, plugin: Any, session: Any) -> AbstractTrainStep:
-    """The plugin's custom_train_step_class, or a GPTTrainStep or BertTrainStep, with the plugin's arguments."""
-    kind = plugin.custom_train_step_class
-    args = Namespace(**plugin.megatron_lm_default_args)
-    args.padded_vocab_size = plugin.megatron_lm_default_args.get("orig_vocab_size")
-    args.accelerator = accelerator
-    args.custom_get_batch_function = plugin.custom_get_batch_function
-    args.custom_loss_function = plugin.custom_loss_function
-    if session.rules is not None:
-        args.eos_token_id = session.rules.eod
-    kwargs = plugin.custom_train_step_kwargs or {}
-    if kind is None and not session.heads.looks_back:
-        from tessera.engine.bert_train_step import BertTrainStep
-
-        return BertTrainStep(accelerator, args)
-    if kind is None:
-        return GPTTrainStep(accelerator, args)
-    try:
-        inspect.signature(kind).bind(accelerator, args, **kwargs)
-        return kind(accelerator, args, **kwargs)
-    except TypeError:
-        return kind(args, **kwargs)

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional
 
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
-from tessera.engine.heads import ENCODERS
+from tessera.plugin.heads import ENCODERS
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 

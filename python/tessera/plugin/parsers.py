@@ -6,7 +6,7 @@ The engine itself reads the model's config; these arguments are what custom trai
 from typing import Any, Callable, Dict, Optional
 
 from tessera.errors import ConfigError
-from tessera.engine.heads import ENCODERS, config_of, heads_of
+from tessera.plugin.heads import ENCODERS, config_of, heads_of
 from tessera.plugin.model_shape import described, length_given
 
 Parser = Callable[[Any, Any, Optional[dict]], None]

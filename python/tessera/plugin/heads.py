@@ -5,15 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-from tessera.errors import InvalidArgument
-
-_NOT_FOR_ENCODERS = {
-    "num_items_in_batch": "each loss of this model is divided by its own targets; scale outputs.loss yourself",
-    "logits_to_keep": "this model's logits are those of all positions; slice them yourself",
-    "document_ids": "attention of an encoder goes over the whole sample; pad samples, and give an attention_mask"}
-# What Megatron's samples for BERT are called here.
-_MEGATRON = {"text": "input_ids", "types": "token_type_ids", "padding_mask": "attention_mask", "is_random": "next_sentence_label"}
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -40,23 +31,6 @@ class Heads:
     def engine_outputs(self) -> Tuple[str, ...]:
         """The engine's names of `logits`, in the order in which it is asked for them: those of samples first."""
         return ("sample_logits", "logits") if len(self.logits) > 1 else ("logits",)
-
-    def given(self, arguments: Dict[str, Any]) -> Dict[str, Any]:
-        """The arguments of a call under Hugging Face's names, Megatron's samples too. Errors: InvalidArgument for what a model with
-        these heads does not take, and for labels of one of two heads."""
-        named = _of_megatron(arguments) if arguments.get("text") is not None else dict(arguments)
-        for name, why in _NOT_FOR_ENCODERS.items():
-            if named.get(name) is not None:
-                raise InvalidArgument(f"{name}: {why}")
-        if self.sample_labels != "next_sentence_label" and named.get("next_sentence_label") is not None:
-            raise InvalidArgument("next_sentence_label: this model has no head for pairs of segments; remove that column, or train a "
-                                  "...ForPreTraining model")
-        has = [name for name in self.label_names if named.get(name) is not None]
-        if has and has != self.label_names:
-            lacking = next(name for name in self.label_names if name not in has)
-            raise InvalidArgument(f"the model was called with {has[0]} and without {lacking}: a ...ForPreTraining model is trained on both. "
-                                  "Give both, or train a ...ForMaskedLM model, which has no head for pairs of segments")
-        return named
 
 
 DECODER = Heads(("LMHeadModel", "ForCausalLM"), "CausalLMOutputWithCrossAttentions")
@@ -92,13 +66,3 @@ def config_of(model: Any) -> Dict[str, Any]:
     config = model.config.to_dict()
     own = own_name(model, config.get("model_type")) if config.get("model_type") in ENCODERS else None
     return config if own is None else {**config, "architectures": [own]}
-
-
-def _of_megatron(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """A sample of Megatron's for BERT: labels of -1, and those that loss_mask leaves out, do not count."""
-    from tessera.data.encoder_batch import counted_labels
-
-    named = {_MEGATRON.get(name, name): value for name, value in arguments.items() if name not in ("loss_mask", "truncated")
-             and not (name in _MEGATRON.values() and value is None)}
-    named["labels"] = counted_labels(arguments.get("labels"), arguments.get("loss_mask"))
-    return named
