@@ -39,11 +39,12 @@ def main() -> None:
     accelerator = Accelerator()
     # The collator draws its masks from torch's generator: all ranks of a model draw the same ones from the same seed.
     set_seed(7)
-    lines = lines_of_text(4 * 16 * args.steps)
+    wanted = 4 * 16 * args.steps
+    lines = lines_of_text(max(wanted, 10_000))
     tokenizer = make_tokenizer(lines)
     model = BertForMaskedLM(BertConfig(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, intermediate_size=256,
                                        vocab_size=len(tokenizer), max_position_embeddings=LENGTH, pad_token_id=tokenizer.pad_token_id))
-    texts = [" ".join(lines[i: i + 4]) for i in range(0, len(lines), 4)]
+    texts = [" ".join(lines[i: i + 4]) for i in range(0, wanted, 4)]
     rows = [tokenizer(text, truncation=True, max_length=LENGTH, padding="max_length") for text in texts]
     plugin = accelerator.state.megatron_lm_plugin
     parts = accelerator.state.mesh.dp * (plugin.num_micro_batches if plugin is not None else 1)

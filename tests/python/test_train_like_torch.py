@@ -20,7 +20,7 @@ LAYOUTS = {
     "two encoders": (2, "BertForPreTraining", [
         "1,1,2,plugin=1,zero=1", "2,1,2,sp=1,family=MegatronBertForPreTraining", "1,2,4,virtual=1,family=BertForMaskedLM",
         "1,1,1,family=MegatronBertForMaskedLM", "2,1,1,family=BertForSequenceClassification",
-        "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "2,1,1,step=1",
+        "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "2,1,1,sp=1,step=1",
         "1,2,1,step=1,family=BertForSequenceClassification"]),
     "four encoders": (4, "MegatronBertForPreTraining", ["2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification"]),
     "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
