@@ -10,7 +10,7 @@ import argparse
 import torch
 from text import lines_of_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from tessera import Accelerator
 from tessera.utils import set_seed
@@ -41,7 +41,10 @@ def main() -> None:
     set_seed(7)
     wanted = 4 * 16 * args.steps
     lines = lines_of_text(max(wanted, 10_000))
-    tokenizer = make_tokenizer(lines)
+    with accelerator.main_process_first():  # training a tokenizer twice need not give the same one
+        if accelerator.is_main_process:
+            make_tokenizer(lines).save_pretrained(args.output)
+        tokenizer = AutoTokenizer.from_pretrained(args.output)
     model = BertForMaskedLM(BertConfig(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, intermediate_size=256,
                                        vocab_size=len(tokenizer), max_position_embeddings=LENGTH, pad_token_id=tokenizer.pad_token_id))
     texts = [" ".join(lines[i: i + 4]) for i in range(0, wanted, 4)]
@@ -62,9 +65,7 @@ def main() -> None:
         if step == 1 or step % 25 == 0 or step == len(loader):
             accelerator.print(f"step {step}  loss {loss.item():.6f}")
 
-    model.save_pretrained(args.output)
-    if accelerator.is_main_process:
-        tokenizer.save_pretrained(args.output)
+    model.save_pretrained(args.output)  # beside the tokenizer
     accelerator.print(f"the model is in {args.output}")
     accelerator.end_training()
 

@@ -114,13 +114,6 @@ void bind_architecture(py::module_& module) {
       "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
       py::arg("model_type"));
   module.def(
-      "hf_architectures",
-      [](const std::string& type) {
-        const auto& names = row_of(type).architectures;
-        return std::vector<std::string>(names.begin(), names.end());
-      },
-      py::arg("model_type"));
-  module.def(
       "hf_megatron_tokenizer",
       [](const std::string& type) { return std::string(row_of(type).megatron_tokenizer); },
       py::arg("model_type"));
