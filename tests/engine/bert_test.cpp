@@ -1,8 +1,10 @@
 /// Bodies of families; what BERT reads and refuses. That it is Transformers' model: tests/parity.
 
 #include "tessera/base/families.hpp"
+#include "tessera/checkpoint/hf.hpp"
 #include "tessera/engine/metrics.hpp"
 #include "tessera/engine/plan.hpp"
+#include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/trainer.hpp"
 #include "tessera/nn/bodies.hpp"
 #include "tests/engine/engine_support.hpp"
@@ -143,6 +145,35 @@ TEST(Bert, RefusesWhatAClassifierCannotRead) {
   batch.sample_labels.clear();
   expect_error<InvalidArgument>([&] { masked->forward(batch, Engine::Output::sample_logits); },
                                 "logits of whole samples");
+}
+
+TEST_F(BertRun, AClassifierBeginsWithTheWeightsOfAnotherHead) {
+  const auto trained = build_engine(bert_config(false));
+  trained->step([] {
+    Batch batch = bert_batch();
+    batch.sample_labels.clear();
+    return batch;
+  }());
+  export_hf(dir_ / "masked", architecture_of(bert_config(false).model), weights_of(*trained), {});
+  const auto engine = build_engine(classes_config());
+  const WeightFit fit = load_pretrained(dir_ / "masked", classes_config().model, *engine);
+  EXPECT_EQ(fit.drawn, (std::vector<std::string>{"bert.pooler.dense.weight", "bert.pooler.dense.bias",
+                                                 "classifier.weight", "classifier.bias"}));
+  EXPECT_EQ(fit.dropped.size(), 5u);  // cls.predictions
+  const auto table = [](Engine& of) {
+    for (const Parameter* each : of.params().parameters()) {
+      if (each->name() == "decoder.layers.1.mlp.linear_fc1.weight")
+        return of.params().weights().main(*each).to_floats();
+    }
+    return std::vector<float>();
+  };
+  EXPECT_EQ(table(*engine), table(*trained));
+  Config wider = classes_config();
+  wider.model.num_labels = 4;
+  export_hf(dir_ / "classes", architecture_of(classes_config().model), weights_of(*engine), {});
+  const auto other = build_engine(wider);
+  expect_error<CheckpointError>([&] { load_pretrained(dir_ / "classes", wider.model, *other); },
+                                "model.num_labels: 3 there, 4 here");
 }
 
 TEST(Bert, LogitsOfSamplesBesideThoseOfTokens) {

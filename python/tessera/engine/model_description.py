@@ -84,7 +84,9 @@ def _with_other_head(folder: Path, text: str) -> Optional[str]:
     theirs, own = json.loads((folder / "config.json").read_text()), json.loads(text)
     if own["model_type"] not in ENCODERS or theirs.get("model_type") != own["model_type"]:
         return None
-    return None if (theirs.get("architectures") or own["architectures"]) == own["architectures"] else json.dumps(theirs)
+    first = heads_for(own["model_type"])[0].endings  # what a folder without a word on it has
+    has = theirs.get("architectures") or (own["architectures"] if own["architectures"][0].endswith(first) else None)
+    return None if has == own["architectures"] else json.dumps(theirs)
 
 
 def _tied_head(config: Any) -> str:

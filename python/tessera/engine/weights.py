@@ -88,7 +88,7 @@ def load_weights(engine: Any, config_json: str, source: Source, start: Start, ch
 def _tell_of_head(source: Source, config_json: str) -> None:
     from tessera import _C
 
-    has, wants = (json.loads(text)["architectures"][0] for text in (source.architecture, config_json))
+    has, wants = ((json.loads(text).get("architectures") or ["model"])[0] for text in (source.architecture, config_json))
     logger.warning(f"{source.folder} holds a {has}, and a {wants} begins with it: {_C.weight_fit(source.architecture, config_json)[2]}")
 
 
