@@ -96,6 +96,7 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   sequence_parallelism=options.get("sp") == "1",
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
                                   recompute_activations=options.get("recompute") == "1",
+                                  return_logits="logits" in options,
                                   custom_train_step_class=BertTrainStep if "step" in options else None)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
