@@ -101,6 +101,17 @@ def test_dropout_is_the_same_for_both_heads():
     close(model(**batch).loss, other(**batch).loss)
 
 
+@pytest.mark.parametrize("fields", [{}, {"return_logits": True}])
+def test_pairs_without_labels_count_nothing(fields):
+    _, model, _, reference = prepared("BertForPreTraining", **fields)
+    batch = {**batch_of("BertForPreTraining"), "next_sentence_label": torch.full((4,), -100)}
+    logits = reference.train()(**without_labels(batch)).prediction_logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    close(model(**batch).loss, expected)
+    with torch.no_grad():
+        close(model.eval()(**batch).loss, expected)
+
+
 def test_from_auto_classes():
     config = make_encoder().config
     for auto in (transformers.AutoModelForMaskedLM, transformers.AutoModelForPreTraining, transformers.AutoModelForSequenceClassification):

@@ -29,7 +29,8 @@ MORE = {
     "more encoders": (2, "BertForPreTraining", [
         "1,2,4,virtual=1,family=BertForMaskedLM", "1,1,1,family=MegatronBertForMaskedLM", "2,1,1,family=BertForSequenceClassification",
         "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "1,2,1,step=1,family=BertForSequenceClassification",
-        "1,2,2,logits=1", "2,1,2,sp=1,logits=1,family=BertForSequenceClassification", "1,1,2,plugin=1,logits=1"]),
+        "1,2,2,logits=1", "2,1,2,sp=1,logits=1,family=BertForSequenceClassification", "1,1,2,plugin=1,logits=1",
+        "1,1,1,logits=1,plugin=1,rest=1,family=BertForMaskedLM"]),
 }
 
 

@@ -102,7 +102,7 @@ def _loss_of(model: TesseraModel, logits: Dict[str, Any], of_samples: Any, batch
     loss = None
     if not heads.of_samples:
         loss = model.loss_of(logits[heads.logits[0]], model.session.targets, batch, batch.global_targets)
-    if heads.sample_labels is None:
+    if heads.sample_labels is None or (loss is not None and batch.global_sample_targets == 0):  # as the engine's own loss
         return loss
     own = model.loss_of(logits[heads.logits[-1]], of_samples, batch, batch.global_sample_targets)
     return own if loss is None else loss + own

@@ -48,10 +48,10 @@ def whole_model(family: str) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def make_dataset(family: str = "gpt2") -> list:
+def make_dataset(family: str = "gpt2", rest: int = 5) -> list:
     generator = torch.Generator().manual_seed(5)
     rows = []
-    for i in range(STEPS * 8 + 5):  # the last batch is short
+    for i in range(STEPS * 8 + rest):  # the last batch is short
         ids = torch.randint(0, 101, (SEQ,), generator=generator)
         mask, labels = torch.ones(SEQ, dtype=torch.long), ids.clone()
         if i % 3 == 1:  # padding on the right
@@ -100,7 +100,7 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   custom_train_step_class=BertTrainStep if "step" in options else None)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
-    dataset = make_dataset(family)
+    dataset = make_dataset(family, int(options.get("rest", 5)))
     loader = torch.utils.data.DataLoader(dataset, batch_size=8 // (dp * micro_batches))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
