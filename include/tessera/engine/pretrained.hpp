@@ -20,7 +20,8 @@ void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine);
 
 /// Puts a folder's weights into `engine`, whose decoder has the configuration `config`. With
 /// `config.reinitialize` the folder may hold another model; so may it where a head for classes is new. The
-/// result says what of it fits. Collective, likewise. Errors: those of check_same_model and open_model; CheckpointError where nothing fits.
+/// result says what of it fits. Collective, likewise. Errors: those of check_same_model and open_model;
+/// CheckpointError where nothing fits.
 WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
 
 /// Puts `whole`, the host's fp32 values of one parameter under Tessera's name, into this rank's part of it.
