@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from pathlib import Path
 
 import plugin_support
 import pytest
@@ -283,6 +284,18 @@ def test_a_classification_begins_with_another_heads_weights(prefix, tmp_path, ca
     assert values["classifier.weight"].shape == (5, 16) and 0 < values["classifier.weight"].abs().max() < 1
     kept = {name: value for name, value in trained.state_dict().items() if name in values}
     assert len(kept) == len(values) - 2 and all(torch.equal(values[name], value) for name, value in kept.items())
+
+
+def test_the_same_on_two_ranks(python_build, tmp_path, long_run):
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    make_encoder("BertForMaskedLM").save_pretrained(tmp_path / "masked")
+    script = Path(__file__).parent / "scripts/encoder_from_folder.py"
+    python_build.run(script, tmp_path / "masked", tmp_path / "out.json", launcher=python_build.launcher("--num_processes", 2))
+    found = json.loads((tmp_path / "out.json").read_text())
+    new = {name for name, same in found["same"].items() if not same}
+    assert new == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
+    assert found["losses"][-1] < 0.5 * found["losses"][0]
 
 
 def test_num_labels_that_do_not_fit_the_file(tmp_path):
