@@ -22,3 +22,13 @@ def rows_of_text(count: int, length: int) -> List[dict]:
         raise SystemExit(f"the standard library has {len(tokens)} bytes, fewer than {count} samples of {length}")
     rows = torch.tensor(tokens[: count * length]).reshape(count, length)
     return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def lines_of_text(count: int) -> List[str]:
+    """The first `count` lines of these sources that are not empty, without indentation."""
+    lines: List[str] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py")):
+        lines += [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        if len(lines) >= count:
+            return lines[:count]
+    raise SystemExit(f"the standard library has {len(lines)} lines that are not empty, fewer than {count}")

@@ -33,7 +33,8 @@ using Optional = std::optional<py::array>;
 
 /// The [batch, seq] arrays of one data rank as a Batch. An empty batch has no samples.
 Batch make_batch(const py::array& tokens, const Optional& labels, const Optional& position_ids,
-                 const Optional& key_begin, const Optional& key_end, const Optional& document_ids) {
+                 const Optional& key_begin, const Optional& key_end, const Optional& document_ids,
+                 const Optional& token_types, const Optional& sample_labels) {
   TESSERA_CHECK(tokens.ndim() == 2, "tokens have the shape [batch, seq], not ", shape_of(tokens));
   Batch batch;
   batch.batch = tokens.shape(0);
@@ -50,6 +51,8 @@ Batch make_batch(const py::array& tokens, const Optional& labels, const Optional
   read(labels, "labels", batch.labels, 2);
   read(position_ids, "position_ids", batch.position_ids, 2);
   read(document_ids, "document_ids", batch.document_ids, 2);
+  read(token_types, "token_types", batch.token_types, 2);
+  read(sample_labels, "sample_labels", batch.sample_labels, 1);
   read(key_begin, "key_begin", batch.key_begin, 1);
   read(key_end, "key_end", batch.key_end, 1);
   batch.global_batch = Batch::kUnknown;
@@ -79,9 +82,17 @@ ParamGroup group_of(const py::dict& values) {
 }
 
 Engine::Output output_of(const std::string& name) {
-  TESSERA_CHECK(name == "logits" || name == "token_losses",
-                "an output is \"logits\" or \"token_losses\", not \"", name, "\"");
-  return name == "logits" ? Engine::Output::logits : Engine::Output::token_losses;
+  TESSERA_CHECK(name == "logits" || name == "token_losses" || name == "sample_logits",
+                "an output is \"logits\", \"token_losses\" or \"sample_logits\", not \"", name, "\"");
+  return name == "logits"         ? Engine::Output::logits
+         : name == "token_losses" ? Engine::Output::token_losses
+                                  : Engine::Output::sample_logits;
+}
+
+std::map<std::string, double> by_name(const std::vector<LossTerm>& terms) {
+  std::map<std::string, double> losses;
+  for (const LossTerm& term : terms) losses[term.name] = term.mean();
+  return losses;
 }
 
 /// The engine and what Python gives it over and over.
@@ -100,7 +111,6 @@ class PyEngine {
         return it->second;
       };
     }
-    refuse_without_data(config_.model, "prepare()");
     const std::shared_ptr<FlightRecorder> flight = world->flight();
     if (world->size() == 1) world = nullptr;
     world_ = world;
@@ -122,12 +132,9 @@ class PyEngine {
     const ExecCtx& ctx = engine_->ctx();
     Communicator& pipeline = engine_->mesh()[Axis::pp];
     if (pipeline.size() > 1 && batch.batch > 0) {
-      if (!output) {
-        output = kind == Engine::Output::logits
-                     ? Tensor::empty(ctx, {batch.batch, batch.seq_length, engine_->model().vocab_size()},
-                                     DType::f32)
-                     : Tensor::empty(ctx, {batch.batch, batch.seq_length}, DType::f32);
-      }
+      if (!output)
+        output = Tensor::empty(ctx, output_shape(engine_->model(), kind, batch.batch, batch.seq_length),
+                               DType::f32);
       pipeline.broadcast(ctx, output, head_stage_).wait(ctx);
     }
     ctx.stream->synchronize();
@@ -361,7 +368,8 @@ void bind_engine(py::module_& module) {
   py::class_<Batch>(module, "Batch", "Samples of one data rank.")
       .def(py::init(&make_batch), py::arg("tokens"), py::arg("labels") = py::none(),
            py::arg("position_ids") = py::none(), py::arg("key_begin") = py::none(),
-           py::arg("key_end") = py::none(), py::arg("document_ids") = py::none())
+           py::arg("key_end") = py::none(), py::arg("document_ids") = py::none(),
+           py::arg("token_types") = py::none(), py::arg("sample_labels") = py::none())
       .def(
           "take_place",
           [](Batch& self, const Batch& other) {
@@ -374,6 +382,7 @@ void bind_engine(py::module_& module) {
           "Its place in the global batch is that of `other`.")
       .def_readonly("global_batch", &Batch::global_batch, "Samples of all data ranks, once they have agreed.")
       .def_readonly("global_targets", &Batch::global_targets)
+      .def_readonly("global_sample_targets", &Batch::global_sample_targets)
       .def_readonly("batch", &Batch::batch)
       .def_readonly("seq_length", &Batch::seq_length)
       .def_readonly("global_batch", &Batch::global_batch)
@@ -412,21 +421,24 @@ void bind_engine(py::module_& module) {
           Released())
       .def("open_call_with_loss", &open_call_with_loss, py::arg("batch"), py::arg("output"), py::arg("loss"))
       .def("forward", &forward, py::arg("batch"), py::arg("output"), py::arg("record"))
+      .def(
+          "output_shape",
+          [](PyEngine& self, const Batch& batch, const std::string& output) {
+            const Shape shape =
+                output_shape(self.engine().model(), output_of(output), batch.batch, batch.seq_length);
+            return py::tuple(py::cast(std::vector<std::int64_t>(shape.dims().begin(), shape.dims().end())));
+          },
+          py::arg("batch"), py::arg("output"))
       .def("backward", &backward, py::arg("open"), py::arg("upstream"))
       .def(
           "evaluate",
           [](PyEngine& self, const Batch& batch) {
             const std::vector<LossTerm> terms = self.engine().evaluate_terms(batch);
-            return terms[0].count > 0 ? total_of(terms) : std::nan("");
+            return std::pair(terms[0].count > 0 ? total_of(terms) : std::nan(""), by_name(terms));
           },
-          Released(), "The loss of the batch; not a number where no label counts.")
+          Released(), "The loss of the batch, not a number where no label counts, and what it is made of.")
       .def_property_readonly(
-          "losses",
-          [](PyEngine& self) {
-            std::map<std::string, double> losses;
-            for (const LossTerm& term : self.engine().terms()) losses[term.name] = term.mean();
-            return losses;
-          },
+          "losses", [](PyEngine& self) { return by_name(self.engine().terms()); },
           "What the last loss is made of, by name, before weights.")
       .def("update", &update, py::arg("rates"))
       .def("set_group",

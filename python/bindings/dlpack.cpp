@@ -1,6 +1,7 @@
 #include "dlpack.hpp"
 
 #include <pybind11/stl.h>
+#include <algorithm>
 
 #include <memory>
 #include <optional>
@@ -140,7 +141,9 @@ py::capsule lend(const SharedTensor& shared, const std::optional<std::int64_t>& 
   return py::reinterpret_borrow<py::capsule>(capsule);
 }
 
+/// An array without elements is, whatever its strides.
 bool is_contiguous(const abi::Array& array) {
+  if (std::find(array.shape, array.shape + array.rank, 0) != array.shape + array.rank) return true;
   std::int64_t step = 1;
   for (int i = array.rank - 1; array.strides != nullptr && i >= 0; --i) {
     if (array.shape[i] != 1 && array.strides[i] != step) return false;

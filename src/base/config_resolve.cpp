@@ -19,6 +19,7 @@ ModelConfig resolve(ModelConfig config) {
   fill(&ModelConfig::qkv_bias);
   fill(&ModelConfig::parallel_residual);
   fill(&ModelConfig::token_types);
+  if (config.num_labels && !config.binary_head) config.binary_head = false;  // one head takes their place
   fill(&ModelConfig::binary_head);
   return config;
 }

@@ -106,6 +106,9 @@ void describe(Visitor& visit, Section& c) {
   visit.field("binary_head", c.binary_head,
               "BERT's pooler and the head that says whether one segment follows the other; null = the "
               "family's");
+  visit.field("num_labels", c.num_labels,
+              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
+              between(2, kMostTokens));
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,

@@ -228,10 +228,9 @@ void check_sizes(const Reader& in) {
 
 // What is refused.
 
-std::string list_of_types() {
-  const std::vector<std::string> types = hf_model_types();
-  std::string text = types.front();
-  for (std::size_t i = 1; i < types.size(); ++i) text += (i + 1 < types.size() ? ", " : " and ") + types[i];
+std::string listed(const std::vector<std::string>& names) {
+  std::string text = names.front();
+  for (std::size_t i = 1; i < names.size(); ++i) text += (i + 1 < names.size() ? ", " : " and ") + names[i];
   return text;
 }
 
@@ -239,24 +238,49 @@ const ModelSpec& row_of(const JsonView& root) {
   const std::string& type = root["model_type"].text();
   const ModelSpec* spec = find_spec(type);
   if (!spec)
-    root["model_type"].fail("\"" + type + "\" is not supported; " + list_of_types() + " are",
+    root["model_type"].fail("\"" + type + "\" is not supported; " + listed(hf_model_types()) + " are",
                             "Use a model of one of these types.");
   const auto& known = spec->architectures;
   const auto list = root.find("architectures");
   for (std::size_t i = 0; list && i < list->size(); ++i) {
     const std::string& name = (*list)[i].text();
     if (std::find(known.begin(), known.end(), name) == known.end())
-      (*list)[i].fail("\"" + name + "\" is not supported; " + known[0] + " and " + known[1] + " are",
+      (*list)[i].fail("\"" + name + "\" is not supported; " + listed({known.begin(), known.end()}) + " are",
                       "Use the language model itself, without other heads.");
   }
   return *spec;
 }
 
+/// How many classes of samples there are: Transformers keeps their names.
+std::int64_t read_classes(const Reader& in) {
+  const auto problem = in.root.find("problem_type");
+  if (problem && problem->text() != "single_label_classification")
+    problem->fail("\"" + problem->text() + "\" is not supported; single_label_classification is",
+                  "Train with one class for each sample.");
+  const auto names = in.root.find("id2label");
+  const auto count = in.root.find("num_labels");
+  const std::int64_t classes = names   ? static_cast<std::int64_t>(names->object().size())
+                               : count ? count->integer(1, kMaxSize)
+                                       : 2;
+  if (classes < 2)
+    (names ? *names : in.root)
+        .fail(detail::concat("says ", classes, " label, which makes a regression"),
+              "Tessera classifies samples into two or more classes: num_labels of at least 2.");
+  return classes;
+}
+
 /// What the architecture says of the model's heads; without one it has all of them.
 void read_heads(const Reader& in) {
+  if (!in.spec.heads_by_architecture) return;
   const auto list = in.root.find("architectures");
-  if (in.spec.binary_head_first)
-    in.model.binary_head = !list || list->size() == 0 || (*list)[0].text() == in.spec.architectures[0];
+  const std::string name = list && list->size() > 0 ? (*list)[0].text() : in.spec.architectures[0];
+  in.model.binary_head = name == in.spec.architectures[0];
+  if (name != in.spec.architectures[2]) return;
+  in.model.num_labels = read_classes(in);
+  const auto dropout = in.root.find("classifier_dropout");
+  if (dropout && dropout->number() != in.model.dropout)
+    dropout->fail(detail::concat("is not the model's hidden_dropout_prob ", in.model.dropout),
+                  "Tessera has one probability for both: make them equal, or take this one out.");
 }
 
 /// Reads what a row says, in its order: defaults may follow from what was read before.

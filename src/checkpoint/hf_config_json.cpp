@@ -57,6 +57,23 @@ void write_activation(const ModelConfig& model, const HfActivations& known, Json
   }
 }
 
+/// Which of the row's architectures has the model's head.
+std::size_t head_of(const ModelConfig& model, const ModelSpec& row) {
+  if (!row.heads_by_architecture) return 0;
+  return model.num_labels ? 2 : model.binary_head.value_or(true) ? 0 : 1;
+}
+
+/// Names of classes, unless there are as many already.
+void write_classes(std::int64_t count, Json& out) {
+  if (out.contains("id2label") && static_cast<std::int64_t>(out["id2label"].size()) == count) return;
+  out["id2label"] = out["label2id"] = Json::object();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::string name = "LABEL_" + std::to_string(i);
+    out["id2label"][std::to_string(i)] = name;
+    out["label2id"][name] = i;
+  }
+}
+
 void write_window(const ModelConfig& model, const HfWindow& window, Json& out) {
   using Use = HfWindow::Use;
   if (!model.sliding_window) {
@@ -148,9 +165,9 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   TESSERA_ENSURE(ConfigError, misfit.empty(), "this model has no Hugging Face form",
                  config.type.empty() ? "" : " as a " + config.type, ": ", misfit);
   const ModelSpec& row = *find_spec(config.type);
-  const bool second = row.binary_head_first && !model.binary_head.value_or(true);
-  if (!out.contains("architectures") || row.binary_head_first)
-    out["architectures"] = {row.architectures[second ? 1 : 0]};
+  if (!out.contains("architectures") || row.heads_by_architecture)
+    out["architectures"] = {row.architectures[head_of(model, row)]};
+  if (model.num_labels) write_classes(*model.num_labels, out);
   out["model_type"] = config.type;
   if (model.padding_id) out["pad_token_id"] = *model.padding_id;
   if (!model.padding_id && row.absent_padding) out["pad_token_id"] = nullptr;

@@ -25,6 +25,7 @@ Extent extent_of(const ModelConfig& m, std::string_view module) {
   if (module.ends_with("token_type_embeddings")) return {*m.token_types, m.hidden_size, false};
   if (module == "pooler.dense" || module == "lm_head.dense") return {m.hidden_size, m.hidden_size, true};
   if (module == "binary_head") return {2, m.hidden_size, true};
+  if (module == "classifier") return {*m.num_labels, m.hidden_size, true};
   if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
   return {m.hidden_size, 0, m.norm == NormStyle::layernorm};
 }
@@ -70,7 +71,7 @@ void map_module(const ModelConfig& model, const HfNames& names, const std::strin
 void map_beside(const ModelConfig& model, const HfNames& names, const std::string& prefix,
                 const std::vector<HfParameter>& list, std::vector<HfMapping>& out) {
   for (const HfParameter& each : list) {
-    if (each.only && !(model.*each.only).value_or(false)) continue;
+    if (each.only && !each.only(model)) continue;
     if (each.vector == nullptr) {
       map_module(model, names, each.ours, prefix, each.theirs, out);
       continue;

@@ -96,7 +96,8 @@ class FieldReader {
     constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",     "padding_id",
                                            "init_std",          "position_embedding", "norm",
                                            "rope_theta",        "rope_fraction",      "rope_interleaved",
-                                           "parallel_residual", "token_types",        "binary_head"};
+                                           "parallel_residual", "token_types",        "binary_head",
+                                           "num_labels"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

@@ -19,7 +19,7 @@ namespace {
 /// What a rank tells of its batch.
 struct Notice {
   std::int64_t targets = 0, hash = 0, samples = 0, seq_length = 0, step = 0, frozen = 0;
-  bool labels = false, absent = false, failed = false;
+  bool labels = false, absent = false, failed = false, sample_labels = false;
   std::int64_t sample_targets = 0;
 
   MeetingValues values() const {
@@ -29,7 +29,8 @@ struct Notice {
             seq_length,
             step,
             frozen,
-            (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0) + 8 * sample_targets};
+            (labels ? 1 : 0) + (absent ? 2 : 0) + (failed ? 4 : 0) + (sample_labels ? 8 : 0) +
+                16 * sample_targets};
   }
   static Notice from(const MeetingValues& v) {
     return {.targets = v[0],
@@ -41,7 +42,8 @@ struct Notice {
             .labels = (v[6] & 1) != 0,
             .absent = (v[6] & 2) != 0,
             .failed = (v[6] & 4) != 0,
-            .sample_targets = v[6] / 8};
+            .sample_labels = (v[6] & 8) != 0,
+            .sample_targets = v[6] / 16};
   }
 };
 
@@ -90,6 +92,7 @@ Notice notice_of(const Batch& batch, const BatchCall& call) {
           .step = call.step,
           .frozen = static_cast<std::int64_t>(call.frozen_hash),
           .labels = !batch.labels.empty(),
+          .sample_labels = !batch.sample_labels.empty(),
           .sample_targets = count_sample_targets(batch)};
 }
 
@@ -165,9 +168,14 @@ class Meeting {
         first = &at(r);
         first_rank = r;
       }
-      TESSERA_ENSURE(DataError, at(r).labels == first->labels, "the batch of rank ",
-                     at(r).labels ? r : first_rank, " has labels and that of rank ",
-                     at(r).labels ? first_rank : r, " has none: either all ranks give labels or none does");
+      const auto alike = [&](bool Notice::*has, const char* what) {
+        TESSERA_ENSURE(DataError, at(r).*has == first->*has, "the batch of rank ",
+                       at(r).*has ? r : first_rank, " has ", what, " and that of rank ",
+                       at(r).*has ? first_rank : r, " has none: either all ranks give ", what,
+                       " or none does");
+      };
+      alike(&Notice::labels, "labels");
+      alike(&Notice::sample_labels, "labels of samples");
     }
   }
 

@@ -321,7 +321,11 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   validate(batch, model_->vocab_size(), model_->position_limit());
   validate_extras(batch, model_->token_types(), model_->sample_classes());
   model_->check_length(batch.seq_length);
-  TESSERA_CHECK(!needs_labels || !batch.labels.empty(), "this batch has no labels");
+  const bool whole = model_->reads_whole_samples();
+  TESSERA_CHECK(!whole || batch.labels.empty(),
+                "this batch has labels of tokens, and the model has no head for these");
+  TESSERA_CHECK(!needs_labels || !(whole ? batch.sample_labels : batch.labels).empty(), "this batch has no ",
+                whole ? "sample_labels" : "labels");
 }
 
 bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }

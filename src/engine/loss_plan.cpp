@@ -35,8 +35,14 @@ std::int64_t samples_of_all(const Batch& batch, int data_ranks) {
 }
 
 std::vector<LossTerm> terms_of(const Model& model, const Batch& batch, int data_ranks) {
-  std::vector<LossTerm> terms{
-      {.name = "token", .weight = 1.0, .count = static_cast<double>(batch.global_targets)}};
+  std::vector<LossTerm> terms;
+  if (model.reads_whole_samples()) {
+    terms.push_back({.name = "class",
+                     .weight = 1.0,
+                     .count = count_of({"class", 1.0, LossCount::sample_targets}, batch, data_ranks)});
+  } else {
+    terms.push_back({.name = "token", .weight = 1.0, .count = static_cast<double>(batch.global_targets)});
+  }
   for (const ExtraLossSpec& spec : model.extra_losses()) {
     TESSERA_CHECK(std::ranges::none_of(terms, [&](const LossTerm& each) { return each.name == spec.name; }),
                   "two losses of this model are called '", spec.name, "'; that of its tokens is 'token'");

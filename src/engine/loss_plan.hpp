@@ -15,8 +15,9 @@ namespace tessera {
 class LossPlan {
  public:
   /// mean: the model's own loss over the batch, extra losses included; its gradients are known before the
-  /// first pass. per_token: the losses of each token, and caller: logits, for a loss that is not the model's.
-  enum class Kind { mean, per_token, caller };
+  /// first pass. per_token: the losses of each token, and caller: logits, for a loss that is not the model's;
+  /// samples: likewise, those of samples beside those of tokens.
+  enum class Kind { mean, per_token, caller, samples };
   /// Gets what the last piece returned for a micro-batch; returns its gradient.
   using Ask = std::function<Tensor(int micro_batch, const Tensor& output)>;
 
@@ -29,7 +30,9 @@ class LossPlan {
 
   Kind kind() const { return kind_; }
   Model::Output output() const {
-    return kind_ == Kind::caller ? Model::Output::logits : Model::Output::losses;
+    return kind_ == Kind::caller    ? Model::Output::logits
+           : kind_ == Kind::samples ? Model::Output::sample_logits
+                                    : Model::Output::losses;
   }
   /// The gradient of each of `rows` losses of tokens; undefined where it is not known before the pass.
   Tensor known_gradient(const ExecCtx& ctx, std::int64_t rows) const;

@@ -10,27 +10,30 @@ namespace tessera {
 namespace {
 
 LossPlan::Kind of(Engine::Output output) {
-  return output == Engine::Output::logits ? LossPlan::Kind::caller : LossPlan::Kind::per_token;
+  return output == Engine::Output::logits          ? LossPlan::Kind::caller
+         : output == Engine::Output::sample_logits ? LossPlan::Kind::samples
+                                                   : LossPlan::Kind::per_token;
 }
 
-/// Rows of a micro-batch, [seq * n, width] or [seq * n], into fp32 `result` [n, seq, width].
+/// Rows of a micro-batch of n samples, [seq * n, width] or [seq * n], into fp32 `result`, [n, seq, width] and
+/// the like.
 void copy_batch_major(const ExecCtx& ctx, const Tensor& rows, const Tensor& result) {
   Tensor value = ops::contiguous(ctx, rows);
   if (value.dtype() != DType::f32) value = ops::cast(ctx, value, DType::f32);
-  ops::copy(ctx, value.view({result.size(1), result.size(0), result.size(2)}).transpose(0, 1), result);
+  const std::int64_t n = result.size(0), seq = rows.size(0) / n, width = rows.numel() / rows.size(0);
+  ops::copy(ctx, value.view({seq, n, width}).transpose(0, 1), result.view({n, seq, width}));
 }
 
-Tensor batch_major(const ExecCtx& ctx, const Tensor& rows, std::int64_t samples, std::int64_t seq_length) {
-  const Tensor result =
-      Tensor::empty(ctx, {samples, seq_length, rows.numel() / (samples * seq_length)}, DType::f32);
+Tensor batch_major(const ExecCtx& ctx, const Tensor& rows, const Shape& shape) {
+  const Tensor result = Tensor::empty(ctx, shape, DType::f32);
   copy_batch_major(ctx, rows, result);
-  return rows.rank() > 1 ? result : result.view({samples, seq_length});
+  return result;
 }
 
-/// The way back for a gradient [n, seq, width] or [n, seq] of `rows`, still in fp32, times `factor`.
+/// The way back for a gradient [n, seq, width] or the like of `rows`, still in fp32, times `factor`.
 Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& rows, float factor) {
-  const std::int64_t n = gradient.size(0), seq = gradient.size(1), width = gradient.numel() / (n * seq);
-  TESSERA_CHECK_EQ(rows.numel(), n * seq * width, "elements of the upstream gradient");
+  TESSERA_CHECK_EQ(rows.numel(), gradient.numel(), "elements of the upstream gradient");
+  const std::int64_t n = gradient.size(0), seq = rows.size(0) / n, width = rows.numel() / rows.size(0);
   const Tensor result = Tensor::empty(ctx, {seq, n, width}, DType::f32);
   ops::copy(ctx, gradient.view({n, seq, width}).transpose(0, 1), result);
   if (factor != 1.0f) ops::axpby(ctx, factor, result, 0.0f, result);
@@ -107,7 +110,8 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
   std::unique_ptr<Stage> stage;
   const auto gradient = [&](int micro_batch, const Tensor& value) {
     const Part samples = stage->samples(micro_batch);
-    const Tensor seen = batch_major(ctx_, value, samples.count, batch.seq_length);
+    const Tensor seen =
+        batch_major(ctx_, value, output_shape(*model_, output, samples.count, batch.seq_length));
     const Tensor grad = [&] {
       const CallersTurn turn(ctx_.stream->flight().get(), "Engine::open_call()");
       return loss(micro_batch, samples, seen);
@@ -162,9 +166,12 @@ void Engine::forget_calls() {
 OpenForward Engine::forward(const Batch& given, Output output, bool recorded) {
   const FlightCall open(ctx_.stream->flight(), "Engine::forward()");
   TESSERA_CHECK(options_.trainable || !recorded, "this engine was made for inference (trainable = false)");
+  TESSERA_CHECK(output != Output::sample_logits || model_->sample_classes() > 0,
+                "logits of whole samples were asked for, and the model has no head for these");
   const char* call = recorded ? "Engine::forward()" : "Engine::forward() without tapes";
   const auto kept =
       std::make_shared<OpenForward::State>(*this, agreed(given, call, output == Output::token_losses));
+  kept->output = output;
   open_forwards_.insert(kept.get());
   kept->stage =
       make_stage(kept->batch, LossPlan::outputs(of(output)), {.training = recorded, .record = recorded});
@@ -172,7 +179,8 @@ OpenForward Engine::forward(const Batch& given, Output output, bool recorded) {
   OpenForward result;
   result.output = outputs_of(*kept->stage, kept->batch, output);
   if (!recorded) return result;
-  count_samples(kept->batch);
+  const bool beside = output == Output::sample_logits && !model_->reads_whole_samples();
+  if (!beside) count_samples(kept->batch);
   kept->number = ++forwards_;
   result.state_ = kept;
   return result;
@@ -180,14 +188,21 @@ OpenForward Engine::forward(const Batch& given, Output output, bool recorded) {
 
 Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const {
   if (!holds_head()) return {};
-  const std::int64_t width = output == Output::logits ? model_->vocab_size() : 1;
-  Tensor result = Tensor::empty(ctx_, {batch.batch, batch.seq_length, width}, DType::f32);
+  Tensor result =
+      Tensor::empty(ctx_, output_shape(*model_, output, batch.batch, batch.seq_length), DType::f32);
   for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
     copy_batch_major(ctx_, stage.loss().outputs()[static_cast<std::size_t>(i)],
                      result.narrow(0, samples.begin, samples.count));
   }
-  return output == Output::logits ? result : result.view({batch.batch, batch.seq_length});
+  return result;
+}
+
+Shape output_shape(const Model& model, Engine::Output output, std::int64_t samples, std::int64_t seq_length) {
+  const bool losses = output == Engine::Output::token_losses;
+  if (model.reads_whole_samples() || output == Engine::Output::sample_logits)
+    return losses ? Shape{samples} : Shape{samples, model.sample_classes()};
+  return losses ? Shape{samples, seq_length} : Shape{samples, seq_length, model.vocab_size()};
 }
 
 void Engine::check_upstream(const OpenForward::State& forward, const Tensor& upstream) const {
@@ -196,10 +211,10 @@ void Engine::check_upstream(const OpenForward::State& forward, const Tensor& ups
   const Batch& batch = forward.batch;
   if (!holds_head() || batch.batch == 0) return;
   TESSERA_CHECK(upstream, "backward() needs the gradient of what forward() returned on this rank");
-  TESSERA_CHECK(upstream.dtype() == DType::f32 && upstream.rank() >= 2 && upstream.size(0) == batch.batch &&
-                    upstream.size(1) == batch.seq_length,
-                "upstream gradient of shape ", upstream.shape(), " and dtype ", upstream.dtype(),
-                " for an output of ", batch.batch, " samples of ", batch.seq_length, " positions");
+  const Shape shape = output_shape(*model_, forward.output, batch.batch, batch.seq_length);
+  TESSERA_CHECK(upstream.dtype() == DType::f32 && upstream.shape() == shape, "upstream gradient of shape ",
+                upstream.shape(), " and dtype ", upstream.dtype(), " for an output of shape ", shape, ": ",
+                batch.batch, " samples of ", batch.seq_length, " positions");
 }
 
 void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {

@@ -20,6 +20,7 @@ struct OpenCall::State {
 struct OpenForward::State {
   Engine* engine = nullptr;
   std::int64_t number = 0;
+  Engine::Output output = Engine::Output::logits;
   Batch batch = {};
   std::unique_ptr<Stage> stage = {};
 

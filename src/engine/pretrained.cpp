@@ -10,8 +10,10 @@
 
 namespace tessera {
 void check_same_model(const ModelConfig& config, const ModelConfig& stored, const std::string& origin) {
+  // A head for classes may be new: what it is then trained on is what the rest of the model has learned.
+  const bool new_head = config.num_labels && !stored.num_labels;
   // How it is trained is the user's to choose; everything else is the model's own.
-  auto comparable = [](const ModelConfig& model) {
+  auto comparable = [new_head](const ModelConfig& model) {
     Config whole;
     whole.model = architecture_of(model).model;
     ModelConfig& c = whole.model;
@@ -19,6 +21,10 @@ void check_same_model(const ModelConfig& config, const ModelConfig& stored, cons
     c.embedding_dropout.reset();
     c.padding_id.reset();
     c.init_std = 0.0;
+    if (new_head) {
+      c.num_labels.reset();
+      c.binary_head.reset();
+    }
     return list_items(whole);
   };
   const auto a = comparable(stored), b = comparable(config);

@@ -65,7 +65,8 @@ std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tenso
                         .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr};
   for (Tensor& input : inputs)
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
-  if (tape && local.last) local.upstream = loss_.known_gradient(ctx_, micro.batch * micro.seq_length);
+  const std::int64_t positions = model_.reads_whole_samples() ? 1 : micro.seq_length;
+  if (tape && local.last) local.upstream = loss_.known_gradient(ctx_, micro.batch * positions);
   local.outputs = model_.run_piece(forward, chunk, local.inputs, loss_.output(), local.upstream);
   for (Var& input : local.inputs) input.take();  // the tape keeps what it needs of it
   take_extra(losses, local);

@@ -9,10 +9,10 @@ class FirstPosition final : public Function {
   FirstPosition(const Shape& shape, bool holds) : shape_(shape), holds_(holds) {}
   const char* name() const override { return "first_position"; }
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    if (!holds_) return {Tensor()};
+    // Zeros where the position is another rank's: what comes before may communicate, on every rank.
     Tensor dx = Tensor::empty(ctx, shape_, grads[0].dtype());
     ops::fill_zero(ctx, dx);
-    ops::copy(ctx, grads[0], dx.narrow(0, 0, 1).view(grads[0].shape()));
+    if (holds_) ops::copy(ctx, grads[0], dx.narrow(0, 0, 1).view(grads[0].shape()));
     return {std::move(dx)};
   }
 

@@ -53,6 +53,7 @@ TEST(Resolve, KeepsWhatIsGiven) {
   c.parallel_residual = true;
   c.token_types = 3;
   c.binary_head = false;
+  c.num_labels = 5;
   EXPECT_EQ(resolve(c), c);
 }
 
@@ -183,7 +184,7 @@ Config unusual() {
   return parse(R"(
 model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_heads: 3, head_dim: 12, ffn_hidden_size: 9,
   vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: alibi, norm: layernorm,
-  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, padding_id: 3, rope_theta: 123456.789,
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, padding_id: 3, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,

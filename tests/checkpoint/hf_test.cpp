@@ -165,6 +165,37 @@ TEST_F(Hf, BertsHeadsAreThoseOfTheArchitecture) {
   EXPECT_TRUE(*model.binary_head);
 }
 
+/// The architecture says which head there is, and the names of classes how many.
+TEST(HfClasses, AreReadAndWrittenBack) {
+  const auto config = [](const std::string& more, const std::string& head = "SequenceClassification") {
+    return parse_hf_config(R"({"model_type": "bert", "architectures": ["BertFor)" + head + "\"]" + more + "}",
+                           "config.json")
+        .model;
+  };
+  const ModelConfig model = config(R"(, "id2label": {"0": "cat", "1": "dog", "2": "cow"})");
+  EXPECT_EQ(model.num_labels, 3);
+  EXPECT_FALSE(*model.binary_head);
+  EXPECT_EQ(config("").num_labels, 2);  // Transformers' default
+  EXPECT_EQ(config(R"(, "num_labels": 5)").num_labels, 5);
+  EXPECT_FALSE(config(R"(, "num_labels": 5)", "MaskedLM").num_labels);
+  const std::string kept =
+      make_hf_config(architecture_of(model), R"({"id2label": {"0": "a", "1": "b", "2": "c"}})", DType::f32);
+  EXPECT_NE(kept.find("BertForSequenceClassification"), std::string::npos);
+  EXPECT_NE(kept.find("\"1\": \"b\""), std::string::npos);
+  EXPECT_EQ(parse_hf_config(kept, "config.json").model, model);
+  const std::string named =
+      make_hf_config(architecture_of(model), R"({"id2label": {"0": "a"}, "label2id": {"a": 0}})", DType::f32);
+  EXPECT_NE(named.find("\"LABEL_2\": 2"), std::string::npos);
+  EXPECT_EQ(named.find("\"a\""), std::string::npos);
+  test::expect_error<ConfigError>([&] { config(R"(, "id2label": {"0": "a"})"); }, "id2label", "regression");
+  test::expect_error<ConfigError>([&] { config(R"(, "problem_type": "regression")"); }, "problem_type");
+  test::expect_error<ConfigError>([&] { config(R"(, "classifier_dropout": 0.3)"); }, "classifier_dropout",
+                                  "0.1");
+  test::expect_error<ConfigError>(
+      [&] { config("", "TokenClassification"); },
+      "BertForPreTraining, BertForMaskedLM and BertForSequenceClassification are");
+}
+
 /// Three heads of four rows: what is stored as q k v of head 0, of head 1, ... is all q, all k, all v.
 TEST_F(Hf, HeadsStoredOneByOneAreSortedAndWrittenBack) {
   for (const std::string head :

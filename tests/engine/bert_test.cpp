@@ -1,7 +1,9 @@
 /// Bodies of families; what BERT reads and refuses. That it is Transformers' model: tests/parity.
 
 #include "tessera/base/families.hpp"
+#include "tessera/checkpoint/hf.hpp"
 #include "tessera/engine/metrics.hpp"
+#include "tessera/engine/pretrained.hpp"
 #include "tessera/nn/bodies.hpp"
 #include "tests/engine/engine_support.hpp"
 
@@ -93,6 +95,90 @@ TEST(Bert, RefusesBatchesItCannotRead) {
   batch.sample_labels.clear();
   batch.token_types.clear();  // all of type 0
   EXPECT_EQ(masked->step(batch).terms.size(), 1u);
+}
+
+Config classes_config() {
+  Config config = bert_config(false);
+  config.model.num_labels = 3;
+  return config;
+}
+
+Batch classes_batch() {
+  Batch batch = bert_batch();
+  batch.labels.clear();
+  batch.sample_labels = {0, 2, 1, -100};
+  return batch;
+}
+
+TEST(Bert, ClassifiesSamples) {
+  const auto engine = build_engine(classes_config());
+  const Batch batch = classes_batch();
+  EXPECT_EQ(engine->forward(batch, Engine::Output::logits, false).output.shape(), Shape({4, 3}));
+  const Tensor losses = engine->forward(batch, Engine::Output::token_losses, false).output;
+  ASSERT_EQ(losses.shape(), Shape({4}));
+  const std::vector<float> each = losses.to_floats();
+  EXPECT_EQ(each[3], 0.0f);
+  const StepReport report = engine->step(batch);
+  ASSERT_EQ(report.terms.size(), 1u);
+  EXPECT_EQ(report.terms[0].name, "class");
+  EXPECT_EQ(report.terms[0].count, 3);
+  EXPECT_NEAR(report.loss, (each[0] + each[1] + each[2]) / 3, 1e-5);
+}
+
+TEST(Bert, RefusesWhatAClassifierCannotRead) {
+  const auto engine = build_engine(classes_config());
+  expect_error<InvalidArgument>([&] { engine->step(bert_batch()); }, "labels of tokens", "no head");
+  Batch batch = classes_batch();
+  batch.sample_labels[2] = 3;
+  expect_error<DataError>([&] { engine->step(batch); }, "sample 2", "3 is not in [0, 3)");
+  batch.sample_labels.clear();
+  expect_error<InvalidArgument>([&] { engine->step(batch); }, "no sample_labels");
+  batch.sample_labels.assign(4, -100);
+  expect_error<DataError>([&] { engine->step(batch); }, "no label of this batch counts");
+  Config both = classes_config();
+  both.model.binary_head = true;
+  expect_error<ConfigError>([&] { build_engine(both); }, "not both");
+  const auto masked = build_engine(bert_config(false));
+  batch = bert_batch();
+  batch.sample_labels.clear();
+  expect_error<InvalidArgument>([&] { masked->forward(batch, Engine::Output::sample_logits); },
+                                "logits of whole samples");
+}
+
+TEST_F(BertRun, AClassifierBeginsWithTheWeightsOfAnotherHead) {
+  const auto trained = build_engine(bert_config(false));
+  trained->step([] {
+    Batch batch = bert_batch();
+    batch.sample_labels.clear();
+    return batch;
+  }());
+  export_hf(dir_ / "masked", architecture_of(bert_config(false).model), weights_of(*trained), {});
+  const auto engine = build_engine(classes_config());
+  const WeightFit fit = load_pretrained(dir_ / "masked", classes_config().model, *engine);
+  EXPECT_EQ(fit.drawn, (std::vector<std::string>{"bert.pooler.dense.weight", "bert.pooler.dense.bias",
+                                                 "classifier.weight", "classifier.bias"}));
+  EXPECT_EQ(fit.dropped.size(), 5u);  // cls.predictions
+  const auto table = [](Engine& of) {
+    for (const Parameter* each : of.params().parameters()) {
+      if (each->name() == "decoder.layers.1.mlp.linear_fc1.weight")
+        return of.params().weights().main(*each).to_floats();
+    }
+    return std::vector<float>();
+  };
+  EXPECT_EQ(table(*engine), table(*trained));
+  Config wider = classes_config();
+  wider.model.num_labels = 4;
+  export_hf(dir_ / "classes", architecture_of(classes_config().model), weights_of(*engine), {});
+  const auto other = build_engine(wider);
+  expect_error<CheckpointError>([&] { load_pretrained(dir_ / "classes", wider.model, *other); },
+                                "model.num_labels: 3 there, 4 here");
+}
+
+TEST(Bert, LogitsOfSamplesBesideThoseOfTokens) {
+  const auto engine = build_engine(bert_config(true));
+  const Batch batch = bert_batch();
+  EXPECT_EQ(engine->forward(batch, Engine::Output::sample_logits, false).output.shape(), Shape({4, 2}));
+  EXPECT_EQ(engine->forward(batch, Engine::Output::logits, false).output.shape(), Shape({4, 11, 31}));
 }
 
 }  // namespace

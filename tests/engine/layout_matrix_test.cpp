@@ -8,7 +8,7 @@
 namespace tessera::test {
 namespace {
 
-enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi, bert, megatron_bert };
+enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi, bert, megatron_bert, bert_classes };
 
 struct LayoutCase {
   Kind kind = Kind::gpt2;
@@ -46,6 +46,8 @@ const char* name_of(Kind kind) {
       return "bert";
     case Kind::megatron_bert:
       return "megatron_bert";
+    case Kind::bert_classes:
+      return "bert_classes";
   }
   return "";
 }
@@ -82,6 +84,10 @@ Config matrix_config(Kind kind) {
              .attention_dropout = 0.1,
              .init_std = 0.1};
   if (kind == Kind::bert) c.model.family = {"bert"};
+  if (kind == Kind::bert_classes) {
+    c.model.family = {"bert"};
+    c.model.num_labels = 3;
+  }
   if (kind == Kind::megatron_bert) c.model.family = {"megatron-bert"};
   if (kind == Kind::llama4) c.model.num_kv_heads = 4;
   if (kind == Kind::llama6) c.model.num_kv_heads = 6;
@@ -137,6 +143,7 @@ std::vector<Batch> batches_of(const Config& config) {
     Batch batch =
         random_batch(config.training.global_batch_size, config.training.seq_length, 100 + step, 211);
     if (config.model.token_types) add_segments(batch, *config.model.token_types);
+    if (config.model.num_labels) batch.labels.clear();
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -245,6 +252,10 @@ std::vector<LayoutCase> layouts() {
     list.push_back({.kind = kind, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
     list.push_back({.kind = kind, .dp = 2, .zero = 1, .recompute = kFull});
   }
+  list.push_back({.kind = Kind::bert_classes, .tp = 2, .sp = true});
+  list.push_back({.kind = Kind::bert_classes, .pp = 2, .recompute = kFull});
+  list.push_back({.kind = Kind::bert_classes, .tp = 2, .pp = 2, .dp = 2, .zero = 1});
+  list.push_back({.kind = Kind::bert_classes, .dp = 2, .recompute = kSelective, .micro_batch = 2});
   list.push_back({.kind = Kind::bert, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 2});
   list.push_back({.kind = Kind::megatron_bert, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
   return list;

@@ -54,6 +54,9 @@ MODELS = {
     "bert_masked_lm": BERT | {"architectures": ["BertForMaskedLM"], "hidden_act": "gelu_new", "pad_token_id": None},
     "megatron_bert": BERT | {"architectures": ["MegatronBertForPreTraining"], "model_type": "megatron-bert", "pad_token_id": 5},
     "megatron_bert_masked_lm": BERT | {"architectures": ["MegatronBertForMaskedLM"], "model_type": "megatron-bert"},
+    "bert_classes": BERT | {"architectures": ["BertForSequenceClassification"], "id2label": {str(i): f"class {i}" for i in range(5)}},
+    "megatron_bert_classes": BERT | {"architectures": ["MegatronBertForSequenceClassification"], "model_type": "megatron-bert",
+                                     "id2label": {str(i): f"class {i}" for i in range(3)}},
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
@@ -101,6 +104,10 @@ def has_binary_head(config: dict) -> bool:
     return is_bert(config) and config["architectures"][0].endswith("ForPreTraining")
 
 
+def classifies(config: dict) -> bool:
+    return config["architectures"][0].endswith("ForSequenceClassification")
+
+
 def bert_modules(config: dict) -> dict:
     """BERT's modules: Transformers' name to Tessera's and the shape of the weight; all but tables have a bias."""
     c, f, megatron = config["hidden_size"], config["intermediate_size"], config["model_type"] == "megatron-bert"
@@ -115,16 +122,18 @@ def bert_modules(config: dict) -> dict:
     modules |= {"encoder.ln": ("decoder.final_layernorm", (c,))} if megatron else {"embeddings.LayerNorm": ("embedding.norm", (c,))}
     for i in range(config["num_hidden_layers"]):
         modules |= {f"encoder.layer.{i}.{theirs}": (f"decoder.layers.{i}.{ours}", shape) for theirs, (ours, shape) in layer.items()}
-    if has_binary_head(config):
+    if has_binary_head(config) or classifies(config):
         modules["pooler.dense"] = ("pooler.dense", (c, c))
     modules = {f"bert.{theirs}": entry for theirs, entry in modules.items()}
+    if classifies(config):
+        return modules | {"classifier": ("classifier", (len(config["id2label"]), c))}
     modules |= {"cls.predictions.transform.dense": ("lm_head.dense", (c, c)),
                 "cls.predictions.transform.LayerNorm": ("lm_head.layernorm", (c,))}
     return modules | ({"cls.seq_relationship": ("binary_head", (2, c))} if has_binary_head(config) else {})
 
 
 def bert_shapes(config: dict) -> dict:
-    shapes = {"cls.predictions.bias": (config["vocab_size"],)}
+    shapes = {} if classifies(config) else {"cls.predictions.bias": (config["vocab_size"],)}
     for module, (_, shape) in bert_modules(config).items():
         shapes[f"{module}.weight"] = shape
         if not module.endswith("_embeddings"):
@@ -133,7 +142,7 @@ def bert_shapes(config: dict) -> dict:
 
 
 def bert_to_tessera(config: dict, tensors: dict) -> dict:
-    result = {"lm_head.bias": tensors["cls.predictions.bias"]}
+    result = {} if classifies(config) else {"lm_head.bias": tensors["cls.predictions.bias"]}
     for module, (ours, _) in bert_modules(config).items():
         for kind in ("weight", "bias"):
             tensor = tensors.get(f"{module}.{kind}")
@@ -231,6 +240,9 @@ def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: 
         labels[random.rand(batch, length) > 0.4] = -100  # masked tokens are few
     if has_binary_head(config):
         result["sample_labels"] = np.array([index % 2, 1, -100], np.int32)
+    if classifies(config):
+        del result["labels"]
+        result["sample_labels"] = np.array([index % len(config["id2label"]), -100, 2], np.int32)
     return result
 
 
@@ -244,7 +256,11 @@ def write_batches(path: Path, batches: list) -> None:
 
 
 def valid_rows(batch: dict) -> np.ndarray:
-    """Positions that hold real tokens: what the others compute is nobody's business."""
+    """Positions that hold real tokens: what the others compute is nobody's business. Of classes of samples: all samples."""
+    return np.ones(len(batch["tokens"]), bool) if "labels" not in batch else real_tokens(batch)
+
+
+def real_tokens(batch: dict) -> np.ndarray:
     length = batch["tokens"].shape[1]
     if "key_begin" not in batch:
         return np.ones(batch["tokens"].shape, bool)

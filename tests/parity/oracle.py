@@ -23,12 +23,11 @@ def forward(model, batch: dict):
     """Mean loss over the labels that count, of pairs too where the model has a head for them, and logits of tokens."""
     both_sides = models.is_bert(model.config.to_dict())
     tokens = torch.from_numpy(batch["tokens"]).long()
-    labels = torch.from_numpy(batch["labels"]).long()
     length = tokens.shape[1]
     seen = torch.ones(1, length, length, dtype=torch.bool)
     seen = seen if both_sides else seen.tril()
     if "key_begin" in batch:
-        seen = seen & torch.from_numpy(models.valid_rows(batch))[:, None, :]
+        seen = seen & torch.from_numpy(models.real_tokens(batch))[:, None, :]
     if "document_ids" in batch:
         documents = torch.from_numpy(batch["document_ids"])
         seen = seen & (documents[:, :, None] == documents[:, None, :])
@@ -39,8 +38,9 @@ def forward(model, batch: dict):
     more = {"token_type_ids": torch.from_numpy(batch["token_types"]).long()} if both_sides else {"use_cache": False}
     output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, **more)
     logits = output.prediction_logits if "prediction_logits" in output else output.logits
-    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
-    if "sample_labels" in batch:
+    labels = torch.from_numpy(batch["labels"] if "labels" in batch else batch["sample_labels"]).long()
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
+    if "sample_labels" in batch and "labels" in batch:
         pairs = torch.from_numpy(batch["sample_labels"]).long()
         loss = loss + torch.nn.functional.cross_entropy(output.seq_relationship_logits.float(), pairs, ignore_index=-100)
     return loss, logits

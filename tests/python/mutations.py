@@ -24,6 +24,14 @@ CONFIGS = {
     "starcoder2": (transformers.Starcoder2Config, SIZES),
     "gpt_neox": (transformers.GPTNeoXConfig, {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}),
 }
+ENCODER = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# By class, as its config does not say which head it is.
+ENCODERS = {
+    "BertForMaskedLM": (transformers.BertConfig, ENCODER),
+    "BertForPreTraining": (transformers.BertConfig, ENCODER),
+    "MegatronBertForSequenceClassification": (transformers.MegatronBertConfig, ENCODER | {"num_labels": 3}),
+}
 # Fields of a config whose other values do not follow from their type, and fields that a class does not list but code reads.
 ROPES = [{"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
          {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
@@ -45,7 +53,8 @@ VALUES = {
     "summary_activation": ["tanh"], "summary_type": ["last"], "transformers_version": ["4.0.0"], "pretraining_tp": [2],
     "use_sliding_window": [True], "initializer_range": [0.5], "rms_norm_eps": [1e-2], "layer_norm_epsilon": [1e-2],
     "attention_dropout": [0.3], "resid_pdrop": [0.3], "embd_pdrop": [0.3], "attn_pdrop": [0.3], "summary_first_dropout": [0.3],
-    "name_or_path": ["elsewhere"]}
+    "name_or_path": ["elsewhere"], "hidden_dropout_prob": [0.3], "attention_probs_dropout_prob": [0.3], "classifier_dropout": [0.3],
+    "type_vocab_size": [3], "layer_norm_eps": [1e-2]}
 UNLISTED = {"is_causal": False, "output_attentions": True, "attention_chunk_size": 4, "quantization_config": {"quant_method": "fp8"},
             "loss_type": "ForMaskedLM", "attention_bias": True, "mlp_bias": True, "use_sliding_window": True, "num_labels": 3,
             "scale_attn_weights": False, "add_cross_attention": True, "rope_theta": 500.0, "layer_types": ["sliding_attention"] * 2,
@@ -67,9 +76,9 @@ class Mutation:
 
 def make(family: str, mutation: Mutation) -> nn.Module:
     torch.manual_seed(11)
-    kind, keywords = CONFIGS[family]
+    kind, keywords = {**CONFIGS, **ENCODERS}[family]
     config = kind(**{**keywords, **mutation.config})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = getattr(transformers, family)(config) if family in ENCODERS else transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():  # norms and biases count in every number
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape).to(parameter.dtype) * 0.05)
@@ -98,7 +107,7 @@ def other_values(key: str, value: Any) -> list:
 
 
 def of_config(family: str) -> Iterator[Mutation]:
-    kind, keywords = CONFIGS[family]
+    kind, keywords = {**CONFIGS, **ENCODERS}[family]
     config = kind(**keywords)
     names = [each.name for each in dataclasses.fields(kind) if hasattr(config, each.name)]
     changes = [(key, other) for key in names for other in other_values(key, getattr(config, key))]
@@ -117,12 +126,12 @@ WORDS = {
     "num_attention_heads": ("num_heads", "num_key_value_groups", "head_dim", "head_size", "q_proj"), "n_head": ("num_heads",),
     "num_key_value_heads": ("num_key_value_groups", "k_proj", "a field of it was changed"), "num_hidden_layers": ("layers",), "n_layer": ("layers",),
     "vocab_size": ("num_embeddings",), "hidden_size": ("embedding_dim", "rotary positions"), "n_embd": ("embed_dim",), "n_inner": ("c_fc", "nf"),
-    "intermediate_size": ("gate_proj", "c_fc", "dense_h_to_4h"), "layer_norm_eps": ("eps",), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
-    "rope_parameters": ("rope", "inv_freq", "rope_type", "rotary", "a field of it was changed"), "head_dim": ("head_dim",), "tie_word_embeddings": ("head",),
+    "intermediate_size": ("gate_proj", "c_fc", "dense_h_to_4h", "intermediate"), "type_vocab_size": ("token_type",), "id2label": ("num_labels",), "layer_norm_eps": ("eps",), "n_positions": ("wpe", "position"), "max_position_embeddings": ("position",),
+    "rope_parameters": ("rope", "inv_freq", "rope_type", "rotary", "a field of it was changed"), "head_dim": ("head_dim",), "tie_word_embeddings": ("head", "decoder.weight"),
     "pad_token_id": ("padding_id", "padding_idx"), "rope_scaling": ("rope", "a field of it was changed"), "rope_theta": ("inv_freq", "rope"),
     "attention_bias": ("bias",), "mlp_bias": ("bias",), "dtype": ("dtype",), "partial_rotary_factor": ("rotary", "rope"),
     "resid_pdrop": ("dropout",), "embd_pdrop": ("dropout",), "attn_pdrop": ("dropout",), "architectures": ("architectures",),
-    "sliding_window": ("window", "sliding"), "layer_types": ("layer_type", "sliding", "a field of it was changed"), "add_cross_attention": ("crossattention", "cross-attention"),
+    "sliding_window": ("window", "sliding"), "layer_types": ("layer_type", "sliding", "a field of it was changed"), "add_cross_attention": ("crossattention", "cross-attention", "a field of it was changed"),
     "use_sliding_window": ("sliding",), "max_window_layers": ("window", "sliding"), "_attn_implementation": ("attn",),
 }
 

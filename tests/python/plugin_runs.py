@@ -78,6 +78,10 @@ def too_long(**fields) -> str:
     return failure(lambda: step(*prepared(**fields)))
 
 
+def encoder_too_long(**fields) -> str:
+    return failure(lambda: step(*prepared(change=lambda model: plugin_support.make_encoder(), **fields)))
+
+
 def failure(run) -> str:
     try:
         run()

@@ -31,6 +31,14 @@ def make_model(**config):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**tiny, **config}))
 
 
+def make_encoder(kind: str = "BertForMaskedLM", **config):
+    torch.manual_seed(4)
+    tiny = dict(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=40,
+                max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.1)
+    settings = transformers.MegatronBertConfig if kind.startswith("Megatron") else transformers.BertConfig
+    return getattr(transformers, kind)(settings(**{**tiny, **config}))
+
+
 def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5)
 

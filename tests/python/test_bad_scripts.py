@@ -38,9 +38,11 @@ equal = MegatronLMPlugin(**plugin)
 assert Accelerator(megatron_lm_plugin=equal).state.megatron_lm_plugin is equal
 with expect(ValueError, "gradient_clipping is 0.0 already, not 0.5", "to the first `Accelerator()`"):
     Accelerator(megatron_lm_plugin=MegatronLMPlugin(**{**plugin, "gradient_clipping": 0.5}))
-with expect(tessera.ConfigError, "'bert' is not supported", "gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2 and gpt_neox"):
-    accelerator.prepare(transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1,
-                                                                             intermediate_size=8, vocab_size=20)))
+tiny = dict(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=20)
+with expect(tessera.ConfigError, "'roberta' is not supported", "gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert"):
+    accelerator.prepare(transformers.RobertaForMaskedLM(transformers.RobertaConfig(**tiny)))
+with expect(tessera.ConfigError, "BertLMHeadModel is not a model with a head that Tessera computes", "AutoModelForMaskedLM"):
+    accelerator.prepare(transformers.BertLMHeadModel(transformers.BertConfig(**tiny)))
 with expect(tessera.ConfigError, "no Hugging Face config"):
     accelerator.prepare(torch.nn.Linear(2, 2))
 with expect(tessera.ConfigError, "two models"):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import mutations  # noqa: E402
-from mutations import CONFIGS, VOCAB, Mutation, make  # noqa: E402
+from mutations import CONFIGS, ENCODERS, VOCAB, Mutation, make  # noqa: E402
 
 from tessera import Accelerator  # noqa: E402
 from tessera.errors import Error  # noqa: E402
@@ -33,28 +33,33 @@ def forget() -> None:
     GradientState._reset_state()
 
 
-def batch() -> dict:
+def batch(family: str = "") -> dict:
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(0, VOCAB - 1, (3, 11), generator=generator)
     ids[0, 2:5] = torch.tensor([0, 5, 96])
     labels, mask = ids.clone(), torch.ones_like(ids)
     labels[1, :3], labels[2, 7:], mask[2, 7:] = -100, -100, 0
-    return dict(input_ids=ids, labels=labels, attention_mask=mask)
+    found = dict(input_ids=ids, labels=labels, attention_mask=mask)
+    if family in ENCODERS:
+        found["token_type_ids"] = (torch.arange(11) > 4).long().expand(3, 11)
+    if family.endswith("ForSequenceClassification"):
+        found["labels"] = torch.tensor([0, 2, 1])
+    return found | ({"next_sentence_label": torch.tensor([0, 1, 1])} if family.endswith("ForPreTraining") else {})
 
 
-def by_torch(model) -> tuple:
-    loss = model(**batch())[0]
+def by_torch(model, family: str) -> tuple:
+    loss = model(**batch(family))[0]
     loss.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad(set_to_none=True)
     return loss.item(), gradients
 
 
-def by_tessera(model) -> tuple:
+def by_tessera(model, family: str) -> tuple:
     forget()
     accelerator = Accelerator(cpu=True)
     prepared, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    loss = prepared(**batch())[0]
+    loss = prepared(**batch(family))[0]
     accelerator.backward(loss)
     return loss.item(), full_gradients(prepared), prepared
 
@@ -74,7 +79,7 @@ def difference(expected: tuple, found: tuple) -> str:
 
 def probabilities(model) -> list:
     """Of dropout in PyTorch: after embedding and in residual branches, and within attention."""
-    found = [(module.p, name.endswith("attn_dropout")) for name, module in model.named_modules()
+    found = [(module.p, name.endswith(("attn_dropout", ".attention.self.dropout"))) for name, module in model.named_modules()
              if isinstance(module, torch.nn.Dropout)]
     inside = ("attention_dropout", "attn_dropout")
     found += [(vars(module)[key], key in inside) for module in model.modules()
@@ -93,11 +98,11 @@ def outcome(family: str, mutation: Mutation) -> str:
     rates = probabilities(model)
     drawn = rates != [{0.0}, {0.0}]  # then losses are compared without dropout, and the probabilities that the engine got
     try:
-        expected = by_torch(copy.deepcopy(model).eval() if drawn else model)
+        expected = by_torch(copy.deepcopy(model).eval() if drawn else model, family)
     except Exception as error:
         expected = error
     try:
-        found = by_tessera(model)
+        found = by_tessera(model, family)
     except Error as error:
         named = any(word.lower() in str(error).lower() for word in mutation.words)
         return "refused" if named else f"refused without its name: {error}"
@@ -109,7 +114,7 @@ def outcome(family: str, mutation: Mutation) -> str:
         values = found[2].session.plan.values
         if [{values["dropout"], values.get("embedding_dropout", values["dropout"])}, {values["attention_dropout"]}] != rates:
             return f"dropout {values} instead of {rates}"
-        found = (found[2].eval()(**batch())[0].item(), expected[1], found[2])
+        found = (found[2].eval()(**batch(family))[0].item(), expected[1], found[2])
     return difference(expected, found) or "equal"
 
 
@@ -126,6 +131,17 @@ def test_models(family):
     assert not wrong, "\n".join(f"{name}: {value}" for name, value in wrong.items())
     # GPT-NeoX has fewer modules that can be changed.
     assert counts["equal"] >= 100 and counts["refused"] >= (190 if family == "gpt_neox" else 200), counts
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders(family, long_run):
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    kinds = (mutations.of_config, mutations.of_attributes, mutations.of_parameters)
+    results = {mutation.name: outcome(family, mutation) for mutation in itertools.chain(*(each(family) for each in kinds))}
+    wrong = {name: value for name, value in results.items() if value not in ("equal", "refused", "impossible")}
+    assert not wrong, "\n".join(f"{name}: {value}" for name, value in wrong.items())
+    assert list(results.values()).count("refused") >= 200
 
 
 def steps_of(model, optimizer, prepared=None) -> dict:

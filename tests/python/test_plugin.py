@@ -81,6 +81,7 @@ ROWS = {
     "lr_mult": Row(see.weights, 0.5, {"scale_lr_cond": _some}),
     "megatron_dataset_flag": Row(see.flags, True, right=lambda a, b: (a, b) == ([False], [True])),
     "seq_length": Row(see.too_long, 17, right=lambda a, b: not a and "sequences of 17 tokens are longer" in b),
+    "encoder_seq_length": Row(see.encoder_too_long, 17, right=lambda a, b: not a and "sequences of 17 tokens are longer" in b),
     "decoder_seq_length": Row(see.too_long, 17, right=lambda a, b: not a and "sequences of 17 tokens are longer" in b),
     "tensorboard_dir": Row(see.scalars, "a new folder", right=lambda a, b: not a and "lm loss" in b),
     "set_all_logging_options": Row(see.scalars, True, {"tensorboard_dir": "a new folder"}, right=lambda a, b: a < b),

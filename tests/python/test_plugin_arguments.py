@@ -181,8 +181,9 @@ def test_the_gelu_of_openai():
 
 def test_the_kind_of_model():
     MegatronLMPlugin(other_megatron_args={"model_type_name": "gpt"})
-    with pytest.raises(ConfigError, match="'model_type_name' is 'bert': models with an encoder"):
-        MegatronLMPlugin(other_megatron_args={"model_type_name": "bert"})
+    with pytest.raises(ConfigError, match="'model_type_name' is 't5': models with an encoder"):
+        MegatronLMPlugin(other_megatron_args={"model_type_name": "t5"})
+    assert "'bert', and a gpt2 makes it 'gpt'" in see.failure(lambda: prepared(other_megatron_args={"model_type_name": "bert"}))
 
 
 def test_the_deadline(monkeypatch, caplog):

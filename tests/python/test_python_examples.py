@@ -107,3 +107,21 @@ def test_logits_and_metrics(run, folder):
     lines = [json.loads(line) for line in (folder / "runs/logits/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 2]
     assert lines[1]["loss"] < lines[0]["loss"] and 0 <= lines[2]["accuracy"] <= 1
+
+
+def test_masked_lm_and_classification(run, folder):
+    assert losses(run("7_masked_lm.py", "--output", "runs/masked_lm"))[0] == pytest.approx(torch.tensor(1000.0).log().item(), rel=0.05)
+    assert transformers.AutoModelForMaskedLM.from_pretrained(folder / "runs/masked_lm").config.vocab_size == 1000
+    printed = run("8_classify.py", "--model", "runs/masked_lm")
+    assert losses(printed)[0] == pytest.approx(torch.tensor(4.0).log().item(), rel=0.3) and "of 400 lines" in printed
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "runs/classifier")
+    assert saved.config.num_labels == 4 and saved.config.architectures == ["BertForSequenceClassification"]
+
+
+def test_classification_on_four_processes(run, folder, long_run):
+    """The masks of the first depend on sizes of batches, the second has none."""
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    run("7_masked_lm.py", "--output", "runs/layout_lm", layout=True)
+    alone, layout = (run("8_classify.py", "--model", "runs/layout_lm", layout=layout) for layout in (False, True))
+    assert losses(alone)[0] > 0 and "of 400 lines" in layout

@@ -16,7 +16,21 @@ LAYOUTS = {
     "two": (2, "gpt2", ["1,1,1", "1,1,2,plugin=1,zero=1", "1,2,4,virtual=1,recompute=1", "2,1,2,sp=1"]),
     "four": (4, "llama", ["2,2,2,sp=1", "2,1,1,zero=1", "1,2,2", "1,1,1"]),
     "eight": (8, "gpt2", ["2,2,2,zero=1,sp=1"]),
+    "two encoders": (2, "BertForPreTraining", [
+        "1,1,2,plugin=1,zero=1", "2,1,2,sp=1,family=MegatronBertForPreTraining", "1,2,2,family=BertForMaskedLM", "2,1,1,sp=1,step=1"]),
+    "four encoders": (4, "MegatronBertForPreTraining", ["2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification"]),
     "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
+}
+
+
+# The long run's.
+MORE = {
+    "encoder": (1, "BertForPreTraining", ["1,1,1", "1,1,2,plugin=1,family=MegatronBertForSequenceClassification"]),
+    "more encoders": (2, "BertForPreTraining", [
+        "1,2,4,virtual=1,family=BertForMaskedLM", "1,1,1,family=MegatronBertForMaskedLM", "2,1,1,family=BertForSequenceClassification",
+        "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "1,2,1,step=1,family=BertForSequenceClassification",
+        "1,2,2,logits=1", "2,1,2,sp=1,logits=1,family=BertForSequenceClassification", "1,1,2,plugin=1,logits=1",
+        "1,1,1,logits=1,plugin=1,rest=1,family=BertForMaskedLM"]),
 }
 
 
@@ -32,9 +46,11 @@ def check(result: dict) -> None:
     assert result["lr"] == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(python_build, tmp_path, name):
-    processes, family, layouts = LAYOUTS[name]
+@pytest.mark.parametrize("name", {**LAYOUTS, **MORE})
+def test_layouts(python_build, tmp_path, name, long_run):
+    if name in MORE and not long_run:
+        pytest.skip("the long run has it (--long)")
+    processes, family, layouts = {**LAYOUTS, **MORE}[name]
     output = tmp_path / "result.json"
     python_build.run(SCRIPT, family, output, *layouts, launcher=python_build.launcher("--num_processes", processes))
     results = json.loads(output.read_text())

@@ -35,6 +35,7 @@ struct ModelConfig {
   std::optional<bool> parallel_residual = std::nullopt;  ///< attention and MLP read the same residual stream
   std::optional<std::int64_t> token_types = std::nullopt;     ///< BERT's segments; null = the family's
   std::optional<bool> binary_head = std::nullopt;             ///< BERT's pooler and head for two sentences
+  std::optional<std::int64_t> num_labels = std::nullopt;      ///< classes of samples, instead of a token head
   std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
   std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;

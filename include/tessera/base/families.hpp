@@ -98,8 +98,8 @@ struct HfTensor {
 struct HfParameter {
   const char* ours;  ///< within the layer or the model, without ".weight"
   std::vector<HfTensor> theirs;
-  std::optional<bool> ModelConfig::*only = nullptr;  ///< there where this is true
-  std::int64_t ModelConfig::*vector = nullptr;       ///< a bare vector of so many values: names are whole
+  bool (*only)(const ModelConfig&) = nullptr;   ///< there where this holds; null = always
+  std::int64_t ModelConfig::*vector = nullptr;  ///< a bare vector of so many values: names are whole
 };
 /// Names of a model's tensors. Norms and linears have ".weight" and, where the model has biases, ".bias".
 struct HfNames {
@@ -144,7 +144,8 @@ struct ModelSpec {
   HfWindow window = {};
   bool padding_row = false;                                   ///< pad_token_id's embedding gets no gradient
   std::optional<std::int64_t> absent_padding = std::nullopt;  ///< pad_token_id where it is absent
-  bool binary_head_first = false;  ///< the first architecture has the binary head, the second has not
+  /// Architectures are a model with a binary head, one without, and one with a head for classes of samples.
+  bool heads_by_architecture = false;
   std::vector<HfDemand> demands = {};
   std::vector<std::pair<const char*, bool>> constants = {};  ///< written always
   /// Keys with names as of something that counts, which Transformers' model of this type does not read.

@@ -140,7 +140,9 @@ class Engine {
   /// forward_backward for a factor that is known later: OpenCall::add().
   OpenCall open_call(const Batch& batch);
 
-  enum class Output { logits, token_losses };
+  /// sample_logits: of a head for whole samples beside that for tokens. Where the model has no other
+  /// (Model::reads_whole_samples), all outputs are of samples.
+  enum class Output { logits, token_losses, sample_logits };
   /// A loss of the caller's: gets micro-batch and output, fp32 [samples.count, seq, vocab] or
   /// [samples.count, seq] (0 where the label is ignored), and returns the gradient of the micro-batch's loss
   /// by it. Called on every rank with the head.
@@ -150,7 +152,8 @@ class Engine {
   OpenCall open_call(const Batch& batch, Output output, const LossFunction& loss);
 
   /// Computes the batch in training mode and keeps its tapes for OpenForward::backward(); several may be
-  /// kept. Not `recorded`: dropout is off, and nothing is kept but the output.
+  /// kept. Not `recorded`: dropout is off, and nothing is kept but the output. Of samples' logits beside
+  /// those of tokens it is the first of two calls: both compute the same samples, with the same dropout.
   OpenForward forward(const Batch& batch, Output output, bool recorded = true);
   /// Drops all tapes of forward() and every gradient since the last update.
   void discard();
@@ -271,5 +274,9 @@ class Engine {
 
 /// The batch as device tensors, rows position-major.
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch);
+
+/// What an engine of this model returns: [samples, seq_length, vocabulary], [samples, seq_length], or of
+/// samples [samples, classes], [samples].
+Shape output_shape(const Model& model, Engine::Output output, std::int64_t samples, std::int64_t seq_length);
 
 }  // namespace tessera

@@ -10,7 +10,8 @@
 namespace tessera {
 
 /// Errors: CheckpointError listing in which keys `stored`, found in `origin`, is another model than
-/// `config`; dropout and initialisation may differ.
+/// `config`; dropout and initialisation may differ, and `config` may have a head for classes of samples that
+/// takes the place of the stored model's.
 void check_same_model(const ModelConfig& config, const ModelConfig& stored, const std::string& origin);
 
 /// Puts what fits of a model's weights into `engine`: each rank reads the boxes it holds. Collective over the
@@ -18,8 +19,9 @@ void check_same_model(const ModelConfig& config, const ModelConfig& stored, cons
 void load_weights(const HfModel& model, const WeightFit& fit, Engine& engine);
 
 /// Puts a folder's weights into `engine`, whose decoder has the configuration `config`. With
-/// `config.reinitialize` the folder may hold another model: the result says what of it fits. Collective,
-/// likewise. Errors: those of check_same_model and open_model; CheckpointError where nothing fits.
+/// `config.reinitialize` the folder may hold another model; so may it where a head for classes is new. The
+/// result says what of it fits. Collective, likewise. Errors: those of check_same_model and open_model;
+/// CheckpointError where nothing fits.
 WeightFit load_pretrained(const std::filesystem::path& folder, const ModelConfig& config, Engine& engine);
 
 /// Puts `whole`, the host's fp32 values of one parameter under Tessera's name, into this rank's part of it.

@@ -9,8 +9,9 @@ namespace tessera {
 /// that declares its parts and this one function; backward follows from the functions it calls.
 class Model : public Module {
  public:
-  /// What the last piece of a model returns.
-  enum class Output { logits, losses };
+  /// What the last piece of a model returns; sample_logits: [batch, sample_classes()], of a head for samples
+  /// beside that for tokens.
+  enum class Output { logits, losses, sample_logits };
 
   Model() : Module("") {}
   /// logits [seq_length * batch, vocab_size()], rows position-major as in MicroBatch.
@@ -55,6 +56,9 @@ class Model : public Module {
   virtual std::int64_t token_types() const { return 0; }
   /// Classes that Batch::sample_labels may name; 0 likewise.
   virtual std::int64_t sample_classes() const { return 0; }
+  /// Whether it has no head for tokens: its logits are [batch, sample_classes()], and its losses, [batch], of
+  /// Batch::sample_labels.
+  virtual bool reads_whole_samples() const { return false; }
   /// Positions the model was made for: generation ends there.
   virtual std::int64_t max_positions() const = 0;
   /// Positions it can compute, at least max_positions(): more where they are not learned.

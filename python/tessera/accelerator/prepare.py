@@ -17,7 +17,7 @@ from tessera.engine.changed_model import change_of, check_optimizer
 from tessera.engine.optimizer_groups import Group, OptimizerDescription
 from tessera.engine.plan import ModelPlan, TrainingPlan
 from tessera.engine.session import Session
-from tessera.engine.train_steps import make_train_step
+from tessera.engine.own_train_step import make_train_step
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 from tessera.plugin.config_map import micro_batch_size_of, parameter_rules
@@ -145,7 +145,8 @@ class Preparation:
     def _tell_unused(self, kinds: Dict[str, List[int]]) -> None:
         """What the plugin says for nothing, as far as these objects show it."""
         if kinds["model"] or kinds["plain"]:
-            warn_of(unused_by_model(self.plugin, self.prepared.models[0]._session.rules))
+            session = self.prepared.models[0]._session
+            warn_of(unused_by_model(self.plugin, session.rules, encoder=not session.heads.looks_back))
         if kinds["indexed"]:
             self.accelerator._prepared = replace(self.prepared, indexed=True)
         if kinds["loader"] and not self.prepared.indexed:
@@ -234,6 +235,7 @@ class Preparation:
 
     def model(self, model: Any, plan: ModelPlan) -> Any:
         from tessera.engine.model import TesseraModel
+        from tessera.engine.encoder_step import EncoderStepRunner
         from tessera.engine.step_runner import StepRunner
 
         model, session = _uncompiled(model), Session(plan, self.state)
@@ -244,7 +246,8 @@ class Preparation:
             self.plugin.set_network_size_args(model)
             own = (self.plugin.custom_train_step_class, self.plugin.custom_get_batch_function, self.plugin.custom_loss_function)
             if any(each is not None for each in own):
-                prepared._train_step = StepRunner(make_train_step(self.accelerator, self.plugin, session))
+                runner = StepRunner if session.heads.looks_back else EncoderStepRunner
+                prepared._train_step = runner(make_train_step(self.accelerator, self.plugin, session))
         return prepared
 
     def optimizer(self, optimizer: Any) -> Any:

@@ -94,6 +94,14 @@ class DocumentRules:
         return labels, position_ids, documents
 
 
+def no_rules(plugin: Any, kind: str) -> None:
+    """Errors: ConfigError for rules about documents, which an encoder's samples do not follow."""
+    asked = rules_asked_for(plugin)
+    if asked:
+        raise ConfigError(f"{', '.join(asked)}: a {kind} looks to both sides and over its whole sample, and has no rules about ends of "
+                          "documents; remove it")
+
+
 def document_numbers(ends: Any) -> Any:
     """int32 [batch, seq]: how many of `ends` (bool [batch, seq]) come before each position of its sample."""
     return (np.cumsum(ends, axis=1) - ends).astype(np.int32)

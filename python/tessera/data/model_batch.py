@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple
 
 from tessera.data.documents import IGNORED, DocumentRules, packed_documents
+from tessera.data.encoder_batch import token_types_of
 from tessera.data.ids import ids_of
 from tessera.errors import InvalidArgument
 
 
 def model_batch(input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
-                shifted: bool = False, document_ids: Any = None, rules: Optional[DocumentRules] = None) -> Tuple[Any, Any]:
+                shifted: bool = False, document_ids: Any = None, rules: Optional[DocumentRules] = None, token_types: Any = None,
+                sample_labels: Any = None) -> Tuple[Any, Any]:
     """Arrays [batch, seq] as a _C.Batch, and the labels it has: those of the next position, -100 where there is no loss. `labels`
-    are those of the same positions unless `shifted`; attention stays within equal `document_ids`. Errors: InvalidArgument for
-    shapes that do not fit, and for a mask with holes."""
+    are those of the same positions unless `shifted`, as an encoder's always are; attention stays within equal `document_ids`;
+    `sample_labels` are [batch]. Errors: InvalidArgument for shapes that do not fit, and for a mask with holes."""
     import numpy as np
 
     from tessera import _C
@@ -35,7 +37,8 @@ def model_batch(input_ids: Any, attention_mask: Any = None, labels: Any = None, 
         labels = np.concatenate([labels[:, 1:], np.full((len(labels), 1), IGNORED, labels.dtype)], axis=1)
     if rules is not None:
         labels, position_ids, documents = rules.apply(tokens, labels, position_ids, documents)
-    return _C.Batch(tokens, labels, position_ids, begin, end, documents), labels
+    types = token_types_of(token_types, tokens.shape)
+    return _C.Batch(tokens, labels, position_ids, begin, end, documents, types, sample_labels), labels
 
 
 def _key_ranges(attention_mask: Any) -> Tuple[Any, Any]:

@@ -31,15 +31,19 @@ def check(arguments: Dict[str, Any], known: Optional[Sequence[str]] = KNOWN) -> 
 
 
 def check_call(kind: str, input_ids: Any, labels: Any, token_type_ids: Any, others: Dict[str, Any]) -> None:
-    """Checks one call of a model of type `kind`. Errors: InvalidArgument."""
-    if input_ids is None:
-        raise InvalidArgument("the model was called without input_ids")
+    """Checks one call of a decoder of type `kind`. Errors: InvalidArgument."""
+    check_has_ids(input_ids)
     if token_type_ids is not None and (kind in ("gpt2", "gpt_bigcode") or bool(token_type_ids.any())):
         raise InvalidArgument("token_type_ids are not supported; remove that column from the batches")
     check(others)
     keep = others.get("logits_to_keep")
     if labels is not None and keep is not None and (hasattr(keep, "shape") or keep):
         raise InvalidArgument("logits_to_keep with labels: the loss needs all logits; give one of the two")
+
+
+def check_has_ids(input_ids: Any) -> None:
+    if input_ids is None:
+        raise InvalidArgument("the model was called without input_ids")
 
 
 def positional_names(own: type) -> List[str]:

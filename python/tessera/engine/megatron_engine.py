@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.data.split import bounds
-from tessera.engine.train_steps import make_train_step
+from tessera.engine.own_train_step import make_train_step
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 
@@ -126,15 +126,16 @@ class MegatronEngineMembers:
     def _named(self, loss: torch.Tensor) -> Dict[str, torch.Tensor]:
         """The loss of the call just made, by the names that a train step's loss function gives, or Megatron's."""
         logged = self._train_step.logged if self._train_step is not None else {}
-        return {name: torch.tensor(value) for name, value in logged.items()} or {"lm loss": loss.detach()}
+        return {name: torch.tensor(value) for name, value in (logged or self._session.losses).items()} or {"lm loss": loss.detach()}
 
     def note_eval(self, loss: torch.Tensor) -> None:
         """Adds a loss of evaluation to the sums, where there is a tensorboard_dir to write them to."""
         plugin = self._session.plugin
         if plugin is None or plugin.tensorboard_dir is None:
             return
-        for name, value in (("lm loss", float(loss)), ("lm loss_num_iters", 1.0)):
-            self.eval_total_loss_dict[name] = self.eval_total_loss_dict.get(name, 0.0) + value
+        for name, value in (self._session.losses or {"lm loss": float(loss)}).items():
+            for key, number in ((name, value), (name + "_num_iters", 1.0)):
+                self.eval_total_loss_dict[key] = self.eval_total_loss_dict.get(key, 0.0) + number
 
     def log_eval_results(self) -> None:
         """Writes the mean of the losses evaluated since the last time, and its perplexity, into the log and to tensorboard_dir;
@@ -149,7 +150,7 @@ class MegatronEngineMembers:
             value = sums[name] / sums[name + "_num_iters"]
             words.append(f"{name} value: {value:g}")
             scalars[f"{name} validation"] = value
-            if plugin.given_arguments.get("pretraining_flag", True):
+            if plugin.given_arguments.get("pretraining_flag", not self._session.heads.of_samples):
                 scalars[f"{name} validation ppl"] = math.exp(min(20.0, value))
                 words.append(f"{name} PPL: {scalars[f'{name} validation ppl']:g}")
         logger.info(" | ".join(words))

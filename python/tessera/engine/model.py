@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.engine import call_arguments
+from tessera.engine.encoder_call import encoder_forward
 from tessera.engine.export import save_pretrained
 from tessera.engine.megatron_engine import MegatronEngineMembers
 from tessera.engine.model_check import refused_loss
@@ -41,6 +42,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._train_step: Any = None
         self._places = call_arguments.positional_names(type(model))
+        self.output_class = output_class(session.heads, type(model))
 
     @property
     def session(self) -> Session:
@@ -186,6 +188,8 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
             return self.forward(**peers)
         if self._train_step is not None:
             return self._train_step.run(self, dict(input_ids=input_ids, **given))
+        if not session.heads.looks_back:
+            return encoder_forward(self, dict(input_ids=input_ids, **given))
         text = others.pop("text", None)
         if text is not None:  # samples of indexed data: [batch, seq + 1]
             input_ids, text_labels = text[:, :-1], others.pop("labels", labels)
@@ -201,9 +205,9 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
         wants_logits = labels is None or (plugin is not None and (plugin.return_logits or plugin.require_logits))
         loss = logits = None
         if wants_logits:
-            logits = self._logits(batch, training)
+            logits = self.logits_of(batch, training)
             if labels is not None:
-                loss = self._loss_of(logits, torch.from_numpy(session.targets), batch)
+                loss = self.loss_of(logits, session.targets, batch, batch.global_targets)
         elif training:
             value, call = session.train(batch)
             loss = EngineValue.apply(self._anchor, torch.tensor(value, device=self.device), call)
@@ -219,7 +223,7 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
             return tuple(value for value in (loss, logits) if value is not None)
         if loss is not None and self.returns_loss_alone:
             return loss
-        return output_class()(loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits)
 
     @property
     def returns_loss_alone(self) -> bool:
@@ -233,24 +237,26 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
             return "model(...) without gradient"
         return "model(...) in training mode" if self.training else "model(...) in eval mode"
 
-    def _logits(self, batch: Any, training: bool) -> torch.Tensor:
-        output, forward = self._session.forward(batch, record=training)
-        if output is None:  # no samples on this data rank
+    def logits_of(self, batch: Any, training: bool, output: str = "logits") -> torch.Tensor:
+        """Logits of the engine under its name for them, which backward() goes through in training."""
+        value, forward = self._session.forward(batch, output, record=training)
+        if value is None:  # no samples on this data rank
             import numpy as np
 
-            output = np.zeros((batch.batch, batch.seq_length, int(self.config.vocab_size)), dtype=np.float32)
-        value = torch.from_dlpack(output).to(self.device)
-        return EngineValue.apply(self._anchor, value, forward) if training else value
+            value = np.zeros(self._session.engine.output_shape(batch, output), dtype=np.float32)
+        logits = torch.from_dlpack(value).to(self.device)
+        return EngineValue.apply(self._anchor, logits, forward) if training else logits
 
-    def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor, batch: Any) -> torch.Tensor:
-        """The model's own loss from logits that the caller asked for: the mean over target tokens of all data ranks."""
-        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), reduction="sum")
+    def loss_of(self, logits: torch.Tensor, labels: Any, batch: Any, targets: int) -> torch.Tensor:
+        """The model's own loss from logits that the caller asked for: the mean over the `targets` of all data ranks."""
+        wanted = torch.from_numpy(labels).to(logits.device).flatten()
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted, reduction="sum")
         mesh = self._session.mesh
-        if batch.global_targets == 0:  # PyTorch's mean over nothing: nan, without a gradient
+        if targets == 0:  # PyTorch's mean over nothing: nan, without a gradient
             return total + float("nan")
         if mesh.dp > 1:
-            return SummedOverDataRanks.apply(total / batch.global_targets, mesh.data, batch.batch / batch.global_batch)
-        return total / batch.global_targets
+            return SummedOverDataRanks.apply(total / targets, mesh.data, batch.batch / batch.global_batch)
+        return total / targets
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, state_dict: Optional[dict] = None,
                         save_function: Any = None, push_to_hub: bool = False, max_shard_size: Any = "5GB",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import torch
 
 from tessera.engine import module_tree
+from tessera.plugin.heads import Heads, heads_of
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
 
@@ -30,8 +31,12 @@ def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     would not compute as PyTorch does."""
     config = model.config
     own = module_tree.own_class(model, config.model_type)
-    _check_config(config)
-    _check_loss(model)
+    heads = heads_of(json.loads(config_json))
+    if heads.looks_back:
+        _check_config(config)
+        _check_loss(model)
+    else:
+        _check_encoder(model, heads)
     module_tree.check_attention(config)
     module_tree.check_global_hooks()
     module_tree.check_layers(model)
@@ -39,14 +44,22 @@ def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     module_tree.compare(model, twin)
     _check_engine(twin, config_json)
     # The row of the embedding without a gradient is the module's, as in PyTorch.
-    return {**_dropouts(model), "padding_id": model.get_input_embeddings().padding_idx}
+    return {**_dropouts(model, encoder=not heads.looks_back), "padding_id": model.get_input_embeddings().padding_idx}
 
 
-def _check_config(config: Any) -> None:
-    for key, allowed in _RUNNING.items():
+def _check_encoder(model: Any, heads: Heads) -> None:
+    _check_config(model.config, {**_RUNNING, "is_causal": (None, False)})
+    function = vars(model).get("_loss_function")  # which Transformers' encoders do not read
+    if function is not None and module_tree.foreign(function):
+        raise refused_loss(getattr(function, "__qualname__", type(function).__qualname__), f"the losses of {heads.endings[0]} models")
+
+
+def _check_config(config: Any, rules: Optional[Dict[str, tuple]] = None) -> None:
+    for key, allowed in (rules or _RUNNING).items():
         value = getattr(config, key, None)
         if value not in allowed:
-            raise ConfigError(f"config.{key} = {value!r} is not supported; Tessera's models are causal decoders that return loss "
+            kind = "causal decoders" if rules is None else "encoders"
+            raise ConfigError(f"config.{key} = {value!r} is not supported; Tessera's models of this type are {kind} that return loss "
                               f"and logits. Set it to {allowed[-1]!r}")
 
 
@@ -58,27 +71,28 @@ def _check_loss(model: Any) -> None:
         raise refused_loss(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def refused_loss(name: Any) -> ConfigError:
-    return ConfigError(f"loss_function of the model is {name}, and Tessera's engine computes Transformers' ForCausalLMLoss. A loss "
+def refused_loss(name: Any, own: str = "Transformers' ForCausalLMLoss") -> ConfigError:
+    return ConfigError(f"loss_function of the model is {name}, and Tessera's engine computes {own}. A loss "
                        f"of your own: {module_tree.OWN_LOSS}")
 
 
 # Dropout.
 
-def _dropouts(model: torch.nn.Module) -> Dict[str, float]:
-    """The probabilities of the modules, which count whatever the config says."""
+def _dropouts(model: torch.nn.Module, encoder: bool = False) -> Dict[str, float]:
+    """The probabilities of the modules, which count whatever the config says. An `encoder` has one for embeddings and residual
+    branches."""
     found: Dict[str, Dict[str, float]] = {kind: {} for kind in _PLACES}
     for name, module in model.named_modules():
         for key, kind in _PROBABILITIES.items():
             if key in vars(module):
                 found[kind][f"{name}.{key}"] = _probability(name, key, module, model)
         if isinstance(module, (torch.nn.Dropout, torch.nn.Identity)):
-            kind = "attention_dropout" if name.endswith("attn_dropout") else "dropout"
+            kind = "attention_dropout" if name.endswith(("attn_dropout", ".attention.self.dropout")) else "dropout"
             if name.endswith(".drop"):
                 kind = "embedding_dropout"
             value = _probability(name, "p", module, model) if isinstance(module, torch.nn.Dropout) else 0.0
             found[kind][f"{name}.p"] = value
-    values = {kind: _one_value(kind, places) for kind, places in found.items()}
+    values = {kind: _one_value(kind, places) for kind, places in found.items() if places or kind != "embedding_dropout" or not encoder}
     rates = ", ".join(f"{kind} {value:g}" for kind, value in values.items() if value)
     if rates and not model.training:
         logger.warning(f"the model is in eval mode, as from_pretrained() leaves it; after prepare() it is in training mode with "

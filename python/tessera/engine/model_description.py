@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
+from tessera.plugin.heads import ENCODERS, heads_for, own_name
 from tessera.engine.parameters import EngineParameter
 from tessera.engine.plan import ModelParameter, ModelPlan
 from tessera.engine.weights import Source
@@ -39,20 +41,24 @@ def describe_model(model: torch.nn.Module) -> ModelPlan:
         raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_families()}. For another decoder whose "
                           "layers are those of one of these, make a config of that type; a model of your own is written in "
                           "C++ (docs/guides/own_model_in_cpp.md)")
-    if not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
-        raise ConfigError(f"{type(model).__name__} is not a language model with a head; pass one made by "
-                          "AutoModelForCausalLM")
+    own = own_name(model, kind)
+    if own is None:
+        loaders = " or ".join(each.loader for each in heads_for(kind))
+        raise ConfigError(f"{type(model).__name__} is not a model with a head that Tessera computes; pass one made by {loaders}")
     named = list(model.named_parameters())
     dtypes = {parameter.dtype for _, parameter in named}
     if len(dtypes) != 1 or next(iter(dtypes)) not in _DTYPES:
         raise ConfigError(f"the model's parameters have the dtypes {sorted(map(str, dtypes))}; they must be all float32, "
                           "bfloat16 or float16")
     parameters = tuple(ModelParameter(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in named)
-    return ModelPlan(config.to_json_string(use_diff=False), parameters, _source_of(model, named), _DTYPES[dtypes.pop()],
+    text = config.to_json_string(use_diff=False)
+    if kind in ENCODERS:  # the config does not say what the object's class does
+        text = json.dumps({**json.loads(text), "architectures": [own]})
+    return ModelPlan(text, parameters, _source_of(model, named, text), _DTYPES[dtypes.pop()],
                      checkpointed=any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
 
 
-def _source_of(model: Any, named: list) -> Source:
+def _source_of(model: Any, named: list, text: str) -> Source:
     meta = [name for name, parameter in named if parameter.device.type == "meta"]
     if meta and len(meta) < len(named):
         raise ConfigError(f"{len(meta)} of {len(named)} parameters are on the meta device (the first is {meta[0]}); a model "
@@ -60,7 +66,7 @@ def _source_of(model: Any, named: list) -> Source:
     if meta:
         folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
         has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
-        return Source(folder=folder) if has else Source()
+        return Source(folder=folder, architecture=_with_other_head(folder, text)) if has else Source()
     head = _tied_head(model.config)
     tensors, owner = [], []
     for name, parameter in named:
@@ -71,6 +77,16 @@ def _source_of(model: Any, named: list) -> Source:
         owner.append(value)
         tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
     return Source(tensors=tensors, owner=owner, read=_was_read(model, named))
+
+
+def _with_other_head(folder: Path, text: str) -> Optional[str]:
+    """The config.json of a folder with another head than the model of config `text`; None where it has the same."""
+    theirs, own = json.loads((folder / "config.json").read_text()), json.loads(text)
+    if own["model_type"] not in ENCODERS or theirs.get("model_type") != own["model_type"]:
+        return None
+    first = heads_for(own["model_type"])[0].endings  # what a folder without a word on it has
+    has = theirs.get("architectures") or (own["architectures"] if own["architectures"][0].endswith(first) else None)
+    return None if has == own["architectures"] else json.dumps(theirs)
 
 
 def _tied_head(config: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import torch
 
 from tessera.comm.warnings import warn_once
+from tessera.plugin.heads import heads_for
 from tessera.errors import ConfigError
 
 OWN_LOSS = ("Compute it from logits (call the model without labels, or with MegatronLMPlugin(return_logits=True)), or give "
@@ -39,13 +40,14 @@ _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_
 def own_class(model: torch.nn.Module, kind: str) -> type:
     """Transformers' class of this family that `model` is of. Errors: ConfigError for another class, an adapter around one or
     a subclass that changes what it computes."""
-    home = f"transformers.models.{kind}.modeling_{kind}"
-    own = next((each for each in type(model).__mro__
-                if each.__module__ == home and each.__name__.endswith(("LMHeadModel", "ForCausalLM"))), None)
+    folder = kind.replace("-", "_")
+    home, heads = f"transformers.models.{folder}.modeling_{folder}", heads_for(kind)
+    endings = tuple(ending for each in heads for ending in each.endings)
+    own = next((each for each in type(model).__mro__ if each.__module__ == home and each.__name__.endswith(endings)), None)
     if own is None:
         raise ConfigError(f"{_name(type(model))} is not Transformers' {kind} language model, and Tessera computes that one. For "
                           "a model with adapters merge them first (merge_and_unload()); otherwise build it with "
-                          "AutoModelForCausalLM, or write your own in C++ (docs/guides/own_model_in_cpp.md)")
+                          f"{' or '.join(each.loader for each in heads)}, or write your own in C++ (docs/guides/own_model_in_cpp.md)")
     return own
 
 
@@ -291,15 +293,26 @@ def _check_buffers(name: str, module: torch.nn.Module, other: torch.nn.Module) -
     read = [value for key, value in module._buffers.items() if key not in _UNREAD_BUFFERS.get(type(other).__name__, ())]
     if not any(value is not None and value.device.type != "meta" for value in read):
         return
-    fresh = type(other)(other.config)  # on the CPU, with values; of these families rotary embeddings alone have buffers
-    for key, value in fresh._buffers.items():
+    for key, value in _fresh_buffers(other).items():
         mine = module._buffers.get(key)
         if mine is None or not torch.equal(mine.cpu(), value.to(mine.dtype)):
             raise ConfigError(f"'{_join(name, key)}' does not hold what Transformers makes it from this config, and Tessera computes "
-                              "the latter; change config.rope_parameters instead")
+                              "the latter; " + ("give position_ids and token_type_ids with the batches" if key in _COUNTED else
+                                                "change config.rope_parameters instead"))
         if mine.dtype != value.dtype:
             warn_once(f"'{_join(name, key)}' was rounded to {mine.dtype} by .to(); Tessera uses {value.dtype}, as from_pretrained(dtype="
                       "...) would")
+
+
+# Of an encoder's embedding, on whichever device: what a call without these arguments reads.
+_COUNTED = {"position_ids": lambda shape: torch.arange(shape[-1]).expand(shape), "token_type_ids": lambda shape: torch.zeros(shape, dtype=torch.long)}
+
+
+def _fresh_buffers(other: Any) -> Dict[str, Any]:
+    """On the CPU, with values: of these families rotary embeddings have buffers, and encoders' embeddings."""
+    if set(other._buffers) <= set(_COUNTED):
+        return {key: _COUNTED[key](value.shape) for key, value in other._buffers.items()}
+    return dict(type(other)(other.config)._buffers)
 
 
 def _check_shared(model: torch.nn.Module, twin: torch.nn.Module) -> None:

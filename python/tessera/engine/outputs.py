@@ -7,6 +7,7 @@ from typing import Any, Tuple, Union
 
 import torch
 
+from tessera.plugin.heads import DECODER, Heads
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.parameters import check_has_optimizer
 
@@ -47,21 +48,24 @@ class SummedOverDataRanks(torch.autograd.Function):
         return upstream / (ctx.share or 1.0), None, None
 
 
-def output_class() -> Any:
+def output_class(heads: Heads = DECODER, own: Any = None) -> Any:
+    """Of a model with these heads; `own`: the class of the caller's model, whose module may have one for it."""
     transformers = sys.modules.get("transformers")
-    if transformers is not None:
-        from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+    if transformers is None:
+        return Output
+    from transformers import modeling_outputs
 
-        return CausalLMOutputWithCrossAttentions
-    return Output
+    beside = [vars(sys.modules[each.__module__]).get(each.__name__ + "Output") for each in (own or Output).__mro__]
+    return getattr(modeling_outputs, heads.output, None) or next((each for each in beside if each is not None), Output)
 
 
 class Output(dict):
     """What a model returns where transformers is not loaded: `.loss` and `.logits`, also by key and by place."""
 
-    def __init__(self, loss: Any = None, logits: Any = None):
-        super().__init__((key, value) for key, value in (("loss", loss), ("logits", logits)) if value is not None)
-        self.loss, self.logits = loss, logits
+    def __init__(self, **values: Any):
+        super().__init__((key, value) for key, value in values.items() if value is not None)
+        self.loss = self.logits = None
+        vars(self).update(values)
 
     def __getitem__(self, key: Any) -> Any:
         return tuple(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)

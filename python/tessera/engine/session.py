@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from tessera.comm.agreement import agreed
 from tessera.comm.process_group import bits_of, close_at_exit, float_of, meet, script_place
 from tessera.comm.warnings import warn_once
-from tessera.data.documents import DocumentRules
+from tessera.data.documents import DocumentRules, no_rules
 from tessera.data.model_batch import model_batch
 from tessera.engine import whole_weights
 from tessera.engine.freezing import Freezing
+from tessera.plugin.heads import heads_of
 from tessera.engine.not_finite import NotFinite
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
@@ -25,6 +26,7 @@ from tessera.plugin.config_map import native_config
 from tessera.utils.objects import decode, encode
 
 logger = get_logger(__name__)
+_MEGATRON_LOSSES = {"token": "lm loss", "nsp": "sop loss", "class": "loss"}
 
 
 class Session:
@@ -49,8 +51,10 @@ class Session:
         self.told_of_no_optimizer = False
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
+        self.losses: Dict[str, float] = {}  # of an encoder's last call with the model's own loss, by Megatron's names
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
-        self.rules = DocumentRules.of(self.plugin, self.config)
+        self.heads = heads_of(self.config)
+        self.rules = DocumentRules.of(self.plugin, self.config) if self.heads.looks_back else no_rules(self.plugin, self.kind)
         self.targets: Any = None  # labels of the last batch(), int [batch, seq]: of the next position, -100 without a loss
         self.calling = "the model"  # what batches are for, as ranks tell each other
         self.arguments: dict = {}  # of that call
@@ -162,11 +166,11 @@ class Session:
     # Batches.
 
     def batch(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, position_ids: Any = None,
-              shifted: bool = False, document_ids: Any = None, ruled: bool = False) -> Any:
+              shifted: bool = False, document_ids: Any = None, ruled: bool = False, **extras: Any) -> Any:
         """This data rank's samples as a _C.Batch: the arrays of model_batch(), under the plugin's rules about documents unless
         they are `ruled` already. Collective over data ranks."""
         batch, self.targets = model_batch(input_ids, attention_mask, labels, position_ids, shifted, document_ids,
-                                          None if ruled else self.rules)
+                                          None if ruled else self.rules, **extras)
         self._warn_of_length(batch.seq_length)
         self._agree(batch)
         self._batch_tokens = batch.global_batch * batch.seq_length
@@ -211,6 +215,7 @@ class Session:
         self._drop_unwanted()
         self._tokens += self._batch_tokens
         call = self.engine.open_call(batch)
+        self._name_losses(self.engine.losses)
         self.note_loss(call.loss, batch)
         return call.loss, OpenCall(self, call)
 
@@ -227,7 +232,13 @@ class Session:
         self._not_finite.check_loss(self, loss, batch)
 
     def evaluate(self, batch: Any) -> float:
-        return self.engine.evaluate(batch)
+        loss, terms = self.engine.evaluate(batch)
+        self._name_losses(terms)
+        return loss
+
+    def _name_losses(self, terms: Dict[str, float]) -> None:
+        """What the loss of the call just made is of, where it has parts."""
+        self.losses = {} if self.heads.looks_back else {_MEGATRON_LOSSES.get(name, name): value for name, value in terms.items()}
 
     def forward(self, batch: Any, output: str = "logits", record: bool = True) -> Tuple[Any, Optional[OpenForward]]:
         """fp32 logits [batch, seq, vocab] (or "token_losses" [batch, seq]) of this data rank, on each of its ranks: an array,

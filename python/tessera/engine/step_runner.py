@@ -27,11 +27,7 @@ class StepRunner:
     def run(self, model: Any, batch: Dict[str, Any]) -> Any:
         session = model.session
         batch = {name: value for name, value in batch.items() if value is not None}
-        rows = next(len(value) for value in batch.values() if hasattr(value, "shape"))
-        parts = min(rows, session.num_micro_batches) if rows else 0
-        cuts = [bounds(rows, i, parts) for i in range(parts)]  # as the engine cuts a batch
-        micro = [{name: value[a:b] if hasattr(value, "shape") and value.ndim else value for name, value in batch.items()}
-                 for a, b in cuts]
+        cuts, micro = self.micro_batches(batch, session)
         asked = [Recorder() for _ in micro]
         results = [self.step.forward_step(iter([part]), recorder) for part, recorder in zip(micro, asked)]
         whole = self._joined(asked, batch, session)
@@ -69,7 +65,7 @@ class StepRunner:
             losses = None if output is None else torch.from_dlpack(output).to(model.device)
             for number, (a, b) in enumerate(cuts):
                 loss_of(number, losses[a:b])
-        logged = _mean_over_ranks(values, session)
+        logged = mean_over_ranks(values, session)
         own = logged.pop("loss", float("nan"))
         self.logged = logged
         loss = torch.tensor(sum(logged.values()) if logged else own, device=model.device)
@@ -83,16 +79,25 @@ class StepRunner:
         return (self.step.model_output_class or output_class())(loss=loss)
 
     @staticmethod
+    def micro_batches(batch: Dict[str, Any], session: Any) -> Tuple[List[Tuple[int, int]], List[dict]]:
+        """The micro-batches of this data rank's batch as the engine cuts it, and where."""
+        rows = next(len(value) for value in batch.values() if hasattr(value, "shape"))
+        parts = min(rows, session.num_micro_batches) if rows else 0
+        cuts = [bounds(rows, i, parts) for i in range(parts)]
+        return cuts, [{name: value[a:b] if hasattr(value, "shape") and value.ndim else value for name, value in batch.items()}
+                      for a, b in cuts]
+
+    @staticmethod
     def _joined(asked: list, batch: dict, session: Any) -> Any:
         """The batch of all micro-batches, as forward_step called the model with them."""
         if not asked:
             width = next(value.shape[1] for value in batch.values() if getattr(value, "ndim", 0) == 2)
             empty = np.zeros((0, width), dtype=np.int64)
             return session.batch(empty, labels=empty, shifted=True, ruled=True)
-        tokens, labels = _whole([each.tokens for each in asked]), _whole([each.labels for each in asked])
+        tokens, labels = whole([each.tokens for each in asked]), whole([each.labels for each in asked])
         positions = None
         if asked[0].position_ids is not None:  # [1, seq] for all samples, or [batch, seq]
-            positions = np.concatenate([np.broadcast_to(_array(each.position_ids), tuple(each.tokens.shape)) for each in asked])
+            positions = np.concatenate([np.broadcast_to(array(each.position_ids), tuple(each.tokens.shape)) for each in asked])
         masks = [_seen(each.attention_mask, len(each.tokens)) for each in asked]
         rows = [len(each.tokens) for each in asked]
         documents, keys = (_filled([mask[i] for mask in masks], rows, tokens.shape[1], value) for i, value in ((0, 0), (1, 1)))
@@ -118,11 +123,11 @@ class Recorder:
         return self.returned
 
 
-def _whole(values: list) -> Any:
-    return np.concatenate([_array(value) for value in values])
+def whole(values: list) -> Any:
+    return np.concatenate([array(value) for value in values])
 
 
-def _array(value: Any) -> Any:
+def array(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
@@ -130,7 +135,7 @@ def _seen(mask: Any, rows: int) -> Tuple[Optional[Any], Optional[Any]]:
     """(documents, keys), [rows, seq] each or None, of what forward_step gave the model for a mask."""
     if mask is None:
         return None, None
-    mask = _array(mask)
+    mask = array(mask)
     return (None, mask) if mask.ndim == 2 else documents_of_mask(mask, rows)
 
 
@@ -141,7 +146,7 @@ def _filled(parts: list, rows: List[int], size: int, value: int) -> Optional[Any
     return np.concatenate([np.full((count, size), value, dtype=np.int64) if part is None else part for part, count in zip(parts, rows)])
 
 
-def _mean_over_ranks(values: List[Tuple[int, dict]], session: Any) -> Dict[str, float]:
+def mean_over_ranks(values: List[Tuple[int, dict]], session: Any) -> Dict[str, float]:
     """The mean over all micro-batches of all data ranks, each by its number of samples, on every rank."""
     samples = sum(count for count, _ in values)
     sums = {name: sum(count * numbers[name] for count, numbers in values) for name in values[0][1]} if values else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from argparse import Namespace
 from typing import Any, Callable, List, Optional, Tuple
 
 from tessera.data.documents import RULES, DocumentRules, hidden_keys, packed_documents
@@ -34,7 +33,7 @@ def gather_across_data_parallel_groups(tensor: Any) -> Any:
     return gather(tensor)
 
 
-def _call(function: Callable, *choices: tuple) -> Any:
+def call_fitting(function: Callable, *choices: tuple) -> Any:
     """Calls with the first of these argument lists that the function takes: signatures differ between versions."""
     signature = inspect.signature(function)
     for arguments in choices:
@@ -84,8 +83,8 @@ class GPTTrainStep(AbstractTrainStep):
         self.reset_attention_mask = getattr(args, "reset_attention_mask", False)
         self.eod_mask_loss = getattr(args, "eod_mask_loss", False)
         flag = getattr(args, "megatron_dataset_flag", False)
-        self.get_batch = _call(self.get_batch_func, (accelerator, flag), ())
-        self.loss_func = _call(self.get_loss_func, (accelerator,), ())
+        self.get_batch = call_fitting(self.get_batch_func, (accelerator, flag), ())
+        self.loss_func = call_fitting(self.get_loss_func, (accelerator,), ())
         self.forward_step = self.get_forward_step_func()
         self.model_output_class = None
 
@@ -130,13 +129,7 @@ class _Later(AbstractTrainStep):
     _what = ""
 
     def __init__(self, *arguments: Any):
-        raise NotImplementedError(f"{type(self).__name__}: {self._what} comes next; today Tessera trains decoders (GPTTrainStep)")
-
-
-class BertTrainStep(_Later):
-    """Not there yet: raises."""
-
-    _what = "BERT"
+        raise NotImplementedError(f"{type(self).__name__}: {self._what} comes next; today Tessera trains decoders (GPTTrainStep) and encoders (BertTrainStep)")
 
 
 class T5TrainStep(_Later):
@@ -178,23 +171,3 @@ def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tup
     if documents is not None:
         mask = torch.from_numpy(hidden_keys(array_of(documents), array_of(mask))).to(tokens.device)
     return tokens, labels, counted.float(), mask, positions
-
-
-def make_train_step(accelerator: Any, plugin: Any, session: Any) -> AbstractTrainStep:
-    """The plugin's custom_train_step_class, or a GPTTrainStep, with the plugin's arguments."""
-    kind = plugin.custom_train_step_class
-    args = Namespace(**plugin.megatron_lm_default_args)
-    args.padded_vocab_size = plugin.megatron_lm_default_args.get("orig_vocab_size")
-    args.accelerator = accelerator
-    args.custom_get_batch_function = plugin.custom_get_batch_function
-    args.custom_loss_function = plugin.custom_loss_function
-    if session.rules is not None:
-        args.eos_token_id = session.rules.eod
-    kwargs = plugin.custom_train_step_kwargs or {}
-    if kind is None:
-        return GPTTrainStep(accelerator, args)
-    try:
-        inspect.signature(kind).bind(accelerator, args, **kwargs)
-        return kind(accelerator, args, **kwargs)
-    except TypeError:
-        return kind(args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -25,6 +26,7 @@ class Source:
     owner: Any = None
     read: bool = False
     follow_symlinks: bool = False  # of files in `folder` that are links out of it
+    architecture: Optional[str] = None  # the config.json of `folder`, where that holds a model with another head
 
     @property
     def from_files(self) -> bool:
@@ -70,7 +72,10 @@ def load_weights(engine: Any, config_json: str, source: Source, start: Start, ch
     if start.pretrained:
         if start.kinds[0] == _FOLDER:
             logger.info(f"weights from {source.folder}")
-        _tell(engine.load_weights(config_json, source.tensors, source.folder, changed, source.follow_symlinks))
+        if source.architecture is not None:
+            _tell_of_head(source, config_json)
+        _tell(engine.load_weights(source.architecture or config_json, source.tensors, source.folder,
+                                  changed or source.architecture is not None, source.follow_symlinks))
     else:
         logger.info("the model has no weights yet: they are drawn at random")
         others = [rank for rank, kind in enumerate(start.kinds) if kind != _NONE]
@@ -78,6 +83,13 @@ def load_weights(engine: Any, config_json: str, source: Source, start: Start, ch
             logger.warning(f"prepare() draws the weights at random, as rank 0's model has none; those that rank {others[0]}"
                            + (f" and {len(others) - 1} more ranks" if others[1:] else "") + " had are not used")
     source.tensors = source.owner = None
+
+
+def _tell_of_head(source: Source, config_json: str) -> None:
+    from tessera import _C
+
+    has, wants = ((json.loads(text).get("architectures") or ["model"])[0] for text in (source.architecture, config_json))
+    logger.warning(f"{source.folder} holds a {has}, and a {wants} begins with it: {_C.weight_fit(source.architecture, config_json)[2]}")
 
 
 def _tell(differences: Sequence[Tuple[int, int, str]]) -> None:

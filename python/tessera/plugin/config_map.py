@@ -11,7 +11,7 @@ from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
-from tessera.plugin.model_shape import described, model_overrides
+from tessera.plugin.model_shape import described, length_given, model_overrides
 
 __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
@@ -37,11 +37,9 @@ def micro_batch_size_of(plugin, batch_sizes: Sequence[int]) -> int:
 
 
 def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Optional[int] = None) -> Optional[int]:
-    """Tokens per sample: the plugin's seq_length (decoder_seq_length), else the width of the first batch, else the
-    model's positions."""
-    given = None
-    if plugin is not None:
-        given = plugin.seq_length if plugin.seq_length is not None else plugin.decoder_seq_length
+    """Tokens per sample: the plugin's seq_length (decoder_seq_length, of an encoder encoder_seq_length), else the width of the
+    first batch, else the model's positions. Errors: ConfigError for the length of what the model has not."""
+    given = None if plugin is None else length_given(plugin, hf_config)
     own = described(hf_config)
     positions, window = own.get("max_positions"), own.get("sliding_window")
     length = given if given is not None else batch_width if batch_width is not None else min(

@@ -148,9 +148,7 @@ class PluginFields:
     megatron_dataset_flag: bool = _field(False,
         effect=("train step", "the second argument of a custom step's get_batch_func(accelerator, flag)"))
     seq_length: Optional[int] = _field(config="training.seq_length", later=True)
-    encoder_seq_length: Optional[int] = _field(
-        refuses=(lambda n: n is not None, "models with an encoder (BERT, T5) are not in this build yet; for a decoder give "
-                                          "seq_length"), later=True)
+    encoder_seq_length: Optional[int] = _field(config="training.seq_length", later=True)
     decoder_seq_length: Optional[int] = _field(config="training.seq_length", later=True)
     tensorboard_dir: Optional[str] = _field(
         effect=("tracker", "the engine writes its own scalars there: config_map.tensorboard_scalars"), later=True)

@@ -45,6 +45,7 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
+OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
            for name, row in FIELDS.items() for argument in ((name,) if row.megatron is None else row.megatron)}
@@ -103,10 +104,10 @@ ARGUMENTS: Dict[str, Effect] = {
     "lr_wsd_decay_iters": Effect("horizon", "lr_at", yaml="lr_schedule.wsd_decay_steps"),
     "lr_wsd_decay_style": Effect("horizon", "lr_at", yaml="lr_schedule.wsd_style"),
     "model_return_dict": Effect("outputs", "False: a call returns the loss itself"),
-    "pretraining_flag": Effect("tracker", "False: log_eval_results() leaves out the perplexity"),
-    "model_type_name": Effect("train step", "gpt; bert and t5 are refused: they are not in this build yet"),
-    **_each("train step", IN_ITS_ARGS,
-            "merge_file vocab_extra_ids tokenizer_type num_labels bert_binary_head"),
+    "pretraining_flag": Effect("tracker", "False: log_eval_results() leaves out the perplexity; of an encoder what its head says"),
+    "model_type_name": Effect("train step", "gpt or bert, as the model given to prepare() is; t5 is refused: it is not in this build yet"),
+    **_each("train step", IN_ITS_ARGS, "merge_file vocab_extra_ids tokenizer_type"),
+    **_each("train step", OF_HEADS, "num_labels bert_binary_head"),
     "tokenizer_model": Effect("train step", IN_ITS_ARGS, yaml="data.tokenizer"),
 
     **_each("warns", "it tunes Megatron's kernels",
@@ -188,9 +189,9 @@ def admit(arguments: Dict[str, Any]) -> Dict[str, Any]:
         kind, detail = effect_of(name)[:2]
         if kind == "refuses" and value is not None and value is not False:
             raise ConfigError(f"other_megatron_args: '{name}' is refused: {detail}")
-        if name == "model_type_name" and value not in (None, "gpt"):
-            raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}: models with an encoder (BERT, T5) are not in this "
-                              "build yet; leave it out")
+        if name == "model_type_name" and value not in (None, "gpt", "bert"):
+            raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}: models with an encoder and a decoder (T5) are not in "
+                              "this build yet; leave it out")
         if kind == "warns":
             warn_once(f"other_megatron_args: '{name}' has no effect in Tessera: {detail}")
         if kind == "field" and value is not None:

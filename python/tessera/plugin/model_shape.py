@@ -5,6 +5,7 @@ from typing import Any, Dict, Optional
 
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
+from tessera.plugin.heads import ENCODERS
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 
@@ -30,6 +31,22 @@ def described(config: Optional[dict]) -> Dict[str, Any]:
     if "hf_model_type" not in config and config.get("model_type") not in _C.hf_model_types():
         return {}
     return {key: _value(text) for key, text in _C.hf_model_items(json.dumps(config, default=str))}
+
+
+def length_given(plugin, config: Optional[dict]) -> Optional[int]:
+    """Tokens per sample as the plugin says it, for a model of this config; None where it does not. Errors: ConfigError for the
+    length of a decoder that the model has not, or of an encoder."""
+    encoder = bool(config) and config.get("model_type") in ENCODERS
+    names = ("seq_length", "encoder_seq_length", "decoder_seq_length")
+    given = {name: getattr(plugin, name) for name in names if getattr(plugin, name) is not None}
+    other = "decoder_seq_length" if encoder else "encoder_seq_length"
+    if config and other in given:
+        raise ConfigError(f"MegatronLMPlugin.{other} is {given[other]}, and a {config.get('model_type')} is "
+                          f"{'an encoder alone' if encoder else 'a decoder alone'}; give seq_length")
+    if len(set(given.values())) > 1:
+        first, second, *_ = given
+        raise ConfigError(f"MegatronLMPlugin.{first} is {given[first]} and {second} {given[second]}; they are the same thing, so give one")
+    return next(iter(given.values()), None)
 
 
 def _value(text: str) -> Any:

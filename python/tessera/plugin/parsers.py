@@ -6,7 +6,8 @@ The engine itself reads the model's config; these arguments are what custom trai
 from typing import Any, Callable, Dict, Optional
 
 from tessera.errors import ConfigError
-from tessera.plugin.model_shape import described
+from tessera.plugin.heads import ENCODERS, config_of, heads_of
+from tessera.plugin.model_shape import described, length_given
 
 Parser = Callable[[Any, Any, Optional[dict]], None]
 
@@ -40,8 +41,8 @@ def find_parser(model_type: str) -> Parser:
                       "registers a parser of your own")
 
 
-def _sequence_length(plugin, batch_data: Optional[dict], positions: int) -> int:
-    given = plugin.seq_length if plugin.seq_length is not None else plugin.decoder_seq_length
+def _sequence_length(plugin, config: dict, batch_data: Optional[dict], positions: int) -> int:
+    given = length_given(plugin, config)
     if given is not None:
         return given
     return int(batch_data["input_ids"].shape[1]) if batch_data and "input_ids" in batch_data else positions
@@ -51,9 +52,9 @@ def parse_model_config(plugin, model, batch_data: Optional[dict] = None) -> None
     """Any of the families that the engine has, from what it reads of the model's config."""
     from tessera import _C
 
-    config = model.config
-    own = described(config.to_dict())
-    plugin.seq_length = _sequence_length(plugin, batch_data, own["max_positions"])
+    config, text = model.config, config_of(model)
+    own = described(text)
+    plugin.seq_length = _sequence_length(plugin, text, batch_data, own["max_positions"])
     arguments = dict(
         model_type_name="gpt", num_layers=own["num_layers"], hidden_size=own["hidden_size"], num_attention_heads=own["num_heads"],
         pretraining_flag=True, orig_vocab_size=config.vocab_size, padded_vocab_size=config.vocab_size,
@@ -61,7 +62,25 @@ def parse_model_config(plugin, model, batch_data: Optional[dict] = None) -> None
         model_return_dict=getattr(config, "return_dict", True), return_logits=plugin.return_logits or plugin.require_logits,
         tokenizer_type=_C.hf_megatron_tokenizer(config.model_type), eos_token_id=getattr(config, "eos_token_id", None),
         **_architecture(own))
+    if config.model_type in ENCODERS:
+        arguments.update(_heads(plugin, text, own))
+    elif plugin.given_arguments.get("model_type_name", "gpt") != "gpt":
+        raise ConfigError(f"other_megatron_args: 'model_type_name' is {plugin.given_arguments['model_type_name']!r}, and a {config.model_type} "
+                          "makes it 'gpt'; leave it out, or give prepare() another model")
     plugin.megatron_lm_default_args.update({name: value for name, value in arguments.items() if name not in plugin.given_arguments})
+
+
+def _heads(plugin, config: dict, own: Dict[str, Any]) -> Dict[str, Any]:
+    """What an encoder's heads are. Errors: ConfigError for an argument that says otherwise."""
+    heads = heads_of(config)
+    arguments = dict(model_type_name="bert", pretraining_flag=not heads.of_samples, bert_binary_head=own["binary_head"],
+                     num_labels=own["num_labels"] or 2)
+    for name in ("model_type_name", "pretraining_flag", "bert_binary_head") + (("num_labels",) if heads.of_samples else ()):
+        given = plugin.given_arguments.get(name)
+        if given is not None and given != arguments[name]:
+            raise ConfigError(f"other_megatron_args: '{name}' is {given!r}, and a {config['architectures'][0]} makes it {arguments[name]!r}; "
+                              f"leave it out, or give prepare() another model")
+    return arguments
 
 
 def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
@@ -79,4 +98,4 @@ def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
     return arguments
 
 
-parse_gpt2_config = parse_llama_config = parse_model_config
+parse_bert_config = parse_gpt2_config = parse_llama_config = parse_model_config

@@ -6,13 +6,15 @@ from typing import Any, Dict, List
 
 from tessera.comm.warnings import warn_once
 from tessera.plugin.fields import FIELDS
-from tessera.plugin.megatron_args import ARGUMENTS, IN_ITS_ARGS
+from tessera.plugin.megatron_args import ARGUMENTS, IN_ITS_ARGS, OF_HEADS
 
 # Read by the loaders over .idx/.bin.
 OF_INDEXED_DATA = [name for name, effect in ARGUMENTS.items()
                    if "data loader" in (effect.kind, FIELDS[name].effect if name in FIELDS else "")] + ["megatron_dataset_flag"]
 # Handed to a custom train step as its args, with the rest; nothing else reads them.
-OF_TRAIN_STEPS = [name for name, effect in ARGUMENTS.items() if effect.detail == IN_ITS_ARGS]
+OF_TRAIN_STEPS = [name for name, effect in ARGUMENTS.items() if effect.detail in (IN_ITS_ARGS, OF_HEADS)]
+# Of an encoder they say what its model is, and are checked.
+_CHECKED = [name for name, effect in ARGUMENTS.items() if effect.detail == OF_HEADS]
 # The id that ends documents follows from them.
 OF_DOCUMENTS = ["vocab_file", "eos_token_id"]
 
@@ -33,11 +35,11 @@ def _given(plugin: Any, names: List[str]) -> List[str]:
     return found
 
 
-def unused_by_model(plugin: Any, rules: Any) -> Dict[str, str]:
+def unused_by_model(plugin: Any, rules: Any, encoder: bool = False) -> Dict[str, str]:
     """Name: why, of what neither the model nor its train step reads. `rules`: the session's DocumentRules, or None."""
     if plugin is None or plugin.custom_train_step_class is not None:
         return {}
-    found = {name: _STEP for name in _given(plugin, OF_TRAIN_STEPS)}
+    found = {name: _STEP for name in _given(plugin, OF_TRAIN_STEPS) if not (encoder and name in _CHECKED)}
     if rules is None:
         found.update({name: _DOCUMENTS for name in _given(plugin, OF_DOCUMENTS)})
     return found

@@ -6,7 +6,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from tessera.compat.foreign_functions import find
 from tessera.data.indexed_loaders import admit, build_loaders, samples_provider, set_plugin_arguments
-from tessera.engine.train_steps import (AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep,
+from tessera.engine.bert_train_step import BertTrainStep
+from tessera.engine.train_steps import (AbstractTrainStep, GPTTrainStep, T5TrainStep,
                                         avg_losses_across_data_parallel_group, gather_across_data_parallel_groups,
                                         tokens_and_labels)
 from tessera.errors import ConfigError

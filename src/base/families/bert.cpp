@@ -19,23 +19,29 @@ std::vector<HfParameter> layer_names(const char* first_norm, const char* theirs_
 
 HfTensor outside(const char* name) { return {.name = name, .outside = true}; }
 
+// Which of its heads a model has.
+bool reads_samples(const ModelConfig& c) { return c.num_labels.has_value(); }
+bool reads_tokens(const ModelConfig& c) { return !reads_samples(c); }
+bool reads_pairs(const ModelConfig& c) { return c.binary_head.value_or(false); }
+bool pools(const ModelConfig& c) { return reads_pairs(c) || reads_samples(c); }
+
 HfNames bert_names() {
   using M = ModelConfig;
-  return {
-      .prefix = "bert.",
-      .layers = "encoder.layer.",
-      .embedding = "embeddings.word_embeddings",
-      .positions = "embeddings.position_embeddings",
-      .layer = {},
-      .final_norm = nullptr,
-      .head = "cls.predictions.decoder",
-      .buffers = {"embeddings.position_ids"},
-      .front = {{"embedding.token_type_embeddings", {{"embeddings.token_type_embeddings"}}}},
-      .end = {{"lm_head.dense", {outside("cls.predictions.transform.dense")}},
-              {"lm_head.layernorm", {outside("cls.predictions.transform.LayerNorm")}},
-              {.ours = "lm_head.bias", .theirs = {outside("cls.predictions.bias")}, .vector = &M::vocab_size},
-              {"pooler.dense", {{"pooler.dense"}}, &M::binary_head},
-              {"binary_head", {outside("cls.seq_relationship")}, &M::binary_head}}};
+  return {.prefix = "bert.",
+          .layers = "encoder.layer.",
+          .embedding = "embeddings.word_embeddings",
+          .positions = "embeddings.position_embeddings",
+          .layer = {},
+          .final_norm = nullptr,
+          .head = "cls.predictions.decoder",
+          .buffers = {"embeddings.position_ids"},
+          .front = {{"embedding.token_type_embeddings", {{"embeddings.token_type_embeddings"}}}},
+          .end = {{"lm_head.dense", {outside("cls.predictions.transform.dense")}, reads_tokens},
+                  {"lm_head.layernorm", {outside("cls.predictions.transform.LayerNorm")}, reads_tokens},
+                  {"lm_head.bias", {outside("cls.predictions.bias")}, reads_tokens, &M::vocab_size},
+                  {"pooler.dense", {{"pooler.dense"}}, pools},
+                  {"binary_head", {outside("cls.seq_relationship")}, reads_pairs},
+                  {"classifier", {outside("classifier")}, reads_samples}}};
 }
 
 /// Both: learned positions, segments, attention to both sides, a head for masked tokens and one for pairs of
@@ -76,7 +82,7 @@ ModelSpec bert_shape(const char* name, const Sizes& absent) {
           }(),
       .padding_row = true,
       .absent_padding = 0,
-      .binary_head_first = true,
+      .heads_by_architecture = true,
       .demands = {{"is_decoder", Only::is_false},
                   {"add_cross_attention", Only::is_false},
                   {"tie_word_embeddings", Only::is_true}},
@@ -104,7 +110,7 @@ ModelSpec bert_shape(const char* name, const Sizes& absent) {
 /// Norms behind each branch, and one behind the embedding.
 ModelSpec bert() {
   ModelSpec row = bert_shape("bert", {12, 768, 12, 0, 3072, 30522, 512});
-  row.architectures = {"BertForPreTraining", "BertForMaskedLM"};
+  row.architectures = {"BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"};
   row.names.front.push_back({"embedding.norm", {{"embeddings.LayerNorm"}}});
   row.names.layer = layer_names("post_attention_layernorm", "attention.output.LayerNorm",
                                 "post_mlp_layernorm", "output.LayerNorm");
@@ -114,7 +120,8 @@ ModelSpec bert() {
 /// Norms before each branch, and one behind the last layer.
 ModelSpec megatron_bert() {
   ModelSpec row = bert_shape("megatron-bert", {24, 1024, 16, 0, 4096, 29056, 512});
-  row.architectures = {"MegatronBertForPreTraining", "MegatronBertForMaskedLM"};
+  row.architectures = {"MegatronBertForPreTraining", "MegatronBertForMaskedLM",
+                       "MegatronBertForSequenceClassification"};
   row.names.layer = layer_names("input_layernorm", "attention.ln", "pre_mlp_layernorm", "ln");
   row.names.final_norm = "encoder.ln";
   return row;

@@ -114,25 +114,81 @@ class BertLayer : public Block {
   Norm& mlp_norm_;
 };
 
-/// Masked tokens by a transform and the token table; whether one segment follows the other by the pooled
-/// first position.
-class BertHead : public Head {
+/// What heads of BERT have in common: the norm behind the last layer, and the pooled first position.
+class PooledHead : public Head {
  public:
   struct Options {
     DType compute = DType::f32;
     TensorParallel tensor = {};
-    Parameter* table = nullptr;  ///< of the embedding, where it is on this rank
+    Parameter* table = nullptr;  ///< of the embedding, where it is on this rank and the head reads it
     bool final_norm = false;
   };
-  BertHead(std::string name, const ModelConfig& config, const Options& options)
+
+ protected:
+  PooledHead(std::string name, const ModelConfig& config, const Options& options)
       : Head(std::move(name)),
         compute_(options.compute),
         tensor_(options.tensor),
-        activation_(*activation_kind(*config.activation)),
         final_norm_(options.final_norm
                         ? &submodule<Norm>("decoder.final_layernorm",
                                            norm_options(config, options.tensor, options.compute))
-                        : nullptr),
+                        : nullptr) {}
+
+  static Linear::Options square(const ModelConfig& config, bool sequence_parallel) {
+    return {.in = config.hidden_size,
+            .out = config.hidden_size,
+            .std = config.init_std,
+            .sequence_parallel = sequence_parallel};
+  }
+  /// The pooler, and what turns its result into logits of `classes` classes.
+  void add_classes(const ModelConfig& config, const char* name, std::int64_t classes) {
+    pooler_ = &submodule<Linear>("pooler.dense", square(config, false));
+    Linear::Options options = square(config, false);
+    options.out = classes;
+    classes_ = &submodule<Linear>(name, options);
+  }
+  /// What the last layer leaves.
+  Var hidden(const Forward& f, const Flow& flow) {
+    return final_norm_ ? final_norm_->forward(f, flow.residual, flow.branch, flow.dropout).y
+                       : cast(f.exec, flow.residual, compute_);
+  }
+  /// Logits of samples, [batch, classes].
+  Var classes(const Forward& f, const Var& hidden, double drop) {
+    const Var first = pooler_->forward(f, first_position(f.exec, tensor_, hidden));
+    const Var pooled = activation(f.exec, first, ops::ActivationKind::tanh);
+    return classes_->forward(f, dropout(f.exec, pooled, f.dropout("pooler", drop, 1)));
+  }
+
+  DType compute_;
+  TensorParallel tensor_;
+  Norm* final_norm_;
+  Linear *pooler_ = nullptr, *classes_ = nullptr;
+};
+
+/// The class of a sample, by its pooled first position.
+class BertClassifier : public PooledHead {
+ public:
+  BertClassifier(std::string name, const ModelConfig& config, const Options& options)
+      : PooledHead(std::move(name), config, options), dropout_(config.dropout) {
+    add_classes(config, "classifier", *config.num_labels);
+  }
+
+  Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor&) override {
+    const Var logits = classes(f, hidden(f, flow), dropout_);
+    return output == Model::Output::losses ? cross_entropy(f.exec, logits, f.input.sample_labels) : logits;
+  }
+
+ private:
+  double dropout_;
+};
+
+/// Masked tokens by a transform and the token table; whether one segment follows the other by the pooled
+/// first position.
+class BertHead : public PooledHead {
+ public:
+  BertHead(std::string name, const ModelConfig& config, const Options& options)
+      : PooledHead(std::move(name), config, options),
+        activation_(*activation_kind(*config.activation)),
         transform_(submodule<Linear>("lm_head.dense", square(config, options.tensor.sharded_sequence()))),
         norm_(submodule<Norm>("lm_head.layernorm", norm_options(config, options.tensor, options.compute))),
         bias_(parameter("lm_head.bias", rows(Shape{config.vocab_size}), Init::zeros())),
@@ -142,19 +198,16 @@ class BertHead : public Head {
                                               rows(Shape{config.vocab_size, config.hidden_size}),
                                               Init::normal(static_cast<float>(config.init_std)),
                                               {.reads_main = true, .tied = true, .counted = false})) {
-    if (!*config.binary_head) return;
-    pooler_ = &submodule<Linear>("pooler.dense", square(config, false));
-    Linear::Options two = square(config, false);
-    two.out = 2;
-    binary_ = &submodule<Linear>("binary_head", two);
+    if (*config.binary_head) add_classes(config, "binary_head", 2);
   }
 
   Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor& upstream) override {
     const ExecCtx& ctx = f.exec;
-    const Var hidden = final_norm_ ? final_norm_->forward(f, flow.residual, flow.branch, flow.dropout).y
-                                   : cast(ctx, flow.residual, compute_);
-    if (binary_ != nullptr && f.losses != nullptr) add_binary_loss(f, hidden);
-    const Var turned = activation(ctx, transform_.forward(f, hidden), activation_);
+    const Var last = hidden(f, flow);
+    if (output == Model::Output::sample_logits) return classes(f, last, 0);
+    if (classes_ != nullptr && f.losses != nullptr)
+      f.add_loss("nsp", cross_entropy(ctx, classes(f, last, 0), f.input.sample_labels));
+    const Var turned = activation(ctx, transform_.forward(f, last), activation_);
     const Var x = norm_.forward(f, turned, {}).y;
     if (output == Model::Output::losses)
       return vocab_linear_cross_entropy(ctx, tensor_, x, weight_, f.input.labels, upstream, &bias_);
@@ -163,31 +216,16 @@ class BertHead : public Head {
   const Parameter* borrowed() const override { return table_; }
 
  private:
-  static Linear::Options square(const ModelConfig& config, bool sequence_parallel) {
-    return {.in = config.hidden_size,
-            .out = config.hidden_size,
-            .std = config.init_std,
-            .sequence_parallel = sequence_parallel};
-  }
   Placement rows(const Shape& shape) const {
     return Placement::split(shape, 0, tensor_.rank(), tensor_.size());
   }
-  void add_binary_loss(const Forward& f, const Var& hidden) {
-    const Var first = pooler_->forward(f, first_position(f.exec, tensor_, hidden));
-    const Var pooled = activation(f.exec, first, ops::ActivationKind::tanh);
-    f.add_loss("nsp", cross_entropy(f.exec, binary_->forward(f, pooled), f.input.sample_labels));
-  }
 
-  DType compute_;
-  TensorParallel tensor_;
   ops::ActivationKind activation_;
-  Norm* final_norm_;
   Linear& transform_;
   Norm& norm_;
   Parameter& bias_;
   Parameter* table_;
   Parameter& weight_;
-  Linear *pooler_ = nullptr, *binary_ = nullptr;
 };
 
 }  // namespace
@@ -209,13 +247,18 @@ class Bert : public Stack {
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t max_positions() const override { return config_.max_positions; }
   std::int64_t token_types() const override { return *config_.token_types; }
-  std::int64_t sample_classes() const override { return *config_.binary_head ? 2 : 0; }
+  std::int64_t sample_classes() const override {
+    return config_.num_labels.value_or(*config_.binary_head ? 2 : 0);
+  }
+  bool reads_whole_samples() const override { return config_.num_labels.has_value(); }
   std::vector<ExtraLossSpec> extra_losses() const override {
     if (!*config_.binary_head) return {};
     return {{.name = "nsp", .weight = 1.0, .per = LossCount::sample_targets}};
   }
   double flops_per_token(std::int64_t seq_length) const override {
-    return tessera::flops_per_token(config_, seq_length, FlopConvention::palm);
+    const double whole = tessera::flops_per_token(config_, seq_length, FlopConvention::palm);
+    const auto vocabulary = static_cast<double>(config_.vocab_size * config_.hidden_size);
+    return reads_whole_samples() ? whole - 6 * vocabulary : whole;
   }
   KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t) const override {
     throw InvalidArgument("text is generated by models that look back only; BERT looks to both sides");
@@ -232,6 +275,8 @@ class Bert : public Stack {
     need(!*config_.parallel_residual, "has its attention and MLP one after the other");
     need(!config_.sliding_window, "has no sliding window");
     need(config_.token_types.value_or(0) > 0, "has model.token_types above 0");
+    need(!config_.num_labels || !*config_.binary_head,
+         "classifies samples (model.num_labels) or pairs of segments (model.binary_head), not both");
     TESSERA_ENSURE(ConfigError, config_.vocab_size >= sharding().tensor.size(), "model.vocab_size (",
                    config_.vocab_size, ") is less than parallel.tensor (", sharding().tensor.size(), ")");
   }
@@ -242,16 +287,19 @@ class Bert : public Stack {
       front_ = &add_front<nn::BertFront>("", config_,
                                          nn::BertFront::Options{.numerics = numerics(),
                                                                 .tensor = sharding().tensor,
-                                                                .tied = !holds_head(),
+                                                                .tied = !holds_head() && !config_.num_labels,
                                                                 .norm = !norms_first_});
     for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i)
       add_one_layer("decoder.layers." + std::to_string(i), i);
-    if (piece.head)
-      add_head<nn::BertHead>("", config_,
-                             nn::BertHead::Options{.compute = numerics().compute,
-                                                   .tensor = sharding().tensor,
-                                                   .table = front_ ? &front_->table() : nullptr,
-                                                   .final_norm = norms_first_});
+    if (!piece.head) return;
+    nn::BertHead::Options options{
+        .compute = numerics().compute, .tensor = sharding().tensor, .final_norm = norms_first_};
+    if (config_.num_labels) {
+      add_head<nn::BertClassifier>("", config_, options);
+      return;
+    }
+    options.table = front_ ? &front_->table() : nullptr;
+    add_head<nn::BertHead>("", config_, options);
   }
 
   void add_one_layer(const std::string& name, std::int64_t i) {

@@ -99,9 +99,10 @@ constexpr std::int64_t kMostComputedPositions = std::int64_t{1} << 24;
 
 Decoder::Decoder(const ModelConfig& config, const Numerics& numerics, const Sharding& given)
     : Stack(config.hidden_size, config.num_layers, numerics, given), config_(config), positions_(config_) {
-  TESSERA_ENSURE(ConfigError, !config_.token_types && !config_.binary_head.value_or(false),
-                 "model.token_types and model.binary_head are of bert and megatron-bert, not of ",
-                 config_.family.name);
+  TESSERA_ENSURE(
+      ConfigError, !config_.token_types && !config_.binary_head.value_or(false) && !config_.num_labels,
+      "model.token_types, model.binary_head and model.num_labels are of bert and megatron-bert, not of ",
+      config_.family.name);
   TESSERA_ENSURE(ConfigError, config_.vocab_size >= given.tensor.size(), "model.vocab_size (",
                  config_.vocab_size, ") is less than parallel.tensor (", given.tensor.size(), ")");
   for (const ModelPiece& piece : sharding().pieces) add_piece(piece);

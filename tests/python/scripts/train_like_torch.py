@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.utils import MegatronLMPlugin, full_gradients
+from tessera.utils import BertTrainStep, MegatronLMPlugin, full_gradients
 
 STEPS, SEQ = 20, 12
 
@@ -32,6 +32,12 @@ def make_model(family: str, trained: str = "all") -> torch.nn.Module:
 
 def whole_model(family: str) -> torch.nn.Module:
     torch.manual_seed(3)
+    if "Bert" in family:
+        kind = transformers.MegatronBertConfig if family.startswith("Megatron") else transformers.BertConfig
+        config = kind(num_hidden_layers=4, hidden_size=24, num_attention_heads=4, intermediate_size=40, vocab_size=101,
+                      max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3,
+                      initializer_range=0.1)
+        return getattr(transformers, family)(config)
     if family == "gpt2":
         config = transformers.GPT2Config(n_layer=4, n_embd=24, n_head=4, vocab_size=101, n_positions=16, resid_pdrop=0.0,
                                          embd_pdrop=0.0, attn_pdrop=0.0)
@@ -42,17 +48,30 @@ def whole_model(family: str) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def make_dataset() -> list:
+def make_dataset(family: str = "gpt2", rest: int = 5) -> list:
     generator = torch.Generator().manual_seed(5)
     rows = []
-    for i in range(STEPS * 8 + 5):  # the last batch is short
+    for i in range(STEPS * 8 + rest):  # the last batch is short
         ids = torch.randint(0, 101, (SEQ,), generator=generator)
         mask, labels = torch.ones(SEQ, dtype=torch.long), ids.clone()
         if i % 3 == 1:  # padding on the right
             mask[SEQ - 1 - i % 4:] = 0
             labels[SEQ - 1 - i % 4:] = -100
         labels[: i % 5] = -100
-        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+        row = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        rows.append(row)
+        if "Bert" not in family:
+            continue
+        if i % 3 == 2:  # padding on the left
+            mask[: i % 4] = 0
+        row["token_type_ids"] = (torch.arange(SEQ) > i % 7).long()
+        masked = (torch.rand(SEQ, generator=generator) < 0.4) & (mask > 0)
+        row["labels"] = torch.where(masked, labels, -100)
+        kind = torch.tensor(-100 if i % 6 == 4 else i % 3 if "Sequence" in family else i % 2)
+        if "Sequence" in family:
+            row["labels"] = kind
+        elif "PreTraining" in family:
+            row["next_sentence_label"] = kind
     return rows
 
 
@@ -76,15 +95,17 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   use_distributed_optimizer=options.get("zero") == "1",
                                   sequence_parallelism=options.get("sp") == "1",
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
-                                  recompute_activations=options.get("recompute") == "1")
+                                  recompute_activations=options.get("recompute") == "1",
+                                  return_logits="logits" in options,
+                                  custom_train_step_class=BertTrainStep if "step" in options else None)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
-    loader = torch.utils.data.DataLoader(make_dataset(), batch_size=8 // (dp * micro_batches))
+    dataset = make_dataset(family, int(options.get("rest", 5)))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8 // (dp * micro_batches))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
     plain_optimizer, plain_scheduler = make_optimizer(reference)
     losses, expected, norms, expected_norms, gradient_error = [], [], [], [], 0.0
-    dataset = make_dataset()
     for step, batch in enumerate(loader):
         outputs = model(**batch)
         accelerator.backward(outputs.loss)
@@ -110,12 +131,12 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
         plain_optimizer.zero_grad()
         expected.append(plain.loss.item())
     state = model.state_dict()
-    folder = f"{output}.{tp}{pp}{micro_batches}"
+    folder = f"{output}.{family}.{tp}{pp}{micro_batches}"
     model.save_pretrained(folder)
     result = {}
     if accelerator.is_main_process:
         weights = max((state[n] - p).abs().max().item() for n, p in reference.named_parameters())
-        reloaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        reloaded = type(reference).from_pretrained(folder)
         frozen = [n for n, p in reference.named_parameters() if not p.requires_grad]
         again = max((p - state[n]).abs().max().item() for n, p in reloaded.named_parameters())
         result = {"losses": losses, "expected": expected, "norms": norms, "expected_norms": expected_norms,
@@ -131,8 +152,9 @@ def main() -> None:
     family, output, *layouts = sys.argv[1:]
     results = []
     for layout in layouts:
-        tp, pp, micro_batches, *options = layout.split(",")
-        results.append(train(family, int(tp), int(pp), int(micro_batches), output, dict(text.split("=") for text in options)))
+        tp, pp, micro_batches, *given = layout.split(",")
+        options = dict(text.split("=") for text in given)
+        results.append(train(options.get("family", family), int(tp), int(pp), int(micro_batches), output, options))
     write_results(output, results)
 
 
