@@ -11,6 +11,7 @@ from tessera.data.indexed import Iterators, build_iterators, open_samples
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.fields import FIELDS
+from tessera.plugin.heads import ENCODERS
 
 # What a loader may be given, beside arguments that have no effect or are refused wherever they stand.
 DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path", "seq_length",
@@ -55,7 +56,7 @@ def admit(given: Dict[str, Any]) -> Dict[str, Any]:
 
 def _effect_of(name: str) -> Tuple[str, str]:
     if name in _LATER:
-        return "refuses", "data of models with an encoder (BERT, T5) are not in this build yet"
+        return "refuses", "samples of encoders (BERT, T5) over .idx/.bin are not in Python yet; `tessera train` makes BERT's"
     if name in _UNREAD:
         return "warns", _UNREAD[name]
     kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))[:2]
@@ -105,9 +106,13 @@ def samples_provider(accelerator: Any, own: Dict[str, Any]) -> Callable[[Sequenc
     plugin = accelerator.state.megatron_lm_plugin
     if plugin.custom_megatron_datasets_provider_function is not None:
         return plugin.custom_megatron_datasets_provider_function
+    config = accelerator._models[0]._session.config if accelerator._models else {}
+    if config.get("model_type") in ENCODERS:
+        raise ConfigError(f"MegatronLMDummyDataLoader reads samples of next tokens, and {config['model_type']} is trained on masked ones: "
+                          "`tessera train` makes them of .idx/.bin; or give the plugin a custom_megatron_datasets_provider_function, "
+                          "or prepare() a DataLoader")
     arguments = data_arguments(own, plugin)
     on = {name: bool(arguments.get(name)) for name in RULES}
-    config = accelerator._models[0]._session.config if accelerator._models else {}
     eod = eod_id(arguments, config) if any(on.values()) else arguments.get("eos_token_id")
     paths = [arguments.get(name) for name in _PER_SPLIT]
 
