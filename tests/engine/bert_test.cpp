@@ -2,6 +2,7 @@
 
 #include "tessera/base/families.hpp"
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/engine/build.hpp"
 #include "tessera/engine/metrics.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/nn/bodies.hpp"
@@ -143,6 +144,12 @@ TEST(Bert, RefusesWhatAClassifierCannotRead) {
   batch.sample_labels.clear();
   expect_error<InvalidArgument>([&] { masked->forward(batch, Engine::Output::sample_logits); },
                                 "logits of whole samples");
+}
+
+TEST(Bert, ACorpusHasNoClasses) {
+  expect_error<ConfigError>([] { refuse_without_data(classes_config().model, "tessera train"); }, "model.num_labels",
+                            "tessera train does not take a classifier");
+  refuse_without_data(bert_config(true).model, "tessera train");
 }
 
 TEST_F(BertRun, AClassifierBeginsWithTheWeightsOfAnotherHead) {
