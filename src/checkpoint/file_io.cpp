@@ -291,4 +291,13 @@ fs::path replaced_name(const fs::path& path) {
   return path.parent_path() / (".incomplete-" + path.filename().string() + "-replaced");
 }
 
+void require_unused(const fs::path& out) {
+  std::error_code error;
+  const auto status = fs::symlink_status(out, error);
+  if (!fs::exists(status)) return;
+  if (!fs::is_directory(status) || !fs::is_empty(out, error))
+    bad_file(out, "", "already exists",
+             "Name a new folder, or remove this one first; nothing is overwritten.");
+}
+
 }  // namespace tessera::checkpoint_detail

@@ -73,6 +73,9 @@ std::optional<std::uint64_t> free_bytes(const std::filesystem::path& dir);
 /// Throws IoError unless `needed` bytes fit on the file system of `dir`.
 void require_free_space(const std::filesystem::path& dir, std::uint64_t needed);
 
+/// Throws CheckpointError if there is anything in `out`, the folder that something new is to be.
+void require_unused(const std::filesystem::path& out);
+
 /// True for a name that can only mean a file of the same folder.
 bool is_plain_file_name(std::string_view name);
 

@@ -15,15 +15,6 @@ namespace {
 using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
-void require_unused(const fs::path& out) {
-  std::error_code error;
-  const auto status = fs::symlink_status(out, error);
-  if (!fs::exists(status)) return;
-  if (!fs::is_directory(status) || !fs::is_empty(out, error))
-    bad_file(out, "", "already exists",
-             "Name a new folder, or remove this one first; nothing is overwritten.");
-}
-
 /// The weights' specs in model order, checked against the configuration.
 std::vector<TensorSpec> checked_specs(const Architecture& config, const WeightSource& weights) {
   std::unordered_map<std::string, TensorSpec> given;
@@ -113,8 +104,8 @@ HfPlan plan_names(const Architecture& config, const HfSource* source, const std:
 
 ShardedWriter::Options writer_options(const ExportOptions& options, const HfPlan& plan) {
   ShardedWriter::Options out;
-  out.max_shard_bytes = options.max_shard_bytes;
-  if (!options.source) return out;
+  out.max_shard_bytes = options.max_shard_bytes.value_or(5'000'000'000);
+  if (!options.source || options.max_shard_bytes) return out;
   const auto& known = options.source->weight_map;
   const bool fits = std::all_of(plan.tensors.begin(), plan.tensors.end(),
                                 [&](const TensorSpec& spec) { return known.contains(spec.name); });

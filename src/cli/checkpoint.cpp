@@ -6,11 +6,16 @@
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/checkpoint/megatron.hpp"
 
 namespace tessera::cli {
 namespace {
 
 void inspect(const std::string& path) {
+  if (path.ends_with(".pt") || path.ends_with(".bin")) {
+    std::cout << torch_file_json(path) << "\n";
+    return;
+  }
   const CheckpointSummary s = inspect_checkpoint(checkpoint_in(path));
   std::cout << s.dir.string() << "\n  step " << s.manifest.state.step << ", "
             << s.manifest.state.consumed_samples << " samples, tessera " << s.manifest.state.tessera_version
@@ -53,7 +58,7 @@ void add_checkpoint(CLI::App& app, Program& program) {
   auto path = std::make_shared<std::string>();
   const char* what = "a run's folder, a folder of checkpoints, or one checkpoint";
   auto* show = command->add_subcommand("inspect", "List what a checkpoint holds");
-  show->add_option("path", *path, what)->required();
+  show->add_option("path", *path, std::string(what) + "; or a file of torch.save (.pt, .bin)")->required();
   show->callback([path] { inspect(*path); });
   auto* check = command->add_subcommand("verify", "Read every byte and compare with the checksums");
   check->add_option("path", *path, what)->required();

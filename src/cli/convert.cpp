@@ -1,9 +1,14 @@
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
 #include <iostream>
 #include <memory>
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/checkpoint/megatron.hpp"
 #include "tessera/engine/pretrained.hpp"
 
 namespace tessera::cli {
@@ -11,8 +16,10 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string dtype;
+  std::string dtype, max_shard_size, names = "legacy";
   bool follow_symlinks = false;
+  std::optional<std::int64_t> vocab_size;
+  MegatronExportOptions megatron;
 };
 
 std::optional<DType> dtype_named(const std::string& name) {
@@ -46,68 +53,156 @@ std::filesystem::path tokenizer_folder(const LoadedModel& loaded) {
   return {};
 }
 
-/// A run's or checkpoint's weights in one of the folder formats.
-void export_run(const std::string& source, const std::string& format, const std::string& target,
-                std::optional<DType> dtype) {
-  LoadedModel loaded = load_model(source, 0, {});
-  const Architecture config = architecture_of(loaded.config.model);
-  const ViewSource weights = weights_of(*loaded.engine);
+/// "5GB", "1.5GiB" or bytes.
+std::uint64_t bytes_named(const std::string& text) {
+  constexpr std::array<std::pair<const char*, double>, 8> units = {{{"", 1},
+                                                                    {"B", 1},
+                                                                    {"KB", 1e3},
+                                                                    {"MB", 1e6},
+                                                                    {"GB", 1e9},
+                                                                    {"KIB", 0x1p10},
+                                                                    {"MIB", 0x1p20},
+                                                                    {"GIB", 0x1p30}}};
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string unit(end, text.data() + text.size());
+  std::erase(unit, ' ');
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+  for (const auto& [name, factor] : units) {
+    if (error == std::errc() && unit == name && value * factor >= 1 && value * factor < 0x1p62)
+      return static_cast<std::uint64_t>(value * factor);
+  }
+  throw ConfigError("--max_shard_size " + text +
+                    ": give bytes, or a number with KB, MB, GB, KiB, MiB or GiB");
+}
+
+ExportOptions export_options(const ConvertArguments& a) {
   ExportOptions options;
-  options.dtype = dtype;
+  options.dtype = dtype_named(a.dtype);
+  if (!a.max_shard_size.empty()) options.max_shard_bytes = bytes_named(a.max_shard_size);
+  return options;
+}
+
+void write_model(const ConvertArguments& a, const Architecture& config, const WeightSource& weights,
+                 const ExportOptions& options) {
+  const auto& [to, target] = std::tie(a.to[0], a.to[1]);
+  if (to == "hf") return export_hf(target, config, weights, options);
+  if (to == "tessera") return export_tessera(target, config, weights, options);
+  MegatronExportOptions megatron = a.megatron;
+  megatron.dtype = options.dtype;
+  export_megatron(target, config, weights, megatron);
+}
+
+void convert_from_megatron(const ConvertArguments& a, SymbolicLinks links) {
+  const MegatronModel model = open_megatron(a.from[1], {.vocab_size = a.vocab_size, .links = links});
+  for (const std::string& note : model.notes()) std::cerr << "note: " << note << std::endl;
+  write_model(a, model.config(), model, export_options(a));
+}
+
+/// A run's or checkpoint's weights in one of the folder formats.
+void convert_run(const ConvertArguments& a) {
+  LoadedModel loaded = load_model(a.from[1], 0, {});
+  const Architecture config = architecture_of(loaded.config.model);
+  ExportOptions options = export_options(a);
   options.extra_files = tokenizer_folder(loaded);
-  format == "hf" ? export_hf(target, config, weights, options)
-                 : export_tessera(target, config, weights, options);
+  write_model(a, config, weights_of(*loaded.engine), options);
+}
+
+void convert_folder(const ConvertArguments& a, SymbolicLinks links) {
+  const auto& [from, source] = std::tie(a.from[0], a.from[1]);
+  const auto& [to, target] = std::tie(a.to[0], a.to[1]);
+  const bool as_it_is = a.dtype.empty() && a.max_shard_size.empty();
+  if (from == "hf" && to == "tessera" && as_it_is) return convert_from_hf(source, target, links);
+  if (from == "tessera" && to == "hf" && as_it_is) return convert_to_hf(source, target, links);
+  const HfModel model = from == "hf" ? open_hf(source, links) : open_tessera(source, links);
+  ExportOptions options = export_options(a);
+  options.source = model.source();
+  options.extra_files = source;
+  options.links = links;
+  write_model(a, model.config(), model, options);
 }
 
 void run_convert(const ConvertArguments& a) {
-  const auto& [from, source] = std::tie(a.from[0], a.from[1]);
-  const auto& [to, target] = std::tie(a.to[0], a.to[1]);
-  const std::optional<DType> dtype = dtype_named(a.dtype);
-  if (from == "tessera" && !is_model_folder(source)) {
-    export_run(source, to, target, dtype);
-    std::cout << "wrote " << target << std::endl;
-    return;
-  }
   const SymbolicLinks links = a.follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
-  if (from != to && !dtype) {
-    from == "hf" ? convert_from_hf(source, target, links) : convert_to_hf(source, target, links);
+  if (a.from[0] == "megatron") {
+    convert_from_megatron(a, links);
+  } else if (a.from[0] == "tessera" && !is_model_folder(a.from[1])) {
+    convert_run(a);
   } else {
-    const HfModel model = from == "hf" ? open_hf(source, links) : open_tessera(source, links);
-    ExportOptions options;
-    options.dtype = dtype;
-    options.source = model.source();
-    options.extra_files = source;
-    options.links = links;
-    to == "hf" ? export_hf(target, model.config(), model, options)
-               : export_tessera(target, model.config(), model, options);
+    convert_folder(a, links);
   }
-  std::cout << "wrote " << target << std::endl;
+  std::cout << "wrote " << a.to[1] << std::endl;
+}
+
+MegatronExportOptions::Names names_named(const std::string& name) {
+  using Names = MegatronExportOptions::Names;
+  if (name == "legacy") return Names::legacy;
+  if (name == "local") return Names::local;
+  TESSERA_ENSURE(ConfigError, name == "transformer_engine", "--names ", name,
+                 ": legacy, local and transformer_engine are known");
+  return Names::transformer_engine;
+}
+
+/// What belongs to Megatron's side, so that it is not given in vain.
+void add_megatron_options(CLI::App& command, ConvertArguments& a) {
+  command.add_option(
+      "--vocab_size", a.vocab_size,
+      "--from megatron: tokens of the tokenizer, without padding, where the checkpoint does not say");
+  command.add_option("--tensor", a.megatron.tensor, "--to megatron: tensor ranks to write for");
+  command.add_option("--pipeline", a.megatron.pipeline, "--to megatron: stages to write for");
+  command.add_option("--data", a.megatron.data, "--to megatron: data ranks that its arguments name");
+  command.add_flag("--distributed_optimizer", a.megatron.distributed_optimizer,
+                   "--to megatron: files as its distributed optimizer has them");
+  command.add_option("--make_vocab_size_divisible_by", a.megatron.vocab_divisible_by,
+                     "--to megatron: pad the vocabulary to a multiple of this times the tensor ranks");
+  command.add_option("--names", a.names,
+                     "--to megatron: legacy, local or transformer_engine (the layers' names)");
+}
+
+void check_formats(const CLI::App& command, const ConvertArguments& a) {
+  for (const auto* side : {&a.from, &a.to}) {
+    const std::string& name = (*side)[0];
+    TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera" || name == "megatron", "unknown format \"",
+                   name, "\": hf, tessera and megatron are known");
+  }
+  TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
+  TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
+                 "--vocab_size is for --from megatron");
+  for (const char* option : {"--tensor", "--pipeline", "--data", "--distributed_optimizer",
+                             "--make_vocab_size_divisible_by", "--names"}) {
+    TESSERA_ENSURE(ConfigError, a.to[0] == "megatron" || command.count(option) == 0, option,
+                   " is for --to megatron");
+  }
 }
 
 }  // namespace
 
 void add_convert(CLI::App& app, Program&) {
-  auto* command = app.add_subcommand("convert", "Convert weights between Hugging Face folders and Tessera's");
+  auto* command = app.add_subcommand(
+      "convert", "Convert weights between Hugging Face's folders, Tessera's and Megatron's");
   auto arguments = std::make_shared<ConvertArguments>();
   command
-      ->add_option("--from", arguments->from, "hf DIR, or tessera DIR (converted folder, run or checkpoint)")
+      ->add_option("--from", arguments->from,
+                   "hf DIR, tessera DIR (converted folder, run or checkpoint) or megatron DIR")
       ->required()
       ->expected(2)
       ->type_name("FORMAT DIR");
-  command->add_option("--to", arguments->to, "hf DIR or tessera DIR; DIR must not exist or be empty")
+  command
+      ->add_option("--to", arguments->to,
+                   "hf DIR, tessera DIR or megatron DIR; DIR must not exist or be empty")
       ->required()
       ->expected(2)
       ->type_name("FORMAT DIR");
   command->add_option("--dtype", arguments->dtype,
                       "store weights as float32, bfloat16 or float16 instead of as they are");
+  command->add_option("--max_shard_size", arguments->max_shard_size,
+                      "--to hf: bytes of a file of weights, or text such as 200MB; 5GB unless given");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
-  command->callback([arguments] {
-    for (const auto* side : {&arguments->from, &arguments->to}) {
-      const std::string& name = (*side)[0];
-      TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera", "unknown format \"", name,
-                     "\": hf and tessera are known");
-    }
+  add_megatron_options(*command, *arguments);
+  command->callback([arguments, command] {
+    check_formats(*command, *arguments);
+    arguments->megatron.names = names_named(arguments->names);
     run_convert(*arguments);
   });
 }

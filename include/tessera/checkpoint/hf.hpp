@@ -172,7 +172,8 @@ struct ExportOptions {
   std::optional<DType> dtype;         ///< float32, bfloat16 or float16; nothing = as the weights are
   const HfSource* source = nullptr;   ///< write the names, files and config.json of this folder again
   std::filesystem::path extra_files;  ///< folder whose tokenizer files are copied along; empty = none
-  std::uint64_t max_shard_bytes = 5'000'000'000;
+  /// Of a file of weights; nothing = the files of `source`, or 5 GB.
+  std::optional<std::uint64_t> max_shard_bytes = std::nullopt;
   SymbolicLinks links = SymbolicLinks::within_folder;  ///< of those tokenizer files
 };
 /// Writes a Hugging Face folder that from_pretrained loads. `out` must not exist or be empty; it appears only

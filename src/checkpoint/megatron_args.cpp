@@ -1,0 +1,202 @@
+#include "checkpoint/megatron_args.hpp"
+
+#include <array>
+
+#include "checkpoint/file_io.hpp"
+
+namespace tessera::checkpoint_detail {
+namespace {
+
+using Kind = PickleValue::Kind;
+
+constexpr std::int64_t kMostSize = 1 << 28;
+
+/// The arguments of one checkpoint. An absent one and None are the same.
+class Args {
+ public:
+  Args(const PickleValue& args, const std::filesystem::path& file) : args_(args), file_(file) {
+    if (!args.is(Kind::dict) && !args.is(Kind::object))
+      bad_file(file_, "args", "are a " + args.describe(),
+               "They are a namespace in every checkpoint of Megatron.");
+  }
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& reason) const {
+    bad_file(file_, "args." + name, reason, "Convert such a model with the program that trained it.");
+  }
+
+  std::int64_t integer(std::initializer_list<const char*> names, std::int64_t absent) const {
+    const PickleValue* value = find(names);
+    if (!value) return absent;
+    if (!value->is(Kind::integer)) refuse(*names.begin(), "is a " + value->describe() + ", not an int");
+    if (value->integer < 0 || value->integer > kMostSize)
+      refuse(*names.begin(), detail::concat(value->integer, " is no size of a model"));
+    return value->integer;
+  }
+  std::int64_t size(const char* name) const {
+    const std::int64_t value = integer({name}, 0);
+    if (value < 1) refuse(name, value == 0 ? "is missing" : "is not positive");
+    return value;
+  }
+  double real(std::initializer_list<const char*> names, double absent) const {
+    const PickleValue* value = find(names);
+    if (!value) return absent;
+    if (value->is(Kind::integer)) return static_cast<double>(value->integer);
+    if (!value->is(Kind::real)) refuse(*names.begin(), "is a " + value->describe() + ", not a float");
+    return value->real;
+  }
+  std::optional<bool> flag(const char* name) const {
+    const PickleValue* value = find({name});
+    if (!value) return std::nullopt;
+    if (!value->is(Kind::boolean)) refuse(name, "is a " + value->describe() + ", not a bool");
+    return value->integer != 0;
+  }
+  std::string text(const char* name, const char* absent) const {
+    const PickleValue* value = find({name});
+    if (!value) return absent;
+    if (!value->is(Kind::text)) refuse(name, "is a " + value->describe() + ", not a str");
+    return value->text;
+  }
+  bool holds(const char* name) const { return find({name}) != nullptr; }
+
+ private:
+  const PickleValue* find(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      const PickleValue* value = args_.find(name);
+      if (value && !value->is(Kind::none)) return value;
+    }
+    return nullptr;
+  }
+
+  const PickleValue& args_;
+  const std::filesystem::path& file_;
+};
+
+/// Models that Tessera has not are refused, not read as another one.
+void refuse_others(const Args& args) {
+  for (const char* name :
+       {"num_experts", "window_size", "mtp_num_layers", "rotary_seq_len_interpolation_factor"}) {
+    if (args.holds(name)) args.refuse(name, "is set; such models are not read");
+  }
+  for (const char* name : {"apply_layernorm_1p", "qk_layernorm", "squared_relu", "multi_latent_attention",
+                           "use_rope_scaling", "apply_residual_connection_post_layernorm"}) {
+    if (args.flag(name).value_or(false)) args.refuse(name, "is true; such models are not read");
+  }
+}
+
+MlpActivation activation(const Args& args) {
+  if (args.flag("swiglu").value_or(false)) return MlpActivation::swiglu;
+  if (!args.holds("openai_gelu") && !args.holds("bias_gelu_fusion"))
+    args.refuse("bias_gelu_fusion",
+                "and openai_gelu and swiglu are missing: which activation the MLP has is not known");
+  // Megatron's fused GELU is the one with tanh, as OpenAI's; without either it is torch's own.
+  const bool tanh = args.flag("openai_gelu").value_or(false) || args.flag("bias_gelu_fusion").value_or(false);
+  return tanh ? MlpActivation::gelu_tanh : MlpActivation::gelu;
+}
+
+void read_positions(const Args& args, ModelConfig& model) {
+  const bool rotary = args.flag("use_rotary_position_embeddings").value_or(false);
+  const std::string kind = args.text("position_embedding_type", rotary ? "rope" : "learned_absolute");
+  if (kind == "learned_absolute" && !rotary) {
+    model.position_embedding = PositionKind::learned;
+  } else if (kind == "rope" || rotary) {
+    model.position_embedding = PositionKind::rotary;
+    model.rope_theta = args.real({"rotary_base"}, 10000.0);
+    model.rope_fraction = args.real({"rotary_percent"}, 1.0);
+    model.rope_interleaved = args.flag("rotary_interleaved").value_or(false);
+  } else if (kind == "none") {
+    model.position_embedding = PositionKind::none;
+  } else {
+    args.refuse("position_embedding_type", "'" + kind + "' is not read; learned_absolute, rope and none are");
+  }
+}
+
+void read_norm(const Args& args, ModelConfig& model) {
+  const std::string norm = args.text("normalization", "LayerNorm");
+  if (norm != "LayerNorm" && norm != "RMSNorm")
+    args.refuse("normalization", "'" + norm + "' is not read; LayerNorm and RMSNorm are");
+  model.norm = norm == "LayerNorm" ? NormStyle::layernorm : NormStyle::rmsnorm;
+  model.norm_eps = args.real({"layernorm_epsilon", "norm_epsilon"}, 1e-5);
+}
+
+}  // namespace
+
+MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem::path& file) {
+  const Args args(value, file);
+  refuse_others(args);
+  MegatronArgs out;
+  out.tensor = args.integer({"tensor_model_parallel_size", "model_parallel_size"}, 1);
+  out.pipeline = args.integer({"pipeline_model_parallel_size"}, 1);
+  out.virtual_stages = args.integer({"virtual_pipeline_model_parallel_size"}, 1);
+  out.true_vocab = args.integer({"orig_vocab_size", "vocab_size"}, 0);
+  ModelConfig& model = out.model;
+  model.num_layers = args.size("num_layers");
+  model.hidden_size = args.size("hidden_size");
+  model.num_heads = args.size("num_attention_heads");
+  model.max_positions = args.size("max_position_embeddings");
+  model.head_dim = args.integer({"kv_channels"}, 0);
+  model.ffn_hidden_size = args.integer({"ffn_hidden_size"}, 4 * model.hidden_size);
+  if (args.flag("group_query_attention").value_or(false)) model.num_kv_heads = args.size("num_query_groups");
+  model.activation = activation(args);
+  model.dropout = args.real({"hidden_dropout"}, 0.1);
+  model.attention_dropout = args.real({"attention_dropout"}, 0.1);
+  model.init_std = args.real({"init_method_std"}, 0.02);
+  model.linear_bias = args.flag("add_bias_linear").value_or(true);
+  model.qkv_bias = *model.linear_bias || args.flag("add_qkv_bias").value_or(false);
+  model.tied_head = !args.flag("untie_embeddings_and_output_weights").value_or(false);
+  model.parallel_residual = false;
+  read_positions(args, model);
+  read_norm(args, model);
+  model.family = model.norm == NormStyle::rmsnorm ? Family::llama : Family::gpt2;
+  return out;
+}
+
+void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t padded_vocab, DType dtype,
+                         const MegatronExportOptions& options) {
+  const bool swiglu = m.activation == MlpActivation::swiglu, tanh = m.activation == MlpActivation::gelu_tanh;
+  const bool rotary = m.position_embedding == PositionKind::rotary;
+  pickle.begin_namespace();
+  const auto integer = [&](const char* name, std::int64_t value) { pickle.text(name).integer(value); };
+  const auto flag = [&](const char* name, bool value) { pickle.text(name).boolean(value); };
+  const auto real = [&](const char* name, double value) { pickle.text(name).real(value); };
+  const auto text = [&](const char* name, std::string_view value) { pickle.text(name).text(value); };
+  integer("orig_vocab_size", m.vocab_size);
+  integer("padded_vocab_size", padded_vocab);
+  integer("max_position_embeddings", m.max_positions);
+  integer("hidden_size", m.hidden_size);
+  integer("num_layers", m.num_layers);
+  integer("num_attention_heads", m.num_heads);
+  integer("kv_channels", m.head_dim);
+  integer("ffn_hidden_size", m.ffn_hidden_size);
+  flag("group_query_attention", m.num_kv_heads != m.num_heads);
+  integer("num_query_groups", m.num_kv_heads);
+  integer("tensor_model_parallel_size", options.tensor);
+  integer("pipeline_model_parallel_size", options.pipeline);
+  integer("data_parallel_size", options.data);
+  integer("make_vocab_size_divisible_by", options.vocab_divisible_by);
+  integer("rank", 0);
+  text("tokenizer_type", rotary ? "Llama2Tokenizer" : "GPT2BPETokenizer");
+  pickle.text("params_dtype").dtype(dtype);
+  flag("swiglu", swiglu);
+  flag("bias_gelu_fusion", false);
+  flag("openai_gelu", tanh);
+  flag("add_bias_linear", *m.linear_bias);
+  flag("add_qkv_bias", *m.qkv_bias && !*m.linear_bias);
+  flag("untie_embeddings_and_output_weights", !*m.tied_head);
+  text("position_embedding_type", rotary                                       ? "rope"
+                                  : m.position_embedding == PositionKind::none ? "none"
+                                                                               : "learned_absolute");
+  flag("use_rotary_position_embeddings", rotary);
+  flag("add_position_embedding", m.position_embedding == PositionKind::learned);
+  real("rotary_base", m.rope_theta);
+  real("rotary_percent", m.rope_fraction);
+  flag("rotary_interleaved", m.rope_interleaved);
+  text("normalization", m.norm == NormStyle::rmsnorm ? "RMSNorm" : "LayerNorm");
+  real("layernorm_epsilon", m.norm_eps);
+  real("norm_epsilon", m.norm_eps);
+  real("hidden_dropout", m.dropout);
+  real("attention_dropout", m.attention_dropout);
+  real("init_method_std", m.init_std);
+  pickle.end_namespace();
+}
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,26 @@
+#pragma once
+/// Megatron's arguments, as its checkpoints keep them, and the section `model`.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/torch_file.hpp"
+#include "tessera/checkpoint/megatron.hpp"
+
+namespace tessera::checkpoint_detail {
+
+struct MegatronArgs {
+  ModelConfig model;            ///< unresolved; vocab_size is the padded one
+  std::int64_t true_vocab = 0;  ///< 0 = they do not say
+  std::int64_t tensor = 1, pipeline = 1, virtual_stages = 1;
+};
+/// Errors: CheckpointError naming the argument that is missing, of another kind, or of a model that Tessera
+/// does not have.
+MegatronArgs read_megatron_args(const PickleValue& args, const std::filesystem::path& file);
+
+/// Writes them for a rank's file, as the value of a key.
+void write_megatron_args(TorchPickle& pickle, const ModelConfig& model, std::int64_t padded_vocab,
+                         DType dtype, const MegatronExportOptions& options);
+
+}  // namespace tessera::checkpoint_detail
