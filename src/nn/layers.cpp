@@ -47,7 +47,7 @@ std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
 
 Linear::Linear(std::string name, const Options& options)
     : Module(std::move(name)),
-      tensor_(options.tensor),
+      tensor_(options.split == Split::none ? TensorParallel() : options.tensor),
       split_(options.split),
       weight_(parameter("weight", placement(options, {options.out, options.in}),
                         Init::normal(static_cast<float>(options.std)),
@@ -57,31 +57,20 @@ Linear::Linear(std::string name, const Options& options)
                          : nullptr) {}
 
 Var Linear::forward(const Forward& forward, const Var& x) {
-  switch (split_) {
-    case Split::column:
-      return column_linear(forward.exec, tensor_, x, weight_, bias_);
-    case Split::row:
-      return row_linear(forward.exec, tensor_, x, weight_, bias_);
-    case Split::none:
-      break;
-  }
-  return linear(forward.exec, x, weight_, bias_);
+  return split_ == Split::row ? row_linear(forward.exec, tensor_, x, weight_, bias_)
+                              : column_linear(forward.exec, tensor_, x, weight_, bias_);
 }
 
 LinearActivation Linear::forward_with_activation(const Forward& forward, const Var& x,
                                                  ops::ActivationKind kind) {
   TESSERA_CHECK(split_ != Split::row, "a linear split by rows does not take an activation behind it");
-  return split_ == Split::column
-             ? column_linear_with_activation(forward.exec, tensor_, x, weight_, bias_, kind)
-             : linear_with_activation(forward.exec, x, weight_, bias_, kind);
+  return column_linear_with_activation(forward.exec, tensor_, x, weight_, bias_, kind);
 }
 
 Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
                               Tensor activated) {
   TESSERA_CHECK(split_ != Split::column, "a linear split by columns does not take an activation in front");
-  return split_ == Split::row
-             ? activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_, std::move(activated))
-             : activated_linear(forward.exec, x, kind, weight_, bias_, activated);
+  return activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_, std::move(activated));
 }
 
 Norm::Norm(std::string name, const Options& options)

@@ -51,14 +51,6 @@ kernels::Gemm describe_linear(const Tensor& x, const Tensor& weight, const Tenso
   return gemm;
 }
 
-/// Of x's shape, but for the last dimension.
-Tensor empty_rows(const ExecCtx& ctx, const Tensor& x, const char* what, std::int64_t cols) {
-  as_matrix(x, what);
-  Shape shape = x.shape();
-  shape[-1] = cols;
-  return Tensor::empty(ctx, shape, x.dtype());
-}
-
 /// How a product applies an activation, and its gradient; none: it does not.
 struct Epilogues {
   kernels::Epilogue forward = kernels::Epilogue::none, backward = kernels::Epilogue::none;
@@ -116,14 +108,6 @@ void linear_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, cons
   run(ctx, describe_linear(x, weight, bias, y));
 }
 
-LinearActivation linear_with_activation(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
-                                        const Tensor& bias, ActivationKind kind, bool keep_pre) {
-  const std::int64_t cols = as_matrix(weight, "weight").rows;
-  LinearActivation result{keep_pre ? empty_rows(ctx, x, "x", cols) : Tensor(), empty_rows(ctx, x, "x", cols)};
-  linear_with_activation_into(ctx, x, weight, bias, kind, result);
-  return result;
-}
-
 void linear_with_activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
                                  const Tensor& bias, ActivationKind kind, const LinearActivation& result) {
   const kernels::Epilogue epilogue = epilogues_of(kind).forward;
@@ -140,20 +124,6 @@ void linear_with_activation_into(const ExecCtx& ctx, const Tensor& x, const Tens
   if (result.pre) gemm.pre = result.pre.raw();
   gemm.epilogue = epilogue;
   run(ctx, gemm);
-}
-
-Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight) {
-  const Matrix mw = as_matrix(weight, "weight");
-  Tensor dx = empty_rows(ctx, dy, "dy", mw.cols);
-  run(ctx, describe(as_matrix(dy, "dy"), mw, as_matrix(dx, "dx"), false, false));
-  return dx;
-}
-
-Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
-                             ActivationKind kind) {
-  Tensor dpre = empty_rows(ctx, dy, "dy", as_matrix(weight, "weight").cols);
-  linear_backward_input_into(ctx, dy, weight, pre, kind, dpre);
-  return dpre;
 }
 
 void linear_backward_input_into(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,

@@ -1,4 +1,4 @@
-#include "autograd/linear_weights.hpp"
+#include "parallel/linear_weights.hpp"
 #include "parallel/overlap.hpp"
 
 namespace tessera {
@@ -7,7 +7,9 @@ namespace {
 class ColumnLinear final : public Function {
  public:
   ColumnLinear(const TensorParallel& tp, const Var& x, Parameter& weight, Parameter* bias)
-      : tp_(tp), x_(x), x_shape_(x.value().shape()), x_grad_(x.requires_grad()), weights_{weight, bias} {}
+      : tp_(tp), x_shape_(x.value().shape()), x_grad_(x.requires_grad()), weights_{weight, bias} {
+    if (weight.trained()) x_ = SavedInput(x);
+  }
   const char* name() const override { return "column_linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
@@ -83,7 +85,6 @@ Var record_column(const TensorParallel& tp, const Var& x, Tensor y, Parameter& w
 
 Var column_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                   Parameter* bias, std::int64_t row_padding) {
-  if (!tp.active()) return linear(ctx, x, weight, bias, row_padding);
   const Tensor w = weight.value(), b = bias ? bias->value() : Tensor();
   Tensor y = ops::empty_linear(ctx, result_shape(tp, x.value(), w), x.value().dtype(), row_padding);
   const Tensor y_rows = detail::as_rows(y);
@@ -95,7 +96,6 @@ Var column_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Pa
 
 LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                                                Parameter& weight, Parameter* bias, ops::ActivationKind kind) {
-  if (!tp.active()) return linear_with_activation(ctx, x, weight, bias, kind);
   const Tensor w = weight.value(), b = bias ? bias->value() : Tensor();
   const Shape shape = result_shape(tp, x.value(), w);
   Tensor y = Tensor::empty(ctx, shape, x.value().dtype());

@@ -72,6 +72,7 @@ ArrivingSum multiply_and_sum(const ExecCtx& ctx, const TensorParallel& tp, const
   // With sequence parallelism own rows are a part of every rank's result, so a piece of rows would need a
   // product for each rank. A piece of columns is one product; its own rows are copied to their place.
   const bool by_columns = tp.sharded_sequence();
+  if (!tp.active()) pieces = 1;
   const std::vector<Part> parts = by_columns ? cut(cols, pieces, kColumnStep) : cut(rows, pieces, 1);
   ArrivingSum sum;
   if (parts.size() == 1) {

@@ -44,9 +44,9 @@ class ArrivingSum {
 /// In how many pieces a product of `shape` [positions, batch, cols] is summed (TensorParallel::chunks).
 std::int64_t pieces_of_sum(const TensorParallel& tp, const Shape& shape);
 
-/// What sum_partial gives of a product of `shape` [positions, batch, cols], at most so many pieces one after
-/// the other: each travels while the next is multiplied. What `multiply` holds is let go of after the last
-/// product.
+/// What sum_partial gives of a product of `shape` [positions, batch, cols], at most so many pieces (one
+/// without ranks) one after the other: each travels while the next is multiplied. What `multiply` holds is
+/// let go of after the last product.
 ArrivingSum multiply_and_sum(const ExecCtx& ctx, const TensorParallel& tp, const Shape& shape, DType dtype,
                              std::int64_t pieces, MultiplyBlock multiply,
                              const Where& where = Where::current());

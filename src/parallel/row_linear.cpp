@@ -1,4 +1,4 @@
-#include "autograd/linear_weights.hpp"
+#include "parallel/linear_weights.hpp"
 #include "parallel/overlap.hpp"
 
 namespace tessera {
@@ -98,14 +98,12 @@ Var run(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, const Prolog
 
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias) {
-  if (!tp.active()) return linear(ctx, x, weight, bias);
   return run(ctx, tp, x, {}, weight, bias, {});
 }
 
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                          std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
                          Tensor activated) {
-  if (!tp.active()) return activated_linear(ctx, x, kind, weight, bias, activated);
   Prologue prologue{Prologue::Kind::swiglu};
   if (kind) prologue = {Prologue::Kind::activation, *kind};
   return run(ctx, tp, x, prologue, weight, bias, std::move(activated));

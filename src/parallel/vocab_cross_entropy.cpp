@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "autograd/linear_weights.hpp"
 #include "parallel/arriving.hpp"
+#include "parallel/linear_weights.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/gemm.hpp"

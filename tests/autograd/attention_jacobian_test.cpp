@@ -2,7 +2,7 @@
 
 #include "tests/support/gradcheck.hpp"
 
-#include "tessera/autograd/functions.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 
 namespace tessera {

@@ -72,8 +72,8 @@ class Block {
     const ResidualNorm second =
         add_norm(ctx, first.residual, o, weight(5), &weight(6), norm, drop("mid"), sizes_.forget);
     const auto gelu = ops::ActivationKind::gelu_tanh;
-    const LinearActivation h = linear_with_activation(ctx, second.y, weight(7), nullptr, gelu);
-    return {second.residual, activated_linear(ctx, h.pre, gelu, weight(8), &weight(9), h.y)};
+    const LinearActivation h = column_linear_with_activation(ctx, {}, second.y, weight(7), nullptr, gelu);
+    return {second.residual, activated_row_linear(ctx, {}, h.pre, gelu, weight(8), &weight(9), h.y)};
   }
 
   std::vector<Parameter*> parameters() const {

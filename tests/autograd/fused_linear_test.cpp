@@ -35,8 +35,8 @@ TEST_P(FusedLinear, ActivatedLinearAgainstDifferences) {
         test::expect_gradients(ctx, {{random_tensor(ctx, shape, 1, 2.0f)},
                                      parameters,
                                      [&](const ExecCtx& c, std::vector<Var> in_vars) {
-                                       return activated_linear(c, in_vars[0], kind, *weight,
-                                                               with_bias ? bias.get() : nullptr);
+                                       return activated_row_linear(c, {}, in_vars[0], kind, *weight,
+                                                                   with_bias ? bias.get() : nullptr);
                                      }});
       }
     }
@@ -52,7 +52,7 @@ TEST_P(FusedLinear, ActivatedLinearIsItsTwoParts) {
       weight->clear_grad();
       Tape tape;
       const Var x = tape.input(value, true);
-      const Var y = fused ? activated_linear(ctx, x, kind, *weight, nullptr)
+      const Var y = fused ? activated_row_linear(ctx, {}, x, kind, *weight, nullptr)
                           : linear(ctx, kind ? activation(ctx, x, *kind) : swiglu(ctx, x), *weight, nullptr);
       tape.backward(ctx, y, upstream, Tape::WeightGradients::deferred);
       tape.run_weight_gradients(ctx);
@@ -75,8 +75,8 @@ TEST_P(FusedLinear, AnMlpAgainstDifferences) {
                                  {up.get(), up_bias.get(), down.get()},
                                  [&](const ExecCtx& c, std::vector<Var> in) {
                                    const LinearActivation h =
-                                       linear_with_activation(c, in[0], *up, up_bias.get(), kind);
-                                   return activated_linear(c, h.pre, kind, *down, nullptr, h.y);
+                                       column_linear_with_activation(c, {}, in[0], *up, up_bias.get(), kind);
+                                   return activated_row_linear(c, {}, h.pre, kind, *down, nullptr, h.y);
                                  }});
   }
 }
@@ -90,9 +90,9 @@ TEST_P(FusedLinear, AnMlpIsItsParts) {
       up->clear_grad(), down->clear_grad();
       Tape tape;
       const Var x = tape.input(value, true);
-      const LinearActivation h = fused ? linear_with_activation(ctx, x, *up, nullptr, kind)
+      const LinearActivation h = fused ? column_linear_with_activation(ctx, {}, x, *up, nullptr, kind)
                                        : LinearActivation{linear(ctx, x, *up, nullptr), {}};
-      const Var y = activated_linear(ctx, h.pre, kind, *down, nullptr, h.y);
+      const Var y = activated_row_linear(ctx, {}, h.pre, kind, *down, nullptr, h.y);
       EXPECT_EQ(tape.size(), 3u);  // the activation is no node
       tape.backward(ctx, y, upstream);
       results[fused] = {y.value().to_floats(), tape.grad(x).to_floats(), up->grad().to_floats(),
@@ -111,9 +111,9 @@ TEST_P(FusedLinear, WithoutATapeAnMlpDoesNotKeepWhatIsActivated) {
     const auto up = make_parameter(ctx, "up", {9, 10}, 5), down = make_parameter(ctx, "down", {7, 9}, 7);
     const Tensor x = random_tensor(ctx, {13, 10}, 1);
     const auto mlp = [&](const Var& in) {
-      const LinearActivation h = linear_with_activation(ctx, in, *up, nullptr, kind);
+      const LinearActivation h = column_linear_with_activation(ctx, {}, in, *up, nullptr, kind);
       EXPECT_EQ(static_cast<bool>(h.pre), in.tape() != nullptr);
-      return activated_linear(ctx, h.pre, kind, *down, nullptr, h.y);
+      return activated_row_linear(ctx, {}, h.pre, kind, *down, nullptr, h.y);
     };
     Tape tape;
     const Var y = mlp(x);
@@ -130,7 +130,7 @@ std::vector<std::vector<float>> linear_gradients(const ExecCtx& ctx, bool weight
   for (unsigned micro_batch = 0; micro_batch < 2; ++micro_batch) {
     Tape tape;
     const Var x = tape.input(random_tensor(ctx, {13, 10}, 11 + micro_batch), true);
-    const Var y = activated ? activated_linear(ctx, x, ActivationKind::silu, *weight, bias.get())
+    const Var y = activated ? activated_row_linear(ctx, {}, x, ActivationKind::silu, *weight, bias.get())
                             : linear(ctx, x, *weight, bias.get());
     tape.backward(ctx, y, random_tensor(ctx, {13, 7}, 21 + micro_batch));
   }
@@ -157,7 +157,7 @@ TEST_P(FusedLinear, WeightAndBiasAreFrozenEachForItself) {
 TEST_P(FusedLinear, ActivatedLinearTakesWhatIsThere) {
   const auto weight = make_parameter(ctx, "weight", {7, 10}, 5);
   const Tensor x = random_tensor(ctx, {3, 10}, 1), other = random_tensor(ctx, {3, 10}, 2);
-  const Var y = activated_linear(ctx, x, ActivationKind::gelu_tanh, *weight, nullptr, other);
+  const Var y = activated_row_linear(ctx, {}, x, ActivationKind::gelu_tanh, *weight, nullptr, other);
   EXPECT_EQ(y.value().to_floats(), linear(ctx, other, *weight, nullptr).value().to_floats());
 }
 

@@ -51,16 +51,17 @@ TEST_P(Kept, ByLinears) {
   const auto half = make_weight(ctx, "half", {kOut, kWidth / 2}, 1, dtype);
   const auto gelu = ops::ActivationKind::gelu_tanh;
   EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, input(t, kWidth), *weight, nullptr); }), e * kWidth);
-  EXPECT_EQ(per_row([&](Tape& t) { activated_linear(ctx, input(t, kWidth), gelu, *weight, nullptr); }),
-            e * kWidth);
-  EXPECT_EQ(per_row([&](Tape& t) { activated_linear(ctx, input(t, kWidth), {}, *half, nullptr); }),
+  EXPECT_EQ(
+      per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), gelu, *weight, nullptr); }),
+      e * kWidth);
+  EXPECT_EQ(per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), {}, *half, nullptr); }),
             e * kWidth);
   // Of an MLP its input and what is activated.
   const auto down = make_weight(ctx, "down", {kWidth, kOut}, 1, dtype);
   EXPECT_EQ(per_row([&](Tape& t) {
               const LinearActivation h =
-                  linear_with_activation(ctx, input(t, kWidth), *weight, nullptr, gelu);
-              activated_linear(ctx, h.pre, gelu, *down, nullptr, h.y);
+                  column_linear_with_activation(ctx, {}, input(t, kWidth), *weight, nullptr, gelu);
+              activated_row_linear(ctx, {}, h.pre, gelu, *down, nullptr, h.y);
             }),
             e * (kWidth + kOut));
   weight->bind(weight->value(), Tensor());  // frozen: its input is not needed
@@ -87,8 +88,8 @@ TEST_P(Kept, ByNorms) {
           EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, norm(t, forget).y, *linear_weight, nullptr); }),
                     alone + (forget ? 0 : e * kWidth));
           EXPECT_EQ(per_row([&](Tape& t) {
-                      activated_linear(ctx, norm(t, forget).y, ops::ActivationKind::silu, *linear_weight,
-                                       nullptr);
+                      activated_row_linear(ctx, {}, norm(t, forget).y, ops::ActivationKind::silu,
+                                           *linear_weight, nullptr);
                     }),
                     alone + (forget ? 0 : e * kWidth));
         }
@@ -147,7 +148,7 @@ TEST_P(Kept, ByRecomputedParts) {
   EXPECT_EQ(per_row([&](Tape& t) { recompute(ctx, {input(t, kWidth)}, {weight.get()}, part); }), e * kWidth);
 }
 
-/// A block: the sum of its Functions. fc1's result is kept once, by activated_linear.
+/// A block: the sum of its Functions. fc1's result is kept once, by activated_row_linear.
 TEST_P(Kept, ByAWholeBlock) {
   BlockSizes sizes{
       .seq = kSeq, .batch = kBatch, .heads = 4, .kv_heads = 2, .head_dim = 16, .ffn = 256, .compute = dtype};

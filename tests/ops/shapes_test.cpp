@@ -12,6 +12,7 @@
 #include "tessera/ops/optimizer.hpp"
 #include "tessera/ops/reduce.hpp"
 #include "tessera/ops/rope.hpp"
+#include "tests/ops/fused_linear.hpp"
 #include "tests/support/device.hpp"
 
 namespace tessera {
@@ -57,10 +58,10 @@ TEST_F(Ops, GemmRefuses) {
   refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), f32({6})); }, "[6]", "7 outputs");
   refused([&] { ops::linear(ctx, f32({2, 5}), f32({7, 5}), bf16({7})); }, "bfloat16");
   for (const ops::ActivationKind kind : {ops::ActivationKind::gelu_tanh, ops::ActivationKind::relu}) {
-    refused([&] { ops::linear_with_activation(ctx, f32({2, 5}), f32({7, 4}), {}, kind); }, "4", "5");
-    refused([&] { ops::linear_with_activation(ctx, f32({2, 5}), f32({7, 5}), f32({6}), kind); }, "[6]");
+    refused([&] { test::linear_with_activation(ctx, f32({2, 5}), f32({7, 4}), {}, kind); }, "4", "5");
+    refused([&] { test::linear_with_activation(ctx, f32({2, 5}), f32({7, 5}), f32({6}), kind); }, "[6]");
     const auto gradient = [&](const Tensor& pre) {
-      ops::linear_backward_input(ctx, f32({2, 7}), f32({7, 5}), pre, kind);
+      test::linear_backward_input(ctx, f32({2, 7}), f32({7, 5}), pre, kind);
     };
     refused([&] { gradient(f32({5, 2})); }, "[5, 2]", "[2, 5]");
     refused([&] { gradient(bf16({2, 5})); }, "float32", "bfloat16");
@@ -279,9 +280,9 @@ TEST_F(Ops, PaddedRowsBeginOnMultiples) {
 
 TEST_F(Ops, EmptyTensorsAreNoTrouble) {
   EXPECT_EQ(ops::linear(ctx, f32({0, 5}), f32({7, 5}), {}).shape(), (Shape{0, 7}));
-  EXPECT_EQ(
-      ops::linear_with_activation(ctx, f32({0, 5}), f32({7, 5}), {}, ops::ActivationKind::gelu_erf).y.shape(),
-      (Shape{0, 7}));
+  EXPECT_EQ(test::linear_with_activation(ctx, f32({0, 5}), f32({7, 5}), {}, ops::ActivationKind::gelu_erf)
+                .y.shape(),
+            (Shape{0, 7}));
   EXPECT_EQ(ops::activation(ctx, f32({0, 5}), ops::ActivationKind::silu).numel(), 0);
   EXPECT_EQ(ops::swiglu(ctx, f32({0, 6})).shape(), (Shape{0, 3}));
   EXPECT_EQ(ops::add(ctx, f32({0}), f32({0}), DType::f32).numel(), 0);

@@ -11,8 +11,8 @@
 #include <memory>
 #include <set>
 
-#include "tessera/autograd/functions.hpp"
 #include "tessera/optim/optimizer.hpp"
+#include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
 
 namespace tessera {

@@ -12,21 +12,6 @@
 
 namespace tessera {
 
-/// y = x weight^T + bias; bias may be null. row_padding as in ops::linear.
-Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
-           std::int64_t row_padding = 1);
-
-/// A linear's result, and an activation of it for activated_linear, which finds its gradient from `pre`: y
-/// itself is on no tape.
-struct LinearActivation {
-  Var pre;
-  Tensor y;
-};
-/// pre = linear(x), y = activation(pre); see ops::linear_with_activation. Without a tape no backward needs
-/// pre: it is undefined.
-LinearActivation linear_with_activation(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
-                                        ops::ActivationKind kind);
-
 struct ResidualNorm {
   Var residual;  ///< residual + dropout(branch)
   Var y;         ///< its norm
@@ -40,12 +25,6 @@ ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch
 
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
 Var swiglu(const ExecCtx& ctx, const Var& gate_up);
-
-/// linear(activation(x)), and linear(swiglu(x)) if kind is none. The activated values are computed again for
-/// the weight gradient instead of kept: they are as large as x, and one pass over them is little beside the
-/// product. `activated`: these values, where they are there already (linear_with_activation).
-Var activated_linear(const ExecCtx& ctx, const Var& x, std::optional<ops::ActivationKind> kind,
-                     Parameter& weight, Parameter* bias, const Tensor& activated = {});
 
 /// How a packed qkv [seq, batch, (heads + 2 kv_heads) * head_dim] (all q heads, all k heads, all v heads) is
 /// read.

@@ -32,21 +32,13 @@ void linear_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight, cons
 struct LinearActivation {
   Tensor pre, y;
 };
-/// pre = linear(x), y = f(pre), contiguous. GELU is made by the product; other activations are a pass after
-/// it. Without keep_pre there is only y.
-LinearActivation linear_with_activation(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
-                                        const Tensor& bias, ActivationKind kind, bool keep_pre = true);
-/// linear_with_activation into `result`, whose `pre` may be undefined.
+/// pre = linear(x), y = f(pre) into `result`, contiguous. GELU is made by the product; other activations are
+/// a pass after it.
 void linear_with_activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& weight,
                                  const Tensor& bias, ActivationKind kind, const LinearActivation& result);
 
-/// dx = dy weight, in dy's dtype.
-Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight);
-/// dpre = f'(pre) (dy weight): the gradient of pre in linear(f(pre)). GELU's is made by the product. pre is
-/// contiguous and has dy's dtype.
-Tensor linear_backward_input(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
-                             ActivationKind kind);
-/// linear_backward_input into `dpre`, contiguous.
+/// dpre = f'(pre) (dy weight): the gradient of pre in linear(f(pre)). GELU's is made by the product. pre and
+/// dpre are contiguous and have dy's dtype.
 void linear_backward_input_into(const ExecCtx& ctx, const Tensor& dy, const Tensor& weight, const Tensor& pre,
                                 ActivationKind kind, const Tensor& dpre);
 /// dweight = beta dweight + dy^T x, in fp32.

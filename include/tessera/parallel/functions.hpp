@@ -1,8 +1,7 @@
 #pragma once
 /// Tensor and sequence parallelism: the differentiable collectives in conjugate pairs, and the Functions that
 /// order them against their matrix products by hand (Shoeybi et al., "Megatron-LM"; Korthikanti et al.,
-/// "Reducing activation recomputation in large transformer models"). With one tensor rank each of them is its
-/// plain counterpart in tessera/autograd/functions.hpp.
+/// "Reducing activation recomputation in large transformer models"). With one tensor rank they send nothing.
 ///
 /// Activations are [seq, batch, features], rows position-major. With sequence parallelism the parts between
 /// the parallel linears hold seq / size() positions, those of rank r beginning at r * seq / size().
@@ -54,13 +53,26 @@ Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Par
 /// has whole, on the rank that holds it
 Var first_position(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);
 
-/// y = x weight^T + bias with this rank's rows of weight: [seq, batch, in] (or [seq / size, batch, in]) to
-/// [seq, batch, out of this rank]. Backward: the all-reduce (or reduce-scatter) of the input gradient runs
-/// during the product that makes the weight gradient; with sequence parallelism the input is gathered again
-/// meanwhile instead of kept.
+/// y = x weight^T + bias with this rank's rows of weight; bias may be null: [seq, batch, in] (or [seq / size,
+/// batch, in]) to [seq, batch, out of this rank]. row_padding as in ops::linear. Backward: the all-reduce (or
+/// reduce-scatter) of the input gradient runs during the product that makes the weight gradient; with
+/// sequence parallelism the input is gathered again meanwhile instead of kept.
 Var column_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                   Parameter* bias, std::int64_t row_padding = 1);
-/// column_linear(x), and the activation of it; see linear_with_activation.
+/// The same of one rank: x [..., in].
+inline Var linear(const ExecCtx& ctx, const Var& x, Parameter& weight, Parameter* bias,
+                  std::int64_t row_padding = 1) {
+  return column_linear(ctx, {}, x, weight, bias, row_padding);
+}
+
+/// A linear's result, and an activation of it for activated_row_linear, which finds its gradient from `pre`:
+/// y itself is on no tape.
+struct LinearActivation {
+  Var pre;
+  Tensor y;
+};
+/// pre = column_linear(x), y = activation(pre); see ops::linear_with_activation_into. Without a tape no
+/// backward needs pre: it is undefined.
 LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                                                Parameter& weight, Parameter* bias, ops::ActivationKind kind);
 
@@ -69,7 +81,9 @@ LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorP
 /// on every rank.
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias);
-/// row_linear(activation(x)), and of swiglu(x) if kind is none; see activated_linear.
+/// row_linear(activation(x)), and of swiglu(x) if kind is none. The activated values are computed again for
+/// the weight gradient instead of kept: they are as large as x, and one pass over them is little beside the
+/// product. `activated`: these values, where they are there already (column_linear_with_activation).
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
                          std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
                          Tensor activated = {});
