@@ -41,7 +41,8 @@ void refuse_without_data(const ModelConfig& model, std::string_view what) {
                  ", so that ", what,
                  " does not take it. build_engine of the C++ interface does, with "
                  "batches of your own, and `tessera convert` reads and writes its weights");
-  TESSERA_ENSURE(ConfigError, !model.num_labels, "model.num_labels: a corpus has no classes of samples, so that ", what,
+  TESSERA_ENSURE(ConfigError, !model.num_labels,
+                 "model.num_labels: a corpus has no classes of samples, so that ", what,
                  " does not take a classifier. Python's prepare() trains it, and build_engine of the C++ "
                  "interface, with batches of your own");
 }

@@ -147,8 +147,8 @@ TEST(Bert, RefusesWhatAClassifierCannotRead) {
 }
 
 TEST(Bert, ACorpusHasNoClasses) {
-  expect_error<ConfigError>([] { refuse_without_data(classes_config().model, "tessera train"); }, "model.num_labels",
-                            "tessera train does not take a classifier");
+  expect_error<ConfigError>([] { refuse_without_data(classes_config().model, "tessera train"); },
+                            "model.num_labels", "tessera train does not take a classifier");
   refuse_without_data(bert_config(true).model, "tessera train");
 }
 

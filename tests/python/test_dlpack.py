@@ -85,7 +85,7 @@ def test_torch_shares_the_logits(forward):
     (lambda shape: Foreign(np.ones(shape[::-1], dtype=np.float32).T), "contiguous"),
     (lambda shape: Foreign(np.ones(shape, dtype=np.complex64)), "DLPack's type code 5"),
     (lambda shape: Foreign(np.ones(shape, dtype=np.float64)), "dtype float64"),
-    (lambda shape: Foreign(np.ones((*shape[:2], 3), dtype=np.float32)), "elements of the upstream gradient"),
+    (lambda shape: Foreign(np.ones((*shape[:2], 3), dtype=np.float32)), "upstream gradient of shape"),
     (lambda shape: [[1.0]], "a <class 'list'> is neither a NumPy array nor anything with __dlpack__"),
 ])
 def test_what_cannot_be_a_gradient(session, forward, make, words):

@@ -42,9 +42,8 @@ Config settle_recompute(Config config, const std::shared_ptr<Communicator>& worl
 /// The same before there are ranks, of which `processes` will run on this machine.
 Config settle_recompute(Config config, std::int64_t processes);
 
-/// Refuses families whose data cannot be read yet, and which plans know nothing of, and heads that no corpus has
-/// labels for. `what`: "tessera train".
-/// Errors: ConfigError.
+/// Refuses families whose data cannot be read yet, and which plans know nothing of, and heads that no corpus
+/// has labels for. `what`: "tessera train". Errors: ConfigError.
 void refuse_without_data(const ModelConfig& model, std::string_view what);
 
 /// Refuses a glob of optimizer.no_decay that matches no parameter of the whole model, whatever part of it a
