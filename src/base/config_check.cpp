@@ -296,7 +296,9 @@ void check_samples(Rules& rules, const Config& c) {
                                                                             {"data.sep_id", &d.sep_id},
                                                                             {"data.mask_id", &d.mask_id},
                                                                             {"data.pad_id", &d.pad_id}};
-  for (const auto& [key, id] : ids) {
+  for (const auto& each : ids) {
+    const char* const key = each.first;
+    const std::optional<std::int64_t>* const id = each.second;
     rules.rule({key, "model.vocab_size", "model.family"}, [&] {
       return unless(!of_sentences() || id->value_or(0) < c.model.vocab_size, key, " (", id->value_or(0),
                     ") is not below model.vocab_size (", c.model.vocab_size, ")");
