@@ -27,5 +27,9 @@ struct Sizes {
 std::vector<HfKey> llama_sizes(const Sizes& absent, bool tied_head);
 /// A row of Llama's shape: keys, names and attributes.
 ModelSpec llama_shape(const char* name, const Sizes& absent);
+/// Of a type whose heads have this width where config.json does not say it.
+void set_head_dim(ModelSpec& row, double absent);
+/// Norms of queries and keys, by Llama's names.
+void add_head_norms(ModelSpec& row);
 
 }  // namespace tessera::rows
