@@ -14,6 +14,7 @@ ModelSpec llama();
 ModelSpec megatron_bert();
 ModelSpec mistral();
 ModelSpec qwen2();
+ModelSpec qwen3();
 ModelSpec starcoder2();
 
 /// The activations of an MLP without a gate.
