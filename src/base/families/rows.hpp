@@ -7,6 +7,8 @@
 namespace tessera::rows {
 
 ModelSpec bert();
+ModelSpec gemma2();
+ModelSpec gemma3_text();
 ModelSpec gpt2();
 ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
