@@ -7,6 +7,7 @@
 namespace tessera::rows {
 
 ModelSpec bert();
+ModelSpec bloom();
 ModelSpec gemma2();
 ModelSpec gemma3_text();
 ModelSpec gpt2();
