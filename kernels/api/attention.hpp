@@ -14,8 +14,8 @@ struct HeadStrides {
 
 /// What forward and backward of one attention call share. Query head h reads KV head h / (heads / kv_heads).
 /// Query i (position i + query_offset) sees key j iff all hold: not causal or j <= i + query_offset;
-/// key_begin[b] <= j < key_end[b]; document[b, i + query_offset] == document[b, j].
-/// A query that sees no key gives zeros (lse = -inf) and contributes no gradient.
+/// no window or j > i + query_offset - window; key_begin[b] <= j < key_end[b]; document[b, i + query_offset]
+/// == document[b, j]. A query that sees no key gives zeros (lse = -inf) and contributes no gradient.
 struct AttentionShape {
   std::int64_t batch = 0, seq_q = 0, seq_k = 0;
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -23,8 +23,10 @@ struct AttentionShape {
   HeadStrides q_stride, k_stride, v_stride, o_stride;
   float scale = 1.0f;  ///< scores = scale * q.k + slope * (j - (i + query_offset))
   bool causal = true;
-  std::int64_t query_offset = 0;            ///< > 0 when earlier keys come from a KV cache
-  const float* alibi_slopes = nullptr;      ///< [heads] or null
+  std::int64_t query_offset = 0;        ///< > 0 when earlier keys come from a KV cache
+  std::int64_t window = 0;              ///< keys a query sees at most, the last up to its position; 0 = all
+  float softcap = 0.0f;                 ///< scores become c tanh(score / c), not with ALiBi; 0 = they stay
+  const float* alibi_slopes = nullptr;  ///< [heads] or null
   const std::int32_t* key_begin = nullptr;  ///< [batch] or null = 0
   const std::int32_t* key_end = nullptr;    ///< [batch] or null = seq_k
   const std::int32_t* document = nullptr;   ///< [batch, seq_k], non-decreasing along a sample, or null

@@ -112,6 +112,8 @@ std::unique_ptr<fe::graph::Graph> forward_graph(const AttentionShape& s) {
   if (s.causal) {
     options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
   }
+  // Kept are columns + bound > rows: our window.
+  if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
   auto [o, stats] = graph->sdpa(graph->tensor(d.q), graph->tensor(d.k), graph->tensor(d.v), options);
   set_output(o, d.o);
   set_output(stats, described_stats(s));
@@ -129,6 +131,8 @@ std::unique_ptr<fe::graph::Graph> backward_graph(const AttentionShape& s) {
   if (s.causal) {
     options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
   }
+  // Kept are columns + bound > rows: our window.
+  if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
   auto grad_o = d.o;
   grad_o.set_name("grad_o").set_uid(kGradO);
   auto [dq, dk, dv] =
@@ -190,7 +194,7 @@ struct StreamHandle {
   cudnnHandle_t handle = nullptr;
 };
 
-using Key = std::array<std::int64_t, 23>;
+using Key = std::array<std::int64_t, 24>;
 
 struct ProcessState {
   std::mutex mutex;
@@ -219,7 +223,7 @@ Key key_of(const AttentionShape& s, bool backward, int device) {
           s.v_stride.seq,   s.v_stride.batch,
           s.v_stride.head,  s.o_stride.seq,
           s.o_stride.batch, s.o_stride.head * 256 + static_cast<std::int64_t>(s.dtype),
-          s.deterministic};
+          s.deterministic,  s.window};
 }
 
 std::shared_ptr<StreamHandle> handle_of(int device, cudaStream_t stream) {

@@ -37,6 +37,7 @@ inline bool suits_cudnn(const HeadStrides& stride, std::int64_t seq, std::int64_
 /// - key_end: a sample without any visible key must give zeros, and whether there is one is known on the
 ///   device only.
 /// - ALiBi: its slopes are computed from the number of heads, ours are handed in.
+/// - softcap: ours is applied to fp32 scores in units of log 2.
 /// - dropout: its random bits are not those of the CPU.
 /// - query_offset > 0 and single queries: our decoding kernel serves them.
 inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability) {
@@ -44,6 +45,8 @@ inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability
   if (s.dtype != DType::bf16 && s.dtype != DType::f16) return "it is computed in fp32";
   if (s.dropout != 0.0f) return "dropout on attention";
   if (s.alibi_slopes != nullptr) return "ALiBi positions";
+  if (s.softcap != 0.0f) return "capped scores";
+  if (s.window > 0 && (!s.causal || s.seq_q > s.seq_k)) return "a window without a causal mask";
   if (s.document != nullptr) return "several documents in a sample";
   if (s.key_begin != nullptr || s.key_end != nullptr) return "padded samples";
   if (s.query_offset != 0 || s.seq_q <= 1) return "queries that follow cached keys";
@@ -66,9 +69,10 @@ inline bool cudnn_means_the_same(const AttentionShape& s, int compute_capability
 }
 
 inline std::string describe_attention(const AttentionShape& s) {
-  return tessera::detail::concat("attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads,
-                                 " key-value) x ", s.head_dim, ", ", s.seq_q, " queries, ", s.seq_k,
-                                 " keys, ", s.dtype, s.causal ? ", causal" : "");
+  return tessera::detail::concat(
+      "attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads, " key-value) x ", s.head_dim, ", ",
+      s.seq_q, " queries, ", s.seq_k, " keys, ", s.dtype, s.causal ? ", causal" : "",
+      s.window > 0 ? tessera::detail::concat(", window ", s.window) : std::string());
 }
 
 /// How many samples and key-value heads (each with its query heads) cuDNN gets at once in backward.

@@ -126,6 +126,7 @@ __global__ void write_key_ranges(AttentionShape shape, KeyRange* ranges) {
     begin = begin > 0 ? begin : 0;
     end = end < shape.seq_k ? end : shape.seq_k;
     if (shape.causal && position + 1 < end) end = position + 1;
+    if (shape.window > 0 && position + 1 - shape.window > begin) begin = position + 1 - shape.window;
     if (shape.document) {
       const std::int32_t* documents = shape.document + batch * shape.seq_k;
       const std::int64_t own = documents[position];

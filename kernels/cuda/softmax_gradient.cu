@@ -25,8 +25,9 @@ __device__ void score_gradients(const Rows& rows, const Row& row, std::int64_t k
   for (int i = 0; i < kUnit; ++i) {
     const bool seen = key + i >= row.keys.begin && key + i < row.keys.end, stays = (keep >> i & 1u) != 0;
     const float probability = seen ? exp2f(p[i] - lse) : 0.0f;
+    const float capped = row.cap != 0.0f ? p[i] / row.cap : 0.0f;  // whose cap's slope is 1 - its square
     p[i] = stays ? probability : 0.0f;
-    g[i] = seen ? probability * ((stays ? g[i] * scale : 0.0f) - delta) : 0.0f;
+    g[i] = seen ? probability * ((stays ? g[i] * scale : 0.0f) - delta) * (1.0f - capped * capped) : 0.0f;
   }
 }
 

@@ -33,6 +33,7 @@ struct Row {
   std::int64_t batch, head, query, position;
   KeyRange keys;
   float slope;                 // ALiBi, in units of log 2
+  float cap;                   // of scores, likewise; 0 = none
   std::uint64_t random_block;  // of key 0
 
   __device__ Row(const Rows& rows, std::int64_t number) {
@@ -52,6 +53,7 @@ struct Row {
     position = query + shape.query_offset;
     keys = rows.ranges[batch * shape.seq_q + query];
     slope = shape.alibi_slopes ? shape.alibi_slopes[head] * kLog2E : 0.0f;
+    cap = shape.softcap * kLog2E;
     const std::int64_t row =
         ((shape.sample0 + batch) * shape.total_heads + shape.head0 + head) * shape.seq_length + position;
     random_block = static_cast<std::uint64_t>(row) * static_cast<std::uint64_t>((shape.seq_length + 3) / 4);
@@ -66,7 +68,7 @@ struct Row {
   }
 };
 
-/// Scores key .. key + 3 with their position bias; -inf where masked.
+/// Scores key .. key + 3, capped or with their position bias; -inf where masked.
 __device__ inline void load_scores(const Row& row, const float* scores, std::int64_t key, float (&x)[kUnit]) {
   if (!row.touches(key)) {
 #pragma unroll
@@ -77,6 +79,7 @@ __device__ inline void load_scores(const Row& row, const float* scores, std::int
   const std::int64_t distance = key - row.position;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
+    if (row.cap != 0.0f) x[i] = row.cap * tanhf(x[i] / row.cap);
     if (row.slope != 0.0f) x[i] += row.slope * static_cast<float>(distance + i);
     if (key + i < row.keys.begin || key + i >= row.keys.end) x[i] = -INFINITY;
   }

@@ -137,11 +137,6 @@ void check_rotary(Rules& rules, const ModelConfig& c) {
                              "rotary positions need an even number of features per head, not ", rotated,
                              " (model.head_dim ", m.head_dim, ", model.rope_fraction ", m.rope_fraction, ")");
              });
-  rules.rule({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"}, [&] {
-    const RopeScaling& s = c.rope_scaling;
-    return unless(s.low_freq_factor < s.high_freq_factor, "model.rope_scaling.high_freq_factor (",
-                  s.high_freq_factor, ") must be above low_freq_factor (", s.low_freq_factor, ")");
-  });
 }
 
 void check_size(Rules& rules, const ModelConfig& c) {
@@ -157,6 +152,7 @@ void check_size(Rules& rules, const ModelConfig& c) {
 void check_model(Rules& rules, const ModelConfig& c) {
   check_heads(rules, c);
   check_rotary(rules, c);
+  check_attention(rules, c);
   check_padding(rules, c);
   check_start(rules, c);
   check_size(rules, c);
@@ -238,13 +234,6 @@ void check_batches(Rules& rules, const Config& c) {
     if (resolve(choice).position_embedding != PositionKind::learned) return std::string();
     return unless(t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
                   ") is more than model.max_positions (", c.model.max_positions, ")");
-  });
-  rules.rule({"training.seq_length", "model.sliding_window"}, [&] {
-    const std::int64_t window = c.model.sliding_window.value_or(t.seq_length);
-    return unless(
-        t.seq_length <= window, "training.seq_length (", t.seq_length,
-        ") is more than model.sliding_window (", window,
-        "): attention with a window that hides keys is not in this build; train on shorter sequences");
   });
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
               "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},

@@ -22,7 +22,19 @@ constexpr EnumName<NormStyle> kNorms[] = {{NormStyle::layernorm, "layernorm"},
 constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "gelu_tanh"},
                                                     {MlpActivation::gelu, "gelu"},
                                                     {MlpActivation::relu, "relu"},
-                                                    {MlpActivation::swiglu, "swiglu"}};
+                                                    {MlpActivation::swiglu, "swiglu"},
+                                                    {MlpActivation::geglu, "geglu"}};
+
+constexpr EnumName<QkNorm> kQkNorms[] = {{QkNorm::none, "none"}, {QkNorm::head, "head"}};
+
+constexpr EnumName<NormPlacement> kNormPlacements[] = {
+    {NormPlacement::pre, "pre"}, {NormPlacement::sandwich, "sandwich"}, {NormPlacement::post, "post"}};
+
+constexpr EnumName<RopeType> kRopeTypes[] = {{RopeType::llama3, "llama3"},
+                                             {RopeType::linear, "linear"},
+                                             {RopeType::dynamic, "dynamic"},
+                                             {RopeType::yarn, "yarn"},
+                                             {RopeType::longrope, "longrope"}};
 
 constexpr EnumName<Precision> kPrecisions[] = {
     {Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}};
@@ -90,6 +102,9 @@ EnumNames<Family> names_of(Family) {
 EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
 EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }
 EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
+EnumNames<QkNorm> names_of(QkNorm) { return {kQkNorms, {}}; }
+EnumNames<NormPlacement> names_of(NormPlacement) { return {kNormPlacements, {}}; }
+EnumNames<RopeType> names_of(RopeType) { return {kRopeTypes, {}}; }
 EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
 EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
 EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
@@ -105,6 +120,9 @@ std::string_view name_of(Family value) { return value.name; }
 std::string_view name_of(PositionKind value) { return find_name(value); }
 std::string_view name_of(NormStyle value) { return find_name(value); }
 std::string_view name_of(MlpActivation value) { return find_name(value); }
+std::string_view name_of(QkNorm value) { return find_name(value); }
+std::string_view name_of(NormPlacement value) { return find_name(value); }
+std::string_view name_of(RopeType value) { return find_name(value); }
 std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
 std::string_view name_of(RecomputeMethod value) { return find_name(value); }

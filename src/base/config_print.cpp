@@ -74,7 +74,7 @@ std::string type_text(std::int64_t, const Limits& limits) { return "integer" + r
 std::string type_text(double, const Limits& limits) { return "number" + range_text(limits); }
 std::string type_text(bool, const Limits&) { return "true or false"; }
 std::string type_text(const std::string&, const Limits&) { return "text"; }
-std::string type_text(const std::vector<double>&, const Limits&) { return "list of two numbers"; }
+std::string type_text(const std::vector<double>&, const Limits&) { return "list of numbers"; }
 std::string type_text(const std::vector<std::int64_t>&, const Limits&) { return "list of two integers"; }
 std::string type_text(const std::vector<std::string>&, const Limits&) { return "list of texts"; }
 std::string type_text(const WeightedPaths&, const Limits&) { return "text, list or null"; }
@@ -120,11 +120,21 @@ std::string family_table() {
       row("Left open", [](const ModelSpec& each) { return detail::concat("`", each.name, "`"); });
   text += row("---", [](const ModelSpec&) { return std::string("---"); });
   const auto add = [&](const char* key, auto ModelConfig::*field) {
-    text += row(detail::concat("`", key, "`"),
-                [&](const ModelSpec& each) { return yaml_text(each.model.*field); });
+    text += row(detail::concat("`", key, "`"), [&](const ModelSpec& each) {
+      return yaml_text(resolve(ModelConfig{.family = each.family}).*field);
+    });
   };
   add("position_embedding", &ModelConfig::position_embedding);
   add("norm", &ModelConfig::norm);
+  add("norm_placement", &ModelConfig::norm_placement);
+  add("shared_norm", &ModelConfig::shared_norm);
+  add("norm_zero_centered", &ModelConfig::norm_zero_centered);
+  add("norm_bias", &ModelConfig::norm_bias);
+  add("qk_norm", &ModelConfig::qk_norm);
+  add("embedding_norm", &ModelConfig::embedding_norm);
+  add("embedding_scaled", &ModelConfig::embedding_scaled);
+  add("attention_softcap", &ModelConfig::attention_softcap);
+  add("logit_softcap", &ModelConfig::logit_softcap);
   add("activation", &ModelConfig::activation);
   add("tied_head", &ModelConfig::tied_head);
   add("linear_bias", &ModelConfig::linear_bias);

@@ -8,6 +8,11 @@ ModelConfig resolve(ModelConfig config) {
   const auto fill = [&](auto ModelConfig::*field) {
     if (!(config.*field)) config.*field = family.model.*field;
   };
+  // What few families have: the others leave it out of their rows.
+  const auto fill_with = [&](auto ModelConfig::*field, auto otherwise) {
+    fill(field);
+    if (!(config.*field)) config.*field = otherwise;
+  };
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   if (config.head_dim == 0 && config.num_heads > 0) config.head_dim = config.hidden_size / config.num_heads;
   if (config.ffn_hidden_size == 0) config.ffn_hidden_size = family.ffn_width(config.hidden_size);
@@ -18,6 +23,17 @@ ModelConfig resolve(ModelConfig config) {
   fill(&ModelConfig::linear_bias);
   fill(&ModelConfig::qkv_bias);
   fill(&ModelConfig::parallel_residual);
+  fill_with(&ModelConfig::shared_norm, false);
+  fill_with(&ModelConfig::qk_norm, QkNorm::none);
+  fill_with(&ModelConfig::norm_placement, NormPlacement::pre);
+  fill_with(&ModelConfig::norm_zero_centered, false);
+  fill_with(&ModelConfig::norm_bias, config.norm == NormStyle::layernorm);
+  fill_with(&ModelConfig::embedding_norm, false);
+  fill_with(&ModelConfig::embedding_scaled, false);
+  fill_with(&ModelConfig::attention_softcap, 0.0);
+  fill_with(&ModelConfig::logit_softcap, 0.0);
+  if (config.sliding_window) fill(&ModelConfig::window_pattern);
+  fill(&ModelConfig::rope_local_theta);
   fill(&ModelConfig::token_types);
   if (config.num_labels && !config.binary_head) config.binary_head = false;  // one head takes their place
   fill(&ModelConfig::binary_head);

@@ -37,13 +37,31 @@ concept IsSection = std::same_as<std::remove_const_t<T>, Struct>;
 
 template <typename Visitor, IsSection<RopeScaling> Section>
 void describe(Visitor& visit, Section& c) {
-  visit.field("factor", c.factor, "how many times longer than in pre-training; 1 = no scaling", at_least(1));
+  visit.field(
+      "type", c.type,
+      "the rule: linear (position interpolation), dynamic (a base that grows with sequences longer than "
+      "`max_positions`), llama3, yarn, longrope");
+  visit.field("factor", c.factor,
+              "how many times longer than in pre-training; 1 = no scaling (longrope: by its lists alone)",
+              at_least(1));
   visit.field("low_freq_factor", c.low_freq_factor,
-              "wavelengths above original_max_positions / this are scaled in full", positive());
+              "llama3: wavelengths above original_max_positions / this are scaled in full", positive());
   visit.field("high_freq_factor", c.high_freq_factor,
-              "wavelengths below original_max_positions / this are not scaled", positive());
-  visit.field("original_max_positions", c.original_max_positions, "positions in pre-training",
-              between(1, kMostTokens));
+              "llama3: wavelengths below original_max_positions / this are not scaled", positive());
+  visit.field("original_max_positions", c.original_max_positions,
+              "llama3, yarn, longrope: positions in pre-training", between(1, kMostTokens));
+  visit.field("beta_fast", c.beta_fast,
+              "yarn: features that turn more often than this within original_max_positions are not scaled",
+              positive());
+  visit.field("beta_slow", c.beta_slow, "yarn: those that turn less often than this are scaled in full",
+              positive());
+  visit.field("truncate", c.truncate, "yarn: whole features as bounds of what is scaled in part");
+  visit.field("attention_factor", c.attention_factor,
+              "yarn, longrope: factor on cos and sin; null = by the rule, from `factor`", positive());
+  visit.field("short_factor", c.short_factor,
+              "longrope: what each frequency is divided by in sequences up to original_max_positions",
+              positive());
+  visit.field("long_factor", c.long_factor, "longrope: the same in longer ones", positive());
 }
 
 template <typename Visitor, typename Section>
@@ -56,12 +74,54 @@ void describe_attention(Visitor& visit, Section& c) {
 }
 
 template <typename Visitor, typename Section>
+void describe_windows(Visitor& visit, Section& c) {
+  visit.field("sliding_window", c.sliding_window,
+              "keys a position sees in attention, the last ones up to itself; null = all before it",
+              between(1, kMostTokens));
+  visit.field(
+      "window_pattern", c.window_pattern,
+      "layers with the window: S (sliding) or F (full) for each, such as SF, repeated over the layers; "
+      "null = the family's, else all");
+  visit.field("attention_scale", c.attention_scale, "factor on scores; null = 1 / sqrt(`head_dim`)",
+              positive());
+  visit.field("attention_softcap", c.attention_softcap,
+              "scores become c tanh(score / c) of this c; 0 = none, null = the family's", at_least(0));
+  visit.field("logit_softcap", c.logit_softcap, "the same of logits; 0 = none, null = the family's",
+              at_least(0));
+}
+
+template <typename Visitor, typename Section>
+void describe_norms(Visitor& visit, Section& c) {
+  visit.field("norm", c.norm, "null = the family's");
+  visit.field("norm_eps", c.norm_eps, "added to the variance in norms",
+              Limits{.min = 0, .max = 1, .above = true});
+  visit.field(
+      "norm_placement", c.norm_placement,
+      "norms before each branch (pre), before and behind it (sandwich) or only behind (post); null = the "
+      "family's");
+  visit.field("shared_norm", c.shared_norm,
+              "with `parallel_residual`: one norm feeds attention and MLP; null = the family's");
+  visit.field("norm_zero_centered", c.norm_zero_centered,
+              "norms multiply by 1 + weight, weights begin at 0; null = the family's");
+  visit.field("norm_bias", c.norm_bias, "biases of LayerNorm; null = the family's");
+  visit.field("qk_norm", c.qk_norm,
+              "RMSNorm of each head of queries and keys before rotary positions (head), or none; null = the "
+              "family's");
+  visit.field("embedding_norm", c.embedding_norm, "a norm behind the token embedding; null = the family's");
+  visit.field("embedding_scaled", c.embedding_scaled,
+              "embeddings times the root of `hidden_size`; null = the family's");
+}
+
+template <typename Visitor, typename Section>
 void describe_positions(Visitor& visit, Section& c) {
   visit.field("rope_theta", c.rope_theta, "base of the rotary wavelengths", positive());
   visit.field("rope_fraction", c.rope_fraction, "share of each head's features that is rotated",
               Limits{.min = 0.0, .max = 1.0, .above = true});
   visit.field("rope_interleaved", c.rope_interleaved, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)");
-  visit.group("rope_scaling", c.rope_scaling, "Llama-3 frequency scaling of rotary positions");
+  visit.group("rope_scaling", c.rope_scaling, "how rotary positions are stretched beyond pre-training");
+  visit.field("rope_local_theta", c.rope_local_theta,
+              "base in layers with a window, which are then not scaled; null = that of all layers",
+              positive());
 }
 
 template <typename Visitor, IsSection<ModelConfig> Section>
@@ -81,18 +141,13 @@ void describe(Visitor& visit, Section& c) {
       "positions the model is made for, at least `training.seq_length` where they are learned; beyond "
       "them rotary and ALiBi models run on, with a warning",
       between(1, kMostTokens));
-  visit.field("sliding_window", c.sliding_window,
-              "keys a position may see in the model's attention; sequences up to that length see all of "
-              "theirs, longer ones are refused; null = no bound",
-              between(1, kMostTokens));
+  describe_windows(visit, c);
   visit.field("dropout", c.dropout, "dropout on embeddings and residual branches", fraction());
   visit.field("attention_dropout", c.attention_dropout, "dropout on attention probabilities", fraction());
   visit.field("embedding_dropout", c.embedding_dropout, "dropout on embeddings; null = `dropout`",
               fraction());
   visit.field("position_embedding", c.position_embedding, "null = the family's");
-  visit.field("norm", c.norm, "null = the family's");
-  visit.field("norm_eps", c.norm_eps, "added to the variance in norms",
-              Limits{.min = 0, .max = 1, .above = true});
+  describe_norms(visit, c);
   visit.field("activation", c.activation, "of the MLP; null = the family's");
   visit.field("tied_head", c.tied_head, "output layer = token embedding; null = the family's");
   visit.field("linear_bias", c.linear_bias, "biases of attention output and MLP; null = the family's");

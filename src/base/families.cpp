@@ -9,7 +9,8 @@ namespace tessera {
 std::span<const ModelSpec> families() {
   using namespace rows;
   static const std::vector<ModelSpec> table = {
-      gpt2(), gpt_bigcode(), llama(), qwen2(), mistral(), starcoder2(), gpt_neox(), bert(), megatron_bert()};
+      gpt2(), gpt_bigcode(),   llama(), qwen2(),  mistral(),     starcoder2(), gpt_neox(),
+      bert(), megatron_bert(), qwen3(), gemma2(), gemma3_text(), bloom()};
   return table;
 }
 

@@ -13,7 +13,7 @@ N count_matmul_weights(const ModelConfig& m) {
   const N head_dim = static_cast<N>(m.head_dim);
   const N qkv = static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * head_dim * width;
   const N projection = width * static_cast<N>(m.num_heads) * head_dim;
-  const N matrices = m.activation == MlpActivation::swiglu ? 3 : 2;
+  const N matrices = is_gated(*m.activation) ? 3 : 2;
   const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
   return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + static_cast<N>(m.vocab_size) * width;
 }
@@ -33,17 +33,19 @@ N count_bert_heads(const ModelConfig& m, N norm) {
 template <typename N>
 N count_parameters(const ModelConfig& m) {
   const N width = static_cast<N>(m.hidden_size);
-  const N norm = m.norm == NormStyle::layernorm ? 2 * width : width;
+  const N norm = has_norm_bias(m) ? 2 * width : width;
+  N layer_norms = (*m.norm_placement == NormPlacement::sandwich ? 4 : *m.shared_norm ? 1 : 2) * norm;
+  if (*m.qk_norm == QkNorm::head) layer_norms += 2 * static_cast<N>(m.head_dim);
   N layer_biases = 0;
   if (*m.qkv_bias)
     layer_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
   if (*m.linear_bias) {
-    const N fc1 =
-        static_cast<N>(m.ffn_hidden_size) * static_cast<N>(m.activation == MlpActivation::swiglu ? 2 : 1);
+    const N fc1 = static_cast<N>(m.ffn_hidden_size) * static_cast<N>(is_gated(*m.activation) ? 2 : 1);
     layer_biases += fc1 + width;
   }
   if (m.proj_bias.value_or(*m.linear_bias)) layer_biases += width;
-  N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (2 * norm + layer_biases) + norm;
+  N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (layer_norms + layer_biases) + norm;
+  if (*m.embedding_norm) total += norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
   return total + count_bert_heads<N>(m, norm);

@@ -14,8 +14,13 @@ std::int64_t matmul_weight_count(const ModelConfig& config) {
 
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length, FlopConvention convention) {
   const ModelConfig m = resolve(config);
-  const double attention = static_cast<double>(m.num_layers) * static_cast<double>(m.num_heads * m.head_dim) *
-                           static_cast<double>(seq_length);
+  double keys = 0;  // of all layers, as if each position saw all of them
+  const auto all = static_cast<double>(seq_length);
+  for (std::int64_t i = 0; i < m.num_layers; ++i) {
+    const auto window = static_cast<double>(window_of(m, i));
+    keys += window == 0 || window >= all ? all : (2 * window * (all - window) + window * window) / all;
+  }
+  const double attention = static_cast<double>(m.num_heads * m.head_dim) * keys;
   return 6.0 * count_matmul_weights<double>(m) +
          (convention == FlopConvention::causal ? 6.0 : 12.0) * attention;
 }

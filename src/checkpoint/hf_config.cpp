@@ -1,37 +1,15 @@
 #include <algorithm>
+#include <cmath>
 
 #include "checkpoint/hf_keys.hpp"
-#include "checkpoint/hf_rules.hpp"
-#include "checkpoint/json_strict.hpp"
+#include "checkpoint/hf_read.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
-namespace {
 
 using namespace checkpoint_detail;
 
-/// One config.json being read by the row of its type.
-struct Reader {
-  JsonView root;
-  const ModelSpec& spec;
-  ModelConfig& model;
-
-  bool is_absent(const char* key) const { return !root.object().contains(key); }
-  double number(const char* key, double absent) const {
-    const auto found = root.find(key);
-    return found ? found->number() : absent;
-  }
-  bool flag(const char* key, bool absent) const {
-    const auto found = root.find(key);
-    return found ? found->boolean() : absent;
-  }
-  std::int64_t size(const char* key, std::int64_t absent) const {
-    const auto found = root.find(key);
-    return found ? found->integer(1, kMaxSize) : absent;
-  }
-
-  static constexpr const char* kWay = "Change it, or use another model.";
-};
+namespace checkpoint_detail {
 
 double positive(const JsonView& in, const char* key, double absent, double most) {
   const auto found = in.find(key);
@@ -40,6 +18,10 @@ double positive(const JsonView& in, const char* key, double absent, double most)
     in[key].fail(detail::concat("must be above 0 and at most ", most), Reader::kWay);
   return value;
 }
+
+}  // namespace checkpoint_detail
+
+namespace {
 
 std::int64_t size_of_default(const ModelConfig& model, const HfDefault& from) {
   auto value = static_cast<std::int64_t>(from.value);
@@ -78,6 +60,12 @@ void read_key(const Reader& in, const HfKey& key) {
       return read_size(in, key);
     case HfKey::Kind::positive:
       return set(positive(in.root, key.key, key.absent.value, key.most));
+    case HfKey::Kind::cap:  // absent is not null: null says that there is none
+      return set(in.is_absent(key.key)   ? key.absent.value
+                 : in.root.find(key.key) ? positive(in.root, key.key, 1.0, 1e30)
+                                         : 0.0);
+    case HfKey::Kind::root:
+      return set(1.0 / std::sqrt(positive(in.root, key.key, key.absent.value, 1e30)));
     case HfKey::Kind::flag:
       return set(in.flag(key.key, key.absent.value != 0.0));
     case HfKey::Kind::probability:
@@ -100,91 +88,7 @@ void read_activation(const Reader& in) {
   in.model.activation = it->value;
 }
 
-// Rotary positions.
-
-void check_rope_keys(const JsonView& scaling) {
-  static constexpr const char* kKnown[] = {"rope_theta",
-                                           "rope_type",
-                                           "type",
-                                           "factor",
-                                           "low_freq_factor",
-                                           "high_freq_factor",
-                                           "original_max_position_embeddings",
-                                           "partial_rotary_factor"};
-  for (const auto& item : scaling.object().items()) {
-    if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) == std::end(kKnown))
-      scaling.fail("\"" + item.key() + "\" is not supported", Reader::kWay);
-  }
-}
-
-void read_fraction(const Reader& in, const JsonView& place, const char* key) {
-  const auto found = place.find(key);
-  if (!found) return;
-  if (!in.spec.rope.partial && found->number() != 1.0)
-    found->fail("is not supported; only 1.0 is", "Use a model that rotates all of each head.");
-  in.model.rope_fraction = positive(place, key, 1.0, 1.0);
-}
-
-void read_scaling(const Reader& in, const JsonView& scaling) {
-  auto type = scaling.find("rope_type");
-  if (!type) type = scaling.find("type");
-  if (!type || type->text() == "default") return;
-  const std::string& name = type->text();
-  if (name != "linear" && name != "llama3")
-    type->fail("\"" + name + "\" is not supported; default, linear and llama3 are", "Use another model.");
-  RopeScaling& rope = in.model.rope_scaling;
-  rope = linear_scaling(scaling["factor"].number());
-  if (rope.factor < 1) scaling["factor"].fail("must be at least 1", Reader::kWay);
-  if (name == "linear") return;
-  rope.low_freq_factor = scaling["low_freq_factor"].number();
-  rope.high_freq_factor = scaling["high_freq_factor"].number();
-  constexpr const char* kOriginal = "original_max_position_embeddings";
-  const auto inner = scaling.find(kOriginal);
-  rope.original_max_positions =
-      in.size(kOriginal, inner ? inner->integer(1, kMaxSize) : in.model.max_positions);
-  if (rope.high_freq_factor <= rope.low_freq_factor || rope.low_freq_factor <= 0)
-    scaling.fail("low_freq_factor must be positive and below high_freq_factor", Reader::kWay);
-}
-
-/// As Transformers merges the older spelling, `rope_scaling` beside `rope_theta`, with `rope_parameters`.
-void read_rope(const Reader& in) {
-  const HfRope& keys = in.spec.rope;
-  in.model.rope_theta = positive(in.root, keys.theta, 10000.0, 1e30);
-  in.model.rope_fraction = keys.absent_fraction;
-  read_fraction(in, in.root, keys.fraction);
-  auto scaling = in.root.find("rope_scaling");
-  if (!scaling || scaling->object().empty()) scaling = in.root.find("rope_parameters");
-  if (!scaling) return;
-  check_rope_keys(*scaling);
-  in.model.rope_theta = positive(*scaling, "rope_theta", in.model.rope_theta, 1e30);
-  read_fraction(in, *scaling, "partial_rotary_factor");
-  read_scaling(in, *scaling);
-}
-
-// Windows, padding, sizes.
-
-/// Which keys a position sees, where that can be fewer than all before it.
-void read_window(const Reader& in) {
-  using Use = HfWindow::Use;
-  const auto [use, absent] = in.spec.window;
-  const bool on = use == Use::always || (use == Use::by_switch && in.flag("use_sliding_window", false));
-  // Of a missing key Transformers takes its default, of null that there is no window.
-  const bool has_window =
-      on && (in.is_absent("sliding_window") ? absent > 0 : in.root.find("sliding_window").has_value());
-  const std::int64_t window = has_window ? in.size("sliding_window", absent) : 0;
-  const auto layers = in.root.find("layer_types");
-  bool used =
-      use == Use::always || (use == Use::by_switch && !layers &&
-                             in.number("max_window_layers", 28) < static_cast<double>(in.model.num_layers));
-  for (std::size_t i = 0; layers && i < layers->size(); ++i) {
-    const std::string& type = (*layers)[i].text();
-    const bool slides = type == "sliding_attention" && use == Use::by_switch && has_window;
-    if (type != "full_attention" && !slides)
-      (*layers)[i].fail("\"" + type + "\" is not supported here; full_attention is", Reader::kWay);
-    used = used || slides;
-  }
-  if (has_window && used) in.model.sliding_window = window;
-}
+// Padding, sizes.
 
 /// torch.nn.Embedding's padding_idx, which counts from the end if it is negative.
 void read_padding(const Reader& in) {

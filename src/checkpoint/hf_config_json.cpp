@@ -1,5 +1,7 @@
-#include "checkpoint/hf_rules.hpp"
-#include "checkpoint/json_strict.hpp"
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/hf_read.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
@@ -9,29 +11,69 @@ using namespace checkpoint_detail;
 
 namespace {
 
+/// Of what few types have.
+const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const ModelSpec& type) {
+  using M = ModelConfig;
+  const auto reads = [&](auto M::*field) {
+    return std::ranges::any_of(type.keys, [&](const HfKey& key) { return key.field == HfKey::Field(field); });
+  };
+  if (c.norm_placement != own.norm_placement || c.shared_norm != own.shared_norm)
+    return "its norms stand elsewhere";
+  if (c.norm_zero_centered != own.norm_zero_centered) return "its norms multiply by other weights";
+  if (has_norm_bias(c) != has_norm_bias(own)) return "its norms have other biases";
+  if (c.qk_norm != own.qk_norm) return "its queries and keys are normed otherwise";
+  if (c.embedding_norm != own.embedding_norm || c.embedding_scaled != own.embedding_scaled)
+    return "its embedding is normed or scaled otherwise";
+  if (!reads(&M::attention_softcap) && c.attention_softcap != own.attention_softcap)
+    return "it caps no scores";
+  if (!reads(&M::logit_softcap) && c.logit_softcap != own.logit_softcap) return "it caps no logits";
+  if (!reads(&M::attention_scale) && c.attention_scale) return "its scores have another scale";
+  if (c.position_embedding == PositionKind::rotary &&
+      c.rope_local_theta.has_value() != own.rope_local_theta.has_value())
+    return "its layers with a window rotate otherwise";
+  if (type.window.use == HfWindow::Use::never && c.sliding_window) return "it has no window";
+  if (type.window.use == HfWindow::Use::always && c.window_pattern) return "all its layers have the window";
+  return nullptr;
+}
+
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
-  const ModelConfig& own = type.model;
+  ModelConfig own = type.model;
+  own.family = type.family;
+  own = resolve(std::move(own));
   if (std::string_view(spec_of(c.family).body) != spec_of(type.family).body) return "its layers are others";
-  const auto gated = [](const ModelConfig& model) { return model.activation == MlpActivation::swiglu; };
   if (c.position_embedding != own.position_embedding)
     return detail::concat("its positions are ", name_of(*own.position_embedding), ", not ",
                           name_of(*c.position_embedding));
   if (c.norm != own.norm)
     return detail::concat("its norm is ", name_of(*own.norm), ", not ", name_of(*c.norm));
-  if (gated(c) != gated(own))
-    return detail::concat("its MLP has ", gated(own) ? "SwiGLU" : "no gate", ", not ",
-                          name_of(*c.activation));
+  // Types without a gate take any activation of that kind.
+  if (is_gated(*c.activation) ? c.activation != own.activation : is_gated(*own.activation))
+    return detail::concat("its MLP has ", is_gated(*own.activation) ? name_of(*own.activation) : "no gate",
+                          ", not ", name_of(*c.activation));
   if (*c.parallel_residual && !*own.parallel_residual) return "its attention and MLP follow one another";
   if (c.position_embedding == PositionKind::rotary &&
       (c.rope_interleaved || (c.rope_fraction != 1.0 && !type.rope.partial)))
     return "it rotates pairs (i, i + d/2) over the whole head";
+  if (const char* unlike = unlike_in_detail(c, own, type)) return unlike;
   for (const HfNeed& need : type.needs) {
     if (!need.holds(c)) return need.reason;
   }
   return "";
 }
 
+/// Of a scale its inverse square, which is a whole number in Transformers.
+Json root_of(const ModelConfig& model) {
+  const double scale = model.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(model.head_dim)));
+  const double value = 1.0 / (scale * scale), whole = std::round(value);
+  return std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<std::int64_t>(whole)) : Json(value);
+}
+
 void write_key(const ModelConfig& model, const HfKey& key, Json& out) {
+  if (key.kind == HfKey::Kind::root) return void(out[key.key] = root_of(model));
+  if (key.kind == HfKey::Kind::cap) {
+    const double cap = (model.*std::get<std::optional<double> ModelConfig::*>(key.field)).value_or(0.0);
+    return void(out[key.key] = cap == 0.0 ? Json(nullptr) : Json(cap));
+  }
   const auto write = [&]<typename T>(const T& value) { out[key.key] = value; };
   std::visit(
       [&](auto field) {
@@ -74,38 +116,6 @@ void write_classes(std::int64_t count, Json& out) {
   }
 }
 
-void write_window(const ModelConfig& model, const HfWindow& window, Json& out) {
-  using Use = HfWindow::Use;
-  if (!model.sliding_window) {
-    if (window.use == Use::always) out["sliding_window"] = nullptr;
-    return;
-  }
-  out["sliding_window"] = *model.sliding_window;
-  if (window.use != Use::by_switch) return;
-  out["use_sliding_window"] = true;
-  if (!out.contains("layer_types") && !out.contains("max_window_layers")) out["max_window_layers"] = 0;
-}
-
-void write_rope(const ModelConfig& model, const HfRope& keys, Json& out) {
-  const RopeScaling& rope = model.rope_scaling;
-  Json scaling = nullptr;
-  if (rope != RopeScaling{})
-    scaling = {{"rope_type", is_linear(rope) ? "linear" : "llama3"}, {"factor", rope.factor}};
-  if (rope != RopeScaling{} && !is_linear(rope)) {
-    scaling["low_freq_factor"] = rope.low_freq_factor;
-    scaling["high_freq_factor"] = rope.high_freq_factor;
-    scaling["original_max_position_embeddings"] = rope.original_max_positions;
-  }
-  // Both spellings, so that Transformers 4 and 5 read the same model.
-  out[keys.theta] = model.rope_theta;
-  out["rope_scaling"] = scaling;
-  if (keys.partial) out[keys.fraction] = model.rope_fraction;
-  if (scaling.is_null()) scaling = {{"rope_type", "default"}};
-  scaling["rope_theta"] = model.rope_theta;
-  if (keys.partial) scaling["partial_rotary_factor"] = model.rope_fraction;
-  out["rope_parameters"] = scaling;
-}
-
 }  // namespace
 
 namespace checkpoint_detail {
@@ -116,13 +126,20 @@ ModelConfig canonical(ModelConfig model) {
   model.reinitialize = false;
   if (model.proj_bias == model.linear_bias) model.proj_bias.reset();
   if (model.embedding_dropout == model.dropout) model.embedding_dropout.reset();
-  if (model.rope_scaling.factor == 1.0) model.rope_scaling = {};
+  if (model.norm_bias == (model.norm == NormStyle::layernorm)) model.norm_bias.reset();
+  model.rope_scaling = canonical(model.rope_scaling);
+  std::vector<bool> slides;
+  for (std::int64_t i = 0; i < model.num_layers; ++i) slides.push_back(window_of(model, i) > 0);
+  set_windows(model, model.sliding_window.value_or(0), slides);
+  if (model.attention_scale == 1.0 / std::sqrt(static_cast<double>(model.head_dim)))
+    model.attention_scale.reset();
   if (model.position_embedding != PositionKind::rotary) {
     const ModelConfig none;
     model.rope_theta = none.rope_theta;
     model.rope_fraction = none.rope_fraction;
     model.rope_interleaved = none.rope_interleaved;
     model.rope_scaling = none.rope_scaling;
+    model.rope_local_theta = none.rope_local_theta;
   }
   return model;
 }

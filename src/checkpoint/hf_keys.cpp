@@ -111,13 +111,21 @@ std::set<std::string_view> known_keys(const ModelSpec& spec) {
   }
   known.insert(spec.inert.begin(), spec.inert.end());
   known.insert({spec.activations.key, spec.rope.theta, spec.rope.fraction});
+  if (spec.rope.local_theta) known.insert(spec.rope.local_theta);
+  if (spec.window.every_key) known.insert(spec.window.every_key);
   return known;
 }
 
 }  // namespace
 
 void refuse_what_is_not_had(const JsonView& root, const ModelSpec& spec) {
-  for (const HfDemand& each : kCommon) demand(root, each);
+  const auto reads = [&](const char* name) {
+    return std::ranges::any_of(spec.keys,
+                               [&](const HfKey& key) { return std::string_view(key.key) == name; });
+  };
+  for (const HfDemand& each : kCommon) {
+    if (!reads(each.key)) demand(root, each);
+  }
   for (const HfDemand& each : spec.demands) demand(root, each);
   const std::set<std::string_view> known = known_keys(spec);
   for (const auto& [key, value] : root.object().items()) {

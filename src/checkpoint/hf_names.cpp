@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kPositions = "embedding.position_embeddings.weight";
 
-bool is_gated(const ModelConfig& model) { return model.activation == MlpActivation::swiglu; }
+bool is_gated(const ModelConfig& model) { return tessera::is_gated(*model.activation); }
 
 /// A module's weight [rows, columns], of a norm [rows], and whether it has a bias [rows].
 struct Extent {
@@ -27,7 +27,8 @@ Extent extent_of(const ModelConfig& m, std::string_view module) {
   if (module == "binary_head") return {2, m.hidden_size, true};
   if (module == "classifier") return {*m.num_labels, m.hidden_size, true};
   if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
-  return {m.hidden_size, 0, m.norm == NormStyle::layernorm};
+  if (module.ends_with("q_layernorm") || module.ends_with("k_layernorm")) return {m.head_dim, 0, false};
+  return {m.hidden_size, 0, has_norm_bias(m)};
 }
 
 std::int64_t rows_of(const ModelConfig& m, HfTensor::Rows rows, std::int64_t all) {

@@ -1,6 +1,9 @@
 #pragma once
 /// What the readers and writers of architectures have in common.
 
+#include <span>
+#include <variant>
+
 #include "tessera/base/families.hpp"
 
 namespace tessera::checkpoint_detail {
@@ -8,9 +11,22 @@ namespace tessera::checkpoint_detail {
 constexpr std::int64_t kMaxLayers = 10'000;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 28;
 
-/// Position interpolation is Llama-3's rule with every wavelength counted as long.
-constexpr RopeScaling linear_scaling(double factor) { return {factor, 1.0, 4.0, 1}; }
-inline bool is_linear(const RopeScaling& scaling) { return scaling == linear_scaling(scaling.factor); }
+/// A key of RopeScaling as config.json names it, beside "rope_type" and "factor".
+struct RopeField {
+  using Member = std::variant<double RopeScaling::*, std::optional<double> RopeScaling::*,
+                              bool RopeScaling::*, std::vector<double> RopeScaling::*>;
+  const char* key;
+  Member member;
+  bool required = false;
+};
+/// What each rule reads of the others; original_max_positions, which stands in two places, aside.
+std::span<const RopeField> rope_fields(RopeType type);
+/// Whether the rule reads original_max_positions.
+constexpr bool has_original(RopeType type) {
+  return type == RopeType::llama3 || type == RopeType::yarn || type == RopeType::longrope;
+}
+/// Only what its rule reads.
+RopeScaling canonical(const RopeScaling& scaling);
 
 /// A model resolved, without what says how it is trained, spelt in one way of several that mean the same.
 ModelConfig canonical(ModelConfig model);

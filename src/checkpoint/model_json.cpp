@@ -4,6 +4,7 @@
 #include "base/config_schema.hpp"
 #include "checkpoint/hf_rules.hpp"
 #include "checkpoint/json_strict.hpp"
+#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -42,14 +43,20 @@ class FieldWriter {
     if (!rotary_) return;
     Json& place = out[name] = nullptr;
     if (scaling == RopeScaling{}) return;
-    place = {{"type", is_linear(scaling) ? "linear" : "llama3"}, {"factor", scaling.factor}};
-    if (is_linear(scaling)) return;
-    place["low_freq_factor"] = scaling.low_freq_factor;
-    place["high_freq_factor"] = scaling.high_freq_factor;
-    place["original_max_positions"] = scaling.original_max_positions;
+    place = {{"type", name_of(scaling.type)}, {"factor", scaling.factor}};
+    for (const RopeField& each : rope_fields(scaling.type))
+      std::visit([&](auto member) { write(place, each.key, scaling.*member); }, each.member);
+    if (has_original(scaling.type)) place["original_max_positions"] = scaling.original_max_positions;
   }
 
  private:
+  template <typename T>
+  static void write(Json& place, const char* key, const T& value) {
+    place[key] = value;
+  }
+  static void write(Json& place, const char* key, const std::optional<double>& value) {
+    if (value) place[key] = *value;
+  }
   template <typename T>
   void put(const char* name, const T& value) {
     if constexpr (IsChoice<T>) {
@@ -80,14 +87,20 @@ class FieldReader {
   void group(const char* name, RopeScaling& scaling, const char*) {
     const auto in = in_.find(name);
     if (!in) return;
-    in->only({"type", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"});
-    const std::string& type = (*in)["type"].text();
-    if (type != "linear" && type != "llama3") (*in)["type"].fail("must be linear or llama3");
-    scaling = linear_scaling((*in)["factor"].number());
-    if (type == "linear") return;
-    scaling.low_freq_factor = (*in)["low_freq_factor"].number();
-    scaling.high_freq_factor = (*in)["high_freq_factor"].number();
-    scaling.original_max_positions = (*in)["original_max_positions"].integer(1);
+    read("type", (*in)["type"], scaling.type, {});
+    scaling.factor = (*in)["factor"].number();
+    std::vector<std::string_view> keys = {"type", "factor"};
+    for (const RopeField& each : rope_fields(scaling.type)) {
+      keys.emplace_back(each.key);
+      const auto found = in->find(each.key);
+      if (!found && each.required) (void)(*in)[each.key];
+      if (found) std::visit([&](auto member) { read("", *found, scaling.*member, {}); }, each.member);
+    }
+    if (has_original(scaling.type)) {
+      keys.emplace_back("original_max_positions");
+      scaling.original_max_positions = (*in)["original_max_positions"].integer(1);
+    }
+    in->only(keys);
   }
 
  private:
@@ -97,7 +110,11 @@ class FieldReader {
                                            "init_std",          "position_embedding", "norm",
                                            "rope_theta",        "rope_fraction",      "rope_interleaved",
                                            "parallel_residual", "token_types",        "binary_head",
-                                           "num_labels"};
+                                           "num_labels",        "window_pattern",     "qk_norm",
+                                           "norm_placement",    "shared_norm",        "norm_bias",
+                                           "embedding_norm",    "norm_zero_centered", "embedding_scaled",
+                                           "attention_scale",   "attention_softcap",  "logit_softcap",
+                                           "rope_local_theta"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 
@@ -109,7 +126,13 @@ class FieldReader {
     if (name == "rope_fraction" && (value <= 0 || value > 1)) in.fail("must be above 0 and at most 1");
   }
   static void read(std::string_view, const JsonView& in, bool& value, const Limits&) { value = in.boolean(); }
-  static void read(std::string_view, const JsonView&, std::string&, const Limits&) {}
+  static void read(std::string_view, const JsonView& in, std::string& value, const Limits&) {
+    value = in.text();
+  }
+  static void read(std::string_view, const JsonView& in, std::vector<double>& value, const Limits&) {
+    value.clear();
+    for (std::size_t i = 0; i < in.size(); ++i) value.push_back(in[i].number());
+  }
   template <IsChoice T>
   static void read(std::string_view, const JsonView& in, T& value, const Limits&) {
     for (const EnumName<T>& each : names_of(T{}).values) {
@@ -134,9 +157,14 @@ class FieldReader {
 std::string to_model_json(const Architecture& config) {
   ModelConfig model = config.model;
   model.proj_bias = model.proj_bias.value_or(*model.linear_bias);
-  // Earlier versions do not know the key: it is written where it is not the family's.
-  if (model.parallel_residual == spec_of(model.family).model.parallel_residual)
-    model.parallel_residual.reset();
+  // Earlier versions do not know these keys: each is written where it is not the family's.
+  const ModelConfig usual = resolve(ModelConfig{.family = model.family, .norm = model.norm});
+  const auto leave_out = [&](auto... field) {
+    (void)((model.*field == usual.*field ? model.*field = std::nullopt : model.*field), ...);
+  };
+  using M = ModelConfig;
+  leave_out(&M::parallel_residual, &M::qk_norm, &M::norm_placement, &M::shared_norm, &M::norm_zero_centered,
+            &M::embedding_norm, &M::embedding_scaled, &M::attention_softcap, &M::logit_softcap);
   FieldWriter writer(model);
   describe(writer, model);
   writer.out["hf_model_type"] = config.type.empty() ? Json(nullptr) : Json(config.type);

@@ -25,7 +25,14 @@ SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::i
                           config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
                           tensor,
                           Linear::Split::row,
-                          {}})) {}
+                          {}})) {
+  if (*config.qk_norm == QkNorm::none) return;
+  // A rank sees its own heads, and so a part of the gradients.
+  const Init init = *config.norm_zero_centered ? Init::zeros() : Init::ones();
+  const ParameterTraits traits{.reads_main = true, .partial_over_tensor = tensor.active()};
+  query_norm_ = &parameter("q_layernorm.weight", Shape{config.head_dim}, init, traits);
+  key_norm_ = &parameter("k_layernorm.weight", Shape{config.head_dim}, init, traits);
+}
 
 Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::RopeTable* rope,
                            const Tensor& alibi_slopes) {
@@ -33,6 +40,9 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
   SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, rope, input.positions};
   if (alibi_slopes) options.attention.alibi_slopes = alibi_slopes.narrow(0, heads_.first, heads_.heads);
   options.attention.causal = causal_;
+  options.attention.window = window_of(config_, layer_);
+  options.attention.softcap = static_cast<float>(*config_.attention_softcap);
+  options.attention.scale = static_cast<float>(config_.attention_scale.value_or(0.0));
   options.attention.key_begin = input.key_begin;
   options.attention.key_end = input.key_end;
   options.attention.document = input.document;
@@ -45,6 +55,16 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
     options.attention.seq_length = input.seq_length;
   }
   Var qkv = qkv_.forward(forward, x);
+  if (query_norm_ != nullptr) {
+    qkv = head_norm(forward.exec, std::move(qkv),
+                    {.heads = heads_.heads,
+                     .kv_heads = heads_.kv_heads,
+                     .head_dim = config_.head_dim,
+                     .query_weight = *query_norm_,
+                     .key_weight = *key_norm_,
+                     .eps = static_cast<float>(config_.norm_eps),
+                     .zero_centered = *config_.norm_zero_centered});
+  }
   Var o = forward.cache != nullptr ? attend_cached(forward, std::move(qkv), options)
                                    : self_attention(forward.exec, std::move(qkv), options);
   return proj_.forward(forward, o);

@@ -112,7 +112,7 @@ std::vector<Var> Stack::run_piece(const Forward& whole, int index, const std::ve
   const std::vector<Port> ports = this->inputs(index, size);
   TESSERA_CHECK(inputs.size() == ports.size(), "piece ", index, " gets ", inputs.size(), " values of ",
                 ports.size(), ": the first piece of a model begins with tokens, and no other does");
-  prepare(whole.exec);
+  prepare(whole);
   const Forward forward = on_own_positions(whole, sharding_.tensor);
   Flow flow;
   for (std::size_t i = 0; i < ports.size(); ++i) value_of(flow, ports[i].name) = inputs[i];

@@ -46,7 +46,13 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
   s.scale = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   s.causal = options.causal;
   s.query_offset = options.query_offset;
+  TESSERA_CHECK(options.window >= 0 && options.softcap >= 0.0f, "attention with a window of ", options.window,
+                " keys and scores capped at ", options.softcap);
+  // A window that hides no key is none.
+  s.window = options.window < s.seq_q + s.query_offset ? options.window : 0;
+  s.softcap = options.softcap;
   if (options.alibi_slopes) {
+    TESSERA_CHECK(s.softcap == 0.0f, "attention caps no scores that have an ALiBi bias");
     TESSERA_CHECK(options.alibi_slopes.shape() == Shape{s.heads}, "one ALiBi slope per head");
     s.alibi_slopes = options.alibi_slopes.data<float>();
   }

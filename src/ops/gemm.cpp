@@ -64,6 +64,8 @@ Epilogues epilogues_of(ActivationKind kind) {
     case ActivationKind::relu:
     case ActivationKind::silu:
     case ActivationKind::tanh:
+    case ActivationKind::swiglu:
+    case ActivationKind::geglu:
       break;
   }
   return {};

@@ -3,6 +3,7 @@
 #include "kernels/api/norm.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/matrix.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera::ops {
 namespace {
@@ -13,6 +14,15 @@ using detail::check_same_shape;
 
 kernels::NormKind kind_of(const NormOptions& options) {
   return options.rms ? kernels::NormKind::rms : kernels::NormKind::layer;
+}
+
+/// What normalised values are multiplied by.
+Tensor factor_of(const ExecCtx& ctx, const Tensor& weight, const NormOptions& options) {
+  if (!options.zero_centered) return weight;
+  Tensor factor = Tensor::empty(ctx, weight.shape(), DType::f32);
+  fill_constant(ctx, factor, 1.0f);
+  axpby(ctx, 1.0f, weight, 1.0f, factor);
+  return factor;
 }
 
 float* floats(const Tensor& t) { return t ? t.data<float>() : nullptr; }
@@ -95,7 +105,8 @@ AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branc
                  const Tensor& bias, const NormOptions& options, const DropoutSpec& dropout) {
   AddNorm out;
   out.residual = residual;
-  kernels::AddNormForward params = describe(residual, weight, bias, options);
+  const Tensor factor = factor_of(ctx, weight, options);
+  kernels::AddNormForward params = describe(residual, factor, bias, options);
   if (branch) {
     check_contiguous(branch, "branch");
     check_same_shape(residual, branch, "residual and branch");
@@ -117,7 +128,8 @@ AddNorm add_norm(const ExecCtx& ctx, const Tensor& residual, const Tensor& branc
 
 Tensor norm_again(const ExecCtx& ctx, const AddNorm& saved, const Tensor& weight, const Tensor& bias,
                   const NormOptions& options) {
-  kernels::AddNormForward params = describe(saved.residual, weight, bias, options);
+  const Tensor factor = factor_of(ctx, weight, options);
+  kernels::AddNormForward params = describe(saved.residual, factor, bias, options);
   TESSERA_CHECK(saved.rstd && saved.rstd.numel() == params.rows, "statistics of shape ", saved.rstd.shape(),
                 " for ", params.rows, " rows");
   TESSERA_CHECK(options.rms || (saved.mean && saved.mean.numel() == params.rows), "means of shape ",
@@ -135,8 +147,9 @@ AddNormGrad add_norm_backward(const ExecCtx& ctx, const AddNorm& saved, const Te
                               const Tensor& dy, const Tensor& dresidual, bool has_branch,
                               const NormOptions& options, const DropoutSpec& dropout) {
   AddNormGrad grad;
+  const Tensor factor = factor_of(ctx, weight, options);
   const kernels::AddNormBackward params =
-      describe_backward(ctx, saved, weight, dy, dresidual, has_branch, options, dropout, grad);
+      describe_backward(ctx, saved, factor, dy, dresidual, has_branch, options, dropout, grad);
   TESSERA_DISPATCH(ctx, add_norm_backward, params);
   return grad;
 }
@@ -153,8 +166,9 @@ AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const T
                                const NormWeightSums& sums, const NormOptions& options,
                                const DropoutSpec& dropout) {
   AddNormGrad grad;
+  const Tensor factor = factor_of(ctx, weight, options);
   kernels::AddNormGradients params;
-  params.input = describe_backward(ctx, saved, weight, dy, dresidual, has_branch, options, dropout, grad);
+  params.input = describe_backward(ctx, saved, factor, dy, dresidual, has_branch, options, dropout, grad);
   ctx.stream->make_current();
   const int parts = ctx.device().is_cuda()
                         ? kernels::cuda::norm_gradient_parts(params.input.rows, params.input.cols)

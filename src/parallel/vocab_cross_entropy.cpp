@@ -24,6 +24,31 @@ Tensor loss_into(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& log
   return ops::combine_cross_entropy_into(ctx, parts, labels, loss);
 }
 
+/// What a cap makes of logits, and of their gradient. Its passes want logits without padding between rows.
+class LogitCap {
+ public:
+  explicit LogitCap(float cap) : cap_(cap) {}
+  std::int64_t row_padding() const { return cap_ > 0.0f ? 1 : kHeadRowPadding; }
+
+  /// The capped logits; those given are overwritten.
+  Tensor apply(const ExecCtx& ctx, const Tensor& logits) {
+    if (cap_ == 0.0f) return logits;
+    ops::axpby(ctx, 1.0f / cap_, logits, 0.0f, logits);
+    reduced_ = logits;
+    Tensor capped = ops::activation(ctx, reduced_, ops::ActivationKind::tanh);
+    ops::axpby(ctx, cap_, capped, 0.0f, capped);
+    return capped;
+  }
+  /// The gradient of capped logits to that of the logits, in place.
+  void backward(const ExecCtx& ctx, const Tensor& grad) const {
+    if (cap_ > 0.0f) ops::activation_backward_into(ctx, reduced_, grad, grad, ops::ActivationKind::tanh);
+  }
+
+ private:
+  float cap_;
+  Tensor reduced_;  // logits / cap
+};
+
 class VocabCrossEntropy final : public Function {
  public:
   VocabCrossEntropy(Tensor logits, Tensor labels, Tensor lse, std::int64_t first)
@@ -76,9 +101,16 @@ Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits
                 [&] { return std::make_unique<VocabCrossEntropy>(logits.value(), labels, lse, first); });
 }
 
+/// This rank's columns.
+static Var own_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                      Parameter* bias, float cap) {
+  const Var logits = column_linear(ctx, tp, x, weight, bias, LogitCap(cap).row_padding());
+  return cap > 0.0f ? softcap(ctx, logits, cap) : logits;
+}
+
 Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                 Parameter* bias) {
-  const Var logits = column_linear(ctx, tp, x, weight, bias, kHeadRowPadding);
+                 Parameter* bias, float softcap) {
+  const Var logits = own_logits(ctx, tp, x, weight, bias, softcap);
   if (!tp.active()) return logits;
   const std::int64_t vocab_size = weight.placement().global()[0];
   std::vector<std::int64_t> counts;
@@ -88,11 +120,11 @@ Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Par
 
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
                                Parameter& weight, const Tensor& labels, const Tensor& upstream,
-                               Parameter* bias) {
+                               Parameter* bias, float softcap) {
   const bool recorded = x_var.tape() != nullptr;
   if (recorded && !upstream)
-    return vocab_cross_entropy(ctx, tp, column_linear(ctx, tp, x_var, weight, bias, kHeadRowPadding),
-                               weight.placement(), labels);
+    return vocab_cross_entropy(ctx, tp, own_logits(ctx, tp, x_var, weight, bias, softcap), weight.placement(),
+                               labels);
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});
@@ -107,12 +139,14 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
   for (std::int64_t first = 0; first < rows; first += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, rows - first);
     const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
-    const Tensor logits =
-        ops::linear(ctx, chunk, weight.value(), bias ? bias->value() : Tensor(), kHeadRowPadding);
+    LogitCap cap(softcap);
+    const Tensor logits = cap.apply(
+        ctx, ops::linear(ctx, chunk, weight.value(), bias ? bias->value() : Tensor(), cap.row_padding()));
     const Tensor lse = loss_into(ctx, tp, logits, vocab_begin, chunk_labels, loss.narrow(0, first, count));
     if (!recorded) continue;
     ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count),
                                          vocab_begin);
+    cap.backward(ctx, logits);
     // NOLINTNEXTLINE(bugprone-use-after-move): it is moved in the last round
     if (wanted) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
     // On its way during the last product, until backward asks for it.

@@ -58,7 +58,8 @@ TEST_P(AttentionJacobian, Rotary) {
   const Heads h{2, 1, 6};
   for (const bool interleaved : {false, true}) {
     for (const std::int64_t rotary : {6, 4}) {
-      const ops::RopeTable table = ops::make_rope_table(ctx, 9, rotary, 100.0, {}, interleaved);
+      const ops::RopeTable table =
+          ops::make_rope_table(ctx, 9, rotary, {.theta = 100.0, .interleaved = interleaved});
       SelfAttentionOptions o = options(h);
       o.rope = &table;
       o.positions = ints({0, 4, 1, 5, 2, 6, 3, 7}, {8});
@@ -71,7 +72,7 @@ TEST_P(AttentionJacobian, RotaryWrittenInPlace) {
   // The output of a linear moved in: rotation and nothing else may overwrite it.
   const Heads h{2, 1, 4};
   const auto weight = make_parameter(ctx, "weight", {(2 + 2) * 4, 5}, 83);
-  const ops::RopeTable table = ops::make_rope_table(ctx, 9, 4, 100.0, {}, false);
+  const ops::RopeTable table = ops::make_rope_table(ctx, 9, 4, {.theta = 100.0});
   SelfAttentionOptions o = options(h);
   o.rope = &table;
   o.positions = ints({0, 1, 2, 3}, {4});
@@ -118,7 +119,7 @@ TEST_P(AttentionJacobian, DropoutOnProbabilities) {
 
 TEST_P(AttentionJacobian, Everything) {
   const Heads h{4, 2, 4};
-  const ops::RopeTable table = ops::make_rope_table(ctx, 16, 4, 50.0, {}, true);
+  const ops::RopeTable table = ops::make_rope_table(ctx, 16, 4, {.theta = 50.0, .interleaved = true});
   SelfAttentionOptions o = options(h);
   o.rope = &table;
   o.positions = ints({0, 0, 1, 1, 2, 0, 3, 1, 0, 2, 1, 3, 2, 4}, {14});

@@ -106,6 +106,48 @@ TEST_P(Jacobian, Swiglu) {
   }
 }
 
+TEST_P(Jacobian, Geglu) {
+  for (const Shape& shape : {Shape{1, 2}, Shape{3, 2, 22}}) {
+    expect_gradients(ctx,
+                     {{random_tensor(ctx, shape, 31, 2.0f)}, {}, [](const ExecCtx& c, std::vector<Var> in) {
+                        return activation(c, in[0], ops::ActivationKind::geglu);
+                      }});
+  }
+}
+
+TEST_P(Jacobian, ScaleAndSoftcap) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 2, 7}}) {
+    expect_gradients(ctx, {{random_tensor(ctx, shape, 33, 2.0f)},
+                           {},
+                           [](const ExecCtx& c, std::vector<Var> in) { return scale(c, in[0], -2.5f); }});
+    expect_gradients(ctx, {{random_tensor(ctx, shape, 35, 2.0f)},
+                           {},
+                           [](const ExecCtx& c, std::vector<Var> in) { return softcap(c, in[0], 1.5f); }});
+  }
+}
+
+TEST_P(Jacobian, HeadNorm) {
+  for (const bool centred : {false, true}) {
+    for (const std::int64_t d : {1, 7}) {
+      const auto query = make_parameter(ctx, "query", {d}, 61), key = make_parameter(ctx, "key", {d}, 63);
+      expect_gradients(ctx,
+                       {{random_tensor(ctx, {3, 2, (4 + 2 * 2) * d}, 65, 2.0f)},
+                        {query.get(), key.get()},
+                        [&](const ExecCtx& c, std::vector<Var> in) {
+                          return head_norm(c, in[0],
+                                           {.heads = 4,
+                                            .kv_heads = 2,
+                                            .head_dim = d,
+                                            .query_weight = *query,
+                                            .key_weight = *key,
+                                            .eps = 0.1f,
+                                            .zero_centered = centred});
+                        }},
+                       3e-3, 5e-3f);
+    }
+  }
+}
+
 TEST_P(Jacobian, AddAndDropout) {
   for (const Shape& shape : {Shape{1, 1}, Shape{5, 3, 7}}) {
     expect_gradients(ctx, {{random_tensor(ctx, shape, 41), random_tensor(ctx, shape, 43)},

@@ -51,10 +51,11 @@ TEST_P(Kept, ByLinears) {
   const auto half = make_weight(ctx, "half", {kOut, kWidth / 2}, 1, dtype);
   const auto gelu = ops::ActivationKind::gelu_tanh;
   EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, input(t, kWidth), *weight, nullptr); }), e * kWidth);
-  EXPECT_EQ(
-      per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), gelu, *weight, nullptr); }),
-      e * kWidth);
-  EXPECT_EQ(per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), {}, *half, nullptr); }),
+  EXPECT_EQ(per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), gelu, *weight, nullptr); }),
+            e * kWidth);
+  EXPECT_EQ(per_row([&](Tape& t) {
+              activated_row_linear(ctx, {}, input(t, kWidth), ops::ActivationKind::swiglu, *half, nullptr);
+            }),
             e * kWidth);
   // Of an MLP its input and what is activated.
   const auto down = make_weight(ctx, "down", {kWidth, kOut}, 1, dtype);
@@ -136,6 +137,16 @@ TEST_P(Kept, ByElementwiseOperations) {
   EXPECT_EQ(per_row([&](Tape& t) { activation(ctx, input(t, kWidth), ops::ActivationKind::silu); }),
             e * kWidth);
   EXPECT_EQ(per_row([&](Tape& t) { swiglu(ctx, input(t, kWidth)); }), e * kWidth);
+  EXPECT_EQ(per_row([&](Tape& t) { softcap(ctx, input(t, kWidth), 2.0f); }), e * kWidth);
+  EXPECT_EQ(per_row([&](Tape& t) { scale(ctx, input(t, kWidth), 2.0f); }), 0);
+  const auto query = make_weight(ctx, "query", {8}, 1, DType::f32),
+             key = make_weight(ctx, "key", {8}, 2, DType::f32);
+  EXPECT_EQ(per_row([&](Tape& t) {
+              head_norm(
+                  ctx, input(t, kWidth),
+                  {.heads = 4, .kv_heads = 2, .head_dim = 8, .query_weight = *query, .key_weight = *key});
+            }),
+            e * 6 * 8 + 4 * 6);
   EXPECT_EQ(per_row([&](Tape& t) { add(ctx, input(t, kWidth), input(t, kWidth)); }), 0);
   EXPECT_EQ(per_row([&](Tape& t) { dropout(ctx, input(t, kWidth), drop); }), 0);
 }

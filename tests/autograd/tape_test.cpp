@@ -89,7 +89,7 @@ TEST_F(TapeTest, ForwardValuesSurviveAnInPlaceBackward) {
 }
 
 TEST_F(TapeTest, RotationLeavesASharedTensorAlone) {
-  const ops::RopeTable table = ops::make_rope_table(ctx, 4, 2, 100.0, {}, false);
+  const ops::RopeTable table = ops::make_rope_table(ctx, 4, 2, {.theta = 100.0});
   SelfAttentionOptions o;
   o.heads = o.kv_heads = 1;
   o.head_dim = 2;

@@ -54,6 +54,18 @@ TEST(Resolve, KeepsWhatIsGiven) {
   c.token_types = 3;
   c.binary_head = false;
   c.num_labels = 5;
+  c.qk_norm = QkNorm::head;
+  c.norm_placement = NormPlacement::sandwich;
+  c.shared_norm = true;
+  c.norm_zero_centered = true;
+  c.norm_bias = false;
+  c.embedding_norm = true;
+  c.embedding_scaled = true;
+  c.attention_softcap = 3.0;
+  c.logit_softcap = 4.0;
+  c.sliding_window = 7;
+  c.window_pattern = "SF";
+  c.rope_local_theta = 5.0;
   EXPECT_EQ(resolve(c), c);
 }
 
@@ -114,8 +126,27 @@ TEST(Rules, LateRules) {
   EXPECT_EQ(refusal("model: {family: llama, max_positions: 8}\n"), "");
   expect_contains(refusal("model: {family: gpt2, max_positions: 8}\n"),
                   "training.seq_length (1024) is more than");
-  expect_contains(refusal("model: {family: llama, sliding_window: 8}\n"),
-                  "training.seq_length (1024) is more than model.sliding_window (8)");
+  EXPECT_EQ(refusal("model: {family: llama, sliding_window: 8, window_pattern: SSF}\n"), "");
+  expect_contains(refusal("model: {family: llama, sliding_window: 8, window_pattern: SsF}\n"),
+                  "model.window_pattern is 'SsF'; it is an S (sliding) or F (full) for each layer");
+  expect_contains(refusal("model: {family: llama, window_pattern: SF}\n"), "that is null; give both");
+  expect_contains(refusal("model: {position_embedding: alibi, attention_softcap: 5}\n"),
+                  "model.attention_softcap is not computed with ALiBi positions");
+  expect_contains(refusal("model: {parallel_residual: true, norm_placement: sandwich}\n"),
+                  "needs model.norm_placement pre, not sandwich");
+  expect_contains(refusal("model: {shared_norm: true}\n"), "model.shared_norm needs model.parallel_residual");
+  expect_contains(refusal("model: {family: llama, norm_bias: true}\n"), "RMSNorm has no bias");
+  expect_contains(refusal("model: {family: bert, qk_norm: head}\n"), "family bert has no windows");
+  expect_contains(
+      refusal(
+          "model: {family: llama, rope_scaling: {type: longrope, short_factor: [1.0], long_factor: []}}\n"),
+      "must have 32 numbers each, one for each pair of rotated features, not 1 and 0");
+  expect_contains(refusal("model: {family: llama, rope_scaling: {type: linear, attention_factor: 2}}\n"),
+                  "is of types yarn and longrope, not of linear");
+  expect_contains(refusal("model: {family: llama, rope_scaling: {type: yarn, beta_fast: 1}}\n"),
+                  "beta_fast (1) must be above beta_slow (1)");
+  expect_contains(refusal("model: {family: llama, rope_scaling: {type: ntk}}\n"),
+                  "must be llama3, linear, dynamic, yarn or longrope, not 'ntk'");
   expect_contains(refusal("model: {padding_id: 50257}\n"), "is not below model.vocab_size (50257)");
   EXPECT_EQ(refusal("logging: {profile: [1, 1001]}\n"), "");
   expect_contains(refusal("logging: {profile: [1, 1002]}\n"),
@@ -183,10 +214,13 @@ TEST(Split, SharesSumToOne) {
 Config unusual() {
   return parse(R"(
 model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_heads: 3, head_dim: 12, ffn_hidden_size: 9,
-  vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: alibi, norm: layernorm,
+  vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: learned, norm: layernorm,
+  window_pattern: SSF, qk_norm: head, shared_norm: true, norm_zero_centered: true, norm_bias: true, embedding_norm: true,
+  embedding_scaled: true, attention_scale: 0.3, attention_softcap: 11, logit_softcap: 12, rope_local_theta: 777,
   norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, padding_id: 3, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
-  rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
+  rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
+    truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,
   pipeline_layout: "0,1,2,0", data: 3, zero_stage: 0, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
@@ -223,10 +257,12 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   ASSERT_EQ(items.size(), defaults.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
-    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16.
+    // norm_placement excludes parallel_residual, recompute_partition parallel.sequence; split_main_weights is
+    // for bf16, a loss scale for fp16.
     const std::string& key = items[i].key;
     const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
-                        key == "training.recompute_partition" || key == "optimizer.split_main_weights";
+                        key == "training.recompute_partition" || key == "model.norm_placement" ||
+                        key == "optimizer.split_main_weights";
     EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
   }
 }

@@ -14,6 +14,13 @@ TEST(ParameterCount, NamedModels) {
   EXPECT_EQ(parameter_count(shipped("gpt2_xl")), 1'557'611'200);
   EXPECT_EQ(parameter_count(shipped("llama_7b")), 6'738'415'616);
   EXPECT_EQ(parameter_count(shipped("llama3_8b")), 8'030'261'248);
+  EXPECT_EQ(parameter_count(shipped("mistral_7b")), 7'241'732'096);
+  EXPECT_EQ(parameter_count(shipped("qwen3_8b")), 8'190'735'360);
+  EXPECT_EQ(parameter_count(shipped("gemma2_9b")), 9'241'705'984);
+  EXPECT_EQ(parameter_count(shipped("gemma3_1b")), 999'885'952);
+  EXPECT_EQ(parameter_count(shipped("gpt_neox_20b")), 20'554'567'680);
+  EXPECT_EQ(parameter_count(shipped("santacoder_1b")), 1'124'886'528);
+  EXPECT_EQ(parameter_count(shipped("bloom_7b1")), 7'069'016'064);
   // Without a file: the defaults are GPT-2 small.
   EXPECT_EQ(parameter_count(ModelConfig{}), 124'439'808);
 }

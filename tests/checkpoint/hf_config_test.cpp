@@ -191,7 +191,7 @@ TEST(HfConfig, UnknownSettingsThatMayCountAreRefused) {
 }
 
 TEST(HfConfig, RopeInBothSpellings) {
-  const RopeScaling llama3{8.0, 1.0, 4.0, 8192}, linear{2.0, 1.0, 4.0, 1};
+  const RopeScaling llama3{8.0, 1.0, 4.0, 8192}, linear{.factor = 2.0, .type = RopeType::linear};
   Json config = llama();
   config["rope_theta"] = 5e5;
   config["rope_scaling"] = {{"rope_type", "llama3"},
@@ -213,7 +213,8 @@ TEST(HfConfig, RopeInBothSpellings) {
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 7.0}};
   EXPECT_EQ(parse(config).model.rope_scaling, RopeScaling{});
   EXPECT_EQ(parse(config).model.rope_theta, 7.0);
-  refuse(llama(), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}, "\"yarn\" is not supported");
+  refuse(llama(), "rope_scaling", {{"rope_type", "ntk"}, {"factor", 2}},
+         "\"ntk\" is not supported; default, linear, dynamic, llama3, yarn and longrope are");
   refuse(llama(), "rope_scaling", {{"rope_type", "linear"}}, "$.rope_scaling: \"factor\" is missing");
   refuse(llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 1}}, "beta_fast");
   refuse(llama(), "rope_parameters", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
@@ -221,8 +222,8 @@ TEST(HfConfig, RopeInBothSpellings) {
 
 TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   refuse(gpt2(), "model_type", "opt",
-         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert and "
-         "megatron-bert are");
+         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert, "
+         "megatron-bert, qwen3, gemma2, gemma3_text and bloom are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");
@@ -264,6 +265,63 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
                             "twice");
 }
 
+TEST(HfConfig, WindowsOfLayers) {
+  const auto layers = [](const Json& config) {
+    const ModelConfig model = parse(config).model;
+    std::string text;
+    for (std::int64_t i = 0; i < model.num_layers; ++i)
+      text += detail::concat(i > 0 ? " " : "", window_of(model, i));
+    return text;
+  };
+  Json config = {{"model_type", "gemma2"}, {"num_hidden_layers", 3}};
+  EXPECT_EQ(layers(config), "4096 0 4096");
+  config["sliding_window"] = 9;
+  config["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(layers(config), "0 9 9");
+  config["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(layers(config), "9 9 9");
+  refuse(config, "layer_types", {"sliding_attention"}, "says 1 layers, and there are 3");
+  refuse(config, "layer_types", {"chunked_attention", "full_attention", "full_attention"},
+         "$.layer_types[0]");
+  EXPECT_EQ(layers({{"model_type", "gemma3_text"}, {"num_hidden_layers", 8}}),
+            "4096 4096 4096 4096 4096 0 4096 4096");
+  config = {
+      {"model_type", "qwen3"}, {"num_hidden_layers", 4}, {"max_window_layers", 3}, {"sliding_window", 5}};
+  EXPECT_EQ(layers(config), "0 0 0 0");
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(layers(config), "0 0 0 5");
+  EXPECT_EQ(layers({{"model_type", "mistral"}, {"num_hidden_layers", 2}}), "4096 4096");
+}
+
+TEST(HfConfig, CapsAndScales) {
+  const ModelConfig gemma2 = parse({{"model_type", "gemma2"}}).model;
+  EXPECT_EQ(gemma2.attention_softcap, 50.0);
+  EXPECT_EQ(gemma2.logit_softcap, 30.0);
+  EXPECT_EQ(gemma2.attention_scale, std::nullopt);  // 256 features a head
+  EXPECT_EQ(parse({{"model_type", "gemma2"}, {"attn_logit_softcapping", nullptr}}).model.attention_softcap,
+            0.0);
+  EXPECT_EQ(parse({{"model_type", "gemma2"}, {"query_pre_attn_scalar", 144}}).model.attention_scale,
+            1.0 / 12.0);
+  const ModelConfig gemma3 = parse({{"model_type", "gemma3_text"}}).model;
+  EXPECT_EQ(gemma3.attention_softcap, 0.0);
+  EXPECT_EQ(gemma3.rope_theta, 1e6);
+  EXPECT_EQ(gemma3.rope_local_theta, 1e4);
+  refuse({{"model_type", "gemma2"}}, "attn_logit_softcapping", 0, "must be above 0");
+  refuse({{"model_type", "gemma3_text"}}, "use_bidirectional_attention", true, "use_bidirectional_attention");
+  refuse({{"model_type", "gemma3_text"}}, "rope_parameters", {{"rope_theta", 1e4}}, "is not a kind of layer");
+  refuse({{"model_type", "gemma3_text"}}, "rope_parameters",
+         {{"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}},
+         "layers with a window are not supported");
+  refuse({{"model_type", "bloom"}}, "apply_residual_connection_post_layernorm", true,
+         "apply_residual_connection_post_layernorm");
+  refuse(llama(), "rope_scaling",
+         {{"rope_type", "longrope"},
+          {"factor", 2.0},
+          {"short_factor", {1.0}},
+          {"long_factor", {1.0, 1.0, 1.0, 1.0}}},
+         "has 1 numbers; it must have one for each of the");
+}
+
 TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
   std::vector<Json> configs = {gpt2(), llama(), HfFolder::llama(true, true, true).config,
                                HfFolder::llama(true, true, false).config};
@@ -295,6 +353,45 @@ TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
     configs.back()["pad_token_id"] = -1;
     configs.back()["initializer_range"] = 0.01;
   }
+  for (const Json& scaling :
+       {Json{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}},
+        Json{{"rope_type", "yarn"},
+             {"factor", 4.0},
+             {"mscale", 1.0},
+             {"mscale_all_dim", 0.5},
+             {"truncate", false}},
+        Json{{"rope_type", "longrope"},
+             {"short_factor", {1.0, 1.5}},
+             {"long_factor", {2.0, 3.0}},
+             {"original_max_position_embeddings", 16}},
+        Json{{"type", "dynamic"}, {"factor", 2.0}}}) {
+    configs.push_back(llama());
+    configs.back()["rope_scaling"] = scaling;
+  }
+  for (const char* type : {"qwen3", "gemma2", "gemma3_text"}) {
+    configs.push_back({{"model_type", type},
+                       {"num_hidden_layers", 5},
+                       {"hidden_size", 60},
+                       {"num_attention_heads", 6},
+                       {"num_key_value_heads", 2},
+                       {"head_dim", 14},
+                       {"intermediate_size", 131},
+                       {"vocab_size", 211}});
+    configs.push_back(configs.back());  // with the layers of its own choice
+    configs.back()["use_sliding_window"] = true;
+    configs.back()["sliding_window"] = 7;
+    configs.back()["layer_types"] = {"full_attention", "sliding_attention", "full_attention",
+                                     "full_attention", "sliding_attention"};
+    configs.back()["attention_bias"] = true;
+  }
+  configs.push_back({{"model_type", "gemma3_text"},
+                     {"sliding_window_pattern", 3},
+                     {"query_pre_attn_scalar", 168},
+                     {"final_logit_softcapping", 20.0},
+                     {"rope_local_base_freq", 500.0},
+                     {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}});
+  configs.push_back(
+      {{"model_type", "bloom"}, {"n_layer", 3}, {"hidden_size", 60}, {"n_head", 5}, {"vocab_size", 211}});
   for (const Json& json : configs) {
     const Architecture config = parse(json);
     EXPECT_EQ(parse_model_json(to_model_json(config), "x"), config) << json;

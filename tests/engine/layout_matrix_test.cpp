@@ -8,7 +8,23 @@
 namespace tessera::test {
 namespace {
 
-enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi, bert, megatron_bert, bert_classes };
+enum class Kind {
+  gpt2,
+  llama4,
+  llama6,
+  llama12,
+  llama2,
+  alibi,
+  bert,
+  megatron_bert,
+  bert_classes,
+  mistral,
+  qwen3,
+  gemma2,
+  gemma3,
+  bloom,
+  post_norm
+};
 
 struct LayoutCase {
   Kind kind = Kind::gpt2;
@@ -48,6 +64,18 @@ const char* name_of(Kind kind) {
       return "megatron_bert";
     case Kind::bert_classes:
       return "bert_classes";
+    case Kind::mistral:
+      return "mistral";
+    case Kind::qwen3:
+      return "qwen3";
+    case Kind::gemma2:
+      return "gemma2";
+    case Kind::gemma3:
+      return "gemma3";
+    case Kind::bloom:
+      return "bloom";
+    case Kind::post_norm:
+      return "post_norm";
   }
   return "";
 }
@@ -70,6 +98,24 @@ std::string describe(const LayoutCase& c) {
   return text;
 }
 
+/// Windows, caps, norms: what later families have.
+void set_later(Kind kind, ModelConfig& model) {
+  const auto windowed = [&](const char* family, std::int64_t kv, const char* pattern) {
+    model.family = {family};
+    model.num_kv_heads = kv;
+    model.sliding_window = 4;
+    if (pattern) model.window_pattern = pattern;
+  };
+  if (kind == Kind::mistral) windowed("llama", 4, nullptr);
+  if (kind == Kind::qwen3) windowed("qwen3", 2, "FFS");
+  if (kind == Kind::gemma2) windowed("gemma2", 4, nullptr);
+  if (kind == Kind::gemma3) windowed("gemma3_text", 4, "SSF");
+  if (kind == Kind::gemma2)
+    model.attention_softcap = 1.0, model.logit_softcap = 2.0, model.attention_scale = 0.4;
+  if (kind == Kind::bloom) model.family = {"bloom"};
+  if (kind == Kind::post_norm) model.norm_placement = NormPlacement::post;
+}
+
 /// 12 heads, odd vocabulary, dropout on, 5 layers so that stages are uneven.
 Config matrix_config(Kind kind) {
   Config c;
@@ -89,6 +135,7 @@ Config matrix_config(Kind kind) {
     c.model.num_labels = 3;
   }
   if (kind == Kind::megatron_bert) c.model.family = {"megatron-bert"};
+  set_later(kind, c.model);
   if (kind == Kind::llama4) c.model.num_kv_heads = 4;
   if (kind == Kind::llama6) c.model.num_kv_heads = 6;
   if (kind == Kind::llama2) c.model.num_kv_heads = 2;
@@ -258,6 +305,18 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::bert_classes, .dp = 2, .recompute = kSelective, .micro_batch = 2});
   list.push_back({.kind = Kind::bert, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 2});
   list.push_back({.kind = Kind::megatron_bert, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  // Windows, caps, norms in other places: each family by some layouts in turn.
+  list.push_back({.kind = Kind::mistral, .tp = 2, .sp = true, .pp = 2});
+  list.push_back({.kind = Kind::mistral, .dp = 2, .recompute = kFull});
+  list.push_back({.kind = Kind::qwen3, .tp = 2, .sp = true, .recompute = kSelective});
+  list.push_back({.kind = Kind::qwen3, .tp = 4, .pp = 2, .schedule = kZbH1});
+  list.push_back({.kind = Kind::gemma2, .tp = 2, .sp = true, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
+  list.push_back({.kind = Kind::gemma2, .tp = 3, .recompute = kFull});
+  list.push_back({.kind = Kind::gemma3, .tp = 2, .sp = true, .recompute = kFull, .recompute_layers = 2});
+  list.push_back({.kind = Kind::gemma3, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .dp = 2});
+  list.push_back({.kind = Kind::bloom, .tp = 2, .sp = true, .pp = 2});
+  list.push_back({.kind = Kind::bloom, .dp = 2, .recompute = kSelective});
+  list.push_back({.kind = Kind::post_norm, .tp = 2, .sp = true, .pp = 2, .recompute = kFull});
   return list;
 }
 

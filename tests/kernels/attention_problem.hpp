@@ -26,6 +26,8 @@ struct Case {
   std::vector<std::int32_t> key_begin = {}, key_end = {};
   float dropout = 0.0f;
   float range = 1.0f;  ///< q and k are uniform in [-range, range]
+  std::int64_t window = 0;
+  float softcap = 0.0f;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -64,6 +66,8 @@ struct Problem {
     shape.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
     shape.causal = c.causal;
     shape.query_offset = c.query_offset;
+    shape.window = c.window;
+    shape.softcap = c.softcap;
     if (!c.key_begin.empty()) shape.key_begin = config.key_begin.data();
     if (!c.key_end.empty()) shape.key_end = config.key_end.data();
     if (c.alibi) {
@@ -97,6 +101,7 @@ struct Problem {
   bool sees(std::int64_t b, std::int64_t i, std::int64_t j) const {
     const std::int64_t position = i + shape.query_offset;
     if (shape.causal && j > position) return false;
+    if (shape.window > 0 && j <= position - shape.window) return false;
     if (shape.key_begin && j < shape.key_begin[b]) return false;
     if (shape.key_end && j >= shape.key_end[b]) return false;
     return !shape.document ||
@@ -141,6 +146,7 @@ Results reference(const Problem<T>& p) {
       for (std::int64_t i = 0; i < s.seq_q; ++i) {
         const std::size_t qi = at(s.q_stride, i, b, h);
         double top = -std::numeric_limits<double>::infinity(), sum = 0.0, mean = 0.0;
+        std::vector<double> slope(n, 1.0);  // of the cap
         for (std::int64_t j = 0; j < s.seq_k; ++j) {
           double score = -std::numeric_limits<double>::infinity();
           if (p.sees(b, i, j)) {
@@ -150,6 +156,11 @@ Results reference(const Problem<T>& p) {
                        static_cast<float>(p.k[at(s.k_stride, j, b, kv) + c]);
             }
             score *= s.scale;
+            if (s.softcap > 0.0f) {
+              const double capped = std::tanh(score / s.softcap);
+              score = s.softcap * capped;
+              slope[static_cast<std::size_t>(j)] = 1.0 - capped * capped;
+            }
             if (s.alibi_slopes) score += s.alibi_slopes[h] * static_cast<double>(j - i - s.query_offset);
           }
           weight[static_cast<std::size_t>(j)] = score;
@@ -177,7 +188,7 @@ Results reference(const Problem<T>& p) {
         }
         for (std::int64_t j = 0; j < s.seq_k; ++j) {
           const auto jj = static_cast<std::size_t>(j);
-          const double ds = weight[jj] * (gradient[jj] - mean) * s.scale;
+          const double ds = weight[jj] * (gradient[jj] - mean) * slope[jj] * s.scale;
           const std::size_t kj = at(s.k_stride, j, b, kv);
           for (std::int64_t c = 0; c < s.head_dim; ++c) {
             r.dq[qi + c] += ds * static_cast<float>(p.k[kj + c]);

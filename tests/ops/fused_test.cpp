@@ -13,6 +13,7 @@
 #include "tessera/ops/rope.hpp"
 #include "tests/ops/fused_linear.hpp"
 #include "tests/support/device.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
@@ -322,12 +323,67 @@ TEST_P(Fused, AttentionIsProductSoftmaxProduct) {
   }
 }
 
+/// Frequencies of 16 rotated features, and what cos and sin are multiplied by.
+struct Stretched {
+  std::vector<double> frequencies;
+  double magnitude;
+};
+Stretched stretched(const ExecCtx& ctx, const ops::RopeRule& rule, std::int64_t length) {
+  const ops::RopeTable table = ops::make_rope_table(ctx, 2, 16, rule, length);
+  const std::vector<float> cos = table.cos.to_floats(), sin = table.sin.to_floats();
+  Stretched result{{}, static_cast<double>(cos[0])};
+  for (std::size_t i = 8; i < 16; ++i)  // of position 1
+    result.frequencies.push_back(std::atan2(static_cast<double>(sin[i]), static_cast<double>(cos[i])));
+  return result;
+}
+
+TEST_P(Fused, RopeIsStretchedByTheRules) {
+  const auto expect = [&](const Stretched& got, const std::vector<double>& frequencies, double magnitude) {
+    EXPECT_NEAR(got.magnitude, magnitude, 1e-6);
+    for (std::size_t i = 0; i < frequencies.size(); ++i)
+      EXPECT_NEAR(got.frequencies[i] / frequencies[i], 1.0, 3e-6) << i;
+  };
+  ops::RopeRule rule{.theta = 5e5, .scaling = {8.0, 1.0, 4.0, 8192}};
+  expect(stretched(ctx, rule, 0),
+         {1.0, .193923, .037606, .00729266, .000524846, 3.4281e-5, 6.64787e-6, 1.28917e-6}, 1.0);
+  rule = {.theta = 1e4, .scaling = {.factor = 4.0, .original_max_positions = 4096, .type = RopeType::yarn}};
+  expect(stretched(ctx, rule, 0), {1.0, .316228, .1, .0256935, .00625, .0013835, .00025, 7.90569e-5},
+         1.1386294);
+  rule.scaling.attention_factor = 0.5;
+  EXPECT_NEAR(stretched(ctx, rule, 0).magnitude, 0.5, 1e-7);
+  rule = {.theta = 1e4, .scaling = {.factor = 2.0, .type = RopeType::dynamic}, .trained = 2048};
+  std::vector<double> plain, grown, halved, quick, slow;
+  for (int i = 0; i < 8; ++i) {
+    plain.push_back(std::pow(1e4, -i / 8.0));
+    grown.push_back(std::pow(35097.92, -i / 8.0));
+    halved.push_back(plain.back() / 2.0);
+    quick.push_back(plain.back() / (1.0 + i));
+    slow.push_back(plain.back() / (2.0 + i));
+  }
+  expect(stretched(ctx, rule, 2048), plain, 1.0);
+  expect(stretched(ctx, rule, 4096), grown, 1.0);
+  EXPECT_EQ(ops::longest_usual(rule), 2048);
+  rule.scaling.type = RopeType::linear;
+  expect(stretched(ctx, rule, 4096), halved, 1.0);
+  EXPECT_EQ(ops::longest_usual(rule), 0);
+  rule.scaling = {.factor = 32.0,
+                  .original_max_positions = 4096,
+                  .type = RopeType::longrope,
+                  .short_factor = {1, 2, 3, 4, 5, 6, 7, 8},
+                  .long_factor = {2, 3, 4, 5, 6, 7, 8, 9}};
+  expect(stretched(ctx, rule, 4096), quick, 1.1902381);
+  expect(stretched(ctx, rule, 4097), slow, 1.1902381);
+  rule.scaling.long_factor = {1.0};
+  test::expect_error<InvalidArgument>([&] { stretched(ctx, rule, 1); }, "longrope needs 8 factors");
+}
+
 TEST_P(Fused, RopeTurnsPairsAndBack) {
   const Tensor x = values({3, 2, 4, 6}, 1);
   const auto before = x.to_floats();
   const Tensor positions = Tensor::from(ctx, std::vector<std::int32_t>{0, 5, 1, 6, 2, 7}, {6});
   for (const bool interleaved : {false, true}) {
-    const ops::RopeTable table = ops::make_rope_table(ctx, 8, 4, 100.0, {}, interleaved);
+    const ops::RopeTable table =
+        ops::make_rope_table(ctx, 8, 4, {.theta = 100.0, .interleaved = interleaved});
     const Tensor turned = ops::contiguous(ctx, x);
     ops::rope_in_place(ctx, turned, positions, table, false);
     std::vector<double> expected(before.begin(), before.end());

@@ -142,9 +142,9 @@ TEST_F(Ops, AttentionAndRopeRefuse) {
   o = {};
   o.document = ints({0, 0});
   refused(attend(q, q, o), "document", "[2, 4]");
-  refused([&] { ops::make_rope_table(ctx, 8, 5, 100.0, {}, false); }, "5");
-  refused([&] { ops::make_rope_table(ctx, 8, 0, 100.0, {}, false); }, "0");
-  const ops::RopeTable table = ops::make_rope_table(ctx, 8, 4, 100.0, {}, false);
+  refused([&] { ops::make_rope_table(ctx, 8, 5, {.theta = 100.0}); }, "5");
+  refused([&] { ops::make_rope_table(ctx, 8, 0, {.theta = 100.0}); }, "0");
+  const ops::RopeTable table = ops::make_rope_table(ctx, 8, 4, {.theta = 100.0});
   refused([&] { ops::rope_in_place(ctx, q, ints({0, 0, 0, 0, 0, 0, 0, 0}), table, false); }, "4", "3");
   refused([&] { ops::rope_in_place(ctx, f32({4, 2, 6, 4}), ints({0, 0}), table, false); }, "2", "8");
 }
@@ -173,7 +173,7 @@ TEST_F(Ops, GradientsNeedTheDtypeOfTheirValues) {
 TEST_F(Ops, KernelsKnowThreeDtypes) {
   const Tensor twice = Tensor::empty(ctx, {4, 4}, DType::f64), whole = ints({1, 2, 3, 4}).view({2, 2});
   const Tensor heads = Tensor::empty(ctx, {4, 2, 1, 2}, DType::f64);
-  const ops::RopeTable table = ops::make_rope_table(ctx, 8, 2, 100.0, {}, false);
+  const ops::RopeTable table = ops::make_rope_table(ctx, 8, 2, {.theta = 100.0});
   for (const Tensor& t : {twice, whole}) {
     const std::string name(name_of(t.dtype()));
     refused([&] { ops::activation(ctx, t, ops::ActivationKind::relu); }, name);

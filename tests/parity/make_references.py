@@ -27,6 +27,6 @@ def reference(name: str, kind: str) -> dict:
 
 
 if __name__ == "__main__":
-    references = {f"{name}/{kind}": reference(name, kind) for name in models.MODELS for kind in models.KINDS}
+    references = {f"{name}/{kind}": reference(name, kind) for name, kind in models.ALL_CASES}
     text = json.dumps(references, separators=(",", ":")).replace('},"', '},\n"')
     (Path(__file__).parent / "references.json").write_text(text + "\n")

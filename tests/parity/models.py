@@ -38,6 +38,34 @@ BERT = {
     "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
+# Windows of 5 keys, so that most of 37 positions lose some.
+MISTRAL = {key: value for key, value in LLAMA.items() if key not in ("attention_bias", "mlp_bias")} | {
+    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5,
+}
+QWEN3 = MISTRAL | {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": 14, "attention_bias": False, "use_sliding_window": True, "max_window_layers": 1,
+}
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 211, "hidden_size": 60, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 14, "num_hidden_layers": 3, "intermediate_size": 131, "max_position_embeddings": 64,
+    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "attention_bias": False, "attention_dropout": 0.0, "query_pre_attn_scalar": 10, "sliding_window": 5, "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}
+GEMMA3 = GEMMA2 | {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "num_hidden_layers": 4, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"], "pad_token_id": None,
+}
+BLOOM = {
+    "architectures": ["BloomForCausalLM"], "model_type": "bloom", "vocab_size": 211, "hidden_size": 60, "n_head": 5, "n_layer": 3,
+    "seq_length": 64, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+    "apply_residual_connection_post_layernorm": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
+}
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, "short_factor": [1.0, 1.1, 1.5, 2.5],
+            "long_factor": [1.0, 1.5, 3.0, 4.0]}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -57,10 +85,52 @@ MODELS = {
     "bert_classes": BERT | {"architectures": ["BertForSequenceClassification"], "id2label": {str(i): f"class {i}" for i in range(5)}},
     "megatron_bert_classes": BERT | {"architectures": ["MegatronBertForSequenceClassification"], "model_type": "megatron-bert",
                                      "id2label": {str(i): f"class {i}" for i in range(3)}},
+    "mistral": MISTRAL,
+    "qwen3": QWEN3,
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "bloom": BLOOM,
+    "llama_yarn": LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    "llama_longrope": LLAMA | {"rope_scaling": LONGROPE},
+    "llama_longrope_long": LLAMA | {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 16}},
+    "llama_dynamic": LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 20},
+    "llama_linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
 KINDS = ("plain", "padded", "packed")
+# What stretches positions by the length of a sequence takes no sequences that begin anew within one.
+WHOLE = ("llama_longrope_long", "llama_dynamic")
+ALL_CASES = [(name, kind) for name in MODELS for kind in KINDS if kind == "plain" or name not in WHOLE]
+# Of the later families each run takes one kind, in turn; --long takes all.
+LATER = ("mistral", "qwen3", "gemma2", "gemma3", "bloom", "llama_yarn", "llama_longrope", "llama_linear")
+CASES = [(name, kind) for name, kind in ALL_CASES if name not in LATER or kind == KINDS[LATER.index(name) % 3]]
+
+
+def window_of(config: dict, layer: int) -> int:
+    """Keys that a position of a layer sees; 0 = all."""
+    window = config.get("sliding_window") or 0
+    if config["model_type"] == "qwen3" and layer < config["max_window_layers"]:
+        return 0
+    if config["model_type"] == "gemma2" and layer % 2 == 1:
+        return 0
+    return 0 if config.get("layer_types", ["sliding_attention"] * 99)[layer] == "full_attention" else window
+
+
+def is_gemma(config: dict) -> bool:
+    return config["model_type"].startswith("gemma")
+
+
+# Norms of a layer beside the first one, in Transformers' and Tessera's words.
+def layer_norms(config: dict) -> dict:
+    if not is_gemma(config):
+        return {"post_attention_layernorm": "pre_mlp_layernorm"}
+    return {"post_attention_layernorm": "post_attention_layernorm", "pre_feedforward_layernorm": "pre_mlp_layernorm",
+            "post_feedforward_layernorm": "post_mlp_layernorm"}
+
+
+def norms_heads(config: dict) -> bool:
+    return config["model_type"] in ("qwen3", "gemma3_text")
 
 
 # GPT-NeoX's modules of a layer, and Tessera's.
@@ -93,6 +163,43 @@ def neox_to_tessera(config: dict, tensors: dict) -> dict:
             heads = config["num_attention_heads"]
             tensor = tensor.reshape(heads, 3, -1, *tensor.shape[1:]).swapaxes(0, 1).reshape(tensor.shape)
         result[plain[begin] + name.removeprefix(begin)] = tensor
+    return result
+
+
+BLOOM_LAYER = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_mlp_layernorm",
+               "self_attention.query_key_value": "self_attention.linear_qkv", "self_attention.dense": "self_attention.linear_proj",
+               "mlp.dense_h_to_4h": "mlp.linear_fc1", "mlp.dense_4h_to_h": "mlp.linear_fc2"}
+
+
+def bloom_modules(config: dict) -> dict:
+    """BLOOM's modules: Transformers' name to Tessera's and the shape of the weight; all but the table have a bias."""
+    c = config["hidden_size"]
+    shapes = dict(zip(BLOOM_LAYER, [(c,), (c,), (3 * c, c), (c, c), (4 * c, c), (c, 4 * c)]))
+    modules = {"word_embeddings": ("embedding.word_embeddings", (config["vocab_size"], c)),
+               "word_embeddings_layernorm": ("embedding.norm", (c,)), "ln_f": ("decoder.final_layernorm", (c,))}
+    for i in range(config["n_layer"]):
+        modules |= {f"h.{i}.{theirs}": (f"decoder.layers.{i}.{ours}", shapes[theirs]) for theirs, ours in BLOOM_LAYER.items()}
+    return {f"transformer.{theirs}": entry for theirs, entry in modules.items()}
+
+
+def bloom_shapes(config: dict) -> dict:
+    shapes = {}
+    for module, (_, shape) in bloom_modules(config).items():
+        shapes[f"{module}.weight"] = shape
+        if not module.endswith("word_embeddings"):
+            shapes[f"{module}.bias"] = shape[:1]
+    return shapes
+
+
+def bloom_to_tessera(config: dict, tensors: dict) -> dict:
+    result = {}
+    for module, (ours, _) in bloom_modules(config).items():
+        for kind in ("weight", "bias"):
+            tensor = tensors.get(f"{module}.{kind}")
+            if tensor is not None and module.endswith("query_key_value"):  # by head: query, key, value
+                tensor = tensor.reshape(config["n_head"], 3, -1, *tensor.shape[1:]).swapaxes(0, 1).reshape(tensor.shape)
+            if tensor is not None:
+                result[f"{ours}.{kind}"] = tensor
     return result
 
 
@@ -160,6 +267,8 @@ def weight_shapes(config: dict) -> dict:
         return bert_shapes(config)
     if config["model_type"] == "gpt_neox":
         return neox_shapes(config)
+    if config["model_type"] == "bloom":
+        return bloom_shapes(config)
     shapes = {}
     if config["model_type"] in ("gpt2", "gpt_bigcode"):
         bigcode = config["model_type"] == "gpt_bigcode"
@@ -181,7 +290,10 @@ def weight_shapes(config: dict) -> dict:
     shapes["model.embed_tokens.weight"] = (config["vocab_size"], c)
     for i in range(config["num_hidden_layers"]):
         h = f"model.layers.{i}."
-        shapes |= {f"{h}input_layernorm.weight": (c,), f"{h}post_attention_layernorm.weight": (c,),
+        shapes |= {f"{h}{norm}.weight": (c,) for norm in layer_norms(config)}
+        if norms_heads(config):
+            shapes |= {f"{h}self_attn.{x}_norm.weight": (d,) for x in "qk"}
+        shapes |= {f"{h}input_layernorm.weight": (c,),
                    f"{h}self_attn.q_proj.weight": (q, c), f"{h}self_attn.k_proj.weight": (kv, c),
                    f"{h}self_attn.v_proj.weight": (kv, c), f"{h}self_attn.o_proj.weight": (c, q)}
         if config["model_type"] == "starcoder2":
@@ -204,7 +316,7 @@ def write_model(folder: Path, name: str) -> None:
     for key, shape in sorted(weight_shapes(config).items()):
         values = random.standard_normal(shape) * 0.08
         is_norm_scale = len(shape) == 1 and key.endswith("weight")
-        weights[key] = (values + (1.0 if is_norm_scale else 0.0)).astype(np.float32)
+        weights[key] = (values + (1.0 if is_norm_scale and not is_gemma(config) else 0.0)).astype(np.float32)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -274,6 +386,8 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
         return bert_to_tessera(config, tensors)
     if config["model_type"] == "gpt_neox":
         return neox_to_tessera(config, tensors)
+    if config["model_type"] == "bloom":
+        return bloom_to_tessera(config, tensors)
     result = {}
     if config["model_type"] in ("gpt2", "gpt_bigcode"):
         plain = {"transformer.wte.weight": "embedding.word_embeddings.weight",
@@ -297,7 +411,10 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
         for i in range(config["num_hidden_layers"]):
             theirs, ours = f"model.layers.{i}.", f"decoder.layers.{i}."
             result[f"{ours}input_layernorm.{kind}"] = tensors[f"{theirs}input_layernorm.{kind}"]
-            result[f"{ours}pre_mlp_layernorm.{kind}"] = tensors[f"{theirs}post_attention_layernorm.{kind}"]
+            for norm, name in layer_norms(config).items():
+                result[f"{ours}{name}.{kind}"] = tensors[f"{theirs}{norm}.{kind}"]
+            if norms_heads(config):
+                result |= {f"{ours}self_attention.{x}_layernorm.{kind}": tensors[f"{theirs}self_attn.{x}_norm.{kind}"] for x in "qk"}
             result[f"{ours}self_attention.linear_qkv.{kind}"] = np.concatenate(
                 [tensors[f"{theirs}self_attn.{x}_proj.{kind}"] for x in "qkv"])
             result[f"{ours}self_attention.linear_proj.{kind}"] = tensors[f"{theirs}self_attn.o_proj.{kind}"]

@@ -16,7 +16,31 @@ def load(folder: Path):
     kind = getattr(transformers, models.architecture_of(folder))
     attention = "sdpa" if kind._supports_sdpa else "eager"
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    if model.config.model_type == "bloom":  # its own reads a 2D mask; a shift of a row's positions changes nothing
+        model.transformer.build_alibi_tensor = _alibi
     return model.train()  # every dropout probability is 0
+
+
+def _alibi(mask, heads: int, dtype):
+    from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+
+    alibi = _get_alibi_slopes(heads, mask.device)[:, None, None] * torch.arange(mask.shape[-1])
+    return alibi.repeat(mask.shape[0], 1, 1).to(dtype)
+
+
+def _masks(model, seen: torch.Tensor, batch: int):
+    """The mask as the model takes it: one, or one for each kind of layer."""
+    def mask(seen):
+        filled = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        return filled[:, None].expand(batch, 1, -1, -1)
+
+    window = getattr(model.config, "sliding_window", None)
+    if window is None:
+        return mask(seen)
+    windowed = mask(seen & seen.new_ones(seen.shape[-2:]).triu(1 - window))
+    if model.config.model_type in ("mistral", "starcoder2"):
+        return windowed
+    return {"full_attention": mask(seen), "sliding_attention": windowed}
 
 
 def forward(model, batch: dict):
@@ -33,7 +57,7 @@ def forward(model, batch: dict):
         seen = seen & (documents[:, :, None] == documents[:, None, :])
     # A row that sees nothing would be NaN here: let it see itself, its output reaches no loss. To both sides each sees something.
     seen = seen if both_sides else seen | torch.eye(length, dtype=torch.bool)[None]
-    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None].expand(tokens.shape[0], 1, -1, -1)
+    mask = _masks(model, seen, tokens.shape[0])
     positions = torch.from_numpy(batch["position_ids"]).long() if "position_ids" in batch else None
     more = {"token_type_ids": torch.from_numpy(batch["token_types"]).long()} if both_sides else {"use_cache": False}
     output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, **more)

@@ -17,8 +17,7 @@ def gradients(result: dict) -> dict:
 
 
 @pytest.mark.parametrize("threads,micro", [(1, 3), (2, 2)])
-@pytest.mark.parametrize("kind", models.KINDS)
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name, kind", models.ALL_CASES)
 def test_fp32_agrees(build_dir, tmp_path, name, kind, threads, micro):
     config = models.MODELS[name]
     batches = [models.make_batch(kind, i, config=models.MODELS[name]) for i in range(4)]
@@ -41,8 +40,7 @@ def test_fp32_agrees(build_dir, tmp_path, name, kind, threads, micro):
             assert distance(ours[key], weight) <= 5e-5, key
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name, kind", models.ALL_CASES)
 def test_bf16_is_as_close_to_fp32_as_autocast(build_dir, tmp_path, name, kind):
     """Both sides err at random: their errors are compared summed over a few batches."""
     config = models.MODELS[name]

@@ -24,7 +24,9 @@ ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch
                       bool forget = false);
 
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
-Var swiglu(const ExecCtx& ctx, const Var& gate_up);
+inline Var swiglu(const ExecCtx& ctx, const Var& gate_up) {
+  return activation(ctx, gate_up, ops::ActivationKind::swiglu);
+}
 
 /// How a packed qkv [seq, batch, (heads + 2 kv_heads) * head_dim] (all q heads, all k heads, all v heads) is
 /// read.
@@ -38,7 +40,22 @@ struct SelfAttentionOptions {
 /// is its last owner (std::move it in).
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
 
+/// RMSNorm of each query head and each key head of a packed qkv by itself, with a weight [head_dim] for all
+/// queries and one for all keys. qkv is overwritten if this call is its last owner (std::move it in).
+struct HeadNormOptions {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  Parameter& query_weight;
+  Parameter& key_weight;
+  float eps = 1e-5f;
+  bool zero_centered = false;  ///< multiplies by 1 + weight
+};
+Var head_norm(const ExecCtx& ctx, Var qkv, const HeadNormOptions& options);
+
 Var add(const ExecCtx& ctx, const Var& a, const Var& b);
+/// factor * x
+Var scale(const ExecCtx& ctx, const Var& x, float factor);
+/// cap * tanh(x / cap) of contiguous x [..., n]: [rows, n].
+Var softcap(const ExecCtx& ctx, const Var& x, float cap);
 /// x in another dtype; x itself where it has that. Of what has a recipe the result has one too.
 Var cast(const ExecCtx& ctx, const Var& x, DType dtype);
 Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec);

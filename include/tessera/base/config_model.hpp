@@ -36,12 +36,26 @@ struct ModelConfig {
   std::optional<std::int64_t> token_types = std::nullopt;     ///< BERT's segments; null = the family's
   std::optional<bool> binary_head = std::nullopt;             ///< BERT's pooler and head for two sentences
   std::optional<std::int64_t> num_labels = std::nullopt;      ///< classes of samples, instead of a token head
-  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< a bound on sequences: see nn/model.hpp
-  std::optional<std::int64_t> padding_id = std::nullopt;      ///< token whose lookup gives no gradient
+  std::optional<std::int64_t> sliding_window = std::nullopt;  ///< keys that a position sees, itself included
+  /// Which layers have it: S (sliding) or F (full) for each, repeated over the layers; null = all.
+  std::optional<std::string> window_pattern = std::nullopt;
+  std::optional<QkNorm> qk_norm = std::nullopt;
+  std::optional<NormPlacement> norm_placement = std::nullopt;
+  std::optional<bool> shared_norm = std::nullopt;         ///< parallel_residual: one norm feeds both branches
+  std::optional<bool> norm_zero_centered = std::nullopt;  ///< norms multiply by 1 + weight
+  std::optional<bool> norm_bias = std::nullopt;           ///< of LayerNorm
+  std::optional<bool> embedding_norm = std::nullopt;      ///< a norm behind the token table
+  std::optional<bool> embedding_scaled = std::nullopt;    ///< embeddings times the root of hidden_size
+  std::optional<double> attention_scale = std::nullopt;   ///< of scores; null = 1 / sqrt(head_dim)
+  std::optional<double> attention_softcap = std::nullopt;  ///< c tanh(score / c); 0 = none
+  std::optional<double> logit_softcap = std::nullopt;      ///< the same of logits
+  std::optional<std::int64_t> padding_id = std::nullopt;   ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;
   double rope_fraction = 1.0;     ///< share of each head's features that is rotated
   bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
   RopeScaling rope_scaling = {};
+  /// rope_theta of layers with a window, which are then not scaled; null = all layers are alike.
+  std::optional<double> rope_local_theta = std::nullopt;
   double init_std = 0.02;
   std::optional<std::string> init_from =
       std::nullopt;           ///< Hugging Face folder or converted folder to start from
@@ -49,5 +63,23 @@ struct ModelConfig {
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 };
+
+/// Whether norms have a bias.
+inline bool has_norm_bias(const ModelConfig& config) {
+  return config.norm_bias.value_or(config.norm == NormStyle::layernorm);
+}
+
+/// Keys that a position of layer `layer` sees, itself included; 0 = all before it.
+inline std::int64_t window_of(const ModelConfig& config, std::int64_t layer) {
+  const auto& pattern = config.window_pattern;
+  const bool slides =
+      !pattern || pattern->empty() || (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == 'S';
+  return slides ? config.sliding_window.value_or(0) : 0;
+}
+
+/// Whether the layer rotates by rope_local_theta.
+inline bool rotates_locally(const ModelConfig& config, std::int64_t layer) {
+  return config.rope_local_theta && window_of(config, layer) > 0;
+}
 
 }  // namespace tessera

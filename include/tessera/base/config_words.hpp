@@ -2,7 +2,9 @@
 /// The words of a training configuration: what a key of these kinds may say.
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/schedules.hpp"
 
@@ -21,7 +23,16 @@ inline constexpr Family Family::llama{"llama"};
 
 enum class PositionKind { learned, rotary, alibi, none };
 enum class NormStyle { layernorm, rmsnorm };
-enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
+enum class MlpActivation { gelu_tanh, gelu, relu, swiglu, geglu };
+/// Whether the MLP's first product makes a gate too.
+constexpr bool is_gated(MlpActivation activation) {
+  return activation == MlpActivation::swiglu || activation == MlpActivation::geglu;
+}
+/// What is normalised of queries and keys, before they are turned: nothing, or each head by itself.
+enum class QkNorm { none, head };
+/// Where a layer's norms are: before each branch, before and behind it, or only behind.
+enum class NormPlacement { pre, sandwich, post };
+enum class RopeType { llama3, linear, dynamic, yarn, longrope };
 enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full, automatic };
 enum class RecomputeMethod { uniform, block };
@@ -37,6 +48,9 @@ std::string_view name_of(Family value);
 std::string_view name_of(PositionKind value);
 std::string_view name_of(NormStyle value);
 std::string_view name_of(MlpActivation value);
+std::string_view name_of(QkNorm value);
+std::string_view name_of(NormPlacement value);
+std::string_view name_of(RopeType value);
 std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
 std::string_view name_of(RecomputeMethod value);
@@ -47,12 +61,22 @@ std::string_view name_of(WeightDecayStyle value);
 std::string_view name_of(DeviceChoice value);
 std::string_view name_of(GraphUse value);
 
-/// Llama-3 frequency scaling of rotary embeddings; factor 1 = none.
+/// How rotary embeddings are stretched beyond the lengths of pre-training (ops/rope.hpp: the rules); factor 1
+/// = not at all, but for longrope.
 struct RopeScaling {
   double factor = 1.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  std::int64_t original_max_positions = 8192;
+  double low_freq_factor = 1.0;                ///< llama3
+  double high_freq_factor = 4.0;               ///< llama3
+  std::int64_t original_max_positions = 8192;  ///< llama3, yarn, longrope
+  RopeType type = RopeType::llama3;
+  double beta_fast = 32.0;                                  ///< yarn
+  double beta_slow = 1.0;                                   ///< yarn
+  bool truncate = true;                                     ///< yarn
+  std::optional<double> attention_factor = std::nullopt;    ///< yarn, longrope: of cos and sin
+  std::vector<double> short_factor = {}, long_factor = {};  ///< longrope
+
+  /// Whether it changes anything.
+  bool active() const { return factor != 1.0 || type == RopeType::longrope || attention_factor; }
 
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };

@@ -18,7 +18,8 @@ struct HfDefault {
 
 /// A key of config.json that is a field of the section `model`, both ways.
 struct HfKey {
-  enum class Kind { size, positive, probability, flag };
+  /// cap: a number above 0, or null for none. root: a number whose inverse root the field is.
+  enum class Kind { size, positive, probability, flag, cap, root };
   using Field = std::variant<std::int64_t ModelConfig::*, double ModelConfig::*,
                              std::optional<std::int64_t> ModelConfig::*, std::optional<double> ModelConfig::*,
                              std::optional<bool> ModelConfig::*>;
@@ -38,6 +39,12 @@ struct HfKey {
   }
   static HfKey probability(const char* key, Field field, double absent) {
     return {Kind::probability, key, field, {absent}};
+  }
+  static HfKey cap(const char* key, std::optional<double> ModelConfig::*field, double absent) {
+    return {Kind::cap, key, field, {absent}};
+  }
+  static HfKey root(const char* key, std::optional<double> ModelConfig::*field, double absent) {
+    return {Kind::root, key, field, {absent}};
   }
   static HfKey flag(const char* key, std::optional<bool> ModelConfig::*field, bool absent) {
     return {Kind::flag, key, field, {absent ? 1.0 : 0.0}};
@@ -64,13 +71,20 @@ struct HfRope {
   const char* fraction = "partial_rotary_factor";
   double absent_fraction = 1.0;
   bool partial = false;  ///< whether less than the whole head may be rotated
+  double absent_theta = 10000.0;
+  const char* local_theta = nullptr;  ///< layers with a window have a base of their own, by this key
+  double absent_local_theta = 10000.0;
 };
 
 /// Which keys a position sees.
 struct HfWindow {
-  enum class Use { never, always, by_switch };  ///< by_switch: use_sliding_window, as Qwen2
+  /// by_switch: use_sliding_window, in layers from max_window_layers on, as Qwen2; by_layer: but for every
+  /// so manieth layer, as Gemma. Of both layer_types says it first.
+  enum class Use { never, always, by_switch, by_layer };
   Use use = Use::never;
   std::int64_t absent = 0;  ///< `sliding_window` where it is absent; 0 = none
+  std::int64_t every = 2;   ///< by_layer: one full layer in so many
+  const char* every_key = nullptr;
 };
 
 /// A key that changes the numbers in a way Tessera does not have, unless it has this value or is absent or

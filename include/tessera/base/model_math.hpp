@@ -15,7 +15,8 @@ std::int64_t parameter_count(const ModelConfig& config);
 std::int64_t matmul_weight_count(const ModelConfig& config);
 
 /// How the attention matrix is counted. causal: only the half that is needed, 6 N + 6 L C S per token (N
-/// matmul weights, L layers, C = heads * head_dim, S positions). palm: the full square, 6 N + 12 L C S.
+/// matmul weights, L layers, C = heads * head_dim, S positions). palm: the full square, 6 N + 12 L C S. Of
+/// layers with a window only what it shows.
 enum class FlopConvention { causal, palm };
 
 /// Floating-point operations of forward and backward per token at `seq_length`, nothing recomputed.

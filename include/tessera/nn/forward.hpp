@@ -71,4 +71,9 @@ struct Forward {
   Var tokens() const { return tape ? tape->input(input.tokens, false) : Var(input.tokens); }
 };
 
+/// Positions of the sequences that a pass is about: with a cache those before it too.
+inline std::int64_t length_of(const Forward& forward) {
+  return forward.input.seq_length + (forward.cache != nullptr ? forward.cache->length : 0);
+}
+
 }  // namespace tessera

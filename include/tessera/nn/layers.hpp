@@ -28,9 +28,9 @@ class Linear : public Module {
   Var forward(const Forward& forward, const Var& x);
   /// forward(x), and the activation of it for the next layer's forward_activated.
   LinearActivation forward_with_activation(const Forward& forward, const Var& x, ops::ActivationKind kind);
-  /// forward(activation(x)), or forward(swiglu(x)) if kind is none, without keeping the activated values.
-  /// `activated`: these, where they are there already.
-  Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
+  /// forward(activation(x)), without keeping the activated values. `activated`: these, where they are there
+  /// already.
+  Var forward_activated(const Forward& forward, const Var& x, ops::ActivationKind kind,
                         Tensor activated = {});
 
  private:
@@ -40,7 +40,8 @@ class Linear : public Module {
   Parameter* bias_;
 };
 
-/// LayerNorm (weight and bias) or RMSNorm (weight only), fused with the residual addition before it.
+/// LayerNorm (weight and, where wanted, bias) or RMSNorm (weight only), fused with the residual addition
+/// before it.
 class Norm : public Module {
  public:
   struct Options {
@@ -50,6 +51,8 @@ class Norm : public Module {
     DType out = DType::f32;          ///< of the normalised values: the model's compute dtype
     bool sequence_parallel = false;  ///< sees a part of the positions, so its gradient is a part of the sum
     bool forget = false;             ///< the normalised values are computed again in backward
+    bool zero_centered = false;      ///< multiplies by 1 + weight; weights begin at 0
+    bool bias = true;                ///< of LayerNorm
   };
   Norm(std::string name, const Options& options);
   /// residual + dropout(branch), and its norm. branch may be empty.
@@ -86,8 +89,8 @@ class Embedding : public Module {
   Parameter* positions_;
 };
 
-/// Self-attention, causal or not, with as many KV heads as the config says, rotary or ALiBi positions, and a
-/// KV cache.
+/// Self-attention, causal or not, with as many KV heads as the config says, rotary or ALiBi positions,
+/// windows, caps, normed queries and keys, and a KV cache.
 class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
@@ -104,22 +107,23 @@ class SelfAttention : public Module {
   HeadShare heads_;
   Linear& qkv_;
   Linear& proj_;
+  Parameter *query_norm_ = nullptr, *key_norm_ = nullptr;
 };
 
-/// Two linear layers around GELU, ReLU or SwiGLU.
+/// Two linear layers around an activation, gated or not.
 class Mlp : public Module {
  public:
   Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
   Var forward(const Forward& forward, const Var& x);
 
  private:
-  MlpActivation activation_;
+  ops::ActivationKind activation_;
   Linear& fc1_;
   Linear& fc2_;
 };
 
-/// The op of an activation; nothing stands for SwiGLU.
-std::optional<ops::ActivationKind> activation_kind(MlpActivation activation);
+/// The op of an activation.
+ops::ActivationKind activation_kind(MlpActivation activation);
 
 /// Slopes of Press et al., "Train short, test long": a geometric sequence, interpolated when heads is not a
 /// power of 2.

@@ -111,7 +111,7 @@ class Stack : public Model {
   }
 
   /// Called before each pass: what depends on the context and not on weights is made here, once.
-  virtual void prepare(const ExecCtx& ctx) { (void)ctx; }
+  virtual void prepare(const Forward& forward) { (void)forward; }
 
  private:
   /// Layers in a row, and the front before them or null.

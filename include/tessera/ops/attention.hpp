@@ -4,14 +4,17 @@
 
 namespace tessera::ops {
 
-/// Query i sees key j iff: not causal or j <= i + query_offset; key_begin[b] <= j < key_end[b]; both are of
+/// Query i sees key j iff: not causal or j <= i + query_offset; no window or j > i + query_offset - window;
+/// key_begin[b] <= j < key_end[b]; both are of
 /// one document. A query that sees nothing gives zeros.
 struct AttentionOptions {
   float scale = 0.0f;  ///< 0 = 1 / sqrt(head_dim)
   bool causal = true;
   std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache)
-  Tensor alibi_slopes;            ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
-  Tensor key_begin, key_end;      ///< [batch] int32 or undefined: each sample's range of real tokens
+  std::int64_t window = 0;        ///< 0 = none
+  float softcap = 0.0f;       ///< c: scores become c tanh(score / c) (Gemma 2); 0 = they stay; not with ALiBi
+  Tensor alibi_slopes;        ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
+  Tensor key_begin, key_end;  ///< [batch] int32 or undefined: each sample's range of real tokens
   Tensor document;       ///< [batch, seq_k] int32 or undefined: non-decreasing document numbers (packing)
   float dropout = 0.0f;  ///< on the probabilities
   RngKey dropout_key;

@@ -7,7 +7,8 @@ namespace tessera::ops {
 struct NormOptions {
   bool rms = false;  ///< RMSNorm instead of LayerNorm
   float eps = 1e-5f;
-  DType out = DType::f32;  ///< of y, and of the branch
+  DType out = DType::f32;      ///< of y, and of the branch
+  bool zero_centered = false;  ///< the factor is 1 + weight (Gemma)
 };
 
 /// Result of add_norm, and what its backward needs of it.

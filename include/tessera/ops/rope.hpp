@@ -10,10 +10,23 @@ struct RopeTable {
   bool interleaved = false;
 };
 
-/// Frequencies theta^(-2i/rotary_dim) (Su et al., "RoFormer"), with Llama-3's blend of scaled and unscaled
-/// ones. Errors: InvalidArgument if rotary_dim is odd or not positive.
+/// Angles of a model's positions.
+struct RopeRule {
+  double theta = 10000.0;
+  RopeScaling scaling = {};
+  std::int64_t trained = 0;  ///< dynamic: positions that the model was made for
+  bool interleaved = false;
+};
+/// For which lengths of sequences a rule has other angles than for short ones: longer than this; 0 = for
+/// none.
+std::int64_t longest_usual(const RopeRule& rule);
+
+/// Frequencies theta^(-2i/rotary_dim) (Su et al., "RoFormer"), stretched by the rule's scaling: position
+/// interpolation (Chen et al. 2023), dynamic NTK, Llama-3's blend, YaRN (Peng et al.), LongRoPE (Ding et
+/// al.); for sequences of `length` positions. Errors: InvalidArgument if rotary_dim is odd or not positive,
+/// or longrope's lists have not one number for each pair.
 RopeTable make_rope_table(const ExecCtx& ctx, std::int64_t max_positions, std::int64_t rotary_dim,
-                          double theta, const RopeScaling& scaling, bool interleaved);
+                          const RopeRule& rule, std::int64_t length = 0);
 
 /// Rotates the first 2 * table.cos.size(1) features of each head of x in place. x: [seq, batch, heads, d]
 /// view whose rows (seq, batch) are evenly spaced; positions: int32 [seq * batch] below max_positions.

@@ -45,9 +45,10 @@ Var gather_features(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
 inline constexpr std::int64_t kHeadRowPadding = 32;
 
 /// x weight^T + bias over a vocabulary whose rows tensor ranks share: all logits on every rank. x: [seq,
-/// batch, in] (or [seq / size, batch, in]) to [seq, batch, vocab].
+/// batch, in] (or [seq / size, batch, in]) to [seq, batch, vocab]. softcap c: c tanh(logit / c); 0 = as they
+/// are.
 Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                 Parameter* bias = nullptr);
+                 Parameter* bias = nullptr, float softcap = 0.0f);
 
 /// Position 0 of x [seq (or seq / size), batch, c] on every rank: [batch, c] | its gradient, which every rank
 /// has whole, on the rank that holds it
@@ -81,12 +82,11 @@ LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorP
 /// on every rank.
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias);
-/// row_linear(activation(x)), and of swiglu(x) if kind is none. The activated values are computed again for
-/// the weight gradient instead of kept: they are as large as x, and one pass over them is little beside the
-/// product. `activated`: these values, where they are there already (column_linear_with_activation).
-Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
-                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
-                         Tensor activated = {});
+/// row_linear(activation(x)). The activated values are computed again for the weight gradient instead of kept:
+/// they are as large as x, and one pass over them is little beside the product. `activated`: these values, where
+/// they are there already (column_linear_with_activation).
+Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, ops::ActivationKind kind,
+                         Parameter& weight, Parameter* bias, Tensor activated = {});
 
 struct EmbeddingSpec {
   DType out = DType::f32;  ///< of the result
@@ -119,9 +119,10 @@ inline Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels) {
 /// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time: logits never exist as a
 /// whole. x [seq (or seq / size), batch, c]. On a tape the gradients are computed at once, chunk by chunk,
 /// for `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor);
-/// where that is undefined, logits are kept for whatever gradient comes.
+/// where that is undefined, logits are kept for whatever gradient comes. softcap: as in vocab_logits.
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                               const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr);
+                               const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr,
+                               float softcap = 0.0f);
 /// The same of one rank: x [..., c].
 inline Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
                                 const Tensor& upstream, Parameter* bias = nullptr) {

@@ -45,9 +45,10 @@ void score_gradients(const AttentionShape& shape, Lanes lanes, const BackwardScr
     float* p = lanes.at(scratch.p, key);
     float* ds = lanes.at(scratch.ds, key);
     const I seen = lanes.sees(key);
-    const F probability = select(seen, exp2_of(lanes.biased(load(p), key) - lse), F{});
+    const F score = lanes.biased(load(p), key);
+    const F probability = select(seen, exp2_of(score - lse), F{});
     store(p, probability * keep);
-    store(ds, select(seen, probability * (load(ds) * keep - delta), F{}));
+    store(ds, select(seen, lanes.uncapped(probability * (load(ds) * keep - delta), score), F{}));
   };
   if (shape.dropout == 0.0f) {
     lanes.for_keys([&](int key) VEC_LAMBDA { edge(key, splat(1.0f)); }, plain);

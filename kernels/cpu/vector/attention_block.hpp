@@ -63,6 +63,8 @@ inline void visible_keys(const AttentionShape& shape, std::int64_t batch, std::i
     std::int32_t last = smaller(high, document_end);
     if (shape.causal && position + 1 < last) last = static_cast<std::int32_t>(position + 1);
     begin[i] = larger(low, document_begin);
+    if (shape.window > 0 && position + 1 - shape.window > begin[i])
+      begin[i] = static_cast<std::int32_t>(position + 1 - shape.window);
     end[i] = larger(begin[i], last);
   }
 }

@@ -38,15 +38,16 @@ void decode_scores(const DecodeScratch& scratch, const T* k, std::int64_t stride
 }
 
 /// Online softmax of one row over a block; scales what o holds to the new maximum.
-void decode_softmax(Row& row, std::int64_t key0, int keys, float position, std::int64_t width, float* scores,
-                    float* o) {
+void decode_softmax(Row& row, std::int64_t key0, int keys, float position, float cap, std::int64_t width,
+                    float* scores, float* o) {
   const Span span = within(row.begin, row.end, key0, keys);
   const F lowest = splat(-__builtin_inff());
   F top = splat(row.max);
   for (int key = 0; key < keys; key += kLanes) {
     const I index = iota() + key;
     const F distance = __builtin_convertvector(index, F) + (static_cast<float>(key0) - position);
-    const F x = load(scores + key) + distance * row.slope;
+    const F raw = load(scores + key);
+    const F x = cap != 0.0f ? cap * tanh_of(raw * (1.0f / cap)) : raw + distance * row.slope;
     const F s = select((index >= span.begin) & (index < span.end), x, lowest);
     store(scores + key, s);
     top = max(top, s);
@@ -89,8 +90,9 @@ void decode_block(const AttentionShape& shape, Row* rows, const DecodeScratch& s
                   std::int64_t k_stride, const T* v, std::int64_t v_stride, std::int64_t key0, int keys) {
   decode_scores<Rows>(scratch, k, k_stride, keys, shape.head_dim);
   for (int r = 0; r < Rows; ++r) {
-    decode_softmax(rows[r], key0, keys, static_cast<float>(rows[r].query + shape.query_offset), scratch.width,
-                   scratch.scores + r * kKeyBlock, scratch.o + r * scratch.width);
+    decode_softmax(rows[r], key0, keys, static_cast<float>(rows[r].query + shape.query_offset),
+                   shape.softcap * kLog2E, scratch.width, scratch.scores + r * kKeyBlock,
+                   scratch.o + r * scratch.width);
   }
   const std::int64_t padded = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
   std::int64_t c = 0;

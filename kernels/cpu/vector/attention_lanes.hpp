@@ -58,6 +58,7 @@ struct Lanes {
   int query;        // first lane, in the tile
   I begin, end;     // keys each lane sees
   float slope;      // ALiBi, in units of log 2; 0 without
+  float cap;        // of scores, likewise; 0 without
   F position;       // of each lane's query
   Span any, whole;  // keys some lane sees; keys that need neither mask nor bias (a part of `any`)
 
@@ -66,11 +67,12 @@ struct Lanes {
     begin = *reinterpret_cast<const I*>(tile.begin + query);
     end = *reinterpret_cast<const I*>(tile.end + query);
     slope = shape.alibi_slopes ? shape.alibi_slopes[tile.head] * kLog2E : 0.0f;
+    cap = shape.softcap * kLog2E;
     position = __builtin_convertvector(iota() + static_cast<int>(tile.first + query + shape.query_offset), F);
     any = seen_by_any(of, query, query + kLanes - 1);
     whole = seen_by_all(of, query, query + kLanes - 1);
     if (any.empty()) any = {of.span.end, of.span.end};
-    if (shape.alibi_slopes || whole.empty()) whole = {any.end, any.end};
+    if (shape.alibi_slopes || cap != 0.0f || whole.empty()) whole = {any.end, any.end};
   }
 
   /// Lanes that see key `key` of the block.
@@ -78,8 +80,16 @@ struct Lanes {
     const std::int32_t j = static_cast<std::int32_t>(block->key0 + key);
     return (begin <= j) & (end > j);
   }
+  /// The score as the softmax takes it: capped, or with its bias.
   VEC_LAMBDA F biased(F score, int key) const {
+    if (cap != 0.0f) return cap * tanh_of(score * (1.0f / cap));
     return score + slope * (static_cast<float>(block->key0 + key) - position);
+  }
+  /// What the cap's slope makes of a gradient, for a score that `biased` gave.
+  VEC_LAMBDA F uncapped(F gradient, F score) const {
+    if (cap == 0.0f) return gradient;
+    const F t = score * (1.0f / cap);
+    return gradient * (1.0f - t * t);
   }
   /// Element (key, lanes) of a [key, query] block.
   VEC_LAMBDA float* at(float* scores, int key) const { return scores + key * kQueryTile + query; }

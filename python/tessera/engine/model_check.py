@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 _RUNNING = {"is_causal": (None, True), "output_hidden_states": (None, False), "output_attentions": (None, False),
             "return_dict": (None, True), "attention_chunk_size": (None,)}
 # Attributes of modules that are a dropout's probability, and the key of the section `model` that it is.
-_PROBABILITIES = {"attention_dropout": "attention_dropout", "attn_dropout": "attention_dropout", "residual_dropout": "dropout",
+_PROBABILITIES = {"attention_dropout": "attention_dropout", "hidden_dropout": "dropout", "attn_dropout": "attention_dropout", "residual_dropout": "dropout",
                   "embedding_dropout": "embedding_dropout"}
 # Dropout of the section `model`, and where it is.
 _PLACES = {"dropout": "in the residual branches (and after the embedding)", "embedding_dropout": "after the embedding",
@@ -87,7 +87,7 @@ def _dropouts(model: torch.nn.Module, encoder: bool = False) -> Dict[str, float]
             if key in vars(module):
                 found[kind][f"{name}.{key}"] = _probability(name, key, module, model)
         if isinstance(module, (torch.nn.Dropout, torch.nn.Identity)):
-            kind = "attention_dropout" if name.endswith(("attn_dropout", ".attention.self.dropout")) else "dropout"
+            kind = "attention_dropout" if name.endswith(("attn_dropout", ".attention.self.dropout", ".attention_dropout")) else "dropout"
             if name.endswith(".drop"):
                 kind = "embedding_dropout"
             value = _probability(name, "p", module, model) if isinstance(module, torch.nn.Dropout) else 0.0

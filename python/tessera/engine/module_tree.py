@@ -27,7 +27,7 @@ _FREE = {"__module__", "__doc__", "__init__", "__annotations__", "__annotate__",
 # Attributes of modules that no forward reads, or that are compared elsewhere.
 _UNREAD = {"training", "config", "generation_config", "name_or_path", "kernel_config", "warnings_issued", "layer_idx",
            "vocab_size", "max_seq_len_cached", "original_max_seq_len", "gradient_checkpointing", "loss_type", "p", "inplace",
-           "attention_dropout", "attn_dropout", "residual_dropout", "embedding_dropout"}
+           "attention_dropout", "attn_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout"}
 _UNREAD_BUFFERS = {"GPTBigCodeModel": ("bias",)}
 _HOOKS = {"_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
           "_backward_pre_hooks": "backward pre-hook", "_state_dict_hooks": "state_dict hook",
@@ -40,7 +40,7 @@ _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_
 def own_class(model: torch.nn.Module, kind: str) -> type:
     """Transformers' class of this family that `model` is of. Errors: ConfigError for another class, an adapter around one or
     a subclass that changes what it computes."""
-    folder = kind.replace("-", "_")
+    folder = kind.replace("-", "_").removesuffix("_text")  # a text model stands beside those with images
     home, heads = f"transformers.models.{folder}.modeling_{folder}", heads_for(kind)
     endings = tuple(ending for each in heads for ending in each.endings)
     own = next((each for each in type(model).__mro__ if each.__module__ == home and each.__name__.endswith(endings)), None)
@@ -309,7 +309,9 @@ _COUNTED = {"position_ids": lambda shape: torch.arange(shape[-1]).expand(shape),
 
 
 def _fresh_buffers(other: Any) -> Dict[str, Any]:
-    """On the CPU, with values: of these families rotary embeddings have buffers, and encoders' embeddings."""
+    """On the CPU, with values: of these families rotary embeddings have buffers, encoders' embeddings, and scaled ones."""
+    if hasattr(other, "scalar_embed_scale"):
+        return {"embed_scale": torch.tensor(other.scalar_embed_scale)}
     if set(other._buffers) <= set(_COUNTED):
         return {key: _COUNTED[key](value.shape) for key, value in other._buffers.items()}
     return dict(type(other)(other.config)._buffers)

@@ -41,9 +41,8 @@ def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Op
     first batch, else the model's positions. Errors: ConfigError for the length of what the model has not."""
     given = None if plugin is None else length_given(plugin, hf_config)
     own = described(hf_config)
-    positions, window = own.get("max_positions"), own.get("sliding_window")
-    length = given if given is not None else batch_width if batch_width is not None else min(
-        (bound for bound in (positions, window) if bound is not None), default=None)
+    positions = own.get("max_positions")
+    length = given if given is not None else batch_width if batch_width is not None else positions
     if length is not None and positions is not None and length > positions and own["position_embedding"] == "learned":
         raise ConfigError(f"sequences of {length} tokens are longer than the model's {positions} positions; shorten them, "
                           "or make the model with more")

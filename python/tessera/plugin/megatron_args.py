@@ -89,6 +89,9 @@ ARGUMENTS: Dict[str, Effect] = {
     "rotary_percent": _model("rope_fraction", float),
     "rotary_interleaved": _model("rope_interleaved"),
     "untie_embeddings_and_output_weights": _model("tied_head"),
+    "qk_layernorm": _model("qk_norm"),
+    "apply_layernorm_1p": _model("norm_zero_centered"),
+    "window_size": _model("sliding_window"),
     "add_qkv_bias": _model("qkv_bias"),
     "disable_bias_linear": _model("linear_bias"),
     "add_bias_linear": _model("linear_bias"),
@@ -139,8 +142,8 @@ ARGUMENTS: Dict[str, Effect] = {
             "load_dir ckpt_format dist_ckpt_format use_dist_ckpt exit_interval exit_duration_in_mins"),
     **_each("refuses", "the script's own loop decides it", "log_interval"),
     **_each("refuses", "Tessera's models do not have it",
-            "apply_residual_connection_post_layernorm qk_layernorm squared_relu glu_activation "
-            "multi_latent_attention mtp_num_layers window_size add_biases_to_lm_head apply_layernorm_1p "
+            "apply_residual_connection_post_layernorm squared_relu glu_activation "
+            "multi_latent_attention mtp_num_layers add_biases_to_lm_head "
             "use_rope_scaling rope_scaling_factor rotary_seq_len_interpolation_factor num_experts onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),

@@ -17,7 +17,8 @@ _HEADS = ("multihead", "multiquery")
 
 # What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
 _STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
-              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias")
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias", "qk_norm", "norm_zero_centered",
+              "sliding_window")
 # What the model given to prepare() says, and nothing can say otherwise.
 _SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
 
@@ -71,6 +72,14 @@ def _number(name: str, value: Any, kind: type) -> Any:
     return value
 
 
+def _window(value: Any) -> int:
+    """Keys a position sees, of Megatron's (keys before it, keys behind it)."""
+    pair = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(pair) != 2 or any(isinstance(each, bool) or not isinstance(each, int) for each in pair) or pair[0] < 0 or pair[1] != 0:
+        raise ConfigError(f"other_megatron_args: window_size is {value!r}; it must be (keys before a position, 0)")
+    return pair[0] + 1
+
+
 def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
     """What the arguments of effect "model" ask for, under native keys. Switches that are off ask for nothing."""
     asked: Dict[str, Any] = {}
@@ -96,9 +105,12 @@ def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
         raise ConfigError("other_megatron_args: group_query_attention needs num_query_groups")
     for name, key, value in (("swiglu", "activation", "swiglu"), ("openai_gelu", "activation", "gelu_tanh"),
                              ("rotary_interleaved", "rope_interleaved", True), ("add_qkv_bias", "qkv_bias", True),
+                             ("qk_layernorm", "qk_norm", "head"), ("apply_layernorm_1p", "norm_zero_centered", True),
                              ("untie_embeddings_and_output_weights", "tied_head", False)):
         if on(name):
             asked[key] = value
+    if arguments.get("window_size") is not None:
+        asked["sliding_window"] = _window(arguments["window_size"])
     if on("disable_bias_linear") or arguments.get("add_bias_linear") is False:
         asked["linear_bias"] = False
         asked.setdefault("qkv_bias", False)  # Megatron's switch is for both

@@ -94,7 +94,13 @@ def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
     if own["rope_fraction"] != 1:
         arguments["rotary_percent"] = own["rope_fraction"]
     if own["norm"] == "rmsnorm":
-        arguments.update(normalization="RMSNorm", swiglu=True, add_qkv_bias=own["qkv_bias"])
+        arguments.update(normalization="RMSNorm", swiglu=own["activation"] == "swiglu", add_qkv_bias=own["qkv_bias"])
+    if own["qk_norm"] != "none":
+        arguments["qk_layernorm"] = True
+    if own["norm_zero_centered"]:
+        arguments["apply_layernorm_1p"] = True
+    if own["sliding_window"] is not None and own["window_pattern"] is None:
+        arguments["window_size"] = (own["sliding_window"] - 1, 0)  # keys before a position, and behind it
     return arguments
 
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/families/rows.hpp"
 
 namespace tessera::rows {
@@ -68,6 +70,21 @@ ModelSpec llama_shape(const char* name, const Sizes& absent) {
   row.keys.push_back(HfKey::positive("rms_norm_eps", &M::norm_eps, 1e-6));
   row.keys.push_back(HfKey::positive("initializer_range", &M::init_std, 0.02, 1e6));
   return row;
+}
+
+void set_head_dim(ModelSpec& row, double absent) {
+  for (HfKey& key : row.keys) {
+    if (key.field == HfKey::Field(&ModelConfig::head_dim)) key.absent = {absent};
+  }
+}
+
+void add_head_norms(ModelSpec& row) {
+  auto& layer = row.names.layer;
+  const auto projection = std::ranges::find_if(layer, [](const HfParameter& each) {
+    return std::string_view(each.ours) == "self_attention.linear_proj";
+  });
+  layer.insert(projection + 1, {{"self_attention.q_layernorm", {{"self_attn.q_norm"}}},
+                                {"self_attention.k_layernorm", {{"self_attn.k_norm"}}}});
 }
 
 ModelSpec llama() {

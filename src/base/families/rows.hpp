@@ -7,6 +7,9 @@
 namespace tessera::rows {
 
 ModelSpec bert();
+ModelSpec bloom();
+ModelSpec gemma2();
+ModelSpec gemma3_text();
 ModelSpec gpt2();
 ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
@@ -14,6 +17,7 @@ ModelSpec llama();
 ModelSpec megatron_bert();
 ModelSpec mistral();
 ModelSpec qwen2();
+ModelSpec qwen3();
 ModelSpec starcoder2();
 
 /// The activations of an MLP without a gate.
@@ -27,5 +31,9 @@ struct Sizes {
 std::vector<HfKey> llama_sizes(const Sizes& absent, bool tied_head);
 /// A row of Llama's shape: keys, names and attributes.
 ModelSpec llama_shape(const char* name, const Sizes& absent);
+/// Of a type whose heads have this width where config.json does not say it.
+void set_head_dim(ModelSpec& row, double absent);
+/// Norms of queries and keys, by Llama's names.
+void add_head_norms(ModelSpec& row);
 
 }  // namespace tessera::rows

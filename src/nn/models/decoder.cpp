@@ -1,70 +1,176 @@
 #include "tessera/nn/models/decoder.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "nn/models/norm_options.hpp"
+#include "nn/own_positions.hpp"
 #include "tessera/base/model_math.hpp"
 
 namespace tessera {
 namespace nn {
-void PositionTables::make(const ExecCtx& ctx) {
-  if (*config_.position_embedding == PositionKind::rotary && !rope_.cos)
-    make_rope(ctx, config_.max_positions);
+ops::RopeRule PositionTables::rule() const {
+  return {.theta = config_.rope_theta,
+          .scaling = config_.rope_scaling,
+          .trained = config_.max_positions,
+          .interleaved = config_.rope_interleaved};
+}
+
+std::int64_t PositionTables::key_of(std::int64_t length) const {
+  const std::int64_t usual = longest_usual();
+  if (usual == 0 || length <= usual) return 0;
+  return config_.rope_scaling.type == RopeType::dynamic ? length : 1;
+}
+
+void PositionTables::make(const ExecCtx& ctx, std::int64_t length) {
+  if (rotary() && !ropes_.contains(key_of(length)))
+    make_rope(ctx, std::max({made_, config_.max_positions, length}), length);
   if (*config_.position_embedding == PositionKind::alibi && !alibi_slopes_)
     alibi_slopes_ = Tensor::from(ctx, nn::alibi_slopes(config_.num_heads), {config_.num_heads});
 }
 
 std::int64_t PositionTables::reserve(const ExecCtx& ctx, std::int64_t positions, std::int64_t limit) {
-  if (*config_.position_embedding != PositionKind::rotary) return 0;
-  const std::int64_t have = rope_.cos ? rope_.cos.size(0) : 0;
-  if (positions <= std::max(have, config_.max_positions)) return have;
+  if (!rotary()) return 0;
+  if (positions <= std::max(made_, config_.max_positions)) return made_;
   // Twice as many: ever longer samples make few tables.
-  make_rope(ctx, std::min(2 * positions, limit));
-  return rope_.cos.size(0);
+  made_ = std::min(2 * positions, limit);
+  local_ = {};
+  for (auto& [key, table] : ropes_) table = {};
+  for (const auto& [key, table] : std::map(ropes_))
+    make_rope(ctx, made_, key == 1 ? longest_usual() + 1 : key);
+  if (ropes_.empty()) make_rope(ctx, made_, 0);
+  return made_;
 }
 
-void PositionTables::make_rope(const ExecCtx& ctx, std::int64_t positions) {
+void PositionTables::make_rope(const ExecCtx& ctx, std::int64_t positions, std::int64_t length) {
   const auto rotary =
       static_cast<std::int64_t>(static_cast<double>(config_.head_dim) * config_.rope_fraction) / 2 * 2;
-  rope_ = ops::make_rope_table(ctx, positions, rotary, config_.rope_theta, config_.rope_scaling,
-                               config_.rope_interleaved);
+  made_ = positions;
+  ropes_[key_of(length)] = ops::make_rope_table(ctx, positions, rotary, rule(), length);
+  if (!config_.rope_local_theta || local_.cos) return;
+  local_ = ops::make_rope_table(
+      ctx, positions, rotary, {.theta = *config_.rope_local_theta, .interleaved = config_.rope_interleaved});
 }
 
-DecoderFront::DecoderFront(std::string name, const Embedding::Options& options)
-    : Block(std::move(name)), embedding_(submodule<Embedding>("embedding", options)) {}
+const ops::RopeTable* PositionTables::rope(std::int64_t layer, std::int64_t length) const {
+  if (!rotary()) return nullptr;
+  if (rotates_locally(config_, layer)) return &local_;
+  return &ropes_.at(key_of(length));
+}
+
+namespace {
+
+/// sqrt(hidden_size) as the models in circulation have it: rounded to their weights' dtype.
+float embedding_scale(const ModelConfig& config, DType compute) {
+  if (!*config.embedding_scaled) return 1.0f;
+  const auto root = static_cast<float>(std::sqrt(static_cast<double>(config.hidden_size)));
+  if (compute == DType::bf16) return static_cast<float>(bfloat16(root));
+  return compute == DType::f16 ? static_cast<float>(float16(root)) : root;
+}
+
+Embedding::Options without_dropout(Embedding::Options options) {
+  options.dropout = 0.0;
+  return options;
+}
+
+}  // namespace
+
+DecoderFront::DecoderFront(std::string name, const ModelConfig& config, const Numerics& numerics,
+                           const Embedding::Options& options)
+    : Block(std::move(name)),
+      tensor_(options.tensor),
+      scale_(embedding_scale(config, numerics.compute)),
+      dropout_(*config.embedding_norm ? options.dropout : 0.0),
+      embedding_(
+          submodule<Embedding>("embedding", *config.embedding_norm ? without_dropout(options) : options)),
+      norm_(*config.embedding_norm
+                ? &submodule<Norm>("embedding.norm", norm_options(config, options.tensor, numerics.residual))
+                : nullptr) {}
+
+Flow DecoderFront::forward(const Forward& forward, Flow) {
+  Var x = embedding_.forward(forward);
+  if (scale_ != 1.0f) x = scale(forward.exec, x, scale_);
+  if (norm_ == nullptr) return {x, {}, {}};
+  x = norm_->forward(forward, x, {}).y;
+  return {dropout(forward.exec, x, on_own_positions(forward, tensor_).dropout(embedding_.name(), dropout_)),
+          {},
+          {}};
+}
 
 DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer,
                            const PositionTables& positions, const Options& options)
     : Block(std::move(name)),
+      layer_(layer),
       dropout_(config.dropout),
+      compute_(options.compute),
       parallel_(*config.parallel_residual),
       cache_{head_share(config, options.tensor).kv_heads, config.head_dim},
       positions_(positions),
-      input_norm_(submodule<Norm>(
-          "input_layernorm", norm_options(config, options.tensor, options.compute, options.forget_norms))),
-      attention_(submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal)),
-      mlp_norm_(submodule<Norm>("pre_mlp_layernorm",
-                                norm_options(config, options.tensor, options.compute, options.forget_norms))),
-      mlp_(submodule<Mlp>("mlp", config, options.tensor)) {}
+      input_norm_(nullptr),
+      attention_(declare_attention(config, layer, options)),
+      attention_norm_(declare_norm("post_attention_layernorm", config, options,
+                                   *config.norm_placement != NormPlacement::pre)),
+      mlp_norm_(declare_norm("pre_mlp_layernorm", config, options,
+                             *config.norm_placement != NormPlacement::post && !*config.shared_norm)),
+      mlp_(submodule<Mlp>("mlp", config, options.tensor)),
+      behind_norm_(declare_norm("post_mlp_layernorm", config, options,
+                                *config.norm_placement != NormPlacement::pre)) {}
+
+Norm* DecoderLayer::declare_norm(const char* name, const ModelConfig& config, const Options& options,
+                                 bool wanted) {
+  if (!wanted) return nullptr;
+  return &submodule<Norm>(name, norm_options(config, options.tensor, options.compute, options.forget_norms));
+}
+
+SelfAttention& DecoderLayer::declare_attention(const ModelConfig& config, std::int64_t layer,
+                                               const Options& options) {
+  // Declared first, as it comes first.
+  input_norm_ =
+      declare_norm("input_layernorm", config, options, *config.norm_placement != NormPlacement::post);
+  return submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal);
+}
+
+Var DecoderLayer::attend(const Forward& forward, const Var& x) {
+  return attention_.forward(forward, x, positions_.rope(layer_, length_of(forward)),
+                            positions_.alibi_slopes());
+}
 
 Flow DecoderLayer::forward(const Forward& forward, Flow flow) {
-  const ResidualNorm in = input_norm_.forward(forward, flow.residual, flow.branch, flow.dropout);
-  const Var attended = attention_.forward(forward, in.y, positions_.rope(), positions_.alibi_slopes());
-  if (parallel_) {
-    const Var own = mlp_norm_.forward(forward, in.residual, {}, {}).y;
-    const Var residual =
-        fold(forward.exec, {in.residual, attended, forward.dropout(attention_.name(), dropout_)});
-    return {residual, mlp_.forward(forward, own), forward.dropout(mlp_.name(), dropout_)};
-  }
+  if (input_norm_ == nullptr) return forward_post(forward, flow);
+  const ResidualNorm in = input_norm_->forward(forward, flow.residual, flow.branch, flow.dropout);
+  if (parallel_) return forward_parallel(forward, in);
+  Var attended = attend(forward, in.y);
+  if (attention_norm_ != nullptr) attended = attention_norm_->forward(forward, attended, {}).y;
   const ResidualNorm mid =
-      mlp_norm_.forward(forward, in.residual, attended, forward.dropout(attention_.name(), dropout_));
-  return {mid.residual, mlp_.forward(forward, mid.y), forward.dropout(mlp_.name(), dropout_)};
+      mlp_norm_->forward(forward, in.residual, attended, forward.dropout(attention_.name(), dropout_));
+  Var branch = mlp_.forward(forward, mid.y);
+  if (behind_norm_ != nullptr) branch = behind_norm_->forward(forward, branch, {}).y;
+  return {mid.residual, branch, forward.dropout(mlp_.name(), dropout_)};
+}
+
+Flow DecoderLayer::forward_parallel(const Forward& forward, const ResidualNorm& in) {
+  const Var attended = attend(forward, in.y);
+  const Var own = mlp_norm_ != nullptr ? mlp_norm_->forward(forward, in.residual, {}).y : in.y;
+  const Var residual =
+      fold(forward.exec, {in.residual, attended, forward.dropout(attention_.name(), dropout_)});
+  return {residual, mlp_.forward(forward, own), forward.dropout(mlp_.name(), dropout_)};
+}
+
+/// Each branch reads the stream as it is, and is normed before it is added.
+Flow DecoderLayer::forward_post(const Forward& forward, const Flow& flow) {
+  const ExecCtx& ctx = forward.exec;
+  const Var x = fold(ctx, flow);
+  const Var attended = attention_norm_->forward(forward, attend(forward, cast(ctx, x, compute_)), {}).y;
+  const Var mid = fold(ctx, {x, attended, forward.dropout(attention_.name(), dropout_)});
+  const Var branch = behind_norm_->forward(forward, mlp_.forward(forward, cast(ctx, mid, compute_)), {}).y;
+  return {mid, branch, forward.dropout(mlp_.name(), dropout_)};
 }
 
 VocabHead::VocabHead(std::string name, const ModelConfig& config, const TensorParallel& tensor, DType compute,
                      Parameter* table)
     : Head(std::move(name)),
       tensor_(tensor),
+      softcap_(static_cast<float>(*config.logit_softcap)),
       norm_(submodule<Norm>("decoder.final_layernorm", norm_options(config, tensor, compute))),
       table_(table),
       weight_(table != nullptr ? *table : declare_weight(config)) {}
@@ -84,8 +190,9 @@ Var VocabHead::forward(const Forward& forward, const Flow& flow, Model::Output o
   const ExecCtx& ctx = forward.exec;
   const Var hidden = norm_.forward(forward, flow.residual, flow.branch, flow.dropout).y;
   if (output == Model::Output::losses)
-    return vocab_linear_cross_entropy(ctx, tensor_, hidden, weight_, forward.input.labels, upstream);
-  return vocab_logits(ctx, tensor_, hidden, weight_);
+    return vocab_linear_cross_entropy(ctx, tensor_, hidden, weight_, forward.input.labels, upstream, nullptr,
+                                      softcap_);
+  return vocab_logits(ctx, tensor_, hidden, weight_, nullptr, softcap_);
 }
 
 }  // namespace nn
@@ -123,7 +230,7 @@ nn::Embedding::Options Decoder::embedding_options() const {
 void Decoder::add_piece(const ModelPiece& piece) {
   begin_piece();
   // Front and head have no name of their own: those of their parameters are the model's.
-  if (piece.embedding) front_ = &add_front<nn::DecoderFront>("", embedding_options());
+  if (piece.embedding) front_ = &add_front<nn::DecoderFront>("", config_, numerics(), embedding_options());
   const nn::DecoderLayer::Options options{.compute = numerics().compute,
                                           .tensor = sharding().tensor,
                                           .forget_norms = sharding().recompute.what == Recompute::selective};
@@ -138,26 +245,39 @@ double Decoder::flops_per_token(std::int64_t seq_length) const {
   return tessera::flops_per_token(config_, seq_length, FlopConvention::causal);
 }
 
-std::int64_t Decoder::max_positions() const {
-  return std::min(config_.max_positions, config_.sliding_window.value_or(config_.max_positions));
-}
-
 std::int64_t Decoder::position_limit() const {
   if (*config_.position_embedding == PositionKind::learned) return config_.max_positions;
   return std::max(config_.max_positions, kMostComputedPositions);
 }
 
 void Decoder::check_length(std::int64_t seq_length) const {
-  const std::int64_t window = config_.sliding_window.value_or(seq_length);
-  if (seq_length > window)
-    throw InvalidArgument(detail::concat(
-        "a sequence of ", seq_length, " tokens is longer than the model's sliding window of ", window,
-        ": attention with a window that hides keys is not in this build; cut "
-        "the samples to it"));
   if (seq_length > position_limit())
     throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",
                                          position_limit(),
                                          " positions; cut the samples, or make the model with more"));
+}
+
+void Decoder::prepare(const Forward& forward) {
+  const std::int64_t length = length_of(forward), usual = positions_.longest_usual();
+  const bool anew = forward.input.document || forward.input.key_begin || forward.input.key_end;
+  if (usual > 0 && length > usual && anew)
+    throw InvalidArgument(detail::concat("sequences of ", length, " tokens are packed or padded: beyond ",
+                                         usual, " positions ", name_of(config_.rope_scaling.type),
+                                         " rotary positions go by the length of a sequence, which must be "
+                                         "one document from its first token to "
+                                         "its last; cut the samples to ",
+                                         usual, " or give them whole"));
+  positions_.make(forward.exec, length);
+}
+
+KvCache Decoder::make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const {
+  const std::int64_t usual = positions_.longest_usual();
+  // Keys in a cache were turned for a shorter sequence.
+  if (usual > 0 && max_length > usual)
+    throw InvalidArgument(detail::concat("text is generated up to ", usual, " tokens, prompt included, with ",
+                                         name_of(config_.rope_scaling.type), " rotary positions, not up to ",
+                                         max_length, ": ask for fewer new tokens"));
+  return Stack::make_cache(ctx, batch, max_length);
 }
 
 }  // namespace tessera

@@ -11,7 +11,9 @@ inline Norm::Options norm_options(const ModelConfig& config, const TensorParalle
           .eps = config.norm_eps,
           .out = compute,
           .sequence_parallel = tensor.sharded_sequence(),
-          .forget = forget};
+          .forget = forget,
+          .zero_centered = *config.norm_zero_centered,
+          .bias = has_norm_bias(config)};
 }
 
 }  // namespace tessera::nn

@@ -47,9 +47,13 @@ TEST(CudaActivation, EqualsTheCpu) {
                                    {});
           const DeviceBuffer<T> device_x(stream, x, offset), device_y(stream, x, offset),
               device_dx(stream, dy, offset);
-          cuda::activation_forward(
-              {.n = n, .kind = kind, .dtype = dtype_of<T>::value, .x = device_y.data(), .y = device_y.data()},
-              stream.launch());
+          cuda::activation_forward({.n = n,
+                                    .kind = kind,
+                                    .dtype = dtype_of<T>::value,
+                                    .x = device_y.data(),
+                                    .y = device_y.data(),
+                                    .gate = GetParam()},
+                                   stream.launch());
           cuda::activation_backward({.n = n,
                                      .kind = kind,
                                      .dtype = dtype_of<T>::value,
@@ -78,7 +82,10 @@ TEST(CudaActivation, SlopeOfNanIsNan) {
   }
 }
 
-TEST(CudaSwiglu, EqualsTheCpu) {
+class CudaGated : public ::testing::TestWithParam<Activation> {};
+INSTANTIATE_TEST_SUITE_P(Gates, CudaGated, ::testing::Values(Activation::silu, Activation::gelu_tanh));
+
+TEST_P(CudaGated, EqualsTheCpu) {
   SKIP_WITHOUT_CUDA();
   const DeviceStream stream;
   test::for_each_float([&](auto t) {
@@ -91,14 +98,20 @@ TEST(CudaSwiglu, EqualsTheCpu) {
                              dy = random_values<T>(rows * width, 4);
         std::vector<T> y(dy.size()), dgate_up(gate_up.size());
         const DType dtype = dtype_of<T>::value;
-        cpu::swiglu_forward(
-            {.rows = rows, .width = width, .dtype = dtype, .gate_up = gate_up.data(), .y = y.data()}, {});
+        cpu::swiglu_forward({.rows = rows,
+                             .width = width,
+                             .dtype = dtype,
+                             .gate_up = gate_up.data(),
+                             .y = y.data(),
+                             .gate = GetParam()},
+                            {});
         cpu::swiglu_backward({.rows = rows,
                               .width = width,
                               .dtype = dtype,
                               .gate_up = gate_up.data(),
                               .dy = dy.data(),
-                              .dgate_up = dgate_up.data()},
+                              .dgate_up = dgate_up.data(),
+                              .gate = GetParam()},
                              {});
         const DeviceBuffer<T> device_gate_up(stream, gate_up, offset), device_dy(stream, dy, offset),
             device_y(stream, std::vector<T>(dy.size()), offset);
@@ -106,14 +119,16 @@ TEST(CudaSwiglu, EqualsTheCpu) {
                               .width = width,
                               .dtype = dtype,
                               .gate_up = device_gate_up.data(),
-                              .y = device_y.data()},
+                              .y = device_y.data(),
+                              .gate = GetParam()},
                              stream.launch());
         cuda::swiglu_backward({.rows = rows,
                                .width = width,
                                .dtype = dtype,
                                .gate_up = device_gate_up.data(),
                                .dy = device_dy.data(),
-                               .dgate_up = device_gate_up.data()},
+                               .dgate_up = device_gate_up.data(),
+                               .gate = GetParam()},
                               stream.launch());
         expect_close(device_y.host(), y, 2e-6);
         expect_close(device_gate_up.host(), dgate_up, 2e-6);

@@ -42,6 +42,9 @@ TEST(CudnnAttention, TakesWhatItMeansAlike) {
   EXPECT_TRUE(with([](AttentionShape& s) { s.causal = false; }));
   EXPECT_TRUE(with([](AttentionShape& s) { s.dtype = DType::f16; }));
   EXPECT_TRUE(with([](AttentionShape& s) { s.head_dim = 256; }));
+  EXPECT_TRUE(with([](AttentionShape& s) { s.window = 30; }));
+  EXPECT_FALSE(with([](AttentionShape& s) { s.window = 30, s.causal = false; }));
+  EXPECT_FALSE(with([](AttentionShape& s) { s.softcap = 30.0f; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.head_dim = 256; }, 8));
   EXPECT_FALSE(with([](AttentionShape& s) { s.head_dim = 264; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.head_dim = 60; }));

@@ -163,6 +163,11 @@ const Case kCases[] = {
     {.name = "dropout", .batch = 2, .seq_q = 33, .seq_k = 33, .heads = 3, .kv_heads = 3, .d = 20, .dropout = 0.3f},
     {.name = "everything", .batch = 3, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 20, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {0, 9, 60}, .key_end = {129, 100, 127}, .dropout = 0.1f},
     {.name = "everything_full", .batch = 2, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 3, .d = 17, .causal = false, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {2, 9}, .key_end = {120, 100}, .dropout = 0.2f},
+    {.name = "window", .batch = 2, .seq_q = 129, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 20, .window = 37},
+    {.name = "window_and_offset", .batch = 2, .seq_q = 33, .seq_k = 129, .heads = 2, .d = 8, .documents = true, .query_offset = 96, .key_begin = {0, 90}, .dropout = 0.2f, .window = 40},
+    {.name = "decode_window", .batch = 2, .seq_q = 1, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 20, .query_offset = 128, .window = 50},
+    {.name = "softcap", .batch = 2, .seq_q = 70, .seq_k = 70, .heads = 6, .kv_heads = 2, .d = 20, .range = 3.0f, .softcap = 2.0f},
+    {.name = "softcap_window_dropout", .batch = 2, .seq_q = 33, .seq_k = 33, .heads = 2, .d = 17, .documents = true, .dropout = 0.3f, .window = 9, .softcap = 0.5f},
     {.name = "large_scores", .seq_q = 70, .seq_k = 70, .heads = 2, .kv_heads = 2, .d = 64, .range = 6.0f},
 };
 // clang-format on
@@ -346,10 +351,14 @@ std::vector<bfloat16> gradients(const DeviceStream& stream, const AttentionShape
   return d.host();
 }
 
+class CudnnBackward : public testing::TestWithParam<std::int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Windows, CudnnBackward, testing::Values(0, 1000));
+
 /// Forty heads of 4096 queries and keys: more than one piece (docs/floors/kernels.md).
-TEST(CudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
+TEST_P(CudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
   SKIP_WITHOUT_CUDA();
   AttentionShape s;
+  s.window = GetParam();
   s.batch = 1, s.seq_q = s.seq_k = s.seq_length = 4096;
   s.heads = s.total_heads = 40, s.kv_heads = 8, s.head_dim = 64;
   s.dtype = DType::bf16;

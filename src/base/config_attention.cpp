@@ -1,0 +1,108 @@
+/// What a model's keys on attention, norms and stretched positions must be to each other.
+
+#include <algorithm>
+
+#include "base/config_rules.hpp"
+#include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
+
+namespace tessera {
+namespace {
+
+void check_windows(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.window_pattern", "model.sliding_window"}, [&] {
+    if (!c.window_pattern) return std::string();
+    const std::string& pattern = *c.window_pattern;
+    const bool known = !pattern.empty() &&
+                       std::ranges::all_of(pattern, [](char layer) { return layer == 'S' || layer == 'F'; });
+    if (!known)
+      return detail::concat("model.window_pattern is '", pattern,
+                            "'; it is an S (sliding) or F (full) for each layer, such as SSSSSF");
+    return unless(c.sliding_window.has_value(),
+                  "model.window_pattern says which layers have "
+                  "model.sliding_window, and that is null; give both");
+  });
+  rules.rule({"model.attention_softcap", "model.position_embedding", "model.family"}, [&] {
+    ModelConfig choice;
+    choice.family = c.family;
+    choice.position_embedding = c.position_embedding;
+    choice.attention_softcap = c.attention_softcap;
+    choice = resolve(choice);
+    return unless(*choice.attention_softcap == 0.0 || choice.position_embedding != PositionKind::alibi,
+                  "model.attention_softcap is not computed with ALiBi positions; make it 0");
+  });
+}
+
+void check_norms(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.norm_placement", "model.parallel_residual", "model.shared_norm", "model.norm",
+              "model.norm_bias", "model.family"},
+             [&] {
+               const ModelConfig m = resolve(c);
+               if (*m.parallel_residual && *m.norm_placement != NormPlacement::pre)
+                 return detail::concat("model.parallel_residual needs model.norm_placement pre, not ",
+                                       name_of(*m.norm_placement));
+               if (*m.shared_norm && !*m.parallel_residual)
+                 return std::string(
+                     "model.shared_norm needs model.parallel_residual: branches that follow one "
+                     "another have norms of their own");
+               return unless(!*m.norm_bias || m.norm == NormStyle::layernorm,
+                             "model.norm_bias: RMSNorm has no bias; leave it out or choose layernorm");
+             });
+  // What encoders do not compute, nobody may ask of them.
+  rules.rule({"model.family"}, [&] {
+    const std::string_view body = spec_of(c.family).body;
+    if (body == "decoder") return std::string();
+    const ModelConfig m = resolve(c);
+    const bool plain = *m.norm_placement == NormPlacement::pre && *m.qk_norm == QkNorm::none &&
+                       !*m.shared_norm && !*m.norm_zero_centered && !*m.embedding_scaled &&
+                       !*m.embedding_norm && *m.logit_softcap == 0.0 && *m.attention_softcap == 0.0 &&
+                       !m.sliding_window && !m.attention_scale &&
+                       *m.norm_bias == (m.norm == NormStyle::layernorm);
+    return unless(
+        plain, "family ", c.family.name,
+        " has no windows, caps, scales, norms of queries and keys or other places of norms: these are of "
+        "decoders; leave them out");
+  });
+}
+
+void check_scaling(Rules& rules, const ModelConfig& c) {
+  const RopeScaling& s = c.rope_scaling;
+  rules.rule({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"}, [&] {
+    return unless(s.low_freq_factor < s.high_freq_factor, "model.rope_scaling.high_freq_factor (",
+                  s.high_freq_factor, ") must be above low_freq_factor (", s.low_freq_factor, ")");
+  });
+  rules.rule({"model.rope_scaling.beta_fast", "model.rope_scaling.beta_slow"}, [&] {
+    return unless(s.beta_slow < s.beta_fast, "model.rope_scaling.beta_fast (", s.beta_fast,
+                  ") must be above beta_slow (", s.beta_slow, ")");
+  });
+  rules.rule({"model.rope_scaling.attention_factor", "model.rope_scaling.type"}, [&] {
+    return unless(!s.attention_factor || s.type == RopeType::yarn || s.type == RopeType::longrope,
+                  "model.rope_scaling.attention_factor is of types yarn and longrope, not of ",
+                  name_of(s.type));
+  });
+  rules.rule(
+      {"model.rope_scaling.short_factor", "model.rope_scaling.long_factor", "model.rope_scaling.type",
+       "model.rope_fraction", "model.head_dim", "model.num_heads", "model.hidden_size"},
+      [&] {
+        if (s.type != RopeType::longrope)
+          return unless(s.short_factor.empty() && s.long_factor.empty(),
+                        "model.rope_scaling.short_factor and long_factor are of type longrope, not of ",
+                        name_of(s.type));
+        const ModelConfig m = resolve(c);
+        const auto pairs = static_cast<std::size_t>(static_cast<double>(m.head_dim) * m.rope_fraction / 2);
+        return unless(s.short_factor.size() == pairs && s.long_factor.size() == pairs,
+                      "model.rope_scaling.short_factor and long_factor must have ", pairs,
+                      " numbers each, one for each pair of rotated features, not ", s.short_factor.size(),
+                      " and ", s.long_factor.size());
+      });
+}
+
+}  // namespace
+
+void check_attention(Rules& rules, const ModelConfig& config) {
+  check_windows(rules, config);
+  check_norms(rules, config);
+  check_scaling(rules, config);
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+"""Mistral with its window, Qwen3, Gemma, GPT-NeoX, GPTBigCode, BLOOM and stretched rotary positions, given to prepare() as Transformers'
+objects: loss and every gradient are Transformers'."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+SCRIPT = Path(__file__).parent / "scripts" / "decoder_families.py"
+ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yarn"
+
+
+@pytest.mark.parametrize("tp, pp, names", [(1, 1, ALL), (2, 1, "qwen3,gemma2,bloom"), (1, 2, "mistral,gemma3")])
+def test_equal_to_transformers(python_build, tmp_path, tp, pp, names):
+    output = tmp_path / "errors.json"
+    launcher = python_build.launcher("--num_processes", tp * pp) if tp * pp > 1 else ()
+    python_build.run(SCRIPT, output, tp, pp, names, launcher=launcher)
+    results = json.loads(output.read_text())
+    assert sorted(results) == sorted(names.split(","))
+    assert {name: error for name, error in results.items() if not error <= 2e-5} == {}
