@@ -47,6 +47,7 @@ inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability
   if (s.alibi_slopes != nullptr) return "ALiBi positions";
   if (s.softcap != 0.0f) return "capped scores";
   if (s.window > 0 && (!s.causal || s.seq_q > s.seq_k)) return "a window without a causal mask";
+  if (s.bias != nullptr) return "a bias by distance";
   if (s.document != nullptr) return "several documents in a sample";
   if (s.key_begin != nullptr || s.key_end != nullptr) return "padded samples";
   if (s.query_offset != 0 || s.seq_q <= 1) return "queries that follow cached keys";

@@ -34,6 +34,8 @@ struct Row {
   KeyRange keys;
   float slope;                 // ALiBi, in units of log 2
   float cap;                   // of scores, likewise; 0 = none
+  const float* bias;           // by distance, of key 0; null without
+  std::int64_t bias_step;      // from one key's to the one's before it
   std::uint64_t random_block;  // of key 0
 
   __device__ Row(const Rows& rows, std::int64_t number) {
@@ -54,6 +56,8 @@ struct Row {
     keys = rows.ranges[batch * shape.seq_q + query];
     slope = shape.alibi_slopes ? shape.alibi_slopes[head] * kLog2E : 0.0f;
     cap = shape.softcap * kLog2E;
+    bias = shape.bias ? shape.bias + (query + shape.seq_k - 1) * shape.heads + head : nullptr;
+    bias_step = shape.heads;
     const std::int64_t row =
         ((shape.sample0 + batch) * shape.total_heads + shape.head0 + head) * shape.seq_length + position;
     random_block = static_cast<std::uint64_t>(row) * static_cast<std::uint64_t>((shape.seq_length + 3) / 4);
@@ -81,6 +85,7 @@ __device__ inline void load_scores(const Row& row, const float* scores, std::int
   for (int i = 0; i < kUnit; ++i) {
     if (row.cap != 0.0f) x[i] = row.cap * tanhf(x[i] / row.cap);
     if (row.slope != 0.0f) x[i] += row.slope * static_cast<float>(distance + i);
+    if (row.bias != nullptr && key + i < row.keys.end) x[i] += kLog2E * row.bias[-(key + i) * row.bias_step];
     if (key + i < row.keys.begin || key + i >= row.keys.end) x[i] = -INFINITY;
   }
 }

@@ -9,12 +9,11 @@ namespace tessera {
 
 namespace {
 
-constexpr LaterName kLaterFamilies[] = {{"t5", "use gpt2 or llama"}};
-
 constexpr EnumName<PositionKind> kPositions[] = {{PositionKind::learned, "learned"},
                                                  {PositionKind::rotary, "rotary"},
                                                  {PositionKind::alibi, "alibi"},
-                                                 {PositionKind::none, "none"}};
+                                                 {PositionKind::none, "none"},
+                                                 {PositionKind::relative, "relative"}};
 
 constexpr EnumName<NormStyle> kNorms[] = {{NormStyle::layernorm, "layernorm"},
                                           {NormStyle::rmsnorm, "rmsnorm"}};
@@ -97,7 +96,7 @@ EnumNames<Family> names_of(Family) {
     }
     return list;
   }();
-  return {known, kLaterFamilies};
+  return {known, {}};
 }
 EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
 EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }

@@ -37,6 +37,10 @@ ModelConfig resolve(ModelConfig config) {
   fill(&ModelConfig::token_types);
   if (config.num_labels && !config.binary_head) config.binary_head = false;  // one head takes their place
   fill(&ModelConfig::binary_head);
+  fill(&ModelConfig::relative_buckets);
+  fill(&ModelConfig::relative_max_distance);
+  if (family.encoder_decoder && !config.encoder_layers) config.encoder_layers = config.num_layers / 2;
+  if (family.model.scaled_head && !config.scaled_head) config.scaled_head = config.tied_head;
   return config;
 }
 
@@ -47,6 +51,13 @@ Config resolve(Config config) {
   if (!config.lr_schedule.end_weight_decay)
     config.lr_schedule.end_weight_decay = config.optimizer.weight_decay;
   return config;
+}
+
+SampleLengths sample_lengths(const Config& config) {
+  const TrainingConfig& t = config.training;
+  if (spec_of(config.model.family).samples != ModelSpec::Samples::corrupted_spans)
+    return {.tokens = t.seq_length};
+  return {.tokens = t.decoder_seq_length.value_or(t.seq_length), .encoder = t.seq_length};
 }
 
 }  // namespace tessera

@@ -124,10 +124,41 @@ void describe_positions(Visitor& visit, Section& c) {
               positive());
 }
 
+template <typename Visitor, typename Section>
+void describe_heads(Visitor& visit, Section& c) {
+  visit.field("token_types", c.token_types,
+              "types of tokens that the embedding tells apart, as BERT's two segments; null = the family's",
+              between(1, 65536));
+  visit.field("binary_head", c.binary_head,
+              "BERT's pooler and the head that says whether one segment follows the other; null = the "
+              "family's");
+  visit.field("num_labels", c.num_labels,
+              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
+              between(2, kMostTokens));
+}
+
+template <typename Visitor, typename Section>
+void describe_encoder(Visitor& visit, Section& c) {
+  visit.field(
+      "encoder_layers", c.encoder_layers,
+      "T5: layers of the encoder, the first of `num_layers`; the others are the decoder's; null = half",
+      between(1, 100000));
+  visit.field(
+      "relative_buckets", c.relative_buckets,
+      "relative positions: distances that a bias tells apart, long ones in groups; null = the family's",
+      between(4, 65536));
+  visit.field("relative_max_distance", c.relative_max_distance,
+              "relative positions: longer distances share the last bucket; null = the family's",
+              between(2, kMostTokens));
+  visit.field("scaled_head", c.scaled_head,
+              "T5: what the head reads is divided by the root of `hidden_size`; null = `tied_head`");
+}
+
 template <typename Visitor, IsSection<ModelConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("family", c.family, "supplies what is left open below");
-  visit.field("num_layers", c.num_layers, "transformer blocks", between(1, 100000));
+  visit.field("num_layers", c.num_layers, "transformer blocks, T5's of encoder and decoder together",
+              between(1, 100000));
   visit.field("hidden_size", c.hidden_size, "width of the residual stream", between(1, kMostWidth));
   describe_attention(visit, c);
   visit.field("ffn_hidden_size", c.ffn_hidden_size,
@@ -155,24 +186,19 @@ void describe(Visitor& visit, Section& c) {
   visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = the family's");
   visit.field("parallel_residual", c.parallel_residual,
               "attention and MLP both read the residual stream as it enters the layer; null = the family's");
-  visit.field("token_types", c.token_types,
-              "types of tokens that the embedding tells apart, as BERT's two segments; null = the family's",
-              between(1, 65536));
-  visit.field("binary_head", c.binary_head,
-              "BERT's pooler and the head that says whether one segment follows the other; null = the "
-              "family's");
-  visit.field("num_labels", c.num_labels,
-              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
-              between(2, kMostTokens));
+  describe_heads(visit, c);
+  describe_encoder(visit, c);
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,
       "token whose embedding gets no gradient where it is an input (a tied head's still counts); null "
       "= none",
       between(0, kMostTokens));
-  visit.field("init_std", c.init_std,
-              "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`)",
-              positive());
+  visit.field(
+      "init_std", c.init_std,
+      "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`); T5: "
+      "its own rule, times this / 0.02",
+      positive());
   visit.field("init_from", c.init_from,
               "Hugging Face or converted folder whose weights training starts from");
   visit.field("reinitialize", c.reinitialize,
@@ -271,7 +297,12 @@ void describe_loss_scale(Visitor& visit, Section& c) {
 template <typename Visitor, IsSection<TrainingConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("steps", c.steps, "optimizer steps", between(1, 1e12));
-  visit.field("seq_length", c.seq_length, "tokens per sample", between(1, kMostTokens));
+  visit.field("seq_length", c.seq_length,
+              "tokens per sample; of a model with encoder and decoder the encoder's",
+              between(1, kMostTokens));
+  visit.field("decoder_seq_length", c.decoder_seq_length,
+              "tokens per sample of the decoder beside an encoder; null = `seq_length`",
+              between(1, kMostTokens));
   visit.field("micro_batch_size", c.micro_batch_size, "samples per forward pass", between(1, kMostWidth));
   visit.field("global_batch_size", c.global_batch_size,
               "samples per optimizer step over all ranks, a multiple of `micro_batch_size` x data ranks",

@@ -15,7 +15,10 @@ N count_matmul_weights(const ModelConfig& m) {
   const N projection = width * static_cast<N>(m.num_heads) * head_dim;
   const N matrices = is_gated(*m.activation) ? 3 : 2;
   const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
-  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + static_cast<N>(m.vocab_size) * width;
+  // A decoder behind an encoder attends twice.
+  const N crossing = m.encoder_layers ? static_cast<N>(m.num_layers - *m.encoder_layers) : N{0};
+  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + crossing * (qkv + projection) +
+         static_cast<N>(m.vocab_size) * width;
 }
 
 /// What BERT has beside an embedding and layers: types of tokens, the transform and the biases before the
@@ -48,6 +51,9 @@ N count_parameters(const ModelConfig& m) {
   if (*m.embedding_norm) total += norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
+  if (m.encoder_layers)
+    total += static_cast<N>(m.num_layers - *m.encoder_layers) * norm + norm +
+             2 * static_cast<N>(*m.relative_buckets) * static_cast<N>(m.num_heads);
   return total + count_bert_heads<N>(m, norm);
 }
 

@@ -119,12 +119,14 @@ std::set<std::string_view> known_keys(const ModelSpec& spec) {
 }  // namespace
 
 void refuse_what_is_not_had(const JsonView& root, const ModelSpec& spec) {
-  const auto reads = [&](const char* name) {
+  const auto said = [&](const char* name) {
     return std::ranges::any_of(spec.keys,
-                               [&](const HfKey& key) { return std::string_view(key.key) == name; });
+                               [&](const HfKey& key) { return std::string_view(key.key) == name; }) ||
+           std::ranges::any_of(spec.demands,
+                               [&](const HfDemand& each) { return std::string_view(each.key) == name; });
   };
   for (const HfDemand& each : kCommon) {
-    if (!reads(each.key)) demand(root, each);
+    if (!said(each.key)) demand(root, each);
   }
   for (const HfDemand& each : spec.demands) demand(root, each);
   const std::set<std::string_view> known = known_keys(spec);

@@ -114,7 +114,8 @@ class FieldReader {
                                            "norm_placement",    "shared_norm",        "norm_bias",
                                            "embedding_norm",    "norm_zero_centered", "embedding_scaled",
                                            "attention_scale",   "attention_softcap",  "logit_softcap",
-                                           "rope_local_theta"};
+                                           "rope_local_theta",  "encoder_layers",     "relative_buckets",
+                                           "relative_max_distance", "scaled_head"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

@@ -54,10 +54,19 @@ std::int64_t bytes_of(const Tensor& tensor) {
 
 }  // namespace
 
+MicroBatchSize detail::size_of(const Config& config, std::int64_t samples) {
+  const SampleLengths lengths = sample_lengths(config);
+  return {samples, lengths.tokens, lengths.encoder};
+}
+
 Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
   Batch batch{.batch = size.batch, .seq_length = size.seq_length};
   batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);
   batch.labels = batch.tokens;
+  if (model.reads_encoder_tokens()) {
+    batch.encoder_seq_length = size.encoder_seq_length;
+    batch.encoder_tokens.assign(static_cast<std::size_t>(size.batch * size.encoder_seq_length), 0);
+  }
   if (model.token_types() > 0) batch.token_types = batch.tokens;
   if (model.sample_classes() > 0) batch.sample_labels.assign(static_cast<std::size_t>(size.batch), 0);
   return batch;
@@ -131,7 +140,7 @@ std::vector<PieceRecord> DryRank::pieces(bool put_off) {
   Batch batch = detail::blank_batch(micro_batch_, engine_->model());
   batch.global_targets = batch.batch * batch.seq_length;
   batch.global_sample_targets = batch.batch;
-  engine_->model().reserve_positions(ctx, micro_batch_.seq_length);
+  engine_->model().reserve_positions(ctx, position_count(batch));
   Stage stage(ctx, engine_->model(), batch,
               LossPlan::mean(terms_of(engine_->model(), batch, 1), engine_->optimizer().loss_scale(),
                              engine_->mesh().coordinates().tp == 0),

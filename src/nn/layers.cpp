@@ -52,7 +52,8 @@ Linear::Linear(std::string name, const Options& options)
       tensor_(options.split == Split::none ? TensorParallel() : options.tensor),
       split_(options.split),
       weight_(parameter("weight", placement(options, {options.out, options.in}),
-                        Init::normal(static_cast<float>(options.std)),
+                        Init::normal(static_cast<float>(options.std), options.first_rows,
+                                     static_cast<float>(options.first_std)),
                         {.partial_over_tensor = options.sequence_parallel})),
       bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros(),
                                       {.partial_over_tensor = options.sequence_parallel})

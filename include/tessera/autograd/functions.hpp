@@ -37,8 +37,12 @@ struct SelfAttentionOptions {
   Tensor positions;                      ///< [seq * batch] int32, with rope
 };
 /// Attention of a sequence over itself: [seq, batch, heads * head_dim]. qkv is rotated in place if this call
-/// is its last owner (std::move it in).
-Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
+/// is its last owner (std::move it in). `bias`: AttentionOptions::bias, which the options leave out; may be
+/// empty.
+Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options, const Var& bias = {});
+/// Attention of a sequence, q [seq_q, batch, heads * head_dim], over another, kv [seq_k, batch, 2 kv_heads *
+/// head_dim] (all k heads, all v heads): like q. Without rope.
+Var cross_attention(const ExecCtx& ctx, const Var& q, const Var& kv, const SelfAttentionOptions& options);
 
 /// RMSNorm of each query head and each key head of a packed qkv by itself, with a weight [head_dim] for all
 /// queries and one for all keys. qkv is overwritten if this call is its last owner (std::move it in).

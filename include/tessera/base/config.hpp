@@ -35,7 +35,8 @@ struct ParallelConfig {
 
 struct TrainingConfig {
   std::int64_t steps = 1000;
-  std::int64_t seq_length = 1024;
+  std::int64_t seq_length = 1024;  ///< of a model with encoder and decoder the encoder's
+  std::optional<std::int64_t> decoder_seq_length = std::nullopt;  ///< null = seq_length
   std::int64_t micro_batch_size = 4;
   std::int64_t global_batch_size = 32;
   Precision precision = Precision::fp32;
@@ -135,5 +136,12 @@ struct Config {
 
   friend bool operator==(const Config&, const Config&) = default;
 };
+
+/// Tokens of a training sample.
+struct SampleLengths {
+  std::int64_t tokens = 0;   ///< of what is learned: of a model with encoder and decoder the decoder's
+  std::int64_t encoder = 0;  ///< of an encoder's sequence beside it; 0 = there is none
+};
+SampleLengths sample_lengths(const Config& config);
 
 }  // namespace tessera

@@ -21,7 +21,8 @@ struct Family {
 inline constexpr Family Family::gpt2{"gpt2"};
 inline constexpr Family Family::llama{"llama"};
 
-enum class PositionKind { learned, rotary, alibi, none };
+/// relative: a learned bias on scores by the distance of query and key (T5).
+enum class PositionKind { learned, rotary, alibi, none, relative };
 enum class NormStyle { layernorm, rmsnorm };
 enum class MlpActivation { gelu_tanh, gelu, relu, swiglu, geglu };
 /// Whether the MLP's first product makes a gate too.

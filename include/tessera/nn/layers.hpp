@@ -23,6 +23,8 @@ class Linear : public Module {
     /// column: the runs of rows this rank holds; empty = its part of all rows.
     std::vector<Segment> rows = {};
     bool sequence_parallel = false;  ///< none: sees a part of the positions, so its gradient is a part too
+    std::int64_t first_rows = 0;     ///< so many rows of the whole W are normal(0, first_std)
+    double first_std = 0;
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);

@@ -14,6 +14,9 @@ struct AttentionOptions {
   std::int64_t window = 0;        ///< 0 = none
   float softcap = 0.0f;       ///< c: scores become c tanh(score / c) (Gemma 2); 0 = they stay; not with ALiBi
   Tensor alibi_slopes;        ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
+  /// A bias by distance, [seq_q + seq_k - 1, heads] fp32 or undefined: query i and key j get row i - j + seq_k
+  /// - 1. Without query_offset, ALiBi and softcap.
+  Tensor bias;
   Tensor key_begin, key_end;  ///< [batch] int32 or undefined: each sample's range of real tokens
   Tensor document;       ///< [batch, seq_k] int32 or undefined: non-decreasing document numbers (packing)
   float dropout = 0.0f;  ///< on the probabilities
@@ -39,6 +42,7 @@ AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, 
 /// Writes dq, dk, dv (views shaped like q, k, v; overwritten).
 struct AttentionGrads {
   Tensor dq, dk, dv;
+  Tensor dbias = {};  ///< where there is a bias; like it
 };
 void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,

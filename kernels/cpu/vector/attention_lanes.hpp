@@ -55,12 +55,13 @@ struct LaneDropout {
 /// Register `index` of a block's queries.
 struct Lanes {
   const Block* block;
-  int query;        // first lane, in the tile
-  I begin, end;     // keys each lane sees
-  float slope;      // ALiBi, in units of log 2; 0 without
-  float cap;        // of scores, likewise; 0 without
-  F position;       // of each lane's query
-  Span any, whole;  // keys some lane sees; keys that need neither mask nor bias (a part of `any`)
+  int query;                 // first lane, in the tile
+  I begin, end;              // keys each lane sees
+  float slope;               // ALiBi, in units of log 2; 0 without
+  float cap;                 // of scores, likewise; 0 without
+  const float* by_distance;  // bias of key 0 and lane 0, or null
+  F position;                // of each lane's query
+  Span any, whole;           // keys some lane sees; keys that need neither mask nor bias (a part of `any`)
 
   Lanes(const AttentionShape& shape, const Block& of, int index) : block(&of), query(index * kLanes) {
     const QueryTile& tile = *of.tile;
@@ -68,11 +69,13 @@ struct Lanes {
     end = *reinterpret_cast<const I*>(tile.end + query);
     slope = shape.alibi_slopes ? shape.alibi_slopes[tile.head] * kLog2E : 0.0f;
     cap = shape.softcap * kLog2E;
+    by_distance = of.bias != nullptr ? of.bias + query : nullptr;
     position = __builtin_convertvector(iota() + static_cast<int>(tile.first + query + shape.query_offset), F);
     any = seen_by_any(of, query, query + kLanes - 1);
     whole = seen_by_all(of, query, query + kLanes - 1);
     if (any.empty()) any = {of.span.end, of.span.end};
-    if (shape.alibi_slopes || cap != 0.0f || whole.empty()) whole = {any.end, any.end};
+    if (shape.alibi_slopes || by_distance != nullptr || cap != 0.0f || whole.empty())
+      whole = {any.end, any.end};
   }
 
   /// Lanes that see key `key` of the block.
@@ -83,6 +86,7 @@ struct Lanes {
   /// The score as the softmax takes it: capped, or with its bias.
   VEC_LAMBDA F biased(F score, int key) const {
     if (cap != 0.0f) return cap * tanh_of(score * (1.0f / cap));
+    if (by_distance != nullptr) return score + load(by_distance - key);
     return score + slope * (static_cast<float>(block->key0 + key) - position);
   }
   /// What the cap's slope makes of a gradient, for a score that `biased` gave.
