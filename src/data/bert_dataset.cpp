@@ -117,7 +117,7 @@ BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, ElementRang
                  "tokens are ",
                  kSpecials + 2);
   TESSERA_CHECK(m.mask_prob > 0 && m.mask_prob < 1, "mask_prob ", m.mask_prob, " is not between 0 and 1");
-  TESSERA_CHECK(m.max_ngram >= 1, "max_ngram ", m.max_ngram);
+  TESSERA_CHECK(m.max_ngram >= 1 && m.max_ngram <= 1024, "max_ngram ", m.max_ngram, " is not in [1, 1024]");
   for (const std::int32_t id : options_.special.continuations) {
     TESSERA_CHECK(id >= 0 && id < options_.vocab_size, "id ", id, " of a vocabulary of ",
                   options_.vocab_size);

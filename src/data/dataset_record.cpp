@@ -144,4 +144,12 @@ std::optional<DatasetRecord> shared_record(std::span<const std::string> prefixes
   return shared;
 }
 
+std::optional<SpecialTokens> known_special_tokens(const std::optional<DatasetRecord>& data,
+                                                  const std::optional<TokenizerRecord>& tokenizer) {
+  if (data && data->special) return data->special;
+  std::error_code error;
+  if (!tokenizer || !fs::exists(tokenizer->file, error)) return std::nullopt;
+  return special_tokens(options_of(*tokenizer));
+}
+
 }  // namespace tessera

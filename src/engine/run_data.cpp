@@ -77,21 +77,12 @@ bool reads_sentences(const Config& config) {
   return spec_of(config.model.family).samples == ModelSpec::Samples::masked_sentences;
 }
 
-/// What is known of the special tokens: by the data's record, or by the files of the tokenizer.
-std::optional<SpecialTokens> known_tokens(const std::optional<DatasetRecord>& data,
-                                          const std::optional<TokenizerRecord>& tokenizer) {
-  if (data && data->special) return data->special;
-  std::error_code error;
-  if (!tokenizer || !std::filesystem::exists(tokenizer->file, error)) return std::nullopt;
-  return special_tokens(options_of(*tokenizer));
-}
-
 /// Fills in what samples of sentences are put together with.
 void settle_special_tokens(const Config& config, const std::optional<DatasetRecord>& data,
                            RunTokenizer& tokenizer) {
   if (!reads_sentences(config)) return;
   const DataConfig& d = config.data;
-  const auto known = known_tokens(data, tokenizer.record);
+  const auto known = known_special_tokens(data, tokenizer.record);
   TESSERA_ENSURE(ConfigError, known || !d.masking_do_full_word,
                  "nothing says which tokens go on with the word before them, as data.masking_do_full_word "
                  "needs: name the tokenizer that data.path was made with in data.tokenizer, or set "
