@@ -34,17 +34,24 @@ using Optional = std::optional<py::array>;
 /// The [batch, seq] arrays of one data rank as a Batch. An empty batch has no samples.
 Batch make_batch(const py::array& tokens, const Optional& labels, const Optional& position_ids,
                  const Optional& key_begin, const Optional& key_end, const Optional& document_ids,
-                 const Optional& token_types, const Optional& sample_labels) {
+                 const Optional& token_types, const Optional& sample_labels, const Optional& encoder_tokens,
+                 const Optional& encoder_key_begin, const Optional& encoder_key_end) {
   TESSERA_CHECK(tokens.ndim() == 2, "tokens have the shape [batch, seq], not ", shape_of(tokens));
   Batch batch;
   batch.batch = tokens.shape(0);
   batch.seq_length = tokens.shape(1);
-  const auto read = [&](const Optional& array, const char* name, std::vector<std::int32_t>& out, int rank) {
+  if (encoder_tokens) {
+    TESSERA_CHECK(encoder_tokens->ndim() == 2, "encoder_tokens have the shape [batch, seq], not ",
+                  shape_of(*encoder_tokens));
+    batch.encoder_seq_length = encoder_tokens->shape(1);
+  }
+  const auto read = [&](const Optional& array, const char* name, std::vector<std::int32_t>& out, int rank,
+                        bool of_encoder = false) {
     if (!array) return;
     const Shape shape = shape_of(*array);
-    TESSERA_CHECK(
-        shape.rank() == rank && shape[0] == batch.batch && (rank < 2 || shape[1] == batch.seq_length), name,
-        " have the shape ", shape, ", the tokens ", shape_of(tokens));
+    const std::int64_t length = of_encoder ? batch.encoder_seq_length : batch.seq_length;
+    TESSERA_CHECK(shape.rank() == rank && shape[0] == batch.batch && (rank < 2 || shape[1] == length), name,
+                  " have the shape ", shape, ", the tokens ", shape_of(tokens));
     out = integers_of(*array, name);
   };
   read(tokens, "tokens", batch.tokens, 2);
@@ -55,6 +62,9 @@ Batch make_batch(const py::array& tokens, const Optional& labels, const Optional
   read(sample_labels, "sample_labels", batch.sample_labels, 1);
   read(key_begin, "key_begin", batch.key_begin, 1);
   read(key_end, "key_end", batch.key_end, 1);
+  read(encoder_tokens, "encoder_tokens", batch.encoder_tokens, 2, true);
+  read(encoder_key_begin, "encoder_key_begin", batch.encoder_key_begin, 1);
+  read(encoder_key_end, "encoder_key_end", batch.encoder_key_end, 1);
   batch.global_batch = Batch::kUnknown;
   return batch;
 }
@@ -369,7 +379,9 @@ void bind_engine(py::module_& module) {
       .def(py::init(&make_batch), py::arg("tokens"), py::arg("labels") = py::none(),
            py::arg("position_ids") = py::none(), py::arg("key_begin") = py::none(),
            py::arg("key_end") = py::none(), py::arg("document_ids") = py::none(),
-           py::arg("token_types") = py::none(), py::arg("sample_labels") = py::none())
+           py::arg("token_types") = py::none(), py::arg("sample_labels") = py::none(),
+           py::arg("encoder_tokens") = py::none(), py::arg("encoder_key_begin") = py::none(),
+           py::arg("encoder_key_end") = py::none())
       .def(
           "take_place",
           [](Batch& self, const Batch& other) {
@@ -385,6 +397,7 @@ void bind_engine(py::module_& module) {
       .def_readonly("global_sample_targets", &Batch::global_sample_targets)
       .def_readonly("batch", &Batch::batch)
       .def_readonly("seq_length", &Batch::seq_length)
+      .def_readonly("encoder_seq_length", &Batch::encoder_seq_length)
       .def_readonly("global_batch", &Batch::global_batch)
       .def("targets", &count_targets);
 

@@ -84,9 +84,12 @@ class Batch:
     def __init__(self, tokens: np.ndarray, labels: Optional[np.ndarray] = None,
                  position_ids: Optional[np.ndarray] = None, key_begin: Optional[np.ndarray] = None,
                  key_end: Optional[np.ndarray] = None, document_ids: Optional[np.ndarray] = None,
-                 token_types: Optional[np.ndarray] = None, sample_labels: Optional[np.ndarray] = None) -> None: ...
+                 token_types: Optional[np.ndarray] = None, sample_labels: Optional[np.ndarray] = None,
+                 encoder_tokens: Optional[np.ndarray] = None, encoder_key_begin: Optional[np.ndarray] = None,
+                 encoder_key_end: Optional[np.ndarray] = None) -> None: ...
     batch: int
     seq_length: int
+    encoder_seq_length: int
     global_batch: int
     global_targets: int
     global_sample_targets: int

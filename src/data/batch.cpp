@@ -20,16 +20,38 @@ void check_size(const std::vector<std::int32_t>& array, std::int64_t expected, c
                 expected);
 }
 
-/// Every value in [0, limit), or equal to `also`.
-void check_range(const Batch& batch, const std::vector<std::int32_t>& array, std::int64_t limit,
-                 std::int64_t also, const char* name, const char* remedy) {
+/// Every value in [0, limit), or equal to `also`; `length` values a sample.
+void check_range(const Batch& batch, const std::vector<std::int32_t>& array, std::int64_t length,
+                 std::int64_t limit, std::int64_t also, const char* name, const char* remedy) {
   for (std::size_t i = 0; i < array.size(); ++i) {
     const std::int64_t value = array[i];
     const auto at = static_cast<std::int64_t>(i);
     TESSERA_ENSURE(DataError, (value >= 0 && value < limit) || value == also, "batch: sample ",
-                   global_sample(batch, at / batch.seq_length), ", position ", at % batch.seq_length, ": ",
-                   name, " ", value, " is not in [0, ", limit, "). ", remedy);
+                   global_sample(batch, at / length), ", position ", at % length, ": ", name, " ", value,
+                   " is not in [0, ", limit, "). ", remedy);
   }
+}
+
+/// Each sample's range of real tokens lies in its `length` positions.
+void check_keys(const Batch& batch, const std::vector<std::int32_t>& begins,
+                const std::vector<std::int32_t>& ends, std::int64_t length, const char* name) {
+  for (std::int64_t i = 0; i < batch.batch; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::int64_t begin = begins.empty() ? 0 : begins[at];
+    const std::int64_t end = ends.empty() ? length : ends[at];
+    TESSERA_ENSURE(DataError, begin >= 0 && begin <= end && end <= length, "batch: sample ",
+                   global_sample(batch, i), ": ", name, " [", begin, ", ", end, ") of ", length);
+  }
+}
+
+void check_encoder_sizes(const Batch& batch) {
+  const std::int64_t length = batch.encoder_seq_length;
+  TESSERA_CHECK(length >= 0 && batch.batch <= std::numeric_limits<std::int64_t>::max() /
+                                                  std::max<std::int64_t>(length, 1),
+                "batch of ", batch.batch, " x ", length, " positions of the encoder");
+  check_size(batch.encoder_tokens, batch.batch * length, "encoder_tokens", false);
+  check_size(batch.encoder_key_begin, length > 0 ? batch.batch : 0, "encoder_key_begin", true);
+  check_size(batch.encoder_key_end, length > 0 ? batch.batch : 0, "encoder_key_end", true);
 }
 
 }  // namespace
@@ -70,6 +92,11 @@ Batch slice(const Batch& batch, std::int64_t first, std::int64_t count) {
   out.key_begin = piece(batch.key_begin, first, first + count);
   out.key_end = piece(batch.key_end, first, first + count);
   out.sample_labels = piece(batch.sample_labels, first, first + count);
+  const std::int64_t e = batch.encoder_seq_length;
+  out.encoder_seq_length = e;
+  out.encoder_tokens = piece(batch.encoder_tokens, first * e, (first + count) * e);
+  out.encoder_key_begin = piece(batch.encoder_key_begin, first, first + count);
+  out.encoder_key_end = piece(batch.encoder_key_end, first, first + count);
   out.sample0 = global_sample(batch, first);
   if (!one_run) {
     out.sample_block = batch.sample_block;
@@ -92,28 +119,38 @@ void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t position
   check_size(batch.sample_labels, batch.batch, "sample_labels", true);
   check_size(batch.key_begin, batch.batch, "key_begin", true);
   check_size(batch.key_end, batch.batch, "key_end", true);
+  check_encoder_sizes(batch);
   constexpr const char* kVocabulary = "Data and model must use the same vocabulary";
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   const std::int64_t limit = vocab_size > 0 ? vocab_size : kAny;
-  check_range(batch, batch.tokens, limit, 0, "token", kVocabulary);
-  check_range(batch, batch.labels, limit, kIgnoredLabel, "label", kVocabulary);
-  check_range(batch, batch.position_ids, positions > 0 ? positions : kAny, 0, "position",
+  const std::int64_t s = batch.seq_length;
+  check_range(batch, batch.tokens, s, limit, 0, "token", kVocabulary);
+  check_range(batch, batch.labels, s, limit, kIgnoredLabel, "label", kVocabulary);
+  check_range(batch, batch.position_ids, s, positions > 0 ? positions : kAny, 0, "position",
               "These are the positions the model has");
-  for (std::int64_t i = 0; i < batch.batch; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    const std::int64_t begin = batch.key_begin.empty() ? 0 : batch.key_begin[at];
-    const std::int64_t end = batch.key_end.empty() ? batch.seq_length : batch.key_end[at];
-    TESSERA_ENSURE(DataError, begin >= 0 && begin <= end && end <= batch.seq_length, "batch: sample ",
-                   global_sample(batch, i), ": keys [", begin, ", ", end, ") of ", batch.seq_length);
-  }
+  check_keys(batch, batch.key_begin, batch.key_end, s, "keys");
+  if (batch.encoder_seq_length == 0) return;
+  check_range(batch, batch.encoder_tokens, batch.encoder_seq_length, limit, 0, "token of the encoder",
+              kVocabulary);
+  check_keys(batch, batch.encoder_key_begin, batch.encoder_key_end, batch.encoder_seq_length,
+             "keys of the encoder");
 }
 
-void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes) {
+void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes,
+                     bool encodes) {
+  TESSERA_CHECK(encodes || batch.encoder_seq_length == 0,
+                "this batch has encoder_tokens, and the model has no encoder beside a decoder");
+  TESSERA_CHECK(!encodes || batch.encoder_seq_length > 0,
+                "this batch has no encoder_tokens, which the model's encoder reads");
+  TESSERA_CHECK(!encodes || batch.document_ids.empty(),
+                "this batch has document_ids: several documents in a sample are not told apart by a decoder "
+                "that reads an encoder's result. Give each document a sample of its own");
   TESSERA_CHECK(batch.token_types.empty() || token_types > 0,
                 "this batch has token_types, and the model reads none");
   TESSERA_CHECK(batch.sample_labels.empty() || sample_classes > 0,
                 "this batch has sample_labels, and the model has no head for whole samples");
-  check_range(batch, batch.token_types, token_types, 0, "token type", "These are the types the model has");
+  check_range(batch, batch.token_types, batch.seq_length, token_types, 0, "token type",
+              "These are the types the model has");
   for (std::size_t i = 0; i < batch.sample_labels.size(); ++i) {
     const std::int64_t label = batch.sample_labels[i];
     TESSERA_ENSURE(DataError, (label >= 0 && label < sample_classes) || label == kIgnoredLabel,

@@ -61,14 +61,15 @@ struct Field {
   std::uint64_t hash;
 };
 
-constexpr std::size_t kFields = 9;
+constexpr std::size_t kFields = 11;
 /// Everything of a batch that decides what a step computes.
 std::array<Field, kFields> fields_of(const Batch& batch) {
   const auto of = [](const auto& values) { return content_hash(std::as_bytes(std::span(values))); };
-  const std::array<std::int64_t, 2> shape{batch.batch, batch.seq_length};
+  const std::array<std::int64_t, 3> shape{batch.batch, batch.seq_length, batch.encoder_seq_length};
   const std::array<std::int64_t, 4> numbers{batch.sample0, batch.sample_block, batch.sample_stride,
                                             batch.global_batch};
   const std::array<std::uint64_t, 2> keys{of(batch.key_begin), of(batch.key_end)};
+  const std::array<std::uint64_t, 2> encoder_keys{of(batch.encoder_key_begin), of(batch.encoder_key_end)};
   return {{{"shape", of(shape)},
            {"tokens", of(batch.tokens)},
            {"labels", of(batch.labels)},
@@ -77,6 +78,8 @@ std::array<Field, kFields> fields_of(const Batch& batch) {
            {"document_ids", of(batch.document_ids)},
            {"token_types", of(batch.token_types)},
            {"sample_labels", of(batch.sample_labels)},
+           {"encoder_tokens", of(batch.encoder_tokens)},
+           {"encoder_attention_mask", of(encoder_keys)},
            {"sample numbers", of(numbers)}}};
 }
 

@@ -58,6 +58,10 @@ Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
   Batch batch{.batch = size.batch, .seq_length = size.seq_length};
   batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);
   batch.labels = batch.tokens;
+  if (model.reads_encoder_tokens()) {
+    batch.encoder_seq_length = size.encoder_seq_length;
+    batch.encoder_tokens.assign(static_cast<std::size_t>(size.batch * size.encoder_seq_length), 0);
+  }
   if (model.token_types() > 0) batch.token_types = batch.tokens;
   if (model.sample_classes() > 0) batch.sample_labels.assign(static_cast<std::size_t>(size.batch), 0);
   return batch;

@@ -319,7 +319,7 @@ Schedule Engine::schedule(int micro_batches, bool forward_only) const {
 void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   if (batch.batch == 0 && mesh_->shape().dp > 1) return;  // another data rank has samples
   validate(batch, model_->vocab_size(), model_->position_limit());
-  validate_extras(batch, model_->token_types(), model_->sample_classes());
+  validate_extras(batch, model_->token_types(), model_->sample_classes(), model_->reads_encoder_tokens());
   model_->check_length(batch.seq_length);
   const bool whole = model_->reads_whole_samples();
   TESSERA_CHECK(!whole || batch.labels.empty(),

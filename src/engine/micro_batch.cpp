@@ -3,16 +3,32 @@
 namespace tessera {
 namespace {
 
-/// [batch, seq] to [seq, batch].
-Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, const Batch& batch) {
+/// [batch, length] to [length, batch].
+Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, std::int64_t batch,
+                      std::int64_t length) {
   std::vector<std::int32_t> rows(values.size());
-  for (std::int64_t b = 0; b < batch.batch; ++b) {
-    for (std::int64_t s = 0; s < batch.seq_length; ++s) {
-      rows[static_cast<std::size_t>(s * batch.batch + b)] =
-          values[static_cast<std::size_t>(b * batch.seq_length + s)];
-    }
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t s = 0; s < length; ++s)
+      rows[static_cast<std::size_t>(s * batch + b)] = values[static_cast<std::size_t>(b * length + s)];
   }
-  return Tensor::from(ctx, rows, {batch.seq_length, batch.batch});
+  return Tensor::from(ctx, rows, {length, batch});
+}
+Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, const Batch& batch) {
+  return position_major(ctx, values, batch.batch, batch.seq_length);
+}
+
+/// What an encoder beside a decoder reads of the samples.
+std::shared_ptr<const MicroBatch> encoder_side(const ExecCtx& ctx, const Batch& batch) {
+  if (batch.encoder_seq_length == 0) return nullptr;
+  auto m = std::make_shared<MicroBatch>();
+  m->batch = batch.batch;
+  m->seq_length = batch.encoder_seq_length;
+  m->sample0 = batch.sample0;
+  m->tokens = position_major(ctx, batch.encoder_tokens, batch.batch, batch.encoder_seq_length);
+  if (!batch.encoder_key_begin.empty())
+    m->key_begin = Tensor::from(ctx, batch.encoder_key_begin, {batch.batch});
+  if (!batch.encoder_key_end.empty()) m->key_end = Tensor::from(ctx, batch.encoder_key_end, {batch.batch});
+  return m;
 }
 
 /// Numbers documents 0, 1, 2, ... along each sample, so that they never decrease whatever ids the caller
@@ -49,6 +65,7 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch) {
   if (!batch.document_ids.empty()) {
     m.document = Tensor::from(ctx, number_documents(batch), {batch.batch, batch.seq_length});
   }
+  m.encoder = encoder_side(ctx, batch);
   return m;
 }
 

@@ -27,6 +27,9 @@ std::string shape_of(const Batch& batch) {
   add(" + documents", batch.document_ids);
   add(" + token types", batch.token_types);
   add(" + sample labels", batch.sample_labels);
+  if (batch.encoder_seq_length > 0) shape += detail::concat(" + encoder's ", batch.encoder_seq_length);
+  add(" + encoder's key begins", batch.encoder_key_begin);
+  add(" + encoder's key ends", batch.encoder_key_end);
   return shape;
 }
 

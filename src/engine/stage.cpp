@@ -39,11 +39,11 @@ const MicroBatch& Stage::input_of(int micro_batch) {
 }
 
 std::vector<Port> Stage::inputs(int chunk, int micro_batch) const {
-  return model_.inputs(chunk, {samples(micro_batch).count, batch_.seq_length});
+  return model_.inputs(chunk, {samples(micro_batch).count, batch_.seq_length, batch_.encoder_seq_length});
 }
 
 std::vector<Port> Stage::outputs(int chunk, int micro_batch) const {
-  return model_.outputs(chunk, {samples(micro_batch).count, batch_.seq_length});
+  return model_.outputs(chunk, {samples(micro_batch).count, batch_.seq_length, batch_.encoder_seq_length});
 }
 
 std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {

@@ -108,7 +108,7 @@ std::vector<Var> Stack::run_piece(const Forward& whole, int index, const std::ve
                                   Output output, const Tensor& upstream) {
   TESSERA_CHECK(index >= 0 && index < num_pieces(), "piece ", index, " of ", num_pieces());
   const Piece& piece = piece_at(index);
-  const MicroBatchSize size{whole.input.batch, whole.input.seq_length};
+  const MicroBatchSize size = whole.input.size();
   const std::vector<Port> ports = this->inputs(index, size);
   TESSERA_CHECK(inputs.size() == ports.size(), "piece ", index, " gets ", inputs.size(), " values of ",
                 ports.size(), ": the first piece of a model begins with tokens, and no other does");

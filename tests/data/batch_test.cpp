@@ -94,5 +94,33 @@ TEST(Batch, ValidateNamesThePlace) {
   EXPECT_THROW(validate(Batch{}, 5), InvalidArgument);
 }
 
+TEST(Batch, OfAnEncoderAndADecoder) {
+  Batch batch = make(3, 2);
+  EXPECT_NO_THROW(validate_extras(batch, 0, 0));
+  mentions(message_of<InvalidArgument>([&] { validate_extras(batch, 0, 0, true); }), {"no encoder_tokens"});
+  batch.encoder_seq_length = 4;
+  mentions(message_of<InvalidArgument>([&] { validate(batch, 12); }), {"encoder_tokens", "0", "12"});
+  batch.encoder_tokens.resize(12);
+  std::iota(batch.encoder_tokens.begin(), batch.encoder_tokens.end(), 0);
+  batch.encoder_key_begin = {0, 1, 2};
+  batch.encoder_key_end = {4, 3, 4};
+  EXPECT_NO_THROW(validate(batch, 12));
+  EXPECT_NO_THROW(validate_extras(batch, 0, 0, true));
+  mentions(message_of<InvalidArgument>([&] { validate_extras(batch, 0, 0); }),
+           {"encoder_tokens", "no encoder"});
+  const Batch piece = slice(batch, 1, 2);
+  EXPECT_EQ(piece.encoder_seq_length, 4);
+  EXPECT_EQ(piece.encoder_tokens, (Ids{4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(piece.encoder_key_begin, (Ids{1, 2}));
+  EXPECT_EQ(piece.encoder_key_end, (Ids{3, 4}));
+  mentions(message_of<DataError>([&] { validate(batch, 11); }),
+           {"sample 2", "position 3", "token of the encoder 11"});
+  batch.encoder_key_end = {4, 5, 4};
+  mentions(message_of<DataError>([&] { validate(batch, 12); }), {"sample 1", "encoder [1, 5) of 4"});
+  batch.encoder_key_end.clear();
+  batch.document_ids = Ids(6, 0);
+  mentions(message_of<InvalidArgument>([&] { validate_extras(batch, 0, 0, true); }), {"document_ids"});
+}
+
 }  // namespace
 }  // namespace tessera

@@ -8,7 +8,9 @@
 
 namespace tessera {
 
-/// Arrays of [batch * seq_length] are sample-major: the positions of a sample lie together.
+/// Arrays of [batch * seq_length] are sample-major: the positions of a sample lie together. A sample of an
+/// encoder with a decoder has two sequences: the fields that begin with encoder_ are of the one that the
+/// encoder reads, all others of the decoder's.
 struct Batch {
   std::int64_t batch = 0;
   std::int64_t seq_length = 0;
@@ -22,7 +24,13 @@ struct Batch {
   std::vector<std::int32_t> document_ids{};  ///< [b*s] attention stays within equal ids; empty = one document
   std::vector<std::int32_t> token_types{};   ///< [b*s] such as BERT's segments; empty = all 0
   std::vector<std::int32_t> sample_labels{};  ///< [b] what a head for whole samples learns; -100 = ignored
-  std::int64_t sample0 = 0;                   ///< number of sample 0 in the global batch
+  std::int64_t encoder_seq_length = 0;        ///< positions e of the encoder's sequence; 0 = there is none
+  std::vector<std::int32_t>
+      encoder_tokens{};  ///< [b*e]; what the encoder and, by its result, the decoder read
+  std::vector<std::int32_t> encoder_key_begin{};  ///< [b] real tokens are [begin, end): others are seen by
+                                                  ///< neither encoder nor decoder; empty = from 0
+  std::vector<std::int32_t> encoder_key_end{};    ///< [b]; empty = to e
+  std::int64_t sample0 = 0;                       ///< number of sample 0 in the global batch
   std::int64_t sample_block = 0;   ///< samples come in runs of so many, 0 = one run (all are consecutive) ...
   std::int64_t sample_stride = 0;  ///< ... and run k begins at number sample0 + k * sample_stride
   static constexpr std::int64_t kUnknown = -1;  ///< until ranks have told each other (engine/agreement.hpp)
@@ -58,7 +66,9 @@ std::int64_t position_count(const Batch& batch);
 void validate(const Batch& batch, std::int64_t vocab_size, std::int64_t positions = 0);
 
 /// What only some models read: `token_types` types of tokens and `sample_classes` classes of samples, 0 =
-/// none. Errors: as validate; InvalidArgument for what the model does not read.
-void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes);
+/// none; `encodes`: an encoder's sequence, which these models must have. Errors: as validate; InvalidArgument
+/// for what the model does not read.
+void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t sample_classes,
+                     bool encodes = false);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 /// What a model's forward gets: the tokens of one micro-batch, where to compute, where to record.
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace tessera {
 /// Sizes of a micro-batch.
 struct MicroBatchSize {
   std::int64_t batch = 0, seq_length = 0;
+  std::int64_t encoder_seq_length = 0;  ///< of the sequence an encoder reads beside the decoder's; 0 = none
 };
 
 /// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
@@ -26,6 +28,11 @@ struct MicroBatch {
   Tensor token_types;         ///< [seq_length, batch] int32; undefined = all of type 0
   Tensor sample_labels;       ///< [batch] int32, -100 = ignored; undefined without any
   std::int64_t sample0 = 0;   ///< global number of sample 0
+  /// The same samples as the encoder of an encoder-decoder reads them: tokens and their real ranges. Null
+  /// where a model has one sequence.
+  std::shared_ptr<const MicroBatch> encoder = nullptr;
+
+  MicroBatchSize size() const { return {batch, seq_length, encoder ? encoder->seq_length : 0}; }
 };
 
 /// Keys and values of earlier positions, per layer: generation computes each position once.
@@ -49,6 +56,13 @@ struct Forward {
   /// where `losses` is there. `own_positions`: see ExtraLoss.
   void add_loss(std::string name, Var values, bool own_positions = false) const {
     losses->push_back({std::move(name), std::move(values), own_positions});
+  }
+
+  /// The same pass over the encoder's sequences.
+  Forward of_encoder() const {
+    TESSERA_CHECK(input.encoder, "an encoder's sequences are asked for, and the micro-batch has none");
+    const std::int64_t first = position0 * input.encoder->seq_length / input.seq_length;
+    return {exec, *input.encoder, tape, training, step, first, nullptr, losses};
   }
 
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.

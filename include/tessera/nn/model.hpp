@@ -56,6 +56,8 @@ class Model : public Module {
   virtual std::int64_t token_types() const { return 0; }
   /// Classes that Batch::sample_labels may name; 0 likewise.
   virtual std::int64_t sample_classes() const { return 0; }
+  /// Whether an encoder reads Batch::encoder_tokens beside the decoder's tokens; a batch must then have some.
+  virtual bool reads_encoder_tokens() const { return false; }
   /// Whether it has no head for tokens: its logits are [batch, sample_classes()], and its losses, [batch], of
   /// Batch::sample_labels.
   virtual bool reads_whole_samples() const { return false; }
