@@ -33,4 +33,11 @@ Config resolve(Config config) {
   return config;
 }
 
+SampleLengths sample_lengths(const Config& config) {
+  const TrainingConfig& t = config.training;
+  if (spec_of(config.model.family).samples != ModelSpec::Samples::corrupted_spans)
+    return {.tokens = t.seq_length};
+  return {.tokens = t.decoder_seq_length.value_or(t.seq_length), .encoder = t.seq_length};
+}
+
 }  // namespace tessera

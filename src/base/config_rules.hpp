@@ -38,5 +38,7 @@ std::string unless(bool holds, const Parts&... parts) {
 
 /// The layout against model and batches (config_layout.cpp).
 void check_layout(Rules& rules, const Config& config);
+/// What samples are made of (config_samples.cpp).
+void check_samples(Rules& rules, const Config& config);
 
 }  // namespace tessera

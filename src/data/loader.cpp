@@ -24,6 +24,9 @@ Batch batch_for(const Dataset& dataset, std::int64_t count) {
   if (fields.token_types) batch.token_types.resize(n);
   if (fields.key_end) batch.key_end.resize(samples);
   if (fields.sample_label) batch.sample_labels.resize(samples);
+  batch.encoder_seq_length = fields.encoder_length;
+  batch.encoder_tokens.resize(samples * static_cast<std::size_t>(fields.encoder_length));
+  if (fields.encoder_length > 0) batch.encoder_key_end.resize(samples);
   return batch;
 }
 
@@ -39,7 +42,10 @@ void fetch_into(const Dataset& dataset, std::int64_t index, Batch& batch, std::i
                         .document_ids = part(batch.document_ids, s),
                         .token_types = part(batch.token_types, s),
                         .key_end = part(batch.key_end, 1),
-                        .sample_label = part(batch.sample_labels, 1)});
+                        .sample_label = part(batch.sample_labels, 1),
+                        .encoder_tokens =
+                            part(batch.encoder_tokens, static_cast<std::size_t>(batch.encoder_seq_length)),
+                        .encoder_key_end = part(batch.encoder_key_end, 1)});
 }
 
 Batch read_samples(const Dataset& dataset, std::span<const std::int64_t> numbers) {

@@ -19,7 +19,7 @@ PartCosts part_costs(const Config& given) {
   double costs[3] = {};
   for (int i = 0; i < 3; ++i) {
     DryRank rank([&](ProcessMesh& mesh) { return make_model(config, mesh, {parts[i]}, {DeviceType::meta}); },
-                 EngineOptions::from(config), {.pp = 3}, i, {1, config.training.seq_length});
+                 EngineOptions::from(config), {.pp = 3}, i, size_of(config, 1));
     for (const PieceRecord& piece : rank.pieces(false))
       costs[i] += time_of(piece.forward) + time_of(piece.backward);
   }

@@ -54,6 +54,11 @@ std::int64_t bytes_of(const Tensor& tensor) {
 
 }  // namespace
 
+MicroBatchSize detail::size_of(const Config& config, std::int64_t samples) {
+  const SampleLengths lengths = sample_lengths(config);
+  return {samples, lengths.tokens, lengths.encoder};
+}
+
 Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
   Batch batch{.batch = size.batch, .seq_length = size.seq_length};
   batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);

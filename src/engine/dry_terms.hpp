@@ -5,6 +5,8 @@
 
 namespace tessera::detail {
 
+/// That of `samples` samples of a run.
+MicroBatchSize size_of(const Config& config, std::int64_t samples);
 /// What the model reads, of which nothing but the number counts.
 Batch blank_batch(const MicroBatchSize& size, const Model& model);
 

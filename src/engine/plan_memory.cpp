@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/dry_terms.hpp"
 #include "tessera/engine/build.hpp"
 
 namespace tessera::detail {
@@ -13,8 +14,7 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
   return std::make_unique<DryRank>(
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
-      EngineOptions::from(config), layout.mesh, rank,
-      MicroBatchSize{config.training.micro_batch_size, config.training.seq_length});
+      EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size));
 }
 
 /// Layers are alike, so which ones a piece has does not matter.

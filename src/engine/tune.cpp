@@ -62,7 +62,7 @@ std::vector<TraceLane> step_of(const Config& config, Device device, const MeshSh
   const auto trace = std::make_shared<Trace>(*meta.stream);
   engine.set_trace(trace);
   engine.launch_step(
-      detail::blank_batch({config.training.global_batch_size, config.training.seq_length}, engine.model()));
+      detail::blank_batch(detail::size_of(config, config.training.global_batch_size), engine.model()));
   engine.set_trace(nullptr);
   return trace->lanes();
 }

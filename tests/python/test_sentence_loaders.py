@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy
 import plugin_support
 import pytest
 from bert_reference import Rules, sample, write_sentences
@@ -88,19 +89,21 @@ data: {{path: {tmp_path / "d"}, split: "8,1,1", cache_dir: {tmp_path / "cache"},
 
 def test_every_rule_of_masking(tmp_path):
     """The samples are numpy's under each of them."""
-    made = [document[:4] for document in documents(9) if len(document) > 3]  # each makes one sample of up to 61 tokens
+    made = documents(9)
     write_sentences(tmp_path / "d", made)
     record_pieces(tmp_path, {9, 30})
     rules = Rules(seed=3, pieces={9, 30}, longer=True, longest=9, mask_prob=0.4)
-    options = dict(seed=3, mask_prob=0.4, masking_max_ngram=9, masking_use_longer_ngrams=True, short_seq_prob=0.0, split="1,0,0", vocab_size=40)
-    columns = open_bert_samples(tmp_path / "d", (20, 0, 0), 64, **options)[0].fetch(list(range(20)))
-    for i in range(20):
-        expected = [sample(sentences, 61, i, rules) for sentences in made]
+    options = dict(seed=3, mask_prob=0.4, masking_max_ngram=9, masking_use_longer_ngrams=True, short_seq_prob=0.3, split="1,0,0", vocab_size=40)
+    columns = open_bert_samples(tmp_path / "d", (20, 0, 0), 64, cache_dir=tmp_path / "cache", **options)[0].fetch(list(range(20)))
+    (rows,) = (tmp_path / "cache").glob("*-train-sample_index.npy")
+    sentences = [sentence for document in made for sentence in document]
+    for i, (first, end, target) in enumerate(numpy.load(rows)[:20]):
+        expected = sample(sentences[first:end], target, i, rules)
         length = int(columns["padding_mask"][i].sum())
-        text, labels = columns["text"][i, :length].tolist(), columns["labels"][i, :length].tolist()
-        assert [text, labels] in [[each["tokens"], [max(label, -1) for label in each["labels"]]] for each in expected], i
+        assert columns["text"][i, :length].tolist() == expected["tokens"]
+        assert columns["labels"][i, :length].tolist() == [max(label, -1) for label in expected["labels"]]
     usual = columns["text"].tolist()
-    for name, value in (("masking_use_geometric_distribution", True), ("masking_do_full_word", False), ("short_seq_prob", 0.5), ("mask_id", 8)):
+    for name, value in (("masking_use_geometric_distribution", True), ("masking_do_full_word", False), ("short_seq_prob", 0.9), ("mask_id", 8)):
         assert open_bert_samples(tmp_path / "d", (20, 0, 0), 64, **{**options, name: value})[0].fetch(list(range(20)))["text"].tolist() != usual
 
 
@@ -184,7 +187,7 @@ def test_what_is_refused(sentences):
     classifier = plugin_support.make_encoder("BertForSequenceClassification", max_position_embeddings=24)
     for given, words in ((dict(model=classifier), "this model is a classifier"), (dict(loader={"eod_mask_loss": True}), "eod_mask_loss: a bert looks to both sides"),
                          (dict(loader={"encoder_seq_length": 20}), "seq_length is 24 and encoder_seq_length 20"),
-                         (dict(loader={"mask_prob": True}), "mask_prob is True"), (dict(loader={"decoder_seq_length": 8}), "T5")):
+                         (dict(loader={"mask_prob": True}), "mask_prob is True"), (dict(loader={"decoder_seq_length": 8}), "'decoder_seq_length' is of samples of T5, and the model is a bert")):
         with pytest.raises(ConfigError, match=words):
             loaders(sentences, **given)
 

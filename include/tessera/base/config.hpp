@@ -35,7 +35,8 @@ struct ParallelConfig {
 
 struct TrainingConfig {
   std::int64_t steps = 1000;
-  std::int64_t seq_length = 1024;
+  std::int64_t seq_length = 1024;  ///< of a model with encoder and decoder the encoder's
+  std::optional<std::int64_t> decoder_seq_length = std::nullopt;  ///< null = seq_length
   std::int64_t micro_batch_size = 4;
   std::int64_t global_batch_size = 32;
   Precision precision = Precision::fp32;
@@ -71,14 +72,19 @@ struct DataConfig {
   // Samples of sentences: of families that learn masked tokens.
   double mask_prob = 0.15;
   double short_seq_prob = 0.1;
-  std::int64_t masking_max_ngram = 3;
+  std::optional<std::int64_t> masking_max_ngram = std::nullopt;  ///< null = 3, of T5 10
   bool masking_do_full_word = true;
   bool masking_use_longer_ngrams = false;
-  bool masking_use_geometric_distribution = false;
+  std::optional<bool> masking_use_geometric_distribution = std::nullopt;  ///< null = false, of T5 true
   std::optional<std::int64_t> cls_id = std::nullopt;  ///< null = the tokenizer's; so the next three
   std::optional<std::int64_t> sep_id = std::nullopt;
   std::optional<std::int64_t> mask_id = std::nullopt;
   std::optional<std::int64_t> pad_id = std::nullopt;
+  std::optional<std::int64_t> bos_id = std::nullopt;
+  std::optional<std::int64_t> eos_id = std::nullopt;
+  std::int64_t vocab_extra_ids = 0;  ///< sentinels; 0 = all that the tokenizer has
+  std::vector<std::int64_t> sentinel_ids =
+      {};  ///< first and last in the order of use; empty = the tokenizer's
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
@@ -135,5 +141,12 @@ struct Config {
 
   friend bool operator==(const Config&, const Config&) = default;
 };
+
+/// Tokens of a training sample.
+struct SampleLengths {
+  std::int64_t tokens = 0;   ///< of what is learned: of a model with encoder and decoder the decoder's
+  std::int64_t encoder = 0;  ///< of an encoder's sequence beside it; 0 = there is none
+};
+SampleLengths sample_lengths(const Config& config);
 
 }  // namespace tessera

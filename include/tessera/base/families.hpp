@@ -158,8 +158,9 @@ struct ModelSpec {
   const char* body = "decoder";  ///< of a family: what builds its models (nn/bodies.hpp)
   /// What a sample of its training data is made of.
   enum class Samples {
-    tokens,           ///< the next tokens of joined documents
-    masked_sentences  ///< two runs of sentences with masked tokens
+    tokens,            ///< the next tokens of joined documents
+    masked_sentences,  ///< two runs of sentences with masked tokens
+    corrupted_spans    ///< an encoder's sentences with runs of words left out, which the decoder says
   };
   Samples samples = Samples::tokens;
   /// Why data for it cannot be read yet, so that nothing but the C++ interface trains it; null = they can.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 from tessera.comm.warnings import warn_once
+from tessera.compat.refusals import nearest
 from tessera.data.documents import RULES
 from tessera.data.indexed import DataPath, data_words, of_splits
 from tessera.errors import ConfigError
@@ -15,12 +16,15 @@ from tessera.plugin.heads import ENCODERS, heads_of
 MASKING = {"mask_prob": float, "short_seq_prob": float, "masking_max_ngram": int, "masking_do_full_word": bool,
            "masking_use_longer_ngrams": bool, "masking_use_geometric_distribution": bool, "cls_id": int, "sep_id": int, "mask_id": int,
            "pad_id": int}
+# And of T5's.
+T5_MASKING = {**MASKING, "bos_id": int, "eos_id": int, "vocab_extra_ids": int}
+T5_KINDS = ("t5", "mt5", "megatron_t5")
 
 
-def masking_options(arguments: Dict[str, Any]) -> Dict[str, Any]:
+def masking_options(arguments: Dict[str, Any], names: Dict[str, type] = MASKING) -> Dict[str, Any]:
     """The arguments of masking among others. Errors: ConfigError for one of a wrong type."""
     found: Dict[str, Any] = {}
-    for name, kind in MASKING.items():
+    for name, kind in names.items():
         value = arguments.get(name)
         if value is None:
             continue
@@ -43,19 +47,48 @@ def open_bert_samples(data_path: Optional[DataPath], counts: Sequence[Optional[i
     `masking`: MASKING; the rest as of tessera.data.indexed.open_samples. Errors: ConfigError, DataError."""
     from tessera import _C
 
-    options = {**masking_options(masking), "vocab_size": vocab_size, "seed": seed,
+    return _opened(lambda **options: _C.open_bert_samples(seq_length, binary_head, **options), MASKING, masking, data_path, counts, split, seed,
+                   cache_dir, vocab_size, vocab_file, split_paths)
+
+
+def open_t5_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]], encoder_seq_length: int, decoder_seq_length: int, *,
+                    split: str = "969,30,1", seed: int = 1234, cache_dir: Optional[DataPath] = None, vocab_size: int = 0,
+                    vocab_file: Optional[DataPath] = None, split_paths: Optional[Sequence[Optional[DataPath]]] = None,
+                    sentinel_ids: Sequence[int] = (), **masking: Any) -> Sequence[Any]:
+    """The same of Megatron's T5: int64 arrays `text_enc`, `enc_mask` [n, encoder_seq_length], `text_dec`, `labels` (-1 behind their end),
+    `loss_mask`, `dec_mask` [n, decoder_seq_length]. Sentinels are those of the data's vocabulary, `vocab_extra_ids` behind it, or the ids
+    from the first to the last of `sentinel_ids`. `masking`: T5_MASKING. Errors: ConfigError, DataError."""
+    from tessera import _C
+
+    def opened(**options: Any) -> Any:
+        return _C.open_t5_samples(encoder_seq_length, decoder_seq_length, sentinel_ids=list(sentinel_ids), **options)
+
+    return _opened(opened, T5_MASKING, masking, data_path, counts, split, seed, cache_dir, vocab_size, vocab_file, split_paths)
+
+
+def _opened(opened: Callable, names: Dict[str, type], masking: Dict[str, Any], data_path: Optional[DataPath],
+            counts: Sequence[Optional[int]], split: str, seed: int, cache_dir: Optional[DataPath], vocab_size: int,
+            vocab_file: Optional[DataPath], split_paths: Optional[Sequence[Optional[DataPath]]]) -> Sequence[Any]:
+    """What `opened` gives for options in C++'s types. Errors: ConfigError for an option that there is not."""
+    unknown = [name for name in masking if name not in names]
+    if unknown:
+        raise ConfigError(f"samples of sentences have no option {unknown[0]}{nearest(unknown[0], names)}")
+    options = {**masking_options(masking, names), "vocab_size": vocab_size, "seed": seed, "num_samples": tuple(counts),
                "vocab_file": "" if vocab_file is None else os.fspath(vocab_file), "cache_dir": "" if cache_dir is None else os.fspath(cache_dir)}
-
-    def opened(path: DataPath, parts: str) -> Any:
-        return _C.open_bert_samples(seq_length, binary_head, data_path=data_words(path), split=parts, num_samples=tuple(counts), **options)
-
-    return of_splits(opened, data_path, split, split_paths)
+    return of_splits(lambda path, parts: opened(data_path=data_words(path), split=parts, **options), data_path, split, split_paths)
 
 
-def check_kind(arguments: Dict[str, Any], kind: Optional[str]) -> None:
+def check_kind(arguments: Dict[str, Any], own: Dict[str, Any], kind: Optional[str]) -> None:
     """Of the arguments those that are of another kind of samples: warned of where they are masking's, refused where they say what
-    ends documents. Errors: ConfigError."""
-    if kind not in ENCODERS:
+    ends documents, or how long a decoder is that the model has not. `own`: those that only the loader's own count of. Errors:
+    ConfigError."""
+    if kind not in T5_KINDS:
+        if own.get("vocab_extra_ids"):
+            warn_once("MegatronLMDummyDataLoader: 'vocab_extra_ids' has no effect: only samples of T5 have sentinels")
+        for name in ("bos_id", "eos_id", "sentinel_ids", "decoder_seq_length"):
+            if own.get(name) is not None:
+                raise ConfigError(f"MegatronLMDummyDataLoader: '{name}' is of samples of T5, and the model is a {kind or 'model of another kind'}")
+    if kind not in (*ENCODERS, *T5_KINDS):
         for name in MASKING:
             if arguments.get(name) is not None:
                 warn_once(f"MegatronLMDummyDataLoader: '{name}' has no effect: {kind or 'this model'} learns the next token, not masked ones")
@@ -72,3 +105,12 @@ def bert_options(arguments: Dict[str, Any], config: Dict[str, Any]) -> Dict[str,
         raise ConfigError("MegatronLMDummyDataLoader makes samples with masked tokens, and this model is a classifier: prepare() a "
                           "DataLoader of your labels")
     return {**masking_options(arguments), "binary_head": heads.sample_labels is not None, "vocab_file": arguments.get("vocab_file")}
+
+
+def t5_options(arguments: Dict[str, Any], plugin: Any) -> Dict[str, Any]:
+    """What open_t5_samples is given. Errors: ConfigError without a length of the decoder's sequences."""
+    length = arguments.get("decoder_seq_length") or plugin.decoder_seq_length
+    if length is None:
+        raise ConfigError("MegatronLMDummyDataLoader: samples of T5 need decoder_seq_length beside encoder_seq_length")
+    return {**masking_options(arguments, T5_MASKING), "decoder_seq_length": length, "vocab_file": arguments.get("vocab_file"),
+            "sentinel_ids": arguments.get("sentinel_ids") or ()}
