@@ -275,46 +275,6 @@ void check_encoder(Rules& rules, const Config& c) {
   });
 }
 
-void check_samples(Rules& rules, const Config& c) {
-  const DataConfig& d = c.data;
-  const auto of_sentences = [&] {
-    return spec_of(c.model.family).samples == ModelSpec::Samples::masked_sentences;
-  };
-  rules.rule({"model.family", "data.reset_position_ids", "data.reset_attention_mask", "data.eod_mask_loss"},
-             [&] {
-               const bool any = d.reset_position_ids || d.reset_attention_mask || d.eod_mask_loss;
-               return unless(!any || !of_sentences(),
-                             "data.reset_position_ids, reset_attention_mask and eod_mask_loss are about ends "
-                             "of documents within a sample; a sample of model.family ",
-                             c.model.family.name, " is of one document");
-             });
-  rules.rule({"model.family", "training.seq_length"}, [&] {
-    return unless(!of_sentences() || c.training.seq_length >= 5, "training.seq_length (",
-                  c.training.seq_length, ") is too short for model.family ", c.model.family.name,
-                  ": a sample has [CLS], two [SEP] and at least two tokens");
-  });
-  rules.rule({"model.family", "training.seq_length", "data.mask_prob"}, [&] {
-    const std::int64_t tokens = c.training.seq_length - 3;
-    return unless(!of_sentences() || tokens < 2 || d.mask_prob * static_cast<double>(tokens) >= 1,
-                  "data.mask_prob (", d.mask_prob, ") of the ", tokens,
-                  " tokens of a sample is less than one token, so that nothing would be masked: raise it, or "
-                  "training.seq_length (",
-                  c.training.seq_length, ")");
-  });
-  const std::pair<const char*, const std::optional<std::int64_t>*> ids[] = {{"data.cls_id", &d.cls_id},
-                                                                            {"data.sep_id", &d.sep_id},
-                                                                            {"data.mask_id", &d.mask_id},
-                                                                            {"data.pad_id", &d.pad_id}};
-  for (const auto& each : ids) {
-    const char* const key = each.first;
-    const std::optional<std::int64_t>* const id = each.second;
-    rules.rule({key, "model.vocab_size", "model.family"}, [&] {
-      return unless(!of_sentences() || id->value_or(0) < c.model.vocab_size, key, " (", id->value_or(0),
-                    ") is not below model.vocab_size (", c.model.vocab_size, ")");
-    });
-  }
-}
-
 void check_profile(Rules& rules, const Config& c) {
   const std::vector<std::int64_t>& window = c.logging.profile;
   rules.rule({"logging.profile"}, [&]() -> std::string {

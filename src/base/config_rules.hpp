@@ -41,5 +41,7 @@ void check_attention(Rules& rules, const ModelConfig& config);
 
 /// The layout against model and batches (config_layout.cpp).
 void check_layout(Rules& rules, const Config& config);
+/// What samples are made of (config_samples.cpp).
+void check_samples(Rules& rules, const Config& config);
 
 }  // namespace tessera

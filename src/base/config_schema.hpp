@@ -330,26 +330,41 @@ void describe(Visitor& visit, Section& c) {
 
 template <typename Visitor, typename Section>
 void describe_masking(Visitor& visit, Section& c) {
-  visit.field("mask_prob", c.mask_prob, "BERT: share of a sample's tokens that are to be guessed",
+  visit.field("mask_prob", c.mask_prob, "BERT, T5: share of a sample's tokens that are to be guessed",
               Limits{.min = 0.0, .max = 1.0, .above = true, .below = true});
   visit.field("short_seq_prob", c.short_seq_prob,
-              "BERT: share of the samples that are made shorter than `training.seq_length`", between(0, 1));
-  visit.field("masking_max_ngram", c.masking_max_ngram, "BERT: most words in a row that are masked together",
-              between(1, 1024));
+              "BERT, T5: share of the samples that are made shorter than `training.seq_length`",
+              between(0, 1));
+  visit.field("masking_max_ngram", c.masking_max_ngram,
+              "BERT, T5: most words in a row that are masked together; null = 3, of T5 10", between(1, 1024));
   visit.field("masking_do_full_word", c.masking_do_full_word,
-              "BERT: mask all pieces of a word (\"##\" goes on with the word before it) or none");
+              "BERT, T5: mask all pieces of a word (\"##\" goes on with the word before it) or none");
   visit.field("masking_use_longer_ngrams", c.masking_use_longer_ngrams,
-              "BERT: long rows of words are the likely ones, not the short ones");
+              "BERT, T5: long rows of words are the likely ones, not the short ones");
   visit.field("masking_use_geometric_distribution", c.masking_use_geometric_distribution,
-              "BERT: lengths of rows of words are geometric, as SpanBERT's");
+              "BERT, T5: lengths of rows of words are geometric, as SpanBERT's; null = false, of T5 true");
   visit.field("cls_id", c.cls_id, "BERT: the token before a sample; null = [CLS] of the data's tokenizer",
               between(0, kMostTokens));
   visit.field("sep_id", c.sep_id, "BERT: the token after each segment; null = [SEP]",
               between(0, kMostTokens));
   visit.field("mask_id", c.mask_id, "BERT: the token in place of masked ones; null = [MASK]",
               between(0, kMostTokens));
-  visit.field("pad_id", c.pad_id, "BERT: the token behind a short sample's end; null = [PAD]",
+  visit.field("pad_id", c.pad_id, "BERT, T5: the token behind a short sample's end; null = [PAD] or <pad>",
               between(0, kMostTokens));
+  visit.field("bos_id", c.bos_id,
+              "T5: the token that the decoder begins with; null = [BOS], without one [PAD] or <pad>",
+              between(0, kMostTokens));
+  visit.field("eos_id", c.eos_id, "T5: the token that ends what the decoder says; null = [EOS] or </s>",
+              between(0, kMostTokens));
+  visit.field(
+      "vocab_extra_ids", c.vocab_extra_ids,
+      "T5: how many sentinels stand for what is left out; of a tokenizer without them they follow its ids, "
+      "after [BOS] and [EOS]; 0 = the tokenizer's, all of them",
+      between(0, kMostTokens));
+  visit.field(
+      "sentinel_ids", c.sentinel_ids,
+      "T5: [FIRST, LAST] of the sentinels in the order of use, which may fall; empty = the tokenizer's",
+      between(0, kMostTokens));
 }
 
 template <typename Visitor, IsSection<DataConfig> Section>

@@ -1,8 +1,8 @@
 #include "tessera/data/bert_dataset.hpp"
 
 #include <algorithm>
-#include <array>
 
+#include "data/sentence_samples.hpp"
 #include "tessera/data/batch.hpp"
 
 namespace tessera {
@@ -110,45 +110,29 @@ BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, ElementRang
                          BertDatasetOptions options)
     : data_(std::move(data)), options_(std::move(options)) {
   check_special_tokens(options_.special);
-  const MaskingOptions& m = options_.masking;
   TESSERA_ENSURE(ConfigError, options_.seq_length >= kSpecials + 2, "training.seq_length ",
                  options_.seq_length,
                  " is too short for samples of sentences: [CLS], two [SEP] and two "
                  "tokens are ",
                  kSpecials + 2);
-  TESSERA_CHECK(m.mask_prob > 0 && m.mask_prob < 1, "mask_prob ", m.mask_prob, " is not between 0 and 1");
-  TESSERA_CHECK(m.max_ngram >= 1, "max_ngram ", m.max_ngram);
-  for (const std::int32_t id : options_.special.continuations) {
-    TESSERA_CHECK(id >= 0 && id < options_.vocab_size, "id ", id, " of a vocabulary of ",
-                  options_.vocab_size);
-    continues_.resize(std::max(continues_.size(), static_cast<std::size_t>(id) + 1));
-    continues_[static_cast<std::size_t>(id)] = true;
-  }
+  check_masking(options_.masking);
+  continues_ = continuation_flags(options_.special, options_.vocab_size);
   const SentenceMapRequest request{.max_length = options_.seq_length - kSpecials,
                                    .min_sentences = options_.binary_head ? 2 : 1,
                                    .num_samples = options_.num_samples,
                                    .short_seq_prob = options_.short_seq_prob,
                                    .seed = options_.seed,
                                    .on_progress = options_.on_progress};
-  std::string folder;
-  if (options_.use_cache) {
-    folder = options_.cache_folder.empty() ? data_->prefix() + "/cache/" + kKind + "_indices"
-                                           : options_.cache_folder;
-  }
+  const std::string folder =
+      options_.use_cache ? map_folder(*data_, options_.cache_folder, kKind) : std::string();
   map_ = cached_sentence_map(*data_, range, request, kKind, name_of(options_.split), folder);
 }
 
 void BertDataset::fetch(std::int64_t index, const SampleView& out) const {
-  TESSERA_CHECK(index >= 0 && index < size(), data_->prefix(), ": sample ", index, " of ", size());
+  SentenceRow row = read_row(*data_, map_, index);
   check_view(out, options_.seq_length, fields());
-  data_->check_unchanged_at_times();
-  std::array<std::int64_t, 3> row;
-  map_.rows.read(3 * index, row);
-  const auto [begin, end, target_length] = row;
-  std::vector<Ids> sentences;
-  for (std::int64_t i = begin; i < end; ++i) sentences.push_back(data_->sequence(i));
   const BertSample sample =
-      make_bert_sample(std::move(sentences), target_length, index, options_, continues_);
+      make_bert_sample(std::move(row.sentences), row.target_length, index, options_, continues_);
   const auto length = static_cast<std::ptrdiff_t>(sample.tokens.size());
   TESSERA_ENSURE(DataError, length <= options_.seq_length, data_->prefix(), ": sample ", index, " has ",
                  length, " tokens, not ", options_.seq_length,
@@ -164,14 +148,9 @@ void BertDataset::fetch(std::int64_t index, const SampleView& out) const {
 
 namespace {
 
-class BertMaker final : public SampleMaker {
+class BertMaker final : public SentenceMaker {
  public:
   explicit BertMaker(const BertDatasetOptions& options) : options_(options) {}
-  const char* unit() const override { return "documents"; }
-  std::int64_t units(const IndexedDataset& data) const override { return data.documents(); }
-  ElementRange sequences(const IndexedDataset& data, ElementRange units) const override {
-    return {data.document_begin(units.begin), data.document_begin(units.end)};
-  }
   Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
             std::optional<std::int64_t> num_samples) const override {
     BertDatasetOptions options = options_;

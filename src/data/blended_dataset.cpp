@@ -12,6 +12,9 @@ void check_view(const SampleView& view, std::int64_t seq_length, const SampleFie
   TESSERA_CHECK(view.token_types.size() == (fields.token_types ? s : 0), "token_types of a sample");
   TESSERA_CHECK(view.key_end.size() == (fields.key_end ? 1U : 0U), "key_end of a sample");
   TESSERA_CHECK(view.sample_label.size() == (fields.sample_label ? 1U : 0U), "the label of a sample");
+  const auto encoder = static_cast<std::size_t>(fields.encoder_length);
+  TESSERA_CHECK(view.encoder_tokens.size() == encoder, "encoder_tokens of a sample");
+  TESSERA_CHECK(view.encoder_key_end.size() == (encoder > 0 ? 1U : 0U), "encoder_key_end of a sample");
 }
 
 BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members,

@@ -46,6 +46,9 @@ Json to_record(const SpecialTokens& special) {
   add("sep", special.sep);
   add("mask", special.mask);
   add("pad", special.pad);
+  if (special.bos >= 0) out["bos"] = special.bos;
+  if (special.eos >= 0) out["eos"] = special.eos;
+  if (!special.sentinels.empty()) out["sentinels"] = special.sentinels;
   return out;
 }
 
@@ -56,8 +59,17 @@ SpecialTokens special_from(const Json& in, std::int64_t vocab_size, const std::s
     return id;
   };
   const auto find = [&](const char* name) { return in.at(name).is_null() ? -1 : id_of(in.at(name)); };
-  SpecialTokens special{
-      .cls = find("cls"), .sep = find("sep"), .mask = find("mask"), .pad = find("pad"), .continuations = {}};
+  const auto find_new = [&](const char* name) { return in.contains(name) ? find(name) : -1; };
+  SpecialTokens special{.cls = find("cls"),
+                        .sep = find("sep"),
+                        .mask = find("mask"),
+                        .pad = find("pad"),
+                        .bos = find_new("bos"),
+                        .eos = find_new("eos"),
+                        .sentinels = {},
+                        .continuations = {}};
+  if (in.contains("sentinels"))
+    for (const Json& id : in["sentinels"]) special.sentinels.push_back(id_of(id));
   for (const Json& run : in.at("continuations")) {
     const std::int32_t first = id_of(run.at(0));
     const auto count = whole_number<std::int32_t>(run.at(1));
@@ -142,6 +154,14 @@ std::optional<DatasetRecord> shared_record(std::span<const std::string> prefixes
     if (!shared->special) shared->special = record->special;
   }
   return shared;
+}
+
+std::optional<SpecialTokens> known_special_tokens(const std::optional<DatasetRecord>& data,
+                                                  const std::optional<TokenizerRecord>& tokenizer) {
+  if (data && data->special) return data->special;
+  std::error_code error;
+  if (!tokenizer || !fs::exists(tokenizer->file, error)) return std::nullopt;
+  return special_tokens(options_of(*tokenizer));
 }
 
 }  // namespace tessera

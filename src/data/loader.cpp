@@ -10,6 +10,51 @@
 
 namespace tessera {
 
+Batch batch_for(const Dataset& dataset, std::int64_t count) {
+  Batch batch;
+  batch.batch = count;
+  batch.seq_length = dataset.seq_length();
+  const auto samples = static_cast<std::size_t>(count);
+  const std::size_t n = samples * static_cast<std::size_t>(batch.seq_length);
+  batch.tokens.resize(n);
+  batch.labels.resize(n);
+  const SampleFields fields = dataset.fields();
+  if (fields.position_ids) batch.position_ids.resize(n);
+  if (fields.document_ids) batch.document_ids.resize(n);
+  if (fields.token_types) batch.token_types.resize(n);
+  if (fields.key_end) batch.key_end.resize(samples);
+  if (fields.sample_label) batch.sample_labels.resize(samples);
+  batch.encoder_seq_length = fields.encoder_length;
+  batch.encoder_tokens.resize(samples * static_cast<std::size_t>(fields.encoder_length));
+  if (fields.encoder_length > 0) batch.encoder_key_end.resize(samples);
+  return batch;
+}
+
+void fetch_into(const Dataset& dataset, std::int64_t index, Batch& batch, std::int64_t at) {
+  const auto s = static_cast<std::size_t>(batch.seq_length);
+  const auto part = [at](std::vector<std::int32_t>& all, std::size_t width) {
+    return all.empty() ? std::span<std::int32_t>()
+                       : std::span(all).subspan(static_cast<std::size_t>(at) * width, width);
+  };
+  dataset.fetch(index, {.tokens = part(batch.tokens, s),
+                        .labels = part(batch.labels, s),
+                        .position_ids = part(batch.position_ids, s),
+                        .document_ids = part(batch.document_ids, s),
+                        .token_types = part(batch.token_types, s),
+                        .key_end = part(batch.key_end, 1),
+                        .sample_label = part(batch.sample_labels, 1),
+                        .encoder_tokens =
+                            part(batch.encoder_tokens, static_cast<std::size_t>(batch.encoder_seq_length)),
+                        .encoder_key_end = part(batch.encoder_key_end, 1)});
+}
+
+Batch read_samples(const Dataset& dataset, std::span<const std::int64_t> numbers) {
+  Batch batch = batch_for(dataset, static_cast<std::int64_t>(numbers.size()));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    fetch_into(dataset, numbers[i], batch, static_cast<std::int64_t>(i));
+  return batch;
+}
+
 struct DataLoader::State {
   State(std::shared_ptr<const Dataset> data, const DataLoaderOptions& given)
       : dataset(std::move(data)), options(given), consumed(given.consumed_samples) {}
@@ -26,7 +71,6 @@ struct DataLoader::State {
   bool stopping = false;
 
   std::int64_t local_size() const { return options.global_batch_size / options.data_parallel_size; }
-  void fill(Batch& batch, std::int64_t at, std::int64_t index) const;
   bool read(Sampler& sampler, std::int64_t begin, Batch& batch);
   bool stop_asked() {
     const std::lock_guard lock(mutex);
@@ -35,46 +79,21 @@ struct DataLoader::State {
   void run();
 };
 
-void DataLoader::State::fill(Batch& batch, std::int64_t at, std::int64_t index) const {
-  const auto s = static_cast<std::size_t>(batch.seq_length);
-  const auto part = [at](std::vector<std::int32_t>& all, std::size_t width) {
-    return all.empty() ? std::span<std::int32_t>()
-                       : std::span(all).subspan(static_cast<std::size_t>(at) * width, width);
-  };
-  dataset->fetch(index, {.tokens = part(batch.tokens, s),
-                         .labels = part(batch.labels, s),
-                         .position_ids = part(batch.position_ids, s),
-                         .document_ids = part(batch.document_ids, s),
-                         .token_types = part(batch.token_types, s),
-                         .key_end = part(batch.key_end, 1),
-                         .sample_label = part(batch.sample_labels, 1)});
-}
-
 /// The step whose first sample is `begin`; false when it is not whole or the loader is being stopped.
 bool DataLoader::State::read(Sampler& sampler, std::int64_t begin, Batch& batch) {
   if (begin > dataset->size() - options.global_batch_size) return false;
-  batch.batch = local_size();
-  batch.seq_length = dataset->seq_length();
+  batch = batch_for(*dataset, local_size());
   batch.sample0 = options.data_parallel_rank * options.micro_batch_size;
   if (options.data_parallel_size > 1) {
     batch.sample_block = options.micro_batch_size;
     batch.sample_stride = options.micro_batch_size * options.data_parallel_size;
   }
-  const auto n = static_cast<std::size_t>(batch.batch * batch.seq_length);
-  batch.tokens.resize(n);
-  batch.labels.resize(n);
-  const SampleFields fields = dataset->fields();
-  if (fields.position_ids) batch.position_ids.resize(n);
-  if (fields.document_ids) batch.document_ids.resize(n);
-  if (fields.token_types) batch.token_types.resize(n);
-  if (fields.key_end) batch.key_end.resize(static_cast<std::size_t>(batch.batch));
-  if (fields.sample_label) batch.sample_labels.resize(static_cast<std::size_t>(batch.batch));
   std::vector<std::int64_t> indices;
   for (std::int64_t at = 0; at < batch.batch;) {
     if (!sampler.next(indices)) return false;
     for (const std::int64_t index : indices) {
       if (stop_asked()) return false;
-      fill(batch, at++, index);
+      fetch_into(*dataset, index, batch, at++);
     }
   }
   return true;

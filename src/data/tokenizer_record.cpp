@@ -176,15 +176,22 @@ SpecialTokens special_tokens(const TokenizerOptions& given) {
     refuse_files(record, error);
   }
   const fs::path folder = fs::path(record.file).parent_path();
-  const auto find = [&](const char* role, const char* usual) {
+  const auto find = [&](const char* role, std::initializer_list<const char*> usual) {
     const std::string named = named_token(folder, role);
-    const std::int32_t id = named.empty() ? -1 : vocabulary.find(named);
-    return id >= 0 ? id : vocabulary.find(usual);
+    std::int32_t id = named.empty() ? -1 : vocabulary.find(named);
+    for (const char* name : usual) id = id >= 0 ? id : vocabulary.find(name);
+    return id;
   };
-  SpecialTokens special{.cls = find("cls_token", "[CLS]"),
-                        .sep = find("sep_token", "[SEP]"),
-                        .mask = find("mask_token", "[MASK]"),
-                        .pad = find("pad_token", "[PAD]")};
+  SpecialTokens special{.cls = find("cls_token", {"[CLS]"}),
+                        .sep = find("sep_token", {"[SEP]"}),
+                        .mask = find("mask_token", {"[MASK]"}),
+                        .pad = find("pad_token", {"[PAD]", "<pad>"}),
+                        .bos = find("bos_token", {"[BOS]"}),
+                        .eos = find("eos_token", {"[EOS]", "</s>"})};
+  for (std::int32_t id = 0; id >= 0;) {
+    id = vocabulary.find("<extra_id_" + std::to_string(special.sentinels.size()) + ">");
+    if (id >= 0) special.sentinels.push_back(id);
+  }
   for (const auto& [token, id] : vocabulary.ids) {
     if (token.starts_with("##")) special.continuations.push_back(static_cast<std::int32_t>(id));
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/dry_terms.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/engine/build.hpp"
 

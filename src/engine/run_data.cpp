@@ -6,10 +6,11 @@
 
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
+#include "tessera/data/bert_dataset.hpp"
 #include "tessera/data/dataset_record.hpp"
-#include "tessera/data/gpt_indices.hpp"
 #include "tessera/data/id_check.hpp"
 #include "tessera/data/split.hpp"
+#include "tessera/data/t5_dataset.hpp"
 
 namespace tessera {
 namespace {
@@ -73,17 +74,24 @@ RunTokenizer follow_config(const DataConfig& data, const Logger& log) {
   return tokenizer;
 }
 
-bool reads_sentences(const Config& config) {
-  return spec_of(config.model.family).samples == ModelSpec::Samples::masked_sentences;
+using Samples = ModelSpec::Samples;
+
+bool reads_sentences(const Config& config) { return samples_of(config) != Samples::tokens; }
+
+std::int32_t id_of(const std::optional<std::int64_t>& given, std::int32_t known) {
+  return given ? static_cast<std::int32_t>(*given) : known;
 }
 
-/// What is known of the special tokens: by the data's record, or by the files of the tokenizer.
-std::optional<SpecialTokens> known_tokens(const std::optional<DatasetRecord>& data,
-                                          const std::optional<TokenizerRecord>& tokenizer) {
-  if (data && data->special) return data->special;
-  std::error_code error;
-  if (!tokenizer || !std::filesystem::exists(tokenizer->file, error)) return std::nullopt;
-  return special_tokens(options_of(*tokenizer));
+/// What samples of T5 need besides.
+void settle_t5_tokens(const Config& config, RunTokenizer& tokenizer) {
+  const DataConfig& d = config.data;
+  if (!d.sentinel_ids.empty())
+    tokenizer.special.sentinels = sentinels_between(d.sentinel_ids.front(), d.sentinel_ids.back());
+  add_t5_tokens(tokenizer.special, tokenizer.ids, d.vocab_extra_ids);
+  TESSERA_ENSURE(ConfigError, tokenizer.ids <= config.model.vocab_size, "model.vocab_size is ",
+                 config.model.vocab_size, ", and with its ", tokenizer.special.sentinels.size(),
+                 " sentinels the vocabulary has ", tokenizer.ids, " tokens: set it to at least as many");
+  check_t5_tokens(tokenizer.special);
 }
 
 /// Fills in what samples of sentences are put together with.
@@ -91,21 +99,24 @@ void settle_special_tokens(const Config& config, const std::optional<DatasetReco
                            RunTokenizer& tokenizer) {
   if (!reads_sentences(config)) return;
   const DataConfig& d = config.data;
-  const auto known = known_tokens(data, tokenizer.record);
+  const auto known = known_special_tokens(data, tokenizer.record);
   TESSERA_ENSURE(ConfigError, known || !d.masking_do_full_word,
                  "nothing says which tokens go on with the word before them, as data.masking_do_full_word "
                  "needs: name the tokenizer that data.path was made with in data.tokenizer, or set "
                  "data.masking_do_full_word=false");
-  tokenizer.special = known.value_or(SpecialTokens{});
-  const auto take = [](const std::optional<std::int64_t>& given, std::int32_t& id) {
-    if (given) id = static_cast<std::int32_t>(*given);
-  };
-  take(d.cls_id, tokenizer.special.cls);
-  take(d.sep_id, tokenizer.special.sep);
-  take(d.mask_id, tokenizer.special.mask);
-  take(d.pad_id, tokenizer.special.pad);
+  SpecialTokens& special = tokenizer.special;
+  special = known.value_or(SpecialTokens{});
+  special.cls = id_of(d.cls_id, special.cls);
+  special.sep = id_of(d.sep_id, special.sep);
+  special.mask = id_of(d.mask_id, special.mask);
+  special.pad = id_of(d.pad_id, special.pad);
+  special.bos = id_of(d.bos_id, special.bos);
+  special.eos = id_of(d.eos_id, special.eos);
   tokenizer.ids = known && tokenizer.record ? tokenizer.record->vocab_size : config.model.vocab_size;
-  check_special_tokens(tokenizer.special);
+  if (samples_of(config) == Samples::corrupted_spans)
+    settle_t5_tokens(config, tokenizer);
+  else
+    check_special_tokens(special);
 }
 
 }  // namespace
@@ -139,60 +150,6 @@ RunTokenizer tokenizer_of_run(const Config& config, const Logger& log) {
 
 namespace {
 
-/// What every kind of samples has.
-SplitsOptions splits_of(const Config& config, const std::function<void()>& on_progress) {
-  const TrainingConfig& t = config.training;
-  SplitsOptions options;
-  for (const auto& [weight, prefix] : config.data.path) {
-    options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
-  }
-  const std::int64_t evaluations = t.eval_interval > 0 ? 1 : 0;
-  options.split = config.data.split;
-  options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};
-  options.files.vocab_size = config.model.vocab_size;
-  options.files.on_progress = on_progress;
-  return options;
-}
-
-DatasetSplits open_sentences(const Config& config, const RunTokenizer& tokenizer,
-                             const std::function<void()>& on_progress) {
-  const DataConfig& d = config.data;
-  return build_bert_data({splits_of(config, on_progress),
-                          {.seq_length = config.training.seq_length,
-                           .seed = static_cast<std::uint32_t>(config.training.seed),
-                           .binary_head = resolve(config.model).binary_head.value_or(false),
-                           .short_seq_prob = d.short_seq_prob,
-                           .masking = {.mask_prob = d.mask_prob,
-                                       .max_ngram = d.masking_max_ngram,
-                                       .whole_words = d.masking_do_full_word,
-                                       .longer_ngrams = d.masking_use_longer_ngrams,
-                                       .geometric = d.masking_use_geometric_distribution},
-                           .special = tokenizer.special,
-                           .vocab_size = tokenizer.ids,
-                           .cache_folder = d.cache_dir.value_or(""),
-                           .on_progress = on_progress}});
-}
-
-}  // namespace
-
-DatasetSplits open_run_data(const Config& config, const RunTokenizer& tokenizer,
-                            const std::function<void()>& on_progress) {
-  if (reads_sentences(config)) return open_sentences(config, tokenizer, on_progress);
-  GptDataOptions options{splits_of(config, on_progress), {}};
-  options.dataset.seq_length = config.training.seq_length;
-  options.dataset.seed = static_cast<std::uint32_t>(config.training.seed);
-  // Data that nothing is known of are taken for bytes; check_run_data() saw whether they can be.
-  options.dataset.end_of_document = tokenizer.record.value_or(TokenizerRecord{}).end_of_document;
-  options.dataset.reset_position_ids = config.data.reset_position_ids;
-  options.dataset.reset_attention_mask = config.data.reset_attention_mask;
-  options.dataset.eod_mask_loss = config.data.eod_mask_loss;
-  options.dataset.cache_folder = config.data.cache_dir.value_or("");
-  options.dataset.on_progress = on_progress;
-  return build_gpt_data(options);
-}
-
-namespace {
-
 /// What data of unknown origin can have been made with, judged by their largest id.
 void judge_by_ids(const Config& config, std::int32_t largest, const std::string& prefix,
                   RunTokenizer& tokenizer, const Logger& log) {
@@ -221,7 +178,8 @@ void tell_unread_keys(const Config& config, const Logger& log) {
                     d.masking_do_full_word == plain.masking_do_full_word &&
                     d.masking_use_longer_ngrams == plain.masking_use_longer_ngrams &&
                     d.masking_use_geometric_distribution == plain.masking_use_geometric_distribution &&
-                    !d.cls_id && !d.sep_id && !d.mask_id && !d.pad_id;
+                    !d.cls_id && !d.sep_id && !d.mask_id && !d.pad_id && !d.bos_id && !d.eos_id &&
+                    d.vocab_extra_ids == 0 && d.sentinel_ids.empty();
   if (!same)
     log.warning("data: mask_prob, short_seq_prob, masking_... and the ids of special tokens have no effect: ",
                 "model.family ", config.model.family.name, " learns the next token, not masked ones");
@@ -230,12 +188,26 @@ void tell_unread_keys(const Config& config, const Logger& log) {
 /// Says how many documents give no samples.
 void tell_unusable(const Config& config, const IndexedDataset& data, const Logger& log) {
   if (!reads_sentences(config)) return;
-  const std::int64_t sentences = resolve(config.model).binary_head.value_or(false) ? 2 : 1;
+  const bool pairs =
+      samples_of(config) == Samples::masked_sentences && resolve(config.model).binary_head.value_or(false);
+  const std::int64_t sentences = pairs ? 2 : 1;
   const UnusableDocuments unusable =
       count_unusable(data.lengths(), data.document_begins(0, data.documents() + 1), sentences);
   if (unusable.count() > 0)
     log.info(data.prefix(), ": ", unusable.count(), " of its ", data.documents(),
              " documents give no samples: ", to_text(unusable, sentences));
+}
+
+/// Says that a run may end at a sample for which the decoder has no room.
+void tell_narrow_decoder(const Config& config, const Logger& log) {
+  if (samples_of(config) != Samples::corrupted_spans) return;
+  const SampleLengths lengths = sample_lengths(config);
+  const std::int64_t most = 2 * most_masked(lengths.encoder, config.data.mask_prob) + 1;
+  if (lengths.tokens < most)
+    log.warning("training.decoder_seq_length ", lengths.tokens, ": a sample may need up to ", most,
+                " tokens in the decoder, where no two words that are left out lie together; training stops "
+                "at one that "
+                "needs more than it has");
 }
 
 /// The sequences that training reads: shares are of documents where sequences are sentences.
@@ -250,6 +222,7 @@ ElementRange training_sequences(const Config& config, const IndexedDataset& data
 void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger& log,
                     const std::function<void()>& on_progress) {
   tell_unread_keys(config, log);
+  tell_narrow_decoder(config, log);
   const TrainingConfig& t = config.training;
   const SplitBounds bounds = parse_split(config.data.split);
   double weights = 0;

@@ -1,13 +1,18 @@
 #pragma once
 #include <functional>
 
+#include "tessera/base/families.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/data/bert_dataset.hpp"
+#include "tessera/data/dataset.hpp"
+#include "tessera/data/masking.hpp"
 #include "tessera/engine/state.hpp"
 
 namespace tessera {
 
 struct Config;
+
+/// What samples of a run are made of.
+ModelSpec::Samples samples_of(const Config& config);
 
 /// What a run knows of its tokenizer: read once, at its start.
 struct RunTokenizer {

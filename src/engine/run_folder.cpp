@@ -15,8 +15,9 @@ namespace {
 bool identifies_run(const std::string& key) {
   if (key.starts_with("model."))
     return key != "model.init_from" && key != "model.reinitialize" && key != "model.init_std";
-  return key == "training.seed" || key == "training.seq_length" || key == "training.global_batch_size" ||
-         key == "training.precision" || key == "optimizer.name" || key == "data.split";
+  return key == "training.seed" || key == "training.seq_length" || key == "training.decoder_seq_length" ||
+         key == "training.global_batch_size" || key == "training.precision" || key == "optimizer.name" ||
+         key == "data.split";
 }
 
 /// Whether there is nothing of anybody's in it; the launcher's logs of a run that is just starting, what one

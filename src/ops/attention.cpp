@@ -61,8 +61,8 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
                       options.bias.is_contiguous() && options.bias.dtype() == DType::f32,
                   "a bias by distance of ", s.seq_q, " queries and ", s.seq_k, " keys is fp32 ",
                   Shape{s.seq_q + s.seq_k - 1, s.heads}, ", not ", options.bias.shape());
-    TESSERA_CHECK(options.query_offset == 0 && !options.alibi_slopes,
-                  "a bias by distance goes with no query_offset and no ALiBi");
+    TESSERA_CHECK(options.query_offset == 0 && !options.alibi_slopes && s.softcap == 0.0f,
+                  "a bias by distance goes with no query_offset, no ALiBi and no cap of scores");
     s.bias = options.bias.data<float>();
   }
   s.key_begin = ints(options.key_begin, {s.batch}, "key_begin");

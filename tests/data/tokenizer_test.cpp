@@ -106,8 +106,14 @@ TEST(DatasetRecord, KeepsSpecialTokens) {
                                      .vocab_size = 60,
                                      .end_of_document = 6},
                        .split_sentences = true,
-                       .special = SpecialTokens{
-                           .cls = 1, .sep = 6, .mask = -1, .pad = 0, .continuations = {3, 4, 5, 9, 58, 59}}};
+                       .special = SpecialTokens{.cls = 1,
+                                                .sep = 6,
+                                                .mask = -1,
+                                                .pad = 0,
+                                                .bos = 7,
+                                                .eos = 8,
+                                                .sentinels = {51, 50},
+                                                .continuations = {3, 4, 5, 9, 58, 59}}};
   write_dataset_record(folder / "d", record);
   const auto read = read_dataset_record(folder / "d").value();
   EXPECT_EQ(read.special, record.special);
@@ -122,6 +128,7 @@ TEST(DatasetRecord, KeepsSpecialTokens) {
   };
   mentions(damaged("[58,2]", "[58,3]"), {"3 tokens from 58", "60"});
   mentions(damaged("[9,1]", "[1,1]"), {"do not rise"});
+  mentions(damaged("[51,50]", "[51,60]"), {"token 60 of 60"});
   mentions(damaged("\"cls\":1", "\"cls\":60"), {"token 60 of 60"});
 }
 

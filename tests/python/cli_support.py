@@ -4,7 +4,10 @@ import json
 import os
 import struct
 import subprocess
+import time
 from pathlib import Path
+
+import pytest
 
 MODEL = {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 3, "vocab_size": 257, "max_positions": 48,
          "dropout": 0.1, "attention_dropout": 0.1}
@@ -82,3 +85,20 @@ def shards(run_folder: Path) -> dict:
     """The newest checkpoint's tensor files, byte for byte."""
     newest = sorted((run_folder / "checkpoints").glob("step-*"))[-1]
     return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")} | {"step": newest.name}
+
+
+def start(program, config, *overrides):
+    return subprocess.Popen([program, "train", config, *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=environment())
+
+
+def wait_for_lines(process, run_folder, count):
+    """Until the run has written `count` steps."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        file = run_folder / "metrics.jsonl"
+        if file.exists() and file.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.002)
+    process.kill()
+    pytest.fail(f"never came to step {count}: {process.communicate()}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bert_reference import Rules, sample, write_sentences
-from cli_support import environment, metrics, run
+from cli_support import environment, metrics, run, shards, start, wait_for_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = ["data.cls_id=1", "data.sep_id=2", "data.mask_id=3", "data.pad_id=0"]
@@ -116,6 +116,34 @@ device: {{threads: 1}}
     (folder / "d_text_sentence.tessera.json").unlink()
     run(program, "train", config, f"data.tokenizer={folder / 'vocab.txt'}", f"logging.dir={folder / 'run2'}")
     assert [line["loss"] for line in metrics(folder / "run2")] == [line["loss"] for line in lines]
+
+
+@pytest.mark.parametrize("overrides", [(), ("parallel.pipeline=2", "training.precision=bf16")], ids=["alone", "pp2 bf16"])
+def test_killed_and_resumed_is_the_uninterrupted_run(tessera_program, tmp_path, overrides, long_run):
+    """Bit for bit, with dropout, over several epochs of samples."""
+    if overrides and not long_run:
+        pytest.skip("with tests/run.sh --all")
+    write_sentences(tmp_path / "d", documents(4))
+    config = tmp_path / "c.yaml"
+    config.write_text(f"""
+model: {{family: bert, num_layers: 2, hidden_size: 32, num_heads: 4, vocab_size: 40, max_positions: {LENGTH}, dropout: 0.1, attention_dropout: 0.1}}
+training: {{steps: 30, seq_length: {LENGTH}, micro_batch_size: 4, global_batch_size: 8, eval_interval: 0}}
+data: {{path: {tmp_path / "d"}, split: "1,0,0", masking_do_full_word: false, cls_id: 1, sep_id: 2, mask_id: 3, pad_id: 0}}
+checkpoint: {{every: 8}}
+logging: {{every: 1}}
+device: {{threads: 1}}
+""")
+    straight, killed = (f"logging.dir={tmp_path / name}" for name in ("straight", "killed"))
+    run(tessera_program, "train", config, straight, *overrides)
+    process = start(tessera_program, config, killed, *overrides)
+    wait_for_lines(process, tmp_path / "killed", 13)
+    process.kill()
+    process.communicate()
+    assert "resuming from" in run(tessera_program, "train", config, killed, *overrides).stderr
+    names = ("step", "loss", "token_loss", "nsp_loss", "grad_norm", "lr")
+    lines, again = ([[line[name] for name in names] for line in metrics(tmp_path / name)] for name in ("straight", "killed"))
+    assert again == lines and [line[0] for line in lines] == list(range(1, 31))
+    assert shards(tmp_path / "killed") == shards(tmp_path / "straight")
 
 
 def test_configs_are_the_usual_models(tessera_program, source_dir):

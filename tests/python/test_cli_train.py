@@ -3,33 +3,14 @@
 import json
 import shutil
 import signal
-import subprocess
-import time
 
 import pytest
-from cli_support import environment, metrics, run, shards, text_documents, write_config, write_corpus
+from cli_support import metrics, run, shards, start, text_documents, wait_for_lines, write_config, write_corpus
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus", text_documents())
-
-
-def start(program, config, *overrides):
-    return subprocess.Popen([program, "train", config, *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=environment())
-
-
-def wait_for_lines(process, run_folder, count):
-    """Until the run has written `count` steps."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        file = run_folder / "metrics.jsonl"
-        if file.exists() and file.read_bytes().count(b"\n") >= count:
-            return
-        time.sleep(0.002)
-    process.kill()
-    pytest.fail(f"never came to step {count}: {process.communicate()}")
 
 
 def same(lines: list) -> list:

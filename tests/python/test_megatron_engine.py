@@ -189,7 +189,7 @@ def test_what_a_loader_does_not_take(caplog):
         return MegatronLMDummyDataLoader(**{"seq_length": 8, "micro_batch_size": 2, **given})
 
     for given, message in (({"data_pth": "x"}, "knows no data_pth; did you mean 'data_path'"), ({"seq_length": None}, "needs seq_length"),
-                           ({"mock_data": True}, "'mock_data' is refused"), ({"mask_prob": 0.15}, "BERT, T5"),
+                           ({"mock_data": True}, "'mock_data' is refused"), ({"retriever_seq_length": 8}, "not in this build"),
                            ({"tp_degree": 2}, "knows no tp_degree"),
                            ({"data_path": "a", "train_data_path": "b"}, "data_path is cut by `split`")):
         with pytest.raises(ConfigError, match=message):

@@ -81,7 +81,9 @@ BESIDE = {"rotary_base": (5.0, {"position_embedding_type": "rotary"}), "rotary_p
 CONTRADICTED = {"num_layers": 9, "hidden_size": 9, "num_attention_heads": 9, "max_position_embeddings": 9, "orig_vocab_size": 9,
                 "vocab_size": 9}
 FOR_STEPS = ("merge_file", "vocab_extra_ids", "tokenizer_type", "tokenizer_model", "num_labels", "bert_binary_head")
-ALONE = ("data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
+OF_MASKING = ("mask_prob", "short_seq_prob", "masking_max_ngram", "masking_do_full_word", "masking_use_longer_ngrams",
+              "masking_use_geometric_distribution", "cls_id", "sep_id", "mask_id", "pad_id")  # test_sentence_loaders.py
+ALONE = (*OF_MASKING, "data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
          "tp_comm_overlap", "enable_cuda_graph", "openai_gelu",  # tests of their own below, but
          "pretraining_flag", "reinitialize")  # in test_megatron_engine.py and test_changed_models.py
 

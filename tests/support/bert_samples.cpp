@@ -7,6 +7,7 @@
 
 #include "engine/run_data.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/data/bert_dataset.hpp"
 
 using namespace tessera;
 

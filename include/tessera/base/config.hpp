@@ -72,14 +72,19 @@ struct DataConfig {
   // Samples of sentences: of families that learn masked tokens.
   double mask_prob = 0.15;
   double short_seq_prob = 0.1;
-  std::int64_t masking_max_ngram = 3;
+  std::optional<std::int64_t> masking_max_ngram = std::nullopt;  ///< null = 3, of T5 10
   bool masking_do_full_word = true;
   bool masking_use_longer_ngrams = false;
-  bool masking_use_geometric_distribution = false;
+  std::optional<bool> masking_use_geometric_distribution = std::nullopt;  ///< null = false, of T5 true
   std::optional<std::int64_t> cls_id = std::nullopt;  ///< null = the tokenizer's; so the next three
   std::optional<std::int64_t> sep_id = std::nullopt;
   std::optional<std::int64_t> mask_id = std::nullopt;
   std::optional<std::int64_t> pad_id = std::nullopt;
+  std::optional<std::int64_t> bos_id = std::nullopt;
+  std::optional<std::int64_t> eos_id = std::nullopt;
+  std::int64_t vocab_extra_ids = 0;  ///< sentinels; 0 = all that the tokenizer has
+  std::vector<std::int64_t> sentinel_ids =
+      {};  ///< first and last in the order of use; empty = the tokenizer's
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };

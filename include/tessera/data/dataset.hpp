@@ -24,11 +24,13 @@ struct SampleFields {
   bool token_types = false;
   bool key_end = false;  ///< they may end before seq_length: what follows is padding
   bool sample_label = false;
+  std::int64_t encoder_length = 0;  ///< tokens of the encoder's sequence, where there is one
 
   friend bool operator==(const SampleFields&, const SampleFields&) = default;
 };
 
-/// Where a sample is written: [s] each, key_end and sample_label [1]; empty where the dataset has none.
+/// Where a sample is written: [s] each, encoder_tokens [encoder_length], key_end, encoder_key_end and
+/// sample_label [1]; empty where the dataset has none.
 struct SampleView {
   std::span<std::int32_t> tokens{};
   std::span<std::int32_t> labels{};
@@ -37,12 +39,15 @@ struct SampleView {
   std::span<std::int32_t> token_types{};
   std::span<std::int32_t> key_end{};
   std::span<std::int32_t> sample_label{};
+  std::span<std::int32_t> encoder_tokens{};
+  std::span<std::int32_t> encoder_key_end{};
 };
 
 /// Errors: InvalidArgument unless `view` has room for a sample of that length with those fields.
 void check_view(const SampleView& view, std::int64_t seq_length, const SampleFields& fields);
 
-/// Numbered samples of equal length. fetch() may be called from several threads.
+/// Numbered samples of equal length; that of the decoder where there is an encoder beside it. fetch() may be
+/// called from several threads.
 class Dataset {
  public:
   virtual ~Dataset() = default;

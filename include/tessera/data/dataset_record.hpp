@@ -31,4 +31,9 @@ std::optional<DatasetRecord> read_dataset_record(const std::string& prefix);
 /// for all that have one. Errors: ConfigError when two were made with different tokenizers.
 std::optional<DatasetRecord> shared_record(std::span<const std::string> prefixes);
 
+/// What samples of sentences can be put together with: as the data's record says, else as the files of
+/// `tokenizer` do where they are there. None where nothing says. Errors: as special_tokens.
+std::optional<SpecialTokens> known_special_tokens(const std::optional<DatasetRecord>& data,
+                                                  const std::optional<TokenizerRecord>& tokenizer);
+
 }  // namespace tessera

@@ -4,12 +4,20 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "tessera/data/batch.hpp"
 #include "tessera/data/dataset.hpp"
 
 namespace tessera {
+
+/// Arrays for `count` samples of a dataset, to be filled by fetch_into.
+Batch batch_for(const Dataset& dataset, std::int64_t count);
+/// Sample `index` of the dataset becomes sample `at` of the batch. Errors: as Dataset::fetch.
+void fetch_into(const Dataset& dataset, std::int64_t index, Batch& batch, std::int64_t at);
+/// Samples `numbers` of a dataset, in that order. Errors: as Dataset::fetch.
+Batch read_samples(const Dataset& dataset, std::span<const std::int64_t> numbers);
 
 struct DataLoaderOptions {
   std::int64_t global_batch_size = 1;

@@ -17,6 +17,9 @@ struct SpecialTokens {
   std::int32_t sep = -1;
   std::int32_t mask = -1;
   std::int32_t pad = -1;
+  std::int32_t bos = -1;  ///< what a decoder begins with
+  std::int32_t eos = -1;
+  std::vector<std::int32_t> sentinels{};  ///< T5's "<extra_id_0>" and so on
   /// Ids that go on with the word before them ("##ing" of WordPiece), rising.
   std::vector<std::int32_t> continuations{};
 

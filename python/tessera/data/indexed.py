@@ -122,7 +122,7 @@ class SampleIterator:
     or torch tensors once torch is imported. Step k is samples [consumed + k * G, ...) of the split, data rank r takes
     the r-th run of G / data_ranks of them. It ends when less than a global batch is left, and does not begin anew.
 
-    `samples` are GptSamples, or anything with `len` and `[i]` that gives a mapping of arrays (no padding is done).
+    `samples` are IndexedSamples, or anything with `len` and `[i]` that gives a mapping of arrays (no padding is done).
     Errors: DataError when more samples are consumed than there are."""
 
     def __init__(self, samples: Any, *, global_batch_size: int, data_rank: int = 0, data_ranks: int = 1,
@@ -165,7 +165,7 @@ class SampleIterator:
     def _read(self) -> Optional[Dict[str, Any]]:
         from tessera import _C
 
-        if isinstance(self.dataset, _C.GptSamples):
+        if isinstance(self.dataset, _C.IndexedSamples):
             if self._loader is None:  # its thread begins to read only when somebody does
                 self._loader = _C.SampleLoader(self.dataset, self.total_batch_size, self._rank, self._ranks,
                                                self._consumed)
@@ -207,16 +207,25 @@ class SampleIterator:
 Iterators = Tuple[Optional[SampleIterator], Optional[SampleIterator], Optional[SampleIterator]]
 
 
+def of_splits(opened: Callable[[DataPath, str], Sequence[Any]], data_path: Optional[DataPath], split: str,
+              split_paths: Optional[Sequence[Optional[DataPath]]]) -> Sequence[Any]:
+    """(train, valid, test) of `opened(path, shares)`: shares of one path, or, where `split_paths` are given, each of a path of its
+    own. Errors: ConfigError without any."""
+    if data_path is None and split_paths is None:
+        raise ConfigError("indexed data needs data_path, the prefix of an .idx/.bin pair")
+    if split_paths is None:
+        return opened(data_path, split)  # type: ignore[arg-type]
+    shares = ("1,0,0", "0,1,0", "0,0,1")
+    return tuple(None if path is None else opened(path, share)[i] for i, (path, share) in enumerate(zip(split_paths, shares)))
+
+
 def open_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]], seq_length: int, *, split: str = "969,30,1", seed: int = 1234,
                  eos_token_id: Optional[int] = None, reset_position_ids: bool = False, reset_attention_mask: bool = False,
                  eod_mask_loss: bool = False, cache_dir: Optional[DataPath] = None, vocab_size: int = 0,
                  split_paths: Optional[Sequence[Optional[DataPath]]] = None) -> Sequence[Any]:
-    """(train, valid, test) GptSamples, None for a split without a share; `split_paths` gives each split data of its own, whole,
+    """(train, valid, test) IndexedSamples, None for a split without a share; `split_paths` gives each split data of its own, whole,
     in place of a share of `data_path`. The options are explained at build_iterators. Errors: ConfigError, DataError."""
     from tessera import _C
-
-    if data_path is None and split_paths is None:
-        raise ConfigError("indexed data needs data_path, the prefix of an .idx/.bin pair")
 
     def opened(path: DataPath, parts: str) -> Any:
         return _C.open_gpt_samples(
@@ -225,10 +234,7 @@ def open_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int]],
             reset_attention_mask=reset_attention_mask, eod_mask_loss=eod_mask_loss,
             cache_dir="" if cache_dir is None else os.fspath(cache_dir), vocab_size=vocab_size)
 
-    if split_paths is None:
-        return opened(data_path, split)  # type: ignore[arg-type]
-    shares = ("1,0,0", "0,1,0", "0,0,1")
-    return tuple(None if path is None else opened(path, share)[i] for i, (path, share) in enumerate(zip(split_paths, shares)))
+    return of_splits(opened, data_path, split, split_paths)
 
 
 def build_iterators(*, data_path: Optional[DataPath], seq_length: int, micro_batch_size: int, num_micro_batches: int,

@@ -8,6 +8,8 @@ from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
 from tessera.data.documents import RULES, eod_id, rules_asked_for
 from tessera.data.indexed import Iterators, build_iterators, open_samples
+from tessera.data.sentence_samples import (T5_KINDS, T5_MASKING, bert_options, check_kind, open_bert_samples, open_t5_samples,
+                                           t5_options)
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.fields import FIELDS
@@ -16,13 +18,12 @@ from tessera.plugin.heads import ENCODERS
 # What a loader may be given, beside arguments that have no effect or are refused wherever they stand.
 DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path", "seq_length",
                   "micro_batch_size", "seed", "train_iters", "eval_iters", "eval_interval", "consumed_samples", "eos_token_id",
-                  "vocab_file", *RULES)
+                  "vocab_file", "encoder_seq_length", "decoder_seq_length", "sentinel_ids", *RULES, *T5_MASKING)
 _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 _SPLIT, _SEED = "969, 30, 1", 1234  # Megatron's
-_LATER = ("mask_prob", "short_seq_prob", "encoder_seq_length", "decoder_seq_length", "retriever_seq_length", "sample_rate",
-          "max_seq_length_dec")
+_LATER = ("retriever_seq_length", "sample_rate", "max_seq_length_dec")
 _UNREAD = {"merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
-           "vocab_extra_ids": "data are read as ids", "num_dataset_builder_threads": "rank 0 builds the index files",
+           "num_dataset_builder_threads": "rank 0 builds the index files",
            "vocab_size": "the model says it"}
 
 
@@ -45,6 +46,11 @@ def admit(given: Dict[str, Any]) -> Dict[str, Any]:
             raise ConfigError(f"MegatronLMDummyDataLoader: '{name}' is refused: {why}")
         if kind == "warns" and value is not None:
             warn_once(f"MegatronLMDummyDataLoader: '{name}' has no effect: {why}")
+    if "encoder_seq_length" in kept:  # what Megatron's BERT and T5 call it
+        length = kept.pop("encoder_seq_length")
+        if kept.setdefault("seq_length", length) != length:
+            raise ConfigError(f"MegatronLMDummyDataLoader: seq_length is {kept['seq_length']} and encoder_seq_length {length}; they are the "
+                              "same thing, so give one")
     missing = [name for name in ("seq_length", "micro_batch_size") if name not in kept]
     if missing:
         raise ConfigError(f"MegatronLMDummyDataLoader needs {', '.join(missing)}")
@@ -56,7 +62,7 @@ def admit(given: Dict[str, Any]) -> Dict[str, Any]:
 
 def _effect_of(name: str) -> Tuple[str, str]:
     if name in _LATER:
-        return "refuses", "samples of encoders (BERT, T5) over .idx/.bin are not in Python yet; `tessera train` makes BERT's"
+        return "refuses", "such samples are not in this build"
     if name in _UNREAD:
         return "warns", _UNREAD[name]
     kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))[:2]
@@ -107,20 +113,24 @@ def samples_provider(accelerator: Any, own: Dict[str, Any]) -> Callable[[Sequenc
     if plugin.custom_megatron_datasets_provider_function is not None:
         return plugin.custom_megatron_datasets_provider_function
     config = accelerator._models[0]._session.config if accelerator._models else {}
-    if config.get("model_type") in ENCODERS:
-        raise ConfigError(f"MegatronLMDummyDataLoader reads samples of next tokens, and {config['model_type']} is trained on masked ones: "
-                          "`tessera train` makes them of .idx/.bin; or give the plugin a custom_megatron_datasets_provider_function, "
-                          "or prepare() a DataLoader")
     arguments = data_arguments(own, plugin)
-    on = {name: bool(arguments.get(name)) for name in RULES}
-    eod = eod_id(arguments, config) if any(on.values()) else arguments.get("eos_token_id")
     paths = [arguments.get(name) for name in _PER_SPLIT]
+    common = dict(split=arguments.get("split", _SPLIT), seed=int(arguments.get("seed", _SEED)), cache_dir=arguments.get("data_cache_path"),
+                  vocab_size=int(config.get("vocab_size", 0)), split_paths=paths if any(path is not None for path in paths) else None)
+    check_kind(arguments, own, config.get("model_type"))
+    if config.get("model_type") in ENCODERS:
+        open_them: Callable = open_bert_samples
+        common.update(bert_options(arguments, config))
+    elif config.get("model_type") in T5_KINDS:
+        open_them = open_t5_samples
+        common.update(t5_options(arguments, plugin))
+    else:
+        open_them = open_samples
+        on = {name: bool(arguments.get(name)) for name in RULES}
+        common.update(on, eos_token_id=eod_id(arguments, config) if any(on.values()) else arguments.get("eos_token_id"))
 
     def provide(counts: Sequence[int]) -> Sequence[Any]:
-        return open_samples(arguments.get("data_path"), counts, arguments["seq_length"], split=arguments.get("split", _SPLIT),
-                            seed=int(arguments.get("seed", _SEED)), eos_token_id=eod, cache_dir=arguments.get("data_cache_path"),
-                            vocab_size=int(config.get("vocab_size", 0)),
-                            split_paths=paths if any(path is not None for path in paths) else None, **on)
+        return open_them(arguments.get("data_path"), counts, arguments["seq_length"], **common)
 
     return provide
 

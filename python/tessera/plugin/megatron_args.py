@@ -46,6 +46,7 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
 OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
+OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT are made, as the key of this name in YAML's section `data`"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
            for name, row in FIELDS.items() for argument in ((name,) if row.megatron is None else row.megatron)}
@@ -71,6 +72,9 @@ ARGUMENTS: Dict[str, Effect] = {
                     yaml="data.split"),
     "data_cache_path": Effect("data loader", "of a MegatronLMDummyDataLoader that has none: where index files are kept",
                               yaml="data.cache_dir"),
+    **{name: Effect("data loader", OF_MASKING, yaml=f"data.{name}")
+       for name in "mask_prob short_seq_prob masking_max_ngram masking_do_full_word masking_use_longer_ngrams "
+                   "masking_use_geometric_distribution cls_id sep_id mask_id pad_id".split()},
     "reinitialize": Effect("weights", "what fits of those that were read is kept, the rest is drawn anew"),
 
     "position_embedding_type": _model("position_embedding"),

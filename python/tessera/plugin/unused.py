@@ -35,13 +35,14 @@ def _given(plugin: Any, names: List[str]) -> List[str]:
     return found
 
 
-def unused_by_model(plugin: Any, rules: Any, encoder: bool = False) -> Dict[str, str]:
-    """Name: why, of what neither the model nor its train step reads. `rules`: the session's DocumentRules, or None."""
+def unused_by_model(plugin: Any, rules: Any, encoder: bool = False, indexed: bool = False) -> Dict[str, str]:
+    """Name: why, of what neither the model nor its train step reads. `rules`: the session's DocumentRules, or None. `indexed`: loaders
+    over .idx/.bin are there, which read an encoder's vocabulary."""
     if plugin is None or plugin.custom_train_step_class is not None:
         return {}
     found = {name: _STEP for name in _given(plugin, OF_TRAIN_STEPS) if not (encoder and name in _CHECKED)}
     if rules is None:
-        found.update({name: _DOCUMENTS for name in _given(plugin, OF_DOCUMENTS)})
+        found.update({name: _DOCUMENTS for name in _given(plugin, OF_DOCUMENTS) if not (encoder and indexed and name == "vocab_file")})
     return found
 
 

@@ -51,7 +51,8 @@ class MegatronLMDummyDataLoader:
     validation and test. Keywords are Megatron's arguments of data and validation: data_path (prefix, or "weight prefix weight
     prefix ...") with split (also splits_string), or train_data_path, valid_data_path and test_data_path; seq_length,
     micro_batch_size, data_cache_path, seed, eval_iters, eval_interval, eod_mask_loss and the like (docs/guides/data_in_python.md).
-    What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}. Errors: ConfigError."""
+    What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}; for an encoder Megatron's of BERT, of
+    sentences. Errors: ConfigError."""
 
     def __init__(self, **dataset_kwargs: Any):
         self.dataset_args = admit(dataset_kwargs)
