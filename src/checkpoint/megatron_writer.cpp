@@ -4,6 +4,7 @@
 #include "checkpoint/megatron_args.hpp"
 #include "checkpoint/megatron_names.hpp"
 #include "checkpoint/torch_file.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/checkpoint/staged_directory.hpp"
 
@@ -19,11 +20,19 @@ constexpr const char* kHead = "output_layer.weight";
 /// What Megatron's GPT model can be.
 void check_model(const ModelConfig& m) {
   const char* fault = nullptr;
-  if (m.token_types || m.binary_head || m.num_labels) fault = "is an encoder; decoders are written";
+  if (std::string_view(spec_of(m.family).body) != "decoder") fault = "is an encoder; decoders are written";
   if (m.position_embedding == PositionKind::alibi) fault = "has ALiBi positions";
   if (m.parallel_residual.value_or(false)) fault = "has attention and MLP side by side";
   if (m.sliding_window) fault = "has a window";
-  if (m.activation == MlpActivation::relu) fault = "has ReLU";
+  if (m.activation == MlpActivation::relu || m.activation == MlpActivation::geglu)
+    fault = "has another activation";
+  if (m.qk_norm == QkNorm::head) fault = "norms queries and keys";
+  if (m.norm_placement != NormPlacement::pre || m.norm_zero_centered.value_or(false) ||
+      m.embedding_norm.value_or(false) || has_norm_bias(m) != (m.norm == NormStyle::layernorm))
+    fault = "has other norms";
+  if (m.embedding_scaled.value_or(false) || m.attention_scale || m.attention_softcap.value_or(0) > 0 ||
+      m.logit_softcap.value_or(0) > 0)
+    fault = "scales or caps embeddings, scores or logits";
   if (m.rope_scaling != RopeScaling{}) fault = "has scaled rotary positions";
   if (m.norm == NormStyle::rmsnorm && *m.linear_bias) fault = "has RMSNorm and biases";
   if (m.proj_bias && *m.proj_bias != *m.linear_bias) fault = "has a bias of the output projection of its own";

@@ -51,8 +51,9 @@ TEST_P(Kept, ByLinears) {
   const auto half = make_weight(ctx, "half", {kOut, kWidth / 2}, 1, dtype);
   const auto gelu = ops::ActivationKind::gelu_tanh;
   EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, input(t, kWidth), *weight, nullptr); }), e * kWidth);
-  EXPECT_EQ(per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), gelu, *weight, nullptr); }),
-            e * kWidth);
+  EXPECT_EQ(
+      per_row([&](Tape& t) { activated_row_linear(ctx, {}, input(t, kWidth), gelu, *weight, nullptr); }),
+      e * kWidth);
   EXPECT_EQ(per_row([&](Tape& t) {
               activated_row_linear(ctx, {}, input(t, kWidth), ops::ActivationKind::swiglu, *half, nullptr);
             }),

@@ -153,12 +153,14 @@ INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
 
 const Mutation kValues[] = {
     {"family: llama", "family: lama", 11,
-     "must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or t5, not 'lama'; "
+     "must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or t5, not "
+     "'lama'; "
      "did you mean 'llama'?"},
     {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: null", 3,
-     "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or t5, "
+     "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or "
+     "t5, "
      "not null"},
     {"family: llama", "family: [llama]", 11, "not a list"},
     {"family: llama", "family:", 3, "not null"},
@@ -185,7 +187,8 @@ const Mutation kValues[] = {
     {"norm: rmsnorm", "norm: rms_norm", 9, "did you mean 'rmsnorm'?"},
     {"position_embedding: rotary", "position_embedding: rope", 23,
      "must be learned, rotary, alibi, none or relative, not 'rope'"},
-    {"activation: swiglu", "activation: false", 15, "must be gelu_tanh, gelu, relu, swiglu or geglu, not 'false'"},
+    {"activation: swiglu", "activation: false", 15,
+     "must be gelu_tanh, gelu, relu, swiglu or geglu, not 'false'"},
     {"norm_eps: 1e-5", "norm_eps: 0", 13, "must be above 0"},
     {"tied_head: false", "tied_head: no", 14, "must be true or false, not 'no'; write false"},
     {"tied_head: false", "tied_head: Yes", 14, "write true"},

@@ -47,6 +47,30 @@ TEST(Bodies, RefuseWhatIsOfAnother) {
   expect_error<ConfigError>([&] { make_model(config, {}); }, "no gate");
 }
 
+TEST(Bodies, RefuseSettingsThatNoneOfTheirBlocksReads) {
+  const auto refused = [](const char* family, const char* setting, auto change) {
+    ModelConfig config = small({family});
+    change(config);
+    expect_error<ConfigError>([&] { make_model(config, {}); }, detail::concat("model.", setting),
+                              detail::concat("not of model.family ", family));
+  };
+  for (const char* family : {"bert", "t5"}) {
+    refused(family, "qk_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::head; });
+    refused(family, "norm_placement", [](ModelConfig& c) { c.norm_placement = NormPlacement::sandwich; });
+    refused(family, "norm_bias", [](ModelConfig& c) { c.norm_bias = c.norm != NormStyle::layernorm; });
+    refused(family, "embedding_scaled", [](ModelConfig& c) { c.embedding_scaled = true; });
+    refused(family, "attention_scale", [](ModelConfig& c) { c.attention_scale = 0.5; });
+    refused(family, "attention_softcap", [](ModelConfig& c) { c.attention_softcap = 20.0; });
+    refused(family, "window_pattern", [](ModelConfig& c) { c.window_pattern = "SF"; });
+  }
+  for (const char* family : {"llama", "bert"}) {
+    refused(family, "relative_buckets", [](ModelConfig& c) { c.relative_buckets = 8; });
+    refused(family, "scaled_head", [](ModelConfig& c) { c.scaled_head = true; });
+    refused(family, "position_embedding: relative",
+            [](ModelConfig& c) { c.position_embedding = PositionKind::relative; });
+  }
+}
+
 Config bert_config(bool pairs) {
   Config config = test::tiny_config();
   config.model = small({"bert"});

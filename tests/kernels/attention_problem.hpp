@@ -28,7 +28,7 @@ struct Case {
   float range = 1.0f;  ///< q and k are uniform in [-range, range]
   std::int64_t window = 0;
   float softcap = 0.0f;
-  bool bias = false;   ///< by distance
+  bool bias = false;  ///< by distance
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }

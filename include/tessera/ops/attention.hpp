@@ -12,9 +12,10 @@ struct AttentionOptions {
   bool causal = true;
   std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache)
   std::int64_t window = 0;        ///< 0 = none
-  float softcap = 0.0f;       ///< c: scores become c tanh(score / c) (Gemma 2); 0 = they stay; not with ALiBi
-  Tensor alibi_slopes;        ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
-  /// A bias by distance, [seq_q + seq_k - 1, heads] fp32 or undefined: query i and key j get row i - j + seq_k
+  float softcap = 0.0f;  ///< c: scores become c tanh(score / c) (Gemma 2); 0 = they stay; not with ALiBi
+  Tensor alibi_slopes;   ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
+  /// A bias by distance, [seq_q + seq_k - 1, heads] fp32 or undefined: query i and key j get row i - j +
+  /// seq_k
   /// - 1. Without query_offset, ALiBi and softcap.
   Tensor bias;
   Tensor key_begin, key_end;  ///< [batch] int32 or undefined: each sample's range of real tokens

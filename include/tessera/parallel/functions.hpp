@@ -82,9 +82,9 @@ LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorP
 /// on every rank.
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias);
-/// row_linear(activation(x)). The activated values are computed again for the weight gradient instead of kept:
-/// they are as large as x, and one pass over them is little beside the product. `activated`: these values, where
-/// they are there already (column_linear_with_activation).
+/// row_linear(activation(x)). The activated values are computed again for the weight gradient instead of
+/// kept: they are as large as x, and one pass over them is little beside the product. `activated`: these
+/// values, where they are there already (column_linear_with_activation).
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, ops::ActivationKind kind,
                          Parameter& weight, Parameter* bias, Tensor activated = {});
 

@@ -420,7 +420,7 @@ class T5 : public Stack {
     if (layer != encoder) ports.push_back({Shape{2 * length - 1, heads}, DType::f32, "bias"});
     return ports;
   }
-  void prepare(const ExecCtx& ctx) override { positions_.make(ctx); }
+  void prepare(const Forward& forward) override { positions_.make(forward.exec); }
 
  private:
   void check() const {
