@@ -348,7 +348,7 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::qwen3, .tp = 2, .sp = true, .recompute = kSelective});
   list.push_back({.kind = Kind::qwen3, .tp = 4, .pp = 2, .schedule = kZbH1});
   list.push_back({.kind = Kind::gemma2, .tp = 2, .sp = true, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
-  list.push_back({.kind = Kind::gemma2, .tp = 3, .recompute = kFull});
+  list.push_back({.kind = Kind::gemma2, .tp = 4, .recompute = kFull});
   list.push_back({.kind = Kind::gemma3, .tp = 2, .sp = true, .recompute = kFull, .recompute_layers = 2});
   list.push_back({.kind = Kind::gemma3, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .dp = 2});
   list.push_back({.kind = Kind::bloom, .tp = 2, .sp = true, .pp = 2});

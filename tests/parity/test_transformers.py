@@ -7,6 +7,13 @@ import pytest
 from driver import run_tessera, training_overrides
 
 
+@pytest.fixture
+def later_with_time(name, long_run):
+    """Later families have test_stored.py; with --long they are compared here too."""
+    if name in models.LATER + models.WHOLE and not long_run:
+        pytest.skip("--long")
+
+
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     assert ours.shape == theirs.shape
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
@@ -18,7 +25,7 @@ def gradients(result: dict) -> dict:
 
 @pytest.mark.parametrize("threads,micro", [(1, 3), (2, 2)])
 @pytest.mark.parametrize("name, kind", models.ALL_CASES)
-def test_fp32_agrees(build_dir, tmp_path, name, kind, threads, micro):
+def test_fp32_agrees(later_with_time, build_dir, tmp_path, name, kind, threads, micro):
     config = models.MODELS[name]
     batches = [models.make_batch(kind, i, config=models.MODELS[name]) for i in range(4)]
     ours = run_tessera(build_dir, tmp_path, name, batches,
@@ -41,7 +48,7 @@ def test_fp32_agrees(build_dir, tmp_path, name, kind, threads, micro):
 
 
 @pytest.mark.parametrize("name, kind", models.ALL_CASES)
-def test_bf16_is_as_close_to_fp32_as_autocast(build_dir, tmp_path, name, kind):
+def test_bf16_is_as_close_to_fp32_as_autocast(later_with_time, build_dir, tmp_path, name, kind):
     """Both sides err at random: their errors are compared summed over a few batches."""
     config = models.MODELS[name]
     squares = {}

@@ -14,7 +14,9 @@ ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yar
 
 
 @pytest.mark.parametrize("tp, pp, names", [(1, 1, ALL), (2, 1, "qwen3,gemma2,bloom"), (1, 2, "mistral,gemma3")])
-def test_equal_to_transformers(python_build, tmp_path, tp, pp, names):
+def test_equal_to_transformers(python_build, tmp_path, long_run, tp, pp, names):
+    if pp > 1 and not long_run:
+        pytest.skip("--long")
     output = tmp_path / "errors.json"
     launcher = python_build.launcher("--num_processes", tp * pp) if tp * pp > 1 else ()
     python_build.run(SCRIPT, output, tp, pp, names, launcher=launcher)

@@ -17,7 +17,8 @@ NAMES = {"num_layers": ("n_layer", "num_hidden_layers"), "hidden_size": ("n_embd
          "init_std": ("initializer_range", "initializer_range"), "tied_head": ("tie_word_embeddings", "tie_word_embeddings"),
          "attention_dropout": ("attn_pdrop", "attention_dropout")}
 CONFIGS = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
-           "qwen2": transformers.Qwen2Config, "gpt_bigcode": transformers.GPTBigCodeConfig, "starcoder2": transformers.Starcoder2Config}
+           "qwen2": transformers.Qwen2Config, "gpt_bigcode": transformers.GPTBigCodeConfig, "starcoder2": transformers.Starcoder2Config,
+           "qwen3": transformers.Qwen3Config, "gemma2": transformers.Gemma2Config}
 
 
 def expected(config) -> dict:
@@ -59,10 +60,12 @@ def test_absent_keys_have_the_defaults_of_transformers(python_build, family):
     ("gpt2", "scale_attn_weights", False), ("gpt2", "scale_attn_by_inverse_layer_idx", True), ("gpt2", "add_cross_attention", True),
     ("gpt2", "activation_function", "quick_gelu"), ("gpt2", "layer_norm_epsilon", 0.0), ("llama", "hidden_act", "gelu"),
     ("llama", "is_causal", False), ("llama", "quantization_config", {"bits": 4}), ("llama", "per_layer_config", {"0": {"head_dim": 2}}),
-    ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}), ("llama", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
+    ("llama", "rope_scaling", {"rope_type": "ntk", "factor": 2.0}), ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}),
+    ("gemma2", "use_bidirectional_attention", True), ("gemma3_text", "rope_parameters", {"rope_theta": 1.0}), ("qwen3", "hidden_act", "gelu"),
+    ("bloom", "apply_residual_connection_post_layernorm", True), ("gemma2", "attn_logit_softcapping", 0.0),
     ("llama", "rope_scaling", {"rope_type": "linear", "factor": 0.5}), ("llama", "partial_rotary_factor", 0.5),
     ("llama", "pad_token_id", 32000), ("llama", "final_logit_softcapping", 30.0), ("llama", "num_attention_heads", 7),
-    ("gpt_bigcode", "multi_query", False), ("starcoder2", "hidden_act", "silu"), ("starcoder2", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+    ("gpt_bigcode", "multi_query", False), ("starcoder2", "hidden_act", "silu"), ("starcoder2", "rope_scaling", {"rope_type": "proportional", "factor": 2.0}),
     ("qwen2", "layer_types", ["sliding_attention"]), ("mistral", "num_attention_heads", 4)])
 def test_what_is_not_computed_is_refused_by_key(python_build, family, key, value):
     from tessera.errors import ConfigError

@@ -58,7 +58,7 @@ def loss_scales(arguments):
 # name: (its value, what is seen of a run with these arguments)
 MODEL = {"position_embedding_type": "rotary", "add_position_embedding": False, "attention_head_type": "multiquery",
          "normalization": "RMSNorm", "layernorm_epsilon": 0.5, "norm_epsilon": 0.5, "swiglu": True, "ffn_hidden_size": 96,
-         "kv_channels": 4, "untie_embeddings_and_output_weights": True, "disable_bias_linear": True, "add_bias_linear": False,
+         "kv_channels": 4, "qk_layernorm": True, "window_size": (2, 0), "untie_embeddings_and_output_weights": True, "disable_bias_linear": True, "add_bias_linear": False,
          "init_method_std": 0.5, "seed": 77}
 ROWS = {
     **{name: (value, new_model) for name, value in MODEL.items()},

@@ -268,6 +268,7 @@ def test_full_counts_before_selective(caplog):
     ({"rotary_base": 500000}, {}),  # which positions that are learned do not have
     ({"position_embedding_type": "rope", "rotary_base": 500000, "rotary_percent": 0.5, "rotary_interleaved": True},
      {"model.position_embedding": "rotary", "model.rope_theta": 500000, "model.rope_fraction": 0.5, "model.rope_interleaved": True}),
+    ({"qk_layernorm": True, "window_size": (4, 0)}, {"model.qk_norm": "head", "model.sliding_window": 5}),
     ({"init_method_std": 0.01, "kv_channels": 32}, {"model.init_std": 0.01, "model.head_dim": 32}),
     ({"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128, "orig_vocab_size": 257}, {}),
     ({"hidden_dropout": 0.2, "attention_dropout": 0.1}, {"model.dropout": 0.2, "model.attention_dropout": 0.1}),

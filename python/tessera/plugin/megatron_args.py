@@ -94,7 +94,6 @@ ARGUMENTS: Dict[str, Effect] = {
     "rotary_interleaved": _model("rope_interleaved"),
     "untie_embeddings_and_output_weights": _model("tied_head"),
     "qk_layernorm": _model("qk_norm"),
-    "apply_layernorm_1p": _model("norm_zero_centered"),
     "window_size": _model("sliding_window"),
     "add_qkv_bias": _model("qkv_bias"),
     "disable_bias_linear": _model("linear_bias"),
@@ -145,6 +144,7 @@ ARGUMENTS: Dict[str, Effect] = {
             "save load save_interval no_save_rng no_load_rng finetune pretrained_checkpoint use_checkpoint_args "
             "load_dir ckpt_format dist_ckpt_format use_dist_ckpt exit_interval exit_duration_in_mins"),
     **_each("refuses", "the script's own loop decides it", "log_interval"),
+    **_each("refuses", "the family of the model given to prepare() says it", "apply_layernorm_1p"),
     **_each("refuses", "Tessera's models do not have it",
             "apply_residual_connection_post_layernorm squared_relu glu_activation "
             "multi_latent_attention mtp_num_layers add_biases_to_lm_head "

@@ -17,8 +17,7 @@ _HEADS = ("multihead", "multiquery")
 
 # What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
 _STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
-              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias", "qk_norm", "norm_zero_centered",
-              "sliding_window")
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias", "qk_norm", "sliding_window")
 # What the model given to prepare() says, and nothing can say otherwise.
 _SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
 
@@ -105,7 +104,7 @@ def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
         raise ConfigError("other_megatron_args: group_query_attention needs num_query_groups")
     for name, key, value in (("swiglu", "activation", "swiglu"), ("openai_gelu", "activation", "gelu_tanh"),
                              ("rotary_interleaved", "rope_interleaved", True), ("add_qkv_bias", "qkv_bias", True),
-                             ("qk_layernorm", "qk_norm", "head"), ("apply_layernorm_1p", "norm_zero_centered", True),
+                             ("qk_layernorm", "qk_norm", "head"),
                              ("untie_embeddings_and_output_weights", "tied_head", False)):
         if on(name):
             asked[key] = value

@@ -97,8 +97,6 @@ def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
         arguments.update(normalization="RMSNorm", swiglu=own["activation"] == "swiglu", add_qkv_bias=own["qkv_bias"])
     if own["qk_norm"] != "none":
         arguments["qk_layernorm"] = True
-    if own["norm_zero_centered"]:
-        arguments["apply_layernorm_1p"] = True
     if own["sliding_window"] is not None and own["window_pattern"] is None:
         arguments["window_size"] = (own["sliding_window"] - 1, 0)  # keys before a position, and behind it
     return arguments
