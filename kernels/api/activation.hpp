@@ -43,13 +43,14 @@ struct ActivationBackward {
   void* dx = nullptr;  ///< may be the same memory as dy or x
 };
 
-/// y = silu(gate) * up, with gate_up[rows, 2 width] = gate | up (Shazeer, "GLU variants improve
-/// transformer").
+/// y = f(gate) * up, with gate_up[rows, 2 width] = gate | up (Shazeer, "GLU variants improve transformer");
+/// f is silu (SwiGLU) or gelu_tanh (GeGLU).
 struct SwigluForward {
   std::int64_t rows = 0, width = 0;
   DType dtype = DType::f32;
   const void* gate_up = nullptr;  ///< [rows, 2 width]
   void* y = nullptr;              ///< [rows, width]
+  Activation gate = Activation::silu;
 };
 
 struct SwigluBackward {
@@ -58,6 +59,7 @@ struct SwigluBackward {
   const void* gate_up = nullptr;  ///< [rows, 2 width]
   const void* dy = nullptr;       ///< [rows, width]
   void* dgate_up = nullptr;       ///< [rows, 2 width]; may be the same memory as gate_up
+  Activation gate = Activation::silu;
 };
 
 }  // namespace tessera::kernels

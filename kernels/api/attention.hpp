@@ -21,10 +21,14 @@ struct AttentionShape {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::f32;  ///< of q, k, v, o and their gradients; scores and sums in fp32
   HeadStrides q_stride, k_stride, v_stride, o_stride;
-  float scale = 1.0f;  ///< scores = scale * q.k + slope * (j - (i + query_offset))
+  float scale = 1.0f;  ///< scores = scale * q.k + slope * (j - (i + query_offset)) + bias
   bool causal = true;
-  std::int64_t query_offset = 0;            ///< > 0 when earlier keys come from a KV cache
-  const float* alibi_slopes = nullptr;      ///< [heads] or null
+  std::int64_t query_offset = 0;        ///< > 0 when earlier keys come from a KV cache
+  const float* alibi_slopes = nullptr;  ///< [heads] or null
+  /// A bias by distance, [seq_q + seq_k - 1, heads] or null: the score of query i and key j gets row i - j +
+  /// seq_k
+  /// - 1. Without a query_offset.
+  const float* bias = nullptr;
   const std::int32_t* key_begin = nullptr;  ///< [batch] or null = 0
   const std::int32_t* key_end = nullptr;    ///< [batch] or null = seq_k
   const std::int32_t* document = nullptr;   ///< [batch, seq_k], non-decreasing along a sample, or null
@@ -62,6 +66,7 @@ struct AttentionBackward {
   void* dk = nullptr;          ///< strides of k; overwritten (summed over the query heads of a group)
   void* dv = nullptr;          ///< strides of v; overwritten
   void* workspace = nullptr;
+  float* dbias = nullptr;  ///< like shape.bias, where there is one; overwritten, summed up in a fixed order
 };
 
 namespace cpu {

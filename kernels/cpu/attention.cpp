@@ -71,7 +71,9 @@ TileRange range_of(const AttentionShape& shape, std::int64_t group, std::int64_t
           static_cast<int>(std::min<std::int64_t>(most, total - first))};
 }
 
-bool decodes(const AttentionShape& shape) { return shape.seq_q <= kDecodeQueries && shape.dropout == 0.0f; }
+bool decodes(const AttentionShape& shape) {
+  return shape.seq_q <= kDecodeQueries && shape.dropout == 0.0f && shape.bias == nullptr;
+}
 
 ForwardScratch forward_scratch(Arena& arena, const AttentionShape& shape, const Plan& plan) {
   const std::int64_t rows = plan.forward_tiles() * kQueryTile;
@@ -85,6 +87,7 @@ ForwardScratch forward_scratch(Arena& arena, const AttentionShape& shape, const 
   scratch.k = arena.take(kKeyBlock * plan.width);
   scratch.v = arena.take(kKeyBlock * plan.width);
   scratch.scores = arena.take(kKeyBlock * kQueryTile);
+  scratch.bias = arena.take(shape.bias != nullptr ? kBiasWindow : 0);
   return scratch;
 }
 
@@ -115,6 +118,7 @@ BackwardScratch backward_scratch(Arena& arena, const AttentionShape& shape, cons
   scratch.v = arena.take(kKeyBlock * plan.width);
   scratch.p = arena.take(kKeyBlock * kQueryTile);
   scratch.ds = arena.take(kKeyBlock * kQueryTile);
+  scratch.bias = arena.take(shape.bias != nullptr ? kBiasWindow : 0);
   return scratch;
 }
 
@@ -136,6 +140,34 @@ struct KvSums {
     return {dk(slot), dv(slot), plan.parts(), 2 * stride, plan.width};
   }
 };
+
+/// Sums of the bias's gradient, one row per (batch, KV head, part, head of its group).
+struct BiasSums {
+  std::int64_t members, row;
+  float* sums;
+
+  BiasSums(Arena& arena, const AttentionShape& shape, const Plan& plan)
+      : members(shape.heads / std::max<std::int64_t>(shape.kv_heads, 1)), row(bias_row(shape)) {
+    sums = arena.take(shape.bias != nullptr ? plan.groups * plan.parts() * members * row : 0);
+  }
+  float* of(std::int64_t task) const { return sums + task * members * row; }
+};
+
+/// dbias of one head: its sums, sample by sample and part by part.
+void store_bias_gradient(const AttentionBackward& call, const BiasSums& sums, std::int64_t head,
+                         std::int64_t parts) {
+  const AttentionShape& shape = call.shape;
+  const std::int64_t count = shape.seq_q + shape.seq_k - 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    float total = 0.0f;
+    for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+      const std::int64_t group = batch * shape.kv_heads + head / sums.members;
+      for (std::int64_t part = 0; part < parts; ++part)
+        total += sums.of(group * parts + part)[head % sums.members * sums.row + i];
+    }
+    call.dbias[i * shape.heads + head] = total;
+  }
+}
 
 /// Calls body(task, thread) for every task: each thread takes the next one as it gets free, because tasks
 /// differ in size. Results do not depend on who takes which.
@@ -168,6 +200,7 @@ std::size_t attention_backward_workspace(const AttentionShape& shape, int thread
   Arena arena(nullptr);
   for (int thread = 0; thread < threads; ++thread) backward_scratch(arena, shape, plan);
   KvSums(arena, shape, plan, threads);
+  BiasSums(arena, shape, plan);
   return arena.bytes();
 }
 
@@ -210,6 +243,7 @@ void attention_backward(const AttentionBackward& call, const Launch& launch) {
   auto* store_kv = TESSERA_PICK(attention_store_kv_gradients);
   Arena shared(call.workspace);
   const KvSums sums(shared, shape, plan, launch.threads);
+  const BiasSums bias_sums(shared, shape, plan);
   for_each_task(launch.threads, plan.groups * parts, [&](std::int64_t task, int thread) {
     const std::int64_t group = task / parts, part = task % parts;
     const std::int64_t slot = parts == 1 ? thread : task;
@@ -219,6 +253,10 @@ void attention_backward(const AttentionBackward& call, const Launch& launch) {
     scratch.dk = sums.dk(slot);
     scratch.dv = sums.dv(slot);
     std::fill_n(scratch.dk, 2 * sums.stride, 0.0f);
+    if (shape.bias != nullptr) {
+      scratch.dbias = bias_sums.of(task);
+      std::fill_n(scratch.dbias, bias_sums.members * bias_sums.row, 0.0f);
+    }
     for (std::int64_t round = 0; round * parts < chunks; ++round) {
       // Later chunks see more keys: back and forth through the parts evens them out.
       const std::int64_t chunk = round * parts + (round % 2 == 0 ? part : parts - 1 - part);
@@ -230,6 +268,10 @@ void attention_backward(const AttentionBackward& call, const Launch& launch) {
                sums.partials(slot, plan));
     }
   });
+  if (shape.bias != nullptr) {
+    for_each_task(launch.threads, shape.heads,
+                  [&](std::int64_t head, int) { store_bias_gradient(call, bias_sums, head, parts); });
+  }
   if (parts == 1) return;
   const std::int64_t blocks = ceil_div(shape.seq_k, kKeyBlock);
   for_each_task(launch.threads, plan.groups * blocks, [&](std::int64_t task, int) {

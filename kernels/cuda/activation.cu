@@ -77,7 +77,7 @@ struct BackwardOp {
 };
 
 /// Elements are those of y; packs never cross a row.
-template <typename T>
+template <typename Gate, typename T>
 struct SwigluForwardOp {
   static constexpr int kUnroll = 2;
   template <int N>
@@ -95,7 +95,7 @@ struct SwigluForwardOp {
   template <int N>
   __device__ void store(std::int64_t i, Values<N>& v) const {
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.x[j] = Silu<T>::value(v.x[j]) * v.y[j];
+    for (int j = 0; j < N; ++j) v.x[j] = Gate::value(v.x[j]) * v.y[j];
     cuda::store(y + i, v.x);
   }
 };
@@ -106,7 +106,7 @@ struct GateUpDy {
   std::int64_t at;  // of gate in gate_up
 };
 
-template <typename T>
+template <typename Gate, typename T>
 struct SwigluBackwardOp {
   static constexpr int kUnroll = 2;
   template <int N>
@@ -128,8 +128,8 @@ struct SwigluBackwardOp {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float gate = v.gate[j];
-      v.gate[j] = v.dy[j] * v.up[j] * Silu<T>::slope(gate);
-      v.up[j] = v.dy[j] * Silu<T>::value(gate);
+      v.gate[j] = v.dy[j] * v.up[j] * Gate::slope(gate);
+      v.up[j] = v.dy[j] * Gate::value(gate);
     }
     cuda::store(dgate_up + v.at, v.gate);
     cuda::store(dgate_up + v.at + width, v.up);
@@ -155,6 +155,12 @@ void visit_activation(Activation kind, Visit&& visit) {
     case Activation::tanh:
       return visit(Tanh<T>{});
   }
+}
+
+template <typename T, typename Visit>
+void visit_gate(Activation gate, Visit&& visit) {
+  if (gate == Activation::gelu_tanh) return visit(GeluTanh<T>{});
+  visit(Silu<T>{});
 }
 
 }  // namespace
@@ -183,24 +189,29 @@ void activation_backward(const ActivationBackward& params, const Launch& launch)
 void swiglu_forward(const SwigluForward& params, const Launch& launch) {
   visit_float(params.dtype, "swiglu", [&](auto t) {
     using T = decltype(t);
-    const SwigluForwardOp<T> op{params.width, static_cast<const T*>(params.gate_up),
-                                static_cast<T*>(params.y)};
-    const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) && is_aligned(op.y, 16);
-    run<T>(op, params.rows * params.width, aligned, launch);
+    visit_gate<T>(params.gate, [&](auto gate) {
+      const SwigluForwardOp<decltype(gate), T> op{params.width, static_cast<const T*>(params.gate_up),
+                                                  static_cast<T*>(params.y)};
+      const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) && is_aligned(op.y, 16);
+      run<T>(op, params.rows * params.width, aligned, launch);
+    });
   });
 }
 
 void swiglu_backward(const SwigluBackward& params, const Launch& launch) {
   visit_float(params.dtype, "swiglu", [&](auto t) {
     using T = decltype(t);
-    const SwigluBackwardOp<T> op{params.width, static_cast<const T*>(params.gate_up),
-                                 static_cast<const T*>(params.dy), static_cast<T*>(params.dgate_up)};
-    const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) &&
-                         is_aligned(op.dy, 16) && is_aligned(op.dgate_up, 16);
-    run<T>(op, params.rows * params.width, aligned, launch);
+    visit_gate<T>(params.gate, [&](auto gate) {
+      const SwigluBackwardOp<decltype(gate), T> op{params.width, static_cast<const T*>(params.gate_up),
+                                                   static_cast<const T*>(params.dy),
+                                                   static_cast<T*>(params.dgate_up)};
+      const bool aligned = params.width % kPack<T> == 0 && is_aligned(op.gate_up, 16) &&
+                           is_aligned(op.dy, 16) && is_aligned(op.dgate_up, 16);
+      run<T>(op, params.rows * params.width, aligned, launch);
+    });
   });
 }
 
-TESSERA_KERNEL_FILE(each_pack_kernel<1, SwigluForwardOp<float>>);
+TESSERA_KERNEL_FILE(each_pack_kernel<1, SwigluForwardOp<Silu<float>, float>>);
 
 }  // namespace tessera::kernels::cuda

@@ -44,6 +44,7 @@ inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability
   if (s.dtype != DType::bf16 && s.dtype != DType::f16) return "it is computed in fp32";
   if (s.dropout != 0.0f) return "dropout on attention";
   if (s.alibi_slopes != nullptr) return "ALiBi positions";
+  if (s.bias != nullptr) return "a bias by distance";
   if (s.document != nullptr) return "several documents in a sample";
   if (s.key_begin != nullptr || s.key_end != nullptr) return "padded samples";
   if (s.query_offset != 0 || s.seq_q <= 1) return "queries that follow cached keys";

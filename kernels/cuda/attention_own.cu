@@ -225,6 +225,7 @@ void backward_box(const AttentionBackward& call, const AttentionBlocks& blocks,
     softmax_backward(
         {shape, block, scratch.ranges, scratch.scores, scratch.gradients, call.lse, call.o, call.d_o},
         launch);
+    if (shape.bias) add_bias_gradient({shape, block, scratch.gradients, call.dbias}, launch);
     of.sum_over_queries(scratch.scores, d_o, kept, dv, add, launch);
     of.sum_over_queries(scratch.gradients, q, shape.scale, dk, add, launch);
     of.sum_over_keys(scratch.gradients, k, shape.scale, of.queries(call.dq, shape.q_stride), launch);
@@ -275,6 +276,12 @@ void own_attention_forward(const AttentionForward& call, const Launch& launch, s
 
 void own_attention_backward(const AttentionBackward& call, const Launch& launch, std::size_t block_bytes) {
   const AttentionShape& shape = call.shape;
+  if (shape.bias != nullptr) {
+    const auto rows = static_cast<std::size_t>(std::max<std::int64_t>(shape.seq_q + shape.seq_k - 1, 0));
+    check(cudaMemsetAsync(call.dbias, 0, rows * static_cast<std::size_t>(shape.heads) * sizeof(float),
+                          static_cast<cudaStream_t>(launch.stream)),
+          "cudaMemsetAsync");
+  }
   if (shape.seq_q == 0 || shape.seq_k == 0) {
     clear(shape, call.dq, shape.q_stride, shape.heads, shape.seq_q, launch);
     clear(shape, call.dk, shape.k_stride, shape.kv_heads, shape.seq_k, launch);

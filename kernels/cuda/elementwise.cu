@@ -94,8 +94,7 @@ struct DropoutOp {
   template <int N>
   __device__ void store(std::int64_t i, Values<N>& v) const {
     const RowCol at = row_col(i, cols);
-    const std::uint64_t block = spec.row(at.row) * static_cast<std::uint64_t>((cols + 3) / 4) +
-                                static_cast<std::uint64_t>(at.col / 4);
+    const std::uint64_t block = spec.first_block(at.row, cols) + static_cast<std::uint64_t>(at.col / 4);
     constexpr int kWords = N < 4 ? N : 4;
 #pragma unroll
     for (int j = 0; j < N; j += kWords) {

@@ -1,6 +1,6 @@
 #pragma once
 /// What lies between the matrix products of attention: masked softmax over rows of scores, and its gradient.
-/// Scores arrive in units of log 2 (q.k * scale * log2(e), without position bias); masks, ALiBi and dropout
+/// Scores arrive in units of log 2 (q.k * scale * log2(e), without position bias); masks, biases and dropout
 /// are those of an AttentionShape. What no query sees is never read, only its zero is written.
 
 #include <cstdint>
@@ -60,5 +60,15 @@ struct SoftmaxBackward {
   const void* d_o = nullptr;   ///< strides shape.o_stride
 };
 void softmax_backward(const SoftmaxBackward& params, const Launch& launch);
+
+/// Adds to dbias (as AttentionBackward::dbias) the gradients of a block's scores that softmax_backward left
+/// in `gradients`, in a fixed order.
+struct BiasGradient {
+  AttentionShape shape;
+  ScoreBlock block;
+  const float* gradients = nullptr;
+  float* dbias = nullptr;
+};
+void add_bias_gradient(const BiasGradient& params, const Launch& launch);
 
 }  // namespace tessera::kernels::cuda

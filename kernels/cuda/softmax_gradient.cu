@@ -67,7 +67,46 @@ __global__ void __launch_bounds__(Team<Threads>::kBlock)
   }
 }
 
+constexpr int kDiagonals = 32, kRowsAtOnce = 8;
+
+/// Sums along the diagonals of a head's score matrices. Neighbouring threads take neighbouring diagonals: in
+/// a row these are neighbouring keys.
+template <typename T>
+__global__ void __launch_bounds__(kDiagonals* kRowsAtOnce) bias_gradient(BiasGradient p) {
+  __shared__ float sums[kRowsAtOnce][kDiagonals + 1];
+  const AttentionShape& shape = p.shape;
+  const ScoreBlock& block = p.block;
+  const int lane = static_cast<int>(threadIdx.x), turn = static_cast<int>(threadIdx.y);
+  const std::int64_t diagonal = std::int64_t{blockIdx.x} * kDiagonals + lane;
+  const std::int64_t kv = blockIdx.y / block.members, member = blockIdx.y % block.members;
+  const std::int64_t row_stride = block.row_stride * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
+  float sum = 0.0f;
+  for (std::int64_t n = turn; n < block.batch * block.rows; n += kRowsAtOnce) {
+    const std::int64_t batch = n / block.rows, row = n % block.rows;
+    const std::int64_t key = block.row0 + row + shape.seq_k - 1 - diagonal;
+    if (key < 0 || key >= block.keys) continue;
+    const std::int64_t matrix = (batch * block.kv + kv) * block.members + member;
+    sum += to_float(reinterpret_cast<const T*>(p.gradients)[(matrix * block.rows + row) * row_stride + key]);
+  }
+  sums[turn][lane] = sum;
+  __syncthreads();
+  if (turn > 0 || diagonal >= shape.seq_q + shape.seq_k - 1) return;
+  for (int other = 1; other < kRowsAtOnce; ++other) sum += sums[other][lane];
+  const std::int64_t head = (block.kv0 + kv) * (shape.heads / shape.kv_heads) + block.member0 + member;
+  p.dbias[diagonal * shape.heads + head] += sum;
+}
+
 }  // namespace
+
+void add_bias_gradient(const BiasGradient& params, const Launch& where) {
+  visit_float(params.shape.dtype, "attention", [&](auto type) {
+    using T = decltype(type);
+    const std::int64_t diagonals = params.shape.seq_q + params.shape.seq_k - 1;
+    const dim3 grid(static_cast<unsigned>(ceil_div(diagonals, std::int64_t{kDiagonals})),
+                    static_cast<unsigned>(params.block.kv * params.block.members));
+    launch(bias_gradient<T>, grid, dim3(kDiagonals, kRowsAtOnce), 0, where, params);
+  });
+}
 
 void softmax_backward(const SoftmaxBackward& params, const Launch& where) {
   visit_float(params.shape.dtype, "attention", [&](auto type) {

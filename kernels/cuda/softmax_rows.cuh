@@ -33,6 +33,8 @@ struct Row {
   std::int64_t batch, head, query, position;
   KeyRange keys;
   float slope;                 // ALiBi, in units of log 2
+  const float* bias;           // by distance, of key 0; null without
+  std::int64_t bias_step;      // from one key's to the one's before it
   std::uint64_t random_block;  // of key 0
 
   __device__ Row(const Rows& rows, std::int64_t number) {
@@ -52,6 +54,8 @@ struct Row {
     position = query + shape.query_offset;
     keys = rows.ranges[batch * shape.seq_q + query];
     slope = shape.alibi_slopes ? shape.alibi_slopes[head] * kLog2E : 0.0f;
+    bias = shape.bias ? shape.bias + (query + shape.seq_k - 1) * shape.heads + head : nullptr;
+    bias_step = shape.heads;
     const std::int64_t row =
         ((shape.sample0 + batch) * shape.total_heads + shape.head0 + head) * shape.seq_length + position;
     random_block = static_cast<std::uint64_t>(row) * static_cast<std::uint64_t>((shape.seq_length + 3) / 4);
@@ -78,6 +82,7 @@ __device__ inline void load_scores(const Row& row, const float* scores, std::int
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
     if (row.slope != 0.0f) x[i] += row.slope * static_cast<float>(distance + i);
+    if (row.bias != nullptr && key + i < row.keys.end) x[i] += kLog2E * row.bias[-(key + i) * row.bias_step];
     if (key + i < row.keys.begin || key + i >= row.keys.end) x[i] = -INFINITY;
   }
 }

@@ -18,6 +18,7 @@ namespace {
 void key_ranges(const AttentionShape&, KeyRange*, const Launch&) { no_cuda("key_ranges"); }
 void softmax_forward(const SoftmaxForward&, const Launch&) { no_cuda("softmax_forward"); }
 void softmax_backward(const SoftmaxBackward&, const Launch&) { no_cuda("softmax_backward"); }
+void add_bias_gradient(const BiasGradient&, const Launch&) { no_cuda("add_bias_gradient"); }
 
 std::size_t own_attention_forward_workspace(const AttentionShape&, std::size_t) {
   no_cuda("own_attention_forward_workspace");

@@ -4,28 +4,24 @@
 namespace tessera {
 namespace {
 
-using Kind = std::optional<ops::ActivationKind>;
-
-Tensor activate(const ExecCtx& ctx, const Tensor& x, const Kind& kind) {
-  return kind ? ops::activation(ctx, x, *kind) : ops::swiglu(ctx, x);
-}
+using Kind = ops::ActivationKind;
 
 class ActivatedLinear final : public Function {
  public:
-  ActivatedLinear(const Var& x, const Kind& kind, Parameter& weight, Parameter* bias)
+  ActivatedLinear(const Var& x, Kind kind, Parameter& weight, Parameter* bias)
       : x_(x), kind_(kind), weights_{weight, bias} {}
   const char* name() const override { return "activated_linear"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     dy_ = std::move(grads[0]);
     const Tensor weight = weights_.weight.value();
-    if (kind_) return {ops::linear_backward_input(ctx, dy_, weight, x_.get(ctx), *kind_)};
+    if (!ops::is_gated(kind_)) return {ops::linear_backward_input(ctx, dy_, weight, x_.get(ctx), kind_)};
     const Tensor da = ops::linear_backward_input(ctx, dy_, weight);
-    return {ops::swiglu_backward(ctx, x_.get(ctx), da)};
+    return {ops::activation_backward(ctx, x_.get(ctx), da, kind_)};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
-    weights_.add_gradients(ctx, dy_, [&] { return activate(ctx, x_.get(ctx), kind_); });
+    weights_.add_gradients(ctx, dy_, [&] { return ops::activation(ctx, x_.get(ctx), kind_); });
   }
   std::vector<Parameter*> parameters() const override { return weights_.trained(); }
 
@@ -40,7 +36,7 @@ class ActivatedLinear final : public Function {
 
 Var activated_linear(const ExecCtx& ctx, const Var& x, Kind kind, Parameter& weight, Parameter* bias,
                      const Tensor& activated) {
-  Tensor y = ops::linear(ctx, activated ? activated : activate(ctx, x.value(), kind), weight.value(),
+  Tensor y = ops::linear(ctx, activated ? activated : ops::activation(ctx, x.value(), kind), weight.value(),
                          bias ? bias->value() : Tensor());
   return record({x}, std::move(y), [&] { return std::make_unique<ActivatedLinear>(x, kind, weight, bias); });
 }

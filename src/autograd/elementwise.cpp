@@ -7,16 +7,33 @@ namespace {
 
 class ActivationFunction final : public Function {
  public:
-  ActivationFunction(Tensor x, std::optional<ops::ActivationKind> kind) : x_(std::move(x)), kind_(kind) {}
+  ActivationFunction(Tensor x, ops::ActivationKind kind) : x_(std::move(x)), kind_(kind) {}
   const char* name() const override { return "activation"; }
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    return {kind_ ? ops::activation_backward(ctx, x_, grads[0], *kind_)
-                  : ops::swiglu_backward(ctx, x_, grads[0])};
+    return {ops::activation_backward(ctx, x_, grads[0], kind_)};
   }
 
  private:
   Tensor x_;
-  std::optional<ops::ActivationKind> kind_;  // none = SwiGLU
+  ops::ActivationKind kind_;
+};
+
+Tensor scaled(const ExecCtx& ctx, const Tensor& x, float factor) {
+  Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
+  ops::axpby(ctx, factor, x, 0.0f, y);
+  return y;
+}
+
+class ScaleFunction final : public Function {
+ public:
+  explicit ScaleFunction(float factor) : factor_(factor) {}
+  const char* name() const override { return "scale"; }
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    return {scaled(ctx, grads[0], factor_)};
+  }
+
+ private:
+  float factor_;
 };
 
 class AddFunction final : public Function {
@@ -65,9 +82,8 @@ Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind) {
                 [&] { return std::make_unique<ActivationFunction>(x.value(), kind); });
 }
 
-Var swiglu(const ExecCtx& ctx, const Var& gate_up) {
-  return record({gate_up}, ops::swiglu(ctx, gate_up.value()),
-                [&] { return std::make_unique<ActivationFunction>(gate_up.value(), std::nullopt); });
+Var scale(const ExecCtx& ctx, const Var& x, float factor) {
+  return record({x}, scaled(ctx, x.value(), factor), [&] { return std::make_unique<ScaleFunction>(factor); });
 }
 
 Var add(const ExecCtx& ctx, const Var& a, const Var& b) {

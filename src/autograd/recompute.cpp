@@ -129,7 +129,8 @@ class RecomputeFunction final : public Function {
 }  // namespace
 
 std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
-                           std::vector<Parameter*> parameters, RecomputedPart fn, Communicator* partition) {
+                           std::vector<Parameter*> parameters, RecomputedPart fn, Communicator* partition,
+                           const std::function<bool(std::size_t)>& differs) {
   if (partition != nullptr && partition->size() == 1) partition = nullptr;
   std::vector<Var> constants;
   for (const Var& input : inputs) constants.emplace_back(input.value());
@@ -144,7 +145,8 @@ std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
   const std::size_t count = outputs.size();
   return record(inputs, std::move(outputs), [&] {
     std::vector<KeptInput> kept;
-    for (const Var& input : inputs) kept.emplace_back(ctx, input, partition);
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      kept.emplace_back(ctx, inputs[i], differs && differs(i) ? nullptr : partition);
     return std::make_unique<RecomputeFunction>(std::move(kept), count, std::move(parameters), std::move(fn),
                                                partition);
   });

@@ -266,6 +266,26 @@ void check_batches(Rules& rules, const Config& c) {
   });
 }
 
+void check_encoder(Rules& rules, const Config& c) {
+  const auto encodes = [&] { return spec_of(c.model.family).encoder_decoder; };
+  rules.rule({"model.family", "model.encoder_layers", "model.num_layers"}, [&] {
+    if (!encodes())
+      return unless(!c.model.encoder_layers, "model.encoder_layers is of t5, not of model.family ",
+                    c.model.family.name);
+    return unless(c.model.num_layers >= 2 && c.model.encoder_layers.value_or(1) < c.model.num_layers,
+                  "model.encoder_layers (", c.model.encoder_layers.value_or(c.model.num_layers / 2),
+                  ") of model.num_layers (", c.model.num_layers,
+                  "), which counts the encoder's and the decoder's: each has at least one layer");
+  });
+  rules.rule({"model.family", "model.relative_buckets", "model.relative_max_distance"}, [&] {
+    const ModelConfig m = resolve(c.model);
+    if (!m.relative_buckets || !m.relative_max_distance) return std::string();
+    return unless(*m.relative_max_distance > *m.relative_buckets / 2, "model.relative_max_distance (",
+                  *m.relative_max_distance, ") is not above half of model.relative_buckets (",
+                  *m.relative_buckets, "), up to which each distance has a bucket of its own");
+  });
+}
+
 void check_profile(Rules& rules, const Config& c) {
   const std::vector<std::int64_t>& window = c.logging.profile;
   rules.rule({"logging.profile"}, [&]() -> std::string {
@@ -343,6 +363,7 @@ std::vector<Finding> check(const Config& config, KeySet unreadable) {
   check_loss_scale(rules, config.training);
   check_batches(rules, config);
   check_layout(rules, config);
+  check_encoder(rules, config);
   check_samples(rules, config);
   check_profile(rules, config);
   check_texts(rules, config);

@@ -76,11 +76,15 @@ void check_tensor(Rules& rules, const Config& c) {
     return unless(c.model.vocab_size >= t, "parallel.tensor (", t, ") is more than model.vocab_size (",
                   c.model.vocab_size, "): some ranks would have no row of the table");
   });
-  rules.rule({"training.seq_length", "parallel.tensor", "parallel.sequence"}, [&] {
-    const std::int64_t length = c.training.seq_length;
-    return unless(!c.parallel.sequence || length % t == 0, "training.seq_length (", length,
+  const auto shares_evenly = [&](const char* key, std::int64_t length) {
+    return unless(!c.parallel.sequence || length % t == 0, key, " (", length,
                   ") is not a multiple of parallel.tensor (", t, "), which parallel.sequence needs; use ",
                   (length + t - 1) / t * t);
+  };
+  rules.rule({"training.seq_length", "parallel.tensor", "parallel.sequence"},
+             [&] { return shares_evenly("training.seq_length", c.training.seq_length); });
+  rules.rule({"training.decoder_seq_length", "parallel.tensor", "parallel.sequence"}, [&] {
+    return shares_evenly("training.decoder_seq_length", c.training.decoder_seq_length.value_or(t));
   });
 }
 

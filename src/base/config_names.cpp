@@ -9,12 +9,11 @@ namespace tessera {
 
 namespace {
 
-constexpr LaterName kLaterFamilies[] = {{"t5", "use gpt2 or llama"}};
-
 constexpr EnumName<PositionKind> kPositions[] = {{PositionKind::learned, "learned"},
                                                  {PositionKind::rotary, "rotary"},
                                                  {PositionKind::alibi, "alibi"},
-                                                 {PositionKind::none, "none"}};
+                                                 {PositionKind::none, "none"},
+                                                 {PositionKind::relative, "relative"}};
 
 constexpr EnumName<NormStyle> kNorms[] = {{NormStyle::layernorm, "layernorm"},
                                           {NormStyle::rmsnorm, "rmsnorm"}};
@@ -22,7 +21,8 @@ constexpr EnumName<NormStyle> kNorms[] = {{NormStyle::layernorm, "layernorm"},
 constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "gelu_tanh"},
                                                     {MlpActivation::gelu, "gelu"},
                                                     {MlpActivation::relu, "relu"},
-                                                    {MlpActivation::swiglu, "swiglu"}};
+                                                    {MlpActivation::swiglu, "swiglu"},
+                                                    {MlpActivation::geglu, "geglu"}};
 
 constexpr EnumName<Precision> kPrecisions[] = {
     {Precision::fp32, "fp32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}};
@@ -85,7 +85,7 @@ EnumNames<Family> names_of(Family) {
     }
     return list;
   }();
-  return {known, kLaterFamilies};
+  return {known, {}};
 }
 EnumNames<PositionKind> names_of(PositionKind) { return {kPositions, {}}; }
 EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }

@@ -132,6 +132,8 @@ std::string family_table() {
   add("parallel_residual", &ModelConfig::parallel_residual);
   add("token_types", &ModelConfig::token_types);
   add("binary_head", &ModelConfig::binary_head);
+  add("relative_buckets", &ModelConfig::relative_buckets);
+  add("relative_max_distance", &ModelConfig::relative_max_distance);
   return text;
 }
 

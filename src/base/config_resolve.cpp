@@ -21,6 +21,10 @@ ModelConfig resolve(ModelConfig config) {
   fill(&ModelConfig::token_types);
   if (config.num_labels && !config.binary_head) config.binary_head = false;  // one head takes their place
   fill(&ModelConfig::binary_head);
+  fill(&ModelConfig::relative_buckets);
+  fill(&ModelConfig::relative_max_distance);
+  if (family.encoder_decoder && !config.encoder_layers) config.encoder_layers = config.num_layers / 2;
+  if (family.model.scaled_head && !config.scaled_head) config.scaled_head = config.tied_head;
   return config;
 }
 

@@ -64,10 +64,28 @@ void describe_positions(Visitor& visit, Section& c) {
   visit.group("rope_scaling", c.rope_scaling, "Llama-3 frequency scaling of rotary positions");
 }
 
+template <typename Visitor, typename Section>
+void describe_encoder(Visitor& visit, Section& c) {
+  visit.field(
+      "encoder_layers", c.encoder_layers,
+      "T5: layers of the encoder, the first of `num_layers`; the others are the decoder's; null = half",
+      between(1, 100000));
+  visit.field(
+      "relative_buckets", c.relative_buckets,
+      "relative positions: distances that a bias tells apart, long ones in groups; null = the family's",
+      between(4, 65536));
+  visit.field("relative_max_distance", c.relative_max_distance,
+              "relative positions: longer distances share the last bucket; null = the family's",
+              between(2, kMostTokens));
+  visit.field("scaled_head", c.scaled_head,
+              "T5: what the head reads is divided by the root of `hidden_size`; null = `tied_head`");
+}
+
 template <typename Visitor, IsSection<ModelConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("family", c.family, "supplies what is left open below");
-  visit.field("num_layers", c.num_layers, "transformer blocks", between(1, 100000));
+  visit.field("num_layers", c.num_layers, "transformer blocks, T5's of encoder and decoder together",
+              between(1, 100000));
   visit.field("hidden_size", c.hidden_size, "width of the residual stream", between(1, kMostWidth));
   describe_attention(visit, c);
   visit.field("ffn_hidden_size", c.ffn_hidden_size,
@@ -109,15 +127,18 @@ void describe(Visitor& visit, Section& c) {
   visit.field("num_labels", c.num_labels,
               "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
               between(2, kMostTokens));
+  describe_encoder(visit, c);
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,
       "token whose embedding gets no gradient where it is an input (a tied head's still counts); null "
       "= none",
       between(0, kMostTokens));
-  visit.field("init_std", c.init_std,
-              "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`)",
-              positive());
+  visit.field(
+      "init_std", c.init_std,
+      "standard deviation of initial weights; output projections: divided by sqrt(2 `num_layers`); T5: "
+      "its own rule, times this / 0.02",
+      positive());
   visit.field("init_from", c.init_from,
               "Hugging Face or converted folder whose weights training starts from");
   visit.field("reinitialize", c.reinitialize,

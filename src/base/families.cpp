@@ -8,8 +8,9 @@ namespace tessera {
 
 std::span<const ModelSpec> families() {
   using namespace rows;
-  static const std::vector<ModelSpec> table = {
-      gpt2(), gpt_bigcode(), llama(), qwen2(), mistral(), starcoder2(), gpt_neox(), bert(), megatron_bert()};
+  static const std::vector<ModelSpec> table = {gpt2(),          gpt_bigcode(), llama(),    qwen2(),
+                                               mistral(),       starcoder2(),  gpt_neox(), bert(),
+                                               megatron_bert(), t5(),          mt5()};
   return table;
 }
 

@@ -13,9 +13,12 @@ N count_matmul_weights(const ModelConfig& m) {
   const N head_dim = static_cast<N>(m.head_dim);
   const N qkv = static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * head_dim * width;
   const N projection = width * static_cast<N>(m.num_heads) * head_dim;
-  const N matrices = m.activation == MlpActivation::swiglu ? 3 : 2;
+  const N matrices = is_gated(*m.activation) ? 3 : 2;
   const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
-  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + static_cast<N>(m.vocab_size) * width;
+  // A decoder behind an encoder attends twice.
+  const N crossing = m.encoder_layers ? static_cast<N>(m.num_layers - *m.encoder_layers) : N{0};
+  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + crossing * (qkv + projection) +
+         static_cast<N>(m.vocab_size) * width;
 }
 
 /// What BERT has beside an embedding and layers: types of tokens, the transform and the biases before the
@@ -38,14 +41,16 @@ N count_parameters(const ModelConfig& m) {
   if (*m.qkv_bias)
     layer_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
   if (*m.linear_bias) {
-    const N fc1 =
-        static_cast<N>(m.ffn_hidden_size) * static_cast<N>(m.activation == MlpActivation::swiglu ? 2 : 1);
+    const N fc1 = static_cast<N>(m.ffn_hidden_size) * static_cast<N>(is_gated(*m.activation) ? 2 : 1);
     layer_biases += fc1 + width;
   }
   if (m.proj_bias.value_or(*m.linear_bias)) layer_biases += width;
   N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (2 * norm + layer_biases) + norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
+  if (m.encoder_layers)
+    total += static_cast<N>(m.num_layers - *m.encoder_layers) * norm + norm +
+             2 * static_cast<N>(*m.relative_buckets) * static_cast<N>(m.num_heads);
   return total + count_bert_heads<N>(m, norm);
 }
 

@@ -283,6 +283,33 @@ void read_heads(const Reader& in) {
                   "Tessera has one probability for both: make them equal, or take this one out.");
 }
 
+/// Of an encoder with a decoder: which has how many layers, by keys that such models have in common.
+void read_layers(const Reader& in) {
+  if (!spec_of(in.spec.family).encoder_decoder) return;
+  const std::int64_t encoder = *in.model.encoder_layers;
+  const auto found = in.root.find("num_decoder_layers");
+  const std::int64_t decoder = found ? found->integer(1, kMaxLayers) : encoder;
+  if (encoder > kMaxLayers)
+    in.root["num_layers"].fail(detail::concat("must be at most ", kMaxLayers), Reader::kWay);
+  in.model.num_layers = encoder + decoder;
+}
+
+/// T5's head is scaled unless config.json says that it is not tied (version 1.1), or Transformers 5 has noted
+/// that down under a name of its own. Whether it is tied is up to the weights where it is not scaled.
+void read_scaled_head(const Reader& in) {
+  if (!in.spec.model.scaled_head) return;
+  const bool scaled =
+      *in.spec.model.scaled_head && in.flag("scale_decoder_outputs", in.flag("tie_word_embeddings", true));
+  in.model.scaled_head = in.model.tied_head = scaled;
+}
+
+/// What Transformers derives from the activation and writes down must not say something else.
+void check_gate(const Reader& in) {
+  const auto gated = in.root.find("is_gated_act");
+  if (gated && gated->boolean() != is_gated(*in.model.activation))
+    gated->fail(detail::concat("does not fit ", in.spec.activations.key), Reader::kWay);
+}
+
 /// Reads what a row says, in its order: defaults may follow from what was read before.
 ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   ModelConfig model = spec.model;
@@ -290,6 +317,9 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   const Reader in{root, spec, model};
   for (const HfKey& key : spec.keys) read_key(in, key);
   read_activation(in);
+  check_gate(in);
+  read_layers(in);
+  read_scaled_head(in);
   check_sizes(in);
   read_window(in);
   read_padding(in);

@@ -12,13 +12,16 @@ namespace {
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
   const ModelConfig& own = type.model;
   if (std::string_view(spec_of(c.family).body) != spec_of(type.family).body) return "its layers are others";
-  const auto gated = [](const ModelConfig& model) { return model.activation == MlpActivation::swiglu; };
+  const auto gated = [](const ModelConfig& model) { return is_gated(*model.activation); };
   if (c.position_embedding != own.position_embedding)
     return detail::concat("its positions are ", name_of(*own.position_embedding), ", not ",
                           name_of(*c.position_embedding));
   if (c.norm != own.norm)
     return detail::concat("its norm is ", name_of(*own.norm), ", not ", name_of(*c.norm));
-  if (gated(c) != gated(own))
+  const auto& listed = type.activations.names;
+  const bool known = std::any_of(listed.begin(), listed.end(),
+                                 [&](const auto& each) { return each.value == *c.activation; });
+  if (gated(c) != gated(own) && !known)
     return detail::concat("its MLP has ", gated(own) ? "SwiGLU" : "no gate", ", not ",
                           name_of(*c.activation));
   if (*c.parallel_residual && !*own.parallel_residual) return "its attention and MLP follow one another";
@@ -72,6 +75,14 @@ void write_classes(std::int64_t count, Json& out) {
     out["id2label"][std::to_string(i)] = name;
     out["label2id"][name] = i;
   }
+}
+
+/// To Transformers a T5 whose config.json says that the head is not tied is one whose head is not scaled.
+void write_scaled_head(bool scaled, Json& out) {
+  out["tie_word_embeddings"] = scaled;
+  if (out.contains("scale_decoder_outputs")) out["scale_decoder_outputs"] = scaled;
+  for (const char* derived : {"is_gated_act", "dense_act_fn"}) out.erase(derived);
+  out["is_encoder_decoder"] = true;
 }
 
 void write_window(const ModelConfig& model, const HfWindow& window, Json& out) {
@@ -176,6 +187,8 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   for (const HfKey& key : row.keys) write_key(model, key, out);
   for (const auto& [key, value] : row.constants) out[key] = value;
   write_activation(model, row.activations, out);
+  if (model.encoder_layers) out["num_decoder_layers"] = model.num_layers - *model.encoder_layers;
+  if (model.scaled_head) write_scaled_head(*model.scaled_head, out);
   if (model.position_embedding != PositionKind::rotary) return to_text(out, 2) + "\n";
   write_window(model, row.window, out);
   write_rope(model, row.rope, out);

@@ -117,7 +117,12 @@ std::set<std::string_view> known_keys(const ModelSpec& spec) {
 }  // namespace
 
 void refuse_what_is_not_had(const JsonView& root, const ModelSpec& spec) {
-  for (const HfDemand& each : kCommon) demand(root, each);
+  for (const HfDemand& each : kCommon) {
+    const bool own = std::any_of(spec.demands.begin(), spec.demands.end(), [&](const HfDemand& of_spec) {
+      return std::string_view(of_spec.key) == each.key;
+    });
+    if (!own) demand(root, each);
+  }
   for (const HfDemand& each : spec.demands) demand(root, each);
   const std::set<std::string_view> known = known_keys(spec);
   for (const auto& [key, value] : root.object().items()) {

@@ -103,7 +103,11 @@ struct HfModel::Impl {
     bad.throw_if_any(dir);
   }
 
+  /// Whether two tensors hold the same bytes.
+  bool alike(const std::string& one, const std::string& other) const;
   void check_tied_copies() const;
+  /// Where the weights say it: a head that is not there, or is the embedding, is tied to it.
+  void settle_head(const std::string& prefix, const std::string& head);
   /// Reads a box of a parameter, contiguous, in the dtype it is stored in.
   void read_box(const HfMapping& mapping, const TensorSlice& box, std::span<std::byte> out) const;
   /// Reads a box of the rows that a part gives its parameter; `element`: bytes.
@@ -112,19 +116,10 @@ struct HfModel::Impl {
   std::uint64_t digest(const HfPart& part) const;
 };
 
-/// A tied head that is stored nevertheless must be the embedding: Hugging Face would silently prefer the
-/// embedding.
-void HfModel::Impl::check_tied_copies() const {
-  const auto& names = source->embedding_names;
-  if (names.size() < 2) return;
-  const SafetensorsEntry& a = *tensors->find(names[0]);
-  const SafetensorsEntry& b = *tensors->find(names[1]);
-  const auto refuse = [&] {
-    bad_file(dir, "tensor '" + names[1] + "'",
-             "differs from '" + names[0] + "' although tie_word_embeddings says they are one",
-             "Set \"tie_word_embeddings\": false in config.json if the head is its own.");
-  };
-  if (!(a.shape == b.shape) || a.dtype != b.dtype) refuse();
+bool HfModel::Impl::alike(const std::string& first, const std::string& second) const {
+  const SafetensorsEntry& a = *tensors->find(first);
+  const SafetensorsEntry& b = *tensors->find(second);
+  if (!(a.shape == b.shape) || a.dtype != b.dtype) return false;
   const std::int64_t rows = a.shape[0];
   const std::size_t row_bytes = static_cast<std::size_t>(a.shape[1]) * size_of(a.dtype);
   const std::int64_t step = std::max<std::int64_t>(1, static_cast<std::int64_t>((4u << 20) / row_bytes));
@@ -133,10 +128,31 @@ void HfModel::Impl::check_tied_copies() const {
     const TensorSlice slice = TensorSlice::rows(a.shape, row, std::min(rows, row + step));
     one.resize(static_cast<std::size_t>(slice.shape[0]) * row_bytes);
     two.resize(one.size());
-    tensors->read_slice(names[0], slice, one);
-    tensors->read_slice(names[1], slice, two);
-    if (one != two) refuse();
+    tensors->read_slice(first, slice, one);
+    tensors->read_slice(second, slice, two);
+    if (one != two) return false;
   }
+  return true;
+}
+
+/// A tied head that is stored nevertheless must be the embedding, and so must its other copies: Hugging Face
+/// would silently prefer one of them.
+void HfModel::Impl::check_tied_copies() const {
+  const auto& names = source->embedding_names;
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    if (!alike(names[0], names[i]))
+      bad_file(dir, "tensor '" + names[i] + "'",
+               "differs from '" + names[0] + "' although tie_word_embeddings says they are one",
+               "Set \"tie_word_embeddings\": false in config.json if the head is its own.");
+  }
+}
+
+void HfModel::Impl::settle_head(const std::string& prefix, const std::string& head) {
+  const ModelSpec& spec = naming_spec(config);
+  if (!spec.head_by_weights || config.model.scaled_head.value_or(false)) return;
+  const std::string embedding = prefix + spec.names.embedding + ".weight";
+  config.model.tied_head =
+      tensors->find(head) == nullptr || (tensors->find(embedding) != nullptr && alike(embedding, head));
 }
 
 void HfModel::Impl::describe_source(const std::string& prefix, const std::string& head,
@@ -152,6 +168,10 @@ void HfModel::Impl::describe_source(const std::string& prefix, const std::string
   }
   const std::string embedding = mapping_of(kEmbedding).parts[0].name;
   if (tensors->find(embedding)) facts.embedding_names.push_back(embedding);
+  for (const char* copy : naming_spec(config).names.embedding_copies) {
+    const std::string name = prefix + copy + ".weight";
+    if (tensors->find(name)) facts.embedding_names.push_back(name);
+  }
   if (*config.model.tied_head && tensors->find(head)) facts.embedding_names.push_back(head);
   if (facts.embedding_names.empty()) facts.embedding_names.push_back(embedding);
   source = std::move(facts);
@@ -283,6 +303,7 @@ std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::stri
                                     [&](const auto& entry) { return entry.name.starts_with(usual); });
   const std::string prefix = prefixed ? usual : "";
   const std::string head = impl->tensors->find(head_name(spec)) ? head_name(spec) : stored_head_name(spec);
+  impl->settle_head(prefix, head);
   impl->take_mappings(map_names(impl->config, prefix, head));
   impl->describe_source(prefix, head, std::move(config_json));
   std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());

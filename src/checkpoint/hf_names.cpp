@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kPositions = "embedding.position_embeddings.weight";
 
-bool is_gated(const ModelConfig& model) { return model.activation == MlpActivation::swiglu; }
+bool is_gated(const ModelConfig& model) { return tessera::is_gated(*model.activation); }
 
 /// A module's weight [rows, columns], of a norm [rows], and whether it has a bias [rows].
 struct Extent {
@@ -18,6 +18,9 @@ struct Extent {
 
 Extent extent_of(const ModelConfig& m, std::string_view module) {
   const std::int64_t heads = m.num_heads * m.head_dim, kv = m.num_kv_heads * m.head_dim;
+  if (module.ends_with("linear_q")) return {heads, m.hidden_size, *m.qkv_bias};
+  if (module.ends_with("linear_kv")) return {2 * kv, m.hidden_size, *m.qkv_bias};
+  if (module.ends_with("relative_attention_bias")) return {*m.relative_buckets, m.num_heads, false};
   if (module.ends_with("linear_qkv")) return {heads + 2 * kv, m.hidden_size, *m.qkv_bias};
   if (module.ends_with("linear_proj")) return {m.hidden_size, heads, m.proj_bias.value_or(*m.linear_bias)};
   if (module.ends_with("linear_fc1"))
@@ -52,7 +55,7 @@ void map_module(const ModelConfig& model, const HfNames& names, const std::strin
   HfMapping weight{ours + ".weight", matrix ? Shape{extent.rows, extent.columns} : Shape{extent.rows}, {}};
   HfMapping bias{ours + ".bias", {extent.rows}, {}};
   for (const HfTensor& tensor : theirs) {
-    if (tensor.gate && !is_gated(model)) continue;
+    if (is_gated(model) ? tensor.plain : tensor.gate) continue;
     const std::int64_t rows = rows_of(model, tensor.rows, extent.rows);
     const Shape shape = !matrix  ? Shape{rows}
                         : turned ? Shape{extent.columns, rows}
@@ -117,12 +120,18 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
   if (m.position_embedding == PositionKind::learned)
     table(kPositions, prefix + names.positions + ".weight", m.max_positions);
   map_beside(m, names, prefix, names.front, out);
-  for (std::int64_t i = 0; i < m.num_layers; ++i) {
-    const std::string number = std::to_string(i) + ".";
-    for (const HfParameter& each : names.layer)
-      map_module(m, names, "decoder.layers." + number + each.ours, prefix + names.layers + number,
-                 each.theirs, out);
-  }
+  const auto layers = [&](const char* ours, const char* theirs, const std::vector<HfParameter>& list,
+                          std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::string number = std::to_string(i) + ".";
+      for (const HfParameter& each : list)
+        map_module(m, names, ours + number + each.ours, prefix + theirs + number, each.theirs, out);
+    }
+  };
+  const std::int64_t encoder = names.encoder_layers ? m.encoder_layers.value_or(0) : 0;
+  if (names.encoder_layers) layers("encoder.layers.", names.encoder_layers, names.encoder_layer, encoder);
+  map_beside(m, names, prefix, names.encoder_end, out);
+  layers("decoder.layers.", names.layers, names.layer, m.num_layers - encoder);
   if (names.final_norm) map_module(m, names, "decoder.final_layernorm", prefix, {{names.final_norm}}, out);
   map_beside(m, names, prefix, names.end, out);
   if (!*m.tied_head) table("output_layer.weight", head, m.vocab_size);

@@ -93,11 +93,15 @@ class FieldReader {
  private:
   /// What not every model has, and what folders of earlier versions lack.
   static bool may_lack(std::string_view name) {
-    constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",     "padding_id",
-                                           "init_std",          "position_embedding", "norm",
-                                           "rope_theta",        "rope_fraction",      "rope_interleaved",
-                                           "parallel_residual", "token_types",        "binary_head",
-                                           "num_labels"};
+    constexpr std::string_view kNames[] = {"embedding_dropout",  "sliding_window",
+                                           "padding_id",         "init_std",
+                                           "position_embedding", "norm",
+                                           "rope_theta",         "rope_fraction",
+                                           "rope_interleaved",   "parallel_residual",
+                                           "token_types",        "binary_head",
+                                           "num_labels",         "encoder_layers",
+                                           "relative_buckets",   "relative_max_distance",
+                                           "scaled_head"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

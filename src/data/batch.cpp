@@ -68,7 +68,7 @@ std::int64_t count_sample_targets(const Batch& batch) {
 
 std::int64_t position_count(const Batch& batch) {
   if (batch.batch == 0) return 0;
-  if (batch.position_ids.empty()) return batch.seq_length;
+  if (batch.position_ids.empty()) return std::max(batch.seq_length, batch.encoder_seq_length);
   return std::int64_t{1} + *std::max_element(batch.position_ids.begin(), batch.position_ids.end());
 }
 
@@ -142,6 +142,8 @@ void validate_extras(const Batch& batch, std::int64_t token_types, std::int64_t 
                 "this batch has encoder_tokens, and the model has no encoder beside a decoder");
   TESSERA_CHECK(!encodes || batch.encoder_seq_length > 0,
                 "this batch has no encoder_tokens, which the model's encoder reads");
+  TESSERA_CHECK(!encodes || batch.position_ids.empty(),
+                "this batch has position_ids, and the model knows positions by their distances alone");
   TESSERA_CHECK(!encodes || batch.document_ids.empty(),
                 "this batch has document_ids: several documents in a sample are not told apart by a decoder "
                 "that reads an encoder's result. Give each document a sample of its own");

@@ -15,15 +15,28 @@ PartCosts part_costs(const Config& given) {
   config.parallel = {};
   // However a run recomputes and whatever it fits on one device at once, its stages are the same.
   config.training.recompute = Recompute::none;
-  const ModelPiece parts[] = {{0, 0, true, false}, {0, 1, false, false}, {1, 0, false, true}};
-  double costs[3] = {};
-  for (int i = 0; i < 3; ++i) {
-    DryRank rank([&](ProcessMesh& mesh) { return make_model(config, mesh, {parts[i]}, {DeviceType::meta}); },
-                 EngineOptions::from(config), {.pp = 3}, i, size_of(config, 1));
+  const std::int64_t layers = config.model.num_layers;
+  const std::int64_t encoder = resolve(config.model).encoder_layers.value_or(0);
+  std::vector<ModelPiece> parts = {{0, 0, true, false}, {0, 1, false, false}};
+  if (encoder > 0) parts.push_back({layers - 1, 1, false, false});  // the decoder's
+  parts.push_back({layers, 0, false, true});
+  std::vector<double> costs(parts.size());
+  const int count = static_cast<int>(parts.size());
+  for (int i = 0; i < count; ++i) {
+    DryRank rank(
+        [&](ProcessMesh& mesh) {
+          return make_model(config, mesh, {parts[static_cast<std::size_t>(i)]}, {DeviceType::meta});
+        },
+        EngineOptions::from(config), {.pp = count}, i, size_of(config, 1));
     for (const PieceRecord& piece : rank.pieces(false))
-      costs[i] += time_of(piece.forward) + time_of(piece.backward);
+      costs[static_cast<std::size_t>(i)] += time_of(piece.forward) + time_of(piece.backward);
   }
-  return {.layer = costs[1], .embedding = costs[0], .head = costs[2]};
+  PartCosts result{.layer = costs[1], .embedding = costs.front(), .head = costs.back()};
+  if (encoder > 0) {
+    result.layers.assign(static_cast<std::size_t>(encoder), costs[1]);
+    result.layers.resize(static_cast<std::size_t>(layers), costs[2]);
+  }
+  return result;
 }
 
 }  // namespace detail

@@ -140,7 +140,7 @@ std::vector<PieceRecord> DryRank::pieces(bool put_off) {
   Batch batch = detail::blank_batch(micro_batch_, engine_->model());
   batch.global_targets = batch.batch * batch.seq_length;
   batch.global_sample_targets = batch.batch;
-  engine_->model().reserve_positions(ctx, micro_batch_.seq_length);
+  engine_->model().reserve_positions(ctx, position_count(batch));
   Stage stage(ctx, engine_->model(), batch,
               LossPlan::mean(terms_of(engine_->model(), batch, 1), engine_->optimizer().loss_scale(),
                              engine_->mesh().coordinates().tp == 0),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/dry_terms.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/engine/build.hpp"
 
 namespace tessera::detail {
@@ -17,13 +18,15 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
       EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size));
 }
 
-/// Layers are alike, so which ones a piece has does not matter.
+/// Layers are alike, so which ones a piece has does not matter, but where an encoder comes first.
 std::string key_of(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
   const ParallelConfig& p = layout.config.parallel;
   std::string key = concat(coordinates_of(layout.mesh, rank).tp, " of ", p.tensor, " ", p.sequence, " ",
                            layout.mesh.pp > 1, name_of(p.schedule));
-  for (const ModelPiece& piece : pieces)
+  for (const ModelPiece& piece : pieces) {
     key += concat(" | ", piece.embedding, " ", piece.num_layers, " ", piece.head);
+    if (spec_of(layout.config.model.family).encoder_decoder) key += concat(" from ", piece.first_layer);
+  }
   return key;
 }
 

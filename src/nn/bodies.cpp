@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "nn/models/bert.hpp"
+#include "nn/models/t5.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/nn/models/decoder.hpp"
 
@@ -14,8 +15,10 @@ std::unique_ptr<Model> build(const ModelConfig& config, const Numerics& numerics
   return std::make_unique<M>(config, numerics, sharding);
 }
 
-constexpr Body kBodies[] = {
-    {"decoder", build<Decoder>}, {"bert", build_bert}, {"megatron-bert", build_megatron_bert}};
+constexpr Body kBodies[] = {{"decoder", build<Decoder>},
+                            {"bert", build_bert},
+                            {"megatron-bert", build_megatron_bert},
+                            {"t5", build_t5}};
 
 }  // namespace
 

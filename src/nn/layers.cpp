@@ -31,7 +31,7 @@ ParameterTraits traits(const Norm::Options& options) {
 
 }  // namespace
 
-std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
+ops::ActivationKind activation_kind(MlpActivation activation) {
   switch (activation) {
     case MlpActivation::gelu_tanh:
       return ops::ActivationKind::gelu_tanh;
@@ -40,9 +40,11 @@ std::optional<ops::ActivationKind> activation_kind(MlpActivation activation) {
     case MlpActivation::relu:
       return ops::ActivationKind::relu;
     case MlpActivation::swiglu:
-      break;
+      return ops::ActivationKind::swiglu;
+    case MlpActivation::geglu:
+      return ops::ActivationKind::geglu;
   }
-  return std::nullopt;
+  throw InternalError("unknown activation");
 }
 
 Linear::Linear(std::string name, const Options& options)
@@ -50,7 +52,8 @@ Linear::Linear(std::string name, const Options& options)
       tensor_(options.tensor),
       split_(options.split),
       weight_(parameter("weight", placement(options, {options.out, options.in}),
-                        Init::normal(static_cast<float>(options.std)),
+                        Init::normal(static_cast<float>(options.std), options.first_rows,
+                                     static_cast<float>(options.first_std)),
                         {.partial_over_tensor = options.sequence_parallel})),
       bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros(),
                                       {.partial_over_tensor = options.sequence_parallel})
@@ -76,7 +79,7 @@ LinearActivation Linear::forward_with_activation(const Forward& forward, const V
              : linear_with_activation(forward.exec, x, weight_, bias_, kind);
 }
 
-Var Linear::forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
+Var Linear::forward_activated(const Forward& forward, const Var& x, ops::ActivationKind kind,
                               Tensor activated) {
   TESSERA_CHECK(split_ != Split::column, "a linear split by columns does not take an activation in front");
   return split_ == Split::row
@@ -119,11 +122,10 @@ Var Embedding::forward(const Forward& forward) {
 
 Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor)
     : Module(std::move(name)),
-      activation_(*config.activation),
+      activation_(activation_kind(*config.activation)),
       fc1_(submodule<Linear>(
           "linear_fc1",
-          Linear::Options{config.hidden_size,
-                          config.ffn_hidden_size * (*config.activation == MlpActivation::swiglu ? 2 : 1),
+          Linear::Options{config.hidden_size, config.ffn_hidden_size * (is_gated(*config.activation) ? 2 : 1),
                           *config.linear_bias, config.init_std, tensor, Linear::Split::column,
                           fc1_rows(config, tensor)})),
       fc2_(submodule<Linear>(
@@ -137,10 +139,10 @@ Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tens
                           {}})) {}
 
 Var Mlp::forward(const Forward& forward, const Var& x) {
-  const auto kind = activation_kind(activation_);
-  if (!kind) return fc2_.forward_activated(forward, fc1_.forward(forward, x), kind);
-  LinearActivation h = fc1_.forward_with_activation(forward, x, *kind);
-  return fc2_.forward_activated(forward, h.pre, kind, std::move(h.y));
+  if (ops::is_gated(activation_))
+    return fc2_.forward_activated(forward, fc1_.forward(forward, x), activation_);
+  LinearActivation h = fc1_.forward_with_activation(forward, x, activation_);
+  return fc2_.forward_activated(forward, h.pre, activation_, std::move(h.y));
 }
 
 std::vector<float> alibi_slopes(std::int64_t heads) {

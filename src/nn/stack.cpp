@@ -28,14 +28,19 @@ DType compute_dtype(Precision precision) {
 struct Named {
   std::string_view name;
   Var Flow::*value;
+  bool own = false;  ///< each tensor rank has another one
 };
-constexpr Named kValues[] = {{"residual", &Flow::residual}, {"memory", &Flow::memory}};
+constexpr Named kValues[] = {{"residual", &Flow::residual},
+                             {"memory", &Flow::memory},
+                             {"bias", &Flow::bias, true},
+                             {"decoder_input", &Flow::decoder_input}};
 
 Var& value_of(Flow& flow, const std::string& name) {
   for (const Named& known : kValues) {
     if (name == known.name) return flow.*known.value;
   }
-  throw InvalidArgument("a flow has no value '" + name + "': Stack::flow_before names residual and memory");
+  throw InvalidArgument("a flow has no value '" + name +
+                        "': Stack::flow_before names residual, memory, bias and decoder_input");
 }
 
 /// The flow with its branch added, as it leaves a piece or enters a recomputed segment.
@@ -176,7 +181,7 @@ Flow Stack::run_recomputed(const Forward& forward, const std::vector<Block*>& al
   const bool partition = sharding_.recompute.partition && !sharding_.tensor.sharded_sequence();
   std::vector<Var> values =
       recompute(forward.exec, values_of(folded(forward.exec, std::move(flow))), std::move(parameters), part,
-                partition ? sharding_.tensor.comm : nullptr);
+                partition ? sharding_.tensor.comm : nullptr, [](std::size_t i) { return kValues[i].own; });
   for (std::size_t i = 0; i < found->size(); ++i) {
     ExtraLoss& loss = (*found)[i];
     forward.losses->push_back({loss.name, std::move(values[std::size(kValues) + i]), loss.own_positions});

@@ -19,13 +19,54 @@ kernels::Activation kernel_kind(ActivationKind kind) {
       return kernels::Activation::silu;
     case ActivationKind::tanh:
       return kernels::Activation::tanh;
+    case ActivationKind::swiglu:
+    case ActivationKind::geglu:
+      throw InternalError("a gated activation where one without a gate is computed");
   }
   throw InternalError("unknown activation");
+}
+
+/// What the gate of a gated one goes through.
+kernels::Activation gate_of(ActivationKind kind) {
+  return kind == ActivationKind::geglu ? kernels::Activation::gelu_tanh : kernels::Activation::silu;
+}
+
+Tensor gated(const ExecCtx& ctx, const Tensor& gate_up, ActivationKind kind) {
+  detail::check_contiguous_floats(gate_up, "gate_up");
+  TESSERA_CHECK(gate_up.size(-1) % 2 == 0, "gate and up halves need an even width, not ", gate_up.size(-1));
+  Shape shape = gate_up.shape();
+  shape[-1] = gate_up.size(-1) / 2;
+  Tensor y = Tensor::empty(ctx, shape, gate_up.dtype());
+  const std::int64_t width = y.size(-1);
+  const kernels::SwigluForward params{
+      width == 0 ? 0 : y.numel() / width, width, y.dtype(), gate_up.raw(), y.raw(), gate_of(kind)};
+  TESSERA_DISPATCH(ctx, swiglu_forward, params);
+  return y;
+}
+
+Tensor gated_backward(const ExecCtx& ctx, const Tensor& gate_up, const Tensor& dy, ActivationKind kind) {
+  detail::check_contiguous_floats(gate_up, "gate_up");
+  detail::check_contiguous_floats(dy, "dy");
+  TESSERA_CHECK(dy.numel() * 2 == gate_up.numel(), "gradient ", dy.shape(), " for gate and up ",
+                gate_up.shape());
+  TESSERA_CHECK_EQ(dy.dtype(), gate_up.dtype(), "dtype of the gradient of a gated activation");
+  Tensor grad = Tensor::empty(ctx, gate_up.shape(), gate_up.dtype());
+  const std::int64_t width = dy.size(-1);
+  const kernels::SwigluBackward params{width == 0 ? 0 : dy.numel() / width,
+                                       width,
+                                       dy.dtype(),
+                                       gate_up.raw(),
+                                       dy.raw(),
+                                       grad.raw(),
+                                       gate_of(kind)};
+  TESSERA_DISPATCH(ctx, swiglu_backward, params);
+  return grad;
 }
 
 }  // namespace
 
 Tensor activation(const ExecCtx& ctx, const Tensor& x, ActivationKind kind) {
+  if (is_gated(kind)) return gated(ctx, x, kind);
   Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
   activation_into(ctx, x, y, kind);
   return y;
@@ -41,6 +82,7 @@ void activation_into(const ExecCtx& ctx, const Tensor& x, const Tensor& y, Activ
 }
 
 Tensor activation_backward(const ExecCtx& ctx, const Tensor& x, const Tensor& dy, ActivationKind kind) {
+  if (is_gated(kind)) return gated_backward(ctx, x, dy, kind);
   Tensor dx = dy.is_unique() ? dy : Tensor::empty(ctx, x.shape(), x.dtype());
   activation_backward_into(ctx, x, dy, dx, kind);
   return dx;
@@ -58,33 +100,6 @@ void activation_backward_into(const ExecCtx& ctx, const Tensor& x, const Tensor&
   const kernels::ActivationBackward params{x.numel(), kernel_kind(kind), x.dtype(),
                                            x.raw(),   dy.raw(),          dx.raw()};
   TESSERA_DISPATCH(ctx, activation_backward, params);
-}
-
-Tensor swiglu(const ExecCtx& ctx, const Tensor& gate_up) {
-  detail::check_contiguous_floats(gate_up, "gate_up");
-  TESSERA_CHECK(gate_up.size(-1) % 2 == 0, "gate and up halves need an even width, not ", gate_up.size(-1));
-  Shape shape = gate_up.shape();
-  shape[-1] = gate_up.size(-1) / 2;
-  Tensor y = Tensor::empty(ctx, shape, gate_up.dtype());
-  const std::int64_t width = y.size(-1);
-  const kernels::SwigluForward params{width == 0 ? 0 : y.numel() / width, width, y.dtype(), gate_up.raw(),
-                                      y.raw()};
-  TESSERA_DISPATCH(ctx, swiglu_forward, params);
-  return y;
-}
-
-Tensor swiglu_backward(const ExecCtx& ctx, const Tensor& gate_up, const Tensor& dy) {
-  detail::check_contiguous_floats(gate_up, "gate_up");
-  detail::check_contiguous_floats(dy, "dy");
-  TESSERA_CHECK(dy.numel() * 2 == gate_up.numel(), "gradient ", dy.shape(), " for gate and up ",
-                gate_up.shape());
-  TESSERA_CHECK_EQ(dy.dtype(), gate_up.dtype(), "dtype of the gradient of SwiGLU");
-  Tensor grad = Tensor::empty(ctx, gate_up.shape(), gate_up.dtype());
-  const std::int64_t width = dy.size(-1);
-  const kernels::SwigluBackward params{
-      width == 0 ? 0 : dy.numel() / width, width, dy.dtype(), gate_up.raw(), dy.raw(), grad.raw()};
-  TESSERA_DISPATCH(ctx, swiglu_backward, params);
-  return grad;
 }
 
 }  // namespace tessera::ops

@@ -50,6 +50,15 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
     TESSERA_CHECK(options.alibi_slopes.shape() == Shape{s.heads}, "one ALiBi slope per head");
     s.alibi_slopes = options.alibi_slopes.data<float>();
   }
+  if (options.bias) {
+    TESSERA_CHECK(options.bias.shape() == (Shape{s.seq_q + s.seq_k - 1, s.heads}) &&
+                      options.bias.is_contiguous() && options.bias.dtype() == DType::f32,
+                  "a bias by distance of ", s.seq_q, " queries and ", s.seq_k, " keys is fp32 ",
+                  Shape{s.seq_q + s.seq_k - 1, s.heads}, ", not ", options.bias.shape());
+    TESSERA_CHECK(options.query_offset == 0 && !options.alibi_slopes,
+                  "a bias by distance goes with no query_offset and no ALiBi");
+    s.bias = options.bias.data<float>();
+  }
   s.key_begin = ints(options.key_begin, {s.batch}, "key_begin");
   s.key_end = ints(options.key_end, {s.batch}, "key_end");
   s.document = ints(options.document, {s.batch, s.seq_k}, "document");
@@ -96,13 +105,17 @@ void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, co
                       grad->dtype() == value->dtype(),
                   "gradients of q, k, v must be laid out like q, k, v");
   }
+  TESSERA_CHECK(!options.bias || (grads.dbias.shape() == options.bias.shape() &&
+                                  grads.dbias.is_contiguous() && grads.dbias.dtype() == DType::f32),
+                "the gradient of a bias is like the bias");
+  float* const dbias = options.bias ? grads.dbias.data<float>() : nullptr;
   const auto bytes = ctx.device().is_cuda()
                          ? kernels::cuda::attention_backward_workspace(shape, 0)
                          : kernels::cpu::attention_backward_workspace(shape, ctx.stream->threads());
   const Tensor workspace = Tensor::empty(ctx, {static_cast<std::int64_t>(bytes)}, DType::u8);
   const kernels::AttentionBackward params{
-      shape,     q.raw(),        k.raw(),        v.raw(),        saved.o.raw(),  saved.lse.data<float>(),
-      d_o.raw(), grads.dq.raw(), grads.dk.raw(), grads.dv.raw(), workspace.raw()};
+      shape,     q.raw(),        k.raw(),        v.raw(),        saved.o.raw(),   saved.lse.data<float>(),
+      d_o.raw(), grads.dq.raw(), grads.dk.raw(), grads.dv.raw(), workspace.raw(), dbias};
   TESSERA_DISPATCH(ctx, attention_backward, params);
 }
 

@@ -67,6 +67,9 @@ Tensor dropout(const ExecCtx& ctx, const Tensor& x, const DropoutSpec& spec) {
   if (!spec.active()) return x;
   Tensor y = Tensor::empty(ctx, x.shape(), x.dtype());
   const std::int64_t cols = x.size(-1);
+  TESSERA_CHECK(spec.feature0 % 4 == 0 && (spec.features == 0 || spec.feature0 + cols <= spec.features),
+                "dropout of features ", spec.feature0, " to ", spec.feature0 + cols, " of ", spec.features,
+                ": the first is a multiple of 4");
   const kernels::Dropout params{cols == 0 ? 0 : x.numel() / cols, cols, x.dtype(), x.raw(), y.raw(), spec};
   TESSERA_DISPATCH(ctx, dropout, params);
   return y;

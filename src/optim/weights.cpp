@@ -1,8 +1,30 @@
 #include "tessera/optim/weights.hpp"
 
+#include <algorithm>
+
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
+
+namespace {
+
+/// Gives the first rows their own standard deviation, drawn as all of them are.
+void scale_first_rows(const ExecCtx& ctx, const Parameter& p, const Tensor& weight) {
+  const Init& init = p.init();
+  if (init.first_rows == 0) return;
+  const auto scale = [&](std::int64_t local, std::int64_t global, std::int64_t count) {
+    count = std::min(count, init.first_rows - global);
+    if (count <= 0) return;
+    const Tensor rows = weight.narrow(0, local, count);
+    ops::axpby(ctx, 0.0f, rows, init.first_std / init.std, rows);
+  };
+  if (p.placement().is_replicated()) return scale(0, 0, weight.size(0));
+  TESSERA_CHECK(p.placement().dim() == 0, "parameter ", p.name(),
+                ": rows with a deviation of their own are split by ", "rows");
+  for (const Segment& s : p.placement().segments()) scale(s.local, s.global, s.count);
+}
+
+}  // namespace
 
 Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options)
     : ctx_(ctx), layout_(layout), shards_(shards), options_(options) {
@@ -42,7 +64,10 @@ void Weights::draw(const ParamSlot& slot, const Tensor& weight) const {
   if (p.init().kind == Init::Kind::ones) return ops::fill_constant(ctx_, weight, 1.0f);
   // A matrix whose columns are the split dimension and all after it; whole parameters are one row.
   const RngKey key{.seed = ctx_.seed, .site = site_of(p.name()), .step = 0};
-  if (placement.is_replicated()) return ops::fill_normal(ctx_, weight.view({1, -1}), p.init().std, key, {});
+  if (placement.is_replicated()) {
+    ops::fill_normal(ctx_, weight.view({1, -1}), p.init().std, key, {});
+    return scale_first_rows(ctx_, p, weight);
+  }
   std::int64_t rows = 1, inner = 1;
   for (int i = 0; i < placement.dim(); ++i) rows *= p.shape()[i];
   for (int i = placement.dim() + 1; i < p.shape().rank(); ++i) inner *= p.shape()[i];
@@ -55,6 +80,7 @@ void Weights::draw(const ParamSlot& slot, const Tensor& weight) const {
     ops::fill_normal(ctx_, target, p.init().std, key, region);
     if (!part.is_contiguous()) ops::copy(ctx_, target, part);
   }
+  scale_first_rows(ctx_, p, weight);
 }
 
 /// `scratch`: zeros [slot.numel].

@@ -4,15 +4,13 @@
 namespace tessera {
 namespace {
 
-/// What happens to the input before the product.
+/// What happens to the input before the product; none = nothing.
 struct Prologue {
-  enum class Kind { none, activation, swiglu };
-  Kind kind = Kind::none;
-  ops::ActivationKind activation = ops::ActivationKind::gelu_tanh;
+  std::optional<ops::ActivationKind> kind = std::nullopt;
 
+  bool gated() const { return kind && ops::is_gated(*kind); }
   Tensor forward(const ExecCtx& ctx, const Tensor& x) const {
-    if (kind == Kind::none) return x;
-    return kind == Kind::activation ? ops::activation(ctx, x, activation) : ops::swiglu(ctx, x);
+    return kind ? ops::activation(ctx, x, *kind) : x;
   }
 };
 
@@ -31,7 +29,7 @@ class RowLinear final : public Function {
       dy_ = gathers ? detail::gather_positions(ctx, tp_, grads[0]).take(ctx) : std::move(grads[0]);
       return {Tensor()};
     }
-    const Tensor pre = prologue_.kind == Prologue::Kind::activation ? x_.get(ctx) : Tensor();
+    const Tensor pre = prologue_.kind && !prologue_.gated() ? x_.get(ctx) : Tensor();
     Shape shape = grads[0].shape();
     if (gathers) shape[0] *= tp_.size();
     shape[-1] = cols;
@@ -45,7 +43,7 @@ class RowLinear final : public Function {
       dy_ = std::move(grads[0]);
       multiply(detail::as_rows(dy_), 0);
     }
-    if (prologue_.kind == Prologue::Kind::swiglu) return {ops::swiglu_backward(ctx, x_.get(ctx), dx)};
+    if (prologue_.gated()) return {ops::activation_backward(ctx, x_.get(ctx), dx, *prologue_.kind)};
     return {std::move(dx)};
   }
 
@@ -60,7 +58,7 @@ class RowLinear final : public Function {
                          std::int64_t first, const Tensor& dx) const {
     if (!pre) return ops::matmul_into(ctx, dy, weight, dx, 0.0f, false, false);
     ops::linear_backward_input_into(ctx, dy, weight, detail::as_rows(pre).narrow(0, first, dy.size(0)),
-                                    prologue_.activation, dx);
+                                    *prologue_.kind, dx);
   }
 
   TensorParallel tp_;
@@ -102,13 +100,10 @@ Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Param
   return run(ctx, tp, x, {}, weight, bias, {});
 }
 
-Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
-                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
-                         Tensor activated) {
+Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, ops::ActivationKind kind,
+                         Parameter& weight, Parameter* bias, Tensor activated) {
   if (!tp.active()) return activated_linear(ctx, x, kind, weight, bias, activated);
-  Prologue prologue{Prologue::Kind::swiglu};
-  if (kind) prologue = {Prologue::Kind::activation, *kind};
-  return run(ctx, tp, x, prologue, weight, bias, std::move(activated));
+  return run(ctx, tp, x, {kind}, weight, bias, std::move(activated));
 }
 
 }  // namespace tessera

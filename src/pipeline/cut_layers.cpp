@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <numeric>
 #include <string_view>
 
@@ -65,6 +66,74 @@ class Cutter {
   std::vector<std::int64_t> counts_;
 };
 
+/// Layers with costs of their own: of all cuts into `pieces` runs the one whose largest is least, and among
+/// these the evenest; earlier pieces get more. By dynamic programming over the layers that the first pieces
+/// take.
+class UnlikeCutter {
+ public:
+  UnlikeCutter(const PartCosts& costs, std::size_t pieces)
+      : costs_(costs), pieces_(pieces), layers_(costs.layers.size()), before_(1, 0.0) {
+    for (const double cost : costs.layers) before_.push_back(before_.back() + cost);
+  }
+
+  std::vector<std::int64_t> cut() const {
+    const double largest = best([](double a, double b) { return std::max(a, b); }, kNoBound).cost;
+    // What differs only by rounding is a tie.
+    const Table even = best([](double a, double b) { return a + b * b; }, largest * (1 + 1e-12));
+    std::vector<std::int64_t> counts(pieces_);
+    std::size_t end = layers_;
+    for (std::size_t piece = pieces_; piece-- > 0;) {
+      const std::size_t begin = even.begin[piece][end];
+      counts[piece] = static_cast<std::int64_t>(end - begin);
+      end = begin;
+    }
+    return counts;
+  }
+
+ private:
+  static constexpr double kNoBound = std::numeric_limits<double>::infinity();
+  struct Table {
+    double cost = 0;
+    std::vector<std::vector<std::size_t>> begin;  ///< of a piece that ends before a layer
+  };
+
+  double cost_of(std::size_t piece, std::size_t begin, std::size_t end) const {
+    double cost = before_[end] - before_[begin];
+    if (piece == 0) cost += costs_.embedding;
+    if (piece + 1 == pieces_) cost += costs_.head;
+    return cost;
+  }
+  template <typename Join>
+  Table best(Join join, double bound) const {
+    Table table{0, std::vector(pieces_, std::vector<std::size_t>(layers_ + 1, 0))};
+    std::vector<double> so_far(layers_ + 1, kNoBound);
+    so_far[0] = 0;
+    for (std::size_t piece = 0; piece < pieces_; ++piece) {
+      std::vector<double> next(layers_ + 1, kNoBound);
+      for (std::size_t end = piece + 1; end <= layers_; ++end) {
+        for (std::size_t begin = end; begin-- > piece;) {
+          const double own = cost_of(piece, begin, end);
+          if (own > bound || so_far[begin] == kNoBound) continue;
+          const double joined = join(so_far[begin], own);
+          if (joined >= next[end] * (1 - 1e-12)) {
+            // Of equal ones the last piece is to be the shortest, which came first.
+            continue;
+          }
+          next[end] = joined;
+          table.begin[piece][end] = begin;
+        }
+      }
+      so_far = std::move(next);
+    }
+    table.cost = so_far[layers_];
+    return table;
+  }
+
+  const PartCosts& costs_;
+  std::size_t pieces_, layers_;
+  std::vector<double> before_;  ///< cost of all layers before one
+};
+
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
@@ -111,7 +180,10 @@ std::vector<PieceLayers> cut(std::int64_t layers, const std::vector<int>& stage_
     TESSERA_ENSURE(ConfigError, layers >= pieces, "model.num_layers (", layers, ") is less than the ", pieces,
                    " pieces of the pipeline (pipeline stages times chunks per ",
                    "stage); use fewer of either");
-    counts = Cutter(costs, stage_of).cut(layers);
+    TESSERA_CHECK(costs.layers.empty() || static_cast<std::int64_t>(costs.layers.size()) == layers,
+                  "costs of ", costs.layers.size(), " layers for ", layers);
+    counts = costs.layers.empty() ? Cutter(costs, stage_of).cut(layers)
+                                  : UnlikeCutter(costs, stage_of.size()).cut();
   }
   std::vector<PieceLayers> result;
   std::int64_t first = 0;

@@ -20,14 +20,14 @@ class FusedLinear : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Threads, FusedLinear, ::testing::Values(1, 2));
 
-const std::optional<ActivationKind> kKinds[] = {std::nullopt, ActivationKind::gelu_tanh,
-                                                ActivationKind::gelu_erf, ActivationKind::silu};
+constexpr ActivationKind kKinds[] = {ActivationKind::swiglu, ActivationKind::geglu, ActivationKind::gelu_tanh,
+                                     ActivationKind::gelu_erf, ActivationKind::silu};
 
 TEST_P(FusedLinear, ActivatedLinearAgainstDifferences) {
   for (const auto kind : kKinds) {
     for (const bool with_bias : {false, true}) {
       for (const Shape& shape : {Shape{1, 1, 2}, Shape{3, 2, 10}}) {
-        const std::int64_t in = kind ? shape[-1] : shape[-1] / 2;
+        const std::int64_t in = ops::is_gated(kind) ? shape[-1] / 2 : shape[-1];
         const auto weight = make_parameter(ctx, "weight", {7, in}, 5),
                    bias = make_parameter(ctx, "bias", {7}, 7);
         std::vector<Parameter*> parameters{weight.get()};
@@ -45,7 +45,7 @@ TEST_P(FusedLinear, ActivatedLinearAgainstDifferences) {
 
 TEST_P(FusedLinear, ActivatedLinearIsItsTwoParts) {
   for (const auto kind : kKinds) {
-    const auto weight = make_parameter(ctx, "weight", {7, kind ? 10 : 5}, 5);
+    const auto weight = make_parameter(ctx, "weight", {7, ops::is_gated(kind) ? 5 : 10}, 5);
     const Tensor value = random_tensor(ctx, {13, 10}, 1), upstream = random_tensor(ctx, {13, 7}, 2);
     std::vector<std::vector<float>> results[2];
     for (const bool fused : {false, true}) {
@@ -53,7 +53,7 @@ TEST_P(FusedLinear, ActivatedLinearIsItsTwoParts) {
       Tape tape;
       const Var x = tape.input(value, true);
       const Var y = fused ? activated_linear(ctx, x, kind, *weight, nullptr)
-                          : linear(ctx, kind ? activation(ctx, x, *kind) : swiglu(ctx, x), *weight, nullptr);
+                          : linear(ctx, activation(ctx, x, kind), *weight, nullptr);
       tape.backward(ctx, y, upstream, Tape::WeightGradients::deferred);
       tape.run_weight_gradients(ctx);
       results[fused] = {y.value().to_floats(), tape.grad(x).to_floats(), weight->grad().to_floats()};

@@ -53,7 +53,9 @@ TEST_P(Kept, ByLinears) {
   EXPECT_EQ(per_row([&](Tape& t) { linear(ctx, input(t, kWidth), *weight, nullptr); }), e * kWidth);
   EXPECT_EQ(per_row([&](Tape& t) { activated_linear(ctx, input(t, kWidth), gelu, *weight, nullptr); }),
             e * kWidth);
-  EXPECT_EQ(per_row([&](Tape& t) { activated_linear(ctx, input(t, kWidth), {}, *half, nullptr); }),
+  EXPECT_EQ(per_row([&](Tape& t) {
+              activated_linear(ctx, input(t, kWidth), ops::ActivationKind::swiglu, *half, nullptr);
+            }),
             e * kWidth);
   // Of an MLP its input and what is activated.
   const auto down = make_weight(ctx, "down", {kWidth, kOut}, 1, dtype);

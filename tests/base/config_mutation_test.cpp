@@ -153,14 +153,13 @@ INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
 
 const Mutation kValues[] = {
     {"family: llama", "family: lama", 11,
-     "must be gpt2, llama, gpt_neox, bert or megatron-bert, not 'lama'; did you mean 'llama'?"},
+     "must be gpt2, llama, gpt_neox, bert, megatron-bert or t5, not 'lama'; did you mean 'llama'?"},
     {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: null", 3,
-     "model.family must be gpt2, llama, gpt_neox, bert or megatron-bert, not null"},
+     "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert or t5, not null"},
     {"family: llama", "family: [llama]", 11, "not a list"},
     {"family: llama", "family:", 3, "not null"},
-    {"family: llama", "family: t5", 11, "'t5' is not in this build yet"},
     {"family: llama", "family: brt", 11, "did you mean 'bert'?"},
     {"num_layers: 2", "num_layers: two", 15, "model.num_layers must be an integer, not 'two'"},
     {"num_layers: 2", "num_layers: 2.0", 15, "must be an integer, not '2.0'; write 2"},

@@ -184,7 +184,7 @@ Config unusual() {
   return parse(R"(
 model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_heads: 3, head_dim: 12, ffn_hidden_size: 9,
   vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: alibi, norm: layernorm,
-  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, padding_id: 3, rope_theta: 123456.789,
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, relative_buckets: 6, relative_max_distance: 9, scaled_head: true, padding_id: 3, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,
@@ -224,12 +224,12 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   ASSERT_EQ(items.size(), defaults.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
-    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16;
-    // a decoder's length for models that have an encoder too.
+    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16; those
+    // of an encoder are for t5.
     const std::string& key = items[i].key;
     const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
-                        key == "training.recompute_partition" || key == "training.decoder_seq_length" ||
-                        key == "optimizer.split_main_weights";
+                        key == "training.recompute_partition" || key == "optimizer.split_main_weights" ||
+                        key == "model.encoder_layers" || key == "training.decoder_seq_length";
     EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
   }
 }

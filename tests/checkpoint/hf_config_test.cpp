@@ -221,8 +221,8 @@ TEST(HfConfig, RopeInBothSpellings) {
 
 TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   refuse(gpt2(), "model_type", "opt",
-         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert and "
-         "megatron-bert are");
+         "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert, "
+         "megatron-bert, t5 and mt5 are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");

@@ -180,6 +180,52 @@ class HfFolder {
     return out;
   }
 
+  /// Version 1.0, or with a gate and a head of its own as version 1.1; two layers of an encoder, one of a
+  /// decoder.
+  static HfFolder t5(bool gated, const std::string& type = "t5") {
+    HfFolder out;
+    const std::int64_t vocab = 11, width = 12, ffn = 7, heads = 3, inner = heads * 5;
+    out.config = {
+        {"model_type", type},
+        {"architectures", {type == "t5" ? "T5ForConditionalGeneration" : "MT5ForConditionalGeneration"}},
+        {"d_model", width},
+        {"d_kv", 5},
+        {"d_ff", ffn},
+        {"num_heads", heads},
+        {"num_layers", 2},
+        {"num_decoder_layers", 1},
+        {"vocab_size", vocab},
+        {"is_encoder_decoder", true},
+        {"relative_attention_num_buckets", 6},
+        {"feed_forward_proj", gated ? "gated-gelu" : "relu"}};
+    if (gated) out.config["tie_word_embeddings"] = false;
+    const auto attention = [&](const std::string& at) {
+      for (const char* part : {"q", "k", "v"}) out.add(at + part + ".weight", {inner, width});
+      out.add(at + "o.weight", {width, inner});
+    };
+    const auto layers = [&](const std::string& stack, int count, bool decodes) {
+      for (int i = 0; i < count; ++i) {
+        const std::string block = stack + ".block." + std::to_string(i) + ".layer.";
+        const std::string mlp = block + (decodes ? "2" : "1");
+        attention(block + "0.SelfAttention.");
+        if (decodes) attention(block + "1.EncDecAttention.");
+        for (const char* wi :
+             gated ? std::vector<const char*>{"wi_0", "wi_1"} : std::vector<const char*>{"wi"})
+          out.add(mlp + ".DenseReluDense." + wi + ".weight", {ffn, width});
+        out.add(mlp + ".DenseReluDense.wo.weight", {width, ffn});
+        for (int norm = 0; norm < (decodes ? 3 : 2); ++norm)
+          out.add(block + std::to_string(norm) + ".layer_norm.weight", {width});
+      }
+      out.add(stack + ".block.0.layer.0.SelfAttention.relative_attention_bias.weight", {6, heads});
+      out.add(stack + ".final_layer_norm.weight", {width});
+    };
+    out.add("shared.weight", {vocab, width});
+    layers("encoder", 2, false);
+    layers("decoder", 1, true);
+    if (gated) out.add("lm_head.weight", {vocab, width});
+    return out;
+  }
+
  private:
   Tensors tensors_;
 };

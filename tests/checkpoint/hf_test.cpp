@@ -65,6 +65,15 @@ HfFolder tied_head_only() {
   return folder;
 }
 
+/// As old versions stored it: each use of the table, and a bias that nothing reads.
+HfFolder t5_with_copies() {
+  HfFolder folder = HfFolder::t5(false);
+  for (const char* copy : {"encoder.embed_tokens", "decoder.embed_tokens", "lm_head"})
+    folder.tensors()[std::string(copy) + ".weight"] = folder.tensors().at("shared.weight");
+  folder.add("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", {6, 3});
+  return folder;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Variants, HfRoundTrip,
     ::testing::Values(Variant{"Gpt2", [] { return HfFolder::gpt2("transformer.", true, false); }},
@@ -80,6 +89,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{"BertMaskedLm", [] { return HfFolder::bert(false, false); }},
                       Variant{"MegatronBert", [] { return HfFolder::bert(true, true); }},
                       Variant{"MegatronBertMaskedLm", [] { return HfFolder::bert(true, false); }},
+                      Variant{"T5", [] { return HfFolder::t5(false); }},
+                      Variant{"T5V11", [] { return HfFolder::t5(true); }},
+                      Variant{"MT5", [] { return HfFolder::t5(true, "mt5"); }},
+                      Variant{"MT5OfItsConfigAlone",
+                              [] {
+                                HfFolder folder = HfFolder::t5(true, "mt5");
+                                folder.tensors().erase("lm_head.weight");
+                                return folder;
+                              }},
+                      Variant{"T5AllCopies", t5_with_copies},
                       Variant{"LlamaInvFreq",
                               [] {
                                 HfFolder folder = HfFolder::llama(false, false, false);
@@ -163,6 +182,50 @@ TEST_F(Hf, BertsHeadsAreThoseOfTheArchitecture) {
   EXPECT_EQ(model.norm_eps, 1e-12);
   EXPECT_EQ(model.activation, MlpActivation::gelu);
   EXPECT_TRUE(*model.binary_head);
+}
+
+/// Whether the head is scaled is up to config.json, whether it is tied to the weights where it is not.
+TEST_F(Hf, T5sHeadIsScaledOrOwnOrNeither) {
+  const auto open = [&](const HfFolder& folder, const char* name) {
+    folder.write(dir_ / name);
+    return open_hf(dir_ / name).config().model;
+  };
+  const ModelConfig first = open(HfFolder::t5(false), "first");
+  EXPECT_EQ(first.family.name, "t5");
+  EXPECT_EQ(first.num_layers, 3);
+  EXPECT_EQ(first.encoder_layers, 2);
+  EXPECT_EQ(first.head_dim, 5);
+  EXPECT_EQ(first.relative_buckets, 6);
+  EXPECT_EQ(first.relative_max_distance, 128);  // Transformers' default
+  EXPECT_EQ(first.dropout, 0.1);
+  EXPECT_EQ(first.attention_dropout, 0.1);
+  EXPECT_TRUE(*first.tied_head && *first.scaled_head);
+  const ModelConfig own = open(HfFolder::t5(true), "own");
+  EXPECT_EQ(own.activation, MlpActivation::geglu);
+  EXPECT_FALSE(*own.tied_head || *own.scaled_head);
+  HfFolder saved = HfFolder::t5(true);  // as Transformers 5 saves it
+  saved.config["tie_word_embeddings"] = true;
+  saved.config["scale_decoder_outputs"] = false;
+  EXPECT_EQ(open(saved, "saved"), own);
+  saved.tensors().at("lm_head.weight") = saved.tensors().at("shared.weight");
+  const ModelConfig neither = open(saved, "neither");
+  EXPECT_TRUE(*neither.tied_head);
+  EXPECT_FALSE(*neither.scaled_head);
+  HfFolder other = HfFolder::t5(false);
+  other.add("lm_head.weight", {11, 12});
+  other.write(dir_ / "other");
+  expect_error<CheckpointError>([&] { open_hf(dir_ / "other"); }, "lm_head.weight", "tie_word_embeddings");
+  const std::pair<const char*, Json> refused[] = {{"feed_forward_proj", "gated-relu"},
+                                                  {"is_encoder_decoder", false},
+                                                  {"is_decoder", true},
+                                                  {"is_gated_act", true},
+                                                  {"relative_attention_scale", 2.0}};
+  for (const auto& [key, value] : refused) {
+    HfFolder bad = HfFolder::t5(false);
+    bad.config[key] = value;
+    bad.write(dir_ / key);
+    expect_error<CheckpointError>([&] { parse_hf_config(bad.config.dump(), "config.json"); }, key);
+  }
 }
 
 /// The architecture says which head there is, and the names of classes how many.

@@ -469,7 +469,7 @@ TEST_F(EncoderDecoderStack, RefusesBlocksThatLoseTheMemory) {
   };
   test::expect_error<InvalidArgument>(run, "'layers.0'", "memory");
   model.value = "memori";
-  test::expect_error<InvalidArgument>(run, "memori", "residual and memory");
+  test::expect_error<InvalidArgument>(run, "memori", "residual, memory");
 }
 
 TEST_F(EncoderDecoderStack, HasNoCache) {

@@ -8,7 +8,19 @@
 namespace tessera::test {
 namespace {
 
-enum class Kind { gpt2, llama4, llama6, llama12, llama2, alibi, bert, megatron_bert, bert_classes };
+enum class Kind {
+  gpt2,
+  llama4,
+  llama6,
+  llama12,
+  llama2,
+  alibi,
+  bert,
+  megatron_bert,
+  bert_classes,
+  t5,
+  t5_v1_1
+};
 
 struct LayoutCase {
   Kind kind = Kind::gpt2;
@@ -48,6 +60,10 @@ const char* name_of(Kind kind) {
       return "megatron_bert";
     case Kind::bert_classes:
       return "bert_classes";
+    case Kind::t5:
+      return "t5";
+    case Kind::t5_v1_1:
+      return "t5_v1_1";
   }
   return "";
 }
@@ -83,12 +99,28 @@ Config matrix_config(Kind kind) {
              .dropout = 0.1,
              .attention_dropout = 0.1,
              .init_std = 0.1};
+  c.training.seq_length = 12;
   if (kind == Kind::bert) c.model.family = {"bert"};
   if (kind == Kind::bert_classes) {
     c.model.family = {"bert"};
     c.model.num_labels = 3;
   }
   if (kind == Kind::megatron_bert) c.model.family = {"megatron-bert"};
+  if (kind == Kind::t5 || kind == Kind::t5_v1_1) {
+    // Two layers of an encoder, three of a decoder; heads together are not as wide as the model.
+    c.model.family = {"t5"};
+    c.model.head_dim = 5;
+    c.model.ffn_hidden_size = 48;
+    c.model.relative_buckets = 8;
+    c.model.relative_max_distance = 10;
+    c.model.init_std = 0.01;
+    c.training.seq_length = 18;
+    c.training.decoder_seq_length = 12;
+  }
+  if (kind == Kind::t5_v1_1) {
+    c.model.activation = MlpActivation::geglu;
+    c.model.tied_head = false;
+  }
   if (kind == Kind::llama4) c.model.num_kv_heads = 4;
   if (kind == Kind::llama6) c.model.num_kv_heads = 6;
   if (kind == Kind::llama2) c.model.num_kv_heads = 2;
@@ -100,7 +132,6 @@ Config matrix_config(Kind kind) {
   c.optimizer.eps = 1e-5;
   c.lr_schedule.style = LrStyle::constant;
   c.training.steps = 5;
-  c.training.seq_length = 12;
   c.training.global_batch_size = 12;
   c.training.micro_batch_size = 2;
   c.training.eval_interval = 0;
@@ -137,13 +168,29 @@ void add_segments(Batch& batch, std::int64_t types) {
                                                : 0);  // uneven: the bias has a gradient
 }
 
+/// What an encoder reads: padded on either side, as the decoder's tokens are in some samples.
+void add_encoder(Batch& batch, std::int64_t length, unsigned seed) {
+  batch.encoder_seq_length = length;
+  batch.encoder_tokens = random_batch(batch.batch, length, seed, 211).tokens;
+  for (std::int64_t i = 0; i < batch.batch; ++i) {
+    batch.encoder_key_begin.push_back(i % 3 == 1 ? 5 : 0);
+    batch.encoder_key_end.push_back(static_cast<std::int32_t>(i % 4 == 2 ? length - 7 : length));
+    batch.key_begin.push_back(0);
+    batch.key_end.push_back(static_cast<std::int32_t>(i % 5 == 3 ? batch.seq_length - 3 : batch.seq_length));
+    for (std::int64_t j = batch.key_end.back(); j < batch.seq_length; ++j)
+      batch.labels[static_cast<std::size_t>(i * batch.seq_length + j)] = kIgnoredLabel;
+  }
+}
+
 std::vector<Batch> batches_of(const Config& config) {
   std::vector<Batch> batches;
   for (unsigned step = 0; step < 5; ++step) {
     Batch batch =
-        random_batch(config.training.global_batch_size, config.training.seq_length, 100 + step, 211);
+        random_batch(config.training.global_batch_size, sample_lengths(config).tokens, 100 + step, 211);
     if (config.model.token_types) add_segments(batch, *config.model.token_types);
     if (config.model.num_labels) batch.labels.clear();
+    if (const std::int64_t encoded = sample_lengths(config).encoder; encoded > 0)
+      add_encoder(batch, encoded, 200 + step);
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -258,6 +305,22 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::bert_classes, .dp = 2, .recompute = kSelective, .micro_batch = 2});
   list.push_back({.kind = Kind::bert, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 2});
   list.push_back({.kind = Kind::megatron_bert, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  // An encoder and a decoder: cut in the encoder, between the two (2,3), in the decoder.
+  list.push_back({.kind = Kind::t5, .tp = 2, .sp = true});
+  list.push_back({.kind = Kind::t5, .pp = 2, .pipeline_layout = "2,3"});
+  list.push_back({.kind = Kind::t5, .pp = 2, .schedule = kGpipe, .pipeline_layout = "1,4"});
+  list.push_back({.kind = Kind::t5, .pp = 3, .recompute = kFull, .pipeline_layout = "1,2,2"});
+  list.push_back({.kind = Kind::t5, .pp = 4});
+  list.push_back({.kind = Kind::t5, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+  list.push_back({.kind = Kind::t5, .pp = 3, .schedule = kZbH1, .pipeline_layout = "2,1,2"});
+  list.push_back({.kind = Kind::t5, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  list.push_back({.kind = Kind::t5, .tp = 2, .sp = true, .pp = 2, .recompute = kSelective});
+  list.push_back({.kind = Kind::t5, .dp = 2, .zero = 1, .recompute = kFull});
+  list.push_back({.kind = Kind::t5, .tp = 2, .pp = 2, .recompute = kFull, .partition = true});
+  list.push_back({.kind = Kind::t5_v1_1, .tp = 3, .sp = true, .recompute = kFull, .recompute_layers = 2});
+  list.push_back({.kind = Kind::t5_v1_1, .tp = 2, .pp = 2, .dp = 2, .zero = 1});
+  list.push_back({.kind = Kind::t5_v1_1, .pp = 4, .schedule = kGpipe, .micro_batch = 2});
+  list.push_back({.kind = Kind::t5_v1_1, .dp = 3, .micro_batch = 2});
   return list;
 }
 

@@ -35,6 +35,7 @@ struct LayoutErrors {
 inline Batch data_part(const Batch& whole, int rank, int ranks, std::int64_t micro_batch) {
   Batch batch;
   batch.seq_length = whole.seq_length;
+  batch.encoder_seq_length = whole.encoder_seq_length;
   for (std::int64_t first = rank * micro_batch; first < whole.batch; first += ranks * micro_batch) {
     const Batch piece = slice(whole, first, micro_batch);
     batch.batch += piece.batch;
@@ -47,6 +48,9 @@ inline Batch data_part(const Batch& whole, int rank, int ranks, std::int64_t mic
     append(batch.document_ids, piece.document_ids);
     append(batch.token_types, piece.token_types);
     append(batch.sample_labels, piece.sample_labels);
+    append(batch.encoder_tokens, piece.encoder_tokens);
+    append(batch.encoder_key_begin, piece.encoder_key_begin);
+    append(batch.encoder_key_end, piece.encoder_key_end);
   }
   batch.sample0 = rank * micro_batch;
   batch.sample_block = micro_batch;

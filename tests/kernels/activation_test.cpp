@@ -143,59 +143,72 @@ struct SwigluReference {
   std::vector<double> y, dgate_up;
 };
 
-SwigluReference swiglu(const Buffer& gate_up, const Buffer& dy, std::int64_t rows, std::int64_t width) {
+SwigluReference swiglu(const Buffer& gate_up, const Buffer& dy, std::int64_t rows, std::int64_t width,
+                       Activation kind) {
   SwigluReference want;
   want.dgate_up.resize(static_cast<std::size_t>(gate_up.size()));
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t i = 0; i < width; ++i) {
       const std::int64_t gate = r * 2 * width + i, up = gate + width;
       const double d = dy[r * width + i];
-      want.y.push_back(value(Activation::silu, gate_up[gate]) * gate_up[up]);
-      want.dgate_up[static_cast<std::size_t>(gate)] =
-          d * gate_up[up] * slope(Activation::silu, gate_up[gate]);
-      want.dgate_up[static_cast<std::size_t>(up)] = d * value(Activation::silu, gate_up[gate]);
+      want.y.push_back(value(kind, gate_up[gate]) * gate_up[up]);
+      want.dgate_up[static_cast<std::size_t>(gate)] = d * gate_up[up] * slope(kind, gate_up[gate]);
+      want.dgate_up[static_cast<std::size_t>(up)] = d * value(kind, gate_up[gate]);
     }
   }
   return want;
 }
 
-TEST(Swiglu, EveryCopyThreadsAndInPlace) {
+class GatedKernels : public ::testing::TestWithParam<Activation> {};
+INSTANTIATE_TEST_SUITE_P(Gates, GatedKernels, ::testing::Values(Activation::silu, Activation::gelu_tanh));
+
+TEST_P(GatedKernels, EveryCopyThreadsAndInPlace) {
   for (auto [rows, width] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 5}, {7, 37}, {129, 131}}) {
     for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Buffer gate_up = Buffer::random(dtype, rows * 2 * width, 1, 6.0),
                    dy = Buffer::random(dtype, rows * width, 2);
-      const SwigluReference want = swiglu(gate_up, dy, rows, width);
+      const SwigluReference want = swiglu(gate_up, dy, rows, width, GetParam());
       const auto forward = TESSERA_COPIES(swiglu_forward_rows);
       const auto backward = TESSERA_COPIES(swiglu_backward_rows);
       for (std::size_t k = 0; k < forward.size(); ++k) {
         SCOPED_TRACE(::testing::Message()
                      << cpu::isa_name(forward[k].isa) << " " << rows << "x" << width << " " << dtype);
         Buffer y(dtype, rows * width), dgate_up(gate_up);
-        forward[k].function(
-            {.rows = rows, .width = width, .dtype = dtype, .gate_up = gate_up.data(), .y = y.data()}, 0,
-            rows);
+        forward[k].function({.rows = rows,
+                             .width = width,
+                             .dtype = dtype,
+                             .gate_up = gate_up.data(),
+                             .y = y.data(),
+                             .gate = GetParam()},
+                            0, rows);
         expect_close(y, want.y, 3e-7);
         backward[k].function({.rows = rows,
                               .width = width,
                               .dtype = dtype,
                               .gate_up = dgate_up.data(),
                               .dy = dy.data(),
-                              .dgate_up = dgate_up.data()},
+                              .dgate_up = dgate_up.data(),
+                              .gate = GetParam()},
                              0, rows);
         expect_close(dgate_up, want.dgate_up, 1e-6);
       }
       Buffer one(dtype, rows * width), two(dtype, rows * width), done(dtype, gate_up.size()),
           dtwo(dtype, gate_up.size());
       for (auto [y, dx, threads] : {std::tuple{&one, &done, 1}, {&two, &dtwo, 2}}) {
-        cpu::swiglu_forward(
-            {.rows = rows, .width = width, .dtype = dtype, .gate_up = gate_up.data(), .y = y->data()},
-            {.threads = threads});
+        cpu::swiglu_forward({.rows = rows,
+                             .width = width,
+                             .dtype = dtype,
+                             .gate_up = gate_up.data(),
+                             .y = y->data(),
+                             .gate = GetParam()},
+                            {.threads = threads});
         cpu::swiglu_backward({.rows = rows,
                               .width = width,
                               .dtype = dtype,
                               .gate_up = gate_up.data(),
                               .dy = dy.data(),
-                              .dgate_up = dx->data()},
+                              .dgate_up = dx->data(),
+                              .gate = GetParam()},
                              {.threads = threads});
       }
       expect_same(one, two);

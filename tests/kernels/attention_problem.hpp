@@ -26,6 +26,7 @@ struct Case {
   std::vector<std::int32_t> key_begin = {}, key_end = {};
   float dropout = 0.0f;
   float range = 1.0f;  ///< q and k are uniform in [-range, range]
+  bool bias = false;   ///< by distance
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -45,7 +46,7 @@ struct Problem {
   Case config;
   AttentionShape shape;
   std::vector<T> q, k, v, d_o;
-  std::vector<float> slopes;
+  std::vector<float> slopes, bias;
   std::vector<std::int32_t> documents;
 
   explicit Problem(const Case& c) : config(c) {
@@ -69,6 +70,10 @@ struct Problem {
     if (c.alibi) {
       for (std::int64_t h = 0; h < c.heads; ++h) slopes.push_back(0.5f / static_cast<float>(h + 1));
       shape.alibi_slopes = slopes.data();
+    }
+    if (c.bias) {
+      bias = uniform<float>(static_cast<std::size_t>((c.seq_q + c.seq_k - 1) * c.heads), 2.0f, 5);
+      shape.bias = bias.data();
     }
     if (c.documents) add_documents();
     shape.dropout = c.dropout;
@@ -121,18 +126,16 @@ inline std::size_t at(const HeadStrides& stride, std::int64_t i, std::int64_t b,
 }
 
 struct Results {
-  std::vector<double> o, lse, dq, dk, dv;
+  std::vector<double> o, lse, dq, dk, dv, dbias;
 };
 
 /// The definition, one row at a time, in double precision.
 template <typename T>
 Results reference(const Problem<T>& p) {
   const AttentionShape& s = p.shape;
-  Results r{std::vector<double>(p.q.size()),
-            {},
-            std::vector<double>(p.q.size()),
-            std::vector<double>(p.k.size()),
-            std::vector<double>(p.k.size())};
+  Results r{std::vector<double>(p.q.size()), {},
+            std::vector<double>(p.q.size()), std::vector<double>(p.k.size()),
+            std::vector<double>(p.k.size()), std::vector<double>(p.bias.size())};
   const auto n = static_cast<std::size_t>(s.seq_k);
   std::vector<double> weight(n), gradient(n);
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -150,6 +153,7 @@ Results reference(const Problem<T>& p) {
                        static_cast<float>(p.k[at(s.k_stride, j, b, kv) + c]);
             }
             score *= s.scale;
+            if (s.bias) score += s.bias[(i - j + s.seq_k - 1) * s.heads + h];
             if (s.alibi_slopes) score += s.alibi_slopes[h] * static_cast<double>(j - i - s.query_offset);
           }
           weight[static_cast<std::size_t>(j)] = score;
@@ -177,6 +181,9 @@ Results reference(const Problem<T>& p) {
         }
         for (std::int64_t j = 0; j < s.seq_k; ++j) {
           const auto jj = static_cast<std::size_t>(j);
+          if (s.bias)
+            r.dbias[static_cast<std::size_t>((i - j + s.seq_k - 1) * s.heads + h)] +=
+                weight[jj] * (gradient[jj] - mean);
           const double ds = weight[jj] * (gradient[jj] - mean) * s.scale;
           const std::size_t kj = at(s.k_stride, j, b, kv);
           for (std::int64_t c = 0; c < s.head_dim; ++c) {
@@ -194,13 +201,13 @@ Results reference(const Problem<T>& p) {
 template <typename T>
 struct Outputs {
   std::vector<T> o, dq, dk, dv;
-  std::vector<float> lse;
+  std::vector<float> lse, dbias = {};
   bool operator==(const Outputs& other) const {
     const auto same = [](const auto& a, const auto& b) {
       return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
     };
     return same(o, other.o) && same(dq, other.dq) && same(dk, other.dk) && same(dv, other.dv) &&
-           same(lse, other.lse);
+           same(lse, other.lse) && same(dbias, other.dbias);
   }
 };
 
@@ -210,18 +217,22 @@ template <typename T>
 Outputs<T> run_on_cpu(const Problem<T>& p, int threads) {
   const AttentionShape& s = p.shape;
   const T fill(kUntouched);
-  Outputs<T> out{std::vector<T>(p.q.size(), fill), std::vector<T>(p.q.size(), fill),
-                 std::vector<T>(p.k.size(), fill), std::vector<T>(p.k.size(), fill),
-                 std::vector<float>(static_cast<std::size_t>(s.batch * s.heads * s.seq_q))};
+  Outputs<T> out{std::vector<T>(p.q.size(), fill),
+                 std::vector<T>(p.q.size(), fill),
+                 std::vector<T>(p.k.size(), fill),
+                 std::vector<T>(p.k.size(), fill),
+                 std::vector<float>(static_cast<std::size_t>(s.batch * s.heads * s.seq_q)),
+                 std::vector<float>(p.bias.size(), kUntouched)};
   const Launch launch{nullptr, threads};
   // An odd start and exactly the bytes asked for; garbage inside must not show.
   std::vector<unsigned char> forward_space(cpu::attention_forward_workspace(s, threads), 0xff);
   cpu::attention_forward(
       {s, p.q.data(), p.k.data(), p.v.data(), out.o.data(), out.lse.data(), forward_space.data()}, launch);
   std::vector<unsigned char> backward_space(cpu::attention_backward_workspace(s, threads), 0xff);
-  cpu::attention_backward({s, p.q.data(), p.k.data(), p.v.data(), out.o.data(), out.lse.data(), p.d_o.data(),
-                           out.dq.data(), out.dk.data(), out.dv.data(), backward_space.data()},
-                          launch);
+  cpu::attention_backward(
+      {s, p.q.data(), p.k.data(), p.v.data(), out.o.data(), out.lse.data(), p.d_o.data(), out.dq.data(),
+       out.dk.data(), out.dv.data(), backward_space.data(), out.dbias.data()},
+      launch);
   return out;
 }
 
@@ -242,6 +253,20 @@ void expect_close(const char* name, const std::vector<T>& actual, const std::vec
     norm += expected[i] * expected[i];
   }
   EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm) + 5e-7) << name;
+}
+
+/// The same for the gradient of a bias, whose rows lie together.
+inline void expect_bias_close(const std::vector<float>& actual, const std::vector<double>& expected,
+                              double tolerance) {
+  double error = 0.0, norm = 0.0;
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    const double value = static_cast<double>(actual[i]);
+    ASSERT_TRUE(std::isfinite(value)) << "dbias at " << i;
+    error += (value - expected[i]) * (value - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm) + 5e-7) << "dbias";
 }
 
 }  // namespace tessera::kernels::attention_test

@@ -15,6 +15,7 @@ void check(const Case& c, double tolerance) {
   expect_close("dq", one.dq, expected.dq, q_row, tolerance);
   expect_close("dk", one.dk, expected.dk, k_row, tolerance);
   expect_close("dv", one.dv, expected.dv, k_row, tolerance);
+  expect_bias_close(one.dbias, expected.dbias, tolerance);
   for (std::size_t i = 0; i < one.lse.size(); ++i) {
     if (std::isinf(expected.lse[i])) {
       ASSERT_EQ(one.lse[i], -std::numeric_limits<float>::infinity()) << "row " << i;
@@ -216,6 +217,31 @@ const Case kCases[] = {
      .key_begin = {2, 9},
      .key_end = {190, 160},
      .dropout = 0.2f},
+    {.name = "bias_one", .bias = true},
+    {.name = "bias", .batch = 2, .seq_q = 67, .seq_k = 67, .heads = 3, .kv_heads = 3, .d = 5, .bias = true},
+    {.name = "bias_full",
+     .batch = 2,
+     .seq_q = 150,
+     .seq_k = 201,
+     .heads = 6,
+     .kv_heads = 2,
+     .d = 17,
+     .causal = false,
+     .key_begin = {2, 9},
+     .key_end = {190, 160},
+     .dropout = 0.2f,
+     .bias = true},
+    {.name = "bias_parts", .batch = 1, .seq_q = 1100, .seq_k = 1100, .heads = 1, .d = 16, .bias = true},
+    {.name = "bias_few_queries",
+     .batch = 2,
+     .seq_q = 3,
+     .seq_k = 140,
+     .heads = 2,
+     .kv_heads = 2,
+     .d = 8,
+     .causal = false,
+     .key_end = {140, 0},
+     .bias = true},
     {.name = "large_scores",
      .batch = 1,
      .seq_q = 129,

@@ -61,7 +61,8 @@ enum class Before { nothing, gelu, swiglu };
 
 Var row_of(Rank& r, const Var& x, Before before, Parameter& weight, Parameter* bias) {
   if (before == Before::nothing) return row_linear(r.ctx, r.tp, x, weight, bias);
-  if (before == Before::swiglu) return activated_row_linear(r.ctx, r.tp, x, std::nullopt, weight, bias);
+  if (before == Before::swiglu)
+    return activated_row_linear(r.ctx, r.tp, x, ActivationKind::swiglu, weight, bias);
   return activated_row_linear(r.ctx, r.tp, x, ActivationKind::gelu_tanh, weight, bias);
 }
 
@@ -178,7 +179,7 @@ struct Block {
     const Var mid =
         add(ctx, x, activated_row_linear(ctx, tp, a.pre, gelu, *out, out_bias.get(), std::move(a.y)));
     const Var b = column_linear(ctx, tp, activation(ctx, mid, ActivationKind::silu), *up, nullptr);
-    return add(ctx, mid, activated_row_linear(ctx, tp, b, std::nullopt, *down, down_bias.get()));
+    return add(ctx, mid, activated_row_linear(ctx, tp, b, ActivationKind::swiglu, *down, down_bias.get()));
   }
   std::vector<Parameter*> parameters() const {
     return {qkv.get(), qkv_bias.get(), out.get(), out_bias.get(), up.get(), down.get(), down_bias.get()};

@@ -38,6 +38,12 @@ BERT = {
     "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
+T5 = {
+    "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "vocab_size": 211, "d_model": 60, "num_heads": 3, "d_kv": 7,
+    "d_ff": 131, "num_layers": 2, "num_decoder_layers": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "feed_forward_proj": "relu", "layer_norm_epsilon": 1e-6, "dropout_rate": 0.0, "tie_word_embeddings": True,
+    "is_encoder_decoder": True, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -57,6 +63,11 @@ MODELS = {
     "bert_classes": BERT | {"architectures": ["BertForSequenceClassification"], "id2label": {str(i): f"class {i}" for i in range(5)}},
     "megatron_bert_classes": BERT | {"architectures": ["MegatronBertForSequenceClassification"], "model_type": "megatron-bert",
                                      "id2label": {str(i): f"class {i}" for i in range(3)}},
+    "t5": T5,
+    "t5_v1_1": T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": T5 | {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5", "feed_forward_proj": "gated-gelu",
+                 "tie_word_embeddings": False, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+                 "num_layers": 3, "num_decoder_layers": None},
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
@@ -94,6 +105,44 @@ def neox_to_tessera(config: dict, tensors: dict) -> dict:
             tensor = tensor.reshape(heads, 3, -1, *tensor.shape[1:]).swapaxes(0, 1).reshape(tensor.shape)
         result[plain[begin] + name.removeprefix(begin)] = tensor
     return result
+
+
+def is_t5(config: dict) -> bool:
+    return config["model_type"] in ("t5", "mt5")
+
+
+def t5_modules(config: dict) -> dict:
+    """T5's weights: Transformers' name to Tessera's (the parts of a stacked one by their own names) and the shape."""
+    c, f, inner = config["d_model"], config["d_ff"], config["num_heads"] * config["d_kv"]
+    first = ("wi_0", "wi_1") if config["feed_forward_proj"].startswith("gated") else ("wi",)
+    modules = {"shared": ("embedding.word_embeddings", (config["vocab_size"], c))}
+    for stack in ("encoder", "decoder"):
+        modules[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"] = (
+            f"{stack}.relative_attention_bias", (config["relative_attention_num_buckets"], config["num_heads"]))
+        count = config["num_decoder_layers"] if stack == "decoder" and config["num_decoder_layers"] else config["num_layers"]
+        for i in range(count):
+            ours, theirs, mlp = f"{stack}.layers.{i}.", f"{stack}.block.{i}.layer.", 2 if stack == "decoder" else 1
+            parts = {"0.SelfAttention": ("self_attention", {x: f"linear_qkv.{x}" for x in "qkv"}, "input_layernorm")}
+            if stack == "decoder":
+                cross = {"q": "linear_q", "k": "linear_kv.k", "v": "linear_kv.v"}
+                parts["1.EncDecAttention"] = ("cross_attention", cross, "pre_cross_attn_layernorm")
+            for part, (module, products, norm) in parts.items():
+                modules |= {f"{theirs}{part}.{x}": (f"{ours}{module}.{name}", (inner, c)) for x, name in products.items()}
+                modules[f"{theirs}{part}.o"] = (f"{ours}{module}.linear_proj", (c, inner))
+                modules[f"{theirs}{part[0]}.layer_norm"] = (f"{ours}{norm}", (c,))
+            modules |= {f"{theirs}{mlp}.DenseReluDense.{x}": (f"{ours}mlp.linear_fc1.{x}", (f, c)) for x in first}
+            modules[f"{theirs}{mlp}.DenseReluDense.wo"] = (f"{ours}mlp.linear_fc2", (c, f))
+            modules[f"{theirs}{mlp}.layer_norm"] = (f"{ours}pre_mlp_layernorm", (c,))
+        modules[f"{stack}.final_layer_norm"] = (f"{stack}.final_layernorm", (c,))
+    return modules if config["tie_word_embeddings"] else modules | {"lm_head": ("output_layer", (config["vocab_size"], c))}
+
+
+def t5_to_tessera(config: dict, tensors: dict) -> dict:
+    stacked = {}
+    for theirs, (ours, _) in t5_modules(config).items():
+        name = ours.rsplit(".", 1)[0] if ours.endswith((".q", ".k", ".v", ".wi", ".wi_0", ".wi_1")) else ours
+        stacked.setdefault(f"{name}.weight", []).append(tensors[f"{theirs}.weight"])
+    return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in stacked.items()}
 
 
 def is_bert(config: dict) -> bool:
@@ -158,6 +207,8 @@ def weight_shapes(config: dict) -> dict:
     """Names and shapes of a model's tensors as Transformers saves them."""
     if is_bert(config):
         return bert_shapes(config)
+    if is_t5(config):
+        return {f"{theirs}.weight": shape for theirs, (_, shape) in t5_modules(config).items()}
     if config["model_type"] == "gpt_neox":
         return neox_shapes(config)
     shapes = {}
@@ -218,6 +269,8 @@ def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: 
     labels = random.randint(0, vocab, (batch, length)).astype(np.int32)
     labels[0, 5:8] = -100
     result = {"tokens": tokens, "labels": labels}
+    if is_t5(config):
+        return t5_batch(kind, result, random, vocab)
     if kind == "padded":
         begin, end = np.array([0, 9, 0], np.int32), np.array([length, length, 20], np.int32)
         positions = np.arange(length)[None, :] - begin[:, None]
@@ -246,6 +299,21 @@ def make_batch(kind: str, index: int, vocab: int = 211, batch: int = 3, length: 
     return result
 
 
+def t5_batch(kind: str, result: dict, random: np.random.RandomState, vocab: int) -> dict:
+    """An encoder's sequence longer than the decoder's; padded: both are, on either side. `packed`: the shortest there are (of one
+    token the gradient of a bias is zero)."""
+    labels = result["labels"][:, :2] if kind == "packed" else result["labels"]
+    batch, length = labels.shape[0], 2 if kind == "packed" else 53
+    result = {"encoder_tokens": random.randint(0, vocab, (batch, length)).astype(np.int32)}
+    if kind == "padded":
+        result |= {"encoder_key_begin": np.array([0, 9, 0], np.int32), "encoder_key_end": np.array([53, 53, 31], np.int32)}
+        labels[1, 30:] = labels[2, :4] = -100
+        result |= {"key_begin": np.array([0, 0, 4], np.int32), "key_end": np.array([37, 30, 37], np.int32)}
+    # Shifted to the right; the start token is 0.
+    tokens = np.concatenate([np.zeros((batch, 1), np.int32), np.maximum(labels[:, :-1], 0)], axis=1)
+    return result | {"tokens": tokens, "labels": labels}
+
+
 def architecture_of(folder: Path) -> str:
     return json.loads((folder / "config.json").read_text())["architectures"][0]
 
@@ -272,6 +340,8 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
     """Tensors by Transformers' names to Tessera's: Conv1D turned, q, k, v and gate, up stacked."""
     if is_bert(config):
         return bert_to_tessera(config, tensors)
+    if is_t5(config):
+        return t5_to_tessera(config, tensors)
     if config["model_type"] == "gpt_neox":
         return neox_to_tessera(config, tensors)
     result = {}

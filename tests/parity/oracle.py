@@ -21,6 +21,8 @@ def load(folder: Path):
 
 def forward(model, batch: dict):
     """Mean loss over the labels that count, of pairs too where the model has a head for them, and logits of tokens."""
+    if "encoder_tokens" in batch:
+        return forward_both(model, batch)
     both_sides = models.is_bert(model.config.to_dict())
     tokens = torch.from_numpy(batch["tokens"]).long()
     length = tokens.shape[1]
@@ -44,6 +46,18 @@ def forward(model, batch: dict):
         pairs = torch.from_numpy(batch["sample_labels"]).long()
         loss = loss + torch.nn.functional.cross_entropy(output.seq_relationship_logits.float(), pairs, ignore_index=-100)
     return loss, logits
+
+
+def forward_both(model, batch: dict):
+    """The same of an encoder with a decoder. Their own loss has the shift to the right, which must be the batch's."""
+    whole = {name: torch.from_numpy(value).long() for name, value in batch.items()}
+    masks = {}
+    if "key_begin" in batch:
+        real = models.real_tokens({name.removeprefix("encoder_"): value for name, value in batch.items() if name.startswith("encoder_")})
+        masks = {"attention_mask": torch.from_numpy(real).long(),
+                 "decoder_attention_mask": torch.from_numpy(models.real_tokens(batch)).long()}
+    output = model(input_ids=whole["encoder_tokens"], labels=whole["labels"], use_cache=False, **masks)
+    return output.loss, output.logits
 
 
 def arrays(tensors) -> dict:

@@ -1,8 +1,8 @@
 // What the parity tests run: a model folder and batches in, loss, logits, every gradient and trained weights
 // out, all as safetensors. Usage: parity_driver MODEL_DIR BATCHES.safetensors OUT.safetensors
 // [section.key=value ...] Batch i is tokens_i, labels_i [b, s] int32 and, where present, position_ids_i,
-// document_ids_i, token_types_i [b, s], key_begin_i, key_end_i, sample_labels_i [b]. Batch 0 gives `loss`,
-// `logits` and `grad.NAME`; then training.steps updates over the batches in turn give `losses`, `grad_norms`
+// document_ids_i, token_types_i [b, s], key_begin_i, key_end_i, sample_labels_i [b], encoder_tokens_i [b, e],
+// encoder_key_begin_i, encoder_key_end_i [b]. Batch 0 gives `loss`, `logits` and `grad.NAME`; then training.steps updates over the batches in turn give `losses`, `grad_norms`
 // and `weight.NAME`.
 
 #include <iostream>
@@ -38,6 +38,11 @@ std::vector<Batch> read_batches(const std::string& path) {
     batch.sample_labels = read_ints(file, "sample_labels" + n);
     batch.key_begin = read_ints(file, "key_begin" + n);
     batch.key_end = read_ints(file, "key_end" + n);
+    if (const SafetensorsEntry* encoded = file.find("encoder_tokens" + n))
+      batch.encoder_seq_length = encoded->shape[1];
+    batch.encoder_tokens = read_ints(file, "encoder_tokens" + n);
+    batch.encoder_key_begin = read_ints(file, "encoder_key_begin" + n);
+    batch.encoder_key_end = read_ints(file, "encoder_key_end" + n);
     batches.push_back(std::move(batch));
   }
   return batches;

@@ -39,13 +39,15 @@ ResidualNorm add_norm(const ExecCtx& ctx, const Var& residual, const Var& branch
                       bool forget = false);
 
 Var activation(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind);
-Var swiglu(const ExecCtx& ctx, const Var& gate_up);
+inline Var swiglu(const ExecCtx& ctx, const Var& gate_up) {
+  return activation(ctx, gate_up, ops::ActivationKind::swiglu);
+}
 
-/// linear(activation(x)), and linear(swiglu(x)) if kind is none. The activated values are computed again for
+/// linear(activation(x)). The activated values are computed again for
 /// the weight gradient instead of kept: they are as large as x, and one pass over them is little beside the
 /// product. `activated`: these values, where they are there already (linear_with_activation).
-Var activated_linear(const ExecCtx& ctx, const Var& x, std::optional<ops::ActivationKind> kind,
-                     Parameter& weight, Parameter* bias, const Tensor& activated = {});
+Var activated_linear(const ExecCtx& ctx, const Var& x, ops::ActivationKind kind, Parameter& weight,
+                     Parameter* bias, const Tensor& activated = {});
 
 /// How a packed qkv [seq, batch, (heads + 2 kv_heads) * head_dim] (all q heads, all k heads, all v heads) is
 /// read.
@@ -56,10 +58,16 @@ struct SelfAttentionOptions {
   Tensor positions;                      ///< [seq * batch] int32, with rope
 };
 /// Attention of a sequence over itself: [seq, batch, heads * head_dim]. qkv is rotated in place if this call
-/// is its last owner (std::move it in).
-Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options);
+/// is its last owner (std::move it in). `bias`: AttentionOptions::bias, which the options leave out; may be
+/// empty.
+Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& options, const Var& bias = {});
+/// Attention of a sequence, q [seq_q, batch, heads * head_dim], over another, kv [seq_k, batch, 2 kv_heads *
+/// head_dim] (all k heads, all v heads): like q. Without rope.
+Var cross_attention(const ExecCtx& ctx, const Var& q, const Var& kv, const SelfAttentionOptions& options);
 
 Var add(const ExecCtx& ctx, const Var& a, const Var& b);
+/// factor * x
+Var scale(const ExecCtx& ctx, const Var& x, float factor);
 /// x in another dtype; x itself where it has that. Of what has a recipe the result has one too.
 Var cast(const ExecCtx& ctx, const Var& x, DType dtype);
 Var dropout(const ExecCtx& ctx, const Var& x, const DropoutSpec& spec);

@@ -14,10 +14,16 @@ struct Init {
   enum class Kind { zeros, ones, normal };
   Kind kind = Kind::zeros;
   float std = 0.0f;
+  /// The first so many rows of the whole weight have a standard deviation of their own.
+  std::int64_t first_rows = 0;
+  float first_std = 0.0f;
 
-  static Init zeros() { return {Kind::zeros, 0.0f}; }
-  static Init ones() { return {Kind::ones, 0.0f}; }
+  static Init zeros() { return {Kind::zeros}; }
+  static Init ones() { return {Kind::ones}; }
   static Init normal(float std) { return {Kind::normal, std}; }
+  static Init normal(float std, std::int64_t first_rows, float first_std) {
+    return {Kind::normal, std, first_rows, first_std};
+  }
 };
 
 /// What else a ParamStore must know of a parameter.

@@ -17,10 +17,12 @@ using RecomputedPart = std::function<std::vector<Var>(const std::vector<Var>&)>;
 /// results may be empty.
 /// `parameters`: every trained parameter fn uses (others may be among them). `partition`: keep 1 / size() of
 /// each input on each of these ranks, which all hold the same, and gather them in backward (null = keep
-/// whole); inputs with a recipe keep that. Errors: InvalidArgument if fn uses a Var on a tape that is not an
-/// input; in backward if fn trains a parameter not named, or gives another number of results.
+/// whole); inputs with a recipe keep that, and those whose index `differs` says that each rank has another
+/// one are kept whole. Errors: InvalidArgument if fn uses a Var on a tape that is not an input; in backward
+/// if fn trains a parameter not named, or gives another number of results.
 std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
                            std::vector<Parameter*> parameters, RecomputedPart fn,
-                           Communicator* partition = nullptr);
+                           Communicator* partition = nullptr,
+                           const std::function<bool(std::size_t)>& differs = {});
 
 }  // namespace tessera

@@ -19,9 +19,14 @@ struct Family {
 inline constexpr Family Family::gpt2{"gpt2"};
 inline constexpr Family Family::llama{"llama"};
 
-enum class PositionKind { learned, rotary, alibi, none };
+/// relative: a learned bias on scores by the distance of query and key (T5).
+enum class PositionKind { learned, rotary, alibi, none, relative };
 enum class NormStyle { layernorm, rmsnorm };
-enum class MlpActivation { gelu_tanh, gelu, relu, swiglu };
+enum class MlpActivation { gelu_tanh, gelu, relu, swiglu, geglu };
+/// Whether the MLP's first product makes a gate too.
+constexpr bool is_gated(MlpActivation activation) {
+  return activation == MlpActivation::swiglu || activation == MlpActivation::geglu;
+}
 enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full, automatic };
 enum class RecomputeMethod { uniform, block };

@@ -93,6 +93,7 @@ struct HfTensor {
   Rows rows = Rows::all;
   Order order = Order::plain;
   bool gate = false;     ///< only where the MLP has a gate
+  bool plain = false;    ///< only where it has none
   bool outside = false;  ///< beside the language model: its name does not begin with the prefix
 };
 struct HfParameter {
@@ -116,6 +117,11 @@ struct HfNames {
   std::vector<const char*> buffers = {};
   /// Beside the layers: what follows the tables of tokens and positions, and what follows the final norm.
   std::vector<HfParameter> front = {}, end = {};
+  /// Of an encoder with a decoder: its layers ("encoder.block."), whose parameters `layer` says for the
+  /// decoder, and what follows them.
+  const char* encoder_layers = nullptr;
+  std::vector<HfParameter> encoder_layer = {}, encoder_end = {};
+  std::vector<const char*> embedding_copies = {};  ///< further names that files may store the embedding by
 };
 
 /// Why a model would not be one of a type.
@@ -156,6 +162,9 @@ struct ModelSpec {
   std::vector<HfAttribute> attributes = {};
   const char* megatron_tokenizer = "GPT2BPETokenizer";  ///< Megatron's --tokenizer-type
   const char* body = "decoder";  ///< of a family: what builds its models (nn/bodies.hpp)
+  bool encoder_decoder = false;  ///< of a family: an encoder reads a sequence of its own
+  /// Of one with a tied head or its own, what the weights say: a head that is not the embedding is its own.
+  bool head_by_weights = false;
   /// What a sample of its training data is made of.
   enum class Samples {
     tokens,            ///< the next tokens of joined documents

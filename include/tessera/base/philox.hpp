@@ -59,6 +59,8 @@ struct DropoutSpec {
   std::int64_t sample0 = 0;     ///< global number of local sample 0
   std::int64_t position0 = 0;   ///< global number of local position 0
   std::int64_t seq_length = 1;  ///< positions per sample
+  /// The matrix has features feature0 (a multiple of 4) and following of so many; 0 = all there are.
+  std::int64_t feature0 = 0, features = 0;
 
   TESSERA_INLINE bool active() const { return probability > 0.0f; }
   TESSERA_INLINE std::uint32_t threshold() const {
@@ -69,6 +71,11 @@ struct DropoutSpec {
   /// Global row of local row r.
   TESSERA_INLINE std::uint64_t row(std::int64_t r) const {
     return static_cast<std::uint64_t>((sample0 + r % batch) * seq_length + position0 + r / batch);
+  }
+  /// Block of the first feature of local row r, of a matrix of `columns`.
+  TESSERA_INLINE std::uint64_t first_block(std::int64_t r, std::int64_t columns) const {
+    const std::int64_t whole = features > 0 ? features : columns;
+    return row(r) * static_cast<std::uint64_t>((whole + 3) / 4) + static_cast<std::uint64_t>(feature0 / 4);
   }
 };
 

@@ -57,7 +57,7 @@ std::int64_t count_sample_targets(const Batch& batch);
 /// InvalidArgument out of range, or when the piece covers parts of several runs of samples.
 Batch slice(const Batch& batch, std::int64_t first, std::int64_t count);
 
-/// One more than the largest position of the batch; 0 without samples.
+/// One more than the largest position of the batch, in either sequence; 0 without samples.
 std::int64_t position_count(const Batch& batch);
 
 /// Errors: InvalidArgument for array sizes that do not fit together, DataError for a token, label, position

@@ -23,14 +23,16 @@ class Linear : public Module {
     /// column: the runs of rows this rank holds; empty = its part of all rows.
     std::vector<Segment> rows = {};
     bool sequence_parallel = false;  ///< none: sees a part of the positions, so its gradient is a part too
+    std::int64_t first_rows = 0;     ///< so many rows of the whole W are normal(0, first_std)
+    double first_std = 0;
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
   /// forward(x), and the activation of it for the next layer's forward_activated.
   LinearActivation forward_with_activation(const Forward& forward, const Var& x, ops::ActivationKind kind);
-  /// forward(activation(x)), or forward(swiglu(x)) if kind is none, without keeping the activated values.
-  /// `activated`: these, where they are there already.
-  Var forward_activated(const Forward& forward, const Var& x, std::optional<ops::ActivationKind> kind,
+  /// forward(activation(x)), without keeping the activated values. `activated`: these, where they are there
+  /// already.
+  Var forward_activated(const Forward& forward, const Var& x, ops::ActivationKind kind,
                         Tensor activated = {});
 
  private:
@@ -106,20 +108,20 @@ class SelfAttention : public Module {
   Linear& proj_;
 };
 
-/// Two linear layers around GELU, ReLU or SwiGLU.
+/// Two linear layers around an activation, gated or not.
 class Mlp : public Module {
  public:
   Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
   Var forward(const Forward& forward, const Var& x);
 
  private:
-  MlpActivation activation_;
+  ops::ActivationKind activation_;
   Linear& fc1_;
   Linear& fc2_;
 };
 
-/// The op of an activation; nothing stands for SwiGLU.
-std::optional<ops::ActivationKind> activation_kind(MlpActivation activation);
+/// The op of an activation.
+ops::ActivationKind activation_kind(MlpActivation activation);
 
 /// Slopes of Press et al., "Train short, test long": a geometric sequence, interpolated when heads is not a
 /// power of 2.

@@ -21,6 +21,9 @@ struct Flow {
   Var branch;           ///< what the next norm adds to it; undefined = nothing
   DropoutSpec dropout;  ///< on branch
   Var memory = {};      ///< an encoder's result, for blocks of a decoder to read; undefined = none
+  Var bias =
+      {};  ///< on scores, by distance (ops::AttentionOptions::bias), for the blocks of one stack of layers
+  Var decoder_input = {};  ///< what a decoder begins with, until it does
 };
 /// residual + dropout(branch): the flow as one tensor, as it leaves a piece or enters a recomputed segment.
 Var fold(const ExecCtx& ctx, const Flow& flow);
@@ -80,7 +83,8 @@ class Stack : public Model {
 
   /// What flows into layer `layer` of the model where a boundary lies before it (behind the last one: into
   /// the head), the branch added; where a front stands before that layer, into this front. Names are those of
-  /// Flow: "residual", "memory". The default is one residual stream of the micro-batch's length.
+  /// Flow: "residual", "memory", "bias", "decoder_input". The default is one residual stream of the
+  /// micro-batch's length.
   virtual std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const;
   /// A value [seq, batch, hidden_size] in the residual stream's dtype, or this rank's positions of it.
   Port stream(const std::string& name, const MicroBatchSize& size) const;

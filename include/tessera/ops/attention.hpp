@@ -11,7 +11,11 @@ struct AttentionOptions {
   bool causal = true;
   std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache)
   Tensor alibi_slopes;            ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
-  Tensor key_begin, key_end;      ///< [batch] int32 or undefined: each sample's range of real tokens
+  /// A bias by distance, [seq_q + seq_k - 1, heads] fp32 or undefined: query i and key j get row i - j +
+  /// seq_k -
+  /// 1. Without query_offset and ALiBi.
+  Tensor bias;
+  Tensor key_begin, key_end;  ///< [batch] int32 or undefined: each sample's range of real tokens
   Tensor document;       ///< [batch, seq_k] int32 or undefined: non-decreasing document numbers (packing)
   float dropout = 0.0f;  ///< on the probabilities
   RngKey dropout_key;
@@ -36,6 +40,7 @@ AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, 
 /// Writes dq, dk, dv (views shaped like q, k, v; overwritten).
 struct AttentionGrads {
   Tensor dq, dk, dv;
+  Tensor dbias = {};  ///< where there is a bias; like it
 };
 void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,

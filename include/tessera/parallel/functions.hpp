@@ -69,10 +69,9 @@ LinearActivation column_linear_with_activation(const ExecCtx& ctx, const TensorP
 /// on every rank.
 Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                Parameter* bias);
-/// row_linear(activation(x)), and of swiglu(x) if kind is none; see activated_linear.
-Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x,
-                         std::optional<ops::ActivationKind> kind, Parameter& weight, Parameter* bias,
-                         Tensor activated = {});
+/// row_linear(activation(x)); see activated_linear.
+Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, ops::ActivationKind kind,
+                         Parameter& weight, Parameter* bias, Tensor activated = {});
 
 struct EmbeddingSpec {
   DType out = DType::f32;  ///< of the result

@@ -93,9 +93,10 @@ struct PieceLayers {
   std::int64_t first = 0, count = 0;
   bool embedding = false, head = false;
 };
-/// What the parts of a model cost, forward and backward together, in any one unit. Layers are alike.
+/// What the parts of a model cost, forward and backward together, in any one unit.
 struct PartCosts {
   double layer = 1, embedding = 0, head = 0;
+  std::vector<double> layers = {};  ///< of each, where they are not alike; empty = `layer`
 };
 /// Cuts a model of so many layers into `pieces`. layout null: the largest cost of a piece is the least
 /// possible, then the costs are as even as possible, then earlier pieces get more; every piece gets a layer.
@@ -105,6 +106,7 @@ std::vector<PieceLayers> cut_layers(std::int64_t layers, int pieces, const std::
                                     const PartCosts& costs);
 /// The same for the pieces of a schedule. As the slowest stage sets the pace, it evens out the stages first,
 /// each with all its chunks (zb-v: embedding and head are on one stage), then the pieces within a stage.
+/// Layers that are not alike are cut by pieces alone.
 std::vector<PieceLayers> cut_layers(std::int64_t layers, const Schedule& schedule,
                                     const std::optional<std::string>& layout, const PartCosts& costs);
 

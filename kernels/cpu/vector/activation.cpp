@@ -53,14 +53,7 @@ struct Silu {
 };
 
 struct Tanh {
-  TESSERA_INLINE static F value(F x) {
-    // Near zero the quotient would cancel: there the series has the precision of a float.
-    const F z = max(splat(-10.0f), min(splat(10.0f), x)), square = z * z;
-    const F series =
-        z * (1.0f +
-             square * (-1.0f / 3 + square * (2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835)))));
-    return select(abs(x) < 0.3f, series, 1.0f - 2.0f / (1.0f + exp(2.0f * z)));
-  }
+  TESSERA_INLINE static F value(F x) { return tanh_of(x); }
   TESSERA_INLINE static F slope(F x) {
     const F e = exp(-2.0f * min(splat(50.0f), abs(x)));  // 1 - tanh^2 without cancelling
     const F s = 1.0f / (1.0f + e);
@@ -119,19 +112,19 @@ void activation_backward_range(const ActivationBackward& params, std::int64_t be
   });
 }
 
-template <typename T>
+template <typename Gate, typename T>
 static void swiglu_forward_of(const SwigluForward& p, std::int64_t begin, std::int64_t end) {
   for (std::int64_t r = begin; r < end; ++r) {
     const T* gate = static_cast<const T*>(p.gate_up) + r * 2 * p.width;
     const T* up = gate + p.width;
     T* y = static_cast<T*>(p.y) + r * p.width;
     for_lanes(0, p.width, [&](std::int64_t i, auto lanes) VEC_LAMBDA {
-      store(y + i, Silu::value(load(gate + i, lanes)) * load(up + i, lanes), lanes);
+      store(y + i, Gate::value(load(gate + i, lanes)) * load(up + i, lanes), lanes);
     });
   }
 }
 
-template <typename T>
+template <typename Gate, typename T>
 static void swiglu_backward_of(const SwigluBackward& p, std::int64_t begin, std::int64_t end) {
   for (std::int64_t r = begin; r < end; ++r) {
     const T* gate = static_cast<const T*>(p.gate_up) + r * 2 * p.width;
@@ -142,20 +135,38 @@ static void swiglu_backward_of(const SwigluBackward& p, std::int64_t begin, std:
     for_lanes(0, p.width, [&](std::int64_t i, auto lanes) VEC_LAMBDA {
       const F g = load(gate + i, lanes);
       const F d = load(dy + i, lanes);
-      const F dg = d * load(up + i, lanes) * Silu::slope(g);
-      const F du = d * Silu::value(g);
+      const F dg = d * load(up + i, lanes) * Gate::slope(g);
+      const F du = d * Gate::value(g);
       store(dgate + i, dg, lanes);
       store(dup + i, du, lanes);
     });
   }
 }
 
+/// The launchers have seen that it is one of the two.
+template <typename Visit>
+VEC_INLINE void visit_gate(Activation gate, Visit visit) {
+  if (gate == Activation::gelu_tanh) {
+    visit(GeluTanh{});
+  } else {
+    visit(Silu{});
+  }
+}
+
 void swiglu_forward_rows(const SwigluForward& params, std::int64_t begin, std::int64_t end) {
-  visit_dtype(params.dtype, [&](auto t) VEC_LAMBDA { swiglu_forward_of<decltype(t)>(params, begin, end); });
+  visit_gate(params.gate, [&](auto gate) VEC_LAMBDA {
+    visit_dtype(params.dtype, [&](auto t) VEC_LAMBDA {
+      swiglu_forward_of<decltype(gate), decltype(t)>(params, begin, end);
+    });
+  });
 }
 
 void swiglu_backward_rows(const SwigluBackward& params, std::int64_t begin, std::int64_t end) {
-  visit_dtype(params.dtype, [&](auto t) VEC_LAMBDA { swiglu_backward_of<decltype(t)>(params, begin, end); });
+  visit_gate(params.gate, [&](auto gate) VEC_LAMBDA {
+    visit_dtype(params.dtype, [&](auto t) VEC_LAMBDA {
+      swiglu_backward_of<decltype(gate), decltype(t)>(params, begin, end);
+    });
+  });
 }
 
 }  // namespace tessera::kernels::cpu::TESSERA_ISA

@@ -19,6 +19,12 @@ inline constexpr int kBackwardTiles = 4;
 inline constexpr int kDecodeQueries = 4;  ///< up to this many queries a head, keys are read where they lie
 inline constexpr int kDecodeRows = 4;     ///< query rows one decoding task takes
 
+/// Biases that one query tile and one key block have between them: a register of queries reads kLanes from
+/// any of them on.
+inline constexpr int kBiasWindow = 2 * kQueryTile + kKeyBlock;
+/// Floats of one head's sums of bias gradients; registers of queries may reach beyond the last one.
+inline std::int64_t bias_row(const AttentionShape& shape) { return shape.seq_q + shape.seq_k + kQueryTile; }
+
 /// Up to kQueryTile consecutive queries of one head. Query i sees the keys [begin[i], end[i]), a range that
 /// is empty for a masked row; begin and end never decrease along the tile, whatever the mask.
 struct QueryTile {
@@ -45,6 +51,7 @@ struct ForwardScratch {
   float* k = nullptr;       ///< [kKeyBlock, width]
   float* v = nullptr;       ///< [kKeyBlock, width]
   float* scores = nullptr;  ///< [kKeyBlock, kQueryTile]
+  float* bias = nullptr;    ///< [kBiasWindow]
 };
 
 struct BackwardScratch {
@@ -63,6 +70,8 @@ struct BackwardScratch {
   float* ds = nullptr;     ///< [kKeyBlock, kQueryTile]
   float* dk = nullptr;     ///< [seq_k, width] sums over the tiles of a task
   float* dv = nullptr;     ///< [seq_k, width]
+  float* bias = nullptr;   ///< [kBiasWindow]
+  float* dbias = nullptr;  ///< [heads of a group][bias_row(shape)] sums over the tiles of a task
 };
 
 /// Partial sums of dK and dV: part i at dk + i * stride.

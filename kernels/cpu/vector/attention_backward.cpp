@@ -66,6 +66,20 @@ void score_gradients(const AttentionShape& shape, Lanes lanes, const BackwardScr
   }
 }
 
+/// Adds the gradients of the block's scores up along its diagonals: queries are apart like their distances.
+void add_bias_gradient(const AttentionShape& shape, const Block& block, const BackwardScratch& scratch) {
+  const QueryTile& tile = *block.tile;
+  const std::int64_t member = tile.head - tile.kv_head * (shape.heads / shape.kv_heads);
+  float* const sums = scratch.dbias + member * bias_row(shape) + block.bias_of_first(shape);
+  for (int query = 0; query < tile.count; query += kLanes) {
+    const Span keys = seen_by_any(block, query, query + kLanes - 1);
+    for (int key = keys.begin; key < keys.end; ++key) {
+      float* const sum = sums + query - key;
+      store(sum, load(sum) + load(scratch.ds + key * kQueryTile + query));
+    }
+  }
+}
+
 void backward_block(const AttentionShape& shape, const Block& block, const BackwardScratch& scratch,
                     const TileState& state) {
   const std::int64_t width = scratch.width, d = shape.head_dim;
@@ -73,6 +87,7 @@ void backward_block(const AttentionShape& shape, const Block& block, const Backw
   score_block(block, scratch.v, width, state.d_o_t, d, scratch.ds);
   for (int i = 0; i * kLanes < block.tile->count; ++i)
     score_gradients(shape, Lanes(shape, block, i), scratch, state);
+  if (block.bias != nullptr) add_bias_gradient(shape, block, scratch);
   add_over_queries(block, scratch.p, state.d_o, width, d, scratch.dv + block.key0 * width);
   add_over_queries(block, scratch.ds, state.q, width, d, scratch.dk + block.key0 * width);
   add_over_keys(block, scratch.ds, scratch.k, width, d, state.dq);
@@ -127,7 +142,9 @@ void backward_tiles(const AttentionBackward& call, const TileRange& range, const
     for (int t = 0; t < range.count; ++t) {
       Block block{&scratch.tiles[t], key0, keys, {}};
       block.span = seen_by_any(block, 0, kQueryTile - 1);
-      if (!block.span.empty()) backward_block(shape, block, scratch, state_of(shape, scratch, t));
+      if (block.span.empty()) continue;
+      block.bias = gather_bias(shape, block, scratch.bias);
+      backward_block(shape, block, scratch, state_of(shape, scratch, t));
     }
   }
   for (int t = 0; t < range.count; ++t) {

@@ -95,7 +95,25 @@ struct Block {
   std::int64_t key0 = 0;
   int keys = 0;
   Span span;
+  const float* bias = nullptr;  ///< of query q of the tile and key k of the block at q - k, or null
+
+  /// Row of AttentionShape::bias for query 0 of the tile and key 0 of the block.
+  std::int64_t bias_of_first(const AttentionShape& shape) const {
+    return tile->first - key0 + shape.seq_k - 1;
+  }
 };
+
+/// Where `block.bias` points: its biases, in units of log 2, in `window` [kBiasWindow].
+inline const float* gather_bias(const AttentionShape& shape, const Block& block, float* window) {
+  if (shape.bias == nullptr) return nullptr;
+  const std::int64_t first = block.bias_of_first(shape) - (kKeyBlock - 1);
+  const std::int64_t count = shape.seq_q + shape.seq_k - 1;
+  for (std::int64_t i = 0; i < kBiasWindow; ++i) {
+    const std::int64_t row = first + i;
+    window[i] = row >= 0 && row < count ? shape.bias[row * shape.heads + block.tile->head] * kLog2E : 0.0f;
+  }
+  return window + kKeyBlock - 1;
+}
 
 /// Keys of the block that some (`any`) or every (`all`) query of [first, last] sees.
 VEC_INLINE Span seen_by_any(const Block& block, int first, int last) {

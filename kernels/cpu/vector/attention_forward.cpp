@@ -143,7 +143,9 @@ void forward_tiles(const AttentionForward& call, const TileRange& range, const F
     for (int t = 0; t < range.count; ++t) {
       Block block{&scratch.tiles[t], key0, keys, {}};
       block.span = seen_by_any(block, 0, kQueryTile - 1);
-      if (!block.span.empty()) forward_block(shape, block, scratch, state_of(shape, scratch, t));
+      if (block.span.empty()) continue;
+      block.bias = gather_bias(shape, block, scratch.bias);
+      forward_block(shape, block, scratch, state_of(shape, scratch, t));
     }
   }
   for (int t = 0; t < range.count; ++t) {

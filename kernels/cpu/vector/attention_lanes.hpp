@@ -55,22 +55,24 @@ struct LaneDropout {
 /// Register `index` of a block's queries.
 struct Lanes {
   const Block* block;
-  int query;        // first lane, in the tile
-  I begin, end;     // keys each lane sees
-  float slope;      // ALiBi, in units of log 2; 0 without
-  F position;       // of each lane's query
-  Span any, whole;  // keys some lane sees; keys that need neither mask nor bias (a part of `any`)
+  int query;                 // first lane, in the tile
+  I begin, end;              // keys each lane sees
+  float slope;               // ALiBi, in units of log 2; 0 without
+  const float* by_distance;  // bias of key 0 and lane 0, or null
+  F position;                // of each lane's query
+  Span any, whole;           // keys some lane sees; keys that need neither mask nor bias (a part of `any`)
 
   Lanes(const AttentionShape& shape, const Block& of, int index) : block(&of), query(index * kLanes) {
     const QueryTile& tile = *of.tile;
     begin = *reinterpret_cast<const I*>(tile.begin + query);
     end = *reinterpret_cast<const I*>(tile.end + query);
     slope = shape.alibi_slopes ? shape.alibi_slopes[tile.head] * kLog2E : 0.0f;
+    by_distance = of.bias != nullptr ? of.bias + query : nullptr;
     position = __builtin_convertvector(iota() + static_cast<int>(tile.first + query + shape.query_offset), F);
     any = seen_by_any(of, query, query + kLanes - 1);
     whole = seen_by_all(of, query, query + kLanes - 1);
     if (any.empty()) any = {of.span.end, of.span.end};
-    if (shape.alibi_slopes || whole.empty()) whole = {any.end, any.end};
+    if (shape.alibi_slopes || by_distance != nullptr || whole.empty()) whole = {any.end, any.end};
   }
 
   /// Lanes that see key `key` of the block.
@@ -79,6 +81,7 @@ struct Lanes {
     return (begin <= j) & (end > j);
   }
   VEC_LAMBDA F biased(F score, int key) const {
+    if (by_distance != nullptr) return score + load(by_distance - key);
     return score + slope * (static_cast<float>(block->key0 + key) - position);
   }
   /// Element (key, lanes) of a [key, query] block.

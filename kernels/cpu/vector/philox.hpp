@@ -104,7 +104,7 @@ struct RowDropout {
       : key(spec.key),
         threshold(spec.threshold()),
         scale(spec.scale()),
-        block(spec.row(row) * static_cast<std::uint64_t>((features + 3) / 4)) {}
+        block(spec.first_block(row, features)) {}
 
   /// Which of the features f .. f + 4 kLanes - 1 (f a multiple of 4) are kept, a register each.
   TESSERA_INLINE void kept(std::int64_t f, I keep[4]) const {

@@ -13,8 +13,10 @@ ModelSpec gpt_neox();
 ModelSpec llama();
 ModelSpec megatron_bert();
 ModelSpec mistral();
+ModelSpec mt5();
 ModelSpec qwen2();
 ModelSpec starcoder2();
+ModelSpec t5();
 
 /// The activations of an MLP without a gate.
 HfActivations plain_activations(const char* key, const char* gelu_tanh);

@@ -188,7 +188,7 @@ class BertHead : public PooledHead {
  public:
   BertHead(std::string name, const ModelConfig& config, const Options& options)
       : PooledHead(std::move(name), config, options),
-        activation_(*activation_kind(*config.activation)),
+        activation_(activation_kind(*config.activation)),
         transform_(submodule<Linear>("lm_head.dense", square(config, options.tensor.sharded_sequence()))),
         norm_(submodule<Norm>("lm_head.layernorm", norm_options(config, options.tensor, options.compute))),
         bias_(parameter("lm_head.bias", rows(Shape{config.vocab_size}), Init::zeros())),
@@ -271,7 +271,7 @@ class Bert : public Stack {
     };
     need(config_.position_embedding == PositionKind::learned, "has learned positions");
     need(*config_.tied_head, "has a head tied to its embedding");
-    need(config_.activation != MlpActivation::swiglu, "has no gate in its MLP");
+    need(!is_gated(*config_.activation), "has no gate in its MLP");
     need(!*config_.parallel_residual, "has its attention and MLP one after the other");
     need(!config_.sliding_window, "has no sliding window");
     need(config_.token_types.value_or(0) > 0, "has model.token_types above 0");

@@ -103,6 +103,8 @@ Decoder::Decoder(const ModelConfig& config, const Numerics& numerics, const Shar
       ConfigError, !config_.token_types && !config_.binary_head.value_or(false) && !config_.num_labels,
       "model.token_types, model.binary_head and model.num_labels are of bert and megatron-bert, not of ",
       config_.family.name);
+  TESSERA_ENSURE(ConfigError, config_.position_embedding != PositionKind::relative && !config_.encoder_layers,
+                 "relative positions and model.encoder_layers are of t5, not of ", config_.family.name);
   TESSERA_ENSURE(ConfigError, config_.vocab_size >= given.tensor.size(), "model.vocab_size (",
                  config_.vocab_size, ") is less than parallel.tensor (", given.tensor.size(), ")");
   for (const ModelPiece& piece : sharding().pieces) add_piece(piece);

@@ -25,7 +25,7 @@ struct DeviceProblem {
   const DeviceStream& stream;
   AttentionShape shape;
   DeviceBuffer<T> q, k, v, d_o;
-  DeviceBuffer<float> slopes;
+  DeviceBuffer<float> slopes, bias;
   DeviceBuffer<std::int32_t> documents, key_begin, key_end;
 
   DeviceProblem(const DeviceStream& on, const Problem<T>& p)
@@ -36,10 +36,12 @@ struct DeviceProblem {
         v(on, p.v),
         d_o(on, p.d_o),
         slopes(on, p.slopes),
+        bias(on, p.bias),
         documents(on, p.documents),
         key_begin(on, p.config.key_begin),
         key_end(on, p.config.key_end) {
     if (shape.alibi_slopes) shape.alibi_slopes = slopes.data();
+    if (shape.bias) shape.bias = bias.data();
     if (shape.document) shape.document = documents.data();
     if (shape.key_begin) shape.key_begin = key_begin.data();
     if (shape.key_end) shape.key_end = key_end.data();
@@ -75,6 +77,7 @@ Outputs<T> run(const Problem<T>& p, std::size_t block_bytes) {
   const DeviceBuffer<T> o(stream, q_fill), dq(stream, q_fill), dk(stream, k_fill), dv(stream, k_fill);
   const DeviceBuffer<float> lse(stream,
                                 std::vector<float>(static_cast<std::size_t>(s.batch * s.heads * s.seq_q)));
+  const DeviceBuffer<float> dbias(stream, std::vector<float>(p.bias.size(), kUntouched));
   // Garbage in the scratch must not show.
   const DeviceBuffer<unsigned char> forward_space(
       stream, std::vector<unsigned char>(forward_bytes(s, block_bytes), 0xff));
@@ -83,9 +86,9 @@ Outputs<T> run(const Problem<T>& p, std::size_t block_bytes) {
   forward({s, device.q.data(), device.k.data(), device.v.data(), o.data(), lse.data(), forward_space.data()},
           block_bytes, stream.launch());
   backward({s, device.q.data(), device.k.data(), device.v.data(), o.data(), lse.data(), device.d_o.data(),
-            dq.data(), dk.data(), dv.data(), backward_space.data()},
+            dq.data(), dk.data(), dv.data(), backward_space.data(), dbias.data()},
            block_bytes, stream.launch());
-  return {o.host(), dq.host(), dk.host(), dv.host(), lse.host()};
+  return {o.host(), dq.host(), dk.host(), dv.host(), lse.host(), dbias.host()};
 }
 
 template <typename T>
@@ -97,7 +100,8 @@ std::vector<double> widened(const std::vector<T>& values) {
 
 template <typename T>
 Results widened(const Outputs<T>& out) {
-  return {widened(out.o), widened(out.lse), widened(out.dq), widened(out.dk), widened(out.dv)};
+  return {widened(out.o),  widened(out.lse), widened(out.dq),
+          widened(out.dk), widened(out.dv),  widened(out.dbias)};
 }
 
 template <typename T>
@@ -107,6 +111,7 @@ void expect_like(const Case& c, const Outputs<T>& actual, const Results& expecte
   expect_close("dq", actual.dq, expected.dq, q_row, tolerance);
   expect_close("dk", actual.dk, expected.dk, k_row, tolerance);
   expect_close("dv", actual.dv, expected.dv, k_row, tolerance);
+  expect_bias_close(actual.dbias, expected.dbias, tolerance);
   for (std::size_t i = 0; i < actual.lse.size(); ++i) {
     if (std::isinf(expected.lse[i])) {
       ASSERT_EQ(actual.lse[i], -std::numeric_limits<float>::infinity()) << "row " << i;
