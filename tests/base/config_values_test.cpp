@@ -224,8 +224,8 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   ASSERT_EQ(items.size(), defaults.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
-    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16; those
-    // of an encoder are for t5.
+    // recompute_partition excludes parallel.sequence; split_main_weights is for bf16, a loss scale for fp16;
+    // those of an encoder are for t5.
     const std::string& key = items[i].key;
     const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
                         key == "training.recompute_partition" || key == "optimizer.split_main_weights" ||

@@ -107,9 +107,5 @@ TEST(T5, IsCutByWhatItsTwoKindsOfLayersCost) {
   EXPECT_EQ(all_pieces_of(config)[2][0].first_layer, 12);
 }
 
-TEST(T5, IsNotTrainedByTheProgramYet) {
-  expect_error<ConfigError>([] { make_plan(t5_config()); }, "model.family t5", "C++ interface");
-}
-
 }  // namespace
 }  // namespace tessera
