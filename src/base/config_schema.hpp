@@ -65,6 +65,19 @@ void describe_positions(Visitor& visit, Section& c) {
 }
 
 template <typename Visitor, typename Section>
+void describe_heads(Visitor& visit, Section& c) {
+  visit.field("token_types", c.token_types,
+              "types of tokens that the embedding tells apart, as BERT's two segments; null = the family's",
+              between(1, 65536));
+  visit.field("binary_head", c.binary_head,
+              "BERT's pooler and the head that says whether one segment follows the other; null = the "
+              "family's");
+  visit.field("num_labels", c.num_labels,
+              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
+              between(2, kMostTokens));
+}
+
+template <typename Visitor, typename Section>
 void describe_encoder(Visitor& visit, Section& c) {
   visit.field(
       "encoder_layers", c.encoder_layers,
@@ -118,15 +131,7 @@ void describe(Visitor& visit, Section& c) {
   visit.field("qkv_bias", c.qkv_bias, "biases of query, key, value; null = the family's");
   visit.field("parallel_residual", c.parallel_residual,
               "attention and MLP both read the residual stream as it enters the layer; null = the family's");
-  visit.field("token_types", c.token_types,
-              "types of tokens that the embedding tells apart, as BERT's two segments; null = the family's",
-              between(1, 65536));
-  visit.field("binary_head", c.binary_head,
-              "BERT's pooler and the head that says whether one segment follows the other; null = the "
-              "family's");
-  visit.field("num_labels", c.num_labels,
-              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
-              between(2, kMostTokens));
+  describe_heads(visit, c);
   describe_encoder(visit, c);
   describe_positions(visit, c);
   visit.field(

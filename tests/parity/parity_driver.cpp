@@ -2,8 +2,8 @@
 // out, all as safetensors. Usage: parity_driver MODEL_DIR BATCHES.safetensors OUT.safetensors
 // [section.key=value ...] Batch i is tokens_i, labels_i [b, s] int32 and, where present, position_ids_i,
 // document_ids_i, token_types_i [b, s], key_begin_i, key_end_i, sample_labels_i [b], encoder_tokens_i [b, e],
-// encoder_key_begin_i, encoder_key_end_i [b]. Batch 0 gives `loss`, `logits` and `grad.NAME`; then training.steps updates over the batches in turn give `losses`, `grad_norms`
-// and `weight.NAME`.
+// encoder_key_begin_i, encoder_key_end_i [b]. Batch 0 gives `loss`, `logits` and `grad.NAME`; then
+// training.steps updates over the batches in turn give `losses`, `grad_norms` and `weight.NAME`.
 
 #include <iostream>
 

@@ -171,5 +171,37 @@ TEST(CutLayers, RefusesMorePiecesThanLayers) {
   EXPECT_THROW(cut_layers(3, 0, std::nullopt, Costs(gpt(3, 64, 100))), InvalidArgument);
 }
 
+/// Of an encoder's layers and a decoder's, which cost more: no cut has a smaller largest piece, none of these
+/// is evener, and of equal ones earlier pieces get more.
+TEST(CutLayers, LayersThatAreNotAlike) {
+  PartCosts costs{.layer = 1, .embedding = 0.5, .head = 4};
+  costs.layers = {3, 3, 3, 3, 5, 5, 5};
+  const auto of = [&](const std::vector<std::int64_t>& cut) {
+    std::vector<double> list;
+    std::size_t layer = 0;
+    for (const std::int64_t count : cut) {
+      list.push_back(0);
+      for (std::int64_t i = 0; i < count; ++i) list.back() += costs.layers[layer++];
+    }
+    list.front() += costs.embedding;
+    list.back() += costs.head;
+    return list;
+  };
+  const auto squares = [](const std::vector<double>& list) {
+    return std::inner_product(list.begin(), list.end(), list.begin(), 0.0);
+  };
+  for (int pieces = 1; pieces <= 7; ++pieces) {
+    const std::vector<double> best = of(counts(cut_layers(7, pieces, std::nullopt, costs)));
+    for_all_cuts(7, pieces, [&](const std::vector<std::int64_t>& cut) {
+      const std::vector<double> other = of(cut);
+      EXPECT_LE(largest(best), largest(other) + 1e-9);
+      if (largest(other) <= largest(best) + 1e-9) EXPECT_LE(squares(best), squares(other) + 1e-9);
+    });
+  }
+  costs = {.layer = 1, .embedding = 0, .head = 0, .layers = {1, 1, 1}};
+  EXPECT_EQ(counts(cut_layers(3, 2, std::nullopt, costs)), (std::vector<std::int64_t>{2, 1}));
+  EXPECT_EQ(counts(cut_layers(3, 2, "1,2", costs)), (std::vector<std::int64_t>{1, 2}));
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -69,6 +69,19 @@ struct T5Sizes {
   double width, head_dim, ffn, layers, heads, vocabulary;
 };
 
+HfActivations activations(MlpActivation absent) {
+  return {.key = "feed_forward_proj",
+          .names = {{"relu", MlpActivation::relu},
+                    {"gated-gelu", MlpActivation::geglu},
+                    {"gated-silu", MlpActivation::swiglu},
+                    {"gelu", MlpActivation::gelu},
+                    {"gelu_new", MlpActivation::gelu_tanh}},
+          .absent = absent,
+          .gelu_tanh = "gelu_new",
+          .supported = "relu, gated-gelu, gated-silu, gelu and gelu_new are",
+          .remedy = "Use a model with one of these."};
+}
+
 ModelSpec t5_shape(const char* name, const char* architecture, const T5Sizes& absent,
                    MlpActivation activation) {
   using M = ModelConfig;
@@ -100,16 +113,7 @@ ModelSpec t5_shape(const char* name, const char* architecture, const T5Sizes& ab
                HfKey::positive("layer_norm_epsilon", &M::norm_eps, 1e-6),
                HfKey::probability("dropout_rate", &M::dropout, 0.1),
                HfKey::probability("dropout_rate", &M::attention_dropout, 0.1)},
-      .activations = {.key = "feed_forward_proj",
-                      .names = {{"relu", MlpActivation::relu},
-                                {"gated-gelu", MlpActivation::geglu},
-                                {"gated-silu", MlpActivation::swiglu},
-                                {"gelu", MlpActivation::gelu},
-                                {"gelu_new", MlpActivation::gelu_tanh}},
-                      .absent = activation,
-                      .gelu_tanh = "gelu_new",
-                      .supported = "relu, gated-gelu, gated-silu, gelu and gelu_new are",
-                      .remedy = "Use a model with one of these."},
+      .activations = activations(activation),
       .demands = {{"is_encoder_decoder", Only::is_true}, {"is_decoder", Only::is_false}},
       .inert = {"classifier_dropout", "tie_word_embeddings", "scale_decoder_outputs", "is_gated_act",
                 "dense_act_fn"},
