@@ -36,7 +36,8 @@ Device device_of(const DeviceConfig& config) {
 }
 
 void refuse_without_data(const ModelConfig& model, std::string_view what) {
-  TESSERA_ENSURE(ConfigError, !model.num_labels, "model.num_labels: a corpus has no classes of samples, so that ", what,
+  TESSERA_ENSURE(ConfigError, !model.num_labels,
+                 "model.num_labels: a corpus has no classes of samples, so that ", what,
                  " does not take a classifier. Python's prepare() trains it, and build_engine of the C++ "
                  "interface, with batches of your own");
 }
