@@ -59,11 +59,11 @@ const ModelSpec& row_of(const std::string& type) {
   return *row;
 }
 
-/// The types whose batches Python can make, whether or not there is data on disk for them.
+/// The types whose batches Python can make.
 std::vector<std::string> trained_types() {
   std::vector<std::string> list;
   for (const ModelSpec& row : families()) {
-    if (spec_of(row.family).no_data == nullptr || row.heads_by_architecture) list.push_back(row.name);
+    if (!spec_of(row.family).encoder_decoder) list.push_back(row.name);
   }
   return list;
 }

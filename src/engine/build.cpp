@@ -36,11 +36,6 @@ Device device_of(const DeviceConfig& config) {
 }
 
 void refuse_without_data(const ModelConfig& model, std::string_view what) {
-  const ModelSpec& family = spec_of(model.family);
-  TESSERA_ENSURE(ConfigError, family.no_data == nullptr, "model.family ", family.name, ": ", family.no_data,
-                 ", so that ", what,
-                 " does not take it. build_engine of the C++ interface does, with "
-                 "batches of your own, and `tessera convert` reads and writes its weights");
   TESSERA_ENSURE(ConfigError, !model.num_labels,
                  "model.num_labels: a corpus has no classes of samples, so that ", what,
                  " does not take a classifier. Python's prepare() trains it, and build_engine of the C++ "

@@ -187,7 +187,7 @@ class TrainingRun {
     RunInfo info{.parameters = parameter_count(config_.model),
                  .steps = t.steps,
                  .first_step = state_.step,
-                 .tokens_per_step = t.global_batch_size * t.seq_length,
+                 .tokens_per_step = t.global_batch_size * sample_lengths(config_).tokens,
                  .threads = engine_->ctx().stream->threads(),
                  .ranks = world_->size(),
                  .gemm_flops_per_s = std::nullopt};

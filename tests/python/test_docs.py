@@ -17,7 +17,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE_PAGES = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/floors").glob("*.md"))]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 MUST_RUN = {"train_your_own_text", "hugging_face", "resume_and_checkpoints", "choose_a_layout", "several_processes",
-            "profile_a_run", "train_bert", "megatron_checkpoints"}
+            "profile_a_run", "train_bert", "train_t5", "megatron_checkpoints"}
 RUN_MARK = "<!-- run -->"
 # What a guide's commands may refer to, as in the root of a clone.
 SHOWN_TO_GUIDES = ["README.md", "docs", "configs", "examples"]

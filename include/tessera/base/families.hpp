@@ -186,8 +186,6 @@ struct ModelSpec {
     corrupted_spans    ///< an encoder's sentences with runs of words left out, which the decoder says
   };
   Samples samples = Samples::tokens;
-  /// Why data for it cannot be read yet, so that nothing but the C++ interface trains it; null = they can.
-  const char* no_data = nullptr;
 
   bool is_family() const { return family.name == name; }
 };

@@ -45,7 +45,7 @@ std::vector<HfParameter> decoder_layer() {
   return layer;
 }
 
-HfNames names() {
+HfNames t5_names() {
   return {.prefix = "",
           .layers = "decoder.block.",
           .embedding = "shared",
@@ -117,7 +117,7 @@ ModelSpec t5_shape(const char* name, const char* architecture, const T5Sizes& ab
       .demands = {{"is_encoder_decoder", Only::is_true}, {"is_decoder", Only::is_false}},
       .inert = {"classifier_dropout", "tie_word_embeddings", "scale_decoder_outputs", "is_gated_act",
                 "dense_act_fn"},
-      .names = names(),
+      .names = t5_names(),
       .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
                 {[](const M& c) { return !c.padding_id; }, "it has no padding row"},

@@ -1,0 +1,78 @@
+"""T5 by the commands: from text to a trained model, killed and resumed, the usual sizes."""
+
+import json
+
+import pytest
+from bert_reference import write_sentences
+from cli_support import metrics, run, shards, start, wait_for_lines
+from test_bert_data import documents, preprocess, word_pieces  # noqa: F401
+
+
+def test_from_text_to_a_trained_model(tessera_program, word_pieces):  # noqa: F811
+    folder, program = word_pieces, tessera_program
+    preprocess(program, folder, "--vocab-file", folder / "vocab.txt")
+    config = folder / "c.yaml"
+    config.write_text(f"""
+model: {{family: t5, num_layers: 2, hidden_size: 16, num_heads: 2, vocab_size: 30, max_positions: 24}}
+optimizer: {{lr: 0.01}}
+training: {{steps: 20, seq_length: 24, decoder_seq_length: 12, micro_batch_size: 4, global_batch_size: 8, eval_interval: 20, eval_iters: 1}}
+data: {{path: {folder / "d_text_sentence"}, split: "9,3,0", vocab_extra_ids: 8}}
+logging: {{dir: {folder / "run"}}}
+device: {{threads: 1}}
+""")
+    run(program, "train", config)
+    lines = metrics(folder / "run")
+    assert lines[-1]["loss"] < lines[0]["loss"] and lines[-1]["eval_loss"] > 0
+    assert "t5" in run(program, "plan", config).stdout
+    refused = run(program, "train", config, "data.vocab_extra_ids=0", f"logging.dir={folder / 'run2'}", code=2)
+    assert "<extra_id_0>" in refused.stderr and "data.vocab_extra_ids" in refused.stderr
+
+
+@pytest.mark.parametrize("overrides", [(), ("parallel.pipeline=2", "training.precision=bf16")], ids=["alone", "pp2 bf16"])
+def test_killed_and_resumed_is_the_uninterrupted_run(tessera_program, tmp_path, overrides, long_run):
+    """Bit for bit, with dropout, over several epochs of samples."""
+    if overrides and not long_run:
+        pytest.skip("with tests/run.sh --all")
+    write_sentences(tmp_path / "d", documents(4))
+    config = tmp_path / "c.yaml"
+    config.write_text(f"""
+model: {{family: t5, num_layers: 4, hidden_size: 32, num_heads: 4, vocab_size: 60, max_positions: 40, dropout: 0.1, attention_dropout: 0.1}}
+training: {{steps: 30, seq_length: 40, decoder_seq_length: 12, micro_batch_size: 4, global_batch_size: 8, eval_interval: 0}}
+data: {{path: {tmp_path / "d"}, split: "1,0,0", masking_do_full_word: false, pad_id: 0, bos_id: 1, eos_id: 2, sentinel_ids: [59, 45]}}
+checkpoint: {{every: 8}}
+logging: {{every: 1}}
+device: {{threads: 1}}
+""")
+    straight, killed = (f"logging.dir={tmp_path / name}" for name in ("straight", "killed"))
+    done = run(tessera_program, "train", config, straight, *overrides)
+    assert "a sample may need up to 11 tokens" not in done.stderr
+    process = start(tessera_program, config, killed, *overrides)
+    wait_for_lines(process, tmp_path / "killed", 13)
+    process.kill()
+    process.communicate()
+    assert "resuming from" in run(tessera_program, "train", config, killed, *overrides).stderr
+    names = ("step", "loss", "grad_norm", "lr")
+    lines, again = ([[line[name] for name in names] for line in metrics(tmp_path / name)] for name in ("straight", "killed"))
+    assert again == lines and [line[0] for line in lines] == list(range(1, 31))
+    assert shards(tmp_path / "killed") == shards(tmp_path / "straight")
+
+
+def test_a_narrow_decoder_is_told_of(tessera_program, tmp_path):
+    write_sentences(tmp_path / "d", documents(4))
+    config = tmp_path / "c.yaml"
+    config.write_text(f"""
+model: {{family: t5, num_layers: 2, hidden_size: 8, num_heads: 2, vocab_size: 60, max_positions: 40}}
+training: {{steps: 40, seq_length: 40, decoder_seq_length: 7, micro_batch_size: 8, global_batch_size: 8, eval_interval: 0}}
+data: {{path: {tmp_path / "d"}, split: "1,0,0", masking_do_full_word: false, masking_max_ngram: 1, pad_id: 0, bos_id: 1, eos_id: 2, sentinel_ids: [59, 45]}}
+logging: {{dir: {tmp_path / "run"}}}
+device: {{threads: 1}}
+""")
+    done = run(tessera_program, "train", config, code=4)
+    assert "a sample may need up to 11 tokens in the decoder" in done.stderr
+    assert "training.decoder_seq_length is 7: raise it to 11" in done.stderr
+
+
+def test_configs_are_the_usual_models(tessera_program, source_dir):
+    for name, parameters in (("base", 222_903_552), ("large", 737_668_096)):
+        planned = run(tessera_program, "plan", source_dir / f"configs/t5_{name}.yaml", "--json").stdout
+        assert json.loads(planned)["parameters"] == parameters
