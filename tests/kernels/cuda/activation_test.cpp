@@ -47,13 +47,9 @@ TEST(CudaActivation, EqualsTheCpu) {
                                    {});
           const DeviceBuffer<T> device_x(stream, x, offset), device_y(stream, x, offset),
               device_dx(stream, dy, offset);
-          cuda::activation_forward({.n = n,
-                                    .kind = kind,
-                                    .dtype = dtype_of<T>::value,
-                                    .x = device_y.data(),
-                                    .y = device_y.data(),
-                                    .gate = GetParam()},
-                                   stream.launch());
+          cuda::activation_forward(
+              {.n = n, .kind = kind, .dtype = dtype_of<T>::value, .x = device_y.data(), .y = device_y.data()},
+              stream.launch());
           cuda::activation_backward({.n = n,
                                      .kind = kind,
                                      .dtype = dtype_of<T>::value,
