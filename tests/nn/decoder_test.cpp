@@ -4,6 +4,7 @@
 
 #include "tessera/base/model_math.hpp"
 #include "tests/support/device.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
@@ -95,6 +96,28 @@ TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
       EXPECT_FLOAT_EQ(p->init().std, output ? 0.01f : 0.04f);
     }
   }
+}
+
+/// Angles that go by the length of a sequence: neither sequences that begin anew nor caches of keys can have
+/// them.
+TEST(DecoderStretched, RefusesWhatItsLengthDoesNotSay) {
+  const ExecCtx ctx = ExecCtx::cpu(1, 3);
+  ModelConfig config = test::decoder_variants().at("llama_gqa");  // 23 positions
+  config.rope_scaling.type = RopeType::dynamic;
+  config.rope_scaling.factor = 2.0;
+  BoundDecoder decoder(ctx, config);
+  Samples samples{.tokens = {some_tokens(30, 1)}};
+  EXPECT_EQ(decoder.logits(samples.on(ctx)).size(), 30u);
+  samples.key_begin = {2};
+  samples.key_end = {30};
+  test::expect_error<InvalidArgument>([&] { decoder.logits(samples.on(ctx)); },
+                                      "packed or padded: beyond 23");
+  samples.tokens = {some_tokens(23, 1)};
+  samples.key_end = {23};
+  EXPECT_EQ(decoder.logits(samples.on(ctx)).size(), 23u);
+  EXPECT_NO_THROW(decoder.model.make_cache(ctx, 1, 23));
+  test::expect_error<InvalidArgument>([&] { decoder.model.make_cache(ctx, 1, 24); },
+                                      "text is generated up to 23 tokens, prompt included, with dynamic");
 }
 
 TEST(AlibiSlopes, AreTheOnesOfThePaper) {

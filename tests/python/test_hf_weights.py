@@ -59,6 +59,18 @@ def make_model(family: str) -> torch.nn.Module:
     if family == "gpt_neox":
         sizes.pop("num_key_value_heads")
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))
+    if family == "bloom":
+        return transformers.BloomForCausalLM(transformers.BloomConfig(n_layer=2, hidden_size=32, n_head=4, vocab_size=97))
+    if family == "qwen3":
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=10))
+    if family in ("gemma2", "gemma3"):
+        kind = "Gemma2" if family == "gemma2" else "Gemma3Text"
+        config = getattr(transformers, f"{kind}Config")(**sizes, head_dim=10, sliding_window=5)
+        model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+        with torch.no_grad():  # norms begin at zero
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape))
+        return model
     if family == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None))
     if family == "qwen2":
@@ -70,8 +82,11 @@ def make_model(family: str) -> torch.nn.Module:
     ("gpt2", torch.float32, 4, 2, 2, "memory"), ("llama", torch.bfloat16, 2, 2, 1, "meta"),
     ("qwen2", torch.float32, 2, 1, 2, "meta"), ("mistral", torch.float16, 1, 1, 1, "memory"),
     ("gpt_bigcode", torch.float32, 2, 2, 1, "meta"), ("starcoder2", torch.bfloat16, 2, 1, 2, "memory"),
-    ("gpt_neox", torch.float32, 2, 2, 1, "meta")], ids=str)
-def test_round_trip(python_build, tmp_path, family, dtype, processes, tp, pp, source):
+    ("gpt_neox", torch.float32, 2, 2, 1, "meta"), ("gemma2", torch.float32, 2, 2, 1, "meta"), ("bloom", torch.float32, 1, 1, 1, "memory"),
+    ("gemma3", torch.float32, 2, 1, 2, "memory"), ("qwen3", torch.bfloat16, 1, 1, 1, "meta")], ids=str)
+def test_round_trip(python_build, tmp_path, long_run, family, dtype, processes, tp, pp, source):
+    if family in ("gemma3", "qwen3") and not long_run:
+        pytest.skip("--long")
     folder = tmp_path / "model"
     original = make_model(family).to(dtype)
     original.save_pretrained(folder)
