@@ -48,21 +48,7 @@ void check_norms(Rules& rules, const ModelConfig& c) {
                return unless(!*m.norm_bias || m.norm == NormStyle::layernorm,
                              "model.norm_bias: RMSNorm has no bias; leave it out or choose layernorm");
              });
-  // What encoders do not compute, nobody may ask of them.
-  rules.rule({"model.family"}, [&] {
-    const std::string_view body = spec_of(c.family).body;
-    if (body == "decoder") return std::string();
-    const ModelConfig m = resolve(c);
-    const bool plain = *m.norm_placement == NormPlacement::pre && *m.qk_norm == QkNorm::none &&
-                       !*m.shared_norm && !*m.norm_zero_centered && !*m.embedding_scaled &&
-                       !*m.embedding_norm && *m.logit_softcap == 0.0 && *m.attention_softcap == 0.0 &&
-                       !m.sliding_window && !m.attention_scale &&
-                       *m.norm_bias == (m.norm == NormStyle::layernorm);
-    return unless(
-        plain, "family ", c.family.name,
-        " has no windows, caps, scales, norms of queries and keys or other places of norms: these are of "
-        "decoders; leave them out");
-  });
+  rules.rule({"model.family"}, [&] { return setting_of_others(resolve(c)); });
 }
 
 void check_scaling(Rules& rules, const ModelConfig& c) {

@@ -5,6 +5,35 @@
 #include "base/families/rows.hpp"
 
 namespace tessera {
+namespace {
+
+/// The first setting that only these models read and that is not as it is in models without it; or null.
+const char* setting_of_decoders(const ModelConfig& c) {
+  if (c.sliding_window) return "sliding_window";
+  if (c.window_pattern) return "window_pattern";
+  if (c.qk_norm.value_or(QkNorm::none) != QkNorm::none) return "qk_norm";
+  if (c.norm_placement.value_or(NormPlacement::pre) != NormPlacement::pre) return "norm_placement";
+  if (c.shared_norm.value_or(false)) return "shared_norm";
+  if (c.norm_zero_centered.value_or(false)) return "norm_zero_centered";
+  if (has_norm_bias(c) != (c.norm == NormStyle::layernorm)) return "norm_bias";
+  if (c.embedding_norm.value_or(false)) return "embedding_norm";
+  if (c.embedding_scaled.value_or(false)) return "embedding_scaled";
+  if (c.attention_scale) return "attention_scale";
+  if (c.attention_softcap.value_or(0) > 0) return "attention_softcap";
+  if (c.logit_softcap.value_or(0) > 0) return "logit_softcap";
+  if (c.rope_local_theta) return "rope_local_theta";
+  return nullptr;
+}
+const char* setting_of_t5(const ModelConfig& c) {
+  if (c.position_embedding == PositionKind::relative) return "position_embedding: relative";
+  if (c.encoder_layers) return "encoder_layers";
+  if (c.relative_buckets) return "relative_buckets";
+  if (c.relative_max_distance) return "relative_max_distance";
+  if (c.scaled_head.value_or(false)) return "scaled_head";
+  return nullptr;
+}
+
+}  // namespace
 
 std::span<const ModelSpec> families() {
   using namespace rows;
@@ -25,6 +54,15 @@ const ModelSpec& spec_of(Family family) {
   const ModelSpec* row = find_spec(family.name);
   TESSERA_CHECK(row != nullptr && row->is_family(), "there is no family '", family.name, "'");
   return *row;
+}
+
+std::string setting_of_others(const ModelConfig& config) {
+  const std::string_view body = spec_of(config.family).body;
+  const char* of_decoders = body == "decoder" ? nullptr : setting_of_decoders(config);
+  const char* of_t5 = body == "t5" ? nullptr : setting_of_t5(config);
+  if (!of_decoders && !of_t5) return {};
+  return detail::concat("model.", of_decoders ? of_decoders : of_t5, " is a setting of ",
+                        of_decoders ? "decoders" : "t5", ", not of model.family ", config.family.name);
 }
 
 }  // namespace tessera

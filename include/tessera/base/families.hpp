@@ -197,4 +197,8 @@ const ModelSpec* find_spec(std::string_view name);
 /// The row of a family.
 const ModelSpec& spec_of(Family family);
 
+/// Why a resolved model has a setting that no layer of its family reads, so that it would be passed over
+/// without a word; "" where it has none.
+std::string setting_of_others(const ModelConfig& config);
+
 }  // namespace tessera

@@ -273,7 +273,6 @@ class Bert : public Stack {
     need(*config_.tied_head, "has a head tied to its embedding");
     need(!is_gated(*config_.activation), "has no gate in its MLP");
     need(!*config_.parallel_residual, "has its attention and MLP one after the other");
-    need(!config_.sliding_window, "has no sliding window");
     need(config_.token_types.value_or(0) > 0, "has model.token_types above 0");
     need(!config_.num_labels || !*config_.binary_head,
          "classifies samples (model.num_labels) or pairs of segments (model.binary_head), not both");

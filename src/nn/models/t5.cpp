@@ -430,7 +430,6 @@ class T5 : public Stack {
     need(c.norm == NormStyle::rmsnorm, "has RMSNorm");
     need(!*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false), "has no biases in its products");
     need(!*c.parallel_residual, "has its attention and MLP one after the other");
-    need(!c.sliding_window, "has no sliding window");
     need(!c.padding_id, "has no padding row in its table");
     need(!c.token_types && !c.binary_head.value_or(false) && !c.num_labels, "has a head for tokens alone");
     need(!*c.scaled_head || *c.tied_head, "whose head is scaled has it tied to its embedding");
