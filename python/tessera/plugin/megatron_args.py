@@ -111,7 +111,7 @@ ARGUMENTS: Dict[str, Effect] = {
     "lr_wsd_decay_style": Effect("horizon", "lr_at", yaml="lr_schedule.wsd_style"),
     "model_return_dict": Effect("outputs", "False: a call returns the loss itself"),
     "pretraining_flag": Effect("tracker", "False: log_eval_results() leaves out the perplexity; of an encoder what its head says"),
-    "model_type_name": Effect("train step", "gpt or bert, as the model given to prepare() is; t5 is refused: it is not in this build yet"),
+    "model_type_name": Effect("train step", "gpt or bert, as the model given to prepare() is; t5 is refused: `tessera train` trains it, Python not yet"),
     **_each("train step", IN_ITS_ARGS, "merge_file tokenizer_type"),
     "vocab_extra_ids": Effect("train step", IN_ITS_ARGS, yaml="data.vocab_extra_ids"),
     **_each("train step", OF_HEADS, "num_labels bert_binary_head"),
