@@ -173,6 +173,10 @@ const Case kCases[] = {
     {.name = "decode_window", .batch = 2, .seq_q = 1, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 20, .query_offset = 128, .window = 50},
     {.name = "softcap", .batch = 2, .seq_q = 70, .seq_k = 70, .heads = 6, .kv_heads = 2, .d = 20, .range = 3.0f, .softcap = 2.0f},
     {.name = "softcap_window_dropout", .batch = 2, .seq_q = 33, .seq_k = 33, .heads = 2, .d = 17, .documents = true, .dropout = 0.3f, .window = 9, .softcap = 0.5f},
+    {.name = "bias", .batch = 2, .seq_q = 70, .seq_k = 70, .heads = 3, .kv_heads = 3, .d = 20, .bias = true},
+    {.name = "bias_full", .batch = 2, .seq_q = 33, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 8, .causal = false, .key_begin = {2, 9}, .key_end = {120, 100}, .dropout = 0.2f, .bias = true},
+    {.name = "bias_long_rows", .seq_q = 5, .seq_k = 1100, .heads = 2, .kv_heads = 2, .d = 8, .causal = false, .bias = true},
+    {.name = "bias_one_query", .batch = 2, .seq_q = 1, .seq_k = 33, .heads = 4, .kv_heads = 2, .d = 8, .causal = false, .bias = true},
     {.name = "large_scores", .seq_q = 70, .seq_k = 70, .heads = 2, .kv_heads = 2, .d = 64, .range = 6.0f},
 };
 // clang-format on
