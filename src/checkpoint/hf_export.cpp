@@ -121,9 +121,11 @@ ShardedWriter::Options writer_options(const ExportOptions& options, const HfPlan
 std::string config_text(const Architecture& config, const ExportOptions& options, DType dtype) {
   if (!options.source) return make_hf_config(config, "", dtype);
   const std::string& original = options.source->config_json;
-  Architecture described = parse_hf_config(original, "config.json");
-  if (naming_spec(config).head_by_weights) described.model.tied_head = config.model.tied_head;
-  if (!options.dtype && described == config) return original;
+  if (!options.dtype) {
+    Architecture described = parse_hf_config(original, "config.json");
+    if (naming_spec(config).head_by_weights) described.model.tied_head = config.model.tied_head;
+    if (described == config) return original;
+  }
   return make_hf_config(config, original, dtype);
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import run
+from documents_support import commands, shell_environment
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -17,7 +18,6 @@ from megatron_writer import Model, write  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples/python/checkpoint_reshaping_and_interoperability.py"
 
 
 def random_model(kind: str, tied: bool = True):
@@ -263,16 +263,19 @@ def test_options_for_the_other_side_are_refused(tessera_program, tmp_path, gpt2)
 
 
 def test_the_documents_two_commands(python_build, tessera_program, tmp_path, gpt2):
-    """004's shell lines, with a folder for the tokenizer's name."""
+    """004/convert_from_megatron.sh, and 004/convert_to_megatron.sh of what that made."""
     from tokenizers import Tokenizer, models
+    environment = shell_environment(python_build, tmp_path) | {"EXAMPLES": str(ROOT / "examples/python")}
+
+    def block(name: str) -> list:
+        (command,) = commands(name)
+        return python_build.run(launcher=["bash", "-ec", command], cwd=tmp_path, **environment).stdout.splitlines()
+
     write(tmp_path / "gpt", gpt2, tp=2, iteration=5000)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    done = python_build.run(SCRIPT, "--convert_checkpoint_from_megatron_to_transformers", "--load_path", tmp_path / "gpt/iter_0005000",
-                            "--save_path", tmp_path / "gpt/trfs_checkpoint", "--max_shard_size", "20KB", "--tokenizer_name", tmp_path / "tokenizer",
-                            "--print-checkpoint-structure")
+    tokenizer.save_pretrained(tmp_path / "gpt/tokenizer")
+    lines = block("004/convert_from_megatron.sh")
     folder = tmp_path / "gpt/trfs_checkpoint"
-    lines = done.stdout.splitlines()
     assert f"# {'transformer.h.0.attn.c_attn.weight':48s} : torch.Size([24, 72])" in lines
     config = json.loads((folder / "config.json").read_text())
     assert config["eos_token_id"] == 60 and config["architectures"] == ["GPT2LMHeadModel"]
@@ -280,11 +283,7 @@ def test_the_documents_two_commands(python_build, tessera_program, tmp_path, gpt
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert all(torch.equal(value, gpt2.state_dict()[name]) for name, value in loaded.state_dict().items())
 
-    done = python_build.run(SCRIPT, "--load_path", folder, "--save_path", tmp_path / "gpt/megatron_lm_checkpoint",
-                            "--target_tensor_model_parallel_size", 2, "--target_pipeline_model_parallel_size", 2,
-                            "--target_data_parallel_size", 2, "--target_params_dtype", "bf16", "--make_vocab_size_divisible_by", 128,
-                            "--use_distributed_optimizer", "--print-checkpoint-structure")
-    lines = done.stdout.splitlines()
+    lines = block("004/convert_to_megatron.sh")
     assert "Checkpoint structure of model state dict shard belonging to TP rank 1 and PP rank 1:" in lines
     assert f"......# {'layers.0.self_attention.query_key_value.bias':42s} : torch.Size([36])" in lines
     release = tmp_path / "gpt/megatron_lm_checkpoint/release"
