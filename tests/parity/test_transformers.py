@@ -60,7 +60,7 @@ def test_bf16_is_as_close_to_fp32_as_autocast(later_with_time, build_dir, tmp_pa
                            ["training.precision=bf16", "training.steps=1", "device.threads=2"])
         exact = oracle.first_step(folder / "model", config, batch)
         autocast = oracle.first_step(folder / "model", config, batch, autocast=True)
-        few = "labels" not in batch  # of two samples: rounding does not average out
+        few = "labels" not in batch or batch["labels"].size < 10  # of so few targets rounding does not average out
         assert abs(ours["loss"][0] - exact["loss"]) <= (4e-3 if few else 1e-3) * abs(exact["loss"])
         for key, gradient in gradients(exact).items():
             errors = [np.sum((side[key] - gradient) ** 2, dtype=np.float64) for side in (ours, autocast)]
