@@ -9,6 +9,7 @@
 
 #include "engine/dry_terms.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/ops/backends.hpp"
 
@@ -38,6 +39,10 @@ void add_tables(const fs::path& folder, std::vector<std::string>& paths) {
 Config smallest(Config config) {
   const std::int64_t pieces = config.parallel.pipeline * pieces_per_stage(config.parallel);
   config.model.num_layers = pieces;
+  if (spec_of(config.model.family).encoder_decoder) {
+    config.model.num_layers = std::max<std::int64_t>(2, pieces);
+    config.model.encoder_layers = config.model.num_layers / 2;
+  }
   config.model.init_from.reset();
   config.model.reinitialize = false;
   config.parallel.pipeline_layout.reset();

@@ -101,6 +101,18 @@ TEST(Tune, ProductsSayWhatTheyAre) {
   EXPECT_TRUE(has("48 x 92 x 48, B transposed", "bfloat16")) << "fc1";
 }
 
+/// However many layers an encoder is said to have, there is one of each kind.
+TEST(Tune, ProductsAreOfAnEncoderAndADecoder) {
+  Config config = config_of({"", {"t5"}, {"training.decoder_seq_length=16", "model.encoder_layers=3"}, 1});
+  const auto products = products_of(config, device_of(config.device));
+  for (const char* shape :
+       {"48 x 144 x 48, B transposed", "32 x 144 x 48, B transposed", "48 x 96 x 48, B transposed"}) {
+    EXPECT_TRUE(std::ranges::any_of(products, [&](const ops::RecordedProduct& p) {
+      return p.shape == shape;
+    })) << shape;
+  }
+}
+
 TEST(Tune, ASearchGoesOnWhereItEnded) {
   const Config config = config_of({"", Family::gpt2, {}, 1});
   const Device device = device_of(config.device);
