@@ -175,9 +175,9 @@ std::string to_text(const Topology& topology) {
   text += "\tNUMA Affinity\n";
   for (std::size_t a = 0; a < count; ++a) {
     text += detail::concat("GPU", a);
-    for (std::size_t b = 0; b < count; ++b) text += "\t" + to_text(topology.between(a, b));
+    for (std::size_t b = 0; b < count; ++b) text += detail::concat("\t", to_text(topology.between(a, b)));
     const int node = topology.gpus[a].numa_node;
-    text += "\t" + (node < 0 ? "N/A" : std::to_string(node)) + "\n";
+    text += detail::concat("\t", node < 0 ? "N/A" : std::to_string(node), "\n");
   }
   return text;
 }

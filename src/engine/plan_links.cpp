@@ -15,7 +15,7 @@ std::string text_of(const Group& group) {
 
 std::string text_of(const std::vector<Group>& groups) {
   std::string text;
-  for (const Group& group : groups) text += (text.empty() ? "" : " ") + text_of(group);
+  for (const Group& group : groups) text += detail::concat(text.empty() ? "" : " ", text_of(group));
   return text;
 }
 

@@ -64,8 +64,9 @@ TEST(FlightRecorder, FindsWhatEndsOutOfOrder) {
   }
   for (std::size_t i = 0; i < messages.size(); i += 2) recorder.end(messages[i], Kind::communication);
   for (const FlightRecord& record : recorder.snapshot().records) {
-    if (record.what.kind == Kind::communication)
+    if (record.what.kind == Kind::communication) {
       EXPECT_EQ(record.state, record.what.sequence % 2 == 0 ? State::done : State::queued);
+    }
   }
 }
 

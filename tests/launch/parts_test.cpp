@@ -225,7 +225,7 @@ TEST(Report, NamesTheCauseTheWitnessAndTheRest) {
 }
 
 Outcome failed(int weight, std::int64_t at_ms, const char* report) {
-  return {Outcome::Kind::failed, 1, weight, at_ms, report};
+  return {Outcome::Kind::failed, 1, weight, at_ms, report, {}};
 }
 
 TEST(Outcomes, TravelAsText) {
@@ -239,8 +239,8 @@ TEST(Outcomes, TravelAsText) {
 TEST(Outcomes, TheWeightiestIsTheJobs) {
   const Outcome done, early = failed(3, 10, "early"), late = failed(3, 20, "late"),
                       weak = failed(1, 1, "weak");
-  const Outcome lost{Outcome::Kind::lost, 1, 0, 0, "lost"};
-  const Outcome interrupted{Outcome::Kind::interrupted, 130, 0, 0, "ctrl-c"};
+  const Outcome lost{Outcome::Kind::lost, 1, 0, 0, "lost", {}};
+  const Outcome interrupted{Outcome::Kind::interrupted, 130, 0, 0, "ctrl-c", {}};
   EXPECT_EQ(combine(std::vector{done, done}).kind, Outcome::Kind::done);
   EXPECT_EQ(combine(std::vector{done, late, early, weak}).report, "early");
   EXPECT_EQ(combine(std::vector{weak, lost}).report, "lost");

@@ -195,7 +195,9 @@ TEST(CutLayers, LayersThatAreNotAlike) {
     for_all_cuts(7, pieces, [&](const std::vector<std::int64_t>& cut) {
       const std::vector<double> other = of(cut);
       EXPECT_LE(largest(best), largest(other) + 1e-9);
-      if (largest(other) <= largest(best) + 1e-9) EXPECT_LE(squares(best), squares(other) + 1e-9);
+      if (largest(other) <= largest(best) + 1e-9) {
+        EXPECT_LE(squares(best), squares(other) + 1e-9);
+      }
     });
   }
   costs = {.layer = 1, .embedding = 0, .head = 0, .layers = {1, 1, 1}};
