@@ -179,8 +179,14 @@ void sync_directory(const fs::path& dir) {
 }
 
 void remove_tree(const fs::path& path) {
+  // Somebody else may be removing the same: what is gone when its turn comes is no fault.
+  constexpr int kMostRounds = 1000;
   std::error_code error;
-  fs::remove_all(path, error);
+  for (int round = 0; round < kMostRounds; ++round) {
+    error.clear();
+    fs::remove_all(path, error);
+    if (error != std::errc::no_such_file_or_directory) break;
+  }
   if (error) io_failed("remove", path, error.value());
 }
 

@@ -3,6 +3,10 @@
 
 #include "tessera/checkpoint/staged_directory.hpp"
 
+#include <barrier>
+#include <thread>
+
+#include "checkpoint/file_io.hpp"
 #include "hf_folder.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -253,6 +257,33 @@ TEST(SafetensorsInMemory, KnowsAllTypesOfTheFormat) {
   spill(path, file);
   expect_error<CheckpointError>([&] { SafetensorsReader reader(path); }, "unknown dtype \"F8_E4M3\"");
   fs::remove(path);
+}
+
+/// Two jobs that save under one name find the same leftover and clear it away.
+class Leftovers : public ScratchTest {};
+TEST_F(Leftovers, TwoMayRemoveOne) {
+  const fs::path left = dir_ / "left";
+  for (int round = 0; round < 200; ++round) {
+    for (const char* folder : {"a", "b", "c"}) {
+      fs::create_directories(left / folder);
+      for (int i = 0; i < 8; ++i) spill(left / folder / std::to_string(i), "x");
+    }
+    std::barrier start(2);
+    std::string faults[2];
+    const auto remove = [&](std::string& fault) {
+      start.arrive_and_wait();
+      try {
+        checkpoint_detail::remove_tree(left);
+      } catch (const Error& error) {
+        fault = error.what();
+      }
+    };
+    std::thread other([&] { remove(faults[1]); });
+    remove(faults[0]);
+    other.join();
+    ASSERT_EQ(faults[0] + faults[1], "") << "round " << round;
+    ASSERT_FALSE(fs::exists(left));
+  }
 }
 
 }  // namespace
