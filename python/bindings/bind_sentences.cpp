@@ -164,6 +164,17 @@ SentenceData settle(const SentenceRequest& request, SplitsOptions& options) {
   return found;
 }
 
+/// What samples of both kinds are told alike.
+template <typename Options>
+void fill(Options& options, const SentenceRequest& request, const SentenceData& found) {
+  options.seed = request.seed;
+  options.short_seq_prob = request.short_seq_prob;
+  options.masking = request.masking;
+  options.special = found.special;
+  options.vocab_size = found.ids;
+  options.cache_folder = request.cache_dir;
+}
+
 py::tuple open_bert_samples(std::int64_t seq_length, bool binary_head, const py::kwargs& more) {
   py::dict given(more);
   const SentenceRequest request = request_of(given, BertDatasetOptions{}.masking);
@@ -173,13 +184,8 @@ py::tuple open_bert_samples(std::int64_t seq_length, bool binary_head, const py:
     BertDataOptions options;
     found = settle(request, options);
     options.dataset.seq_length = seq_length;
-    options.dataset.seed = request.seed;
     options.dataset.binary_head = binary_head;
-    options.dataset.short_seq_prob = request.short_seq_prob;
-    options.dataset.masking = request.masking;
-    options.dataset.special = found.special;
-    options.dataset.vocab_size = found.ids;
-    options.dataset.cache_folder = request.cache_dir;
+    fill(options.dataset, request, found);
     return build_bert_data(options);
   });
   return splits_of(data, {nullptr, bert_columns, found.tokenizer});
@@ -199,12 +205,7 @@ py::tuple open_t5_samples(std::int64_t encoder_length, std::int64_t decoder_leng
                    " tokens, and the model's ", request.vocab_size);
     options.dataset.encoder_length = encoder_length;
     options.dataset.decoder_length = decoder_length;
-    options.dataset.seed = request.seed;
-    options.dataset.short_seq_prob = request.short_seq_prob;
-    options.dataset.masking = request.masking;
-    options.dataset.special = found.special;
-    options.dataset.vocab_size = found.ids;
-    options.dataset.cache_folder = request.cache_dir;
+    fill(options.dataset, request, found);
     return build_t5_data(options);
   });
   return splits_of(data, {nullptr, t5_columns, found.tokenizer});

@@ -137,8 +137,8 @@ void BertDataset::fetch(std::int64_t index, const SampleView& out) const {
   TESSERA_ENSURE(DataError, length <= options_.seq_length, data_->prefix(), ": sample ", index, " has ",
                  length, " tokens, not ", options_.seq_length,
                  ". Its cached map does not belong to the data: remove it, and it is built anew");
-  std::fill(std::ranges::copy(sample.tokens, out.tokens.begin()).out, out.tokens.end(), options_.special.pad);
-  std::fill(std::ranges::copy(sample.labels, out.labels.begin()).out, out.labels.end(), kIgnoredLabel);
+  fill_padded(out.tokens, sample.tokens, options_.special.pad);
+  fill_padded(out.labels, sample.labels, kIgnoredLabel);
   out.key_end.front() = static_cast<std::int32_t>(length);
   if (!options_.binary_head) return;
   std::ranges::fill(out.token_types, 0);
@@ -146,28 +146,8 @@ void BertDataset::fetch(std::int64_t index, const SampleView& out) const {
   out.sample_label.front() = sample.swapped ? 1 : 0;
 }
 
-namespace {
-
-class BertMaker final : public SentenceMaker {
- public:
-  explicit BertMaker(const BertDatasetOptions& options) : options_(options) {}
-  Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
-            std::optional<std::int64_t> num_samples) const override {
-    BertDatasetOptions options = options_;
-    options.split = split;
-    options.num_samples = num_samples;
-    auto made = std::make_shared<const BertDataset>(std::move(data), units, std::move(options));
-    return {made, made->map().note};
-  }
-
- private:
-  const BertDatasetOptions& options_;
-};
-
-}  // namespace
-
 DatasetSplits build_bert_data(const BertDataOptions& options) {
-  return build_splits(options, BertMaker(options.dataset));
+  return build_splits(options, MakerOfSentences<BertDataset, BertDatasetOptions>(options.dataset));
 }
 
 }  // namespace tessera

@@ -40,4 +40,8 @@ void check_masking(const MaskingOptions& masking) {
                 " is not in [1, 1024]");
 }
 
+void fill_padded(std::span<std::int32_t> out, std::span<const std::int32_t> values, std::int32_t padding) {
+  std::fill(std::ranges::copy(values, out.begin()).out, out.end(), padding);
+}
+
 }  // namespace tessera

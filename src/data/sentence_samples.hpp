@@ -1,6 +1,8 @@
 #pragma once
 /// What datasets of samples of sentences share.
 
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,5 +39,26 @@ class SentenceMaker : public SampleMaker {
     return {data.document_begin(units.begin), data.document_begin(units.end)};
   }
 };
+
+/// Makes datasets that differ in their split alone. `Dataset` takes data, a range and `Options`.
+template <typename Dataset, typename Options>
+class MakerOfSentences final : public SentenceMaker {
+ public:
+  explicit MakerOfSentences(const Options& options) : options_(options) {}
+  Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
+            std::optional<std::int64_t> num_samples) const override {
+    Options options = options_;
+    options.split = split;
+    options.num_samples = num_samples;
+    auto made = std::make_shared<const Dataset>(std::move(data), units, std::move(options));
+    return {made, made->map().note};
+  }
+
+ private:
+  const Options& options_;
+};
+
+/// `values`, and `padding` behind them.
+void fill_padded(std::span<std::int32_t> out, std::span<const std::int32_t> values, std::int32_t padding);
 
 }  // namespace tessera

@@ -27,10 +27,6 @@ std::vector<Ids> draw_runs(const Ids& tokens, std::int64_t target_length, const 
   return runs;
 }
 
-void fill_padded(std::span<std::int32_t> out, const Ids& values, std::int32_t padding) {
-  std::fill(std::ranges::copy(values, out.begin()).out, out.end(), padding);
-}
-
 }  // namespace
 
 T5Sample make_t5_sample(const std::vector<Ids>& sentences, std::int64_t target_length, std::int64_t index,
@@ -152,28 +148,8 @@ void T5Dataset::fetch(std::int64_t index, const SampleView& out) const {
   fill_padded(out.labels, sample.labels, kIgnoredLabel);
 }
 
-namespace {
-
-class T5Maker final : public SentenceMaker {
- public:
-  explicit T5Maker(const T5DatasetOptions& options) : options_(options) {}
-  Made make(std::shared_ptr<const IndexedDataset> data, ElementRange units, Split split,
-            std::optional<std::int64_t> num_samples) const override {
-    T5DatasetOptions options = options_;
-    options.split = split;
-    options.num_samples = num_samples;
-    auto made = std::make_shared<const T5Dataset>(std::move(data), units, std::move(options));
-    return {made, made->map().note};
-  }
-
- private:
-  const T5DatasetOptions& options_;
-};
-
-}  // namespace
-
 DatasetSplits build_t5_data(const T5DataOptions& options) {
-  return build_splits(options, T5Maker(options.dataset));
+  return build_splits(options, MakerOfSentences<T5Dataset, T5DatasetOptions>(options.dataset));
 }
 
 }  // namespace tessera
