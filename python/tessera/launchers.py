@@ -269,16 +269,17 @@ def _run(variables: Dict[str, str], job: _Job) -> None:
         _end(processes)
         for channel in channels:
             channel.close()
-    _raise_failure(list(reports.values()))
+    _raise_failure(list(reports.values()), range(job.first_rank, job.first_rank + job.size))
 
 
-def _raise_failure(reports: List[_Report]) -> None:
+def _raise_failure(reports: List[_Report], ranks: range) -> None:
     """Errors: ProcessFailed where one failed; SystemExit where all is well but for a preemption."""
     failed = [report for report in reports if report.error]
     if failed:
         # The cause: an exception of its own, before an end without a word, before what another's failure made fail.
         first = min(failed, key=lambda report: (report.told, not report.trace, report.at))
-        others = sorted(report.rank for report in failed if report is not first)
+        well = {report.rank for report in reports if not report.error}
+        others = [rank for rank in ranks if rank != first.rank and rank not in well]  # by themselves, or stopped here
         text = f"rank {first.rank} failed: {first.error}" + (f"\n\n{first.trace}" if first.trace else "")
         if others:
             text += f"\nThen ended: rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}."

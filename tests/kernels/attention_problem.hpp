@@ -6,9 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 #include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -215,7 +216,8 @@ struct Outputs {
   std::vector<float> lse, dbias = {};
   bool operator==(const Outputs& other) const {
     const auto same = [](const auto& a, const auto& b) {
-      return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+      const auto bytes_of = [](const auto& values) { return std::as_bytes(std::span(values)); };
+      return std::ranges::equal(bytes_of(a), bytes_of(b));  // bits, so that -0 is not 0 and NaN is NaN
     };
     return same(o, other.o) && same(dq, other.dq) && same(dk, other.dk) && same(dv, other.dv) &&
            same(lse, other.lse) && same(dbias, other.dbias);
