@@ -11,6 +11,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
 #include "kernels/api/rope.hpp"
+#include "kernels/api/split_norm.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::kernels::cuda {
@@ -50,6 +51,9 @@ TESSERA_NO_CUDA(add_norm_forward, AddNormForward)
 TESSERA_NO_CUDA(add_norm_backward, AddNormBackward)
 TESSERA_NO_CUDA(norm_weight_grad, NormWeightGrad)
 TESSERA_NO_CUDA(add_norm_gradients, AddNormGradients)
+TESSERA_NO_CUDA(row_products, RowProducts)
+TESSERA_NO_CUDA(inverse_roots, InverseRoots)
+TESSERA_NO_CUDA(norm_projection, NormProjection)
 TESSERA_NO_CUDA(begin_update, BeginUpdate)
 TESSERA_NO_CUDA(update_groups, UpdateGroups)
 TESSERA_NO_CUDA(split_main, SplitMain)

@@ -24,7 +24,8 @@ constexpr EnumName<MlpActivation> kActivations[] = {{MlpActivation::gelu_tanh, "
                                                     {MlpActivation::swiglu, "swiglu"},
                                                     {MlpActivation::geglu, "geglu"}};
 
-constexpr EnumName<QkNorm> kQkNorms[] = {{QkNorm::none, "none"}, {QkNorm::head, "head"}};
+constexpr EnumName<QkNorm> kQkNorms[] = {
+    {QkNorm::none, "none"}, {QkNorm::head, "head"}, {QkNorm::full, "full"}};
 
 constexpr EnumName<NormPlacement> kNormPlacements[] = {
     {NormPlacement::pre, "pre"}, {NormPlacement::sandwich, "sandwich"}, {NormPlacement::post, "post"}};

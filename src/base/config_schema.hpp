@@ -104,9 +104,10 @@ void describe_norms(Visitor& visit, Section& c) {
   visit.field("norm_zero_centered", c.norm_zero_centered,
               "norms multiply by 1 + weight, weights begin at 0; null = the family's");
   visit.field("norm_bias", c.norm_bias, "biases of LayerNorm; null = the family's");
-  visit.field("qk_norm", c.qk_norm,
-              "RMSNorm of each head of queries and keys before rotary positions (head), or none; null = the "
-              "family's");
+  visit.field(
+      "qk_norm", c.qk_norm,
+      "RMSNorm of queries and keys before rotary positions: of each head (head), of all heads together "
+      "(full), or none; null = the family's");
   visit.field("embedding_norm", c.embedding_norm, "a norm behind the token embedding; null = the family's");
   visit.field("embedding_scaled", c.embedding_scaled,
               "embeddings times the root of `hidden_size`; null = the family's");

@@ -39,6 +39,8 @@ N count_parameters(const ModelConfig& m) {
   const N norm = has_norm_bias(m) ? 2 * width : width;
   N layer_norms = (*m.norm_placement == NormPlacement::sandwich ? 4 : *m.shared_norm ? 1 : 2) * norm;
   if (*m.qk_norm == QkNorm::head) layer_norms += 2 * static_cast<N>(m.head_dim);
+  if (*m.qk_norm == QkNorm::full)
+    layer_norms += static_cast<N>(m.num_heads + m.num_kv_heads) * static_cast<N>(m.head_dim);
   N layer_biases = 0;
   if (*m.qkv_bias)
     layer_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);

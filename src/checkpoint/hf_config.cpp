@@ -19,6 +19,29 @@ double positive(const JsonView& in, const char* key, double absent, double most)
   return value;
 }
 
+Json flattened(Json document, const char* nested) {
+  if (!nested || !document.is_object() || !document.contains(nested) || !document[nested].is_object())
+    return document;
+  const Json inner = std::move(document[nested]);
+  document.erase(nested);
+  for (const auto& [key, value] : inner.items()) document[detail::concat(nested, ".", key)] = value;
+  return document;
+}
+
+Json nested_again(Json document, const char* nested) {
+  if (!nested) return document;
+  Json result = Json::object();
+  const std::string begin = detail::concat(nested, ".");
+  for (const auto& [key, value] : document.items()) {
+    if (key.starts_with(begin)) {
+      result[nested][key.substr(begin.size())] = value;
+    } else {
+      result[key] = value;
+    }
+  }
+  return result;
+}
+
 }  // namespace checkpoint_detail
 
 namespace {
@@ -207,6 +230,30 @@ void read_scaled_head(const Reader& in) {
   in.model.scaled_head = in.model.tied_head = scaled;
 }
 
+/// Falcon 40B's new decoder has a norm for each branch or one for both, and any number of key and value
+/// heads; the older ones have one norm, and one key and value head or as many as heads.
+void read_falcon(const Reader& in) {
+  if (!in.spec.falcon_layers) return;
+  ModelConfig& model = in.model;
+  const bool is_new = in.flag("new_decoder_architecture", false);
+  const bool parallel = in.flag("parallel_attn", true);
+  if (is_new && !parallel)
+    in.root["parallel_attn"].fail("must be true or absent with new_decoder_architecture", Reader::kWay);
+  const std::int64_t norms = in.size("num_ln_in_parallel_attn", is_new ? 2 : 1);
+  if (parallel && norms > (is_new ? 2 : 1))
+    in.root["num_ln_in_parallel_attn"].fail(
+        detail::concat("must be ", is_new ? "1 or 2" : "1 without new_decoder_architecture"), Reader::kWay);
+  model.parallel_residual = parallel;
+  model.shared_norm = parallel && norms == 1;
+  const std::int64_t given = in.size("num_kv_heads", model.num_heads);
+  if (!is_new && !in.flag("multi_query", true) && given != model.num_heads)
+    in.root["num_kv_heads"].fail("must be as many as num_attention_heads without new_decoder_architecture",
+                                 Reader::kWay);
+  model.num_kv_heads = is_new ? given : in.flag("multi_query", true) ? 1 : model.num_heads;
+  if (model.num_heads % model.num_kv_heads != 0)
+    in.root["num_kv_heads"].fail("does not divide num_attention_heads", Reader::kWay);
+}
+
 /// What Transformers derives from the activation and writes down must not say something else.
 void check_gate(const Reader& in) {
   const auto gated = in.root.find("is_gated_act");
@@ -223,6 +270,7 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   read_activation(in);
   check_gate(in);
   read_layers(in);
+  read_falcon(in);
   read_scaled_head(in);
   check_sizes(in);
   read_window(in);
@@ -233,9 +281,10 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
 }
 
 Architecture read_config(const std::string& text, const std::string& origin) {
-  const Json document = parse_json(text, origin, kHfFileRemedy);
+  const Json whole = parse_json(text, origin, kHfFileRemedy);
+  const ModelSpec& spec = row_of(JsonView(whole, origin, kHfFileRemedy));
+  const Json document = flattened(whole, spec.nested);
   const JsonView root(document, origin, kHfFileRemedy);
-  const ModelSpec& spec = row_of(root);
   refuse_what_is_not_had(root, spec);
   return {read_model(root, spec), spec.name};
 }

@@ -17,7 +17,7 @@ const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const
   const auto reads = [&](auto M::*field) {
     return std::ranges::any_of(type.keys, [&](const HfKey& key) { return key.field == HfKey::Field(field); });
   };
-  if (c.norm_placement != own.norm_placement || c.shared_norm != own.shared_norm)
+  if (c.norm_placement != own.norm_placement || (c.shared_norm != own.shared_norm && !type.falcon_layers))
     return "its norms stand elsewhere";
   if (c.norm_zero_centered != own.norm_zero_centered) return "its norms multiply by other weights";
   if (has_norm_bias(c) != has_norm_bias(own)) return "its norms have other biases";
@@ -56,8 +56,9 @@ std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
                           ", not ", name_of(*c.activation));
   if (*c.parallel_residual && !*own.parallel_residual) return "its attention and MLP follow one another";
   if (c.position_embedding == PositionKind::rotary &&
-      (c.rope_interleaved || (c.rope_fraction != 1.0 && !type.rope.partial)))
-    return "it rotates pairs (i, i + d/2) over the whole head";
+      (c.rope_interleaved != type.rope.interleaved || (c.rope_fraction != 1.0 && !type.rope.partial)))
+    return detail::concat("it rotates pairs ", type.rope.interleaved ? "(2i, 2i+1)" : "(i, i + d/2)",
+                          type.rope.partial ? "" : " over the whole head");
   if (const char* unlike = unlike_in_detail(c, own, type)) return unlike;
   for (const HfNeed& need : type.needs) {
     if (!need.holds(c)) return need.reason;
@@ -72,6 +73,18 @@ Json root_of(const ModelConfig& model) {
   return std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<std::int64_t>(whole)) : Json(value);
 }
 
+/// The way back of read_falcon. One that says new_decoder_architecture goes on saying it where it can.
+void write_falcon(const ModelConfig& model, Json& out) {
+  const bool parallel = *model.parallel_residual, two_norms = parallel && !*model.shared_norm;
+  const bool few_heads = model.num_kv_heads == 1 || model.num_kv_heads == model.num_heads;
+  const bool is_new = parallel && (two_norms || !few_heads || out.value("new_decoder_architecture", false));
+  out["parallel_attn"] = parallel;
+  out["new_decoder_architecture"] = is_new;
+  out["multi_query"] = model.num_kv_heads == 1;
+  out["num_kv_heads"] = model.num_kv_heads;
+  out["num_ln_in_parallel_attn"] = two_norms ? Json(2) : is_new ? Json(1) : Json(nullptr);
+}
+
 void write_key(const ModelConfig& model, const HfKey& key, Json& out) {
   if (key.kind == HfKey::Kind::root) return void(out[key.key] = root_of(model));
   if (key.kind == HfKey::Kind::cap) {
@@ -79,6 +92,10 @@ void write_key(const ModelConfig& model, const HfKey& key, Json& out) {
     return void(out[key.key] = cap == 0.0 ? Json(nullptr) : Json(cap));
   }
   const auto write = [&]<typename T>(const T& value) { out[key.key] = value; };
+  // Transformers 5 takes a whole number alone for MPT's.
+  if (key.kind == HfKey::Kind::probability && key.whole_zero &&
+      model.*std::get<double ModelConfig::*>(key.field) == 0.0)
+    return void(out[key.key] = 0);
   std::visit(
       [&](auto field) {
         const auto& value = model.*field;
@@ -189,11 +206,11 @@ std::optional<std::string> hf_model_type_of(const Architecture& config) {
 
 std::string make_hf_config(const Architecture& config, const std::string& base, DType dtype) {
   const ModelConfig& model = config.model;
-  Json out = base.empty() ? Json::object() : parse_json(base, "config.json");
   const std::string misfit = hf_misfit(model, config.type);
   TESSERA_ENSURE(ConfigError, misfit.empty(), "this model has no Hugging Face form",
                  config.type.empty() ? "" : " as a " + config.type, ": ", misfit);
   const ModelSpec& row = *find_spec(config.type);
+  Json out = base.empty() ? Json::object() : flattened(parse_json(base, "config.json"), row.nested);
   if (!out.contains("architectures") || row.heads_by_architecture)
     out["architectures"] = {row.architectures[head_of(model, row)]};
   if (model.num_labels) write_classes(*model.num_labels, out);
@@ -207,10 +224,12 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   write_activation(model, row.activations, out);
   if (model.encoder_layers) out["num_decoder_layers"] = model.num_layers - *model.encoder_layers;
   if (model.scaled_head) write_scaled_head(*model.scaled_head, out);
-  if (model.position_embedding != PositionKind::rotary) return to_text(out, 2) + "\n";
-  write_window(model, row.window, out);
-  write_rope(model, row.rope, out);
-  return to_text(out, 2) + "\n";
+  if (row.falcon_layers) write_falcon(model, out);
+  if (model.position_embedding == PositionKind::rotary) {
+    write_window(model, row.window, out);
+    write_rope(model, row.rope, out);
+  }
+  return to_text(nested_again(std::move(out), row.nested), 2) + "\n";
 }
 
 }  // namespace tessera

@@ -113,6 +113,7 @@ std::set<std::string_view> known_keys(const ModelSpec& spec) {
   known.insert({spec.activations.key, spec.rope.theta, spec.rope.fraction});
   if (spec.rope.local_theta) known.insert(spec.rope.local_theta);
   if (spec.window.every_key) known.insert(spec.window.every_key);
+  if (spec.falcon_layers) known.insert({"parallel_attn", "num_ln_in_parallel_attn"});
   return known;
 }
 
@@ -131,10 +132,11 @@ void refuse_what_is_not_had(const JsonView& root, const ModelSpec& spec) {
   for (const HfDemand& each : spec.demands) demand(root, each);
   const std::set<std::string_view> known = known_keys(spec);
   for (const auto& [key, value] : root.object().items()) {
-    const bool counts =
-        std::any_of(std::begin(kCounting), std::end(kCounting),
-                    [&, &name = key](const char* part) { return name.find(part) != std::string::npos; });
-    if (!counts || known.contains(key) || is_off(value)) continue;
+    const std::string begin = spec.nested ? detail::concat(spec.nested, ".") : std::string();
+    const std::string name = !begin.empty() && key.starts_with(begin) ? key.substr(begin.size()) : key;
+    const bool counts = std::any_of(std::begin(kCounting), std::end(kCounting),
+                                    [&](const char* part) { return name.find(part) != std::string::npos; });
+    if (!counts || known.contains(key) || known.contains(name) || is_off(value)) continue;
     root[key].fail(
         detail::concat("is a setting that may change the numbers and that Tessera does not know of a ",
                        spec.name),

@@ -30,7 +30,9 @@ Extent extent_of(const ModelConfig& m, std::string_view module) {
   if (module == "binary_head") return {2, m.hidden_size, true};
   if (module == "classifier") return {*m.num_labels, m.hidden_size, true};
   if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
-  if (module.ends_with("q_layernorm") || module.ends_with("k_layernorm")) return {m.head_dim, 0, false};
+  const bool full = m.qk_norm == QkNorm::full;
+  if (module.ends_with("q_layernorm")) return {full ? heads : m.head_dim, 0, false};
+  if (module.ends_with("k_layernorm")) return {full ? kv : m.head_dim, 0, false};
   return {m.hidden_size, 0, has_norm_bias(m)};
 }
 
@@ -125,8 +127,10 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
                           std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) {
       const std::string number = std::to_string(i) + ".";
-      for (const HfParameter& each : list)
+      for (const HfParameter& each : list) {
+        if (each.only && !each.only(m)) continue;
         map_module(m, names, ours + number + each.ours, prefix + theirs + number, each.theirs, out);
+      }
     }
   };
   const std::int64_t encoder = names.encoder_layers ? m.encoder_layers.value_or(0) : 0;

@@ -31,6 +31,11 @@ struct Reader {
 /// The number `key`, or `absent` where it is absent or null: above 0 and at most `most`.
 double positive(const JsonView& in, const char* key, double absent, double most);
 
+/// The document with the members of its object `nested` (null = none) beside it, as "nested.key".
+Json flattened(Json document, const char* nested);
+/// The way back.
+Json nested_again(Json document, const char* nested);
+
 /// Rotary positions: base, share of the head, stretching.
 void read_rope(const Reader& in);
 /// Which keys a position sees in which layers, where that can be fewer than all before it.

@@ -27,6 +27,7 @@ std::optional<RopeType> type_of(const JsonView& scaling) {
   for (const EnumName<RopeType>& each : names_of(RopeType{}).values) {
     if (found->text() == each.name) return each.value;
   }
+  if (found->text() == "su") return RopeType::longrope;  // as the first Phi-3 called it
   found->fail(
       "\"" + found->text() + "\" is not supported; default, linear, dynamic, llama3, yarn and longrope are",
       "Use another model.");
@@ -204,6 +205,7 @@ void read_rope(const Reader& in) {
   const HfRope& keys = in.spec.rope;
   in.model.rope_theta = positive(in.root, keys.theta, keys.absent_theta, 1e30);
   in.model.rope_fraction = keys.absent_fraction;
+  in.model.rope_interleaved = keys.interleaved;
   read_fraction(in, in.root, keys.fraction);
   if (keys.local_theta) return read_rope_by_layer(in);
   auto scaling = filled(in.root, "rope_scaling");

@@ -1,3 +1,4 @@
+#include "tessera/base/config_file.hpp"
 #include "tessera/engine/dry_run.hpp"
 
 #include <algorithm>

@@ -9,6 +9,7 @@ SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::i
                              const TensorParallel& tensor, bool causal)
     : Module(std::move(name)),
       config_(config),
+      tensor_(tensor),
       layer_(layer),
       causal_(causal),
       heads_(head_share(config, tensor)),
@@ -27,11 +28,45 @@ SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::i
                           Linear::Split::row,
                           {}})) {
   if (*config.qk_norm == QkNorm::none) return;
-  // A rank sees its own heads, and so a part of the gradients.
   const Init init = *config.norm_zero_centered ? Init::zeros() : Init::ones();
+  if (*config.qk_norm == QkNorm::full) {
+    declare_full_norms(init);
+    return;
+  }
+  // A rank sees its own heads, and so a part of the gradients.
   const ParameterTraits traits{.reads_main = true, .partial_over_tensor = tensor.active()};
   query_norm_ = &parameter("q_layernorm.weight", Shape{config.head_dim}, init, traits);
   key_norm_ = &parameter("k_layernorm.weight", Shape{config.head_dim}, init, traits);
+}
+
+void SelfAttention::declare_full_norms(const Init& init) {
+  const std::int64_t d = config_.head_dim;
+  const auto declare = [&](const char* name, std::int64_t heads, Segment own) {
+    own.count *= d;
+    own.global *= d;
+    return &parameter(name, Placement::segmented({heads * d}, 0, {own}), init,
+                      ParameterTraits{.reads_main = true});
+  };
+  query_norm_ = declare("q_layernorm.weight", config_.num_heads,
+                        {.local = 0, .global = heads_.first, .count = heads_.heads});
+  key_norm_ = declare("k_layernorm.weight", config_.num_kv_heads,
+                      {.local = 0,
+                       .global = heads_.first_kv,
+                       .count = heads_.kv_heads,
+                       .copies = heads_.copies,
+                       .copy = heads_.copy});
+}
+
+Var SelfAttention::norm_heads(const Forward& forward, Var qkv) {
+  const HeadNormOptions options{.heads = heads_.heads,
+                                .kv_heads = heads_.kv_heads,
+                                .head_dim = config_.head_dim,
+                                .query_weight = *query_norm_,
+                                .key_weight = *key_norm_,
+                                .eps = static_cast<float>(config_.norm_eps),
+                                .zero_centered = *config_.norm_zero_centered};
+  if (*config_.qk_norm == QkNorm::full) return full_head_norm(forward.exec, tensor_, std::move(qkv), options);
+  return head_norm(forward.exec, std::move(qkv), options);
 }
 
 Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::RopeTable* rope,
@@ -55,16 +90,7 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
     options.attention.seq_length = input.seq_length;
   }
   Var qkv = qkv_.forward(forward, x);
-  if (query_norm_ != nullptr) {
-    qkv = head_norm(forward.exec, std::move(qkv),
-                    {.heads = heads_.heads,
-                     .kv_heads = heads_.kv_heads,
-                     .head_dim = config_.head_dim,
-                     .query_weight = *query_norm_,
-                     .key_weight = *key_norm_,
-                     .eps = static_cast<float>(config_.norm_eps),
-                     .zero_centered = *config_.norm_zero_centered});
-  }
+  if (query_norm_ != nullptr) qkv = norm_heads(forward, std::move(qkv));
   Var o = forward.cache != nullptr ? attend_cached(forward, std::move(qkv), options)
                                    : self_attention(forward.exec, std::move(qkv), options);
   return proj_.forward(forward, o);

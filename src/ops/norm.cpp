@@ -1,6 +1,7 @@
 #include "tessera/ops/norm.hpp"
 
 #include "kernels/api/norm.hpp"
+#include "kernels/api/split_norm.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/matrix.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -177,6 +178,43 @@ AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const T
   params.weight = describe_sums(saved, dy, sums, options, scratch);
   TESSERA_DISPATCH(ctx, add_norm_gradients, params);
   return grad;
+}
+
+Tensor row_products(const ExecCtx& ctx, const Tensor& a, const Tensor& b) {
+  check_contiguous_floats(a, "a");
+  check_contiguous(b, "b");
+  check_same_shape(a, b, "a and b");
+  TESSERA_CHECK_EQ(b.dtype(), a.dtype(), "dtypes of a and b");
+  const std::int64_t cols = a.size(-1), rows = cols == 0 ? 0 : a.numel() / cols;
+  Tensor out = Tensor::empty(ctx, {rows}, DType::f32);
+  const kernels::RowProducts params{
+      .rows = rows, .cols = cols, .dtype = a.dtype(), .a = a.raw(), .b = b.raw(), .out = floats(out)};
+  TESSERA_DISPATCH(ctx, row_products, params);
+  return out;
+}
+
+void inverse_roots(const ExecCtx& ctx, const Tensor& sums, std::int64_t width, float eps) {
+  TESSERA_CHECK_EQ(sums.dtype(), DType::f32, "dtype of sums");
+  const kernels::InverseRoots params{
+      .n = sums.numel(), .width = static_cast<float>(width), .eps = eps, .values = floats(sums)};
+  TESSERA_DISPATCH(ctx, inverse_roots, params);
+}
+
+void norm_projection(const ExecCtx& ctx, const AddNorm& saved, const Tensor& sums, std::int64_t width,
+                     const Tensor& dx) {
+  check_contiguous_floats(dx, "dx");
+  check_same_shape(saved.residual, dx, "dx");
+  TESSERA_CHECK_EQ(dx.dtype(), saved.residual.dtype(), "dtype of dx");
+  TESSERA_CHECK_EQ(sums.numel(), saved.rstd.numel(), "sums");
+  const kernels::NormProjection params{.rows = saved.rstd.numel(),
+                                       .cols = dx.size(-1),
+                                       .dtype = dx.dtype(),
+                                       .width = static_cast<float>(width),
+                                       .x = saved.residual.raw(),
+                                       .rstd = floats(saved.rstd),
+                                       .sums = floats(sums),
+                                       .y = dx.raw()};
+  TESSERA_DISPATCH(ctx, norm_projection, params);
 }
 
 }  // namespace tessera::ops

@@ -15,6 +15,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
 #include "kernels/api/rope.hpp"
+#include "kernels/api/split_norm.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/trace.hpp"
 
@@ -70,6 +71,13 @@ inline Work work_of(const kernels::NormWeightGrad& n) {
   return moves(product(n.rows, n.cols) * (bytes_of(n.residual_dtype) + bytes_of(n.dtype)));
 }
 inline Work work_of(const kernels::AddNormGradients& n) { return work_of(n.input); }
+inline Work work_of(const kernels::RowProducts& p) {
+  return moves(product(p.rows, p.cols) * (p.a == p.b ? 1 : 2) * bytes_of(p.dtype));
+}
+inline Work work_of(const kernels::InverseRoots& p) { return moves(static_cast<double>(p.n) * 8); }
+inline Work work_of(const kernels::NormProjection& p) {
+  return moves(product(p.rows, p.cols) * 3 * bytes_of(p.dtype));
+}
 
 inline Work work_of(const kernels::Axpby& a) {
   return moves(static_cast<double>(a.n) *

@@ -21,6 +21,11 @@ TEST(ParameterCount, NamedModels) {
   EXPECT_EQ(parameter_count(shipped("gpt_neox_20b")), 20'554'567'680);
   EXPECT_EQ(parameter_count(shipped("santacoder_1b")), 1'124'886'528);
   EXPECT_EQ(parameter_count(shipped("bloom_7b1")), 7'069'016'064);
+  EXPECT_EQ(parameter_count(shipped("phi3_mini")), 3'821'079'552);
+  EXPECT_EQ(parameter_count(shipped("falcon_7b")), 6'921'720'704);
+  EXPECT_EQ(parameter_count(shipped("mpt_7b")), 6'649'286'656);
+  EXPECT_EQ(parameter_count(shipped("olmo2_7b")), 7'298'617'344);
+  EXPECT_EQ(parameter_count(shipped("glm4_9b")), 9'400'279'040);
   // Without a file: the defaults are GPT-2 small.
   EXPECT_EQ(parameter_count(ModelConfig{}), 124'439'808);
 }

@@ -223,7 +223,8 @@ TEST(HfConfig, RopeInBothSpellings) {
 TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   refuse(gpt2(), "model_type", "opt",
          "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert, "
-         "megatron-bert, qwen3, gemma2, gemma3_text, bloom, t5 and mt5 are");
+         "megatron-bert, qwen3, gemma2, gemma3_text, bloom, t5, mt5, phi3, glm, glm4, olmo2, mpt and falcon "
+         "are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");
@@ -392,6 +393,32 @@ TEST(HfConfig, EveryConfigSurvivesBothOfItsTexts) {
                      {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}});
   configs.push_back(
       {{"model_type", "bloom"}, {"n_layer", 3}, {"hidden_size", 60}, {"n_head", 5}, {"vocab_size", 211}});
+  const Json small = {
+      {"num_hidden_layers", 3}, {"hidden_size", 60}, {"num_attention_heads", 6}, {"vocab_size", 211}};
+  const auto add = [&](const char* type, const Json& more) {
+    configs.push_back(small);
+    configs.back()["model_type"] = type;
+    configs.back().update(more);
+  };
+  add("phi3",
+      {{"sliding_window", 7}, {"partial_rotary_factor", 0.4}, {"resid_pdrop", 0.1}, {"pad_token_id", 3}});
+  add("glm", {{"attention_bias", false}, {"pad_token_id", nullptr}});
+  add("glm4", {{"num_key_value_heads", 2}, {"head_dim", 12}, {"pad_token_id", 210}});
+  add("olmo2", {{"num_key_value_heads", 2}, {"attention_bias", true}});
+  for (const Json& dropout : {Json(0), Json(0.25)})
+    configs.push_back(
+        {{"model_type", "mpt"},
+         {"n_layers", 3},
+         {"d_model", 60},
+         {"n_heads", 5},
+         {"vocab_size", 211},
+         {"attn_config", {{"attn_pdrop", dropout}, {"attn_impl", "triton"}, {"clip_qkv", nullptr}}}});
+  // Each kind of layers that Falcon's four switches make.
+  add("falcon", Json::object());
+  add("falcon", {{"multi_query", false}, {"bias", true}});
+  add("falcon", {{"parallel_attn", false}});
+  add("falcon", {{"new_decoder_architecture", true}, {"num_kv_heads", 2}});
+  add("falcon", {{"new_decoder_architecture", true}, {"num_kv_heads", 1}, {"num_ln_in_parallel_attn", 1}});
   for (const Json& json : configs) {
     const Architecture config = parse(json);
     EXPECT_EQ(parse_model_json(to_model_json(config), "x"), config) << json;

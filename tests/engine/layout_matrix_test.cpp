@@ -24,6 +24,9 @@ enum class Kind {
   gemma3,
   bloom,
   post_norm,
+  olmo2,
+  falcon,
+  glm4,
   t5,
   t5_v1_1
 };
@@ -78,6 +81,12 @@ const char* name_of(Kind kind) {
       return "bloom";
     case Kind::post_norm:
       return "post_norm";
+    case Kind::olmo2:
+      return "olmo2";
+    case Kind::falcon:
+      return "falcon";
+    case Kind::glm4:
+      return "glm4";
     case Kind::t5:
       return "t5";
     case Kind::t5_v1_1:
@@ -120,6 +129,10 @@ void set_later(Kind kind, ModelConfig& model) {
     model.attention_softcap = 1.0, model.logit_softcap = 2.0, model.attention_scale = 0.4;
   if (kind == Kind::bloom) model.family = {"bloom"};
   if (kind == Kind::post_norm) model.norm_placement = NormPlacement::post;
+  if (kind == Kind::olmo2) model.family = {"olmo2"}, model.num_kv_heads = 2;
+  if (kind == Kind::falcon) model.family = {"falcon"}, model.num_kv_heads = 1;
+  if (kind == Kind::glm4)
+    model.family = {"glm4"}, model.num_kv_heads = 2, model.rope_fraction = 0.5, model.rope_interleaved = true;
 }
 
 /// 12 heads, odd vocabulary, dropout on, 5 layers so that stages are uneven.
@@ -354,6 +367,11 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::bloom, .tp = 2, .sp = true, .pp = 2});
   list.push_back({.kind = Kind::bloom, .dp = 2, .recompute = kSelective});
   list.push_back({.kind = Kind::post_norm, .tp = 2, .sp = true, .pp = 2, .recompute = kFull});
+  // One norm over heads of all ranks (of two key heads that two ranks each hold), one norm for both branches.
+  list.push_back({.kind = Kind::olmo2, .tp = 4, .sp = true, .pp = 2, .schedule = kZbH1});
+  list.push_back({.kind = Kind::olmo2, .tp = 2, .dp = 2, .recompute = kFull});
+  list.push_back({.kind = Kind::falcon, .tp = 2, .sp = true, .pp = 2});
+  list.push_back({.kind = Kind::glm4, .tp = 2, .sp = true, .recompute = kSelective});
   // An encoder and a decoder: cut in the encoder, between the two (2,3), in the decoder.
   list.push_back({.kind = Kind::t5, .tp = 2, .sp = true});
   list.push_back({.kind = Kind::t5, .pp = 2, .pipeline_layout = "2,3"});

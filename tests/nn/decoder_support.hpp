@@ -175,6 +175,19 @@ inline std::map<std::string, ModelConfig> decoder_variants() {
   c = gpt2;
   c.family = {"bloom"};
   all["bloom"] = c;
+  c.family = {"mpt"};
+  all["mpt"] = c;
+  c.family = {"falcon"};
+  c.num_kv_heads = 1;
+  all["falcon"] = c;
+  c = llama;
+  c.family = {"olmo2"};
+  all["olmo2"] = c;
+  c.family = {"glm4"};
+  c.head_dim = 12;
+  c.rope_fraction = 0.5;
+  c.rope_interleaved = true;
+  all["glm4"] = c;
   return all;
 }
 

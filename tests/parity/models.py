@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import second_tier
 from safetensors.numpy import save_file
 
 GPT2 = {
@@ -106,15 +107,25 @@ MODELS = {
     "mt5": T5 | {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5", "feed_forward_proj": "gated-gelu",
                  "tie_word_embeddings": False, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
                  "num_layers": 3, "num_decoder_layers": None},
+    "phi3": second_tier.PHI3,
+    "glm4": second_tier.GLM4,
+    "glm": second_tier.GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm", "tie_word_embeddings": True},
+    "olmo2": second_tier.OLMO2,
+    "mpt": second_tier.MPT,
+    "falcon": second_tier.FALCON,
+    "falcon_7b": second_tier.FALCON | {"new_decoder_architecture": False, "multi_query": True},
+    "falcon_in_line": second_tier.FALCON | {"new_decoder_architecture": False, "parallel_attn": False, "num_kv_heads": None, "bias": True,
+                                "tie_word_embeddings": False, "activation": "relu"},
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
 KINDS = ("plain", "padded", "packed")
 # What stretches positions by the length of a sequence takes no sequences that begin anew within one.
-WHOLE = ("llama_longrope_long", "llama_dynamic")
+WHOLE = ("llama_longrope_long", "llama_dynamic", "phi3")
 ALL_CASES = [(name, kind) for name in MODELS for kind in KINDS if kind == "plain" or name not in WHOLE]
 # Of the later families each run takes one kind, in turn; --long takes all.
-LATER = ("mistral", "qwen3", "gemma2", "gemma3", "bloom", "llama_yarn", "llama_longrope", "llama_linear")
+LATER = ("mistral", "qwen3", "gemma2", "gemma3", "bloom", "llama_yarn", "llama_longrope", "llama_linear", "glm4", "glm", "olmo2",
+         "mpt", "falcon", "falcon_7b", "falcon_in_line")
 CASES = [(name, kind) for name, kind in ALL_CASES if name not in LATER or kind == KINDS[LATER.index(name) % 3]]
 
 
@@ -316,6 +327,10 @@ def weight_shapes(config: dict) -> dict:
         return bert_shapes(config)
     if is_t5(config):
         return {f"{theirs}.weight": shape for theirs, (_, shape) in t5_modules(config).items()}
+    if second_tier.has(config):
+        modules = second_tier.modules_of(config)
+        return ({f"{theirs}.weight": shape for theirs, (_, shape, _) in modules.items()}
+                | {f"{theirs}.bias": shape[:1] for theirs, (_, shape, bias) in modules.items() if bias})
     if config["model_type"] == "gpt_neox":
         return neox_shapes(config)
     if config["model_type"] == "bloom":
@@ -454,6 +469,8 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
         return bert_to_tessera(config, tensors)
     if is_t5(config):
         return t5_to_tessera(config, tensors)
+    if second_tier.has(config):
+        return second_tier.to_tessera(config, tensors)
     if config["model_type"] == "gpt_neox":
         return neox_to_tessera(config, tensors)
     if config["model_type"] == "bloom":

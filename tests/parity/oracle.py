@@ -38,7 +38,7 @@ def _masks(model, seen: torch.Tensor, batch: int):
     if window is None:
         return mask(seen)
     windowed = mask(seen & seen.new_ones(seen.shape[-2:]).triu(1 - window))
-    if model.config.model_type in ("mistral", "starcoder2"):
+    if model.config.model_type in ("mistral", "starcoder2", "phi3"):
         return windowed
     return {"full_attention": mask(seen), "sliding_attention": windowed}
 

@@ -1,4 +1,4 @@
-"""Mistral with its window, Qwen3, Gemma, GPT-NeoX, GPTBigCode, BLOOM and stretched rotary positions, given to prepare() as Transformers'
+"""Mistral with its window, Qwen3, Gemma, GPT-NeoX, GPTBigCode, BLOOM, Phi-3, GLM-4, OLMo 2, MPT, Falcon and stretched rotary positions, given to prepare() as Transformers'
 objects: loss and every gradient are Transformers'."""
 
 import json
@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 SCRIPT = Path(__file__).parent / "scripts" / "decoder_families.py"
-ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yarn"
+ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yarn,phi3,glm,glm4,olmo2,mpt,falcon,falcon_in_line"
 
 
-@pytest.mark.parametrize("tp, pp, names", [(1, 1, ALL), (2, 1, "qwen3,gemma2,bloom"), (1, 2, "mistral,gemma3")])
+@pytest.mark.parametrize("tp, pp, names", [(1, 1, ALL), (2, 1, "qwen3,gemma2,bloom,olmo2,falcon"), (1, 2, "mistral,gemma3,glm4")])
 def test_equal_to_transformers(python_build, tmp_path, long_run, tp, pp, names):
     if pp > 1 and not long_run:
         pytest.skip("--long")

@@ -71,6 +71,17 @@ def make_model(family: str) -> torch.nn.Module:
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape))
         return model
+    if family in ("phi3", "glm4"):
+        kind = "Phi3" if family == "phi3" else "Glm4"
+        more = dict(head_dim=12) if family == "glm4" else {}
+        return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes, **more, pad_token_id=0))
+    if family == "olmo2":
+        return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes))
+    if family == "mpt":
+        return transformers.MptForCausalLM(transformers.MptConfig(n_layers=2, d_model=32, n_heads=4, vocab_size=97, max_seq_len=32))
+    if family == "falcon":
+        return transformers.FalconForCausalLM(transformers.FalconConfig(
+            num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_kv_heads=2, vocab_size=97, new_decoder_architecture=True))
     if family == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None))
     if family == "qwen2":
@@ -83,9 +94,11 @@ def make_model(family: str) -> torch.nn.Module:
     ("qwen2", torch.float32, 2, 1, 2, "meta"), ("mistral", torch.float16, 1, 1, 1, "memory"),
     ("gpt_bigcode", torch.float32, 2, 2, 1, "meta"), ("starcoder2", torch.bfloat16, 2, 1, 2, "memory"),
     ("gpt_neox", torch.float32, 2, 2, 1, "meta"), ("gemma2", torch.float32, 2, 2, 1, "meta"), ("bloom", torch.float32, 1, 1, 1, "memory"),
-    ("gemma3", torch.float32, 2, 1, 2, "memory"), ("qwen3", torch.bfloat16, 1, 1, 1, "meta")], ids=str)
+    ("gemma3", torch.float32, 2, 1, 2, "memory"), ("qwen3", torch.bfloat16, 1, 1, 1, "meta"), ("phi3", torch.float32, 1, 1, 1, "meta"),
+    ("glm4", torch.bfloat16, 1, 1, 1, "memory"), ("olmo2", torch.float32, 2, 2, 1, "meta"), ("mpt", torch.float32, 1, 1, 1, "memory"),
+    ("falcon", torch.float32, 2, 2, 1, "memory")], ids=str)
 def test_round_trip(python_build, tmp_path, long_run, family, dtype, processes, tp, pp, source):
-    if family in ("gemma3", "qwen3") and not long_run:
+    if family in ("gemma3", "qwen3", "phi3", "glm4", "mpt") and not long_run:
         pytest.skip("--long")
     folder = tmp_path / "model"
     original = make_model(family).to(dtype)

@@ -66,7 +66,9 @@ def test_absent_keys_have_the_defaults_of_transformers(python_build, family):
     ("llama", "rope_scaling", {"rope_type": "linear", "factor": 0.5}), ("llama", "partial_rotary_factor", 0.5),
     ("llama", "pad_token_id", 32000), ("llama", "final_logit_softcapping", 30.0), ("llama", "num_attention_heads", 7),
     ("gpt_bigcode", "multi_query", False), ("starcoder2", "hidden_act", "silu"), ("starcoder2", "rope_scaling", {"rope_type": "proportional", "factor": 2.0}),
-    ("qwen2", "layer_types", ["sliding_attention"]), ("mistral", "num_attention_heads", 4)])
+    ("qwen2", "layer_types", ["sliding_attention"]), ("mistral", "num_attention_heads", 4),
+    ("mpt", "attn_config", {"clip_qkv": 8.0}), ("mpt", "no_bias", False), ("falcon", "alibi", True), ("falcon", "hidden_dropout", 0.1),
+    ("falcon", "num_ln_in_parallel_attn", 2), ("glm4", "hidden_act", "gelu"), ("olmo2", "clip_qkv", 8.0)])
 def test_what_is_not_computed_is_refused_by_key(python_build, family, key, value):
     from tessera.errors import ConfigError
     from tessera.plugin.model_shape import described

@@ -30,7 +30,7 @@ constexpr bool is_gated(MlpActivation activation) {
   return activation == MlpActivation::swiglu || activation == MlpActivation::geglu;
 }
 /// What is normalised of queries and keys, before they are turned: nothing, or each head by itself.
-enum class QkNorm { none, head };
+enum class QkNorm { none, head, full };
 /// Where a layer's norms are: before each branch, before and behind it, or only behind.
 enum class NormPlacement { pre, sandwich, post };
 enum class RopeType { llama3, linear, dynamic, yarn, longrope };

@@ -30,6 +30,7 @@ struct HfKey {
   const char* alias = nullptr;                   ///< the name that Transformers gives the key in every family
   std::optional<HfDefault> null = std::nullopt;  ///< what null stands for, where that is not `absent`
   double most = 1.0;                             ///< positive: the greatest value
+  bool whole_zero = false;                       ///< probability: none is written as 0, not as 0.0
 
   static HfKey size(const char* key, Field field, HfDefault absent, const char* alias = nullptr) {
     return {Kind::size, key, field, absent, alias};
@@ -72,6 +73,7 @@ struct HfRope {
   double absent_fraction = 1.0;
   bool partial = false;  ///< whether less than the whole head may be rotated
   double absent_theta = 10000.0;
+  bool interleaved = false;           ///< pairs (2i, 2i+1) instead of (i, i + d/2)
   const char* local_theta = nullptr;  ///< layers with a window have a base of their own, by this key
   double absent_local_theta = 10000.0;
 };
@@ -159,6 +161,8 @@ struct ModelSpec {
   std::int64_t (*ffn_width)(std::int64_t hidden_size) = nullptr;  ///< of a family, where it is left open
   std::vector<const char*> architectures;                         ///< the one with a head first
   std::vector<HfKey> keys;
+  /// An object in config.json whose keys the others here name as "object.key".
+  const char* nested = nullptr;
   HfActivations activations;
   HfRope rope = {};
   HfWindow window = {};
@@ -166,6 +170,9 @@ struct ModelSpec {
   std::optional<std::int64_t> absent_padding = std::nullopt;  ///< pad_token_id where it is absent
   /// Architectures are a model with a binary head, one without, and one with a head for classes of samples.
   bool heads_by_architecture = false;
+  /// Falcon's parallel_attn, new_decoder_architecture, multi_query and num_ln_in_parallel_attn together say
+  /// which norms and how many key and value heads there are.
+  bool falcon_layers = false;
   std::vector<HfDemand> demands = {};
   std::vector<std::pair<const char*, bool>> constants = {};  ///< written always
   /// Keys with names as of something that counts, which Transformers' model of this type does not read.

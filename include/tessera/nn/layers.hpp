@@ -101,9 +101,13 @@ class SelfAttention : public Module {
   Var forward(const Forward& forward, const Var& x, const ops::RopeTable* rope, const Tensor& alibi_slopes);
 
  private:
+  /// Norms over all heads, whose weights tensor ranks share as they share the heads.
+  void declare_full_norms(const Init& init);
+  Var norm_heads(const Forward& forward, Var qkv);
   Var attend_cached(const Forward& forward, Var qkv, const SelfAttentionOptions& options);
 
   const ModelConfig& config_;
+  TensorParallel tensor_;
   std::int64_t layer_;
   bool causal_;
   HeadShare heads_;

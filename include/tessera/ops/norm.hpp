@@ -57,4 +57,15 @@ AddNormGrad add_norm_gradients(const ExecCtx& ctx, const AddNorm& saved, const T
                                const NormWeightSums& sums, const NormOptions& options,
                                const DropoutSpec& dropout = {});
 
+// An RMSNorm of rows whose features ranks share: what they add up is its sums.
+
+/// Sums over the last dimension of a * b, fp32 [rows]: a and b of one shape and dtype.
+Tensor row_products(const ExecCtx& ctx, const Tensor& a, const Tensor& b);
+/// sums = 1 / sqrt(sums / width + eps): AddNorm::rstd from sums of squares over `width` features.
+void inverse_roots(const ExecCtx& ctx, const Tensor& sums, std::int64_t width, float eps);
+/// dx -= x rstd^2 sums / width, by rows: `sums` of dy * y over all features. With norm_again(dy) in dx this
+/// is the gradient of x.
+void norm_projection(const ExecCtx& ctx, const AddNorm& saved, const Tensor& sums, std::int64_t width,
+                     const Tensor& dx);
+
 }  // namespace tessera::ops

@@ -88,6 +88,11 @@ Var row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Param
 Var activated_row_linear(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, ops::ActivationKind kind,
                          Parameter& weight, Parameter* bias, Tensor activated = {});
 
+/// RMSNorm of all queries of a position together, and of all keys: of a packed qkv [seq, batch, (heads + 2
+/// kv_heads) * head_dim] of this rank's heads, whose weights [heads * head_dim] and [kv_heads * head_dim] are
+/// this rank's too. Ranks add up their sums of squares. qkv is overwritten if this call is its last owner.
+Var full_head_norm(const ExecCtx& ctx, const TensorParallel& tp, Var qkv, const HeadNormOptions& options);
+
 struct EmbeddingSpec {
   DType out = DType::f32;  ///< of the result
   DropoutSpec dropout = {};

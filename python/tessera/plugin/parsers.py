@@ -95,7 +95,7 @@ def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
         arguments["rotary_percent"] = own["rope_fraction"]
     if own["norm"] == "rmsnorm":
         arguments.update(normalization="RMSNorm", swiglu=own["activation"] == "swiglu", add_qkv_bias=own["qkv_bias"])
-    if own["qk_norm"] != "none":
+    if own["qk_norm"] == "head":
         arguments["qk_layernorm"] = True
     if own["sliding_window"] is not None and own["window_pattern"] is None:
         arguments["window_size"] = (own["sliding_window"] - 1, 0)  # keys before a position, and behind it

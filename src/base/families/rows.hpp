@@ -8,15 +8,21 @@ namespace tessera::rows {
 
 ModelSpec bert();
 ModelSpec bloom();
+ModelSpec falcon();
 ModelSpec gemma2();
 ModelSpec gemma3_text();
+ModelSpec glm();
+ModelSpec glm4();
 ModelSpec gpt2();
 ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
 ModelSpec llama();
 ModelSpec megatron_bert();
 ModelSpec mistral();
+ModelSpec mpt();
 ModelSpec mt5();
+ModelSpec olmo2();
+ModelSpec phi3();
 ModelSpec qwen2();
 ModelSpec qwen3();
 ModelSpec starcoder2();
@@ -37,5 +43,7 @@ ModelSpec llama_shape(const char* name, const Sizes& absent);
 void set_head_dim(ModelSpec& row, double absent);
 /// Norms of queries and keys, by Llama's names.
 void add_head_norms(ModelSpec& row);
+/// One matrix for gate and up, where Llama has two.
+void stack_gate_and_up(ModelSpec& row);
 
 }  // namespace tessera::rows
