@@ -1,5 +1,5 @@
-#include "tessera/base/config_file.hpp"
 #include "tessera/engine/dry_run.hpp"
+#include "tessera/base/config_file.hpp"
 
 #include <algorithm>
 
