@@ -13,6 +13,7 @@
 #include "tessera/base/env.hpp"
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/engine/agreement.hpp"
+#include "tessera/engine/background_save.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
 #include "tessera/engine/metrics.hpp"
@@ -132,6 +133,8 @@ class PyEngine {
 
   Engine& engine() { return *engine_; }
   const Config& config() const { return config_; }
+  /// Where the one save that may be under way in the background has its copy.
+  StagingMemory& staging() { return staging_; }
   /// Whether this rank has the model's head: where outputs are.
   bool holds_head() { return engine_->model().is_last(engine_->model().num_pieces() - 1); }
   /// All ranks, in host memory; null for one rank.
@@ -164,8 +167,26 @@ class PyEngine {
   std::shared_ptr<Communicator> world_;
   ExecCtx host_ = ExecCtx::cpu(1);
   std::unique_ptr<Engine> engine_;
+  StagingMemory staging_;
   int head_stage_ = 0;
 };
+
+/// What a save by a script says of its run.
+RunState run_of(PyEngine& self, const std::optional<std::string>& tokenizer) {
+  const Engine& engine = self.engine();
+  RunState run{
+      .step = engine.progress().steps, .skipped = engine.progress().skipped, .config = self.config()};
+  if (tokenizer) run.tokenizer = tokenizer_record_from_json(*tokenizer, "the data");
+  return run;
+}
+
+/// "" if saves in the background fit into memory, else what they would need. Collective.
+std::string background_obstacle(PyEngine& self, bool optimizer) {
+  const BackgroundRoom room = background_room(self.engine(), {.optimizer = optimizer});
+  if (room.fits) return "";
+  return detail::concat("a copy of what is saved needs ", room.needed_bytes, " bytes of memory on ",
+                        room.host, ", of ", room.free_bytes, " that are free");
+}
 
 /// `give`: what peers without a batch get, as bytes.
 void agree_on(PyEngine& self, Batch& batch, const std::string& call, const py::object& place,
@@ -406,6 +427,10 @@ void bind_engine(py::module_& module) {
       .def("add", &OpenCall::add, py::arg("factor"), Released());
   py::class_<OpenForward>(module, "OpenForward", "Tapes that wait for a gradient; gone with this object.");
 
+  py::class_<BackgroundSave>(module, "BackgroundSave", "A checkpoint that a thread writes.")
+      .def("settled", &BackgroundSave::settled)
+      .def("wait_here", &BackgroundSave::wait_here, Released(),
+           "Until rank 0's checkpoint is in place, or another rank's part is written.");
   py::class_<PyEngine>(module, "Engine", "One rank's part of training.")
       .def(py::init([](const std::string& config, const std::vector<std::string>& overrides,
                        std::shared_ptr<Communicator> world, bool trainable, const py::list& groups,
@@ -503,14 +528,20 @@ void bind_engine(py::module_& module) {
           "save",
           [](PyEngine& self, const std::filesystem::path& root, bool optimizer,
              const std::optional<std::string>& tokenizer) {
-            Engine& engine = self.engine();
-            RunState run{.step = engine.progress().steps,
-                         .skipped = engine.progress().skipped,
-                         .config = self.config()};
-            if (tokenizer) run.tokenizer = tokenizer_record_from_json(*tokenizer, "the data");
-            return save_engine(root, engine, run, {}, {.optimizer = optimizer});
+            return save_engine(root, self.engine(), run_of(self, tokenizer), {}, {.optimizer = optimizer});
           },
           py::arg("root"), py::arg("optimizer") = true, py::arg("tokenizer") = py::none(), Released())
+      .def(
+          "begin_save",
+          [](PyEngine& self, const std::filesystem::path& root, bool optimizer,
+             const std::optional<std::string>& tokenizer) {
+            return std::make_unique<BackgroundSave>(root, self.engine(), run_of(self, tokenizer),
+                                                    SaveOptions{}, StateParts{.optimizer = optimizer},
+                                                    self.staging());
+          },
+          py::arg("root"), py::arg("optimizer") = true, py::arg("tokenizer") = py::none(), Released(),
+          py::keep_alive<0, 1>(), "save() that returns when there is a copy in host memory; one at a time.")
+      .def("background_obstacle", &background_obstacle, py::arg("optimizer") = true, Released())
       .def(
           "check",
           [](PyEngine& self, const std::filesystem::path& folder, bool optimizer) {

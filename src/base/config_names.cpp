@@ -76,8 +76,8 @@ constexpr EnumName<WeightDecayStyle> kWeightDecayStyles[] = {{WeightDecayStyle::
 constexpr EnumName<DeviceChoice> kDevices[] = {
     {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
 
-constexpr EnumName<GraphUse> kGraphUses[] = {
-    {GraphUse::automatic, "auto"}, {GraphUse::off, "false"}, {GraphUse::on, "true"}};
+constexpr EnumName<AutoSwitch> kAutoSwitches[] = {
+    {AutoSwitch::automatic, "auto"}, {AutoSwitch::off, "false"}, {AutoSwitch::on, "true"}};
 
 template <typename E>
 std::string_view find_name(E value) {
@@ -114,7 +114,7 @@ EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecayStyles, {}}; }
 EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, {}}; }
-EnumNames<GraphUse> names_of(GraphUse) { return {kGraphUses, {}}; }
+EnumNames<AutoSwitch> names_of(AutoSwitch) { return {kAutoSwitches, {}}; }
 
 std::string_view name_of(Family value) { return value.name; }
 std::string_view name_of(PositionKind value) { return find_name(value); }
@@ -131,6 +131,6 @@ std::string_view name_of(LrStyle value) { return find_name(value); }
 std::string_view name_of(WsdStyle value) { return find_name(value); }
 std::string_view name_of(WeightDecayStyle value) { return find_name(value); }
 std::string_view name_of(DeviceChoice value) { return find_name(value); }
-std::string_view name_of(GraphUse value) { return find_name(value); }
+std::string_view name_of(AutoSwitch value) { return find_name(value); }
 
 }  // namespace tessera

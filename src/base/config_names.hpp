@@ -48,6 +48,6 @@ EnumNames<LrStyle> names_of(LrStyle);
 EnumNames<WsdStyle> names_of(WsdStyle);
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle);
 EnumNames<DeviceChoice> names_of(DeviceChoice);
-EnumNames<GraphUse> names_of(GraphUse);
+EnumNames<AutoSwitch> names_of(AutoSwitch);
 
 }  // namespace tessera

@@ -388,6 +388,9 @@ void describe(Visitor& visit, Section& c) {
   visit.field("keep", c.keep, "how many of the newest are kept", between(1, 1e12));
   visit.field("resume", c.resume, "`auto` (go on from the newest, if there is one), `none`, or a path");
   visit.field("on_interrupt", c.on_interrupt, "save when SIGINT or SIGTERM arrives");
+  visit.field("async", c.async,
+              "write checkpoints while training goes on, from a copy in host memory; auto = where a rank "
+              "writes 64 MB or more and the hosts have room for the copies");
 }
 
 template <typename Visitor, IsSection<LoggingConfig> Section>

@@ -8,4 +8,8 @@ namespace tessera {
 /// have of it. `root`: where the files of the system are.
 std::int64_t host_memory_bytes(const std::filesystem::path& root = "/");
 
+/// What of it is neither in use nor promised: the machine's available memory, or what is left of the control
+/// group's limit beside the memory of its processes.
+std::int64_t free_host_memory_bytes(const std::filesystem::path& root = "/");
+
 }  // namespace tessera

@@ -97,7 +97,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
-      graph_(ctx_, options.trainable ? options.cuda_graph : GraphUse::off, mesh_->world()) {
+      graph_(ctx_, options.trainable ? options.cuda_graph : AutoSwitch::off, mesh_->world()) {
   progress_.seed = ctx_.seed;
   ops::prepare_stream(ctx_);
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());

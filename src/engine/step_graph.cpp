@@ -24,12 +24,12 @@ std::string GraphTrial::text() const {
   return out.str();
 }
 
-StepGraph::StepGraph(const ExecCtx& ctx, GraphUse use, Communicator& world)
+StepGraph::StepGraph(const ExecCtx& ctx, AutoSwitch use, Communicator& world)
     : ctx_(ctx),
-      automatic_(use == GraphUse::automatic),
+      automatic_(use == AutoSwitch::automatic),
       world_(world),
-      graph_(use != GraphUse::off && ctx.device().is_cuda() ? std::make_unique<StreamGraph>(ctx.stream)
-                                                            : nullptr) {}
+      graph_(use != AutoSwitch::off && ctx.device().is_cuda() ? std::make_unique<StreamGraph>(ctx.stream)
+                                                              : nullptr) {}
 
 void StepGraph::run(const Passes& passes) {
   const bool undecided = graph_ && automatic_ && !trial_;

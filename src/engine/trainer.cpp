@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <fstream>
+#include <iomanip>
+#include <sstream>
 
 #include "engine/peak_flops.hpp"
 #include "engine/profiler.hpp"
@@ -16,6 +18,7 @@
 #include "tessera/base/model_math.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/data/loader.hpp"
+#include "tessera/engine/background_save.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/pretrained.hpp"
 #include "tessera/engine/run_facts.hpp"
@@ -24,6 +27,12 @@
 
 namespace tessera {
 namespace {
+
+std::string gigabytes(std::int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1e9 << " GB";
+  return text.str();
+}
 
 /// One training run on one rank, from the opened folder to the last checkpoint.
 class TrainingRun {
@@ -46,6 +55,7 @@ class TrainingRun {
       log_.warning(note);
     start_from(found);
     open_all_data(found);
+    choose_saving();
     on_every_rank(host_, *world_, [&] {
       if (!first_) return;
       folder_->check_still_ours();
@@ -74,8 +84,13 @@ class TrainingRun {
       if (result_.interrupted) finish_steps(0);
       if (profiler_) report_profile(step);
       const bool save_now = result_.interrupted && (result_.preempted || config_.checkpoint.on_interrupt);
-      if (last || save_due || save_now) save();
+      if (last || save_due || save_now) {
+        save(last || save_now);
+      } else {
+        take_saved();
+      }
     }
+    finish_saving();
     result_.step = state_.step;
     return result_;
   }
@@ -379,8 +394,25 @@ class TrainingRun {
     return sums;
   }
 
-  void save() {
-    const double begin_s = now_s();
+  /// Whether checkpoints are written while training goes on; says so. Errors: ConfigError if they must be and
+  /// a host has not the memory.
+  void choose_saving() {
+    constexpr std::int64_t kWorthwhile = 64'000'000;
+    if (config_.checkpoint.async == AutoSwitch::off) return;
+    const bool asked = config_.checkpoint.async == AutoSwitch::on;
+    const BackgroundRoom room = background_room(*engine_);
+    if (!asked && room.largest_bytes < kWorthwhile) return;
+    const std::string need = detail::concat(gigabytes(room.needed_bytes), " of memory on ", room.host,
+                                            " for a copy, of ", gigabytes(room.free_bytes), " that are free");
+    TESSERA_ENSURE(ConfigError, room.fits || !asked, "checkpoint.async: true needs ", need,
+                   ", and more than half is not taken; set it to auto or false");
+    if (first_ && room.fits) log_.info("checkpoints are written in the background: ", need);
+    if (first_ && !room.fits)
+      log_.info("training waits for its checkpoints: in the background they need ", need);
+    if (room.fits) staging_.emplace();
+  }
+
+  SaveOptions save_options() {
     SaveOptions options;
     options.keep = static_cast<int>(config_.checkpoint.keep);
     // Before the folder gets its name, and before `latest` and older checkpoints are touched.
@@ -388,13 +420,38 @@ class TrainingRun {
       if (first_ && (phase == SavePhase::manifest_written || phase == SavePhase::published))
         folder_->check_still_ours();
     };
+    return options;
+  }
+
+  /// At most one is written at a time: the one before comes to its end first. `at_end`: nothing is trained
+  /// meanwhile.
+  void save(bool at_end) {
+    finish_saving();
+    const double begin_s = now_s();
     on_every_rank(host_, *world_, [&] {
       if (!first_) return;
       folder_->check_still_ours();
       metrics_->sync();
     });
-    result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, options);
+    if (staging_ && !at_end) {
+      saving_.emplace(checkpoint_root(config_), *engine_, state_, save_options(), StateParts{}, *staging_);
+      if (hooks_.on_saved) hooks_.on_saved(state_.step, now_s() - begin_s);
+      return;
+    }
+    result_.checkpoint = save_engine(checkpoint_root(config_), *engine_, state_, save_options());
     if (hooks_.on_saved) hooks_.on_saved(state_.step, now_s() - begin_s);
+    if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
+  }
+
+  /// Tells of a checkpoint that is in place by now, or fails as it has.
+  void take_saved() {
+    if (saving_ && most_over_ranks(first_ && saving_->settled() ? 1 : 0) > 0) finish_saving();
+  }
+
+  void finish_saving() {
+    if (!saving_) return;
+    result_.checkpoint = saving_->wait();
+    saving_.reset();
     if (first_ && hooks_.on_checkpoint) hooks_.on_checkpoint(*result_.checkpoint);
   }
 
@@ -414,7 +471,9 @@ class TrainingRun {
   FlopRates rates_;
   std::optional<Profiler> profiler_;  // logging.profile
   std::deque<Launched> launched_;
-  double finished_s_ = 0;  // when the last result was taken
+  double finished_s_ = 0;                 // when the last result was taken
+  std::optional<StagingMemory> staging_;  // where checkpoints are written in the background
+  std::optional<BackgroundSave> saving_;
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ Config smallest(Config config) {
   config.model.reinitialize = false;
   config.parallel.pipeline_layout.reset();
   config.parallel.data = 1;
-  config.device.cuda_graph = GraphUse::off;
+  config.device.cuda_graph = AutoSwitch::off;
   // What is computed again is computed as it was the first time.
   config.training.recompute = Recompute::none;
   config.training.global_batch_size = 2 * config.parallel.pipeline * config.training.micro_batch_size;

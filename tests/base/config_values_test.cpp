@@ -236,7 +236,7 @@ data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "
   reset_attention_mask: true, eod_mask_loss: true, mask_prob: 0.123, short_seq_prob: 1, masking_max_ngram: 4, masking_do_full_word: false,
   masking_use_longer_ngrams: true, masking_use_geometric_distribution: true, cls_id: 5, sep_id: 6, mask_id: 7, pad_id: 8,
   bos_id: 9, eos_id: 10, vocab_extra_ids: 3, sentinel_ids: [90, 80]}
-checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
+checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true, async: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl], peak_tflops: 312.5, profile: [2, 5]}
 device: {type: cpu, index: 1, threads: 3, cuda_graph: true, tune_gemm: true, gemm_cache: runs/gemm.txt, require_fast_attention: true, deterministic: false, memory_gb: 7.5}
 )");

@@ -61,5 +61,17 @@ TEST_F(HostMemory, InAContainerTheGroupIsTheTop) {
   EXPECT_EQ(host_memory_bytes(root_), 123'456'789);
 }
 
+TEST_F(HostMemory, WhatIsFreeIsTheMachinesOrWhatIsLeftOfALimit) {
+  write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n");
+  EXPECT_EQ(free_host_memory_bytes(root_), 5000 * 1024);
+  write("proc/self/cgroup", "0::/job\n");
+  write("sys/fs/cgroup/job/memory.max", "4000000\n");
+  write("sys/fs/cgroup/job/memory.stat", "anon_thp 5\nanon 1000000\nfile 2000000\n");  // a cache gives way
+  EXPECT_EQ(free_host_memory_bytes(root_), 3'000'000);
+  write("sys/fs/cgroup/job/memory.stat", "anon 4100000\n");
+  EXPECT_EQ(free_host_memory_bytes(root_), 0);
+  EXPECT_GT(free_host_memory_bytes(), 0);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -79,7 +79,7 @@ void compare(Config config, int ranks) {
   run_ranks(ranks, {.timeout_s = 120}, [&](const std::shared_ptr<Communicator>& world) {
     Run runs[2];
     for (const bool graph : {false, true}) {
-      config.device.cuda_graph = graph ? GraphUse::on : GraphUse::off;
+      config.device.cuda_graph = graph ? AutoSwitch::on : AutoSwitch::off;
       const auto engine = build_engine(config, true, world);
       runs[graph] = train(*engine, config);
     }
@@ -151,7 +151,7 @@ TEST_F(CudaGraph, Calls) {
   config.device.type = DeviceChoice::cuda;
   std::vector<double> numbers[2];
   for (const bool graph : {false, true}) {
-    config.device.cuda_graph = graph ? GraphUse::on : GraphUse::off;
+    config.device.cuda_graph = graph ? AutoSwitch::on : AutoSwitch::off;
     const auto engine = build_engine(config);
     for (unsigned step = 0; step < 6; ++step) {
       OpenCall first = engine->open_call(random_batch(4, 11, 2 * step));

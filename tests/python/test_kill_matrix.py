@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -121,9 +122,11 @@ def losses(run_folder: Path) -> list:
 
 @EXCHANGES
 def test_kills_in_the_trainer(tessera_program, shim, corpus, tmp_path, matrix, long_run, exchange):
-    """A save at every step, one checkpoint kept; each job goes on from what the one before has left."""
+    """A save at every step, one checkpoint kept; each job goes on from what the one before has left. With exchange in the
+    background."""
     kills, chance = 10 if long_run else 1, random.Random(SEED + exchange)
-    changes = {"training__steps": 4 + kills, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 20}
+    changes = {"training__steps": 4 + kills, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 20,
+               "checkpoint__async": exchange}
     straight = tiny(tmp_path, corpus, "straight", **changes)
     total = run(tessera_program, shim, tmp_path / "straight", "train", straight).count
     config, folder = tiny(tmp_path, corpus, **changes), tmp_path / "run"
@@ -140,6 +143,34 @@ def assert_whole(folder: Path, straight: Path):
     """The run has come to its end with the losses of one that nothing has happened to, bit for bit."""
     assert losses(folder) == losses(straight)
     assert not list(folder.rglob("*incomplete*")) and len(list(folder.glob("checkpoints/step-*"))) == 1
+
+
+def test_kills_beside_a_save(tessera_program, corpus, tmp_path, matrix, long_run):
+    """At any time: while a copy is made, written or put in place. 26 MB are saved at every step, in the background."""
+    kills, chance = 100 if long_run else 2, random.Random(SEED)
+    sizes = {"model__num_layers": 2, "model__hidden_size": 256, "model__num_heads": 4, "training__eval_interval": 0, "device__threads": 1}
+    changes = sizes | {"training__steps": 4 * kills, "checkpoint__every": 1, "checkpoint__keep": 1, "checkpoint__async": True,
+                       "lr_schedule__decay_steps": 500}
+    straight = write_config(tmp_path, corpus, "straight", **changes)
+    subprocess.run([tessera_program, "train", straight], env=environment(), check=True, capture_output=True, timeout=600)
+    config, folder = write_config(tmp_path, corpus, "run", **changes), tmp_path / "run"
+    for _ in range(kills):
+        saved = newest(folder)
+        job = subprocess.Popen([tessera_program, "train", config], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while newest(folder) == saved and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.15))
+        job.kill()
+        _, said = job.communicate(timeout=60)
+        assert job.returncode in (-signal.SIGKILL, 0), said
+        matrix["kills beside a save"] += 1
+    subprocess.run([tessera_program, "train", config], env=environment(), check=True, capture_output=True, timeout=600)
+    assert_whole(folder, tmp_path / "straight")
+
+
+def newest(folder: Path) -> str:
+    return max((path.name for path in folder.glob("checkpoints/step-*")), default="")
 
 
 TWO, FOUR = ("parallel.data=2",), ("parallel.tensor=2", "parallel.data=2")
@@ -161,10 +192,12 @@ def train(program, shim, config: Path, *layout, rank: int = -1, at: int = 0, kin
 
 @pytest.mark.parametrize("layout,kind", [(FOUR, "kill"), (TWO, "kill-parent")], ids=["a rank of four", "the launcher of two"])
 def test_kills_in_the_trainer_of_several_ranks(tessera_program, shim, corpus, tmp_path, matrix, long_run, layout, kind):
-    """One rank is killed, or the launcher when a rank comes to that point: the others end, and the next job goes on."""
+    """One rank is killed, or the launcher when a rank comes to that point: the others end, and the next job goes on. Four ranks
+    save in the background."""
     kills, chance = (14 if long_run else 1), random.Random(SEED)
     steps, ranks = 4 + 2 * kills, 2 * len(layout)
-    changes = {"training__steps": steps, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 40}
+    changes = {"training__steps": steps, "checkpoint__every": 1, "checkpoint__keep": 1, "lr_schedule__decay_steps": 40,
+               "checkpoint__async": layout == FOUR}
     straight = train(tessera_program, shim, tiny(tmp_path, corpus, "straight", **changes), *layout)
     assert straight.process.returncode == 0 and len(straight.count) == ranks, straight.err
     config = tiny(tmp_path, corpus, **changes)
@@ -184,13 +217,15 @@ def test_kills_in_the_trainer_of_several_ranks(tessera_program, shim, corpus, tm
 @pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("layout", [(), TWO], ids=["one", "two"])
 def test_each_failure_in_the_trainer(tessera_program, shim, corpus, tmp_path, matrix, long_run, layout, kind):
-    """A run with a checkpoint goes on, and one of its operations fails: it says so, the checkpoint is there, the next job goes on."""
+    """A run with a checkpoint goes on, and one of its operations fails: it says so, the checkpoint is there, the next job goes on.
+    With EIO it is saved in the background."""
     if layout and kind == "EIO" and not long_run:
         pytest.skip("one kind is enough: runs with --long")
     folder, before = tmp_path / "run", tmp_path / "before"
 
     def go_on(steps: int, **fault) -> Job:
-        config = tiny(tmp_path, corpus, checkpoint__every=1, checkpoint__keep=1, lr_schedule__decay_steps=20, training__steps=steps)
+        config = tiny(tmp_path, corpus, checkpoint__every=1, checkpoint__keep=1, lr_schedule__decay_steps=20, training__steps=steps,
+                      checkpoint__async=kind == "EIO")
         return train(tessera_program, shim, config, *layout, **fault)
 
     assert go_on(2).process.returncode == 0

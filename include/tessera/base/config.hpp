@@ -93,8 +93,9 @@ struct CheckpointConfig {
   std::optional<std::string> dir = std::nullopt;  ///< null = <logging.dir>/checkpoints
   std::int64_t every = 200;                       ///< 0 = only at the end
   std::int64_t keep = 3;
-  std::string resume = "auto";  ///< auto | none | PATH
-  bool on_interrupt = false;    ///< save when SIGINT arrives; SIGTERM always saves
+  std::string resume = "auto";               ///< auto | none | PATH
+  bool on_interrupt = false;                 ///< save when SIGINT arrives; SIGTERM always saves
+  AutoSwitch async = AutoSwitch::automatic;  ///< whether files are written while training goes on
 
   friend bool operator==(const CheckpointConfig&, const CheckpointConfig&) = default;
 };
@@ -115,7 +116,7 @@ struct DeviceConfig {
   std::optional<std::int64_t> index = std::nullopt;
   std::int64_t threads = 0;  ///< CPU threads per process; 0 = all cores
   /// CUDA: launch the passes of a step as one graph; automatic: where a trial shows that it serves.
-  GraphUse cuda_graph = GraphUse::automatic;
+  AutoSwitch cuda_graph = AutoSwitch::automatic;
   bool tune_gemm = false;  ///< CUDA: time the algorithms of each new matrix product and keep the fastest
   std::optional<std::string> gemm_cache = std::nullopt;  ///< CUDA: file that keeps choices between runs
   /// CUDA: attention that no fast kernel computes is an error, not a slower way.

@@ -42,7 +42,7 @@ enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
 enum class WeightDecayStyle { constant, linear, cosine };
 enum class DeviceChoice { automatic, cpu, cuda };
-enum class GraphUse { automatic, off, on };
+enum class AutoSwitch { automatic, off, on };
 
 /// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
 std::string_view name_of(Family value);
@@ -60,7 +60,7 @@ std::string_view name_of(LrStyle value);
 std::string_view name_of(WsdStyle value);
 std::string_view name_of(WeightDecayStyle value);
 std::string_view name_of(DeviceChoice value);
-std::string_view name_of(GraphUse value);
+std::string_view name_of(AutoSwitch value);
 
 /// How rotary embeddings are stretched beyond the lengths of pre-training (ops/rope.hpp: the rules); factor 1
 /// = not at all, but for longrope.

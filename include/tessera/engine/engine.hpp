@@ -51,7 +51,7 @@ struct EngineOptions {
   LossScale loss_scale = {};
   std::int64_t max_skipped_steps = 20;  ///< non-finite steps in a row before update() gives up
   bool trainable = true;  ///< false: no gradients, no optimizer state; forward and evaluate only
-  GraphUse cuda_graph = GraphUse::off;  ///< CUDA: whether the passes of a step are launched as one graph
+  AutoSwitch cuda_graph = AutoSwitch::off;  ///< CUDA: whether the passes of a step are launched as one graph
   EngineLayout layout = {};
   ParamGroups groups = {};  ///< none: ParamGroups::by_decay
 

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// What came of trying whether the passes of a step serve better as a graph (GraphUse::automatic).
+/// What came of trying whether the passes of a step serve better as a graph (AutoSwitch::automatic).
 struct GraphTrial {
   bool used = false;                ///< from now on
   std::string refusal;              ///< why they cannot be one; empty if they can
@@ -25,8 +25,8 @@ struct GraphTrial {
   std::string text() const;
 };
 
-/// Launches the passes of one call after another: piece by piece, as graphs (GraphUse::on), or as a trial on
-/// the third call decides (GraphUse::automatic), in which they run several times over.
+/// Launches the passes of one call after another: piece by piece, as graphs (AutoSwitch::on), or as a trial
+/// on the third call decides (AutoSwitch::automatic), in which they run several times over.
 class StepGraph {
  public:
   /// The passes of one call. All of it is called within run().
@@ -44,14 +44,14 @@ class StepGraph {
   };
 
   /// `world`: ranks that decide alike; it outlives this. Never a graph on the CPU.
-  StepGraph(const ExecCtx& ctx, GraphUse use, Communicator& world);
+  StepGraph(const ExecCtx& ctx, AutoSwitch use, Communicator& world);
 
   /// Collective in a trial. Errors: what the passes throw.
   void run(const Passes& passes);
   /// The next passes do other work than those before, whose first turn is not recorded.
   void forget();
 
-  /// Nothing until the third call with GraphUse::automatic on a GPU, in which it happens.
+  /// Nothing until the third call with AutoSwitch::automatic on a GPU, in which it happens.
   const std::optional<GraphTrial>& trial() const { return trial_; }
   /// How passes were launched; all zeros without a graph.
   StreamGraph::Stats stats() const { return graph_ ? graph_->stats() : StreamGraph::Stats(); }

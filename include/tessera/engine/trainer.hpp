@@ -32,7 +32,7 @@ struct TrainHooks {
   std::function<bool()> should_stop;
   /// Asked after every step: true ends the run after saving, whatever checkpoint.on_interrupt says.
   std::function<bool()> should_preempt;
-  /// On every rank: a step was made; a checkpoint was published, which took so long.
+  /// On every rank: a step was made; training stood still so long for a checkpoint of that step.
   std::function<void(std::int64_t step)> on_progress;
   std::function<void(std::int64_t step, double seconds)> on_saved;
   /// Of the run's watchdog (watchdog.hpp): on every rank, from its thread.

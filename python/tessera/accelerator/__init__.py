@@ -13,6 +13,7 @@ from tessera.accelerator.prepare import Preparation
 from tessera.accelerator.prepared import Prepared
 from tessera.accelerator.processes import Processes
 from tessera.accelerator.trackers import Trackers
+from tessera.checkpoint.background import PendingSave
 from tessera.comm.process_group import write_dumps_to
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import not_ours
@@ -84,6 +85,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self._prepared = Prepared()
         self._custom_objects: list = []
         self._save_hooks: Dict[int, Callable] = {}
+        self._pending_save: Optional[PendingSave] = None
         self._load_hooks: Dict[int, Callable] = {}
         self._choose_trackers(log_with)
 
@@ -268,7 +270,11 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         return skip_first_batches(dataloader, num_batches)
 
     def free_memory(self, *objects: Any) -> list:
-        """Lets go of everything prepared, the engine included; returns None for each object."""
+        """Lets go of everything prepared, the engine included; returns None for each object. What is saved in the background is
+        in place then."""
+        pending, self._pending_save = self._pending_save, None
+        if pending is not None:
+            pending.wait_here()
         for model in self._models:
             model._session.close()
         self._prepared = Prepared()

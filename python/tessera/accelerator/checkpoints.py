@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from tessera.checkpoint import lease, saved_states as states
+from tessera.checkpoint.background import PendingSave
 from tessera.checkpoint.saving import DamagedState, StagedFolder, on_every_rank, on_main_rank
 from tessera.comm.process_group import meet, native
 from tessera.data.indexed import SampleIterator
@@ -57,6 +58,7 @@ class Checkpoints:
     _custom_objects: list
     _save_hooks: dict
     _load_hooks: dict
+    _pending_save: Optional[PendingSave]
     state: Any
     project_configuration: Any
 
@@ -77,13 +79,18 @@ class Checkpoints:
         """hook(models, input_dir) before each load_state."""
         return RemovableHandle(self._load_hooks, hook)
 
-    def save_state(self, output_dir: Optional[str] = None, safe_serialization: bool = True, **kwargs: Any) -> str:
+    def save_state(self, output_dir: Optional[str] = None, safe_serialization: bool = True, blocking: bool = True,
+                   **kwargs: Any) -> str:
         """Saves weights, optimizer, schedulers, loaders' places, random states and registered objects; returns the folder.
         Collective. The folder loads under any other layout. An earlier state in it is replaced when the new one is whole. With
-        automatic naming the project's folder is this job's until it ends. Errors: ConfigError naming the job whose it is."""
+        automatic naming the project's folder is this job's until it ends. blocking=False returns when there is a copy in host
+        memory, which threads then write: the folder holds the state after wait_for_saves(), the next save_state() or load_state(),
+        end_training() or the end of the script. Errors: ConfigError naming the job whose it is; those of a save in the background
+        come with the call that waits for it."""
         if not safe_serialization:
             raise ConfigError("safe_serialization=False would write pickles, which Tessera never does; leave it out")
-        meet(self.state.world, "accelerator.save_state()")
+        meet(self.state.world, f"accelerator.save_state({'' if blocking else 'blocking=False'})")
+        self.wait_for_saves()
         begin = time.monotonic()
         naming = self.project_configuration.automatic_checkpoint_naming
         target = self._naming_target() if naming else output_dir
@@ -93,26 +100,72 @@ class Checkpoints:
         on_main_rank(world, lambda: target.mkdir(parents=True, exist_ok=True))
         for hook in list(self._save_hooks.values()):
             hook(list(self._models), [], str(target))
-        with StagedFolder(world, target / states.FOLDER) as staged:
-            self._write_state(staged.path)
-            staged.publish(self._hold_project if naming else lambda: None)
+        self._save_to(target, naming, in_background=not blocking and self._has_room())
         if naming:
             self.project_configuration.iteration += 1
-            limit = self.project_configuration.total_limit
-            if limit is not None:
-                on_main_rank(world, lambda: states.prune(target, limit))
         steps = [model.session.engine.steps_done for model in self._models if model.session.engine is not None]
         progress().saved(max(steps, default=0), time.monotonic() - begin)
         return str(target)
 
-    def _write_state(self, folder: Path) -> None:
-        """What this rank has, and on rank 0 what all have in common. Collective."""
-        with_optimizer = not getattr(self.state.megatron_lm_plugin, "no_save_optim", False)
+    def wait_for_saves(self) -> None:
+        """Until what save_state(blocking=False) saves is in place. Collective. Errors: what went wrong with it, on every rank; the
+        state before is then still there."""
+        pending, self._pending_save = self._pending_save, None
+        if pending is not None:
+            on_every_rank(self.state.world, pending.wait_here)
+
+    def _save_to(self, target: Path, naming: bool, in_background: bool) -> None:
+        world, limit = self.state.world, self.project_configuration.total_limit
+
+        def prune() -> None:
+            if naming and limit is not None:
+                states.prune(target, limit)
+
+        check = self._hold_project if naming else lambda: None
+        staged = StagedFolder(world, target / states.FOLDER)
+        if not in_background:
+            with staged:
+                self._write_state(staged.path, [])
+                staged.publish(check)
+            return on_main_rank(world, prune)
+
+        def publish() -> None:
+            if self.process_index == 0:
+                staged.publish_here(check)
+                prune()
+
+        staged.__enter__()
+        saves: List[Any] = []
+        try:
+            self._write_state(staged.path, saves, in_background=True)
+        except BaseException:
+            del saves[:]
+            staged.__exit__()
+            raise
+        self._pending_save = PendingSave(saves, publish, staged.__exit__)
+
+    def _has_room(self) -> bool:
+        """Whether the hosts' memory holds copies of what is saved. Collective."""
+        obstacles = [model.session.engine.background_obstacle(optimizer=self._with_optimizer()) for model in self._models]
+        for obstacle in filter(None, obstacles):
+            logger.warning(f"save_state(blocking=False) waits all the same: {obstacle}")
+        return not any(obstacles)
+
+    def _with_optimizer(self) -> bool:
+        return not getattr(self.state.megatron_lm_plugin, "no_save_optim", False)
+
+    def _write_state(self, folder: Path, saves: List[Any], in_background: bool = False) -> None:
+        """What this rank has, and on rank 0 what all have in common; `saves` gets those of the engines that have begun. Collective."""
+        with_optimizer = self._with_optimizer()
         for number, model in enumerate(self._models):
             if not with_optimizer and model.session.has_gradient():
                 logger.warning(f"save_state() without the optimizer (no_save_optim) leaves out the gradient accumulated in "
                                f"{model.session.engine.finished_calls} calls since the last step")
-            model.session.engine.save(folder / f"model_{number}", optimizer=with_optimizer, tokenizer=self._tokenizer())
+            engine, place = model.session.engine, folder / f"model_{number}"
+            if in_background:
+                saves.append(engine.begin_save(place, optimizer=with_optimizer, tokenizer=self._tokenizer()))
+            else:
+                engine.save(place, optimizer=with_optimizer, tokenizer=self._tokenizer())
         on_every_rank(self.state.world, lambda: save_objects(folder / f"random_states_{self.process_index}", _random_states()))
         on_main_rank(self.state.world, lambda: self._save_small(folder))
 
@@ -166,6 +219,7 @@ class Checkpoints:
         automatically named. Collective. Errors: CheckpointError for a damaged state, or listing what does not fit; then nothing
         was changed."""
         meet(self.state.world, "accelerator.load_state()")
+        self.wait_for_saves()
         if input_dir is None:
             input_dir, saved = self._newest_state()
         else:

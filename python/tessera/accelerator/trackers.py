@@ -50,6 +50,7 @@ class Trackers:
         for tracker in self.trackers:
             tracker.finish()
         self.trackers = []
+        self.wait_for_saves()
         self.wait_for_everyone()
         self.free_memory()
         self.state.destroy_process_group()

@@ -84,11 +84,12 @@ class StagedFolder:
 
     def publish(self, check: Callable[[], None] = lambda: None) -> None:
         """`check` on rank 0 before. Errors: on every rank; what was there before then stays."""
-        def put_in_place() -> None:
-            check()
-            self._folder.publish()
+        on_main_rank(self._world, lambda: self.publish_here(check))
 
-        on_main_rank(self._world, put_in_place)
+    def publish_here(self, check: Callable[[], None] = lambda: None) -> None:
+        """On rank 0 alone, in any thread."""
+        check()
+        self._folder.publish()
 
     def __exit__(self, *_: Any) -> None:
         self._folder = None  # which removes it, if it was not published

@@ -35,7 +35,7 @@ class CudaGraphTrial : public ::testing::Test {
       tessera_emulator::plant_graph_mistake(device, GraphMistake::none);
   }
 
-  static Trained train(Config config, GraphUse use, const std::shared_ptr<Communicator>& world,
+  static Trained train(Config config, AutoSwitch use, const std::shared_ptr<Communicator>& world,
                        int steps = 7) {
     config.device.cuda_graph = use;
     const auto engine = build_engine(config, true, world);
@@ -47,7 +47,7 @@ class CudaGraphTrial : public ::testing::Test {
           engine->step(data_part(batch, engine->mesh().coordinates().dp, engine->mesh().shape().dp,
                                  config.training.micro_batch_size));
       run.numbers.insert(run.numbers.end(), {report.loss, report.update.grad_norm, report.update.loss_scale});
-      EXPECT_EQ(engine->graph().trial().has_value(), use == GraphUse::automatic && step >= 2) << step;
+      EXPECT_EQ(engine->graph().trial().has_value(), use == AutoSwitch::automatic && step >= 2) << step;
     }
     for (const Parameter* parameter : engine->params().parameters())
       run.weights.push_back(parameter->value().to_floats());
@@ -66,7 +66,8 @@ class CudaGraphTrial : public ::testing::Test {
       Config own = config;
       own.device.index = world->rank();
       own = resolve(own);
-      const Trained plain = train(own, GraphUse::off, world), tried = train(own, GraphUse::automatic, world);
+      const Trained plain = train(own, AutoSwitch::off, world),
+                    tried = train(own, AutoSwitch::automatic, world);
       EXPECT_EQ(plain.numbers, tried.numbers);
       EXPECT_EQ(plain.weights, tried.weights);
       EXPECT_FALSE(plain.trial);

@@ -29,7 +29,7 @@ TEST_P(CudaStep, NeitherWaitsNorAllocates) {
   Config config = tiny_config(0.1);
   config.device.type = DeviceChoice::cuda;
   config.training.precision = GetParam().precision;
-  config.device.cuda_graph = GetParam().graph ? GraphUse::on : GraphUse::off;
+  config.device.cuda_graph = GetParam().graph ? AutoSwitch::on : AutoSwitch::off;
   config.training.initial_loss_scale = 65536;
   const auto engine = build_engine(config);
   // The first steps fill the pools; how many do depends on how far the device is behind when the next is
