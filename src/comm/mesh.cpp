@@ -186,6 +186,16 @@ Communicator& ProcessMesh::group(std::span<const Axis> axes) {
   return *communicator;
 }
 
+Communicator& ProcessMesh::dp_gather() {
+  Communicator& dp = (*this)[Axis::dp];
+  if (dp.size() == 1) return dp;
+  if (!dp_gather_) {
+    dp_gather_ = alone_ ? make_absent_communicator(dp.rank(), dp.size(), "dp_gather")
+                        : dp.split(0, dp.rank(), "dp_gather");
+  }
+  return *dp_gather_;
+}
+
 Communicator& ProcessMesh::tp_block(int copies) {
   TESSERA_CHECK(copies >= 1 && shape_.tp % copies == 0, "blocks of ", copies, " of ", shape_.tp, " tp ranks");
   const auto& tp = axes_.at(static_cast<std::size_t>(Axis::tp));

@@ -6,6 +6,7 @@
 #include "engine/open_calls.hpp"
 #include "engine/passes.hpp"
 #include "engine/ranks.hpp"
+#include "engine/shard_flow.hpp"
 #include "engine/stage.hpp"
 #include "engine/traffic.hpp"
 #include "tessera/base/config.hpp"
@@ -68,6 +69,7 @@ EngineOptions EngineOptions::from(const Config& config) {
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
+  options.layout.zero_reshard = config.parallel.zero_reshard;
   return options;
 }
 
@@ -78,10 +80,14 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       model_(std::move(model)),
       params_(std::make_unique<ParamStore>(
           ctx_, model_->parameters(),
-          ParamStoreOptions{.compute = options.compute,
+          ParamStoreOptions{
+                            .compute = options.compute,
                             .split_main = options.optimizer.split_main_weights,
                             .trainable = options.trainable,
                             .groups = {.data = &(*mesh_)[Axis::dp],
+                                       .gathering = options.trainable && options.layout.zero_stage == 3
+                                                        ? &mesh_->dp_gather()
+                                                        : nullptr,
                                        .tensor = &(*mesh_)[Axis::tp],
                                        .embedding = &mesh_->embedding(),
                                        .world = &mesh_->world(),
@@ -89,6 +95,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                          return mesh->tp_block(copies);
                                        }},
                             .zero_stage = options.layout.zero_stage,
+                            .unit = unit_numbers(*model_, options.layout),
                             .bucket_elements = options.layout.bucket_elements,
                             .frozen = frozen_by(options.groups)})),
       optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
@@ -97,7 +104,9 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
-      graph_(ctx_, options.trainable ? options.cuda_graph : GraphUse::off, mesh_->world()) {
+      flow_(ShardFlow::make(*model_, *params_, options.layout)),
+      // Memory that comes and goes, and gathers that follow the passes, are not what a graph records.
+      graph_(ctx_, options.trainable && !flow_ ? options.cuda_graph : GraphUse::off, mesh_->world()) {
   progress_.seed = ctx_.seed;
   ops::prepare_stream(ctx_);
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
@@ -202,6 +211,7 @@ double Engine::forward_backward(const Batch& batch, double factor) {
 void Engine::discard() {
   forget_calls();
   factors_.clear();
+  if (flow_) flow_->abandon();
   params_->gradient().discard();
   progress_.samples = 0;
 }
@@ -289,6 +299,8 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
 std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, StageOptions options) {
   model_->reserve_positions(ctx_, position_count(batch));
   ctx_.seed = progress_.seed;
+  // Where data ranks work on each other's shares they make the same passes, some of them without samples.
+  const std::int64_t most = flow_ ? std::max(batch.batch, batch.most_samples) : batch.batch;
   options.step = static_cast<std::uint32_t>(progress_.steps);
   options.samples_before = progress_.samples;
   options.micro_batch_size =
@@ -296,7 +308,11 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
   if (options_.micro_batches > 0) {
     // Schedules that do not need a certain number of them leave out those without samples.
     const bool fixed = traits_of(options_.layout.schedule).whole_rounds;
-    options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, batch.batch);
+    options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, most);
+  }
+  if (flow_) {
+    options.flow = flow_.get();
+    options.most_samples = most;
   }
   if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient().ready(parameter); };
@@ -304,7 +320,14 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
 }
 
 void Engine::run(Stage& stage, bool forward_only) {
-  if (stage.micro_batches() > 0) executor_.run(schedule(stage.micro_batches(), forward_only), stage);
+  if (stage.micro_batches() > 0) run(stage, schedule(stage.micro_batches(), forward_only));
+}
+
+void Engine::run(Stage& stage, const Schedule& schedule) {
+  if (!flow_) return executor_.run(schedule, stage);
+  flow_->begin(schedule.actions[static_cast<std::size_t>(mesh_->coordinates().pp)]);
+  executor_.run(schedule, stage);
+  flow_->end();
 }
 
 void Engine::count_samples(const Batch& batch) {

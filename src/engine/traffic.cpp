@@ -25,6 +25,7 @@ std::vector<AxisTraffic> TrafficSpan::so_far() const {
   };
   add("tp", mesh_[Axis::tp]);
   add("dp", mesh_[Axis::dp]);
+  if (mesh_.dp_gather_if_any() != nullptr) add("dp_gather", *mesh_.dp_gather_if_any());
   add("pp", mesh_[Axis::pp]);
   add("embedding", mesh_.embedding());
   add("world", mesh_.world());

@@ -107,6 +107,15 @@ TEST_F(LayoutState, SavedUnderOneLayoutLoadsUnderAnother) {
                    1e-5);
 }
 
+TEST_F(LayoutState, SharesOfAnyStageLoadUnderAnother) {
+  const Layout zero3{.name = "zero3", .dp = 3, .zero = 3}, zero2{.name = "zero2", .dp = 2, .zero = 2};
+  Layout grid{.name = "zero3_tp2_pp2_dp2", .tp = 2, .pp = 2, .dp = 2, .sp = true};
+  grid.zero = 3;
+  expect_same_from(zero3, {{"tp1"}, zero2, grid}, 4, 1e-5);
+  expect_same_from(grid, {{"dp2", 1, 1, 2}, zero3}, 4, 1e-5);
+  expect_same_from(zero2, {zero3}, 4, 1e-5);
+}
+
 std::set<std::string> files_of(const std::filesystem::path& checkpoint) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(checkpoint))

@@ -69,6 +69,11 @@ class ProcessMesh {
   /// Those asked for so far that are neither this rank alone nor all of tp; by copies, null where there is
   /// none.
   const std::vector<std::shared_ptr<Communicator>>& tp_blocks() const { return tp_blocks_; }
+  /// The ranks along dp once more, for what is gathered while other collectives of dp are under way: each
+  /// group keeps an order of its own. The first call is collective over dp.
+  Communicator& dp_gather();
+  /// Null until dp_gather() was called, and where dp is one rank.
+  const Communicator* dp_gather_if_any() const { return dp_gather_.get(); }
   int rank() const { return world_->rank(); }
 
  private:
@@ -77,7 +82,7 @@ class ProcessMesh {
 
   MeshShape shape_;
   MeshCoordinates coordinates_;
-  std::shared_ptr<Communicator> world_, embedding_;
+  std::shared_ptr<Communicator> world_, embedding_, dp_gather_;
   std::array<std::shared_ptr<Communicator>, 5> axes_;
   std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
   std::map<std::vector<Axis>, std::shared_ptr<Communicator>> groups_;

@@ -29,6 +29,7 @@ namespace tessera {
 struct Config;
 class HostCopy;
 class LossPlan;
+class ShardFlow;
 class Stage;
 struct StageOptions;
 
@@ -38,6 +39,7 @@ struct EngineLayout {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int chunks = 1;  ///< pieces of the model per pipeline stage
   int zero_stage = 1;
+  ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
   std::int64_t bucket_elements = 0;  ///< see ParamStoreOptions
 };
 
@@ -185,6 +187,10 @@ class Engine {
   /// ones.
   const std::vector<LossTerm>& terms() const { return terms_; }
 
+  /// All weights of this rank's pieces at hand until the result goes, for what is no pass of a call, such as
+  /// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
+  WeightWalk::Hold hold_weights() { return WeightWalk::Hold(params_->walk()); }
+
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
   /// Cuts every batch from now on into so many parts, as even as possible; 0: by options().micro_batch_size.
@@ -213,6 +219,8 @@ class Engine {
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
+  void run(Stage& stage, const Schedule& schedule);
+  friend class DryRank;
   void check_batch(const Batch& batch, bool needs_labels) const;
   OpenCall opened(double loss);
   void add(OpenCall::State& call, double factor);
@@ -258,6 +266,7 @@ class Engine {
   LrSchedule lr_schedule_;
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
+  std::unique_ptr<ShardFlow> flow_;  ///< null where gradients are whole
   StepGraph graph_;
   std::vector<LossTerm> terms_;                ///< of the last loss that was read
   std::map<std::string, std::string> frozen_;  ///< by set_frozen

@@ -45,6 +45,13 @@ class GradientAccumulator {
   /// One contribution was written (Tape::on_gradient_ready). No-op in calls without counts. Errors:
   /// InvalidArgument if none was left to come.
   void ready(Parameter& parameter);
+  /// Where a rank holds a share of the gradient only: a backward pass that contributes once to parameters of
+  /// these buckets, whose sums start in this order as they become complete, at the latest in end_pass(), and
+  /// are added to the shares. Every data rank has the same passes in the same order, also one that computes
+  /// nothing in them. Without any, one sum of each bucket is made in finish_call. No-ops where gradients are
+  /// whole.
+  void begin_pass(std::vector<std::size_t> buckets);
+  void end_pass();
   /// Closes the call: zeroes the gradients nobody wrote, sums over all groups, and adds `factor` times the
   /// result to what earlier calls left. Collective. Errors: InvalidArgument if no call is open;
   /// CommunicationError.
@@ -66,8 +73,11 @@ class GradientAccumulator {
   std::int64_t version() const { return version_; }
 
   /// fp32 [layout.numel()] with the latest call's gradients, or undefined when not trainable. Sharded:
-  /// finished sums in this rank's shares alone.
+  /// finished sums in this rank's shares alone. With Shards::shares_gradient() these shares are all there is,
+  /// laid out as ParamStore::zeros().
   const Tensor& buffer() const { return buckets_; }
+  /// Elements `run` of it, which lie inside Shards::updated(bucket).
+  Tensor latest(std::size_t bucket, const Range& run) const;
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
   FlatGradient sum() const;
   /// What the gradients of pending() are still to be multiplied by. Errors: InvalidArgument if no call was
@@ -94,9 +104,13 @@ class GradientAccumulator {
   /// ParamStore::gradient_pieces() of PieceSet::held, of the parameters `trained` names, in place of what was
   /// there.
   void restore(int calls, const std::function<bool(const Parameter&)>& trained);
+  /// Gives the parameter of slot `slot` its gradient: memory, or where that comes and goes a way to get some.
+  void bind(std::size_t slot);
   /// ParamStore::set_frozen, before parameters are bound anew. `frozen`: by slot.
   void set_frozen(std::vector<bool> frozen);
   std::size_t persistent_bytes() const;
+  /// Of memory that is there from a bucket's first contribution to its reduction.
+  std::size_t passing_bytes() const;
 
  private:
   enum class Call { open, closed, none };
@@ -117,7 +131,7 @@ class GradientAccumulator {
   const StoreGroups& groups_;
   std::vector<bool> frozen_;   // by slot
   std::vector<bool> trained_;  // by slot
-  Tensor buckets_;             // undefined: not trainable
+  Tensor buckets_;             // see buffer(); undefined: not trainable
   Tensor sum_;                 // laid out as ParamStore::zeros()
   std::unique_ptr<GradientReduction> reduction_;
   Call call_ = Call::open;

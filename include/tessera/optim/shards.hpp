@@ -15,8 +15,8 @@ enum class Held { whole, share };
 /// What a rank holds of a bucket between two steps.
 struct ShardPolicy {
   Held main = Held::whole;      ///< fp32 main weights
-  Held model = Held::whole;     ///< what kernels read
-  Held gradient = Held::whole;  ///< of one call
+  Held model = Held::whole;     ///< what kernels read; a share is gathered for each use
+  Held gradient = Held::whole;  ///< of one call; a share is added to after each pass
   Held state = Held::whole;     ///< the optimizer's, and the gradient of several calls
 
   /// A row of the table of ZeRO's stages. `kernels_read_main`: there is no copy that they read instead, so
@@ -30,13 +30,21 @@ class Shards {
  public:
   Shards() = default;
   /// `layout` and `data` (null = one rank) are kept by reference. `policies`: by bucket.
-  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies);
+  /// `gathering`: another group of the same ranks, for weights that are gathered beside sums of gradients;
+  /// null = `data`.
+  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
+         Communicator* gathering = nullptr);
 
   int ranks() const { return ranks_; }
   /// The data ranks; null for one.
   Communicator* data() const { return data_; }
+  Communicator* gathering() const { return gathering_; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
+  /// Whether it holds only its share of a call's gradients ...
+  bool shares_gradient() const { return shares_gradient_; }
+  /// ... and of the weights that kernels read, which are gathered for them (WeightWalk).
+  bool shares_model() const { return shares_model_; }
   const ShardPolicy& policy(std::size_t bucket) const { return policies_[bucket]; }
   /// The elements of `bucket` this rank updates: all of them, or its share.
   const Range& updated(std::size_t bucket) const { return updated_[bucket]; }
@@ -53,9 +61,9 @@ class Shards {
 
  private:
   const FlatLayout* layout_ = nullptr;
-  Communicator* data_ = nullptr;
+  Communicator *data_ = nullptr, *gathering_ = nullptr;
   int rank_ = 0, ranks_ = 1;
-  bool sharded_ = false;
+  bool sharded_ = false, shares_gradient_ = false, shares_model_ = false;
   std::vector<ShardPolicy> policies_;
   std::vector<Range> updated_;
   std::vector<std::int64_t> state_;
