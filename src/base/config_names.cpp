@@ -43,9 +43,8 @@ constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"},
                                               {Recompute::selective, "selective"},
                                               {Recompute::full, "full"},
                                               {Recompute::automatic, "auto"}};
-constexpr EnumName<ZeroReshard> kZeroReshards[] = {{ZeroReshard::automatic, "auto"},
-                                                   {ZeroReshard::always, "always"},
-                                                   {ZeroReshard::never, "never"}};
+constexpr EnumName<ZeroReshard> kZeroReshards[] = {
+    {ZeroReshard::automatic, "auto"}, {ZeroReshard::always, "always"}, {ZeroReshard::never, "never"}};
 constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
                                                            {RecomputeMethod::block, "block"}};
 

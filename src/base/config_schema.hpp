@@ -235,9 +235,10 @@ void describe(Visitor& visit, Section& c) {
               "what data ranks share out: 0 nothing, 1 optimizer state and fp32 main weights, 2 also "
               "gradients, 3 also the weights themselves",
               between(0, 3));
-  visit.field("zero_reshard", c.zero_reshard,
-              "stage 3: when a layer's gathered weights are freed; always: after each pass, never: only after "
-              "the backward pass, auto: never in a pipeline, else always");
+  visit.field(
+      "zero_reshard", c.zero_reshard,
+      "stage 3: when a layer's gathered weights are freed; always: after each pass, never: only after "
+      "the backward pass, auto: never in a pipeline, else always");
   visit.field("timeout_s", c.timeout_s, "seconds after which a wait for other ranks is an error",
               Limits{.min = 0, .max = 1e7, .above = true});
 }

@@ -93,8 +93,7 @@ ColumnRecord run_column(const Schedule& schedule, int stage, const std::vector<P
   const ExecCtx ctx = ExecCtx::meta();
   const auto pipeline = schedule.stages == 1 ? make_self_communicator("pp")
                                              : make_absent_communicator(stage, schedule.stages, "pp");
-  const ShardRecord shards =
-      walk ? walk(schedule.actions[static_cast<std::size_t>(stage)]) : ShardRecord();
+  const ShardRecord shards = walk ? walk(schedule.actions[static_cast<std::size_t>(stage)]) : ShardRecord();
   RecordedStage program(ctx, pieces, batch_bytes, shards.gathered);
   PipelineExecutor(ctx, *pipeline).run(schedule, program);
   ColumnRecord record = program.record();

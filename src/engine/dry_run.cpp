@@ -116,9 +116,9 @@ std::int64_t DryRank::batch_bytes() const {
 
 /// Without what comes and goes among data ranks.
 std::int64_t DryRank::held() const {
-  const ParamStore& params = engine_->params();
-  return used(engine_->ctx()) -
-         static_cast<std::int64_t>(params.weights().gathered_bytes() + params.gradient().passing_bytes());
+  ParamStore& params = engine_->params();
+  return used(engine_->ctx()) - static_cast<std::int64_t>(params.weights().gathered_bytes() +
+                                                          params.gradient().passes().held_bytes());
 }
 
 /// Two rounds of a piece's passes as they come in a long step: each begins with what the round before left.
@@ -166,7 +166,9 @@ PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
   const int place = order_.piece_of(engine_->mesh().coordinates().pp, chunk);
   if (place > 0) piece.inputs = stage.inputs(chunk, 0);
   if (place + 1 < order_.pieces()) piece.outputs = stage.outputs(chunk, 0);
-  const auto passing = [&] { return static_cast<std::int64_t>(engine_->params().gradient().passing_bytes()); };
+  const auto passing = [&] {
+    return static_cast<std::int64_t>(engine_->params().gradient().passes().held_bytes());
+  };
   const std::int64_t before = held();
   std::vector<Tensor> values = empty_tensors(ctx, piece.inputs);
   piece.forward.passing = passing();
@@ -209,6 +211,7 @@ std::vector<PieceRecord> DryRank::pieces(bool put_off) {
     records.push_back(run_piece(stage, chunk, put_off));
     if (engine_->flow_) engine_->flow_->abandon();
   }
+  if (engine_->flow_) engine_->params().gradient().discard();
   return records;
 }
 
@@ -268,8 +271,9 @@ DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, con
   const detail::Columns columns(options.layout.schedule, mesh.pp, options.layout.chunks, micro_batches);
   DryRun run{.parameters = dry.parameters(),
              .pieces = dry.pieces(traits_of(options.layout.schedule).splits_backward)};
-  const ColumnRecord column = columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes(),
-                                          [&](const std::vector<Action>& actions) { return dry.walk(actions); });
+  const ColumnRecord column =
+      columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes(),
+                  [&](const std::vector<Action>& actions) { return dry.walk(actions); });
   run.most_in_flight = column.most_in_flight;
   const std::vector<MemoryTerm> persistent = dry.persistent();
   const WorkRecord once = dry.once();

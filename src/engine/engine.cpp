@@ -80,8 +80,7 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       model_(std::move(model)),
       params_(std::make_unique<ParamStore>(
           ctx_, model_->parameters(),
-          ParamStoreOptions{
-                            .compute = options.compute,
+          ParamStoreOptions{.compute = options.compute,
                             .split_main = options.optimizer.split_main_weights,
                             .trainable = options.trainable,
                             .groups = {.data = &(*mesh_)[Axis::dp],

@@ -57,7 +57,8 @@ std::unique_ptr<ShardFlow> ShardFlow::make(Model& model, ParamStore& params, con
   return std::unique_ptr<ShardFlow>(new ShardFlow(model, params, reshard));
 }
 
-ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard) : params_(params), reshard_(reshard) {
+ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard)
+    : params_(params), reshard_(reshard) {
   const FlatLayout& flat = params_.layout();
   std::vector<std::vector<std::size_t>> buckets;  // of each unit
   for (const auto& unit : model.units()) {
@@ -84,11 +85,12 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard) : pa
   const auto all = [](std::size_t) { return true; };
   for (int i = 0; i < model.num_pieces(); ++i) {
     const UnitOrder order = model.unit_order(i);
-    Piece piece{.forward = visits(order.forward, 1, all),
-                .backward = visits(order.backward, -1, all),
-                .weight_gradient = visits(order.weight_gradient, 0,
-                                          [&](std::size_t bucket) { return flat.buckets()[bucket].reads_main; }),
-                .gradients = {}};
+    Piece piece{
+        .forward = visits(order.forward, 1, all),
+        .backward = visits(order.backward, -1, all),
+        .weight_gradient = visits(order.weight_gradient, 0,
+                                  [&](std::size_t bucket) { return flat.buckets()[bucket].reads_main; }),
+        .gradients = {}};
     for (WeightVisit& visit : piece.forward) {
       const bool again = std::ranges::any_of(piece.backward, [&](const WeightVisit& other) {
         return std::ranges::find(other.buckets, visit.buckets[0]) != other.buckets.end();
@@ -97,7 +99,8 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard) : pa
     }
     for (const std::size_t unit : reversed(order)) {
       for (const std::size_t bucket : buckets[unit]) {
-        if (std::ranges::find(piece.gradients, bucket) == piece.gradients.end()) piece.gradients.push_back(bucket);
+        if (std::ranges::find(piece.gradients, bucket) == piece.gradients.end())
+          piece.gradients.push_back(bucket);
       }
     }
     pieces_.push_back(std::move(piece));
@@ -119,14 +122,14 @@ void ShardFlow::begin(const std::vector<Action>& column) {
 }
 
 void ShardFlow::begin_gradients(int chunk) {
-  params_.gradient().begin_pass(pieces_.at(static_cast<std::size_t>(chunk)).gradients);
+  params_.gradient().passes().begin(pieces_.at(static_cast<std::size_t>(chunk)).gradients);
   in_gradients_ = true;
 }
 
 void ShardFlow::end_pass() {
   ++done_;
   params_.walk().end_pass();
-  if (std::exchange(in_gradients_, false)) params_.gradient().end_pass();
+  if (std::exchange(in_gradients_, false)) params_.gradient().passes().end();
 }
 
 void ShardFlow::end() {

@@ -14,9 +14,9 @@ namespace tessera {
 
 struct EngineLayout;
 
-/// Tells the store which passes come, and when each is over: weights are gathered before they are read and freed
-/// behind that, gradients are reduced behind each pass that adds to them. All data ranks walk the same column,
-/// so they gather and reduce in one order, whatever samples they have.
+/// Tells the store which passes come, and when each is over: weights are gathered before they are read and
+/// freed behind that, gradients are reduced behind each pass that adds to them. All data ranks walk the same
+/// column, so they gather and reduce in one order, whatever samples they have.
 class ShardFlow {
  public:
   /// Null where the store holds whole gradients.
@@ -52,8 +52,8 @@ class ShardFlow {
   bool in_gradients_ = false;
 };
 
-/// A number for each parameter of a model, by what its buckets are cut (ParamStoreOptions::unit): from stage 3 on
-/// units, in stage 2 pieces. Null below.
+/// A number for each parameter of a model, by what its buckets are cut (ParamStoreOptions::unit): from stage
+/// 3 on units, in stage 2 pieces. Null below.
 std::function<int(const Parameter&)> unit_numbers(Model& model, const EngineLayout& layout);
 
 }  // namespace tessera

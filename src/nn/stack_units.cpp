@@ -10,7 +10,8 @@ namespace {
 using Visits = std::vector<std::vector<std::size_t>>;
 
 /// Entries [first, first + count) as one.
-std::vector<std::size_t> together(const std::vector<std::size_t>& units, std::size_t first, std::size_t count) {
+std::vector<std::size_t> together(const std::vector<std::size_t>& units, std::size_t first,
+                                  std::size_t count) {
   const auto begin = units.begin() + static_cast<std::ptrdiff_t>(first);
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
@@ -48,7 +49,9 @@ std::vector<std::vector<Parameter*>> Stack::units() {
 std::size_t Stack::segment(std::size_t first, std::size_t count) const {
   const RecomputeOptions& again = sharding_.recompute;
   const auto n = static_cast<std::size_t>(again.layers);
-  return again.what == Recompute::full && again.method == RecomputeMethod::uniform ? std::min(n, count - first) : 1;
+  return again.what == Recompute::full && again.method == RecomputeMethod::uniform
+             ? std::min(n, count - first)
+             : 1;
 }
 
 UnitOrder Stack::unit_order(int index) {

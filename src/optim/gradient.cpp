@@ -15,7 +15,8 @@ GradientAccumulator::GradientAccumulator(const ExecCtx& ctx, const FlatLayout& l
       trained_(frozen_.size(), false) {
   clear_contributions();
   if (!trainable) return;
-  buckets_ = Tensor::empty(ctx_, {shards_.shares_gradient() ? shards_.state_numel() : layout_.numel()}, DType::f32);
+  buckets_ =
+      Tensor::empty(ctx_, {shards_.shares_gradient() ? shards_.state_numel() : layout_.numel()}, DType::f32);
   ops::fill_zero(ctx_, buckets_);
   make_reduction();
 }
@@ -75,13 +76,20 @@ void GradientAccumulator::ready(Parameter& parameter) {
   reduction_->ready(parameter);
 }
 
-void GradientAccumulator::begin_pass(std::vector<std::size_t> buckets) {
-  check_trainable();
-  if (shards_.shares_gradient()) reduction_->begin_pass(std::move(buckets));
+GradientPasses GradientAccumulator::passes() {
+  return GradientPasses(shards_.shares_gradient() ? reduction_.get() : nullptr);
 }
 
-void GradientAccumulator::end_pass() {
-  if (shards_.shares_gradient()) reduction_->end_pass();
+void GradientPasses::begin(std::vector<std::size_t> buckets) {
+  if (reduction_ != nullptr) reduction_->begin_pass(std::move(buckets));
+}
+
+void GradientPasses::end() {
+  if (reduction_ != nullptr) reduction_->end_pass();
+}
+
+std::size_t GradientPasses::held_bytes() const {
+  return reduction_ != nullptr ? reduction_->passing_bytes() : 0;
 }
 
 void GradientAccumulator::close_call() {
@@ -118,8 +126,7 @@ Tensor GradientAccumulator::set_call_aside() {
   Tensor aside = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Range& own = shards_.updated(i);
-    ops::copy(ctx_, latest(i, own),
-              aside.narrow(0, shards_.in_state(i, own).begin, own.count));
+    ops::copy(ctx_, latest(i, own), aside.narrow(0, shards_.in_state(i, own).begin, own.count));
   }
   drop_call();
   return aside;
@@ -230,15 +237,14 @@ void GradientAccumulator::set_frozen(std::vector<bool> frozen) {
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     const ParamSlot& slot = layout_.slots()[i];
     if (!frozen[i] || frozen_[i]) continue;
-    const Range held = shards_.shares_gradient() ? overlap(slot.run(), shards_.updated(slot.bucket)) : slot.run();
+    const Range held =
+        shards_.shares_gradient() ? overlap(slot.run(), shards_.updated(slot.bucket)) : slot.run();
     if (held.count > 0) ops::fill_zero(ctx_, latest(slot.bucket, held));
   }
   frozen_ = std::move(frozen);
   clear_contributions();
   make_reduction();
 }
-
-std::size_t GradientAccumulator::passing_bytes() const { return reduction_ ? reduction_->passing_bytes() : 0; }
 
 std::size_t GradientAccumulator::persistent_bytes() const {
   return (buckets_ ? buckets_.nbytes() : 0) + (sum_ ? sum_.nbytes() : 0);

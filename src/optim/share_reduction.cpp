@@ -1,5 +1,5 @@
-/// GradientReduction where a rank holds shares: a bucket has memory from its first contribution in a pass until
-/// its sum over the data ranks, which is added to the share. So two buckets are there at a time.
+/// GradientReduction where a rank holds shares: a bucket has memory from its first contribution in a pass
+/// until its sum over the data ranks, which is added to the share. So two buckets are there at a time.
 
 #include "optim/reduction.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -23,7 +23,8 @@ void GradientReduction::provide(std::size_t bucket) {
   for (std::size_t i = b.first_slot; i < b.first_slot + b.slots; ++i) {
     const ParamSlot& slot = layout_.slots()[i];
     if (frozen_[i]) continue;
-    slot.parameter->bind_grad(memory.narrow(0, slot.offset - b.begin, slot.numel).view(slot.parameter->shape()));
+    slot.parameter->bind_grad(
+        memory.narrow(0, slot.offset - b.begin, slot.numel).view(slot.parameter->shape()));
   }
 }
 

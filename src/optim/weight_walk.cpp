@@ -65,15 +65,17 @@ void WeightWalk::find_freed(ZeroReshard reshard) {
 
 void WeightWalk::come_to(std::size_t bucket) {
   const std::string& name = layout_.slots()[layout_.buckets()[bucket].first_slot].parameter->name();
-  TESSERA_CHECK(walking_, "each data rank holds a share of the weights of ", name,
-                " (parallel.zero_stage 3), and nobody has gathered them: Weights::whole() gives one parameter, "
-                "WeightWalk::Hold all of them");
+  TESSERA_CHECK(
+      walking_, "each data rank holds a share of the weights of ", name,
+      " (parallel.zero_stage 3), and nobody has gathered them: Weights::whole() gives one parameter, "
+      "WeightWalk::Hold all of them");
   const std::size_t end = pass_ < ends_.size() ? ends_[pass_] : next_;
   std::size_t to = next_;
   while (to < end && !has(visits_[to], bucket)) ++to;
-  TESSERA_CHECK(to < end, "the weights of ", name,
-                " are read where this pass has no use of them any more: Model::unit_order says in which order a "
-                "pass reads its units");
+  TESSERA_CHECK(
+      to < end, "the weights of ", name,
+      " are read where this pass has no use of them any more: Model::unit_order says in which order a "
+      "pass reads its units");
   while (next_ <= to) enter(next_);
 }
 

@@ -11,8 +11,8 @@ namespace {
 using namespace edge;
 
 const Overrides kDp2{"parallel.data=2"}, kDp2Zero0{"parallel.data=2", "parallel.zero_stage=0"},
-    kDp2Zero2{"parallel.data=2", "parallel.zero_stage=2"}, kDp2Zero3{"parallel.data=2", "parallel.zero_stage=3"},
-    kZero3{"parallel.zero_stage=3"},
+    kDp2Zero2{"parallel.data=2", "parallel.zero_stage=2"},
+    kDp2Zero3{"parallel.data=2", "parallel.zero_stage=3"}, kZero3{"parallel.zero_stage=3"},
     kInterleaved{"parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2"};
 
 /// Samples [begin, end) of `whole` that this data rank has, in one run, parts as even as possible.

@@ -165,7 +165,8 @@ const NamedLayout kCases[] = {
      4},
     {"pp2_zb_h1_dp2_zero3_selective",
      Family::llama,
-     {"parallel.zero_stage=3", "parallel.pipeline=2", "parallel.schedule=zb-h1", "training.recompute=selective"},
+     {"parallel.zero_stage=3", "parallel.pipeline=2", "parallel.schedule=zb-h1",
+      "training.recompute=selective"},
      4},
     {"dropout_pp2", Family::gpt2, {"parallel.pipeline=2", "model.dropout=0.1"}, 2},
 };

@@ -46,7 +46,7 @@ struct WorkRecord {
 
 /// A pass of one piece of a model with one micro-batch.
 struct PassRecord : WorkRecord {
-  std::int64_t kept = 0;  ///< held for this micro-batch afterwards, inputs and results aside
+  std::int64_t kept = 0;     ///< held for this micro-batch afterwards, inputs and results aside
   std::int64_t passing = 0;  ///< when it begins: gradients on their way to the shares of data ranks
 };
 

@@ -40,7 +40,7 @@ struct EngineLayout {
   int chunks = 1;  ///< pieces of the model per pipeline stage
   int zero_stage = 1;
   ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
-  std::int64_t bucket_elements = 0;  ///< see ParamStoreOptions
+  std::int64_t bucket_elements = 0;                   ///< see ParamStoreOptions
 };
 
 struct EngineOptions {
@@ -187,10 +187,6 @@ class Engine {
   /// ones.
   const std::vector<LossTerm>& terms() const { return terms_; }
 
-  /// All weights of this rank's pieces at hand until the result goes, for what is no pass of a call, such as
-  /// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
-  WeightWalk::Hold hold_weights() { return WeightWalk::Hold(params_->walk()); }
-
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
   /// Cuts every batch from now on into so many parts, as even as possible; 0: by options().micro_batch_size.
@@ -280,6 +276,10 @@ class Engine {
   EngineProgress progress_;
   std::int64_t skipped_in_a_row_ = 0;
 };
+
+/// All weights of this rank's pieces at hand until the result goes, for what is no pass of a call, such as
+/// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
+inline WeightWalk::Hold hold_weights(Engine& engine) { return WeightWalk::Hold(engine.params().walk()); }
 
 /// The batch as device tensors, rows position-major.
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch);

@@ -8,8 +8,8 @@ namespace tessera {
 /// In which order a piece reads units of a model (Model::units), by number; those of one entry together.
 struct UnitOrder {
   std::vector<std::vector<std::size_t>> forward, backward;
-  /// Of weight gradients that were put off: what is computed again for them; of that only what kernels read in
-  /// fp32 (ParameterTraits::reads_main).
+  /// Of weight gradients that were put off: what is computed again for them; of that only what kernels read
+  /// in fp32 (ParameterTraits::reads_main).
   std::vector<std::vector<std::size_t>> weight_gradient;
 };
 
@@ -52,9 +52,9 @@ class Model : public Module {
     (void)parameter;
     return 1;
   }
-  /// Parameters that are read together: a layer's, the embedding's, the head's. Where data ranks share weights
-  /// out (parallel.zero_stage 3) they are gathered unit by unit. Every parameter is in one. The default is one
-  /// unit of all.
+  /// Parameters that are read together: a layer's, the embedding's, the head's. Where data ranks share
+  /// weights out (parallel.zero_stage 3) they are gathered unit by unit. Every parameter is in one. The
+  /// default is one unit of all.
   virtual std::vector<std::vector<Parameter*>> units();
   /// In which order a piece reads them. A pass that reads others, or in another order, throws.
   virtual UnitOrder unit_order(int piece);

@@ -19,6 +19,23 @@ struct FlatGradient {
   double scale = 1.0;
 };
 
+/// The backward passes of a call where ranks hold shares of the gradient; nothing happens where it is whole.
+class GradientPasses {
+ public:
+  /// `reduction`: null where gradients are whole.
+  explicit GradientPasses(GradientReduction* reduction) : reduction_(reduction) {}
+  /// A pass contributes once to parameters of these buckets, whose sums start in this order as they become
+  /// complete, at the latest in end(), and are added to the shares. Every data rank has the same passes in
+  /// the same order, also one that computes nothing in them.
+  void begin(std::vector<std::size_t> buckets);
+  void end();
+  /// Bytes of memory that is there from a bucket's first contribution to its reduction.
+  std::size_t held_bytes() const;
+
+ private:
+  GradientReduction* reduction_;
+};
+
 /// Gradients of several calls: begin_call, backward passes, finish_call(factor), once or more; then an update
 /// takes their sum. The buckets hold one call's gradient; a second buffer, of what this rank updates, comes
 /// into being with the first second call. A call is open, closed (summed over ranks, but nobody has said its
@@ -45,13 +62,9 @@ class GradientAccumulator {
   /// One contribution was written (Tape::on_gradient_ready). No-op in calls without counts. Errors:
   /// InvalidArgument if none was left to come.
   void ready(Parameter& parameter);
-  /// Where a rank holds a share of the gradient only: a backward pass that contributes once to parameters of
-  /// these buckets, whose sums start in this order as they become complete, at the latest in end_pass(), and
-  /// are added to the shares. Every data rank has the same passes in the same order, also one that computes
-  /// nothing in them. Without any, one sum of each bucket is made in finish_call. No-ops where gradients are
-  /// whole.
-  void begin_pass(std::vector<std::size_t> buckets);
-  void end_pass();
+  /// Where a rank holds a share of the gradient only. Without passes one sum of each bucket is made in
+  /// finish_call.
+  GradientPasses passes();
   /// Closes the call: zeroes the gradients nobody wrote, sums over all groups, and adds `factor` times the
   /// result to what earlier calls left. Collective. Errors: InvalidArgument if no call is open;
   /// CommunicationError.
@@ -76,8 +89,6 @@ class GradientAccumulator {
   /// finished sums in this rank's shares alone. With Shards::shares_gradient() these shares are all there is,
   /// laid out as ParamStore::zeros().
   const Tensor& buffer() const { return buckets_; }
-  /// Elements `run` of it, which lie inside Shards::updated(bucket).
-  Tensor latest(std::size_t bucket, const Range& run) const;
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
   FlatGradient sum() const;
   /// What the gradients of pending() are still to be multiplied by. Errors: InvalidArgument if no call was
@@ -109,13 +120,13 @@ class GradientAccumulator {
   /// ParamStore::set_frozen, before parameters are bound anew. `frozen`: by slot.
   void set_frozen(std::vector<bool> frozen);
   std::size_t persistent_bytes() const;
-  /// Of memory that is there from a bucket's first contribution to its reduction.
-  std::size_t passing_bytes() const;
 
  private:
   enum class Call { open, closed, none };
   enum class Place { nowhere, buckets, sum };
 
+  /// Elements `run` of buffer(), which lie inside Shards::updated(bucket).
+  Tensor latest(std::size_t bucket, const Range& run) const;
   void check_trainable() const;
   void make_reduction();
   Tensor& sum_memory();

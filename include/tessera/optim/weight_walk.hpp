@@ -1,6 +1,6 @@
 #pragma once
-/// WeightWalk: brings weights that data ranks hold as shares together for the passes that read them, and frees
-/// them behind these.
+/// WeightWalk: brings weights that data ranks hold as shares together for the passes that read them, and
+/// frees them behind these.
 
 #include <vector>
 
@@ -18,20 +18,20 @@ struct WeightVisit {
 };
 
 /// The passes of a call, known beforehand: what they read in which order. Reading a parameter comes to the
-/// visit that has its bucket; so does the end of a pass with all that were left out. Whatever a rank computes,
-/// even nothing, it gathers the same in the same order as the others, and the next visit's weights are on their
-/// way during this one's work. Nothing here waits for the device.
+/// visit that has its bucket; so does the end of a pass with all that were left out. Whatever a rank
+/// computes, even nothing, it gathers the same in the same order as the others, and the next visit's weights
+/// are on their way during this one's work. Nothing here waits for the device.
 class WeightWalk {
  public:
-  /// All three are kept by reference. No-op everywhere unless shards.shares_model(): then every parameter reads
-  /// through this.
+  /// All three are kept by reference. No-op everywhere unless shards.shares_model(): then every parameter
+  /// reads through this.
   WeightWalk(const FlatLayout& layout, const Shards& shards, Weights& weights);
   ~WeightWalk();
   WeightWalk(const WeightWalk&) = delete;
   WeightWalk& operator=(const WeightWalk&) = delete;
 
-  /// Passes to come, each with its visits; what a walk before left undone is made up for, so that all ranks stay
-  /// in step. Errors: InternalError inside of Hold.
+  /// Passes to come, each with its visits; what a walk before left undone is made up for, so that all ranks
+  /// stay in step. Errors: InternalError inside of Hold.
   void begin(const std::vector<std::vector<WeightVisit>>& passes, ZeroReshard reshard);
   /// The pass is over: visits nobody read are made up for.
   void end_pass();

@@ -97,8 +97,8 @@ class Weights {
 
   bool main_is_whole(std::size_t bucket) const { return shards_.policy(bucket).main == Held::whole; }
   bool model_is_whole(std::size_t bucket) const { return shards_.policy(bucket).model == Held::whole; }
-  /// Whether this rank keeps some of the copy that kernels read. Where these read the main weights and all are
-  /// shares, the copy is made of what was gathered.
+  /// Whether this rank keeps some of the copy that kernels read. Where these read the main weights and all
+  /// are shares, the copy is made of what was gathered.
   bool has_copy(std::size_t bucket) const;
   Tensor model_of(std::size_t bucket, const Range& run) const;
   bool in_place(std::size_t bucket) const;
