@@ -236,6 +236,11 @@ void describe(Visitor& visit, Section& c) {
               "gradients, 3 also the weights themselves",
               between(0, 3));
   visit.field(
+      "zero_group", c.zero_group,
+      "neighbouring data ranks that share out among themselves what `zero_stage` says, with copies across "
+      "these groups; divides the data ranks; null = all of them",
+      between(1, 1e6));
+  visit.field(
       "zero_reshard", c.zero_reshard,
       "stage 3: when a layer's gathered weights are freed; always: after each pass, never: only after "
       "the backward pass, auto: never in a pipeline, else always");

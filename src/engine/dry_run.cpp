@@ -145,8 +145,10 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
   const auto sent = [&](const Communicator* group) {
     return group == nullptr ? 0 : static_cast<std::int64_t>(group->stats().bytes_sent);
   };
-  const Communicator* const data = &engine_->mesh()[Axis::dp];
-  const Communicator* const gathering = engine_->mesh().dp_gather_if_any();
+  const Communicator *const data = engine_->params().shards().data(),
+                            *const gathering = engine_->params().shards().shares_model()
+                                                   ? engine_->params().shards().gathering()
+                                                   : nullptr;
   const std::int64_t reduced = sent(data), gathered = sent(gathering);
   flow->begin(column);
   for (std::size_t i = 0; i < column.size(); ++i) {
@@ -155,7 +157,7 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
   }
   flow->end();
   engine_->params().gradient().discard();
-  detail::add_traffic(record.sent, {"dp", "gradients, reduce-scatter", sent(data) - reduced});
+  detail::add_traffic(record.sent, {data->name(), "gradients, reduce-scatter", sent(data) - reduced});
   detail::add_traffic(record.sent, {"dp_gather", "weights, all-gather", sent(gathering) - gathered});
   return record;
 }

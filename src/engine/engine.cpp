@@ -34,6 +34,23 @@ std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
   return [groups](const Parameter& parameter) { return groups.freezes(parameter); };
 }
 
+/// The ranks that hold the parameters of this one.
+StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
+  StoreGroups groups{.data = &mesh[Axis::dp],
+                     .tensor = &mesh[Axis::tp],
+                     .embedding = &mesh.embedding(),
+                     .world = &mesh.world(),
+                     .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
+  const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
+  const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().dp;
+  if (!options.trainable || !(gathers || size < mesh.shape().dp)) return groups;
+  const auto& [shard, copy, gather] = mesh.share_data(size, gathers);
+  if (shard) groups.data = shard.get();
+  groups.copies = copy.get();
+  groups.gathering = gather.get();
+  return groups;
+}
+
 /// What is not a number has no sign to print either.
 double without_sign_of_nan(double value) { return std::isnan(value) ? std::nan("") : value; }
 
@@ -69,6 +86,7 @@ EngineOptions EngineOptions::from(const Config& config) {
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
+  options.layout.zero_group = static_cast<int>(config.parallel.zero_group.value_or(0));
   options.layout.zero_reshard = config.parallel.zero_reshard;
   return options;
 }
@@ -78,25 +96,16 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       options_(options),
       mesh_(options.layout.mesh ? options.layout.mesh : ProcessMesh::self()),
       model_(std::move(model)),
-      params_(std::make_unique<ParamStore>(
-          ctx_, model_->parameters(),
-          ParamStoreOptions{.compute = options.compute,
-                            .split_main = options.optimizer.split_main_weights,
-                            .trainable = options.trainable,
-                            .groups = {.data = &(*mesh_)[Axis::dp],
-                                       .gathering = options.trainable && options.layout.zero_stage == 3
-                                                        ? &mesh_->dp_gather()
-                                                        : nullptr,
-                                       .tensor = &(*mesh_)[Axis::tp],
-                                       .embedding = &mesh_->embedding(),
-                                       .world = &mesh_->world(),
-                                       .tensor_block = [mesh = mesh_.get()](int copies) -> Communicator& {
-                                         return mesh->tp_block(copies);
-                                       }},
-                            .zero_stage = options.layout.zero_stage,
-                            .unit = unit_numbers(*model_, options.layout),
-                            .bucket_elements = options.layout.bucket_elements,
-                            .frozen = frozen_by(options.groups)})),
+      params_(
+          std::make_unique<ParamStore>(ctx_, model_->parameters(),
+                                       ParamStoreOptions{.compute = options.compute,
+                                                         .split_main = options.optimizer.split_main_weights,
+                                                         .trainable = options.trainable,
+                                                         .groups = groups_of(*mesh_, options),
+                                                         .zero_stage = options.layout.zero_stage,
+                                                         .unit = unit_numbers(*model_, options.layout),
+                                                         .bucket_elements = options.layout.bucket_elements,
+                                                         .frozen = frozen_by(options.groups)})),
       optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
                                                                  options.loss_scale, options.groups)
                                    : nullptr),

@@ -15,7 +15,7 @@ void check_options(const ParamStoreOptions& options) {
                 "split main weights need bfloat16 parameters, not ", options.compute);
   ShardPolicy::of_zero(options.zero_stage, false);  // refuses stages that are not there
   const StoreGroups& groups = options.groups;
-  for (const Communicator* group : {groups.data, groups.tensor, groups.embedding}) {
+  for (const Communicator* group : {groups.data, groups.copies, groups.tensor, groups.embedding}) {
     TESSERA_CHECK(size_of_group(group) <= size_of_group(groups.world), "group ", group ? group->name() : "",
                   " has ", size_of_group(group), " ranks, the world ", size_of_group(groups.world),
                   ": the global norm is taken over StoreGroups::world");
@@ -44,7 +44,8 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
   for (const Bucket& bucket : layout_.buckets())
     policies.push_back(ShardPolicy::of_zero(options_.trainable && ranks > 1 ? options_.zero_stage : 0,
                                             options_.compute == DType::f32 || bucket.reads_main));
-  shards_ = Shards(layout_, options_.groups.data, std::move(policies), options_.groups.gathering);
+  shards_ = Shards(layout_, options_.groups.data, std::move(policies), options_.groups.gathering,
+                   options_.groups.copies);
   for (const ParamSlot& slot : slots())
     frozen_.push_back(options_.trainable && options_.frozen && options_.frozen(*slot.parameter));
   weights_.emplace(ctx_, layout_, shards_,

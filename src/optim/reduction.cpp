@@ -112,7 +112,21 @@ void GradientReduction::finish() {
   } else {
     finish_buckets();
   }
+  sum_over_copies();
   for (const ReplicatedSum& sum : sums_) run(sum);
+}
+
+/// Once for all micro-batches: shares of other groups of data ranks are of other samples.
+void GradientReduction::sum_over_copies() const {
+  if (shards_.copies() == nullptr) return;
+  std::vector<Pending> sums;
+  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
+    if (!trains(i)) continue;
+    const Range own = shards_.updated(i);
+    const Range place = shards_.shares_gradient() ? shards_.in_state(i, own) : own;
+    sums.push_back(shards_.copies()->all_reduce(ctx_, grad_.narrow(0, place.begin, place.count)));
+  }
+  for (const Pending& sum : sums) sum.wait(ctx_);
 }
 
 void GradientReduction::abandon() {

@@ -44,6 +44,7 @@ class GradientReduction {
   void finish_buckets();
   void run(const ReplicatedSum& sum) const;
   bool trains(std::size_t bucket) const;
+  void sum_over_copies() const;
   // Shares.
   void start_next();
   void start_share(std::size_t bucket);

@@ -25,10 +25,11 @@ ShardPolicy ShardPolicy::of_zero(int stage, bool kernels_read_main) {
 }
 
 Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
-               Communicator* gathering)
+               Communicator* gathering, Communicator* copies)
     : layout_(&layout),
       data_(data != nullptr && data->size() > 1 ? data : nullptr),
       gathering_(gathering != nullptr ? gathering : data_),
+      copies_(copies != nullptr && copies->size() > 1 ? copies : nullptr),
       rank_(data != nullptr ? data->rank() : 0),
       ranks_(data != nullptr ? data->size() : 1),
       policies_(std::move(policies)) {
@@ -37,7 +38,7 @@ Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPo
     sharded_ = sharded_ || shared;
     shares_gradient_ = shares_gradient_ || policies_[i].gradient == Held::share;
     shares_model_ = shares_model_ || policies_[i].model == Held::share;
-    updated_.push_back(shared ? share(i) : layout.buckets()[i].run());
+    updated_.push_back(shared ? layout.buckets()[i].share(rank_, ranks_) : layout.buckets()[i].run());
     state_.push_back(state_numel_);
     state_numel_ += updated_.back().count;
   }

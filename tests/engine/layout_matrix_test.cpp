@@ -45,6 +45,7 @@ struct LayoutCase {
   bool partition = false;
   std::int64_t chunks = 0;
   ZeroReshard reshard = ZeroReshard::automatic;
+  std::int64_t group = 0;
 };
 
 const char* name_of(Kind kind) {
@@ -98,6 +99,7 @@ std::string describe(const LayoutCase& c) {
   if (c.pipeline_layout) text += "_uneven";
   text += tessera::detail::concat("_dp", c.dp, "_zero", c.zero);
   if (c.reshard != ZeroReshard::automatic) text += tessera::name_of(c.reshard);
+  if (c.group > 0) text += tessera::detail::concat("_group", c.group);
   text += tessera::detail::concat("_mbs", c.micro_batch);
   if (c.recompute != Recompute::none) text += "_" + std::string(tessera::name_of(c.recompute));
   if (c.recompute == Recompute::full)
@@ -190,6 +192,7 @@ Config config_of(const LayoutCase& c) {
   config.parallel.data = c.dp;
   config.parallel.zero_stage = c.zero;
   config.parallel.zero_reshard = c.reshard;
+  if (c.group > 0) config.parallel.zero_group = c.group;
   if (c.pipeline_layout) config.parallel.pipeline_layout = c.pipeline_layout;
   config.training.micro_batch_size = c.micro_batch;
   config.training.recompute = c.recompute;
@@ -286,6 +289,8 @@ void add_shards(int zero, std::vector<LayoutCase>& list) {
   add({.kind = Kind::t5, .dp = 2, .recompute = kFull, .micro_batch = 2});
   add({.kind = Kind::t5, .tp = 2, .sp = true, .pp = 2, .dp = 2});
   add({.kind = Kind::t5_v1_1, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  add({.dp = 4, .group = 2});
+  add({.tp = 2, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 4, .group = 2});
   if (zero < 3) return;
   add({.dp = 2, .micro_batch = 2, .reshard = ZeroReshard::never});
   add({.pp = 2, .dp = 2, .reshard = ZeroReshard::always});
@@ -405,6 +410,8 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::t5_v1_1, .pp = 4, .schedule = kGpipe, .micro_batch = 2});
   list.push_back({.kind = Kind::t5_v1_1, .dp = 3, .micro_batch = 2});
   for (const int zero : {2, 3}) add_shards(zero, list);
+  list.push_back({.dp = 4, .zero = 1, .group = 2});
+  list.push_back({.kind = Kind::t5, .pp = 2, .dp = 2, .zero = 3, .group = 1});
   return list;
 }
 

@@ -168,6 +168,12 @@ const NamedLayout kCases[] = {
      {"parallel.zero_stage=3", "parallel.pipeline=2", "parallel.schedule=zb-h1",
       "training.recompute=selective"},
      4},
+    {"dp4_zero3_group2", Family::gpt2, {"parallel.zero_stage=3", "parallel.zero_group=2"}, 4},
+    {"pp2_dp4_zero2_group2",
+     Family::llama,
+     {"parallel.zero_stage=2", "parallel.zero_group=2", "parallel.pipeline=2"},
+     8},
+    {"dp4_zero1_group2", Family::gpt2, {"parallel.zero_group=2"}, 4},
     {"dropout_pp2", Family::gpt2, {"parallel.pipeline=2", "model.dropout=0.1"}, 2},
 };
 INSTANTIATE_TEST_SUITE_P(Layouts, PlanCounters, ::testing::ValuesIn(kCases),

@@ -69,11 +69,16 @@ class ProcessMesh {
   /// Those asked for so far that are neither this rank alone nor all of tp; by copies, null where there is
   /// none.
   const std::vector<std::shared_ptr<Communicator>>& tp_blocks() const { return tp_blocks_; }
-  /// The ranks along dp once more, for what is gathered while other collectives of dp are under way: each
-  /// group keeps an order of its own. The first call is collective over dp.
-  Communicator& dp_gather();
-  /// Null until dp_gather() was called, and where dp is one rank.
-  const Communicator* dp_gather_if_any() const { return dp_gather_.get(); }
+  /// How the ranks along dp share things out.
+  struct DataGroups {
+    std::shared_ptr<Communicator> shard;   ///< neighbours that have a share each
+    std::shared_ptr<Communicator> copy;    ///< those with the same one
+    std::shared_ptr<Communicator> gather;  ///< as `shard`, for what is gathered beside its collectives
+  };
+  /// Makes groups of `size` neighbours along dp (shard and copy are null where that is all of dp); `gathers`:
+  /// also DataGroups::gather. Called once, collective over dp. Errors: ConfigError unless `size` divides dp.
+  const DataGroups& share_data(int size, bool gathers);
+  const DataGroups& data_groups() const { return data_groups_; }
   int rank() const { return world_->rank(); }
 
  private:
@@ -82,7 +87,8 @@ class ProcessMesh {
 
   MeshShape shape_;
   MeshCoordinates coordinates_;
-  std::shared_ptr<Communicator> world_, embedding_, dp_gather_;
+  std::shared_ptr<Communicator> world_, embedding_;
+  DataGroups data_groups_;
   std::array<std::shared_ptr<Communicator>, 5> axes_;
   std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
   std::map<std::vector<Axis>, std::shared_ptr<Communicator>> groups_;

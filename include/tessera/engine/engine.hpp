@@ -39,6 +39,7 @@ struct EngineLayout {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int chunks = 1;  ///< pieces of the model per pipeline stage
   int zero_stage = 1;
+  int zero_group = 0;                                 ///< data ranks that share out together; 0 = all
   ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
   std::int64_t bucket_elements = 0;                   ///< see ParamStoreOptions
 };

@@ -17,6 +17,7 @@ namespace tessera {
 /// The ranks over which gradients are summed; null = this rank alone. They outlive the store.
 struct StoreGroups {
   Communicator* data = nullptr;       ///< hold the same parameters, see other samples
+  Communicator* copies = nullptr;     ///< hold the shares that this rank does, in other groups like `data`
   Communicator* gathering = nullptr;  ///< the same ranks, for weights beside gradients; null = `data`
   Communicator* tensor = nullptr;     ///< for ParameterTraits::partial_over_tensor
   Communicator* embedding = nullptr;  ///< for ParameterTraits::tied

@@ -91,16 +91,16 @@ class DeepSpeedPlugin(ShardingPlugin):
 # PyTorch's numbers and names of ShardingStrategy, and how each is done here.
 _STRATEGIES: Dict[str, Dict[str, Any]] = {
     "FULL_SHARD": {"zero_stage": 3}, "SHARD_GRAD_OP": {"zero_stage": 2}, "NO_SHARD": {"zero_stage": 0},
-    "HYBRID_SHARD": {}, "HYBRID_SHARD_ZERO2": {},
+    "HYBRID_SHARD": {"zero_stage": 3, "zero_group": "machine"}, "HYBRID_SHARD_ZERO2": {"zero_stage": 2, "zero_group": "machine"},
 }
 
 
 @dataclass
 class FullyShardedDataParallelPlugin(ShardingPlugin):
-    """`sharding_strategy` FULL_SHARD (the default: ZeRO stage 3), SHARD_GRAD_OP (stage 2), NO_SHARD; with `fsdp_version=2`
-    `reshard_after_forward` True or False (weights kept from forward to backward). `activation_checkpointing=True` recomputes
-    activations. Errors: ConfigError for what is not in this build yet (HYBRID_SHARD, offload, shares of another size), and for
-    modules or dtypes of one's own."""
+    """`sharding_strategy` FULL_SHARD (the default: ZeRO stage 3), SHARD_GRAD_OP (stage 2), NO_SHARD, HYBRID_SHARD and
+    HYBRID_SHARD_ZERO2 (the same stages within a machine, copies across machines); with `fsdp_version=2` `reshard_after_forward`
+    True or False (weights kept from forward to backward). `activation_checkpointing=True` recomputes activations. Errors: ConfigError
+    for what is not in this build yet (offload, shares of another size), and for modules or dtypes of one's own."""
 
     fsdp_version: Optional[int] = None
     sharding_strategy: Any = None
@@ -149,11 +149,12 @@ class FullyShardedDataParallelPlugin(ShardingPlugin):
             name = list(_STRATEGIES)[int(name) - 1]
         if name not in _STRATEGIES:
             raise ConfigError(f"FullyShardedDataParallelPlugin(sharding_strategy={asked!r}): it is one of {', '.join(_STRATEGIES)}")
-        if not _STRATEGIES[name]:
-            raise ConfigError(f"FullyShardedDataParallelPlugin(sharding_strategy={asked!r}): shares within a group of ranks, with "
-                              "copies across groups, are not in this build yet; use FULL_SHARD or SHARD_GRAD_OP")
         self.sharding_strategy = name
-        return _STRATEGIES[name]
+        parallel = dict(_STRATEGIES[name])
+        if parallel.pop("zero_group", None):
+            local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)  # not set: all processes are on one machine
+            parallel.update({"zero_group": local} if local > 0 else {})
+        return parallel
 
     @property
     def parallel(self) -> Dict[str, Any]:
