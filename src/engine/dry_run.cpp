@@ -150,10 +150,15 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
                                                    ? engine_->params().shards().gathering()
                                                    : nullptr;
   const std::int64_t reduced = sent(data), gathered = sent(gathering);
+  const auto gathered_now = [this] {
+    return static_cast<std::int64_t>(engine_->params().weights().gathered_bytes());
+  };
   flow->begin(column);
   for (std::size_t i = 0; i < column.size(); ++i) {
-    record.gathered.push_back(static_cast<std::int64_t>(engine_->params().weights().gathered_bytes()));
+    const std::int64_t before = gathered_now();
     flow->skip_pass();
+    // A recorded pass gathers nothing where weights are kept: it found them there (begin_piece).
+    record.gathered.push_back(flow->keeps_weights() ? std::max(before, gathered_now()) : before);
   }
   flow->end();
   engine_->params().gradient().discard();

@@ -132,7 +132,7 @@ void GradientReduction::sum_over_copies() const {
 void GradientReduction::abandon() {
   if (shards_.shares_gradient()) {
     end_pass();
-    settle_share();
+    settle_shares(0);
     forget_memory();
   } else if (counting_) {
     finish_buckets();

@@ -1,6 +1,7 @@
 #pragma once
 /// GradientReduction: one call's gradients from the ranks that made them to their sums.
 
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -48,7 +49,7 @@ class GradientReduction {
   // Shares.
   void start_next();
   void start_share(std::size_t bucket);
-  void settle_share();
+  void settle_shares(std::size_t left);
   void finish_shares();
   void unbind(std::size_t bucket);
   void forget_memory();
@@ -74,7 +75,7 @@ class GradientReduction {
     Tensor memory, own;
     Pending pending;
   };
-  std::vector<Leaving> leaving_;  // at most one
+  std::deque<Leaving> leaving_;  // in the order they were started
 };
 
 }  // namespace tessera

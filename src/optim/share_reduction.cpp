@@ -1,5 +1,6 @@
 /// GradientReduction where a rank holds shares: a bucket has memory from its first contribution in a pass
-/// until its sum over the data ranks, which is added to the share. So two buckets are there at a time.
+/// until its sum over the data ranks, which is added to the share. So two buckets, or two units, are there at
+/// a time.
 
 #include "optim/reduction.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -80,7 +81,8 @@ void GradientReduction::end_pass() {
 
 void GradientReduction::start_share(std::size_t bucket) {
   provide(bucket);
-  settle_share();
+  // A unit is two buckets, one of them of what kernels read in fp32.
+  settle_shares(shards_.shares_model() ? 1 : 0);
   unbind(bucket);
   const Bucket& b = layout_.buckets()[bucket];
   const Range& own = shards_.updated(bucket);
@@ -90,15 +92,17 @@ void GradientReduction::start_share(std::size_t bucket) {
   leaving_.push_back(std::move(leaving));
 }
 
-void GradientReduction::settle_share() {
-  for (const Leaving& leaving : leaving_) {
+/// Adds sums to the shares until at most `left` are still on their way.
+void GradientReduction::settle_shares(std::size_t left) {
+  while (leaving_.size() > left) {
+    const Leaving& leaving = leaving_.front();
     leaving.pending.wait(ctx_);
     const Range place = shards_.in_state(leaving.bucket, shards_.updated(leaving.bucket));
     ops::axpby(ctx_, 1.0f, leaving.own, reduced_[leaving.bucket] ? 1.0f : 0.0f,
                grad_.narrow(0, place.begin, place.count));
     reduced_[leaving.bucket] = true;
+    leaving_.pop_front();
   }
-  leaving_.clear();
 }
 
 std::size_t GradientReduction::passing_bytes() const {
@@ -110,11 +114,11 @@ std::size_t GradientReduction::passing_bytes() const {
 
 void GradientReduction::finish_shares() {
   end_pass();
-  settle_share();
+  settle_shares(0);
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     if (trains(i) && !reduced_[i]) start_share(i);
   }
-  settle_share();
+  settle_shares(0);
   forget_memory();
 }
 

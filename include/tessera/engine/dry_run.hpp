@@ -58,7 +58,7 @@ struct PieceRecord {
 
 /// What data ranks share out while a column is walked: its gathers and reductions alone.
 struct ShardRecord {
-  std::vector<std::int64_t> gathered = {};  ///< bytes of whole weights when each action begins
+  std::vector<std::int64_t> gathered = {};  ///< bytes of whole weights beside each action's own
   std::vector<TrafficTerm> sent = {};
 };
 
