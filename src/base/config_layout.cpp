@@ -178,6 +178,11 @@ void check_data(Rules& rules, const Config& c) {
                   "), but there are ", micro_batches, " (training.global_batch_size ", t.global_batch_size,
                   " / (micro_batch_size ", t.micro_batch_size, " x data ", *p.data, "))");
   });
+  rules.rule({"device.cuda_graph", "parallel.zero_stage", "parallel.data"}, [&] {
+    const bool passing = p.zero_stage > 1 && p.data.value_or(1) > 1;
+    return unless(!passing || c.device.cuda_graph != GraphUse::on, "device.cuda_graph true needs ",
+                  "parallel.zero_stage 0 or 1: memory that is there for a part of a pass is not recorded");
+  });
   rules.rule({"parallel.zero_group", "parallel.data", "parallel.zero_stage"}, [&] {
     if (!p.zero_group) return std::string();
     if (p.zero_stage == 0)

@@ -238,7 +238,7 @@ data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "
   bos_id: 9, eos_id: 10, vocab_extra_ids: 3, sentinel_ids: [90, 80]}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl], peak_tflops: 312.5, profile: [2, 5]}
-device: {type: cpu, index: 1, threads: 3, cuda_graph: true, tune_gemm: true, gemm_cache: runs/gemm.txt, require_fast_attention: true, deterministic: false, memory_gb: 7.5}
+device: {type: cpu, index: 1, threads: 3, cuda_graph: false, tune_gemm: true, gemm_cache: runs/gemm.txt, require_fast_attention: true, deterministic: false, memory_gb: 7.5}
 )");
 }
 
