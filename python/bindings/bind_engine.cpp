@@ -408,6 +408,7 @@ void bind_engine(py::module_& module) {
           [](Batch& self, const Batch& other) {
             self.sample0 = other.sample0;
             self.global_batch = other.global_batch;
+            self.most_samples = other.most_samples;
             self.global_targets = other.global_targets;
             self.global_positions = other.global_positions;
             self.global_sample_targets = other.global_sample_targets;

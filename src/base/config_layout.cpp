@@ -178,6 +178,18 @@ void check_data(Rules& rules, const Config& c) {
                   "), but there are ", micro_batches, " (training.global_batch_size ", t.global_batch_size,
                   " / (micro_batch_size ", t.micro_batch_size, " x data ", *p.data, "))");
   });
+  rules.rule({"device.cuda_graph", "parallel.zero_stage", "parallel.data"}, [&] {
+    const bool passing = p.zero_stage > 1 && p.data.value_or(1) > 1;
+    return unless(!passing || c.device.cuda_graph != GraphUse::on, "device.cuda_graph true needs ",
+                  "parallel.zero_stage 0 or 1: memory that is there for a part of a pass is not recorded");
+  });
+  rules.rule({"parallel.zero_group", "parallel.data", "parallel.zero_stage"}, [&] {
+    if (!p.zero_group) return std::string();
+    if (p.zero_stage == 0)
+      return std::string("parallel.zero_group needs parallel.zero_stage above 0, which shares something out");
+    return unless(!p.data || *p.data % *p.zero_group == 0, "parallel.data (", p.data.value_or(1),
+                  ") is not a multiple of parallel.zero_group (", *p.zero_group, ")");
+  });
   rules.rule({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context"}, [&] {
     const std::int64_t ranks = model_ranks(p) * *p.data;
     if (ranks <= kMostRanks) return std::string();

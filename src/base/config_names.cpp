@@ -44,6 +44,8 @@ constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"},
                                               {Recompute::selective, "selective"},
                                               {Recompute::full, "full"},
                                               {Recompute::automatic, "auto"}};
+constexpr EnumName<ZeroReshard> kZeroReshards[] = {
+    {ZeroReshard::automatic, "auto"}, {ZeroReshard::always, "always"}, {ZeroReshard::never, "never"}};
 constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
                                                            {RecomputeMethod::block, "block"}};
 
@@ -108,6 +110,7 @@ EnumNames<RopeType> names_of(RopeType) { return {kRopeTypes, {}}; }
 EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
 EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
 EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
+EnumNames<ZeroReshard> names_of(ZeroReshard) { return {kZeroReshards, {}}; }
 EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kScheduleNames, {}}; }
 EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
 EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
@@ -126,6 +129,7 @@ std::string_view name_of(RopeType value) { return find_name(value); }
 std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
 std::string_view name_of(RecomputeMethod value) { return find_name(value); }
+std::string_view name_of(ZeroReshard value) { return find_name(value); }
 std::string_view name_of(OptimizerName value) { return find_name(value); }
 std::string_view name_of(LrStyle value) { return find_name(value); }
 std::string_view name_of(WsdStyle value) { return find_name(value); }

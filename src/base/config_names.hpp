@@ -42,6 +42,7 @@ EnumNames<RopeType> names_of(RopeType);
 EnumNames<Precision> names_of(Precision);
 EnumNames<Recompute> names_of(Recompute);
 EnumNames<RecomputeMethod> names_of(RecomputeMethod);
+EnumNames<ZeroReshard> names_of(ZeroReshard);
 EnumNames<PipelineSchedule> names_of(PipelineSchedule);
 EnumNames<OptimizerName> names_of(OptimizerName);
 EnumNames<LrStyle> names_of(LrStyle);

@@ -232,8 +232,19 @@ void describe(Visitor& visit, Section& c) {
               up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",
               between(1, 1e6));
-  visit.field("zero_stage", c.zero_stage, "what data ranks share out: 0 nothing, 1 optimizer state",
-              up_to(0, 1, "stages 2 and 3 are not in this build yet; use 1"));
+  visit.field("zero_stage", c.zero_stage,
+              "what data ranks share out: 0 nothing, 1 optimizer state and fp32 main weights, 2 also "
+              "gradients, 3 also the weights themselves",
+              between(0, 3));
+  visit.field(
+      "zero_group", c.zero_group,
+      "neighbouring data ranks that share out among themselves what `zero_stage` says, with copies across "
+      "these groups; divides the data ranks; null = all of them",
+      between(1, 1e6));
+  visit.field(
+      "zero_reshard", c.zero_reshard,
+      "stage 3: when a layer's gathered weights are freed; always: after each pass, never: only after "
+      "the backward pass, auto: never in a pipeline, else always");
   visit.field("timeout_s", c.timeout_s, "seconds after which a wait for other ranks is an error",
               Limits{.min = 0, .max = 1e7, .above = true});
 }

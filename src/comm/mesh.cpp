@@ -186,6 +186,23 @@ Communicator& ProcessMesh::group(std::span<const Axis> axes) {
   return *communicator;
 }
 
+const ProcessMesh::DataGroups& ProcessMesh::share_data(int size, bool gathers) {
+  Communicator& dp = (*this)[Axis::dp];
+  TESSERA_ENSURE(ConfigError, size >= 1 && dp.size() % size == 0, "parallel.zero_group (", size,
+                 ") does not divide the ", dp.size(), " data ranks");
+  const auto part = [&](Communicator& of, int color, int at, int count, const char* name) {
+    if (count == 1) return make_self_communicator(name, world_->options());
+    return alone_ ? make_absent_communicator(at, count, name) : of.split(color, at, name);
+  };
+  if (size < dp.size()) {
+    data_groups_.shard = part(dp, dp.rank() / size, dp.rank() % size, size, "dp_shard");
+    data_groups_.copy = part(dp, dp.rank() % size, dp.rank() / size, dp.size() / size, "dp_copy");
+  }
+  Communicator& shard = data_groups_.shard ? *data_groups_.shard : dp;
+  if (gathers) data_groups_.gather = part(shard, 0, shard.rank(), shard.size(), "dp_gather");
+  return data_groups_;
+}
+
 Communicator& ProcessMesh::tp_block(int copies) {
   TESSERA_CHECK(copies >= 1 && shape_.tp % copies == 0, "blocks of ", copies, " of ", shape_.tp, " tp ranks");
   const auto& tp = axes_.at(static_cast<std::size_t>(Axis::tp));

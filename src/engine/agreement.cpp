@@ -190,11 +190,13 @@ class Meeting {
   }
 
   void fill(Batch& batch) const {
+    batch.most_samples = 0;
     std::int64_t targets = 0, samples = 0, before = 0, positions = 0, sample_targets = 0;
     for (int d = 0; d < mesh_.shape().dp; ++d) {
       const Notice& notice = at(holder(d));
       if (d < mesh_.coordinates().dp) before += notice.samples;
       samples += notice.samples;
+      batch.most_samples = std::max(batch.most_samples, notice.samples);
       targets += notice.targets;
       positions += notice.samples * notice.seq_length;
       sample_targets += notice.sample_targets;

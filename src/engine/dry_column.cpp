@@ -15,8 +15,10 @@ namespace {
 /// Passes that hold what was recorded of them. The executor's messages are real ones, of the meta device.
 class RecordedStage final : public StageProgram {
  public:
-  RecordedStage(const ExecCtx& ctx, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes)
-      : ctx_(ctx), pieces_(pieces), batch_bytes_(batch_bytes) {}
+  /// `gathered`: bytes of weights that are whole when each pass begins, or nothing.
+  RecordedStage(const ExecCtx& ctx, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes,
+                std::vector<std::int64_t> gathered)
+      : ctx_(ctx), pieces_(pieces), batch_bytes_(batch_bytes), gathered_(std::move(gathered)) {}
 
   std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) override {
     if (seen_.insert(micro_batch).second) batch_ += batch_bytes_;
@@ -50,7 +52,9 @@ class RecordedStage final : public StageProgram {
   const PieceRecord& of(int chunk) const { return pieces_[static_cast<std::size_t>(chunk)]; }
 
   void do_pass(const PassRecord& pass, int chunk, int micro_batch) {
-    look(pass.peak);
+    const std::int64_t gathered = passes_ < gathered_.size() ? gathered_[passes_] : 0;
+    ++passes_;
+    look(pass.peak + pass.passing + gathered);
     std::int64_t& held = held_[{chunk, micro_batch}];
     all_held_ += pass.kept - held;
     held = pass.kept;
@@ -69,6 +73,8 @@ class RecordedStage final : public StageProgram {
   const ExecCtx& ctx_;
   const std::vector<PieceRecord>& pieces_;
   std::int64_t batch_bytes_;
+  std::vector<std::int64_t> gathered_;
+  std::size_t passes_ = 0;
   std::set<int> seen_;  // micro-batches whose tokens are here
   std::map<std::pair<int, int>, std::int64_t> held_;
   std::int64_t all_held_ = 0, most_held_ = 0, batch_ = 0, peak_ = 0, messages_at_peak_ = 0;
@@ -83,14 +89,16 @@ std::int64_t extend(std::int64_t a, std::int64_t at_a, std::int64_t b, std::int6
 }  // namespace
 
 ColumnRecord run_column(const Schedule& schedule, int stage, const std::vector<PieceRecord>& pieces,
-                        std::int64_t batch_bytes) {
+                        std::int64_t batch_bytes, const WalkShards& walk) {
   const ExecCtx ctx = ExecCtx::meta();
   const auto pipeline = schedule.stages == 1 ? make_self_communicator("pp")
                                              : make_absent_communicator(stage, schedule.stages, "pp");
-  RecordedStage program(ctx, pieces, batch_bytes);
+  const ShardRecord shards = walk ? walk(schedule.actions[static_cast<std::size_t>(stage)]) : ShardRecord();
+  RecordedStage program(ctx, pieces, batch_bytes, shards.gathered);
   PipelineExecutor(ctx, *pipeline).run(schedule, program);
   ColumnRecord record = program.record();
   record.sent = static_cast<std::int64_t>(pipeline->stats().bytes_sent);
+  record.shared = shards.sent;
   return record;
 }
 
@@ -119,14 +127,17 @@ Columns::Columns(PipelineSchedule kind, int stages, int chunks, std::int64_t mic
     schedules_.push_back(make_schedule(kind, stages, chunks, static_cast<int>(length)));
 }
 
-ColumnRecord Columns::run(int stage, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes) const {
-  ColumnRecord last = run_column(schedules_.back(), stage, pieces, batch_bytes);
+ColumnRecord Columns::run(int stage, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes,
+                          const WalkShards& walk) const {
+  ColumnRecord last = run_column(schedules_.back(), stage, pieces, batch_bytes, walk);
   if (schedules_.size() == 1) return last;
-  const ColumnRecord first = run_column(schedules_.front(), stage, pieces, batch_bytes);
+  const ColumnRecord first = run_column(schedules_.front(), stage, pieces, batch_bytes, walk);
   const std::int64_t a = schedules_.front().micro_batches, b = schedules_.back().micro_batches;
   for (const auto part : {&ColumnRecord::activations, &ColumnRecord::temporary, &ColumnRecord::messages,
                           &ColumnRecord::batch, &ColumnRecord::sent})
     last.*part = extend(a, first.*part, b, last.*part, micro_batches_);
+  for (TrafficTerm& term : last.shared)
+    term.bytes = extend(a, bytes_of(first.shared, term.axis), b, term.bytes, micro_batches_);
   last.most_in_flight =
       static_cast<int>(extend(a, first.most_in_flight, b, last.most_in_flight, micro_batches_));
   return last;
@@ -150,11 +161,13 @@ std::vector<TrafficTerm> traffic_of(const std::vector<PieceRecord>& pieces, std:
   for (const PieceRecord& piece : pieces) {
     for (const PassRecord* pass : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
       for (TrafficTerm term : pass->sent) {
+        if (term.axis.starts_with("dp")) continue;  // the column's, below
         term.bytes *= micro_batches;
         add_traffic(terms, term);
       }
     }
   }
+  for (const TrafficTerm& term : column.shared) add_traffic(terms, term);
   add_traffic(terms, {"pp", "activations and gradients", column.sent});
   return terms;
 }

@@ -5,6 +5,7 @@
 
 #include "engine/dry_terms.hpp"
 #include "engine/loss_plan.hpp"
+#include "engine/shard_flow.hpp"
 #include "engine/stage.hpp"
 #include "tessera/device/trace.hpp"
 
@@ -114,25 +115,84 @@ std::int64_t DryRank::batch_bytes() const {
   return used(engine_->ctx()) - before;
 }
 
+/// Without what comes and goes among data ranks.
+std::int64_t DryRank::held() const {
+  ParamStore& params = engine_->params();
+  return used(engine_->ctx()) - static_cast<std::int64_t>(params.weights().gathered_bytes() +
+                                                          params.gradient().passes().held_bytes());
+}
+
+/// Two rounds of a piece's passes as they come in a long step: each begins with what the round before left.
+void DryRank::begin_piece(int chunk, bool put_off) {
+  if (!engine_->flow_) return;
+  const auto action = [&](Action::Kind kind) { return Action{kind, chunk, 0}; };
+  std::vector<Action> round{action(put_off ? Action::Kind::input_gradient : Action::Kind::backward)};
+  if (put_off) round.push_back(action(Action::Kind::weight_gradient));
+  round.insert(round.begin(), action(Action::Kind::forward));
+  // Where weights are kept from forward to backward there is always a micro-batch between the two.
+  const bool kept = engine_->flow_->keeps_weights();
+  std::vector<Action> column;
+  if (kept) column.push_back(action(Action::Kind::forward));
+  for (int i = 0; i < (kept ? 2 : 3); ++i) column.insert(column.end(), round.begin(), round.end());
+  if (kept) column.insert(column.end(), round.begin() + 1, round.end());
+  engine_->flow_->begin(column);
+  if (kept) engine_->flow_->end_pass();
+}
+
+ShardRecord DryRank::walk(const std::vector<Action>& column) {
+  ShardRecord record;
+  ShardFlow* const flow = engine_->flow_.get();
+  if (flow == nullptr) return record;
+  const auto sent = [&](const Communicator* group) {
+    return group == nullptr ? 0 : static_cast<std::int64_t>(group->stats().bytes_sent);
+  };
+  const Communicator *const data = engine_->params().shards().data(),
+                            *const gathering = engine_->params().shards().shares_model()
+                                                   ? engine_->params().shards().gathering()
+                                                   : nullptr;
+  const std::int64_t reduced = sent(data), gathered = sent(gathering);
+  const auto gathered_now = [this] {
+    return static_cast<std::int64_t>(engine_->params().weights().gathered_bytes());
+  };
+  flow->begin(column);
+  for (std::size_t i = 0; i < column.size(); ++i) {
+    const std::int64_t before = gathered_now();
+    flow->skip_pass();
+    // A recorded pass gathers nothing where weights are kept: it found them there (begin_piece).
+    record.gathered.push_back(flow->keeps_weights() ? std::max(before, gathered_now()) : before);
+  }
+  flow->end();
+  engine_->params().gradient().discard();
+  detail::add_traffic(record.sent, {data->name(), "gradients, reduce-scatter", sent(data) - reduced});
+  detail::add_traffic(record.sent, {"dp_gather", "weights, all-gather", sent(gathering) - gathered});
+  return record;
+}
+
 PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
   const ExecCtx& ctx = engine_->ctx();
   PieceRecord piece;
   const int place = order_.piece_of(engine_->mesh().coordinates().pp, chunk);
   if (place > 0) piece.inputs = stage.inputs(chunk, 0);
   if (place + 1 < order_.pieces()) piece.outputs = stage.outputs(chunk, 0);
-  const std::int64_t before = used(ctx);
+  const auto passing = [&] {
+    return static_cast<std::int64_t>(engine_->params().gradient().passes().held_bytes());
+  };
+  const std::int64_t before = held();
   std::vector<Tensor> values = empty_tensors(ctx, piece.inputs);
+  piece.forward.passing = passing();
   record_work(ctx, "forward", piece.forward, [&] { values = stage.forward(chunk, 0, std::move(values)); });
   values.clear();
-  piece.forward.kept = used(ctx) - before;
+  piece.forward.kept = held() - before;
   values = empty_tensors(ctx, piece.outputs);
+  piece.backward.passing = passing();
   record_work(ctx, "backward", piece.backward,
               [&] { values = stage.backward(chunk, 0, std::move(values), !put_off); });
   values.clear();
-  piece.backward.kept = used(ctx) - before;
+  piece.backward.kept = held() - before;
   if (!put_off) return piece;
+  piece.weight_gradient.passing = passing();
   record_work(ctx, "weight gradients", piece.weight_gradient, [&] { stage.weight_gradient(chunk, 0); });
-  piece.weight_gradient.kept = used(ctx) - before;
+  piece.weight_gradient.kept = held() - before;
   return piece;
 }
 
@@ -145,19 +205,34 @@ std::vector<PieceRecord> DryRank::pieces(bool put_off) {
   Stage stage(ctx, engine_->model(), batch,
               LossPlan::mean(terms_of(engine_->model(), batch, 1), engine_->optimizer().loss_scale(),
                              engine_->mesh().coordinates().tp == 0),
-              {.micro_batch_size = micro_batch_.batch});
+              {.micro_batch_size = micro_batch_.batch,
+               .on_gradient_ready =
+                   [this](Parameter& p) {
+                     if (engine_->flow_) engine_->params().gradient().ready(p);
+                   },
+               .flow = engine_->flow_.get()});
   engine_->params().gradient().begin_call();
   std::vector<PieceRecord> records;
   for (int chunk = 0; chunk < engine_->model().num_pieces(); ++chunk) {
+    begin_piece(chunk, put_off);
     run_piece(stage, chunk, put_off);  // what is made once is made here
     records.push_back(run_piece(stage, chunk, put_off));
+    if (engine_->flow_) engine_->flow_->abandon();
   }
+  if (engine_->flow_) engine_->params().gradient().discard();
   return records;
 }
 
 WorkRecord DryRank::once() {
   const ExecCtx& ctx = engine_->ctx();
   WorkRecord record;
+  if (engine_->flow_) {  // each bucket was reduced behind a pass
+    engine_->params().gradient().begin_call();
+    std::vector<Action> column;
+    for (int chunk = 0; chunk < order_.chunks; ++chunk) column.push_back({Action::Kind::backward, chunk, 0});
+    engine_->flow_->begin(column);
+    engine_->flow_->abandon();
+  }
   record_work(ctx, "gradients", record, [&] {
     engine_->params().gradient().close_call();
     engine_->params().gradient().add_call(1.0);
@@ -204,7 +279,9 @@ DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, con
   const detail::Columns columns(options.layout.schedule, mesh.pp, options.layout.chunks, micro_batches);
   DryRun run{.parameters = dry.parameters(),
              .pieces = dry.pieces(traits_of(options.layout.schedule).splits_backward)};
-  const ColumnRecord column = columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes());
+  const ColumnRecord column =
+      columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes(),
+                  [&](const std::vector<Action>& actions) { return dry.walk(actions); });
   run.most_in_flight = column.most_in_flight;
   const std::vector<MemoryTerm> persistent = dry.persistent();
   const WorkRecord once = dry.once();

@@ -19,7 +19,8 @@ class Columns {
  public:
   /// Errors: as make_schedule.
   Columns(PipelineSchedule kind, int stages, int chunks, std::int64_t micro_batches);
-  ColumnRecord run(int stage, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes) const;
+  ColumnRecord run(int stage, const std::vector<PieceRecord>& pieces, std::int64_t batch_bytes,
+                   const WalkShards& walk) const;
 
  private:
   std::int64_t micro_batches_;

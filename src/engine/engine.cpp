@@ -6,6 +6,7 @@
 #include "engine/open_calls.hpp"
 #include "engine/passes.hpp"
 #include "engine/ranks.hpp"
+#include "engine/shard_flow.hpp"
 #include "engine/stage.hpp"
 #include "engine/traffic.hpp"
 #include "tessera/base/config.hpp"
@@ -31,6 +32,23 @@ LossScale loss_scale_of(const TrainingConfig& training) {
 std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
   if (groups.groups.empty()) return nullptr;
   return [groups](const Parameter& parameter) { return groups.freezes(parameter); };
+}
+
+/// The ranks that hold the parameters of this one.
+StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
+  StoreGroups groups{.data = &mesh[Axis::dp],
+                     .tensor = &mesh[Axis::tp],
+                     .embedding = &mesh.embedding(),
+                     .world = &mesh.world(),
+                     .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
+  const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
+  const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().dp;
+  if (!options.trainable || !(gathers || size < mesh.shape().dp)) return groups;
+  const auto& [shard, copy, gather] = mesh.share_data(size, gathers);
+  if (shard) groups.data = shard.get();
+  groups.copies = copy.get();
+  groups.gathering = gather.get();
+  return groups;
 }
 
 /// What is not a number has no sign to print either.
@@ -68,6 +86,8 @@ EngineOptions EngineOptions::from(const Config& config) {
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
+  options.layout.zero_group = static_cast<int>(config.parallel.zero_group.value_or(0));
+  options.layout.zero_reshard = config.parallel.zero_reshard;
   return options;
 }
 
@@ -76,28 +96,25 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
       options_(options),
       mesh_(options.layout.mesh ? options.layout.mesh : ProcessMesh::self()),
       model_(std::move(model)),
-      params_(std::make_unique<ParamStore>(
-          ctx_, model_->parameters(),
-          ParamStoreOptions{.compute = options.compute,
-                            .split_main = options.optimizer.split_main_weights,
-                            .trainable = options.trainable,
-                            .groups = {.data = &(*mesh_)[Axis::dp],
-                                       .tensor = &(*mesh_)[Axis::tp],
-                                       .embedding = &mesh_->embedding(),
-                                       .world = &mesh_->world(),
-                                       .tensor_block = [mesh = mesh_.get()](int copies) -> Communicator& {
-                                         return mesh->tp_block(copies);
-                                       }},
-                            .zero_stage = options.layout.zero_stage,
-                            .bucket_elements = options.layout.bucket_elements,
-                            .frozen = frozen_by(options.groups)})),
+      params_(
+          std::make_unique<ParamStore>(ctx_, model_->parameters(),
+                                       ParamStoreOptions{.compute = options.compute,
+                                                         .split_main = options.optimizer.split_main_weights,
+                                                         .trainable = options.trainable,
+                                                         .groups = groups_of(*mesh_, options),
+                                                         .zero_stage = options.layout.zero_stage,
+                                                         .unit = unit_numbers(*model_, options.layout),
+                                                         .bucket_elements = options.layout.bucket_elements,
+                                                         .frozen = frozen_by(options.groups)})),
       optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
                                                                  options.loss_scale, options.groups)
                                    : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
-      graph_(ctx_, options.trainable ? options.cuda_graph : AutoSwitch::off, mesh_->world()) {
+      flow_(ShardFlow::make(*model_, *params_, options.layout)),
+      // Memory that comes and goes, and gathers that follow the passes, are not what a graph records.
+      graph_(ctx_, options.trainable && !flow_ ? options.cuda_graph : AutoSwitch::off, mesh_->world()) {
   progress_.seed = ctx_.seed;
   ops::prepare_stream(ctx_);
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
@@ -202,6 +219,7 @@ double Engine::forward_backward(const Batch& batch, double factor) {
 void Engine::discard() {
   forget_calls();
   factors_.clear();
+  if (flow_) flow_->abandon();
   params_->gradient().discard();
   progress_.samples = 0;
 }
@@ -289,6 +307,8 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
 std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, StageOptions options) {
   model_->reserve_positions(ctx_, position_count(batch));
   ctx_.seed = progress_.seed;
+  // Where data ranks work on each other's shares they make the same passes, some of them without samples.
+  const std::int64_t most = flow_ ? std::max(batch.batch, batch.most_samples) : batch.batch;
   options.step = static_cast<std::uint32_t>(progress_.steps);
   options.samples_before = progress_.samples;
   options.micro_batch_size =
@@ -296,7 +316,11 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
   if (options_.micro_batches > 0) {
     // Schedules that do not need a certain number of them leave out those without samples.
     const bool fixed = traits_of(options_.layout.schedule).whole_rounds;
-    options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, batch.batch);
+    options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, most);
+  }
+  if (flow_) {
+    options.flow = flow_.get();
+    options.most_samples = most;
   }
   if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient().ready(parameter); };
@@ -304,7 +328,14 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
 }
 
 void Engine::run(Stage& stage, bool forward_only) {
-  if (stage.micro_batches() > 0) executor_.run(schedule(stage.micro_batches(), forward_only), stage);
+  if (stage.micro_batches() > 0) run(stage, schedule(stage.micro_batches(), forward_only));
+}
+
+void Engine::run(Stage& stage, const Schedule& schedule) {
+  if (!flow_) return executor_.run(schedule, stage);
+  flow_->begin(schedule.actions[static_cast<std::size_t>(mesh_->coordinates().pp)]);
+  executor_.run(schedule, stage);
+  flow_->end();
 }
 
 void Engine::count_samples(const Batch& batch) {

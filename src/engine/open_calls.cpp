@@ -3,6 +3,7 @@
 #include "engine/open_calls.hpp"
 
 #include "engine/passes.hpp"
+#include "engine/shard_flow.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/ops/elementwise.hpp"
 
@@ -149,6 +150,7 @@ void Engine::begin_call(int micro_batches) {
   for (OpenCall::State* call : open_calls_) {
     if (!call->aside) call->aside = params_->gradient().set_call_aside();
   }
+  if (flow_) flow_->abandon();
   params_->gradient().begin_call(
       [&](const Parameter& parameter) { return model_->pieces_using(parameter) * micro_batches; });
 }
@@ -245,7 +247,7 @@ void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {
     Schedule backwards = schedule(stage.micro_batches(), false);
     for (auto& column : backwards.actions)
       std::erase_if(column, [](const Action& a) { return a.kind == Action::Kind::forward; });
-    executor_.run(backwards, stage);
+    run(stage, backwards);
   }
   forward.forget();
   params_->gradient().finish_call(1.0 / mesh_->shape().dp);

@@ -72,7 +72,7 @@ std::vector<Candidate> candidates(const Plan& plan) {
         ParallelConfig& layout = next.config.parallel;
         layout.data = processes / (tensor * pipeline);
         // Shares of the optimizer's state cost nothing.
-        layout.zero_stage = 1;
+        layout.zero_stage = std::max<std::int64_t>(1, now.zero_stage);
         if (pipeline != now.pipeline) layout.pipeline_layout.reset();
         layout.tensor = tensor;
         layout.pipeline = pipeline;

@@ -37,9 +37,15 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
   const std::string key =
       concat(key_of(layout, pieces, rank), " ; ", t.micro_batch_size, " ", name_of(t.recompute), " ",
              name_of(t.recompute_method), " ", t.recompute_layers, " ", t.recompute_partition);
-  const auto [slot, fresh] = passes_.try_emplace(key);
+  const ParallelConfig& p = layout.config.parallel;
+  const bool shared = p.zero_stage > 1 && layout.mesh.dp > 1;  // then passes depend on the data ranks
+  const auto [slot, fresh] =
+      passes_.try_emplace(shared ? concat(key, " ; ", layout.mesh.dp, " ", p.zero_stage, " ",
+                                          name_of(p.zero_reshard), " ", p.zero_group.value_or(0))
+                                 : key);
   if (!fresh) return slot->second;
-  const auto run = dry_rank(layout, pieces, rank);
+  const std::shared_ptr<DryRank> run = dry_rank(layout, pieces, rank);
+  if (shared) slot->second.walk = [run](const std::vector<Action>& column) { return run->walk(column); };
   const std::int64_t before = bytes_of(run->persistent(), "tables");
   slot->second.pieces = run->pieces(traits_of(layout.config.parallel.schedule).splits_backward);
   slot->second.tables = bytes_of(run->persistent(), "tables") - before;
@@ -49,7 +55,8 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
 
 const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
   const std::string key =
-      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage);
+      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
+             layout.config.parallel.zero_group.value_or(0));
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);
@@ -80,7 +87,7 @@ std::int64_t persistent_bytes(const std::vector<MemoryTerm>& terms) {
 }
 
 Needs needs_of(const RankPasses& passes, const RankStore& store, const Columns& columns, int stage) {
-  Needs needs{.column = columns.run(stage, passes.pieces, passes.batch_bytes), .memory = {}};
+  Needs needs{.column = columns.run(stage, passes.pieces, passes.batch_bytes, passes.walk), .memory = {}};
   needs.memory = memory_of(store.persistent, needs.column, store.once.peak);
   for (MemoryTerm& term : needs.memory) term.bytes += term.name == "tables" ? passes.tables : 0;
   return needs;

@@ -19,6 +19,7 @@ Plan plan_layout(const Config& config, std::optional<std::int64_t> processes);
 struct RankPasses {
   std::vector<PieceRecord> pieces;
   std::int64_t tables = 0, batch_bytes = 0;
+  WalkShards walk = nullptr;  ///< where data ranks share out more than what a step does once
 };
 /// What of a rank does not depend on its passes.
 struct RankStore {

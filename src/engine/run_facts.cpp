@@ -71,9 +71,13 @@ std::vector<std::string> training_lines(const Config& config, int data_ranks) {
   const std::int64_t micro_batches = t.global_batch_size / (t.micro_batch_size * data_ranks);
   std::string state = optimizer_text(config.optimizer);
   if (data_ranks > 1) {
-    state += config.parallel.zero_stage > 0
-                 ? detail::concat(", its state divided among ", data_ranks, " data ranks")
-                 : detail::concat(", its state whole on each of ", data_ranks, " data ranks");
+    const std::int64_t stage = config.parallel.zero_stage;
+    const char* const what = stage > 2   ? "its state, gradients and weights"
+                             : stage > 1 ? "its state and gradients"
+                                         : "its state";
+    state += stage > 0 ? detail::concat(", ", what, " divided among ",
+                                        config.parallel.zero_group.value_or(data_ranks), " data ranks")
+                       : detail::concat(", its state whole on each of ", data_ranks, " data ranks");
   }
   return {
       detail::concat("number of micro-batches: ", micro_batches, " of ", t.micro_batch_size,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "engine/shard_flow.hpp"
 #include "tessera/device/trace.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -10,19 +11,20 @@
 namespace tessera {
 Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options)
     : ctx_(ctx), model_(model), batch_(batch), loss_(std::move(loss)), options_(std::move(options)) {
-  const std::int64_t size = options_.micro_batch_size;
-  const std::int64_t count =
-      options_.micro_batches > 0 ? options_.micro_batches : (batch.batch + size - 1) / size;
-  inputs_.resize(static_cast<std::size_t>(batch.batch > 0 ? count : 0));
+  const std::int64_t size = options_.micro_batch_size, most = std::max(batch.batch, options_.most_samples);
+  const std::int64_t count = options_.micro_batches > 0 ? options_.micro_batches : (most + size - 1) / size;
+  inputs_.resize(static_cast<std::size_t>(most > 0 ? count : 0));
 }
 
 int Stage::full_micro_batches() const {
-  return static_cast<int>(std::min<std::int64_t>(micro_batches(), batch_.batch));
+  int full = 0;
+  while (full < micro_batches() && samples(full).count > 0) ++full;
+  return full;
 }
 
 Part Stage::samples(int micro_batch) const {
   if (options_.micro_batches > 0) return part_of(batch_.batch, micro_batch, micro_batches());
-  const std::int64_t size = options_.micro_batch_size, first = micro_batch * size;
+  const std::int64_t size = options_.micro_batch_size, first = std::min(micro_batch * size, batch_.batch);
   return {first, std::min(size, batch_.batch - first)};
 }
 
@@ -47,6 +49,29 @@ std::vector<Port> Stage::outputs(int chunk, int micro_batch) const {
 }
 
 std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
+  std::vector<Tensor> results = run_forward(chunk, micro_batch, std::move(inputs));
+  if (options_.flow != nullptr) options_.flow->end_pass();
+  return results;
+}
+
+std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
+  if (options_.flow != nullptr && weights) options_.flow->begin_gradients(chunk);
+  std::vector<Tensor> results = run_backward(chunk, micro_batch, std::move(grads), weights);
+  if (options_.flow != nullptr) options_.flow->end_pass();
+  return results;
+}
+
+void Stage::weight_gradient(int chunk, int micro_batch) {
+  if (options_.flow != nullptr) options_.flow->begin_gradients(chunk);
+  const Spans::Span span(backward_spans_);
+  if (samples(micro_batch).count > 0) {
+    kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
+    kept_.erase({chunk, micro_batch});
+  }
+  if (options_.flow != nullptr) options_.flow->end_pass();
+}
+
+std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
   const Spans::Span span(forward_spans_);
   if (samples(micro_batch).count == 0) {
     if (model_.is_last(chunk)) return {};
@@ -106,7 +131,7 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
   return it->second;
 }
 
-std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
+std::vector<Tensor> Stage::run_backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
   const Spans::Span span(backward_spans_);
   // Pieces pass on the empty tensors of an empty micro-batch.
   if (samples(micro_batch).count == 0) return empty_tensors(ctx_, inputs(chunk, micro_batch));
@@ -142,13 +167,6 @@ std::vector<Tensor> Stage::input_gradients(int chunk, int micro_batch, Kept& own
     }
   }
   return grads;
-}
-
-void Stage::weight_gradient(int chunk, int micro_batch) {
-  const Spans::Span span(backward_spans_);
-  if (samples(micro_batch).count == 0) return;
-  kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
-  kept_.erase({chunk, micro_batch});
 }
 
 }  // namespace tessera

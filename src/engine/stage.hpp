@@ -12,6 +12,8 @@
 
 namespace tessera {
 
+class ShardFlow;
+
 struct StageOptions {
   bool training = true;             ///< dropout is active
   bool record = true;               ///< backward follows
@@ -19,7 +21,10 @@ struct StageOptions {
   std::int64_t samples_before = 0;  ///< of the same step, in the global batch
   std::int64_t micro_batch_size = 1;
   std::int64_t micro_batches = 0;  ///< so many parts, as even as possible, instead of parts of that size
+  /// Not 0: so many samples are cut as the data rank with most of them has, so that all make the same passes.
+  std::int64_t most_samples = 0;
   std::function<void(Parameter&)> on_gradient_ready = nullptr;
+  ShardFlow* flow = nullptr;  ///< what must follow each pass
 };
 
 /// This rank's pieces of the model at work on one batch: what the pipeline executor calls.
@@ -45,6 +50,8 @@ class Stage final : public StageProgram {
   const Spans& backward_spans() const { return backward_spans_; }
 
  private:
+  std::vector<Tensor> run_forward(int chunk, int micro_batch, std::vector<Tensor> inputs);
+  std::vector<Tensor> run_backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights);
   /// One piece and micro-batch between F and its last backward action.
   struct Kept {
     std::unique_ptr<Tape> tape = std::make_unique<Tape>();

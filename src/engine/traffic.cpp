@@ -25,6 +25,10 @@ std::vector<AxisTraffic> TrafficSpan::so_far() const {
   };
   add("tp", mesh_[Axis::tp]);
   add("dp", mesh_[Axis::dp]);
+  const auto& [shard, copy, gather] = mesh_.data_groups();
+  for (const auto& group : {shard, copy, gather}) {
+    if (group && group->size() > 1) add(group->name().c_str(), *group);
+  }
   add("pp", mesh_[Axis::pp]);
   add("embedding", mesh_.embedding());
   add("world", mesh_.world());

@@ -15,6 +15,10 @@ std::vector<Var> Model::run_piece(const Forward& forward, int piece, const std::
   return {output == Output::losses ? loss(forward, upstream) : this->forward(forward)};
 }
 
+std::vector<std::vector<Parameter*>> Model::units() { return {parameters()}; }
+
+UnitOrder Model::unit_order(int) { return {{{0}}, {{0}}, {{0}}}; }
+
 void Model::check_length(std::int64_t seq_length) const {
   if (seq_length > max_positions())
     throw InvalidArgument(detail::concat("a sequence of ", seq_length, " tokens is longer than the model's ",

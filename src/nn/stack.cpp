@@ -142,7 +142,7 @@ Flow Stack::run_layers(const Forward& forward, const std::vector<Block*>& layers
   const auto count = layers.size(), n = static_cast<std::size_t>(again.layers);
   for (std::size_t i = 0; i < count;) {
     if (recomputes && (again.method == RecomputeMethod::uniform || i < n)) {
-      const std::size_t size = again.method == RecomputeMethod::uniform ? std::min(n, count - i) : 1;
+      const std::size_t size = segment(i, count);
       flow = run_recomputed(forward, layers, i, size, std::move(flow));
       i += size;
     } else {

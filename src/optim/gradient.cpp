@@ -15,12 +15,16 @@ GradientAccumulator::GradientAccumulator(const ExecCtx& ctx, const FlatLayout& l
       trained_(frozen_.size(), false) {
   clear_contributions();
   if (!trainable) return;
-  buckets_ = Tensor::empty(ctx_, {layout_.numel()}, DType::f32);
+  buckets_ =
+      Tensor::empty(ctx_, {shards_.shares_gradient() ? shards_.state_numel() : layout_.numel()}, DType::f32);
   ops::fill_zero(ctx_, buckets_);
   make_reduction();
 }
 
-GradientAccumulator::~GradientAccumulator() = default;
+GradientAccumulator::~GradientAccumulator() {
+  if (!buckets_ || !shards_.shares_gradient()) return;
+  for (const ParamSlot& slot : layout_.slots()) slot.parameter->bind_grad_maker(nullptr);
+}
 
 void GradientAccumulator::check_trainable() const {
   TESSERA_CHECK(buckets_, "this ParamStore holds no gradients: it was made with trainable = false");
@@ -39,7 +43,7 @@ void GradientAccumulator::add_to_sum(double factor, float beta) {
   const Tensor& sum = sum_memory();
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Range& own = shards_.updated(i);
-    ops::axpby(ctx_, static_cast<float>(factor), buckets_.narrow(0, own.begin, own.count), beta,
+    ops::axpby(ctx_, static_cast<float>(factor), latest(i, own), beta,
                sum.narrow(0, shards_.in_state(i, own).begin, own.count));
   }
 }
@@ -70,6 +74,22 @@ void GradientAccumulator::begin_call(const std::function<int(const Parameter&)>&
 void GradientAccumulator::ready(Parameter& parameter) {
   check_trainable();
   reduction_->ready(parameter);
+}
+
+GradientPasses GradientAccumulator::passes() {
+  return GradientPasses(shards_.shares_gradient() ? reduction_.get() : nullptr);
+}
+
+void GradientPasses::begin(std::vector<std::size_t> buckets) {
+  if (reduction_ != nullptr) reduction_->begin_pass(std::move(buckets));
+}
+
+void GradientPasses::end() {
+  if (reduction_ != nullptr) reduction_->end_pass();
+}
+
+std::size_t GradientPasses::held_bytes() const {
+  return reduction_ != nullptr ? reduction_->passing_bytes() : 0;
 }
 
 void GradientAccumulator::close_call() {
@@ -106,8 +126,7 @@ Tensor GradientAccumulator::set_call_aside() {
   Tensor aside = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Range& own = shards_.updated(i);
-    ops::copy(ctx_, buckets_.narrow(0, own.begin, own.count),
-              aside.narrow(0, shards_.in_state(i, own).begin, own.count));
+    ops::copy(ctx_, latest(i, own), aside.narrow(0, shards_.in_state(i, own).begin, own.count));
   }
   drop_call();
   return aside;
@@ -146,11 +165,26 @@ double GradientAccumulator::scale() const {
 GradientAccumulator::Pending GradientAccumulator::pending() const {
   scale();  // refuses where there is none
   const bool summed = place_ == Place::sum;
-  return {summed ? sum_ : buckets_, summed};
+  return {summed ? sum_ : buckets_, summed || shards_.shares_gradient()};
+}
+
+Tensor GradientAccumulator::latest(std::size_t bucket, const Range& run) const {
+  const Range place = shards_.shares_gradient() ? shards_.in_state(bucket, run) : run;
+  return buckets_.narrow(0, place.begin, place.count);
+}
+
+void GradientAccumulator::bind(std::size_t slot) {
+  const ParamSlot& s = layout_.slots()[slot];
+  if (!buckets_ || frozen_[slot]) return;
+  if (shards_.shares_gradient()) {
+    s.parameter->bind_grad_maker([this, bucket = s.bucket] { reduction_->provide(bucket); });
+  } else {
+    s.parameter->bind_grad(buckets_.narrow(0, s.offset, s.numel).view(s.parameter->shape()));
+  }
 }
 
 Tensor GradientAccumulator::of(std::size_t bucket, const Range& run) const {
-  if (place_ != Place::sum) return buckets_.narrow(0, run.begin, run.count);
+  if (place_ != Place::sum) return latest(bucket, run);
   return sum_.narrow(0, shards_.in_state(bucket, run).begin, run.count);
 }
 
@@ -202,7 +236,10 @@ void GradientAccumulator::set_frozen(std::vector<bool> frozen) {
   move_to_sum();  // what is frozen in the next call must be zero in the buckets
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     const ParamSlot& slot = layout_.slots()[i];
-    if (frozen[i] && !frozen_[i]) ops::fill_zero(ctx_, buckets_.narrow(0, slot.offset, slot.numel));
+    if (!frozen[i] || frozen_[i]) continue;
+    const Range held =
+        shards_.shares_gradient() ? overlap(slot.run(), shards_.updated(slot.bucket)) : slot.run();
+    if (held.count > 0) ops::fill_zero(ctx_, latest(slot.bucket, held));
   }
   frozen_ = std::move(frozen);
   clear_contributions();

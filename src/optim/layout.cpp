@@ -23,6 +23,7 @@ void check_parameters(std::span<Parameter* const> parameters) {
 void check_options(std::span<Parameter* const> parameters, const LayoutOptions& options) {
   TESSERA_CHECK(options.data_ranks >= 1 && options.bucket_elements >= 0, "a layout for ", options.data_ranks,
                 " data ranks with buckets of ", options.bucket_elements, " elements");
+  if (!options.units.empty()) TESSERA_CHECK_EQ(options.units.size(), parameters.size(), "units of a layout");
   if (options.capacities.empty()) return;
   TESSERA_CHECK_EQ(options.capacities.size(), parameters.size(), "capacities of a layout");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -43,7 +44,8 @@ class Drafts {
  public:
   explicit Drafts(std::int64_t limit) : limit_(limit) {}
 
-  void add(std::size_t place, std::int64_t elements, const ParameterTraits& traits) {
+  void add(std::size_t place, std::int64_t elements, const ParameterTraits& traits, int unit) {
+    if (unit != std::exchange(unit_, unit)) close();
     if (traits.tied) {
       closed_.push_back({{place}, elements, traits.reads_main, true});
       return;
@@ -57,16 +59,21 @@ class Drafts {
 
   /// All of them, in the order of their last members: backward runs from the last place to the first.
   std::vector<Draft> take() {
-    for (Draft& draft : open_) {
-      if (!draft.members.empty()) closed_.push_back(std::move(draft));
-    }
+    close();
     std::sort(closed_.begin(), closed_.end(),
               [](const Draft& a, const Draft& b) { return a.members.back() > b.members.back(); });
     return std::move(closed_);
   }
 
  private:
+  void close() {
+    for (Draft& draft : open_) {
+      if (!draft.members.empty()) closed_.push_back(std::exchange(draft, {}));
+    }
+  }
+
   std::int64_t limit_;
+  int unit_ = -1;
   Draft open_[2];
   std::vector<Draft> closed_;
 };
@@ -85,7 +92,8 @@ FlatLayout::FlatLayout(std::span<Parameter* const> parameters, const LayoutOptio
       std::max<std::int64_t>(40'000'000, std::int64_t{1'000'000} * options.data_ranks);
   Drafts drafts(options.bucket_elements > 0 ? options.bucket_elements : megatron);
   for (std::size_t place = parameters.size(); place-- > 0;) {
-    drafts.add(place, capacity(place), parameters[place]->traits());
+    drafts.add(place, capacity(place), parameters[place]->traits(),
+               options.units.empty() ? -1 : options.units[place]);
   }
   slots_.reserve(parameters.size());
   for (const Draft& draft : drafts.take()) {

@@ -15,7 +15,7 @@ void check_options(const ParamStoreOptions& options) {
                 "split main weights need bfloat16 parameters, not ", options.compute);
   ShardPolicy::of_zero(options.zero_stage, false);  // refuses stages that are not there
   const StoreGroups& groups = options.groups;
-  for (const Communicator* group : {groups.data, groups.tensor, groups.embedding}) {
+  for (const Communicator* group : {groups.data, groups.copies, groups.tensor, groups.embedding}) {
     TESSERA_CHECK(size_of_group(group) <= size_of_group(groups.world), "group ", group ? group->name() : "",
                   " has ", size_of_group(group), " ranks, the world ", size_of_group(groups.world),
                   ": the global norm is taken over StoreGroups::world");
@@ -29,26 +29,31 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
     : ctx_(ctx), options_(options), parameters_(std::move(parameters)) {
   check_options(options_);
   const int ranks = size_of_group(options_.groups.data);
-  const LayoutOptions plain{.data_ranks = ranks, .bucket_elements = options_.bucket_elements};
+  std::vector<int> units;
+  for (const Parameter* p : parameters_) {
+    if (options_.unit && p != nullptr) units.push_back(options_.unit(*p));
+  }
+  LayoutOptions plain{.data_ranks = ranks, .bucket_elements = options_.bucket_elements, .units = units};
   layout_ = FlatLayout(parameters_, plain);
   if (size_of_group(options_.groups.tensor) > 1) {
     const std::vector<std::int64_t> largest = capacities();
-    layout_ =
-        FlatLayout(parameters_,
-                   {.data_ranks = ranks, .bucket_elements = options_.bucket_elements, .capacities = largest});
+    plain.capacities = largest;
+    layout_ = FlatLayout(parameters_, plain);
   }
   std::vector<ShardPolicy> policies;
   for (const Bucket& bucket : layout_.buckets())
     policies.push_back(ShardPolicy::of_zero(options_.trainable && ranks > 1 ? options_.zero_stage : 0,
                                             options_.compute == DType::f32 || bucket.reads_main));
-  shards_ = Shards(layout_, options_.groups.data, std::move(policies));
+  shards_ = Shards(layout_, options_.groups.data, std::move(policies), options_.groups.gathering,
+                   options_.groups.copies);
   for (const ParamSlot& slot : slots())
     frozen_.push_back(options_.trainable && options_.frozen && options_.frozen(*slot.parameter));
   weights_.emplace(ctx_, layout_, shards_,
                    Weights::Options{.compute = options_.compute, .split_main = options_.split_main});
   gradient_.emplace(ctx_, layout_, shards_, options_.groups, options_.trainable, frozen_);
-  weights_->initialise(gradient_->buffer());
+  weights_->initialise(shards_.shares_gradient() ? Tensor() : gradient_->buffer());
   bind_all();
+  walk_.emplace(layout_, shards_, *weights_);
 }
 
 /// Elements of the largest part of each parameter on any tensor rank.
@@ -66,11 +71,8 @@ void ParamStore::bind_all() {
   for (std::size_t i = 0; i < slots().size(); ++i) {
     const ParamSlot& slot = slots()[i];
     const auto [value, main] = weights_->views(slot);
-    const Tensor& gradients = gradient_->buffer();
-    Tensor own;
-    if (gradients && !frozen_[i])
-      own = gradients.narrow(0, slot.offset, slot.numel).view(slot.parameter->shape());
-    slot.parameter->bind(value, own, main);
+    slot.parameter->bind(value, {}, main);
+    gradient_->bind(i);
   }
 }
 

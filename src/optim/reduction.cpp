@@ -16,6 +16,7 @@ GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layou
                                      const Shards& shards, Tensor grad, std::vector<bool> frozen)
     : ctx_(ctx), layout_(layout), shards_(shards), grad_(std::move(grad)), frozen_(std::move(frozen)) {
   find_sums(groups);
+  if (shards_.shares_gradient()) forget_memory();
 }
 
 void GradientReduction::find_sums(const StoreGroups& groups) {
@@ -46,8 +47,10 @@ void GradientReduction::find_sums(const StoreGroups& groups) {
 void GradientReduction::add_sum(Communicator* group, const std::vector<Range>& wanted) {
   ReplicatedSum sum{group, {}, 0};
   for (const Range& run : wanted) {
-    for (std::size_t i = 0; i < layout_.buckets().size(); ++i)
-      append(sum.runs, overlap(run, shards_.updated(i)));
+    for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
+      const Range own = overlap(run, shards_.updated(i));
+      if (own.count > 0) append(sum.runs, shards_.shares_gradient() ? shards_.in_state(i, own) : own);
+    }
   }
   for (const Range& run : sum.runs) sum.elements += run.count;
   if (sum.elements > 0) sums_.push_back(std::move(sum));
@@ -57,6 +60,7 @@ void GradientReduction::open(const std::function<int(const Parameter&)>& contrib
   started_ = 0;
   pending_.clear();
   counting_ = static_cast<bool>(contributions);
+  if (shards_.shares_gradient()) return forget_memory();
   if (!counting_) return;
   remaining_.assign(layout_.slots().size(), 0);
   incomplete_.assign(layout_.buckets().size(), 0);
@@ -69,25 +73,23 @@ void GradientReduction::open(const std::function<int(const Parameter&)>& contrib
 
 void GradientReduction::ready(const Parameter& parameter) {
   const std::size_t i = layout_.index_of(parameter);
-  if (!counting_) return;
+  if (shards_.shares_gradient() ? !in_pass_ : !counting_) return;
   TESSERA_CHECK(remaining_[i] > 0, "parameter ", parameter.name(),
                 " got more contributions than begin_call was told: its gradient may be on its way already");
   if (--remaining_[i] > 0) return;
   --incomplete_[layout_.slots()[i].bucket];
+  if (in_pass_) return start_next();
   while (started_ < incomplete_.size() && incomplete_[started_] == 0) start(started_);
 }
 
 void GradientReduction::start(std::size_t bucket) {
   const Bucket& b = layout_.buckets()[bucket];
-  bool trained = false;
   for (std::size_t i = b.first_slot; i < b.first_slot + b.slots; ++i) {
-    if (frozen_[i]) continue;
-    trained = true;
     const Parameter& p = *layout_.slots()[i].parameter;
-    if (!p.has_grad()) ops::fill_zero(ctx_, p.grad());
+    if (!frozen_[i] && !p.has_grad()) ops::fill_zero(ctx_, p.grad());
   }
   ++started_;
-  if (shards_.data() == nullptr || !trained) return;
+  if (shards_.data() == nullptr || !trains(bucket)) return;
   const Tensor whole = grad_.narrow(0, b.begin, b.count);
   if (shards_.policy(bucket).state == Held::whole) {
     pending_.push_back(shards_.data()->all_reduce(ctx_, whole));
@@ -105,12 +107,36 @@ void GradientReduction::finish_buckets() {
 }
 
 void GradientReduction::finish() {
-  finish_buckets();
+  if (shards_.shares_gradient()) {
+    finish_shares();
+  } else {
+    finish_buckets();
+  }
+  sum_over_copies();
   for (const ReplicatedSum& sum : sums_) run(sum);
 }
 
+/// Once for all micro-batches: shares of other groups of data ranks are of other samples.
+void GradientReduction::sum_over_copies() const {
+  if (shards_.copies() == nullptr) return;
+  std::vector<Pending> sums;
+  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
+    if (!trains(i)) continue;
+    const Range own = shards_.updated(i);
+    const Range place = shards_.shares_gradient() ? shards_.in_state(i, own) : own;
+    sums.push_back(shards_.copies()->all_reduce(ctx_, grad_.narrow(0, place.begin, place.count)));
+  }
+  for (const Pending& sum : sums) sum.wait(ctx_);
+}
+
 void GradientReduction::abandon() {
-  if (counting_) finish_buckets();
+  if (shards_.shares_gradient()) {
+    end_pass();
+    settle_shares(0);
+    forget_memory();
+  } else if (counting_) {
+    finish_buckets();
+  }
 }
 
 void GradientReduction::run(const ReplicatedSum& sum) const {

@@ -1,6 +1,7 @@
 #pragma once
 /// GradientReduction: one call's gradients from the ranks that made them to their sums.
 
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -10,14 +11,20 @@ namespace tessera {
 
 class GradientReduction {
  public:
-  /// `layout`, `shards` and the groups are kept by reference. `frozen`: by slot, whose gradients are zero in
-  /// `grad` and stay so on all ranks; a bucket of nothing else is not reduced.
+  /// `layout`, `shards` and the groups are kept by reference. `grad`: all buckets, or with
+  /// shards.shares_gradient() this rank's shares, one after the other. `frozen`: by slot, whose gradients are
+  /// zero in `grad` and stay so on all ranks; a bucket of nothing else is not reduced.
   GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
                     const Shards& shards, Tensor grad, std::vector<bool> frozen);
 
   /// Starts a call; with counts, buckets are reduced as they become complete.
   void open(const std::function<int(const Parameter&)>& contributions);
   void ready(const Parameter& parameter);
+  /// Shares: memory for the gradients of a bucket, zeros, until it is reduced.
+  void provide(std::size_t bucket);
+  void begin_pass(std::vector<std::size_t> buckets);
+  void end_pass();
+  std::size_t passing_bytes() const;
   /// Reduces what is left and waits for everything.
   void finish();
   /// Ends a call that nobody finished. One with counts may have started reductions on some ranks only: the
@@ -37,6 +44,15 @@ class GradientReduction {
   void start(std::size_t bucket);
   void finish_buckets();
   void run(const ReplicatedSum& sum) const;
+  bool trains(std::size_t bucket) const;
+  void sum_over_copies() const;
+  // Shares.
+  void start_next();
+  void start_share(std::size_t bucket);
+  void settle_shares(std::size_t left);
+  void finish_shares();
+  void unbind(std::size_t bucket);
+  void forget_memory();
 
   ExecCtx ctx_;
   const FlatLayout& layout_;
@@ -49,6 +65,17 @@ class GradientReduction {
   std::vector<std::size_t> incomplete_;  // parameters, by bucket
   std::size_t started_ = 0;              // buckets
   std::vector<Pending> pending_;         // of the started ones
+  // Shares: of this call.
+  std::vector<Tensor> memory_;      // of whole buckets, by bucket, while they are written to
+  std::vector<bool> reduced_;       // by bucket
+  std::vector<std::size_t> order_;  // buckets of the pass that are still to be started, the last one first
+  bool in_pass_ = false;
+  struct Leaving {
+    std::size_t bucket = 0;
+    Tensor memory, own;
+    Pending pending;
+  };
+  std::deque<Leaving> leaving_;  // in the order they were started
 };
 
 }  // namespace tessera

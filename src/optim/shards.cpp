@@ -10,28 +10,35 @@ namespace {
 constexpr std::array kZero{
     ShardPolicy{},
     ShardPolicy{.main = Held::share, .state = Held::share},
+    ShardPolicy{.main = Held::share, .gradient = Held::share, .state = Held::share},
+    ShardPolicy{.main = Held::share, .model = Held::share, .gradient = Held::share, .state = Held::share},
 };
 
 }  // namespace
 
 ShardPolicy ShardPolicy::of_zero(int stage, bool kernels_read_main) {
   TESSERA_CHECK(stage >= 0 && stage < static_cast<int>(kZero.size()), "zero_stage is ", stage,
-                "; 0 and 1 are there");
+                "; 0 to 3 are there");
   ShardPolicy policy = kZero[static_cast<std::size_t>(stage)];
   if (kernels_read_main) policy.main = policy.model;
   return policy;
 }
 
-Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies)
+Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
+               Communicator* gathering, Communicator* copies)
     : layout_(&layout),
       data_(data != nullptr && data->size() > 1 ? data : nullptr),
+      gathering_(gathering != nullptr ? gathering : data_),
+      copies_(copies != nullptr && copies->size() > 1 ? copies : nullptr),
       rank_(data != nullptr ? data->rank() : 0),
       ranks_(data != nullptr ? data->size() : 1),
       policies_(std::move(policies)) {
   for (std::size_t i = 0; i < policies_.size(); ++i) {
     const bool shared = policies_[i].state == Held::share;
     sharded_ = sharded_ || shared;
-    updated_.push_back(shared ? share(i) : layout.buckets()[i].run());
+    shares_gradient_ = shares_gradient_ || policies_[i].gradient == Held::share;
+    shares_model_ = shares_model_ || policies_[i].model == Held::share;
+    updated_.push_back(shared ? layout.buckets()[i].share(rank_, ranks_) : layout.buckets()[i].run());
     state_.push_back(state_numel_);
     state_numel_ += updated_.back().count;
   }

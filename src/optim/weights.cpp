@@ -28,15 +28,18 @@ void scale_first_rows(const ExecCtx& ctx, const Parameter& p, const Tensor& weig
 
 Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options)
     : ctx_(ctx), layout_(layout), shards_(shards), options_(options) {
-  std::int64_t mains = 0, lows = 0;
+  std::int64_t mains = 0, lows = 0, models = 0;
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
     const Range& own = shards_.updated(i);
     std::int64_t& held = splits(bucket) ? lows : mains;
     main_at_.push_back(held + (main_is_whole(i) ? own.begin - bucket.begin : 0));
     held += main_is_whole(i) ? bucket.count : own.count;
+    model_at_.push_back(models);
+    models += !has_copy(i) ? 0 : model_is_whole(i) ? bucket.count : own.count;
   }
   gathers_.resize(main_at_.size());
+  whole_.resize(main_at_.size());
   const auto zeroed = [&](std::int64_t n, DType dtype) {
     Tensor buffer = Tensor::empty(ctx_, {n}, dtype);
     ops::fill_zero(ctx_, buffer);
@@ -44,12 +47,23 @@ Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& sha
   };
   main_ = zeroed(mains, DType::f32);
   if (options_.split_main) low_ = zeroed(lows, DType::u16);
-  if (options_.compute != DType::f32) model_ = zeroed(layout_.numel(), options_.compute);
+  if (options_.compute != DType::f32) model_ = zeroed(models, options_.compute);
 }
 
 Weights::~Weights() {
   if (!shards_.sharded()) return;
   for (const ParamSlot& slot : layout_.slots()) slot.parameter->set_gate(nullptr);
+}
+
+bool Weights::has_copy(std::size_t bucket) const {
+  if (options_.compute == DType::f32) return false;
+  return model_is_whole(bucket) || !layout_.buckets()[bucket].reads_main;
+}
+
+Tensor Weights::model_of(std::size_t bucket, const Range& run) const {
+  const std::int64_t first =
+      model_is_whole(bucket) ? layout_.buckets()[bucket].begin : shards_.updated(bucket).begin;
+  return model_.narrow(0, model_at_[bucket] + run.begin - first, run.count);
 }
 
 /// Whether all of a bucket's main weights are here in fp32.
@@ -88,14 +102,17 @@ void Weights::draw_in(const ParamSlot& slot, const Tensor& scratch) {
   draw(slot, scratch.view(slot.parameter->shape()));
   const Range own = overlap(slot.run(), shards_.updated(slot.bucket));
   const Tensor part = scratch.narrow(0, own.count > 0 ? own.begin - slot.offset : 0, own.count);
-  const Tensor model = model_.narrow(0, slot.offset, slot.numel);
+  const bool whole = has_copy(slot.bucket) && model_is_whole(slot.bucket);
   if (!splits(layout_.buckets()[slot.bucket])) {
-    ops::axpby(ctx_, 1.0f, scratch, 0.0f, model);
+    if (whole) ops::axpby(ctx_, 1.0f, scratch, 0.0f, model_of(slot.bucket, slot.run()));
     if (own.count > 0) ops::copy(ctx_, part, main_of(slot.bucket, own));
     return;
   }
   // The others' shares are rounded like our own.
-  ops::split_main(ctx_, scratch, model, Tensor::empty(ctx_, {slot.numel}, DType::u16));
+  if (whole) {
+    ops::split_main(ctx_, scratch, model_of(slot.bucket, slot.run()),
+                    Tensor::empty(ctx_, {slot.numel}, DType::u16));
+  }
   if (own.count > 0) {
     const StateValues target = values(slot.bucket, own);
     ops::split_main(ctx_, part, target.values, target.low);
@@ -122,9 +139,15 @@ void Weights::initialise(const Tensor& scratch) {
 
 Weights::Views Weights::views(const ParamSlot& slot) const {
   const Shape& shape = slot.parameter->shape();
-  Tensor main;
-  if (in_place(slot.bucket)) main = main_of(slot.bucket, slot.run()).view(shape);
-  return {model_ ? model_.narrow(0, slot.offset, slot.numel).view(shape) : main, main};
+  const auto part_of = [&](const Tensor& bucket) {
+    const Bucket& b = layout_.buckets()[slot.bucket];
+    return bucket ? bucket.narrow(0, slot.offset - b.begin, slot.numel).view(shape) : Tensor();
+  };
+  const Whole& gathered = whole_[slot.bucket];
+  Tensor main = in_place(slot.bucket) ? main_of(slot.bucket, slot.run()).view(shape) : part_of(gathered.main);
+  if (options_.compute == DType::f32) return {main, main};
+  if (!model_is_whole(slot.bucket)) return {part_of(gathered.model), main};
+  return {model_of(slot.bucket, slot.run()).view(shape), main};
 }
 
 Tensor Weights::main_of(std::size_t bucket, const Range& run) const {
@@ -133,7 +156,7 @@ Tensor Weights::main_of(std::size_t bucket, const Range& run) const {
 
 StateValues Weights::values(std::size_t bucket, const Range& run) const {
   if (!splits(layout_.buckets()[bucket])) return {main_of(bucket, run)};
-  return {model_.narrow(0, run.begin, run.count),
+  return {model_of(bucket, run),
           low_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count)};
 }
 
@@ -143,8 +166,8 @@ ops::MainWeights Weights::target(std::size_t bucket, const Range& run) const {
     return {Tensor(), model, low};
   }
   // Where the fp32 weights are gathered the copy is made from all of them, later.
-  const bool rounds = model_ && !(shards_.sharded() && main_is_whole(bucket));
-  return {main_of(bucket, run), rounds ? model_.narrow(0, run.begin, run.count) : Tensor()};
+  const bool rounds = has_copy(bucket) && !(shards_.sharded() && main_is_whole(bucket));
+  return {main_of(bucket, run), rounds ? model_of(bucket, run) : Tensor()};
 }
 
 Tensor Weights::main_buffer() const {
@@ -180,9 +203,9 @@ void Weights::refresh_copy() {
   wait();
   for (std::size_t i = 0; i < main_at_.size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
-    if (splits(bucket)) continue;
+    if (splits(bucket) || !has_copy(i)) continue;
     const Range held = main_is_whole(i) ? bucket.run() : shards_.updated(i);
-    ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_.narrow(0, held.begin, held.count));
+    ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_of(i, held));
   }
 }
 
@@ -194,10 +217,14 @@ void Weights::gather() {
 
 void Weights::spread(std::size_t bucket) {
   if (!shards_.sharded()) return;
+  if (!model_is_whole(bucket)) {
+    TESSERA_ENSURE(InternalError, !fetched(bucket), "weights change while they are gathered");
+    return;
+  }
   wait(bucket);
   const Bucket& b = layout_.buckets()[bucket];
   const Range& share = shards_.updated(bucket);
-  const Tensor whole = main_is_whole(bucket) ? main_of(bucket, b.run()) : model_.narrow(0, b.begin, b.count);
+  const Tensor whole = main_is_whole(bucket) ? main_of(bucket, b.run()) : model_of(bucket, b.run());
   const Tensor own = whole.narrow(0, share.begin - b.begin, share.count);
   gathers_[bucket] = {shards_.data()->all_gather(ctx_, own, whole), true};
   ++gathers_running_;
@@ -213,11 +240,54 @@ void Weights::wait(std::size_t bucket) const {
   --gathers_running_;
   const Bucket& b = layout_.buckets()[bucket];
   if (model_ && main_is_whole(bucket))
-    ops::axpby(ctx_, 1.0f, main_of(bucket, b.run()), 0.0f, model_.narrow(0, b.begin, b.count));
+    ops::axpby(ctx_, 1.0f, main_of(bucket, b.run()), 0.0f, model_of(bucket, b.run()));
+}
+
+void Weights::fetch(std::size_t bucket) {
+  Whole& whole = whole_[bucket];
+  if (std::exchange(whole.here, true)) return;
+  const bool copied = has_copy(bucket);
+  const Range& share = shards_.updated(bucket);
+  Tensor& into = copied ? whole.model : whole.main;
+  into = Tensor::empty(ctx_, {layout_.buckets()[bucket].count}, copied ? options_.compute : DType::f32);
+  whole.pending =
+      shards_.gathering()->all_gather(ctx_, copied ? model_of(bucket, share) : main_of(bucket, share), into);
+}
+
+void Weights::arrive(std::size_t bucket) {
+  Whole& whole = whole_[bucket];
+  TESSERA_ENSURE(InternalError, whole.here, "bucket ", bucket, " arrives and was not fetched");
+  whole.pending.wait(ctx_);
+  if (options_.compute != DType::f32 && !whole.model) {
+    whole.model = Tensor::empty(ctx_, whole.main.shape(), options_.compute);
+    ops::axpby(ctx_, 1.0f, whole.main, 0.0f, whole.model);
+  }
+  for (const ParamSlot& slot : layout_.slots_of(layout_.buckets()[bucket])) {
+    const auto [value, main] = views(slot);
+    slot.parameter->bind_weight(value, main);
+    slot.parameter->set_gate(nullptr);
+  }
+}
+
+void Weights::release(std::size_t bucket, const std::function<void()>& gate) {
+  if (whole_[bucket].here) whole_[bucket].pending.wait(ctx_);
+  whole_[bucket] = {};
+  for (const ParamSlot& slot : layout_.slots_of(layout_.buckets()[bucket])) {
+    slot.parameter->bind_weight({}, {});
+    slot.parameter->set_gate(gate);
+  }
 }
 
 void Weights::wait() const {
   for (std::size_t i = gathers_.size(); gathers_running_ > 0 && i-- > 0;) wait(i);
+}
+
+std::size_t Weights::gathered_bytes() const {
+  std::size_t bytes = 0;
+  for (const Whole& whole : whole_) {
+    for (const Tensor* buffer : {&whole.main, &whole.model}) bytes += *buffer ? buffer->nbytes() : 0;
+  }
+  return bytes;
 }
 
 std::size_t Weights::persistent_bytes() const {

@@ -144,13 +144,26 @@ TEST(SplitMainWeights, AreForBf16Alone) {
   EXPECT_TRUE(parse_config(to_yaml(config), "printed").optimizer.split_main_weights);
 }
 
+TEST(Layouts, SharesOfDataRanks) {
+  for (const char* sound : {"data: 6, zero_group: 3", "data: 6, zero_stage: 3, zero_group: 6",
+                            "zero_group: 5", "data: 2, zero_stage: 3, zero_reshard: never"})
+    EXPECT_EQ(fault(sound), "") << sound;
+  expect_contains(fault("data: 6, zero_group: 4"),
+                  "parallel.data (6) is not a multiple of parallel.zero_group (4)");
+  expect_contains(fault("data: 6, zero_stage: 0, zero_group: 3"),
+                  "parallel.zero_group needs parallel.zero_stage above 0");
+  expect_contains(layout_fault("zero_group: 4", 6), "is not a multiple of parallel.zero_group (4)");
+  expect_contains(fault("data: 2, zero_stage: 2", {"device.cuda_graph=true"}),
+                  "needs parallel.zero_stage 0 or 1");
+}
+
 TEST(Layouts, AllAtOnce) {
   const std::string message = fault(
       "tensor: 5, sequence: true, pipeline: 3, virtual_stages: 3, schedule: interleaved, data: 5, "
-      "zero_stage: 2, context: 2",
+      "zero_stage: 4, context: 2",
       {"training.recompute=selective", "training.recompute_partition=true"});
   for (const char* part : {"model.num_heads (12)", "model.num_kv_heads (4)", "training.seq_length (96)",
-                           "less than the 9 pieces", "(2 x 5 = 10)", "stages 2 and 3 are not in this build",
+                           "less than the 9 pieces", "(2 x 5 = 10)", "zero_stage must be at most 3",
                            "context parallelism is not in this build", "recompute_partition needs"}) {
     expect_contains(message, part);
   }

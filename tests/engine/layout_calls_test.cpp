@@ -11,6 +11,8 @@ namespace {
 using namespace edge;
 
 const Overrides kDp2{"parallel.data=2"}, kDp2Zero0{"parallel.data=2", "parallel.zero_stage=0"},
+    kDp2Zero2{"parallel.data=2", "parallel.zero_stage=2"},
+    kDp2Zero3{"parallel.data=2", "parallel.zero_stage=3"}, kZero3{"parallel.zero_stage=3"},
     kInterleaved{"parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2"};
 
 /// Samples [begin, end) of `whole` that this data rank has, in one run, parts as even as possible.
@@ -48,7 +50,7 @@ TEST(LayoutCalls, FactorsCanComeLaterAndInAnyOrder) {
     return numbers;
   };
   Config config = edge_config(Family::gpt2, {});
-  for (const Overrides& layout : {kDp2, kDp2Zero0, kTp2Sp, kPp2, kInterleaved, kZbV}) {
+  for (const Overrides& layout : {kDp2, kDp2Zero0, kDp2Zero2, kDp2Zero3, kTp2Sp, kPp2, kInterleaved, kZbV}) {
     config = edge_config(Family::gpt2, layout);
     // The steps' samples are counted differently on the two ways.
     config.model.dropout = config.model.attention_dropout = 0;
@@ -109,14 +111,15 @@ Body squares_of_logits(std::int64_t samples) {
 }
 
 TEST(LayoutCalls, SeveralForwardsEachWithItsBackward) {
-  for (const Overrides& layout : {kDp2, kTp2, kPp2, kZbV})
+  for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2, kPp2, kZbV})
     expect_serial(edge_config(Family::llama, layout), 2, squares_of_logits(8));
-  expect_serial(edge_config(Family::gpt2, kAll), 8, squares_of_logits(8));
+  for (const Overrides& more : {Overrides{}, kZero3})
+    expect_serial(edge_config(Family::gpt2, kAll + more), 8, squares_of_logits(8));
 }
 
 TEST(LayoutCalls, ALossOnLogitsCountsEachSampleOfADataRankAlike) {
   for (const std::int64_t samples : {1, 5}) {
-    for (const Overrides& layout : {kDp2, kDp2Zero0})
+    for (const Overrides& layout : {kDp2, kDp2Zero0, kDp2Zero3})
       expect_serial(edge_config(Family::gpt2, layout), 2, squares_of_logits(samples));
     expect_serial(edge_config(Family::llama, kAll), 8, squares_of_logits(samples));
   }
@@ -151,7 +154,7 @@ TEST(LayoutCalls, TheCallersLossMicroBatchByMicroBatch) {
   for (const auto output : {Engine::Output::logits, Engine::Output::token_losses}) {
     for (const std::int64_t samples : {8, 5, 1}) {
       const Body body = asked_loss(output, samples);
-      for (const Overrides& layout : {kDp2, kTp2Sp, kPp2, kInterleaved, kZbV})
+      for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2Sp, kPp2, kInterleaved, kZbV})
         expect_serial(edge_config(Family::gpt2, layout), 2, body);
       expect_serial(edge_config(Family::llama, kAll), 8, body);
     }
@@ -171,9 +174,10 @@ TEST(LayoutCalls, BatchesThatDivideNeitherByDataRanksNorByMicroBatches) {
       }
       return numbers;
     };
-    for (const Overrides& layout : {kDp2, kDp2Zero0, kPp2, kInterleaved, kZbV})
+    for (const Overrides& layout : {kDp2, kDp2Zero0, kDp2Zero2, kDp2Zero3, kPp2, kInterleaved, kZbV})
       expect_serial(edge_config(Family::gpt2, layout), 2, body);
-    expect_serial(edge_config(Family::llama, kAll), 8, body);
+    for (const Overrides& more : {Overrides{}, kZero3})
+      expect_serial(edge_config(Family::llama, kAll + more), 8, body);
   }
 }
 
@@ -191,13 +195,14 @@ TEST(LayoutCalls, RankZeroCollectsWholeWeightsAndGradients) {
     return values;
   };
   for (const Family family : {Family::gpt2, Family::llama}) {
+    const Overrides layout = family == Family::gpt2 ? kAll : kAll + kZero3;
     const auto serial = build_engine(edge_config(family, {}));
     serial->forward_backward(whole, 0.5);
     const auto weights = values_of(*serial, Collected::weights),
                gradients = values_of(*serial, Collected::gradients);
     EXPECT_EQ(weights.size(), serial->params().parameters().size());
     run_local(8, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
-      const auto engine = build_engine(edge_config(family, kAll), true, world);
+      const auto engine = build_engine(edge_config(family, layout), true, world);
       engine->forward_backward(own_part(*engine, whole), 0.5);
       const auto own = values_of(*engine, Collected::weights),
                  grads = values_of(*engine, Collected::gradients);

@@ -65,7 +65,8 @@ TEST(LayoutEdge, OneDataRankWithoutTargets) {
       if (k / kSeq % 2 == 1) batches.back().labels[k] = kIgnoredLabel;
     }
   }
-  expect_serial(edge_config(Family::gpt2, {"parallel.data=2"}), 2, steps_on(batches));
+  for (const char* stage : {"parallel.zero_stage=1", "parallel.zero_stage=2", "parallel.zero_stage=3"})
+    expect_serial(edge_config(Family::gpt2, {"parallel.data=2", stage}), 2, steps_on(batches));
   expect_serial(edge_config(Family::llama, kAll), 8, steps_on(batches));
   for (std::int32_t& label : batches[0].labels) label = kIgnoredLabel;
   std::atomic<int> refused =
@@ -90,6 +91,7 @@ TEST(LayoutEdge, PaddedAndPackedBatches) {
     expect_serial(edge_config(family, kZbV), 2, body);
     expect_serial(edge_config(family, {"training.micro_batch_size=2", "parallel.data=2"}), 2, body);
     expect_serial(edge_config(family, kAll), 8, body);
+    expect_serial(edge_config(family, kAll + Overrides{"parallel.zero_stage=3"}), 8, body);
   }
 }
 
@@ -105,7 +107,7 @@ TEST(LayoutEdge, SeveralCallsBeforeAnUpdate) {
     }
     return numbers;
   };
-  for (const int zero : {0, 1}) {
+  for (const int zero : {0, 1, 2, 3}) {
     const Overrides stage{"parallel.zero_stage=" + std::to_string(zero)};
     expect_serial(edge_config(Family::gpt2, kPp2 + Overrides{"parallel.data=2"} + stage), 4, body);
     expect_serial(edge_config(Family::llama, kAll + stage), 8, body);

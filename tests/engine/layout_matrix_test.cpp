@@ -47,6 +47,8 @@ struct LayoutCase {
   const char* pipeline_layout = nullptr;
   bool partition = false;
   std::int64_t chunks = 0;
+  ZeroReshard reshard = ZeroReshard::automatic;
+  std::int64_t group = 0;
 };
 
 const char* name_of(Kind kind) {
@@ -104,7 +106,10 @@ std::string describe(const LayoutCase& c) {
   }
   if (c.virtual_stages > 1) text += tessera::detail::concat("_v", c.virtual_stages);
   if (c.pipeline_layout) text += "_uneven";
-  text += tessera::detail::concat("_dp", c.dp, "_zero", c.zero, "_mbs", c.micro_batch);
+  text += tessera::detail::concat("_dp", c.dp, "_zero", c.zero);
+  if (c.reshard != ZeroReshard::automatic) text += tessera::name_of(c.reshard);
+  if (c.group > 0) text += tessera::detail::concat("_group", c.group);
+  text += tessera::detail::concat("_mbs", c.micro_batch);
   if (c.recompute != Recompute::none) text += "_" + std::string(tessera::name_of(c.recompute));
   if (c.recompute == Recompute::full)
     text += tessera::detail::concat(tessera::name_of(c.method), c.recompute_layers);
@@ -199,6 +204,8 @@ Config config_of(const LayoutCase& c) {
   config.parallel.virtual_stages = c.virtual_stages;
   config.parallel.data = c.dp;
   config.parallel.zero_stage = c.zero;
+  config.parallel.zero_reshard = c.reshard;
+  if (c.group > 0) config.parallel.zero_group = c.group;
   if (c.pipeline_layout) config.parallel.pipeline_layout = c.pipeline_layout;
   config.training.micro_batch_size = c.micro_batch;
   config.training.recompute = c.recompute;
@@ -270,6 +277,38 @@ constexpr auto kZbH1 = PipelineSchedule::zb_h1;
 constexpr auto kZbV = PipelineSchedule::zb_v;
 constexpr auto kFull = Recompute::full;
 constexpr auto kSelective = Recompute::selective;
+
+/// Data ranks that hold shares of gradients, or of weights too, with every other axis.
+void add_shards(int zero, std::vector<LayoutCase>& list) {
+  const auto add = [&](LayoutCase c) {
+    c.zero = zero;
+    list.push_back(c);
+  };
+  for (const int dp : {2, 3, 4}) add({.dp = dp, .micro_batch = dp == 2 ? 2 : 1});  // 3, 4 and 3 micro-batches
+  add({.tp = 2, .sp = true, .dp = 2});
+  for (const auto schedule : {k1f1b, kGpipe, kZbH1}) add({.pp = 2, .schedule = schedule, .dp = 2});
+  add({.pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .dp = 2});
+  add({.pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  add({.tp = 2, .sp = true, .pp = 2, .dp = 2, .recompute = kFull});
+  add({.kind = Kind::llama2, .tp = 4, .sp = true, .dp = 2, .recompute = kSelective, .micro_batch = 2});
+  add({.kind = Kind::llama4, .dp = 2, .recompute = kFull, .micro_batch = 2, .recompute_layers = 2});
+  add({.kind = Kind::llama4, .pp = 2, .schedule = kZbH1, .dp = 3, .recompute = kSelective, .micro_batch = 2});
+  add({.kind = Kind::alibi, .dp = 2, .recompute = kFull, .method = RecomputeMethod::block});
+  add({.kind = Kind::bert, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2, .dp = 2});
+  add({.kind = Kind::bert_classes, .tp = 2, .dp = 2});
+  add({.kind = Kind::megatron_bert, .dp = 3, .recompute = kSelective, .micro_batch = 2});
+  add({.kind = Kind::gemma3, .tp = 2, .dp = 2, .micro_batch = 2});
+  add({.kind = Kind::bloom, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  add({.kind = Kind::t5, .dp = 2, .recompute = kFull, .micro_batch = 2});
+  add({.kind = Kind::t5, .tp = 2, .sp = true, .pp = 2, .dp = 2});
+  add({.kind = Kind::t5_v1_1, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2});
+  add({.dp = 4, .group = 2});
+  add({.tp = 2, .sp = true, .pp = 2, .schedule = kZbH1, .dp = 4, .group = 2});
+  if (zero < 3) return;
+  add({.dp = 2, .micro_batch = 2, .reshard = ZeroReshard::never});
+  add({.pp = 2, .dp = 2, .reshard = ZeroReshard::always});
+  add({.kind = Kind::t5, .pp = 2, .schedule = kZbH1, .dp = 2, .reshard = ZeroReshard::always});
+}
 
 std::vector<LayoutCase> layouts() {
   std::vector<LayoutCase> list;
@@ -388,6 +427,9 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::t5_v1_1, .tp = 2, .pp = 2, .dp = 2, .zero = 1});
   list.push_back({.kind = Kind::t5_v1_1, .pp = 4, .schedule = kGpipe, .micro_batch = 2});
   list.push_back({.kind = Kind::t5_v1_1, .dp = 3, .micro_batch = 2});
+  for (const int zero : {2, 3}) add_shards(zero, list);
+  list.push_back({.dp = 4, .zero = 1, .group = 2});
+  list.push_back({.kind = Kind::t5, .pp = 2, .dp = 2, .zero = 3, .group = 1});
   return list;
 }
 

@@ -77,6 +77,9 @@ TEST_P(LayoutPersistent, BytesPerParameter) {
   });
 }
 
+constexpr const char *kZero2 = "parallel.zero_stage=2", *kZero3 = "parallel.zero_stage=3",
+                     *kBf16 = "training.precision=bf16";
+
 const PersistentCase kPersistent[] = {
     {"fp32", 1, 1, 1, {}, 16, 0},
     {"bf16", 1, 1, 1, {"training.precision=bf16"}, 18, 0},
@@ -96,6 +99,17 @@ const PersistentCase kPersistent[] = {
      4 * (1 - 1.0 / 2)},
     {"bf16_pp2_dp4", 1, 2, 4, {"training.precision=bf16"}, 6 + 12.0 / 4, 4 * (1 - 1.0 / 4)},
     {"fp32_tp2_pp2_dp2", 2, 2, 2, {}, 8 + 8.0 / 2, 0},
+    {"fp32_dp4_zero2", 1, 1, 4, {kZero2}, 4 + 12.0 / 4, 0},
+    {"bf16_dp2_zero2", 1, 1, 2, {kZero2, kBf16}, 2 + 16.0 / 2, 4 * (1 - 1.0 / 2)},
+    {"bf16_dp8_zero2", 1, 1, 8, {kZero2, kBf16}, 2 + 16.0 / 8, 4 * (1 - 1.0 / 8)},
+    {"bf16_tp2_pp2_dp2_zero2", 2, 2, 2, {kZero2, kBf16}, 2 + 16.0 / 2, 4 * (1 - 1.0 / 2)},
+    {"fp32_dp2_zero3", 1, 1, 2, {kZero3}, 16.0 / 2, 0},
+    {"fp32_dp4_zero3", 1, 1, 4, {kZero3}, 16.0 / 4, 0},
+    // What kernels read in fp32 is rounded when it was gathered.
+    {"bf16_dp2_zero3", 1, 1, 2, {kZero3, kBf16}, 18.0 / 2, -2.0 / 2},
+    {"bf16_dp8_zero3", 1, 1, 8, {kZero3, kBf16}, 18.0 / 8, -2.0 / 8},
+    {"bf16_dp4_zero3_split", 1, 1, 4, {kZero3, kBf16, "optimizer.split_main_weights=true"}, 16.0 / 4, 0},
+    {"fp16_tp2_pp2_dp2_zero3", 2, 2, 2, {kZero3, "training.precision=fp16"}, 18.0 / 2, -2.0 / 2},
 };
 INSTANTIATE_TEST_SUITE_P(All, LayoutPersistent, ::testing::ValuesIn(kPersistent),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -104,6 +104,19 @@ TEST(LayoutMutation, AMissingSumOfAReplicatedGradientIsSeen) {
   EXPECT_NE(errors.wrong.worst_gradient.find("norm"), std::string::npos) << errors.wrong.worst_gradient;
 }
 
+TEST(LayoutMutation, MissingGathersAndSumsOfSharesAreSeen) {
+  if (on_cuda()) GTEST_SKIP() << "the mistake is planted between ranks as threads, which a GPU goes past";
+  Config config = mutation_config();
+  config.parallel.data = 2;
+  config.parallel.zero_stage = 3;
+  for (const char* group : {"dp", "dp_gather"}) {
+    const Errors errors =
+        try_mutation(config, 2, group, group == std::string("dp") ? "share_reduction.cpp" : "weights.cpp");
+    EXPECT_LE(errors.right.gradient, 1e-5) << errors.right.worst_gradient;
+    EXPECT_GT(errors.wrong.gradient, 1e-2) << group;
+  }
+}
+
 TEST(LayoutMutation, AWrongDropoutIndexIsSeen) {
   Config config = mutation_config();
   config.parallel.data = 2;

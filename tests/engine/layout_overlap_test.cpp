@@ -152,6 +152,33 @@ TEST(LayoutOverlap, DataParallelStepsHideMostDelays) {
   EXPECT_LT(exposed_share(config_of({"parallel.data=2"}), 2, 0.02), 0.5);
 }
 
+/// A layer's two buckets of weights are asked for before the layer before computes, and its sums of gradients
+/// are not waited for until those of the next one start.
+TEST(LayoutOverlap, SharesTravelWhileTheLayerBeforeComputes) {
+  if (on_cuda()) GTEST_SKIP() << "the delay is that of ranks as threads on the CPU";
+  const Config config = config_of({"parallel.data=2", "parallel.zero_stage=3"});
+  const Batch batch = random_batch(8, 32, 1);
+  Timeline timeline;
+  run_local(2, {.timeout_s = 60, .delay_s = 0.02, .on_event = timeline.recorder()},
+            [&](std::shared_ptr<Communicator> world) {
+              const auto engine = build_engine(config, true, world);
+              engine->step(own_part(*engine, batch, config));
+            });
+  // Of both ranks: how many were under way at once when one of a kind began.
+  const auto most_at_once = [&](const char* group, const char* operation) {
+    const std::vector<CommEvent> events = timeline.of(group, operation);
+    std::ptrdiff_t most = 0;
+    for (const CommEvent& one : events) {
+      most = std::max(most, std::ranges::count_if(events, [&](const CommEvent& other) {
+                        return other.begin_s <= one.begin_s && one.begin_s < other.end_s;
+                      }));
+    }
+    return most;
+  };
+  EXPECT_GE(most_at_once("dp_gather", "all_gather"), 2 * 3);
+  EXPECT_GE(most_at_once("dp", "reduce_scatter"), 2 * 2);
+}
+
 /// Per layer 10 collectives depend on each other in 8 steps: what a linear needs before it can begin waits,
 /// but the two gathers of inputs that were not kept run beside the two sums of input gradients.
 TEST(LayoutOverlap, TensorParallelStepsHideWhatDoesNotDependOnEachOther) {

@@ -18,6 +18,7 @@ struct Layout {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   Precision precision = Precision::fp32;
   int zero = 1;
+  std::int64_t group = 0;
   int ranks() const { return tp * pp * dp; }
 };
 
@@ -39,6 +40,7 @@ Config config_of(const Layout& layout) {
   config.parallel.schedule = layout.schedule;
   config.parallel.data = layout.dp;
   config.parallel.zero_stage = layout.zero;
+  if (layout.group > 0) config.parallel.zero_group = layout.group;
   return resolve(config);
 }
 
@@ -105,6 +107,17 @@ TEST_F(LayoutState, TheSeedOfTheSavedRunGoesOn) {
 TEST_F(LayoutState, SavedUnderOneLayoutLoadsUnderAnother) {
   expect_same_from({"tp2_pp2", 2, 2, 1}, {{"dp4", 1, 1, 4}, {"tp4", 4, 1, 1}, {"pp4", 1, 4, 1}, {"tp1"}}, 20,
                    1e-5);
+}
+
+TEST_F(LayoutState, SharesOfAnyStageLoadUnderAnother) {
+  const Layout zero3{.name = "zero3", .dp = 3, .zero = 3}, zero2{.name = "zero2", .dp = 2, .zero = 2};
+  Layout grid{.name = "zero3_tp2_pp2_dp2", .tp = 2, .pp = 2, .dp = 2, .sp = true};
+  grid.zero = 3;
+  const Layout hybrid{.name = "zero3_dp4_group2", .dp = 4, .zero = 3, .group = 2};
+  expect_same_from(zero3, {{"tp1"}, zero2, grid}, 4, 1e-5);
+  expect_same_from(grid, {{"dp2", 1, 1, 2}, zero3}, 4, 1e-5);
+  expect_same_from(zero2, {zero3, hybrid}, 4, 1e-5);
+  expect_same_from(hybrid, {{"tp1"}, zero2}, 4, 1e-5);
 }
 
 std::set<std::string> files_of(const std::filesystem::path& checkpoint) {

@@ -175,7 +175,7 @@ TEST(Pieces, AShareIsNotPassedOffAsTheWhole) {
 TEST(Pieces, ImpossibleOptionsAreRefused) {
   const ExecCtx ctx = ExecCtx::cpu(1);
   Parameter a("a", {2}, Init::ones());
-  EXPECT_THROW(ParamStore(ctx, {&a}, {.zero_stage = 2}), InvalidArgument);
+  EXPECT_THROW(ParamStore(ctx, {&a}, {.zero_stage = 4}), InvalidArgument);
   EXPECT_THROW(ParamStore(ctx, {&a}, {.bucket_elements = -1}), InvalidArgument);
   for (const DType compute : {DType::f32, DType::f16})
     EXPECT_THROW(ParamStore(ctx, {&a}, {.compute = compute, .split_main = true}), InvalidArgument);

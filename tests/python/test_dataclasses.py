@@ -15,7 +15,7 @@ ENUMS = ("DistributedType", "SageMakerDistributedType", "ComputeEnvironment", "F
          "PrecisionType", "RNGType", "DDPCommunicationHookType", "CustomDtype")
 CLASSES = ("AutocastKwargs", "DistributedDataParallelKwargs", "GradScalerKwargs", "InitProcessGroupKwargs", "ProfileKwargs",
            "DataLoaderConfiguration", "ProjectConfiguration", "GradientAccumulationPlugin", "TorchDynamoPlugin")
-FOREIGN = ("DeepSpeedPlugin", "FullyShardedDataParallelPlugin", "TorchTensorParallelPlugin", "ParallelismConfig",
+FOREIGN = ("TorchTensorParallelPlugin", "ParallelismConfig",
            "BnbQuantizationConfig", "TERecipeKwargs", "MSAMPRecipeKwargs", "AORecipeKwargs", "FP8RecipeKwargs",
            "TorchContextParallelConfig", "DeepSpeedSequenceParallelConfig", "TorchTensorParallelConfig")
 

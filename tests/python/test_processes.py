@@ -35,6 +35,8 @@ LAYOUTS = [
     ("gpt2", 2, "data=2 zero_stage=0"),
     ("gpt2", 4, "data=4"),
     ("gpt2", 4, "tensor=2 data=2"),
+    ("gpt2", 4, "tensor=2 data=2 zero_stage=3"),
+    ("llama", 4, "pipeline=2 schedule=zb-v data=2 zero_stage=2"),
     ("gpt2", 4, "tensor=4 sequence=true"),
     ("gpt2", 2, "pipeline=2 training.recompute=full"),
     ("gpt2", 4, "pipeline=4 schedule=gpipe"),

@@ -59,28 +59,43 @@ class Parameter {
 
   /// The weight as kernels read it; waits for its gate. Errors: InvalidArgument before memory is bound.
   const Tensor& value() const {
-    TESSERA_CHECK(value_, "parameter ", name_, " has no memory yet: put its module into a ParamStore first");
     pass_gate();
+    TESSERA_CHECK(value_, "parameter ", name_, " has no memory yet: put its module into a ParamStore first");
     return value_;
   }
-  /// fp32 gradient, or undefined if the parameter is not trained.
-  const Tensor& grad() const { return grad_; }
-  bool trained() const { return static_cast<bool>(grad_); }
+  /// fp32 gradient, or undefined if the parameter is not trained. Where there is memory for it only from its
+  /// first contribution to its reduction, asking for it makes some.
+  const Tensor& grad() const {
+    if (!grad_ && make_grad_) make_grad_();
+    return grad_;
+  }
+  bool trained() const { return grad_ || make_grad_; }
 
   /// The weight in fp32: the same memory as value() unless that is a bf16 copy. Norms and embeddings read it:
   /// rounding one of their few values would round a whole column or row of activations.
   const Tensor& main() const {
-    TESSERA_CHECK(main_, "parameter ", name_, " has no fp32 weight in this process");
     pass_gate();
+    TESSERA_CHECK(main_, "parameter ", name_, " has no fp32 weight in this process");
     return main_;
   }
 
   /// `main` may be left out where `value` is fp32 itself.
   void bind(Tensor value, Tensor grad, Tensor main = {}) {
-    main_ = main || value.dtype() != DType::f32 ? std::move(main) : value;
-    value_ = std::move(value);
+    bind_weight(std::move(value), std::move(main));
     grad_ = std::move(grad);
+    make_grad_ = nullptr;
   }
+  /// The weight alone; undefined while it is not here, which its gate must then change.
+  void bind_weight(Tensor value, Tensor main = {}) {
+    main_ = main || !value || value.dtype() != DType::f32 ? std::move(main) : value;
+    value_ = std::move(value);
+  }
+  /// A gradient that has memory for a while only: `make` binds some by bind_grad().
+  void bind_grad_maker(std::function<void()> make) {
+    grad_ = {};
+    make_grad_ = std::move(make);
+  }
+  void bind_grad(Tensor grad) { grad_ = std::move(grad); }
 
   /// Something to wait for before the weight is read next: the all-gather that brings its new values. Called
   /// once; again at the next read if it throws, so that old values are never read for new ones. A weight with
@@ -112,6 +127,7 @@ class Parameter {
   ParameterTraits traits_;
   Tensor value_, grad_, main_;
   mutable std::function<void()> gate_;
+  std::function<void()> make_grad_;
   bool written_ = false;
 };
 

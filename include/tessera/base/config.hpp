@@ -28,6 +28,8 @@ struct ParallelConfig {
   std::int64_t expert = 1;
   std::optional<std::int64_t> data = std::nullopt;
   std::int64_t zero_stage = 1;
+  std::optional<std::int64_t> zero_group = std::nullopt;  ///< data ranks that share out together; null = all
+  ZeroReshard zero_reshard = ZeroReshard::automatic;      ///< stage 3: when gathered weights are freed
   double timeout_s = 600;
 
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;

@@ -37,6 +37,9 @@ enum class RopeType { llama3, linear, dynamic, yarn, longrope };
 enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full, automatic };
 enum class RecomputeMethod { uniform, block };
+/// When weights that data ranks share out are freed after they were gathered: always after each use, never
+/// between a forward pass and its backward, automatic: never in a pipeline, else always.
+enum class ZeroReshard { automatic, always, never };
 enum class OptimizerName { adamw, adam, sgd };
 enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
@@ -55,6 +58,7 @@ std::string_view name_of(RopeType value);
 std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
 std::string_view name_of(RecomputeMethod value);
+std::string_view name_of(ZeroReshard value);
 std::string_view name_of(OptimizerName value);
 std::string_view name_of(LrStyle value);
 std::string_view name_of(WsdStyle value);

@@ -69,6 +69,16 @@ class ProcessMesh {
   /// Those asked for so far that are neither this rank alone nor all of tp; by copies, null where there is
   /// none.
   const std::vector<std::shared_ptr<Communicator>>& tp_blocks() const { return tp_blocks_; }
+  /// How the ranks along dp share things out.
+  struct DataGroups {
+    std::shared_ptr<Communicator> shard;   ///< neighbours that have a share each
+    std::shared_ptr<Communicator> copy;    ///< those with the same one
+    std::shared_ptr<Communicator> gather;  ///< as `shard`, for what is gathered beside its collectives
+  };
+  /// Makes groups of `size` neighbours along dp (shard and copy are null where that is all of dp); `gathers`:
+  /// also DataGroups::gather. Called once, collective over dp. Errors: ConfigError unless `size` divides dp.
+  const DataGroups& share_data(int size, bool gathers);
+  const DataGroups& data_groups() const { return data_groups_; }
   int rank() const { return world_->rank(); }
 
  private:
@@ -78,6 +88,7 @@ class ProcessMesh {
   MeshShape shape_;
   MeshCoordinates coordinates_;
   std::shared_ptr<Communicator> world_, embedding_;
+  DataGroups data_groups_;
   std::array<std::shared_ptr<Communicator>, 5> axes_;
   std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
   std::map<std::vector<Axis>, std::shared_ptr<Communicator>> groups_;

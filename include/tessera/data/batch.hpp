@@ -36,8 +36,9 @@ struct Batch {
   static constexpr std::int64_t kUnknown = -1;  ///< until ranks have told each other (engine/agreement.hpp)
   /// Samples of all data ranks together; 0 = all have as many as this one; kUnknown = neither it nor sample0.
   std::int64_t global_batch = 0;
-  std::int64_t global_targets = kUnknown;         ///< labels of all data ranks together that count
-  std::int64_t global_positions = kUnknown;       ///< positions of all data ranks together
+  std::int64_t most_samples = 0;             ///< of any data rank, where it is known; 0 = as many as here
+  std::int64_t global_targets = kUnknown;    ///< labels of all data ranks together that count
+  std::int64_t global_positions = kUnknown;  ///< positions of all data ranks together
   std::int64_t global_sample_targets = kUnknown;  ///< sample_labels of all data ranks that count
 };
 

@@ -46,13 +46,20 @@ struct WorkRecord {
 
 /// A pass of one piece of a model with one micro-batch.
 struct PassRecord : WorkRecord {
-  std::int64_t kept = 0;  ///< held for this micro-batch afterwards, inputs and results aside
+  std::int64_t kept = 0;     ///< held for this micro-batch afterwards, inputs and results aside
+  std::int64_t passing = 0;  ///< when it begins: gradients on their way to the shares of data ranks
 };
 
 /// A piece of a model at work on one micro-batch.
 struct PieceRecord {
   PassRecord forward, backward, weight_gradient;  ///< the last one only where it is put off
   std::vector<Port> inputs, outputs;
+};
+
+/// What data ranks share out while a column is walked: its gathers and reductions alone.
+struct ShardRecord {
+  std::vector<std::int64_t> gathered = {};  ///< bytes of whole weights beside each action's own
+  std::vector<TrafficTerm> sent = {};
 };
 
 /// One rank of a mesh, alone.
@@ -76,6 +83,8 @@ class DryRank {
   std::int64_t batch_bytes() const;
   /// Runs forward and backward of each piece. put_off: weight gradients on their own.
   std::vector<PieceRecord> pieces(bool put_off);
+  /// Empty where gradients are whole.
+  ShardRecord walk(const std::vector<Action>& column);
   /// What a step does once: gradients to their sums, the update, numbers that all ranks tell each other.
   WorkRecord once();
   /// What all ranks tell each other of a batch before a step.
@@ -83,6 +92,8 @@ class DryRank {
 
  private:
   PieceRecord run_piece(Stage& stage, int chunk, bool put_off) const;
+  void begin_piece(int chunk, bool put_off);
+  std::int64_t held() const;
 
   MicroBatchSize micro_batch_;
   Schedule order_;  ///< of the pieces; without actions
@@ -94,13 +105,16 @@ struct ColumnRecord {
   std::int64_t activations = 0, temporary = 0, messages = 0, batch = 0;
   int most_in_flight = 0;  ///< micro-batches x chunks whose activations it holds at once
   std::int64_t sent = 0;
+  std::vector<TrafficTerm> shared = {};  ///< among data ranks meanwhile
 
   std::int64_t peak() const { return activations + temporary + messages + batch; }
 };
+/// DryRank::walk, if there is one.
+using WalkShards = std::function<ShardRecord(const std::vector<Action>& column)>;
 /// Walks the column with the pipeline's own executor; passes do what was recorded of them. `batch_bytes`: of
 /// one micro-batch.
 ColumnRecord run_column(const Schedule& schedule, int stage, const std::vector<PieceRecord>& pieces,
-                        std::int64_t batch_bytes);
+                        std::int64_t batch_bytes, const WalkShards& walk = nullptr);
 
 /// A whole step of one rank.
 struct DryRun {

@@ -29,6 +29,7 @@ namespace tessera {
 struct Config;
 class HostCopy;
 class LossPlan;
+class ShardFlow;
 class Stage;
 struct StageOptions;
 
@@ -38,7 +39,9 @@ struct EngineLayout {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int chunks = 1;  ///< pieces of the model per pipeline stage
   int zero_stage = 1;
-  std::int64_t bucket_elements = 0;  ///< see ParamStoreOptions
+  int zero_group = 0;                                 ///< data ranks that share out together; 0 = all
+  ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
+  std::int64_t bucket_elements = 0;                   ///< see ParamStoreOptions
 };
 
 struct EngineOptions {
@@ -213,6 +216,8 @@ class Engine {
   Schedule schedule(int micro_batches, bool forward_only) const;
   void begin_call(int micro_batches);
   void run(Stage& stage, bool forward_only);
+  void run(Stage& stage, const Schedule& schedule);
+  friend class DryRank;
   void check_batch(const Batch& batch, bool needs_labels) const;
   OpenCall opened(double loss);
   void add(OpenCall::State& call, double factor);
@@ -258,6 +263,7 @@ class Engine {
   LrSchedule lr_schedule_;
   WeightDecaySchedule weight_decay_schedule_;
   PipelineExecutor executor_;
+  std::unique_ptr<ShardFlow> flow_;  ///< null where gradients are whole
   StepGraph graph_;
   std::vector<LossTerm> terms_;                ///< of the last loss that was read
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
@@ -271,6 +277,10 @@ class Engine {
   EngineProgress progress_;
   std::int64_t skipped_in_a_row_ = 0;
 };
+
+/// All weights of this rank's pieces at hand until the result goes, for what is no pass of a call, such as
+/// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
+inline WeightWalk::Hold hold_weights(Engine& engine) { return WeightWalk::Hold(engine.params().walk()); }
 
 /// The batch as device tensors, rows position-major.
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch);

@@ -5,6 +5,14 @@
 
 namespace tessera {
 
+/// In which order a piece reads units of a model (Model::units), by number; those of one entry together.
+struct UnitOrder {
+  std::vector<std::vector<std::size_t>> forward, backward;
+  /// Of weight gradients that were put off: what is computed again for them; of that only what kernels read
+  /// in fp32 (ParameterTraits::reads_main).
+  std::vector<std::vector<std::size_t>> weight_gradient;
+};
+
 /// What the engine trains: a module that turns tokens into logits. A model of your own needs a constructor
 /// that declares its parts and this one function; backward follows from the functions it calls.
 class Model : public Module {
@@ -44,6 +52,12 @@ class Model : public Module {
     (void)parameter;
     return 1;
   }
+  /// Parameters that are read together: a layer's, the embedding's, the head's. Where data ranks share
+  /// weights out (parallel.zero_stage 3) they are gathered unit by unit. Every parameter is in one. The
+  /// default is one unit of all.
+  virtual std::vector<std::vector<Parameter*>> units();
+  /// In which order a piece reads them. A pass that reads others, or in another order, throws.
+  virtual UnitOrder unit_order(int piece);
   /// What crosses the boundary before this rank's piece `piece` (its gradients go back there), and the one
   /// behind it; empty where the model begins or ends. The pieces on both sides of a boundary say the same.
   /// Errors: InvalidArgument if the model cannot be cut.

@@ -41,6 +41,8 @@ class Block : public Module {
     std::int64_t kv_heads = 0, head_dim = 0;
   };
   virtual CacheShape cache_shape() const { return {}; }
+  /// Whether its backward reads weights; that of a lookup in tables does not.
+  virtual bool reads_weights_in_backward() const { return true; }
 };
 
 /// What ends a stack: from the residual stream to logits or losses.
@@ -67,6 +69,9 @@ class Stack : public Model {
                              const Tensor& upstream) override;
   bool is_last(int piece) const override { return piece_at(piece).head != nullptr; }
   int pieces_using(const Parameter& parameter) const override { return &parameter == shared_ ? 2 : 1; }
+  /// Each block and the head; what belongs to none of them is a unit that every pass reads throughout.
+  std::vector<std::vector<Parameter*>> units() override;
+  UnitOrder unit_order(int piece) override;
   std::vector<Port> inputs(int piece, const MicroBatchSize& size) const override;
   std::vector<Port> outputs(int piece, const MicroBatchSize& size) const override;
   KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
@@ -128,6 +133,10 @@ class Stack : public Model {
     Head* head = nullptr;
   };
 
+  /// Blocks and heads, as they were declared.
+  std::vector<Module*> parts() const;
+  /// A group of layers that are computed again together, from layer `first` on.
+  std::size_t segment(std::size_t first, std::size_t count) const;
   const Piece& piece_at(int index) const { return pieces_.at(static_cast<std::size_t>(index)); }
   const ModelPiece& place_of(int index) const { return sharding_.pieces.at(static_cast<std::size_t>(index)); }
   /// Whether the last head's borrowed parameter belongs to another piece.

@@ -19,6 +19,23 @@ struct FlatGradient {
   double scale = 1.0;
 };
 
+/// The backward passes of a call where ranks hold shares of the gradient; nothing happens where it is whole.
+class GradientPasses {
+ public:
+  /// `reduction`: null where gradients are whole.
+  explicit GradientPasses(GradientReduction* reduction) : reduction_(reduction) {}
+  /// A pass contributes once to parameters of these buckets, whose sums start in this order as they become
+  /// complete, at the latest in end(), and are added to the shares. Every data rank has the same passes in
+  /// the same order, also one that computes nothing in them.
+  void begin(std::vector<std::size_t> buckets);
+  void end();
+  /// Bytes of memory that is there from a bucket's first contribution to its reduction.
+  std::size_t held_bytes() const;
+
+ private:
+  GradientReduction* reduction_;
+};
+
 /// Gradients of several calls: begin_call, backward passes, finish_call(factor), once or more; then an update
 /// takes their sum. The buckets hold one call's gradient; a second buffer, of what this rank updates, comes
 /// into being with the first second call. A call is open, closed (summed over ranks, but nobody has said its
@@ -45,6 +62,9 @@ class GradientAccumulator {
   /// One contribution was written (Tape::on_gradient_ready). No-op in calls without counts. Errors:
   /// InvalidArgument if none was left to come.
   void ready(Parameter& parameter);
+  /// Where a rank holds a share of the gradient only. Without passes one sum of each bucket is made in
+  /// finish_call.
+  GradientPasses passes();
   /// Closes the call: zeroes the gradients nobody wrote, sums over all groups, and adds `factor` times the
   /// result to what earlier calls left. Collective. Errors: InvalidArgument if no call is open;
   /// CommunicationError.
@@ -66,7 +86,8 @@ class GradientAccumulator {
   std::int64_t version() const { return version_; }
 
   /// fp32 [layout.numel()] with the latest call's gradients, or undefined when not trainable. Sharded:
-  /// finished sums in this rank's shares alone.
+  /// finished sums in this rank's shares alone. With Shards::shares_gradient() these shares are all there is,
+  /// laid out as ParamStore::zeros().
   const Tensor& buffer() const { return buckets_; }
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
   FlatGradient sum() const;
@@ -94,6 +115,8 @@ class GradientAccumulator {
   /// ParamStore::gradient_pieces() of PieceSet::held, of the parameters `trained` names, in place of what was
   /// there.
   void restore(int calls, const std::function<bool(const Parameter&)>& trained);
+  /// Gives the parameter of slot `slot` its gradient: memory, or where that comes and goes a way to get some.
+  void bind(std::size_t slot);
   /// ParamStore::set_frozen, before parameters are bound anew. `frozen`: by slot.
   void set_frozen(std::vector<bool> frozen);
   std::size_t persistent_bytes() const;
@@ -102,6 +125,8 @@ class GradientAccumulator {
   enum class Call { open, closed, none };
   enum class Place { nowhere, buckets, sum };
 
+  /// Elements `run` of buffer(), which lie inside Shards::updated(bucket).
+  Tensor latest(std::size_t bucket, const Range& run) const;
   void check_trainable() const;
   void make_reduction();
   Tensor& sum_memory();
@@ -117,7 +142,7 @@ class GradientAccumulator {
   const StoreGroups& groups_;
   std::vector<bool> frozen_;   // by slot
   std::vector<bool> trained_;  // by slot
-  Tensor buckets_;             // undefined: not trainable
+  Tensor buckets_;             // see buffer(); undefined: not trainable
   Tensor sum_;                 // laid out as ParamStore::zeros()
   std::unique_ptr<GradientReduction> reduction_;
   Call call_ = Call::open;

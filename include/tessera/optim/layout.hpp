@@ -43,6 +43,9 @@ struct LayoutOptions {
   /// Elements to set aside for each parameter, in registration order; empty = as many as it has. Tensor ranks
   /// whose parts differ in size set aside the largest, so that all lie alike.
   std::span<const std::int64_t> capacities = {};
+  /// A number for each parameter, in registration order: a bucket holds parameters of one number only; empty
+  /// = all may be together.
+  std::span<const int> units = {};
 };
 
 /// Parameters go in reverse order of registration (the order in which backward finishes them) into the open

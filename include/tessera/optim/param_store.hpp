@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/optim/gradient.hpp"
+#include "tessera/optim/weight_walk.hpp"
 #include "tessera/optim/weights.hpp"
 
 namespace tessera {
@@ -16,6 +17,8 @@ namespace tessera {
 /// The ranks over which gradients are summed; null = this rank alone. They outlive the store.
 struct StoreGroups {
   Communicator* data = nullptr;       ///< hold the same parameters, see other samples
+  Communicator* copies = nullptr;     ///< hold the shares that this rank does, in other groups like `data`
+  Communicator* gathering = nullptr;  ///< the same ranks, for weights beside gradients; null = `data`
   Communicator* tensor = nullptr;     ///< for ParameterTraits::partial_over_tensor
   Communicator* embedding = nullptr;  ///< for ParameterTraits::tied
   Communicator* world = nullptr;      ///< for the global norm: contains all of the others
@@ -31,8 +34,11 @@ struct ParamStoreOptions {
   bool trainable = true;  ///< false: no gradient memory, parameters are not trained
   StoreGroups groups = {};
   /// A row of ShardPolicy. 0: every data rank updates everything; 1: each updates its share of every bucket,
-  /// then weights are gathered.
+  /// then weights are gathered; 2: and has only that share of the gradient; 3: and of weights, which are
+  /// gathered for each use.
   int zero_stage = 0;
+  /// What lies in buckets of its own: LayoutOptions::units. Null = nothing.
+  std::function<int(const Parameter&)> unit = {};
   /// A bucket closes once it holds so many elements; 0 = max(40e6, 1e6 * data ranks), as in Megatron.
   std::int64_t bucket_elements = 0;
   /// Parameters that are not trained, alike on all ranks (Parameter::trained): backward computes no gradient
@@ -54,7 +60,7 @@ class ParamStore {
 
   /// Allocates, initialises every parameter and binds it. Collective over groups.tensor if that has several
   /// ranks. Errors: InvalidArgument for null or empty parameters, a name used twice, a compute dtype other
-  /// than f32, bf16 and f16, split_main with one other than bf16, a zero_stage other than 0 and 1, or groups
+  /// than f32, bf16 and f16, split_main with one other than bf16, a zero_stage above 3, or groups
   /// without a world.
   ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters, const ParamStoreOptions& options = {});
   ParamStore(const ParamStore&) = delete;
@@ -72,6 +78,7 @@ class ParamStore {
   const Shards& shards() const { return shards_; }
   Weights& weights() { return *weights_; }
   const Weights& weights() const { return *weights_; }
+  WeightWalk& walk() { return *walk_; }
   GradientAccumulator& gradient() { return *gradient_; }
   const GradientAccumulator& gradient() const { return *gradient_; }
   /// Bytes of the buffers held at present. The optimizer's own are not among them.
@@ -125,6 +132,7 @@ class ParamStore {
   Shards shards_;
   std::vector<bool> frozen_;  // by slot
   std::optional<Weights> weights_;
+  std::optional<WeightWalk> walk_;
   std::optional<GradientAccumulator> gradient_;
 };
 

@@ -15,8 +15,8 @@ enum class Held { whole, share };
 /// What a rank holds of a bucket between two steps.
 struct ShardPolicy {
   Held main = Held::whole;      ///< fp32 main weights
-  Held model = Held::whole;     ///< what kernels read
-  Held gradient = Held::whole;  ///< of one call
+  Held model = Held::whole;     ///< what kernels read; a share is gathered for each use
+  Held gradient = Held::whole;  ///< of one call; a share is added to after each pass
   Held state = Held::whole;     ///< the optimizer's, and the gradient of several calls
 
   /// A row of the table of ZeRO's stages. `kernels_read_main`: there is no copy that they read instead, so
@@ -30,18 +30,33 @@ class Shards {
  public:
   Shards() = default;
   /// `layout` and `data` (null = one rank) are kept by reference. `policies`: by bucket.
-  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies);
+  /// `copies`: ranks that hold the same shares in other groups like `data`, null = there are none.
+  /// `gathering`: another group of the same ranks as `data`, for weights that are gathered beside sums of
+  /// gradients; null = `data`.
+  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
+         Communicator* gathering = nullptr, Communicator* copies = nullptr);
 
   int ranks() const { return ranks_; }
   /// The data ranks; null for one.
   Communicator* data() const { return data_; }
+  Communicator* gathering() const { return gathering_; }
+  /// The ranks that hold the same shares; null for this one alone.
+  Communicator* copies() const { return copies_; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
+  /// Whether it holds only its share of a call's gradients ...
+  bool shares_gradient() const { return shares_gradient_; }
+  /// ... and of the weights that kernels read, which are gathered for them (WeightWalk).
+  bool shares_model() const { return shares_model_; }
   const ShardPolicy& policy(std::size_t bucket) const { return policies_[bucket]; }
   /// The elements of `bucket` this rank updates: all of them, or its share.
   const Range& updated(std::size_t bucket) const { return updated_[bucket]; }
-  /// This rank's share of `bucket` whether sharded or not: where it alone adds to norms and saves.
-  Range share(std::size_t bucket) const { return layout_->buckets()[bucket].share(rank_, ranks_); }
+  /// Of `bucket`, sharded or not, the elements this rank alone adds to norms and saves: its share, or nothing
+  /// where another copy of that does.
+  Range share(std::size_t bucket) const {
+    const Range own = layout_->buckets()[bucket].share(rank_, ranks_);
+    return copies_ != nullptr && copies_->rank() > 0 ? Range{own.begin, 0} : own;
+  }
   /// Elements of a buffer of what this rank updates.
   std::int64_t state_numel() const { return state_numel_; }
   /// Where elements `run` of updated(bucket) lie in such a buffer.
@@ -53,9 +68,9 @@ class Shards {
 
  private:
   const FlatLayout* layout_ = nullptr;
-  Communicator* data_ = nullptr;
+  Communicator *data_ = nullptr, *gathering_ = nullptr, *copies_ = nullptr;
   int rank_ = 0, ranks_ = 1;
-  bool sharded_ = false;
+  bool sharded_ = false, shares_gradient_ = false, shares_model_ = false;
   std::vector<ShardPolicy> policies_;
   std::vector<Range> updated_;
   std::vector<std::int64_t> state_;

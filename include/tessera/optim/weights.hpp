@@ -2,6 +2,7 @@
 /// Weights: the memory of a ParamStore's weights, and their way from the rank that updated them to those that
 /// read them.
 
+#include <functional>
 #include <vector>
 
 #include "tessera/ops/optimizer.hpp"
@@ -43,7 +44,8 @@ class Weights {
   Views views(const ParamSlot& slot) const;
   /// fp32 [numel], or undefined when this rank holds only shares of it (a copy, sharded) or splits some.
   Tensor main_buffer() const;
-  /// In the compute dtype [numel], or undefined when kernels read the main weights.
+  /// In the compute dtype, what this rank holds of what kernels read: [numel], or with ShardPolicy::model its
+  /// shares one after the other; undefined when kernels read the main weights.
   const Tensor& model_buffer() const;
   /// The fp32 main weight, in the parameter's shape. Errors: InvalidArgument if the parameter is not here,
   /// this rank holds only a share of it, or it is split.
@@ -66,6 +68,16 @@ class Weights {
   /// before they are read next. Every data rank calls this for the same buckets in the same order. No-op
   /// unless sharded.
   void spread(std::size_t bucket);
+  /// Of weights that are held as shares: those of a bucket begin to come together. Every data rank calls this
+  /// for the same buckets in the same order.
+  void fetch(std::size_t bucket);
+  /// Their parameters have them from here on, until release().
+  void arrive(std::size_t bucket);
+  /// Reading them calls `gate` from here on, which must make them arrive.
+  void release(std::size_t bucket, const std::function<void()>& gate);
+  /// Bytes of weights that are together at present.
+  std::size_t gathered_bytes() const;
+  bool fetched(std::size_t bucket) const { return whole_[bucket].here; }
   /// Waits for all that is under way.
   void wait() const;
   std::size_t persistent_bytes() const;
@@ -76,7 +88,19 @@ class Weights {
     bool running = false;
   };
 
+  /// Weights of a bucket that were brought together.
+  struct Whole {
+    Tensor main, model;
+    Pending pending;
+    bool here = false;
+  };
+
   bool main_is_whole(std::size_t bucket) const { return shards_.policy(bucket).main == Held::whole; }
+  bool model_is_whole(std::size_t bucket) const { return shards_.policy(bucket).model == Held::whole; }
+  /// Whether this rank keeps some of the copy that kernels read. Where these read the main weights and all
+  /// are shares, the copy is made of what was gathered.
+  bool has_copy(std::size_t bucket) const;
+  Tensor model_of(std::size_t bucket, const Range& run) const;
   bool in_place(std::size_t bucket) const;
   void draw(const ParamSlot& slot, const Tensor& weight) const;
   void draw_in(const ParamSlot& slot, const Tensor& scratch);
@@ -89,6 +113,8 @@ class Weights {
   Options options_;
   // By bucket: where its updated() begins in main_, or low_ if it is split.
   std::vector<std::int64_t> main_at_;
+  std::vector<std::int64_t> model_at_;  // the same of what is held of the copy
+  std::vector<Whole> whole_;            // by bucket
   Tensor main_, low_, model_;
   mutable std::vector<Gather> gathers_;  // by bucket
   mutable int gathers_running_ = 0;

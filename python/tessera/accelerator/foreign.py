@@ -8,7 +8,7 @@ from tessera.compat.refusals import LAYOUT, not_ours
 
 
 class Foreign:
-    deepspeed_plugin = property(lambda self: None)
+    deepspeed_plugin = property(lambda self: self.state.deepspeed_plugin)
     is_fsdp2 = property(lambda self: False)
     is_composable_parallelism_enabled = property(lambda self: False)
     parallelism_config = property(lambda self: None)

@@ -21,18 +21,6 @@ class _Foreign:
         raise not_ours(type(self).__name__, self._what, self._instead)
 
 
-class DeepSpeedPlugin(_Foreign):
-    """DeepSpeed's settings. Errors: NotImplementedError, always."""
-
-    _what, _instead = "DeepSpeed", LAYOUT
-
-
-class FullyShardedDataParallelPlugin(_Foreign):
-    """Settings of PyTorch's FSDP. Errors: NotImplementedError, always."""
-
-    _what, _instead = "PyTorch's FSDP", LAYOUT
-
-
 class TorchTensorParallelPlugin(_Foreign):
     """Settings of PyTorch's DTensor parallelism. Errors: NotImplementedError, always."""
 

@@ -153,7 +153,8 @@ class Session:
             plugin=self.plugin, hf_config=json.loads(plan.architecture), optimizer_defaults=defaults, world_size=self.state.num_processes,
             mixed_precision=self.state.mixed_precision, micro_batch_size=self.training.micro_batch_size,
             seed=start.seed, timeout_s=self.state._timeout_s, grad_scaler=plan.grad_scaler,
-            cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=plan.checkpointed)
+            cpu=self.state._device.type == "cpu", threads=_threads(self.state), checkpointed=plan.checkpointed,
+            sharding=self.state.sharding_plugin)
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
         self.clip_grad = config["optimizer"]["clip_grad"]

@@ -182,7 +182,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
                   optimizer_defaults: Optional[dict] = None, world_size: int = 1, mixed_precision: str = "no",
                   seq_length: Optional[int] = None, micro_batch_size: int = 1, train_steps: Optional[int] = None,
                   seed: Optional[int] = None, timeout_s: Optional[float] = None, grad_scaler=None, cpu: bool = False,
-                  threads: int = 0, checkpointed: bool = False) -> Dict[str, Dict[str, Any]]:
+                  threads: int = 0, checkpointed: bool = False, sharding=None) -> Dict[str, Dict[str, Any]]:
     """Tessera's configuration (docs/configuration.md) as nested dicts; keys that nobody sets are left out.
 
     `plugin` None is plain data parallelism. `hf_config`: a transformers `config.to_dict()`; the section `model` holds only
@@ -190,7 +190,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     (adamw, adam, sgd), lr, betas, eps, weight_decay, momentum. `micro_batch_size`: samples on one data rank;
     `seq_length`: tokens. `grad_scaler`: a GradScalerKwargs. `seed` (of set_seed) yields to other_megatron_args' seed.
     `checkpointed`: gradient_checkpointing_enable() was called on the model, which means full recomputation of activations
-    unless the plugin says what is recomputed.
+    unless the plugin says what is recomputed. `sharding`: a DeepSpeedPlugin or FullyShardedDataParallelPlugin, without `plugin`.
     The learning rate is constant here: the caller sets that of each step.
     Errors: ConfigError for what cannot be had together, all by the names that scripts use.
     """
@@ -214,7 +214,11 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     if timeout_s is not None:
         parallel["timeout_s"] = float(timeout_s)
     if plugin is None:
-        config["optimizer"] = _optimizer(optimizer_defaults, 0.0)
+        config["optimizer"] = _optimizer(optimizer_defaults, (sharding and sharding.clip_grad) or 0.0)
+        if sharding is not None:
+            parallel.update(sharding.parallel)
+            if sharding.recompute:
+                training["recompute"] = "full"
         return config
 
     parallel.update(_pipeline(plugin, described(hf_config).get("num_layers")), tensor=plugin.tp_degree,

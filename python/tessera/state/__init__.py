@@ -23,8 +23,8 @@ from tessera.data.split import part_of
 from tessera.errors import CommunicationError, ConfigError
 from tessera.plugin.facts import changed_fields, plugin_facts
 from tessera.state.gradient_state import GradientState
-from tessera.state.support import StateWithDevice, deadline_of, precision_of, refuse_other_engines
-from tessera.utils.dataclasses import MegatronLMPlugin
+from tessera.state.support import StateWithDevice, deadline_of, precision_of, refuse_other_engines, sharding_of
+from tessera.utils.dataclasses import DeepSpeedPlugin, MegatronLMPlugin
 from tessera.utils.environment import parse_flag_from_env, set_numa_affinity
 
 __all__ = [
@@ -352,7 +352,8 @@ class AcceleratorState(_Processes):
             return
         if not _from_accelerator:
             raise ValueError("make an `Accelerator()` first: AcceleratorState() only reads what that has set up")
-        refuse_other_engines(dynamo_plugin, deepspeed_plugin, fsdp_plugin, torch_tp_plugin, parallelism_config)
+        refuse_other_engines(dynamo_plugin, torch_tp_plugin, parallelism_config)
+        sharding = sharding_of(deepspeed_plugin, fsdp_plugin, megatron_lm_plugin)
         precision = precision_of(mixed_precision)
         wanted = deadline_of(megatron_lm_plugin, kwargs)
         partial_state = PartialState(cpu, **kwargs)
@@ -370,6 +371,7 @@ class AcceleratorState(_Processes):
                 degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree)
             facts.update({"device": partial_state._device.type, "mixed_precision": precision})
             facts.update(plugin_facts(megatron_lm_plugin))
+            facts.update({} if sharding is None else sharding.facts())
         mesh = Mesh.make(partial_state._connected(), *degrees)
         if megatron_lm_plugin is not None:
             PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
@@ -377,7 +379,8 @@ class AcceleratorState(_Processes):
         self.__dict__.update(
             _mixed_precision=precision,
             dynamo_plugin=dynamo_plugin,
-            fsdp_plugin=None,
+            fsdp_plugin=fsdp_plugin,
+            sharding_plugin=sharding,
             torch_tp_plugin=None,
             deepspeed_plugins=None,
             megatron_lm_plugin=megatron_lm_plugin,
@@ -438,9 +441,9 @@ class AcceleratorState(_Processes):
         return False
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: there is no DeepSpeed here."""
-        return None
+    def deepspeed_plugin(self):
+        """The DeepSpeedPlugin that was given, or None: its ZeRO stage is the engine's own."""
+        return self.sharding_plugin if isinstance(self.sharding_plugin, DeepSpeedPlugin) else None
 
     def get_deepspeed_plugin(self, name: str):
         """Errors: NotImplementedError, always."""

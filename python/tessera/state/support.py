@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional
 from tessera.comm.process_group import Device
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import LAYOUT, not_ours
+from tessera.compat.sharding import DeepSpeedPlugin, FullyShardedDataParallelPlugin, ShardingPlugin
 from tessera.errors import ConfigError
 from tessera.plugin.config_map import native_value
 from tessera.utils.environment import parse_choice_from_env, parse_flag_from_env
@@ -73,11 +74,25 @@ def deadline_of(plugin: Any, kwargs: Dict[str, Any]) -> Optional[float]:
     return seconds
 
 
-def refuse_other_engines(dynamo: Any, deepspeed: Any, fsdp: Any, torch_tp: Any, parallelism: Any) -> None:
-    if deepspeed is not None or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        raise not_ours("deepspeed_plugin (or ACCELERATE_USE_DEEPSPEED)", "DeepSpeed", LAYOUT)
-    if fsdp is not None or parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise not_ours("fsdp_plugin (or ACCELERATE_USE_FSDP)", "PyTorch's FSDP", LAYOUT)
+def sharding_of(deepspeed: Any, fsdp: Any, megatron: Any) -> Optional[ShardingPlugin]:
+    """The one of these plugins that says what data ranks share out, or None. Errors: ConfigError for two, NotImplementedError for
+    objects of another library, and for the environment that their launchers set."""
+    for name, plugin, kind in (("deepspeed_plugin", deepspeed, DeepSpeedPlugin), ("fsdp_plugin", fsdp, FullyShardedDataParallelPlugin)):
+        if plugin is not None and not isinstance(plugin, kind):
+            raise not_ours(f"{name}={type(plugin).__name__}", "another library", f"give a tessera.utils.{kind.__name__}")
+    given = [plugin for plugin in (deepspeed, fsdp) if plugin is not None]
+    if len(given) + (megatron is not None) > 1:
+        raise ConfigError("give one of deepspeed_plugin, fsdp_plugin and megatron_lm_plugin; beside tensor ranks and stages "
+                          "MegatronLMPlugin(use_distributed_optimizer=True) shares out the optimizer's state")
+    if given:
+        return given[0]
+    for variable, what in (("DEEPSPEED", "DeepSpeed"), ("FSDP", "PyTorch's FSDP")):
+        if parse_flag_from_env(f"ACCELERATE_USE_{variable}"):
+            raise not_ours(f"ACCELERATE_USE_{variable}", what, "give the Accelerator a DeepSpeedPlugin or FullyShardedDataParallelPlugin")
+    return None
+
+
+def refuse_other_engines(dynamo: Any, torch_tp: Any, parallelism: Any) -> None:
     if torch_tp is not None:
         raise not_ours("torch_tp_plugin", "PyTorch's tensor parallelism", LAYOUT)
     if parallelism is not None:

@@ -17,10 +17,8 @@ from tessera.compat.enums import (
 from tessera.compat.foreign import (
     AORecipeKwargs,
     BnbQuantizationConfig,
-    DeepSpeedPlugin,
     DeepSpeedSequenceParallelConfig,
     FP8RecipeKwargs,
-    FullyShardedDataParallelPlugin,
     MSAMPRecipeKwargs,
     ParallelismConfig,
     TERecipeKwargs,
@@ -41,6 +39,7 @@ from tessera.compat.kwargs_handlers import (
     ProjectConfiguration,
     TensorInformation,
 )
+from tessera.compat.sharding import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from tessera.plugin.megatron_lm_plugin import MegatronLMPlugin
 from tessera.plugin.parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS, add_model_config_to_megatron_parser
 

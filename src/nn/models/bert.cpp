@@ -51,6 +51,7 @@ class BertFront : public Block {
     if (norm_ != nullptr) x = norm_->forward(f, x, {}).y;  // in the stream's dtype
     return {dropout(f.exec, x, on_own_positions(f, tensor_).dropout(embedding_.name(), dropout_)), {}, {}};
   }
+  bool reads_weights_in_backward() const override { return norm_ != nullptr; }
   Parameter& table() { return embedding_.table(); }
 
  private:

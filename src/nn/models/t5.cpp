@@ -90,6 +90,7 @@ class T5Front : public Block {
                                          {out_, f.dropout("decoder.embedding", dropout_)});
     return flow;
   }
+  bool reads_weights_in_backward() const override { return false; }
   Parameter& table() { return embedding_.table(); }
 
  private:

@@ -49,6 +49,7 @@ class DecoderFront : public Block {
   DecoderFront(std::string name, const ModelConfig& config, const Numerics& numerics,
                const Embedding::Options& options);
   Flow forward(const Forward& forward, Flow) override;
+  bool reads_weights_in_backward() const override { return norm_ != nullptr; }
   Parameter& table() { return embedding_.table(); }
 
  private:

@@ -1,0 +1,161 @@
+"""DeepSpeed's and FSDP's settings as the engine's own ZeRO stages: what data ranks share out. Settings that change numbers or memory
+and have no counterpart here are refused by name; those about how the other engines do it have no effect."""
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Dict, Optional
+
+from tessera.compat.refusals import boolean
+from tessera.errors import ConfigError
+
+_OFFLOAD = "offload to CPU or NVMe is not in this build yet: leave it out, or share more out (zero_stage 3, more processes)"
+
+
+def _refuse(plugin: Any, given: Dict[str, str]) -> None:
+    for name, why in given.items():
+        value = getattr(plugin, name)
+        if value is not None and boolean(value) is not False and str(value).lower() not in ("none", "[]", "{}"):
+            raise ConfigError(f"{type(plugin).__name__}({name}={value!r}): {why}")
+
+
+class ShardingPlugin:
+    """What `Accelerator` reads of either plugin: keys of the section `parallel`, the norm gradients are clipped to in every step
+    (None: only where the script clips), and whether activations are recomputed."""
+
+    clip_grad: Optional[float] = None
+    recompute = False
+
+    @property
+    def parallel(self) -> Dict[str, Any]:
+        raise NotImplementedError
+
+    def facts(self) -> Dict[str, str]:
+        """All that ranks compare."""
+        return {f"{type(self).__name__}.{each.name}": str(getattr(self, each.name)) for each in fields(self)}
+
+
+@dataclass
+class DeepSpeedPlugin(ShardingPlugin):
+    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE) and `gradient_clipping` as in Accelerate. Stage 3 keeps nothing gathered
+    between passes. Errors: ConfigError for offload, NVMe and a `hf_ds_config`, which are not in this build yet, for MS-AMP, and for
+    a stage there is not."""
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: Optional[int] = None
+    gradient_clipping: Optional[float] = None
+    zero_stage: Optional[int] = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: Optional[str] = None
+    offload_param_device: Optional[str] = None
+    offload_optimizer_nvme_path: Optional[str] = None
+    offload_param_nvme_path: Optional[str] = None
+    zero3_init_flag: Optional[bool] = None
+    zero3_save_16bit_model: Optional[bool] = None
+    transformer_moe_cls_names: Optional[str] = None
+    enable_msamp: Optional[bool] = None
+    msamp_opt_level: Optional[str] = None
+
+    def __post_init__(self):
+        for name, variable in (("zero_stage", "ZERO_STAGE"), ("offload_optimizer_device", "OFFLOAD_OPTIMIZER_DEVICE"),
+                               ("offload_param_device", "OFFLOAD_PARAM_DEVICE")):
+            if getattr(self, name) is None:
+                setattr(self, name, os.environ.get(f"ACCELERATE_DEEPSPEED_{variable}"))
+        if self.gradient_clipping is None:
+            self.gradient_clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING")
+        _refuse(self, {"hf_ds_config": "DeepSpeed's JSON is not read in this build yet: give the arguments instead",
+                       "offload_optimizer_device": _OFFLOAD, "offload_param_device": _OFFLOAD,
+                       "offload_optimizer_nvme_path": _OFFLOAD, "offload_param_nvme_path": _OFFLOAD,
+                       "transformer_moe_cls_names": "there are no mixtures of experts in this build yet",
+                       "enable_msamp": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'",
+                       "msamp_opt_level": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'"})
+        stage = 2 if self.zero_stage is None else self.zero_stage
+        if str(stage) not in ("0", "1", "2", "3"):
+            raise ConfigError(f"DeepSpeedPlugin(zero_stage={stage!r}): it is 0, 1, 2 or 3")
+        self.zero_stage = int(stage)
+        if str(self.gradient_clipping).lower() in ("none", "auto"):
+            self.gradient_clipping = None
+        try:
+            self.clip_grad = None if self.gradient_clipping is None else float(self.gradient_clipping)
+        except ValueError:
+            raise ConfigError(f"DeepSpeedPlugin(gradient_clipping={self.gradient_clipping!r}): it is a number or 'auto'") from None
+
+    @property
+    def parallel(self) -> Dict[str, Any]:
+        return {"zero_stage": self.zero_stage}
+
+    def is_zero3_init_enabled(self) -> bool:
+        """False: models are made whole on each process, and `prepare` takes each rank's share of them."""
+        return False
+
+
+# PyTorch's numbers and names of ShardingStrategy, and how each is done here.
+_STRATEGIES: Dict[str, Dict[str, Any]] = {
+    "FULL_SHARD": {"zero_stage": 3}, "SHARD_GRAD_OP": {"zero_stage": 2}, "NO_SHARD": {"zero_stage": 0},
+    "HYBRID_SHARD": {"zero_stage": 3, "zero_group": "machine"}, "HYBRID_SHARD_ZERO2": {"zero_stage": 2, "zero_group": "machine"},
+}
+
+
+@dataclass
+class FullyShardedDataParallelPlugin(ShardingPlugin):
+    """`sharding_strategy` FULL_SHARD (the default: ZeRO stage 3), SHARD_GRAD_OP (stage 2), NO_SHARD, HYBRID_SHARD and
+    HYBRID_SHARD_ZERO2 (the same stages within a machine, copies across machines); with `fsdp_version=2` `reshard_after_forward`
+    True or False (weights kept from forward to backward). `activation_checkpointing=True` recomputes activations. Errors: ConfigError
+    for what is not in this build yet (offload, shares of another size), and for modules or dtypes of one's own."""
+
+    fsdp_version: Optional[int] = None
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    backward_prefetch: Any = None
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: Any = None
+    cpu_offload: Any = None
+    ignored_modules: Any = None
+    state_dict_type: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: Optional[bool] = None
+    param_init_fn: Any = None
+    sync_module_states: Optional[bool] = None
+    forward_prefetch: Optional[bool] = None
+    activation_checkpointing: Optional[bool] = None
+    activation_checkpointing_offload: Optional[bool] = None
+    cpu_ram_efficient_loading: Optional[bool] = None
+    transformer_cls_names_to_wrap: Any = None
+    min_num_params: Optional[int] = None
+
+    def __post_init__(self):
+        if getattr(self.cpu_offload, "offload_params", self.cpu_offload) is False:
+            self.cpu_offload = None
+        _refuse(self, {"cpu_offload": _OFFLOAD, "activation_checkpointing_offload": _OFFLOAD,
+                       "mixed_precision_policy": "give mixed_precision to the Accelerator: sums of gradients are fp32",
+                       "ignored_modules": "every parameter is shared out; requires_grad_(False) freezes what is not to be trained",
+                       "param_init_fn": "weights are those of the model given to prepare()"})
+        self._parallel = self._of_version_2() if str(self.fsdp_version or 1) == "2" else self._of_strategy()
+        self.recompute = boolean(self.activation_checkpointing) is True
+
+    def _of_version_2(self) -> Dict[str, Any]:
+        asked = True if self.reshard_after_forward is None else self.reshard_after_forward
+        again = boolean(asked)
+        if again is None or (isinstance(asked, int) and not isinstance(asked, bool)):
+            raise ConfigError(f"FullyShardedDataParallelPlugin(reshard_after_forward={asked!r}): it is True or False; shares of "
+                              "another size after the forward pass are not in this build")
+        return {"zero_stage": 3, "zero_reshard": "always" if again else "never"}
+
+    def _of_strategy(self) -> Dict[str, Any]:
+        asked = self.sharding_strategy if self.sharding_strategy is not None else "FULL_SHARD"
+        name = str(getattr(asked, "name", asked)).upper()
+        if name.isdigit() and 1 <= int(name) <= len(_STRATEGIES):
+            name = list(_STRATEGIES)[int(name) - 1]
+        if name not in _STRATEGIES:
+            raise ConfigError(f"FullyShardedDataParallelPlugin(sharding_strategy={asked!r}): it is one of {', '.join(_STRATEGIES)}")
+        self.sharding_strategy = name
+        parallel = dict(_STRATEGIES[name])
+        if parallel.pop("zero_group", None):
+            local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)  # not set: all processes are on one machine
+            parallel.update({"zero_group": local} if local > 0 else {})
+        return parallel
+
+    @property
+    def parallel(self) -> Dict[str, Any]:
+        return dict(self._parallel)
