@@ -183,8 +183,9 @@ def test_the_gelu_of_openai():
 
 def test_the_kind_of_model():
     MegatronLMPlugin(other_megatron_args={"model_type_name": "gpt"})
-    with pytest.raises(ConfigError, match="'model_type_name' is 't5': models with an encoder"):
-        MegatronLMPlugin(other_megatron_args={"model_type_name": "t5"})
+    with pytest.raises(ConfigError, match="'model_type_name' is 'retro'; it is gpt, bert or t5"):
+        MegatronLMPlugin(other_megatron_args={"model_type_name": "retro"})
+    assert "'t5', and a gpt2 makes it 'gpt'" in see.failure(lambda: prepared(other_megatron_args={"model_type_name": "t5"}))
     assert "'bert', and a gpt2 makes it 'gpt'" in see.failure(lambda: prepared(other_megatron_args={"model_type_name": "bert"}))
 
 

@@ -178,7 +178,7 @@ def test_a_field_comes_before_the_environment(monkeypatch):
     ({"lr_mult": 2.0}, "scale_lr_cond"),
     ({"custom_train_step_kwargs": {"a": 1}}, "needs a custom_train_step_class"),
     ({"set_all_logging_options": True}, "needs a tensorboard_dir"),
-    ({"seq_length": 8, "decoder_seq_length": 9}, "give one"),
+    ({"seq_length": 8, "encoder_seq_length": 9}, "give one"),
 ])
 def test_bad_values(fields, message):
     with pytest.raises(ConfigError) as error:

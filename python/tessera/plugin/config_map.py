@@ -11,7 +11,7 @@ from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
-from tessera.plugin.model_shape import described, length_given, model_overrides
+from tessera.plugin.model_shape import decoder_length_given, described, length_given, model_overrides
 
 __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
@@ -37,7 +37,7 @@ def micro_batch_size_of(plugin, batch_sizes: Sequence[int]) -> int:
 
 
 def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Optional[int] = None) -> Optional[int]:
-    """Tokens per sample: the plugin's seq_length (decoder_seq_length, of an encoder encoder_seq_length), else the width of the
+    """Tokens per sample: the plugin's seq_length (decoder_seq_length, of a model with an encoder encoder_seq_length), else the width of the
     first batch, else the model's positions. Errors: ConfigError for the length of what the model has not."""
     given = None if plugin is None else length_given(plugin, hf_config)
     own = described(hf_config)
@@ -203,7 +203,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         "precision": "fp32" if mixed_precision == "no" else mixed_precision, **_scaling(grad_scaler)}
     if checkpointed:
         training["recompute"] = "full"
-    for key, value in (("seq_length", length), ("steps", train_steps), ("seed", seed)):
+    decoder = None if plugin is None else decoder_length_given(plugin, hf_config)
+    for key, value in (("seq_length", length), ("decoder_seq_length", decoder), ("steps", train_steps), ("seed", seed)):
         if value is not None:
             training[key] = value
     parallel: Dict[str, Any] = {"tensor": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b", "virtual_stages": 1,

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional
 
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
-from tessera.plugin.heads import ENCODERS
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 
@@ -34,19 +34,33 @@ def described(config: Optional[dict]) -> Dict[str, Any]:
 
 
 def length_given(plugin, config: Optional[dict]) -> Optional[int]:
-    """Tokens per sample as the plugin says it, for a model of this config; None where it does not. Errors: ConfigError for the
-    length of a decoder that the model has not, or of an encoder."""
-    encoder = bool(config) and config.get("model_type") in ENCODERS
-    names = ("seq_length", "encoder_seq_length", "decoder_seq_length")
-    given = {name: getattr(plugin, name) for name in names if getattr(plugin, name) is not None}
+    """Tokens per sample as the plugin says it, for a model of this config; None where it does not. Of a model with encoder and decoder
+    the encoder's, whose decoder has decoder_seq_length. Errors: ConfigError for the length of a decoder that the model has not, or of
+    an encoder."""
+    kind = config.get("model_type") if config else None
+    encoder = kind in ENCODERS
+    names = ("seq_length", "encoder_seq_length") if kind in ENCODER_DECODERS else ("seq_length", "encoder_seq_length", "decoder_seq_length")
+    given = {name: value for name in names if (value := _said(plugin, name, kind)) is not None}
     other = "decoder_seq_length" if encoder else "encoder_seq_length"
-    if config and other in given:
+    if config and kind not in ENCODER_DECODERS and other in given:
         raise ConfigError(f"MegatronLMPlugin.{other} is {given[other]}, and a {config.get('model_type')} is "
                           f"{'an encoder alone' if encoder else 'a decoder alone'}; give seq_length")
     if len(set(given.values())) > 1:
         first, second, *_ = given
         raise ConfigError(f"MegatronLMPlugin.{first} is {given[first]} and {second} {given[second]}; they are the same thing, so give one")
     return next(iter(given.values()), None)
+
+
+def decoder_length_given(plugin, config: Optional[dict]) -> Optional[int]:
+    """Tokens that the decoder of a model with an encoder reads, as the plugin says it."""
+    kind = config.get("model_type") if config else None
+    return _said(plugin, "decoder_seq_length", kind) if kind in ENCODER_DECODERS else None
+
+
+def _said(plugin, name: str, kind: Optional[str]) -> Optional[int]:
+    """A length of the plugin's, or of the loader's over .idx/.bin, which counts over it: of two stacks no batch says both."""
+    loaders = plugin.given_arguments.get(name) if kind in ENCODER_DECODERS else None
+    return getattr(plugin, name) if loaders is None else loaders
 
 
 def _value(text: str) -> Any:
@@ -127,9 +141,11 @@ def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, A
                               "position_embedding_type; remove one")
         asked["position_embedding"] = "rotary"
     for key in _SIZES:
-        wanted = asked.pop(key, None)
-        if wanted is not None and own and own[key] != wanted:
-            raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
+        wanted, has = asked.pop(key, None), own.get(key)
+        if key == "num_layers" and own.get("encoder_layers") is not None:  # Megatron's is the encoder's
+            has = own["encoder_layers"]
+        if wanted is not None and own and has != wanted:
+            raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {has}; "
                               "change the model's config")
     if "linear_bias" in asked and own.get("proj_bias") is not None:  # the plugin's word is for both
         asked["proj_bias"] = asked["linear_bias"]
