@@ -13,6 +13,7 @@ from tessera.utils.dataclasses import MegatronLMPlugin, add_model_config_to_mega
 GPT2 = {"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 128, "max_position_embeddings": 256, "vocab_size": 257, "rms_norm_eps": 1e-6}
+T5 = {"model_type": "t5", "d_model": 64, "num_layers": 2, "num_heads": 4, "d_kv": 16, "d_ff": 128, "vocab_size": 257}
 FIELDS = [field.name for field in dataclasses.fields(MegatronLMPlugin)]
 
 
@@ -61,6 +62,7 @@ IN_CONFIG = {
     "use_precision_aware_optimizer": ({"mixed_precision": "bf16"}, True, {"optimizer.split_main_weights": True}),
     "num_layers_per_virtual_pipeline_stage": (
         {"pp_degree": 2, "num_micro_batches": 4}, 2, {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2}),
+    "pipeline_model_parallel_split_rank": ({"pp_degree": 2, "hf": T5}, 1, {"parallel.pipeline_split_rank": 1}),
     "seq_length": ({}, 64, {"training.seq_length": 64}),
     "decoder_seq_length": ({}, 32, {"training.seq_length": 32}),
     "other_megatron_args": ({}, {"seed": 77}, {"training.seed": 77}),
@@ -194,6 +196,9 @@ def test_bad_values(fields, message):
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 3}, "does not divide the model's 8 layers"),
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 2, "num_micro_batches": 3}, "multiples of pp_degree 2, not 3"),
     ({"pp_degree": 4, "decoder_last_pipeline_num_layers": 3}, "leaves 5 of 8 layers for the other 3 stages"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 1}, "no encoder beside it"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 2, "hf": T5}, "is 2; it must be above 0 and below pp_degree 2"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 1, "decoder_last_pipeline_num_layers": 1, "hf": T5}, "remove one"),
     ({"seq_length": 129}, "sequences of 129 tokens are longer than the model's 128 positions"),
     ({"mixed_precision": "fp8"}, "mixed_precision 'fp8' is not in this build yet"),
     ({"mixed_precision": "half"}, "unknown; it is no, fp16 or bf16"),

@@ -70,6 +70,23 @@ def tensorboard_scalars(plugin) -> Tuple[str, ...]:
     return usual + (more if plugin.set_all_logging_options else ())
 
 
+def _split_rank(plugin, model: Dict[str, Any]) -> Dict[str, Any]:
+    """The key of the section `parallel` on where the decoder begins, for the section `model` of a model with an encoder."""
+    rank = plugin.pipeline_model_parallel_split_rank
+    if rank is None:
+        return {}
+    if model and model.get("encoder_layers") is None:
+        raise ConfigError("MegatronLMPlugin.pipeline_model_parallel_split_rank says at which stage the decoder begins, and the model given to "
+                          "prepare() has no encoder beside it; remove it")
+    if rank >= plugin.pp_degree:
+        raise ConfigError(f"MegatronLMPlugin.pipeline_model_parallel_split_rank is {rank}; it must be above 0 and below pp_degree "
+                          f"{plugin.pp_degree}: it is the first stage of the decoder")
+    for name in ("num_layers_per_virtual_pipeline_stage", "decoder_last_pipeline_num_layers"):
+        if getattr(plugin, name) is not None:
+            raise ConfigError(f"MegatronLMPlugin.pipeline_model_parallel_split_rank and {name} both say where the model is cut; remove one")
+    return {"pipeline_split_rank": rank}
+
+
 def _pipeline(plugin, layers: Optional[int]) -> Dict[str, Any]:
     """Keys of the section `parallel` on stages and their pieces."""
     keys: Dict[str, Any] = {"pipeline": plugin.pp_degree, "schedule": "1f1b", "virtual_stages": 1, "pipeline_layout": None}
@@ -218,7 +235,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         config["optimizer"] = _optimizer(optimizer_defaults, 0.0)
         return config
 
-    parallel.update(_pipeline(plugin, described(hf_config).get("num_layers")), tensor=plugin.tp_degree,
+    model = described(hf_config)
+    parallel.update({**_pipeline(plugin, model.get("num_layers")), **_split_rank(plugin, model)}, tensor=plugin.tp_degree,
                     sequence=plugin.sequence_parallelism, zero_stage=int(plugin.use_distributed_optimizer))
     if plugin.sequence_parallelism and plugin.tp_degree == 1:
         warn_once("MegatronLMPlugin without effect: sequence_parallelism=True: sequences are shared out over tensor ranks, and there "

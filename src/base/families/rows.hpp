@@ -15,6 +15,7 @@ ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
 ModelSpec llama();
 ModelSpec megatron_bert();
+ModelSpec megatron_t5();
 ModelSpec mistral();
 ModelSpec mt5();
 ModelSpec qwen2();
