@@ -39,10 +39,11 @@ py::dict bert_columns(const Batch& batch) {
   return out;
 }
 
-/// uint8 [samples, positions, keys]: 1 where a position before its sample's end sees a key before its; `causal`:
-/// and none behind its own.
+/// uint8 [samples, positions, keys]: 1 where a position before its sample's end sees a key before its;
+/// `causal`: and none behind its own.
 void add_mask(py::dict& out, const char* name, const std::vector<std::int32_t>& positions,
-              const std::vector<std::int32_t>& keys, std::int64_t width, std::int64_t height, bool causal = false) {
+              const std::vector<std::int32_t>& keys, std::int64_t width, std::int64_t height,
+              bool causal = false) {
   py::array_t<std::uint8_t> mask({static_cast<py::ssize_t>(keys.size()), height, width});
   std::uint8_t* at = mask.mutable_data();
   std::fill_n(at, mask.size(), std::uint8_t{0});

@@ -132,20 +132,25 @@ std::string split_fault(const Config& c) {
   const std::int64_t rank = *p.pipeline_split_rank;
   const ModelConfig m = resolve(c.model);
   if (!m.encoder_layers)
-    return detail::concat("parallel.pipeline_split_rank is for models with an encoder and a decoder; model.family ",
-                          m.family.name, " has one of them");
+    return detail::concat(
+        "parallel.pipeline_split_rank is for models with an encoder and a decoder; model.family ",
+        m.family.name, " has one of them");
   if (p.pipeline_layout)
-    return "parallel.pipeline_split_rank and parallel.pipeline_layout both say where the model is cut: give one";
+    return "parallel.pipeline_split_rank and parallel.pipeline_layout both say where the model is cut: give "
+           "one";
   if (pieces_of(p) != p.pipeline)
-    return detail::concat("parallel.pipeline_split_rank gives each stage layers of the encoder or of the decoder, but with "
-                          "parallel.schedule ",
-                          name_of(p.schedule), " a stage holds several pieces: use 1f1b, gpipe or zb-h1, or leave it out");
+    return detail::concat(
+        "parallel.pipeline_split_rank gives each stage layers of the encoder or of the decoder, but with "
+        "parallel.schedule ",
+        name_of(p.schedule), " a stage holds several pieces: use 1f1b, gpipe or zb-h1, or leave it out");
   if (rank >= p.pipeline)
-    return detail::concat("parallel.pipeline_split_rank (", rank, ") must be above 0 and below parallel.pipeline (",
-                          p.pipeline, "): it is the first stage of the decoder");
+    return detail::concat("parallel.pipeline_split_rank (", rank,
+                          ") must be above 0 and below parallel.pipeline (", p.pipeline,
+                          "): it is the first stage of the decoder");
   const std::int64_t encoder = *m.encoder_layers, decoder = m.num_layers - encoder;
   if (encoder < rank || decoder < p.pipeline - rank)
-    return detail::concat("parallel.pipeline_split_rank (", rank, ") of ", p.pipeline, " stages leaves one without a layer: the "
+    return detail::concat("parallel.pipeline_split_rank (", rank, ") of ", p.pipeline,
+                          " stages leaves one without a layer: the "
                           "encoder has ",
                           encoder, ", the decoder ", decoder);
   return {};
@@ -163,7 +168,8 @@ void check_pipeline(Rules& rules, const Config& c) {
   // How many pieces there are means nothing while their number is at fault.
   if (!chunk_fault(p).empty()) return;
   if (p.pipeline_split_rank) {
-    std::vector<std::string_view> keys{"parallel.pipeline_split_rank", "model.encoder_layers", "model.family"};
+    std::vector<std::string_view> keys{"parallel.pipeline_split_rank", "model.encoder_layers",
+                                       "model.family"};
     keys.insert(keys.end(), cut.begin(), cut.end());
     rules.rule(keys, [&] { return split_fault(c); });
   }

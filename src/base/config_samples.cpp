@@ -37,9 +37,10 @@ void check_spans(Rules& rules, const Config& c) {
   rules.rule({"model.family", "training.seq_length", "training.decoder_seq_length", "data.mask_prob"}, [&] {
     const SampleLengths lengths = sample_lengths(c);
     const double masked = std::floor(masked_tokens(c, lengths.encoder - 2));
-    return unless(d.path.empty() || masked + 2 <= static_cast<double>(lengths.tokens), "training.decoder_seq_length (",
-                  lengths.tokens, ") has no room for the ", masked, " tokens that data.mask_prob (",
-                  d.mask_prob, ") leaves out of a full sample, a sentinel and the start");
+    return unless(d.path.empty() || masked + 2 <= static_cast<double>(lengths.tokens),
+                  "training.decoder_seq_length (", lengths.tokens, ") has no room for the ", masked,
+                  " tokens that data.mask_prob (", d.mask_prob,
+                  ") leaves out of a full sample, a sentinel and the start");
   });
   rules.rule({"data.sentinel_ids", "data.vocab_extra_ids", "model.vocab_size"}, [&]() -> std::string {
     if (d.sentinel_ids.empty()) return {};

@@ -36,10 +36,10 @@ const char* setting_of_t5(const ModelConfig& c) {
 
 std::span<const ModelSpec> families() {
   using namespace rows;
-  static const std::vector<ModelSpec> table = {
-      gpt2(),          gpt_bigcode(), llama(),  qwen2(),       mistral(), starcoder2(), gpt_neox(), bert(),
-      megatron_bert(), qwen3(),       gemma2(), gemma3_text(), bloom(),   t5(),         mt5(),
-      megatron_t5()};
+  static const std::vector<ModelSpec> table = {gpt2(),          gpt_bigcode(), llama(),    qwen2(),
+                                               mistral(),       starcoder2(),  gpt_neox(), bert(),
+                                               megatron_bert(), qwen3(),       gemma2(),   gemma3_text(),
+                                               bloom(),         t5(),          mt5(),      megatron_t5()};
   return table;
 }
 
@@ -60,7 +60,7 @@ std::string setting_of_others(const ModelConfig& config) {
   const std::string_view body = spec_of(config.family).body;
   const bool encoder_decoder = spec_of(config.family).encoder_decoder;
   const char* of_decoders = body == "decoder" ? nullptr : setting_of_decoders(config);
-  const char* of_t5 = body == "t5"                          ? nullptr
+  const char* of_t5 = body == "t5"                                ? nullptr
                       : config.encoder_layers && !encoder_decoder ? "encoder_layers"
                                                                   : setting_of_t5(config);
   if (!of_decoders && !of_t5) return {};

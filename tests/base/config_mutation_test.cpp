@@ -153,15 +153,15 @@ INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
 
 const Mutation kValues[] = {
     {"family: llama", "family: lama", 11,
-     "must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or t5, not "
+     "must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom, t5 or "
+     "megatron_t5, not "
      "'lama'; "
      "did you mean 'llama'?"},
     {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: null", 3,
-     "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom or "
-     "t5, "
-     "not null"},
+     "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom, t5 "
+     "or megatron_t5, not null"},
     {"family: llama", "family: [llama]", 11, "not a list"},
     {"family: llama", "family:", 3, "not null"},
     {"family: llama", "family: brt", 11, "did you mean 'bert'?"},

@@ -383,10 +383,12 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::t5_v1_1, .dp = 3, .micro_batch = 2});
   list.push_back({.kind = Kind::t5, .tp = 2, .pp = 3, .split_rank = 1});
   list.push_back({.kind = Kind::megatron_t5, .tp = 2, .sp = true, .recompute = kSelective});
-  list.push_back({.kind = Kind::megatron_t5, .pp = 2, .dp = 2, .zero = 1, .recompute = kFull, .split_rank = 1});
+  list.push_back(
+      {.kind = Kind::megatron_t5, .pp = 2, .dp = 2, .zero = 1, .recompute = kFull, .split_rank = 1});
   list.push_back({.kind = Kind::megatron_t5, .tp = 2, .pp = 2, .pipeline_layout = "3,2"});
   list.push_back({.kind = Kind::megatron_t5, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
-  list.push_back({.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
+  list.push_back(
+      {.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
   return list;
 }
 

@@ -22,8 +22,8 @@ enum class FlopConvention { causal, palm };
 
 /// Floating-point operations of forward and backward per token at `seq_length`, nothing recomputed.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length, FlopConvention convention);
-/// The same of a token that a decoder learns, with its share of the encoder's sequence; causal attention counted
-/// once.
+/// The same of a token that a decoder learns, with its share of the encoder's sequence; causal attention
+/// counted once.
 double two_stack_flops_per_token(const ModelConfig& config, const SampleLengths& lengths);
 
 }  // namespace tessera

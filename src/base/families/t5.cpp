@@ -152,8 +152,8 @@ ModelSpec mt5() {
   return row;
 }
 
-/// Megatron-LM's: another model, with learned positions, LayerNorm, biases and scaled scores, which Transformers
-/// has no type for. Tensors go by Megatron-LM's names.
+/// Megatron-LM's: another model, with learned positions, LayerNorm, biases and scaled scores, which
+/// Transformers has no type for. Tensors go by Megatron-LM's names.
 ModelSpec megatron_t5() {
   HfNames names{.prefix = "",
                 .layers = "decoder.layers.",
@@ -164,9 +164,10 @@ ModelSpec megatron_t5() {
                 .end = {{"output_layer.bias", {{"output_layer.bias"}}, nullptr, &ModelConfig::vocab_size}},
                 .encoder_layers = "encoder.layers.",
                 .encoder_end = {{"encoder.final_layernorm", {{"encoder.final_layernorm"}}}}};
-  for (const char* each : {"input_layernorm", "self_attention.linear_qkv", "self_attention.linear_proj",
-                           "pre_cross_attn_layernorm", "cross_attention.linear_q", "cross_attention.linear_kv",
-                           "cross_attention.linear_proj", "pre_mlp_layernorm", "mlp.linear_fc1", "mlp.linear_fc2"}) {
+  for (const char* each :
+       {"input_layernorm", "self_attention.linear_qkv", "self_attention.linear_proj",
+        "pre_cross_attn_layernorm", "cross_attention.linear_q", "cross_attention.linear_kv",
+        "cross_attention.linear_proj", "pre_mlp_layernorm", "mlp.linear_fc1", "mlp.linear_fc2"}) {
     names.layer.push_back({each, {{each}}});
     if (std::string_view(each).find("cross_att") == std::string_view::npos)
       names.encoder_layer.push_back({each, {{each}}});

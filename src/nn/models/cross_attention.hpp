@@ -3,8 +3,8 @@
 
 namespace tessera::nn {
 
-/// Dropout on the probabilities of a module's attention; `length`: positions of queries or keys, whichever are
-/// more.
+/// Dropout on the probabilities of a module's attention; `length`: positions of queries or keys, whichever
+/// are more.
 void set_attention_dropout(const Forward& forward, const ModelConfig& config, const HeadShare& heads,
                            const std::string& module, std::int64_t length, ops::AttentionOptions& options);
 

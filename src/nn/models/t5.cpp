@@ -189,7 +189,8 @@ class T5SelfAttention : public Module {
 };
 
 CrossAttention::Options cross_options(const ModelConfig& config) {
-  return {.query_std = query_std(config), .kv_std = kv_std(config), .proj_std = proj_std(config), .scale = 1.0f};
+  return {
+      .query_std = query_std(config), .kv_std = kv_std(config), .proj_std = proj_std(config), .scale = 1.0f};
 }
 
 /// Dropout is on the activated values too.
@@ -245,7 +246,9 @@ class T5Layer : public Block {
         input_norm_(submodule<Norm>("input_layernorm", norm(config, options))),
         attention_(submodule<T5SelfAttention>("self_attention", config, options.tensor, decodes)),
         cross_norm_(decodes ? &submodule<Norm>("pre_cross_attn_layernorm", norm(config, options)) : nullptr),
-        cross_(decodes ? &submodule<CrossAttention>("cross_attention", config, options.tensor, cross_options(config)) : nullptr),
+        cross_(decodes ? &submodule<CrossAttention>("cross_attention", config, options.tensor,
+                                                    cross_options(config))
+                       : nullptr),
         mlp_norm_(submodule<Norm>("pre_mlp_layernorm", norm(config, options))),
         mlp_(submodule<T5Mlp>("mlp", config, options.tensor)) {}
 

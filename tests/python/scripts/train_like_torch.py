@@ -127,6 +127,7 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
                                   recompute_activations=options.get("recompute") == "1",
                                   return_logits="logits" in options,
+                                  pipeline_model_parallel_split_rank=int(options["split"]) if "split" in options else None,
                                   custom_train_step_class=STEPS_OF.get(options.get("step")))
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
