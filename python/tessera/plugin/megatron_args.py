@@ -93,8 +93,12 @@ ARGUMENTS: Dict[str, Effect] = {
     "rotary_percent": _model("rope_fraction", float),
     "rotary_interleaved": _model("rope_interleaved"),
     "untie_embeddings_and_output_weights": _model("tied_head"),
+    "use_rope_scaling": _model("rope_scaling.type"),
+    "rope_scaling_factor": _model("rope_scaling.factor"),
+    "rotary_seq_len_interpolation_factor": _model("rope_scaling.factor"),
     "qk_layernorm": _model("qk_norm"),
     "window_size": _model("sliding_window"),
+    "window_attn_skip_freq": _model("window_pattern"),
     "add_qkv_bias": _model("qkv_bias"),
     "disable_bias_linear": _model("linear_bias"),
     "add_bias_linear": _model("linear_bias"),
@@ -149,7 +153,7 @@ ARGUMENTS: Dict[str, Effect] = {
     **_each("refuses", "Tessera's models do not have it",
             "apply_residual_connection_post_layernorm squared_relu glu_activation "
             "multi_latent_attention mtp_num_layers add_biases_to_lm_head "
-            "use_rope_scaling rope_scaling_factor rotary_seq_len_interpolation_factor num_experts onnx_safe_gelu "
+            "num_experts onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),
     **_each("refuses", "data of .idx/.bin is given to MegatronLMDummyDataLoader",
