@@ -19,7 +19,7 @@ from test_bert_data import documents, record_pieces
 from tessera import Accelerator
 from tessera.data.key_masks import keys_of
 from tessera.engine.t5_train_step import two_sequences
-from tessera.errors import ConfigError, DataError, InvalidArgument
+from tessera.errors import CheckpointError, ConfigError, DataError, InvalidArgument
 from tessera.utils import MegatronLMDummyDataLoader, MegatronLMDummyScheduler, MegatronLMPlugin, T5TrainStep, full_gradients
 
 fresh_states = plugin_support.fresh_states
@@ -104,6 +104,11 @@ def test_from_auto_classes_and_folders(tmp_path):
     assert Accelerator().prepare(model).eval()(**batch_of()).loss > 0
     original = make_t5("T5", True, **GATED)
     original.save_pretrained(tmp_path)
+    forget_states()
+    with torch.device("meta"):
+        empty = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    with pytest.raises(CheckpointError, match="the folder's head is its own: read it by from_pretrained"):
+        Accelerator().prepare(empty).eval().state_dict()
     forget_states()
     with torch.device("meta"):
         empty = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
