@@ -59,15 +59,6 @@ const ModelSpec& row_of(const std::string& type) {
   return *row;
 }
 
-/// The types whose batches Python can make.
-std::vector<std::string> trained_types() {
-  std::vector<std::string> list;
-  for (const ModelSpec& row : families()) {
-    if (!spec_of(row.family).encoder_decoder) list.push_back(row.name);
-  }
-  return list;
-}
-
 /// The model section for an architecture.
 std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
   Config config;
@@ -101,7 +92,7 @@ std::tuple<std::vector<std::string>, std::vector<std::string>, std::string> fit_
 }  // namespace
 
 void bind_architecture(py::module_& module) {
-  module.def("hf_model_types", &trained_types, "Those that prepare() takes.");
+  module.def("hf_model_types", &hf_model_types, "Those that prepare() takes.");
   module.def(
       "hf_attributes",
       [](const std::string& type) {

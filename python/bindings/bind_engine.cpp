@@ -11,6 +11,7 @@
 #include "dlpack.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/env.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/engine/agreement.hpp"
 #include "tessera/engine/background_save.hpp"
@@ -305,7 +306,7 @@ void save_hf(PyEngine& self, const std::filesystem::path& out, const std::string
     const std::string embedding = hf_mappings(hf).front().parts.front().name;
     HfSource source;
     source.config_json = base;
-    source.prefix = embedding.substr(0, embedding.find('.') + 1);
+    source.prefix = find_spec(hf.type)->names.prefix;
     source.embedding_names = {embedding};
     ExportOptions options;
     options.dtype = float_dtype(dtype);

@@ -39,7 +39,32 @@ py::dict bert_columns(const Batch& batch) {
   return out;
 }
 
-/// Megatron's, with masks of one dimension: 1 before each sample's end.
+/// uint8 [samples, positions, keys]: 1 where a position before its sample's end sees a key before its;
+/// `causal`: and none behind its own.
+void add_mask(py::dict& out, const char* name, const std::vector<std::int32_t>& positions,
+              const std::vector<std::int32_t>& keys, std::int64_t width, std::int64_t height,
+              bool causal = false) {
+  py::array_t<std::uint8_t> mask({static_cast<py::ssize_t>(keys.size()), height, width});
+  std::uint8_t* at = mask.mutable_data();
+  std::fill_n(at, mask.size(), std::uint8_t{0});
+  for (std::size_t sample = 0; sample < keys.size(); ++sample) {
+    for (std::int64_t i = 0; i < height; ++i, at += width) {
+      if (i >= positions[sample]) continue;
+      std::fill_n(at, causal ? std::min<std::int64_t>(i + 1, keys[sample]) : keys[sample], std::uint8_t{1});
+    }
+  }
+  out[name] = std::move(mask);
+}
+
+/// Where each row's labels end.
+std::vector<std::int32_t> ends_of(const std::vector<std::int32_t>& labels, std::int64_t width) {
+  std::vector<std::int32_t> ends;
+  for (auto row = labels.begin(); row != labels.end(); row += width)
+    ends.push_back(static_cast<std::int32_t>(std::find(row, row + width, kIgnoredLabel) - row));
+  return ends;
+}
+
+/// Megatron's.
 py::dict t5_columns(const Batch& batch) {
   const std::vector<py::ssize_t> encoder{batch.batch, batch.encoder_seq_length},
       decoder{batch.batch, batch.seq_length};
@@ -47,10 +72,12 @@ py::dict t5_columns(const Batch& batch) {
   add_copy(out, "text_enc", encoder, batch.encoder_tokens);
   add_copy(out, "text_dec", decoder, batch.tokens);
   add_labels(out, batch.labels, decoder);
-  add_padding_mask(out, "enc_mask", batch.encoder_key_end, batch.encoder_seq_length);
   // The decoder's tokens end where its labels do.
-  std::ranges::transform(batch.labels, add_column(out, "dec_mask", decoder),
-                         [](std::int32_t label) { return label == kIgnoredLabel ? 0 : 1; });
+  const std::vector<std::int32_t>& read = batch.encoder_key_end;
+  const std::vector<std::int32_t> said = ends_of(batch.labels, batch.seq_length);
+  add_mask(out, "enc_mask", read, read, batch.encoder_seq_length, batch.encoder_seq_length);
+  add_mask(out, "dec_mask", said, said, batch.seq_length, batch.seq_length, true);
+  add_mask(out, "enc_dec_mask", said, read, batch.encoder_seq_length, batch.seq_length);
   return out;
 }
 
@@ -222,8 +249,9 @@ void bind_sentences(py::module_& module) {
       "keys of `data` in YAML, mask_prob to pad_id. ConfigError, DataError, InvalidArgument.");
   module.def(
       "open_t5_samples", &open_t5_samples, py::arg("encoder_length"), py::arg("decoder_length"),
-      "(train, valid, test), None for a split without a share: text_enc, enc_mask [n, encoder_length], "
-      "text_dec, labels (-1 = ignored), loss_mask, dec_mask [n, decoder_length]. Options: as of "
+      "(train, valid, test), None for a split without a share: text_enc [n, encoder_length], text_dec, "
+      "labels (-1 = ignored), loss_mask [n, decoder_length], and uint8 masks enc_mask, dec_mask, "
+      "enc_dec_mask [n, positions, keys], 1 where a position sees a key. Options: as of "
       "open_bert_samples, and bos_id, eos_id, vocab_extra_ids, sentinel_ids. ConfigError, DataError, "
       "InvalidArgument.");
 }

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from tessera.plugin.heads import ENCODERS
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS
 from tessera.engine.export import save_pretrained
 from tessera.engine.open_calls import OpenCall
 from tessera.engine.optimizer_groups import Group, OptimizerDescription
@@ -45,9 +45,9 @@ class CausalLM:
         """What prepare() makes of it."""
         from tessera import _C
 
-        if self.config.get("model_type") in ENCODERS:
-            raise ConfigError(f"CausalLM is a decoder, and a {self.config['model_type']} looks to both sides: give prepare() the model "
-                              "that Transformers builds (docs/guides/encoders.md)")
+        if self.config.get("model_type") in (*ENCODERS, *ENCODER_DECODERS):
+            raise ConfigError(f"CausalLM is a decoder alone, and a {self.config['model_type']} has an encoder, which looks to both sides: give "
+                              "prepare() the model that Transformers builds (docs/guides/encoders.md)")
         text = json.dumps(self.config)
         parameters = tuple(ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts)
         dtype = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")

@@ -235,6 +235,14 @@ void check_batches(Rules& rules, const Config& c) {
     return unless(t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
                   ") is more than model.max_positions (", c.model.max_positions, ")");
   });
+  rules.rule(
+      {"training.decoder_seq_length", "model.max_positions", "model.position_embedding", "model.family"},
+      [&] {
+        const bool learned = resolve(c.model).position_embedding == PositionKind::learned;
+        return unless(!learned || t.decoder_seq_length.value_or(0) <= c.model.max_positions,
+                      "training.decoder_seq_length (", t.decoder_seq_length.value_or(0),
+                      ") is more than model.max_positions (", c.model.max_positions, ")");
+      });
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
               "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},
              [&] {

@@ -126,6 +126,36 @@ std::string layout_fault(const Config& c) {
   return {};
 }
 
+/// Encoder and decoder on stages of their own.
+std::string split_fault(const Config& c) {
+  const ParallelConfig& p = c.parallel;
+  const std::int64_t rank = *p.pipeline_split_rank;
+  const ModelConfig m = resolve(c.model);
+  if (!m.encoder_layers)
+    return detail::concat(
+        "parallel.pipeline_split_rank is for models with an encoder and a decoder; model.family ",
+        m.family.name, " has one of them");
+  if (p.pipeline_layout)
+    return "parallel.pipeline_split_rank and parallel.pipeline_layout both say where the model is cut: give "
+           "one";
+  if (pieces_of(p) != p.pipeline)
+    return detail::concat(
+        "parallel.pipeline_split_rank gives each stage layers of the encoder or of the decoder, but with "
+        "parallel.schedule ",
+        name_of(p.schedule), " a stage holds several pieces: use 1f1b, gpipe or zb-h1, or leave it out");
+  if (rank >= p.pipeline)
+    return detail::concat("parallel.pipeline_split_rank (", rank,
+                          ") must be above 0 and below parallel.pipeline (", p.pipeline,
+                          "): it is the first stage of the decoder");
+  const std::int64_t encoder = *m.encoder_layers, decoder = m.num_layers - encoder;
+  if (encoder < rank || decoder < p.pipeline - rank)
+    return detail::concat("parallel.pipeline_split_rank (", rank, ") of ", p.pipeline,
+                          " stages leaves one without a layer: the "
+                          "encoder has ",
+                          encoder, ", the decoder ", decoder);
+  return {};
+}
+
 void check_pipeline(Rules& rules, const Config& c) {
   const ParallelConfig& p = c.parallel;
   rules.rule({"parallel.virtual_stages", "parallel.schedule"}, [&] { return chunk_fault(p); });
@@ -137,6 +167,12 @@ void check_pipeline(Rules& rules, const Config& c) {
                                              "parallel.virtual_stages", "parallel.schedule"};
   // How many pieces there are means nothing while their number is at fault.
   if (!chunk_fault(p).empty()) return;
+  if (p.pipeline_split_rank) {
+    std::vector<std::string_view> keys{"parallel.pipeline_split_rank", "model.encoder_layers",
+                                       "model.family"};
+    keys.insert(keys.end(), cut.begin(), cut.end());
+    rules.rule(keys, [&] { return split_fault(c); });
+  }
   if (p.pipeline_layout) {
     std::vector<std::string_view> keys{"parallel.pipeline_layout"};
     keys.insert(keys.end(), cut.begin(), cut.end());
@@ -180,7 +216,7 @@ void check_data(Rules& rules, const Config& c) {
   });
   rules.rule({"device.cuda_graph", "parallel.zero_stage", "parallel.data"}, [&] {
     const bool passing = p.zero_stage > 1 && p.data.value_or(1) > 1;
-    return unless(!passing || c.device.cuda_graph != GraphUse::on, "device.cuda_graph true needs ",
+    return unless(!passing || c.device.cuda_graph != AutoSwitch::on, "device.cuda_graph true needs ",
                   "parallel.zero_stage 0 or 1: memory that is there for a part of a pass is not recorded");
   });
   rules.rule({"parallel.zero_group", "parallel.data", "parallel.zero_stage"}, [&] {

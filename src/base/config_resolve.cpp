@@ -60,4 +60,10 @@ SampleLengths sample_lengths(const Config& config) {
   return {.tokens = t.decoder_seq_length.value_or(t.seq_length), .encoder = t.seq_length};
 }
 
+std::string lengths_text(const Config& config) {
+  const SampleLengths lengths = sample_lengths(config);
+  if (lengths.encoder == 0) return detail::concat(lengths.tokens, " tokens");
+  return detail::concat(lengths.encoder, " tokens and ", lengths.tokens, " in the decoder");
+}
+
 }  // namespace tessera

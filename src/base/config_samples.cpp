@@ -15,12 +15,14 @@ double masked_tokens(const Config& c, std::int64_t tokens) {
 
 void check_sentences(Rules& rules, const Config& c, std::int64_t specials, const char* what) {
   const std::int64_t length = c.training.seq_length, tokens = length - specials;
+  // Samples that a script brings are as long as they are.
+  const bool drawn = !c.data.path.empty();
   rules.rule({"model.family", "training.seq_length"}, [&] {
-    return unless(tokens >= 2, "training.seq_length (", length, ") is too short for model.family ",
+    return unless(!drawn || tokens >= 2, "training.seq_length (", length, ") is too short for model.family ",
                   c.model.family.name, ": a sample has ", what, " and at least two tokens");
   });
   rules.rule({"model.family", "training.seq_length", "data.mask_prob"}, [&] {
-    return unless(tokens < 2 || masked_tokens(c, tokens) >= 1, "data.mask_prob (", c.data.mask_prob,
+    return unless(!drawn || tokens < 2 || masked_tokens(c, tokens) >= 1, "data.mask_prob (", c.data.mask_prob,
                   ") of the ", tokens,
                   " tokens of a sample is less than one token, so that nothing would be masked: raise it, or "
                   "training.seq_length (",
@@ -35,9 +37,10 @@ void check_spans(Rules& rules, const Config& c) {
   rules.rule({"model.family", "training.seq_length", "training.decoder_seq_length", "data.mask_prob"}, [&] {
     const SampleLengths lengths = sample_lengths(c);
     const double masked = std::floor(masked_tokens(c, lengths.encoder - 2));
-    return unless(masked + 2 <= static_cast<double>(lengths.tokens), "training.decoder_seq_length (",
-                  lengths.tokens, ") has no room for the ", masked, " tokens that data.mask_prob (",
-                  d.mask_prob, ") leaves out of a full sample, a sentinel and the start");
+    return unless(d.path.empty() || masked + 2 <= static_cast<double>(lengths.tokens),
+                  "training.decoder_seq_length (", lengths.tokens, ") has no room for the ", masked,
+                  " tokens that data.mask_prob (", d.mask_prob,
+                  ") leaves out of a full sample, a sentinel and the start");
   });
   rules.rule({"data.sentinel_ids", "data.vocab_extra_ids", "model.vocab_size"}, [&]() -> std::string {
     if (d.sentinel_ids.empty()) return {};

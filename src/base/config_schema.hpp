@@ -226,6 +226,11 @@ void describe(Visitor& visit, Section& c) {
       "pipeline_layout", c.pipeline_layout,
       "layers of each piece (stage x chunk) in the order the model runs, such as \"3,4,4,1\"; null = even "
       "by cost, embedding and head counted");
+  visit.field(
+      "pipeline_split_rank", c.pipeline_split_rank,
+      "T5: stages before this one hold the encoder's layers, it and later ones the decoder's, each even "
+      "by cost; null = cut wherever it is even",
+      at_least(1));
   visit.field("context", c.context, "context-parallel ranks",
               up_to(1, 1, "context parallelism is not in this build yet; use 1"));
   visit.field("expert", c.expert, "expert-parallel ranks",

@@ -26,7 +26,6 @@ const char* setting_of_decoders(const ModelConfig& c) {
 }
 const char* setting_of_t5(const ModelConfig& c) {
   if (c.position_embedding == PositionKind::relative) return "position_embedding: relative";
-  if (c.encoder_layers) return "encoder_layers";
   if (c.relative_buckets) return "relative_buckets";
   if (c.relative_max_distance) return "relative_max_distance";
   if (c.scaled_head.value_or(false)) return "scaled_head";
@@ -38,9 +37,10 @@ const char* setting_of_t5(const ModelConfig& c) {
 std::span<const ModelSpec> families() {
   using namespace rows;
   static const std::vector<ModelSpec> table = {
-      gpt2(), gpt_bigcode(),   llama(), qwen2(),  mistral(),     starcoder2(), gpt_neox(),
-      bert(), megatron_bert(), qwen3(), gemma2(), gemma3_text(), bloom(),      t5(),
-      mt5(),  phi3(),          glm(),   glm4(),   olmo2(),       mpt(),        falcon()};
+      gpt2(),     gpt_bigcode(), llama(),         qwen2(),       mistral(), starcoder2(),
+      gpt_neox(), bert(),        megatron_bert(), qwen3(),       gemma2(),  gemma3_text(),
+      bloom(),    t5(),          mt5(),           megatron_t5(), phi3(),    glm(),
+      glm4(),     olmo2(),       mpt(),           falcon()};
   return table;
 }
 
@@ -59,8 +59,11 @@ const ModelSpec& spec_of(Family family) {
 
 std::string setting_of_others(const ModelConfig& config) {
   const std::string_view body = spec_of(config.family).body;
+  const bool encoder_decoder = spec_of(config.family).encoder_decoder;
   const char* of_decoders = body == "decoder" ? nullptr : setting_of_decoders(config);
-  const char* of_t5 = body == "t5" ? nullptr : setting_of_t5(config);
+  const char* of_t5 = body == "t5"                                ? nullptr
+                      : config.encoder_layers && !encoder_decoder ? "encoder_layers"
+                                                                  : setting_of_t5(config);
   if (!of_decoders && !of_t5) return {};
   return detail::concat("model.", of_decoders ? of_decoders : of_t5, " is a setting of ",
                         of_decoders ? "decoders" : "t5", ", not of model.family ", config.family.name);

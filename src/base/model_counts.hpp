@@ -53,9 +53,16 @@ N count_parameters(const ModelConfig& m) {
   if (*m.embedding_norm) total += norm;
   if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
-  if (m.encoder_layers)
-    total += static_cast<N>(m.num_layers - *m.encoder_layers) * norm + norm +
-             2 * static_cast<N>(*m.relative_buckets) * static_cast<N>(m.num_heads);
+  if (m.encoder_layers) {
+    N crossing_biases = 0;
+    if (*m.qkv_bias)
+      crossing_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
+    if (m.proj_bias.value_or(*m.linear_bias)) crossing_biases += width;
+    total += static_cast<N>(m.num_layers - *m.encoder_layers) * (norm + crossing_biases) + norm;
+    // Positions by tables of buckets, or, in Megatron's, learned, with a bias before the vocabulary.
+    total += m.relative_buckets ? 2 * static_cast<N>(*m.relative_buckets) * static_cast<N>(m.num_heads)
+                                : static_cast<N>(m.vocab_size);
+  }
   return total + count_bert_heads<N>(m, norm);
 }
 

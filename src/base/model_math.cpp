@@ -25,4 +25,21 @@ double flops_per_token(const ModelConfig& config, std::int64_t seq_length, FlopC
          (convention == FlopConvention::causal ? 6.0 : 12.0) * attention;
 }
 
+double two_stack_flops_per_token(const ModelConfig& config, const SampleLengths& lengths) {
+  const ModelConfig m = resolve(config);
+  const auto encoder = static_cast<double>(*m.encoder_layers), read = static_cast<double>(lengths.encoder);
+  const auto decoder = static_cast<double>(m.num_layers) - encoder,
+             said = static_cast<double>(lengths.tokens);
+  const auto width = static_cast<double>(m.hidden_size),
+             heads = static_cast<double>(m.num_heads * m.head_dim);
+  const double attended = 2 * heads * width;  // queries, and the product behind attention
+  const double keys = 2 * static_cast<double>(m.num_kv_heads * m.head_dim) * width;
+  const double mlp = (is_gated(*m.activation) ? 3.0 : 2.0) * width * static_cast<double>(m.ffn_hidden_size);
+  const double layer = attended + keys + mlp;
+  const double weights = read * (encoder * layer + decoder * keys) +
+                         said * (decoder * (layer + attended) + static_cast<double>(m.vocab_size) * width);
+  const double pairs = encoder * read * read + decoder * (said * said / 2 + said * read);
+  return (6.0 * weights + 12.0 * heads * pairs) / said;
+}
+
 }  // namespace tessera

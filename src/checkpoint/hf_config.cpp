@@ -164,7 +164,7 @@ std::string listed(const std::vector<std::string>& names) {
 const ModelSpec& row_of(const JsonView& root) {
   const std::string& type = root["model_type"].text();
   const ModelSpec* spec = find_spec(type);
-  if (!spec)
+  if (!spec || spec->architectures.empty())
     root["model_type"].fail("\"" + type + "\" is not supported; " + listed(hf_model_types()) + " are",
                             "Use a model of one of these types.");
   const auto& known = spec->architectures;
@@ -222,12 +222,13 @@ void read_layers(const Reader& in) {
 }
 
 /// T5's head is scaled unless config.json says that it is not tied (version 1.1), or Transformers 5 has noted
-/// that down under a name of its own. Whether it is tied is up to the weights where it is not scaled.
+/// that down under a name of its own, and ties heads of either kind. Whether it is tied is up to the weights
+/// where it is not scaled and there are weights.
 void read_scaled_head(const Reader& in) {
   if (!in.spec.model.scaled_head) return;
-  const bool scaled =
-      *in.spec.model.scaled_head && in.flag("scale_decoder_outputs", in.flag("tie_word_embeddings", true));
-  in.model.scaled_head = in.model.tied_head = scaled;
+  const bool tied = in.flag("tie_word_embeddings", true);
+  in.model.scaled_head = *in.spec.model.scaled_head && in.flag("scale_decoder_outputs", tied);
+  in.model.tied_head = *in.model.scaled_head || (in.root.find("scale_decoder_outputs") && tied);
 }
 
 /// Falcon 40B's new decoder has a norm for each branch or one for both, and any number of key and value

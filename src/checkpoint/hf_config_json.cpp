@@ -37,6 +37,7 @@ const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const
 }
 
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
+  if (type.architectures.empty()) return "Transformers has no such type";
   ModelConfig own = type.model;
   own.family = type.family;
   own = resolve(std::move(own));
@@ -183,7 +184,9 @@ Architecture architecture_of(const ModelConfig& config) {
 
 std::vector<std::string> hf_model_types() {
   std::vector<std::string> list;
-  for (const ModelSpec& row : families()) list.push_back(row.name);
+  for (const ModelSpec& row : families()) {
+    if (!row.architectures.empty()) list.push_back(row.name);
+  }
   return list;
 }
 
@@ -191,8 +194,10 @@ std::string hf_misfit(const ModelConfig& model, const std::string& type) {
   if (const ModelSpec* row = find_spec(type)) return misfit_of(model, *row);
   if (!type.empty()) return "no such type is known";
   std::string all;
-  for (const ModelSpec& row : families())
+  for (const ModelSpec& row : families()) {
+    if (row.architectures.empty()) continue;
     all += detail::concat(all.empty() ? "" : "; ", "not ", row.name, " (", misfit_of(model, row), ")");
+  }
   return all;
 }
 

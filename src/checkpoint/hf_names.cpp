@@ -98,6 +98,7 @@ bool matches(std::string_view glob, std::string_view text) {
 }  // namespace
 
 const ModelSpec& naming_spec(const Architecture& config) {
+  if (const ModelSpec& own = spec_of(config.model.family); own.architectures.empty()) return own;
   for (const ModelSpec& row : families()) {
     if (config.type.empty() ? row.names_untyped : config.type == row.name) return row;
   }

@@ -41,6 +41,31 @@ PartCosts part_costs(const Config& given) {
 
 }  // namespace detail
 
+namespace {
+
+/// Of an encoder and a decoder on stages of their own: each cut by itself.
+std::vector<PieceLayers> cut_at_split(const Config& config,
+                                      const std::function<PartCosts(const Config&)>& costs) {
+  const std::int64_t encoder = *resolve(config.model).encoder_layers, layers = config.model.num_layers;
+  const auto split = static_cast<int>(*config.parallel.pipeline_split_rank);
+  const int stages = static_cast<int>(config.parallel.pipeline);
+  const PartCosts whole = encoder > split || layers - encoder > stages - split ? costs(config) : PartCosts{};
+  const auto part = [&](std::int64_t first, std::int64_t count, int own_stages, double front, double head) {
+    const double layer = whole.layers.empty() ? 1 : whole.layers[static_cast<std::size_t>(first)];
+    std::vector<PieceLayers> pieces =
+        cut_layers(count, own_stages, std::nullopt, {.layer = layer, .embedding = front, .head = head});
+    for (PieceLayers& piece : pieces) piece = {piece.first + first, piece.count, false, false};
+    return pieces;
+  };
+  std::vector<PieceLayers> pieces = part(0, encoder, split, whole.embedding, 0);
+  for (const PieceLayers& piece : part(encoder, layers - encoder, stages - split, 0, whole.head))
+    pieces.push_back(piece);
+  pieces.front().embedding = pieces.back().head = true;
+  return pieces;
+}
+
+}  // namespace
+
 std::vector<std::vector<ModelPiece>> all_pieces_of(const Config& config,
                                                    const std::function<PartCosts(const Config&)>& costs) {
   const ParallelConfig& parallel = config.parallel;
@@ -48,10 +73,12 @@ std::vector<std::vector<ModelPiece>> all_pieces_of(const Config& config,
   schedule.kind = parallel.schedule;
   schedule.stages = static_cast<int>(parallel.pipeline);
   schedule.chunks = pieces_per_stage(parallel);
-  const bool asks =
-      !parallel.pipeline_layout && schedule.pieces() > 1 && config.model.num_layers > schedule.pieces();
-  const auto layers = cut_layers(config.model.num_layers, schedule, parallel.pipeline_layout,
-                                 asks ? costs(config) : PartCosts{});
+  const bool splits = parallel.pipeline_split_rank && schedule.pieces() > 1;
+  const bool asks = !parallel.pipeline_layout && !splits && schedule.pieces() > 1 &&
+                    config.model.num_layers > schedule.pieces();
+  const auto layers = splits ? cut_at_split(config, costs)
+                             : cut_layers(config.model.num_layers, schedule, parallel.pipeline_layout,
+                                          asks ? costs(config) : PartCosts{});
   std::vector<std::vector<ModelPiece>> pieces(static_cast<std::size_t>(schedule.stages));
   for (int stage = 0; stage < schedule.stages; ++stage) {
     for (int chunk = 0; chunk < schedule.chunks; ++chunk) {

@@ -25,6 +25,11 @@ std::shared_ptr<const MicroBatch> encoder_side(const ExecCtx& ctx, const Batch& 
   m->seq_length = batch.encoder_seq_length;
   m->sample0 = batch.sample0;
   m->tokens = position_major(ctx, batch.encoder_tokens, batch.batch, batch.encoder_seq_length);
+  std::vector<std::int32_t> positions(batch.encoder_tokens.size());
+  for (std::size_t i = 0; i < positions.size(); ++i)
+    positions[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(batch.encoder_seq_length));
+  m->positions = position_major(ctx, positions, batch.batch, batch.encoder_seq_length)
+                     .view({batch.batch * batch.encoder_seq_length});
   if (!batch.encoder_key_begin.empty())
     m->key_begin = Tensor::from(ctx, batch.encoder_key_begin, {batch.batch});
   if (!batch.encoder_key_end.empty()) m->key_end = Tensor::from(ctx, batch.encoder_key_end, {batch.batch});

@@ -73,7 +73,10 @@ std::vector<Candidate> candidates(const Plan& plan) {
         layout.data = processes / (tensor * pipeline);
         // Shares of the optimizer's state cost nothing.
         layout.zero_stage = std::max<std::int64_t>(1, now.zero_stage);
-        if (pipeline != now.pipeline) layout.pipeline_layout.reset();
+        if (pipeline != now.pipeline) {
+          layout.pipeline_layout.reset();
+          layout.pipeline_split_rank.reset();
+        }
         layout.tensor = tensor;
         layout.pipeline = pipeline;
         next.cost = 10 * doublings(world, processes) + 0.15 * doublings(now.tensor, tensor) +

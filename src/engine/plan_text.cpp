@@ -96,9 +96,9 @@ std::string summary(const Plan& plan) {
   text += detail::concat("layout     ", plan.mesh.world(), " ranks: tensor ", p.tensor,
                          p.sequence && p.tensor > 1 ? " (sequence)" : "", " x pipeline ", p.pipeline,
                          " x data ", *p.data, ", zero_stage ", p.zero_stage, "\n");
-  text += detail::concat("step       ", t.global_batch_size, " samples of ", t.seq_length,
-                         " tokens: ", plan.micro_batches, " micro-batches of ", t.micro_batch_size,
-                         " on each of ", *p.data, " data ranks\n");
+  text += detail::concat("step       ", t.global_batch_size, " samples of ", lengths_text(plan.config), ": ",
+                         plan.micro_batches, " micro-batches of ", t.micro_batch_size, " on each of ",
+                         *p.data, " data ranks\n");
   text += detail::concat("numbers    ", name_of(t.precision),
                          t.precision != Precision::fp32 && t.fp32_residual ? ", residual stream fp32" : "",
                          ", recompute ", way_text(RecomputeOptions::from(t)), "\n");

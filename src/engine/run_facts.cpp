@@ -83,7 +83,7 @@ std::vector<std::string> training_lines(const Config& config, int data_ranks) {
       detail::concat("number of micro-batches: ", micro_batches, " of ", t.micro_batch_size,
                      t.micro_batch_size == 1 ? " sample" : " samples", " on each of ", data_ranks,
                      data_ranks == 1 ? " data rank" : " data ranks"),
-      detail::concat("total batch: ", t.global_batch_size, " samples of ", t.seq_length, " tokens a step"),
+      detail::concat("total batch: ", t.global_batch_size, " samples of ", lengths_text(config), " a step"),
       std::move(state), schedule_text(config)};
 }
 

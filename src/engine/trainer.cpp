@@ -304,7 +304,7 @@ class TrainingRun {
         if (t.axis != "pp") record.communication_share += t.wait_s / step_s;
       }
     }
-    const double flops = record.tokens_per_s * engine_->model().flops_per_token(config_.training.seq_length);
+    const double flops = record.tokens_per_s * engine_->model().flops_per_token(sample_lengths(config_));
     if (flops > 0.0 && rates_.peak) record.mfu = flops / *rates_.peak;
     if (flops > 0.0) record.mfu_of_measured = flops / rates_.measured;
     if (evaluation_due(state_.step)) {

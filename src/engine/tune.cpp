@@ -46,6 +46,7 @@ Config smallest(Config config) {
   config.model.init_from.reset();
   config.model.reinitialize = false;
   config.parallel.pipeline_layout.reset();
+  config.parallel.pipeline_split_rank.reset();
   config.parallel.data = 1;
   config.device.cuda_graph = AutoSwitch::off;
   // What is computed again is computed as it was the first time.

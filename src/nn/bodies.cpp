@@ -18,7 +18,8 @@ std::unique_ptr<Model> build(const ModelConfig& config, const Numerics& numerics
 constexpr Body kBodies[] = {{"decoder", build<Decoder>},
                             {"bert", build_bert},
                             {"megatron-bert", build_megatron_bert},
-                            {"t5", build_t5}};
+                            {"t5", build_t5},
+                            {"megatron_t5", build_megatron_t5}};
 
 }  // namespace
 

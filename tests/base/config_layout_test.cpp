@@ -47,6 +47,26 @@ TEST(Layouts, AcceptedOnes) {
   }
 }
 
+TEST(Layouts, SplitRank) {
+  const auto of_t5 = [](const std::string& parallel) {
+    return refusal("model: {family: t5, num_layers: 8, encoder_layers: 2, num_heads: 4, hidden_size: 32}\n" +
+                   std::string(kTraining) + "parallel: {" + parallel + "}\n");
+  };
+  for (const char* parallel : {"pipeline: 4, pipeline_split_rank: 1", "pipeline: 8, pipeline_split_rank: 2",
+                               "pipeline: 4, pipeline_split_rank: 2, schedule: zb-h1"})
+    EXPECT_EQ(of_t5(parallel), "") << parallel;
+  expect_contains(of_t5("pipeline: 4, pipeline_split_rank: 4"),
+                  "parallel.pipeline_split_rank (4) must be above 0 and below parallel.pipeline (4)");
+  expect_contains(of_t5("pipeline: 4, pipeline_split_rank: 0"), "parallel.pipeline_split_rank");
+  expect_contains(of_t5("pipeline: 4, pipeline_split_rank: 3"), "the encoder has 2, the decoder 6");
+  expect_contains(of_t5("pipeline: 2, pipeline_split_rank: 1, pipeline_layout: \"2,6\""), "give one");
+  expect_contains(of_t5("pipeline: 2, pipeline_split_rank: 1, schedule: interleaved, virtual_stages: 2"),
+                  "with parallel.schedule interleaved a stage holds several pieces");
+  expect_contains(
+      fault("pipeline: 2, pipeline_split_rank: 1"),
+      "parallel.pipeline_split_rank is for models with an encoder and a decoder; model.family llama");
+}
+
 TEST(Layouts, TensorDegree) {
   EXPECT_EQ(fault("tensor: 8"),
             "t.yaml:3:20: parallel.tensor (8) does not divide model.num_heads (12); use 1, 2, 3, 4, 6 or 12");

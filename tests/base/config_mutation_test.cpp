@@ -154,12 +154,12 @@ INSTANTIATE_TEST_SUITE_P(Names, Mutated, ::testing::ValuesIn(kNames));
 const Mutation kValues[] = {
     {"family: llama", "family: lama", 11,
      "must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom, "
-     "t5, glm4, olmo2, mpt or falcon, not 'lama'; did you mean 'llama'?"},
+     "t5, megatron_t5, glm4, olmo2, mpt or falcon, not 'lama'; did you mean 'llama'?"},
     {"family: llama", "family: gtp2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: GPT2", 11, "did you mean 'gpt2'?"},
     {"family: llama", "family: null", 3,
      "model.family must be gpt2, llama, gpt_neox, bert, megatron-bert, qwen3, gemma2, gemma3_text, bloom, "
-     "t5, glm4, olmo2, mpt or falcon, not null"},
+     "t5, megatron_t5, glm4, olmo2, mpt or falcon, not null"},
     {"family: llama", "family: [llama]", 11, "not a list"},
     {"family: llama", "family:", 3, "not null"},
     {"family: llama", "family: brt", 11, "did you mean 'bert'?"},

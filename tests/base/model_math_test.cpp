@@ -93,6 +93,28 @@ TEST(Flops, BothConventions) {
   EXPECT_NEAR(flops_per_token(shipped("llama3_8b"), 8192, FlopConvention::palm), 57.9e9, 0.05e9);
 }
 
+// One layer on either side, by hand.
+TEST(Flops, OfAnEncoderAndADecoder) {
+  ModelConfig c;
+  c.family = {"t5"};
+  c.num_layers = 2;
+  c.hidden_size = 8;
+  c.num_heads = 2;
+  c.head_dim = 3;
+  c.ffn_hidden_size = 10;
+  c.vocab_size = 21;
+  const double product = 8 * 6, mlp = 2 * 8 * 10;
+  const double read = 5, said = 7;
+  const double weights = read * (4 * product + mlp + 2 * product) + said * (6 * product + mlp + 21 * 8);
+  const double pairs = read * read + said * said / 2 + said * read;
+  EXPECT_DOUBLE_EQ(two_stack_flops_per_token(c, {.tokens = 7, .encoder = 5}),
+                   (6 * weights + 12 * 6 * pairs) / said);
+  c.activation = MlpActivation::geglu;
+  c.tied_head = false;
+  EXPECT_DOUBLE_EQ(two_stack_flops_per_token(c, {.tokens = 7, .encoder = 5}),
+                   (6 * (weights + (read + said) * 8 * 10) + 12 * 6 * pairs) / said);
+}
+
 // Twice the positions add exactly 6 L (heads * head_dim) S, whatever else the model has.
 TEST(Flops, AttentionFollowsTheQueryWidth) {
   ModelConfig c = small(3);

@@ -54,7 +54,7 @@ TEST(Bodies, RefuseSettingsThatNoneOfTheirBlocksReads) {
     expect_error<ConfigError>([&] { make_model(config, {}); }, detail::concat("model.", setting),
                               detail::concat("not of model.family ", family));
   };
-  for (const char* family : {"bert", "t5"}) {
+  for (const char* family : {"bert", "t5", "megatron_t5"}) {
     refused(family, "qk_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::head; });
     refused(family, "norm_placement", [](ModelConfig& c) { c.norm_placement = NormPlacement::sandwich; });
     refused(family, "norm_bias", [](ModelConfig& c) { c.norm_bias = c.norm != NormStyle::layernorm; });

@@ -247,8 +247,9 @@ TEST(BertConfig, RefusesKeysThatDoNotFit) {
         },
         parts...);
   };
-  refuses("training: {seq_length: 4}", "training.seq_length (4) is too short", "[CLS]");
-  refuses("training: {seq_length: 9}", "data.mask_prob (0.15) of the 6 tokens", "nothing would be masked");
+  refuses("training: {seq_length: 4}\ndata: {path: d}", "training.seq_length (4) is too short", "[CLS]");
+  refuses("training: {seq_length: 9}\ndata: {path: d}", "data.mask_prob (0.15) of the 6 tokens",
+          "nothing would be masked");
   refuses("training: {seq_length: 16}\ndata: {mask_prob: 0}", "data.mask_prob must be above 0");
   refuses("training: {seq_length: 16}\ndata: {mask_prob: 1.0}", "data.mask_prob must be below 1");
   refuses("training: {seq_length: 16}\ndata: {short_seq_prob: 1.5}", "data.short_seq_prob");

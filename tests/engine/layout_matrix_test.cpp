@@ -28,7 +28,8 @@ enum class Kind {
   falcon,
   glm4,
   t5,
-  t5_v1_1
+  t5_v1_1,
+  megatron_t5
 };
 
 struct LayoutCase {
@@ -49,6 +50,7 @@ struct LayoutCase {
   std::int64_t chunks = 0;
   ZeroReshard reshard = ZeroReshard::automatic;
   std::int64_t group = 0;
+  std::int64_t split_rank = 0;
 };
 
 const char* name_of(Kind kind) {
@@ -93,6 +95,8 @@ const char* name_of(Kind kind) {
       return "t5";
     case Kind::t5_v1_1:
       return "t5_v1_1";
+    case Kind::megatron_t5:
+      return "megatron_t5";
   }
   return "";
 }
@@ -114,6 +118,7 @@ std::string describe(const LayoutCase& c) {
   if (c.recompute == Recompute::full)
     text += tessera::detail::concat(tessera::name_of(c.method), c.recompute_layers);
   if (c.partition) text += "_partition";
+  if (c.split_rank > 0) text += tessera::detail::concat("_split", c.split_rank);
   if (c.chunks > 0) text += tessera::detail::concat("_chunks", c.chunks);
   return text;
 }
@@ -172,6 +177,11 @@ Config matrix_config(Kind kind) {
     c.training.seq_length = 18;
     c.training.decoder_seq_length = 12;
   }
+  if (kind == Kind::megatron_t5) {
+    c.model.family = {"megatron_t5"};
+    c.training.seq_length = 18;
+    c.training.decoder_seq_length = 12;
+  }
   if (kind == Kind::t5_v1_1) {
     c.model.activation = MlpActivation::geglu;
     c.model.tied_head = false;
@@ -207,6 +217,7 @@ Config config_of(const LayoutCase& c) {
   config.parallel.zero_reshard = c.reshard;
   if (c.group > 0) config.parallel.zero_group = c.group;
   if (c.pipeline_layout) config.parallel.pipeline_layout = c.pipeline_layout;
+  if (c.split_rank > 0) config.parallel.pipeline_split_rank = c.split_rank;
   config.training.micro_batch_size = c.micro_batch;
   config.training.recompute = c.recompute;
   config.training.recompute_method = c.method;
@@ -430,6 +441,14 @@ std::vector<LayoutCase> layouts() {
   for (const int zero : {2, 3}) add_shards(zero, list);
   list.push_back({.dp = 4, .zero = 1, .group = 2});
   list.push_back({.kind = Kind::t5, .pp = 2, .dp = 2, .zero = 3, .group = 1});
+  list.push_back({.kind = Kind::t5, .tp = 2, .pp = 3, .split_rank = 1});
+  list.push_back({.kind = Kind::megatron_t5, .tp = 2, .sp = true, .recompute = kSelective});
+  list.push_back(
+      {.kind = Kind::megatron_t5, .pp = 2, .dp = 2, .zero = 1, .recompute = kFull, .split_rank = 1});
+  list.push_back({.kind = Kind::megatron_t5, .tp = 2, .pp = 2, .pipeline_layout = "3,2"});
+  list.push_back({.kind = Kind::megatron_t5, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+  list.push_back(
+      {.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
   return list;
 }
 

@@ -2,6 +2,7 @@
 /// layout trains the same: layout_matrix_test.cpp.
 
 #include "engine/dry_terms.hpp"
+#include "tessera/base/model_math.hpp"
 #include "tessera/engine/plan.hpp"
 #include "tests/engine/engine_support.hpp"
 
@@ -105,6 +106,79 @@ TEST(T5, IsCutByWhatItsTwoKindsOfLayersCost) {
   EXPECT_GT(pieces[1][0].num_layers, pieces[2][0].num_layers);
   config.parallel.pipeline_layout = "1,11,11,1";
   EXPECT_EQ(all_pieces_of(config)[2][0].first_layer, 12);
+}
+
+TEST(T5, IsCutBetweenItsStacksWhereASplitRankSaysSo) {
+  Config config = t5_config();
+  config.model.num_layers = 12;
+  config.model.encoder_layers = 7;
+  config.parallel.pipeline = 4;
+  for (const int split : {1, 2, 3}) {
+    config.parallel.pipeline_split_rank = split;
+    const auto pieces = all_pieces_of(config);
+    ASSERT_EQ(pieces.size(), 4u);
+    std::int64_t layers = 0;
+    for (const auto& stage : pieces) {
+      EXPECT_EQ(stage.at(0).first_layer, layers);
+      EXPECT_GE(stage.at(0).num_layers, 1);
+      layers += stage.at(0).num_layers;
+    }
+    EXPECT_EQ(layers, 12);
+    EXPECT_EQ(pieces[static_cast<std::size_t>(split)][0].first_layer, 7);
+    EXPECT_TRUE(pieces.front()[0].embedding && pieces.back()[0].head);
+    EXPECT_FALSE(pieces[1][0].embedding || pieces[2][0].head);
+  }
+}
+
+TEST(T5, SaysWhatItCosts) {
+  const auto engine = build_engine(t5_config());
+  EXPECT_GT(engine->model().flops_per_token(sample_lengths(t5_config())), 0);
+  EXPECT_EQ(lengths_text(t5_config()), "13 tokens and 7 in the decoder");
+}
+
+Config megatron_config() {
+  Config config = t5_config();
+  config.model = {.family = {"megatron_t5"},
+                  .num_layers = 4,
+                  .hidden_size = 16,
+                  .num_heads = 2,
+                  .ffn_hidden_size = 24,
+                  .vocab_size = 31,
+                  .max_positions = 13};
+  return resolve(config);
+}
+
+TEST(MegatronT5, KnowsPositionsUpToItsTable) {
+  const auto engine = build_engine(megatron_config());
+  EXPECT_NO_THROW(engine->evaluate(t5_batch()));
+  Batch longer = t5_batch();
+  longer.encoder_seq_length = 14;
+  longer.encoder_tokens = test::random_batch(4, 14, 5, 31).tokens;
+  expect_error<InvalidArgument>([&] { engine->evaluate(longer); }, "14", "13 positions");
+  Batch moved = t5_batch();
+  std::swap(moved.encoder_tokens[0], moved.encoder_tokens[1]);
+  EXPECT_NE(engine->evaluate(moved), engine->evaluate(t5_batch()));
+}
+
+TEST(MegatronT5, CountsItsParameters) {
+  const Config config = megatron_config();
+  const auto engine = build_engine(config);
+  std::int64_t counted = 0;
+  for (const Parameter* parameter : engine->params().parameters()) counted += parameter->shape().numel();
+  EXPECT_EQ(parameter_count(config.model), counted);
+}
+
+TEST(MegatronT5, RefusesSettingsOfOtherModels) {
+  const auto refuse = [](auto change, const char* a, const char* b = "") {
+    Config config = megatron_config();
+    change(config.model);
+    expect_error<ConfigError>([&] { build_engine(config); }, a, b);
+  };
+  refuse([](ModelConfig& m) { m.position_embedding = PositionKind::rotary; }, "learned positions");
+  refuse([](ModelConfig& m) { m.relative_buckets = 8; }, "relative_buckets",
+         "not of model.family megatron_t5");
+  refuse([](ModelConfig& m) { m.tied_head = false; }, "tied");
+  refuse([](ModelConfig& m) { m.encoder_layers = 4; }, "model.encoder_layers (4)");
 }
 
 }  // namespace

@@ -203,10 +203,11 @@ TEST(T5Config, RefusesKeysThatDoNotFit) {
         },
         parts...);
   };
-  refuses("training: {seq_length: 3}", "training.seq_length (3) is too short");
-  refuses("training: {seq_length: 8}", "data.mask_prob (0.15) of the 6 tokens", "nothing would be masked");
-  refuses("training: {seq_length: 62, decoder_seq_length: 10}", "training.decoder_seq_length (10)",
-          "no room for the 9 tokens");
+  refuses("training: {seq_length: 3}\ndata: {path: d}", "training.seq_length (3) is too short");
+  refuses("training: {seq_length: 8}\ndata: {path: d}", "data.mask_prob (0.15) of the 6 tokens",
+          "nothing would be masked");
+  refuses("training: {seq_length: 62, decoder_seq_length: 10}\ndata: {path: d}",
+          "training.decoder_seq_length (10)", "no room for the 9 tokens");
   refuses("training: {seq_length: 22}\ndata: {eos_id: 48}", "data.eos_id (48)", "model.vocab_size (48)");
   refuses("training: {seq_length: 22}\ndata: {sentinel_ids: [40]}", "two ids, [FIRST, LAST], not 1");
   refuses("training: {seq_length: 22}\ndata: {sentinel_ids: [48, 40]}", "data.sentinel_ids (48)");

@@ -143,7 +143,7 @@ TEST_P(DecoderVariant, ParameterCountAgreesWithTheFormula) {
   std::int64_t count = 0;
   for (const Parameter* p : model.parameters()) count += p->shape().numel();
   EXPECT_EQ(count, parameter_count(config));
-  EXPECT_EQ(model.flops_per_token(17), flops_per_token(config, 17, FlopConvention::causal));
+  EXPECT_EQ(model.flops_per_token({.tokens = 17}), flops_per_token(config, 17, FlopConvention::causal));
 }
 
 TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {

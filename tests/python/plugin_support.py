@@ -39,6 +39,17 @@ def make_encoder(kind: str = "BertForMaskedLM", **config):
     return getattr(transformers, kind)(settings(**{**tiny, **config}))
 
 
+def make_t5(kind: str = "T5", own_head: bool = False, **config):
+    torch.manual_seed(4)
+    tiny = dict(num_layers=2, num_decoder_layers=3, d_model=16, num_heads=2, d_kv=5, d_ff=24, vocab_size=40, dropout_rate=0.0,
+                relative_attention_num_buckets=8, relative_attention_max_distance=10, initializer_factor=0.5, decoder_start_token_id=0)
+    settings = getattr(transformers, f"{kind}Config")(**{**tiny, **config})
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(settings)
+    if own_head:
+        model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(model.lm_head.weight.shape))
+    return model
+
+
 def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5)
 

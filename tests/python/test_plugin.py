@@ -107,6 +107,7 @@ LAYOUTS = {
     "sequence_parallelism": ({"tp_degree": 2}, True, lambda a, b: b[1] != a[1]),
     "use_distributed_optimizer": ({}, True, lambda a, b: b[1] < a[1]),
     "decoder_last_pipeline_num_layers": (PIPELINE, 3, lambda a, b: b[0] < a[0]),
+    "pipeline_model_parallel_split_rank": ({**PIPELINE, "family": "MT5"}, 1, lambda a, b: b[0] < a[0]),
     "num_layers_per_virtual_pipeline_stage": (PIPELINE, 1, lambda a, b: b[1] != a[1]),
     "distribute_checkpointed_activations": (SPLIT_FULL, True, lambda a, b: b[1] < a[1]),
     "partition_activations": (SPLIT_FULL, True, lambda a, b: b[1] < a[1]),

@@ -75,6 +75,9 @@ ROWS = {
 # Beside others, for those that say something of a model only then.
 BESIDE = {"rotary_base": (5.0, {"position_embedding_type": "rotary"}), "rotary_percent": (0.5, {"position_embedding_type": "rotary"}),
           "rotary_interleaved": (True, {"position_embedding_type": "rotary"}),
+          "use_rope_scaling": (True, {"position_embedding_type": "rotary"}),
+          "rotary_seq_len_interpolation_factor": (4, {"position_embedding_type": "rotary"}),
+          "window_attn_skip_freq": (2, {"window_size": (2, 0)}),
           "group_query_attention": (True, {"num_query_groups": 1}), "num_query_groups": (1, {"group_query_attention": True, "num_query_groups": 2}),
           "add_qkv_bias": (True, {"disable_bias_linear": True})}
 # What the model given to prepare() says: another value is refused.
@@ -84,6 +87,7 @@ FOR_STEPS = ("merge_file", "vocab_extra_ids", "tokenizer_type", "tokenizer_model
 OF_MASKING = ("mask_prob", "short_seq_prob", "masking_max_ngram", "masking_do_full_word", "masking_use_longer_ngrams",
               "masking_use_geometric_distribution", "cls_id", "sep_id", "mask_id", "pad_id")  # test_sentence_loaders.py
 ALONE = (*OF_MASKING, "data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
+         "rope_scaling_factor",  # of positions beyond thousands: test_plugin_settings.py
          "tp_comm_overlap", "enable_cuda_graph", "openai_gelu",  # tests of their own below, but
          "pretraining_flag", "reinitialize")  # in test_megatron_engine.py and test_changed_models.py
 
@@ -183,8 +187,9 @@ def test_the_gelu_of_openai():
 
 def test_the_kind_of_model():
     MegatronLMPlugin(other_megatron_args={"model_type_name": "gpt"})
-    with pytest.raises(ConfigError, match="'model_type_name' is 't5': models with an encoder"):
-        MegatronLMPlugin(other_megatron_args={"model_type_name": "t5"})
+    with pytest.raises(ConfigError, match="'model_type_name' is 'retro'; it is gpt, bert or t5"):
+        MegatronLMPlugin(other_megatron_args={"model_type_name": "retro"})
+    assert "'t5', and a gpt2 makes it 'gpt'" in see.failure(lambda: prepared(other_megatron_args={"model_type_name": "t5"}))
     assert "'bert', and a gpt2 makes it 'gpt'" in see.failure(lambda: prepared(other_megatron_args={"model_type_name": "bert"}))
 
 

@@ -13,6 +13,7 @@ from tessera.utils.dataclasses import MegatronLMPlugin, add_model_config_to_mega
 GPT2 = {"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 128, "max_position_embeddings": 256, "vocab_size": 257, "rms_norm_eps": 1e-6}
+T5 = {"model_type": "t5", "d_model": 64, "num_layers": 2, "num_heads": 4, "d_kv": 16, "d_ff": 128, "vocab_size": 257}
 FIELDS = [field.name for field in dataclasses.fields(MegatronLMPlugin)]
 
 
@@ -61,6 +62,7 @@ IN_CONFIG = {
     "use_precision_aware_optimizer": ({"mixed_precision": "bf16"}, True, {"optimizer.split_main_weights": True}),
     "num_layers_per_virtual_pipeline_stage": (
         {"pp_degree": 2, "num_micro_batches": 4}, 2, {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2}),
+    "pipeline_model_parallel_split_rank": ({"pp_degree": 2, "hf": T5}, 1, {"parallel.pipeline_split_rank": 1}),
     "seq_length": ({}, 64, {"training.seq_length": 64}),
     "decoder_seq_length": ({}, 32, {"training.seq_length": 32}),
     "other_megatron_args": ({}, {"seed": 77}, {"training.seed": 77}),
@@ -178,7 +180,7 @@ def test_a_field_comes_before_the_environment(monkeypatch):
     ({"lr_mult": 2.0}, "scale_lr_cond"),
     ({"custom_train_step_kwargs": {"a": 1}}, "needs a custom_train_step_class"),
     ({"set_all_logging_options": True}, "needs a tensorboard_dir"),
-    ({"seq_length": 8, "decoder_seq_length": 9}, "give one"),
+    ({"seq_length": 8, "encoder_seq_length": 9}, "give one"),
 ])
 def test_bad_values(fields, message):
     with pytest.raises(ConfigError) as error:
@@ -194,6 +196,12 @@ def test_bad_values(fields, message):
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 3}, "does not divide the model's 8 layers"),
     ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 2, "num_micro_batches": 3}, "multiples of pp_degree 2, not 3"),
     ({"pp_degree": 4, "decoder_last_pipeline_num_layers": 3}, "leaves 5 of 8 layers for the other 3 stages"),
+    ({"other_megatron_args": {"window_attn_skip_freq": 2}}, "there is none; give window_size too"),
+    ({"other_megatron_args": {"window_attn_skip_freq": "([1]*2+[0])*2", "window_size": (4, 0)}}, "texts are not evaluated"),
+    ({"other_megatron_args": {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2}}, "are two rules"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 1}, "no encoder beside it"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 2, "hf": T5}, "is 2; it must be above 0 and below pp_degree 2"),
+    ({"pp_degree": 2, "pipeline_model_parallel_split_rank": 1, "decoder_last_pipeline_num_layers": 1, "hf": T5}, "remove one"),
     ({"seq_length": 129}, "sequences of 129 tokens are longer than the model's 128 positions"),
     ({"mixed_precision": "fp8"}, "mixed_precision 'fp8' is not in this build yet"),
     ({"mixed_precision": "half"}, "unknown; it is no, fp16 or bf16"),
@@ -268,6 +276,15 @@ def test_full_counts_before_selective(caplog):
     ({"rotary_base": 500000}, {}),  # which positions that are learned do not have
     ({"position_embedding_type": "rope", "rotary_base": 500000, "rotary_percent": 0.5, "rotary_interleaved": True},
      {"model.position_embedding": "rotary", "model.rope_theta": 500000, "model.rope_fraction": 0.5, "model.rope_interleaved": True}),
+    ({"position_embedding_type": "rope", "use_rope_scaling": True},
+     {"model.position_embedding": "rotary", "model.rope_scaling.type": "llama3", "model.rope_scaling.factor": 8.0,
+      "model.rope_scaling.low_freq_factor": 1.0, "model.rope_scaling.high_freq_factor": 4.0,
+      "model.rope_scaling.original_max_positions": 8192}),
+    ({"position_embedding_type": "rope", "rotary_seq_len_interpolation_factor": 4},
+     {"model.position_embedding": "rotary", "model.rope_scaling.type": "linear", "model.rope_scaling.factor": 4.0}),
+    ({"use_rope_scaling": True, "rope_scaling_factor": 4.0}, {}),  # of positions that are learned
+    ({"window_size": (4, 0), "window_attn_skip_freq": 3}, {"model.sliding_window": 5, "model.window_pattern": "SSF"}),
+    ({"window_size": (4, 0), "window_attn_skip_freq": [1, 0, 0, 1]}, {"model.sliding_window": 5, "model.window_pattern": "SFFS"}),
     ({"qk_layernorm": True, "window_size": (4, 0)}, {"model.qk_norm": "head", "model.sliding_window": 5}),
     ({"init_method_std": 0.01, "kv_channels": 32}, {"model.init_std": 0.01, "model.head_dim": 32}),
     ({"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128, "orig_vocab_size": 257}, {}),
@@ -281,10 +298,12 @@ def test_pretrained_weights_are_not_contradicted():
     same = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "num_query_groups": 2,
             "group_query_attention": True, "rotary_base": 10000, "untie_embeddings_and_output_weights": True,
             "disable_bias_linear": True, "layernorm_epsilon": 1e-6}
+    scaled = config_of(hf=LLAMA, other_megatron_args={"use_rope_scaling": True, "rope_scaling_factor": 4.0})
+    assert (scaled["model.rope_scaling.type"], scaled["model.rope_scaling.factor"]) == ("llama3", 4.0)
     assert not [key for key in config_of(hf=LLAMA, pretrained=True, other_megatron_args=same) if key.startswith("model.")]
     for arguments, message in (({"position_embedding_type": "alibi"}, "asks for position_embedding 'alibi'.*model with 'rotary'"),
                                ({"attention_head_type": "multiquery"}, "num_kv_heads 1.*with 2"),
-                               ({"rotary_base": 5}, "rope_theta 5")):
+                               ({"use_rope_scaling": True}, "rope_scaling.factor 8.0.*with 1.0"), ({"rotary_base": 5}, "rope_theta 5")):
         with pytest.raises(ConfigError, match=message):
             config_of(hf=LLAMA, pretrained=True, other_megatron_args=arguments)
     with pytest.raises(ConfigError, match="pretrained weights"):

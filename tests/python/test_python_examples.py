@@ -125,3 +125,22 @@ def test_classification_on_four_processes(run, folder, long_run):
     run("7_masked_lm.py", "--output", "runs/layout_lm", layout=True)
     alone, layout = (run("8_classify.py", "--model", "runs/layout_lm", layout=layout) for layout in (False, True))
     assert losses(alone)[0] > 0 and "of 400 lines" in layout
+
+
+def test_summarization(run, folder, monkeypatch):
+    printed = run("9_summarize.py", "--functions", 40, "--held-out", 10)
+    assert losses(printed)[0] > 3 and "of 10 summaries" in printed and "ROUGE-L of 8 summaries: " in printed
+    assert transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "runs/summarizer").config.vocab_size == 384
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("summarize", EXAMPLES / "9_summarize.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    for said, reference, score in (("the cat sat", "the cat sat", 1.0), ("a b c d", "b x d", 4 / 7), ("", "x", 0.0), ("x y", "z", 0.0)):
+        assert example.rouge_l(said, reference) == pytest.approx(score)
+
+
+def test_summarization_on_four_processes(run, long_run):
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    alone, layout = (run("9_summarize.py", "--functions", 40, "--held-out", 10, layout=layout) for layout in (False, True))
+    assert losses(layout)[0] == pytest.approx(losses(alone)[0], rel=1e-5) and "of 10 summaries" in layout

@@ -26,6 +26,38 @@ device: {{threads: 1}}
     assert "t5" in run(program, "plan", config).stdout
     refused = run(program, "train", config, "data.vocab_extra_ids=0", f"logging.dir={folder / 'run2'}", code=2)
     assert "<extra_id_0>" in refused.stderr and "data.vocab_extra_ids" in refused.stderr
+    assert all(line["mfu_of_measured"] > 0 for line in lines)  # of both stacks
+
+
+def test_megatrons_own_t5(tessera_program, tmp_path):
+    """Trained on a stage for each stack, resumed on tensor ranks, kept as Tessera's own folder alone."""
+    write_sentences(tmp_path / "d", documents(4))
+    config, program = tmp_path / "c.yaml", tessera_program
+    config.write_text(f"""
+model: {{family: megatron_t5, num_layers: 3, encoder_layers: 2, hidden_size: 16, num_heads: 2, vocab_size: 60, max_positions: 40, dropout: 0.1}}
+optimizer: {{lr: 0.01}}
+training: {{steps: 12, seq_length: 40, decoder_seq_length: 12, micro_batch_size: 4, global_batch_size: 8, eval_interval: 0}}
+data: {{path: {tmp_path / "d"}, split: "1,0,0", masking_do_full_word: false, pad_id: 0, bos_id: 1, eos_id: 2, sentinel_ids: [59, 45]}}
+checkpoint: {{every: 6}}
+logging: {{dir: {tmp_path / "run"}, every: 1}}
+device: {{threads: 1}}
+""")
+    said = run(program, "train", config, "parallel.pipeline=2", "parallel.pipeline_split_rank=1")
+    assert "8 samples of 40 tokens and 12 in the decoder a step" in said.stdout + said.stderr
+    straight = run(program, "train", config, f"logging.dir={tmp_path / 'straight'}")
+    assert "megatron_t5" in run(program, "plan", config).stdout and straight.returncode == 0
+    ours, alone = (metrics(tmp_path / name) for name in ("run", "straight"))
+    assert [line["step"] for line in ours] == list(range(1, 13)) and alone[-1]["loss"] < alone[0]["loss"]
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in alone], rel=1e-5)
+    assert all(line["mfu_of_measured"] > 0 for line in ours)
+    run(program, "train", config, "parallel.tensor=2", "training.steps=14")
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 15))
+    run(program, "convert", "--from", "tessera", tmp_path / "run", "--to", "tessera", tmp_path / "whole")
+    again = run(program, "train", config, f"model.init_from={tmp_path / 'whole'}", f"logging.dir={tmp_path / 'again'}", "training.steps=1")
+    assert again.returncode == 0 and metrics(tmp_path / "again")[0]["loss"] < alone[0]["loss"]
+    for words, more in (("no Hugging Face form", ("convert", "--from", "tessera", tmp_path / "run", "--to", "hf", tmp_path / "hf")),
+                        ("pipeline_split_rank (2)", ("train", config, "parallel.pipeline=2", "parallel.pipeline_split_rank=2"))):
+        assert words in run(program, *more, code=2).stderr
 
 
 @pytest.mark.parametrize("overrides", [(), ("parallel.pipeline=2", "training.precision=bf16")], ids=["alone", "pp2 bf16"])

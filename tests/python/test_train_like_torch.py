@@ -17,8 +17,9 @@ LAYOUTS = {
     "four": (4, "llama", ["2,2,2,sp=1", "2,1,1,zero=1", "1,2,2", "1,1,1"]),
     "eight": (8, "gpt2", ["2,2,2,zero=1,sp=1"]),
     "two encoders": (2, "BertForPreTraining", [
-        "1,1,2,plugin=1,zero=1", "2,1,2,sp=1,family=MegatronBertForPreTraining", "1,2,2,family=BertForMaskedLM", "2,1,1,sp=1,step=1"]),
-    "four encoders": (4, "MegatronBertForPreTraining", ["2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification"]),
+        "1,1,2,plugin=1,zero=1", "2,1,2,sp=1,family=MegatronBertForPreTraining", "1,2,2,family=BertForMaskedLM", "2,1,1,sp=1,step=bert",
+        "1,1,2,plugin=1,family=T5", "2,1,2,sp=1,family=T5", "1,2,1,step=t5,split=1,family=MT5"]),
+    "four encoders": (4, "MegatronBertForPreTraining", ["2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification", "2,2,2,family=T5"]),
     "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
 }
 
@@ -26,9 +27,11 @@ LAYOUTS = {
 # The long run's.
 MORE = {
     "encoder": (1, "BertForPreTraining", ["1,1,1", "1,1,2,plugin=1,family=MegatronBertForSequenceClassification"]),
+    "T5": (1, "T5", ["1,1,1", "1,1,2,plugin=1,family=MT5", "1,1,1,plugin=1,step=t5", "1,1,2,plugin=1,logits=1"]),
+    "more of T5": (2, "MT5", ["1,1,1", "1,1,1,family=T5", "2,1,2,sp=1", "1,2,4,virtual=1,family=T5", "1,2,2,recompute=1", "2,1,1,step=t5", "1,2,2,logits=1,family=T5"]),
     "more encoders": (2, "BertForPreTraining", [
         "1,2,4,virtual=1,family=BertForMaskedLM", "1,1,1,family=MegatronBertForMaskedLM", "2,1,1,family=BertForSequenceClassification",
-        "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "1,2,1,step=1,family=BertForSequenceClassification",
+        "1,2,2,recompute=1,family=MegatronBertForSequenceClassification", "1,2,1,step=bert,family=BertForSequenceClassification",
         "1,2,2,logits=1", "2,1,2,sp=1,logits=1,family=BertForSequenceClassification", "1,1,2,plugin=1,logits=1",
         "1,1,1,logits=1,plugin=1,rest=1,family=BertForMaskedLM"]),
 }

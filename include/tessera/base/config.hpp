@@ -24,6 +24,7 @@ struct ParallelConfig {
   std::int64_t virtual_stages = 1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::optional<std::string> pipeline_layout = std::nullopt;
+  std::optional<std::int64_t> pipeline_split_rank = std::nullopt;  ///< the first stage of the decoder
   std::int64_t context = 1;
   std::int64_t expert = 1;
   std::optional<std::int64_t> data = std::nullopt;
@@ -151,5 +152,7 @@ struct SampleLengths {
   std::int64_t encoder = 0;  ///< of an encoder's sequence beside it; 0 = there is none
 };
 SampleLengths sample_lengths(const Config& config);
+/// "512 tokens", or "512 tokens and 128 in the decoder".
+std::string lengths_text(const Config& config);
 
 }  // namespace tessera

@@ -159,7 +159,8 @@ struct ModelSpec {
   /// What models of the type always are, and what a family's models are where the YAML leaves it open.
   ModelConfig model;
   std::int64_t (*ffn_width)(std::int64_t hidden_size) = nullptr;  ///< of a family, where it is left open
-  std::vector<const char*> architectures;                         ///< the one with a head first
+  /// The one with a head first; of a family that Transformers has no type for none.
+  std::vector<const char*> architectures;
   std::vector<HfKey> keys;
   /// An object in config.json whose keys the others here name as "object.key".
   const char* nested = nullptr;

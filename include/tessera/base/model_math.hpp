@@ -6,6 +6,7 @@
 namespace tessera {
 
 struct ModelConfig;
+struct SampleLengths;
 
 /// Number of trainable values; a tied head counts once. `config` may be unresolved.
 std::int64_t parameter_count(const ModelConfig& config);
@@ -21,5 +22,8 @@ enum class FlopConvention { causal, palm };
 
 /// Floating-point operations of forward and backward per token at `seq_length`, nothing recomputed.
 double flops_per_token(const ModelConfig& config, std::int64_t seq_length, FlopConvention convention);
+/// The same of a token that a decoder learns, with its share of the encoder's sequence; causal attention
+/// counted once.
+double two_stack_flops_per_token(const ModelConfig& config, const SampleLengths& lengths);
 
 }  // namespace tessera

@@ -5,6 +5,8 @@
 
 namespace tessera {
 
+struct SampleLengths;  // base/config.hpp
+
 /// In which order a piece reads units of a model (Model::units), by number; those of one entry together.
 struct UnitOrder {
   std::vector<std::vector<std::size_t>> forward, backward;
@@ -87,10 +89,10 @@ class Model : public Module {
     (void)ctx, (void)positions;
     return 0;
   }
-  /// Model FLOPs of one trained token at `seq_length`, forward and backward (6 per matmul weight plus
-  /// attention, causal attention counted once); 0 = unknown.
-  virtual double flops_per_token(std::int64_t seq_length) const {
-    (void)seq_length;
+  /// Model FLOPs of one trained token in samples of these lengths, forward and backward (6 per matmul weight
+  /// plus attention, causal attention counted once), with its share of what an encoder takes; 0 = unknown.
+  virtual double flops_per_token(const SampleLengths& lengths) const {
+    (void)lengths;
     return 0.0;
   }
   /// An empty cache for generation. Errors: InvalidArgument if the model does not support one.

@@ -236,6 +236,7 @@ class Preparation:
     def model(self, model: Any, plan: ModelPlan) -> Any:
         from tessera.engine.model import TesseraModel
         from tessera.engine.encoder_step import EncoderStepRunner
+        from tessera.engine.seq2seq_step import Seq2SeqStepRunner
         from tessera.engine.step_runner import StepRunner
 
         model, session = _uncompiled(model), Session(plan, self.state)
@@ -246,7 +247,7 @@ class Preparation:
             self.plugin.set_network_size_args(model)
             own = (self.plugin.custom_train_step_class, self.plugin.custom_get_batch_function, self.plugin.custom_loss_function)
             if any(each is not None for each in own):
-                runner = StepRunner if session.heads.looks_back else EncoderStepRunner
+                runner = (Seq2SeqStepRunner if session.heads.encodes else StepRunner if session.heads.looks_back else EncoderStepRunner)
                 prepared._train_step = runner(make_train_step(self.accelerator, self.plugin, session))
         return prepared
 

@@ -95,7 +95,7 @@ class DocumentRules:
 
 
 def no_rules(plugin: Any, kind: str) -> None:
-    """Errors: ConfigError for rules about documents, which an encoder's samples do not follow."""
+    """Errors: ConfigError for rules about documents, which the samples of a model with an encoder do not follow."""
     asked = rules_asked_for(plugin)
     if asked:
         raise ConfigError(f"{', '.join(asked)}: a {kind} looks to both sides and over its whole sample, and has no rules about ends of "

@@ -8,12 +8,12 @@ from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
 from tessera.data.documents import RULES, eod_id, rules_asked_for
 from tessera.data.indexed import Iterators, build_iterators, open_samples
-from tessera.data.sentence_samples import (T5_KINDS, T5_MASKING, bert_options, check_kind, open_bert_samples, open_t5_samples,
+from tessera.data.sentence_samples import (T5_MASKING, bert_options, check_kind, open_bert_samples, open_t5_samples,
                                            t5_options)
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.fields import FIELDS
-from tessera.plugin.heads import ENCODERS
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS
 
 # What a loader may be given, beside arguments that have no effect or are refused wherever they stand.
 DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path", "seq_length",
@@ -121,7 +121,7 @@ def samples_provider(accelerator: Any, own: Dict[str, Any]) -> Callable[[Sequenc
     if config.get("model_type") in ENCODERS:
         open_them: Callable = open_bert_samples
         common.update(bert_options(arguments, config))
-    elif config.get("model_type") in T5_KINDS:
+    elif config.get("model_type") in ENCODER_DECODERS:
         open_them = open_t5_samples
         common.update(t5_options(arguments, plugin))
     else:

@@ -10,7 +10,7 @@ from tessera.compat.refusals import nearest
 from tessera.data.documents import RULES
 from tessera.data.indexed import DataPath, data_words, of_splits
 from tessera.errors import ConfigError
-from tessera.plugin.heads import ENCODERS, heads_of
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS, heads_of
 
 # Arguments of masking, named as in YAML's section `data`. What is not given is as it is there.
 MASKING = {"mask_prob": float, "short_seq_prob": float, "masking_max_ngram": int, "masking_do_full_word": bool,
@@ -18,7 +18,6 @@ MASKING = {"mask_prob": float, "short_seq_prob": float, "masking_max_ngram": int
            "pad_id": int}
 # And of T5's.
 T5_MASKING = {**MASKING, "bos_id": int, "eos_id": int, "vocab_extra_ids": int}
-T5_KINDS = ("t5", "mt5", "megatron_t5")
 
 
 def masking_options(arguments: Dict[str, Any], names: Dict[str, type] = MASKING) -> Dict[str, Any]:
@@ -55,8 +54,9 @@ def open_t5_samples(data_path: Optional[DataPath], counts: Sequence[Optional[int
                     split: str = "969,30,1", seed: int = 1234, cache_dir: Optional[DataPath] = None, vocab_size: int = 0,
                     vocab_file: Optional[DataPath] = None, split_paths: Optional[Sequence[Optional[DataPath]]] = None,
                     sentinel_ids: Sequence[int] = (), **masking: Any) -> Sequence[Any]:
-    """The same of Megatron's T5: int64 arrays `text_enc`, `enc_mask` [n, encoder_seq_length], `text_dec`, `labels` (-1 behind their end),
-    `loss_mask`, `dec_mask` [n, decoder_seq_length]. Sentinels are those of the data's vocabulary, `vocab_extra_ids` behind it, or the ids
+    """The same of Megatron's T5: int64 arrays `text_enc` [n, encoder_seq_length], `text_dec`, `labels` (-1 behind their end), `loss_mask`
+    [n, decoder_seq_length], and uint8 masks `enc_mask`, `dec_mask` and `enc_dec_mask` [n, positions, keys], 1 where a position sees a
+    key. Sentinels are those of the data's vocabulary, `vocab_extra_ids` behind it, or the ids
     from the first to the last of `sentinel_ids`. `masking`: T5_MASKING. Errors: ConfigError, DataError."""
     from tessera import _C
 
@@ -82,13 +82,13 @@ def check_kind(arguments: Dict[str, Any], own: Dict[str, Any], kind: Optional[st
     """Of the arguments those that are of another kind of samples: warned of where they are masking's, refused where they say what
     ends documents, or how long a decoder is that the model has not. `own`: those that only the loader's own count of. Errors:
     ConfigError."""
-    if kind not in T5_KINDS:
+    if kind not in ENCODER_DECODERS:
         if own.get("vocab_extra_ids"):
             warn_once("MegatronLMDummyDataLoader: 'vocab_extra_ids' has no effect: only samples of T5 have sentinels")
         for name in ("bos_id", "eos_id", "sentinel_ids", "decoder_seq_length"):
             if own.get(name) is not None:
                 raise ConfigError(f"MegatronLMDummyDataLoader: '{name}' is of samples of T5, and the model is a {kind or 'model of another kind'}")
-    if kind not in (*ENCODERS, *T5_KINDS):
+    if kind not in (*ENCODERS, *ENCODER_DECODERS):
         for name in MASKING:
             if arguments.get(name) is not None:
                 warn_once(f"MegatronLMDummyDataLoader: '{name}' has no effect: {kind or 'this model'} learns the next token, not masked ones")

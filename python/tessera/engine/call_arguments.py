@@ -13,12 +13,14 @@ _REFUSED = {
     "cache": "a cache of keys",  # the same, as Transformers calls it since 5.24
     "use_cache": "a cache of keys", "cache_position": "a cache of keys", "head_mask": "masking heads",
     "encoder_hidden_states": "cross-attention",
-    "encoder_attention_mask": "cross-attention", "output_attentions": "attention weights", "output_hidden_states": "hidden states",
+    "encoder_attention_mask": "cross-attention", "encoder_outputs": "what an encoder returned", "decoder_inputs_embeds": "embeddings as input",
+    "decoder_head_mask": "masking heads", "cross_attn_head_mask": "masking heads", "output_attentions": "attention weights", "output_hidden_states": "hidden states",
     "shift_labels": "labels that are shifted already (give `labels`, at their tokens' own positions)"}
 KNOWN = ("return_dict", "num_items_in_batch", "logits_to_keep")
+TAKEN = ("input_ids", "attention_mask", "position_ids", "labels")
 
 
-def check(arguments: Dict[str, Any], known: Optional[Sequence[str]] = KNOWN) -> None:
+def check(arguments: Dict[str, Any], known: Optional[Sequence[str]] = KNOWN, takes: Sequence[str] = TAKEN) -> None:
     """Errors: InvalidArgument for what asks for something that the engine does not compute, and for names that nobody knows
     (`known` None: those pass)."""
     for name, value in arguments.items():
@@ -26,8 +28,8 @@ def check(arguments: Dict[str, Any], known: Optional[Sequence[str]] = KNOWN) -> 
             if value is not None and value is not False:
                 raise InvalidArgument(f"{name}: Tessera's models do not take or return {_REFUSED[name]}")
         elif known is not None and name not in known:
-            raise InvalidArgument(f"the model was called with an argument it does not know: {name}. It takes input_ids, "
-                                  "attention_mask, position_ids and labels; remove other columns from the batches")
+            raise InvalidArgument(f"the model was called with an argument it does not know: {name}. It takes "
+                                  f"{', '.join(takes[:-1])} and {takes[-1]}; remove other columns from the batches")
 
 
 def check_call(kind: str, input_ids: Any, labels: Any, token_type_ids: Any, others: Dict[str, Any]) -> None:

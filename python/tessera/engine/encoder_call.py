@@ -1,4 +1,4 @@
-"""One call of a prepared encoder: what its heads are asked for, and the output object."""
+"""One call of a prepared encoder, or of an encoder with a decoder: what its heads are asked for, and the output object."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from tessera.data.encoder_batch import counted_labels, sample_labels_of
 from tessera.engine import call_arguments
 from tessera.engine.outputs import EngineValue
+from tessera.engine.seq2seq_call import seq2seq_batch
 from tessera.errors import InvalidArgument
 from tessera.plugin.heads import Heads
 from tessera.utils.objects import array_of
@@ -72,7 +73,7 @@ def encoder_forward(model: TesseraModel, arguments: Dict[str, Any]) -> Any:
     a classification in eval mode."""
     session = model.session
     heads, plugin = session.heads, session.plugin
-    batch, of_samples, labelled = encoder_batch(session, arguments)
+    batch, of_samples, labelled = (seq2seq_batch if heads.encodes else encoder_batch)(session, arguments)
     training = model.training and torch.is_grad_enabled()
     asked = plugin is not None and (plugin.return_logits or plugin.require_logits)
     loss, logits = None, {}

@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from tessera.engine import module_tree
+from tessera.engine.model_description import head_is_tied
 from tessera.plugin.heads import Heads, heads_of
 from tessera.errors import ConfigError
 from tessera.logging import get_logger
@@ -20,7 +21,7 @@ _RUNNING = {"is_causal": (None, True), "output_hidden_states": (None, False), "o
             "return_dict": (None, True), "attention_chunk_size": (None,)}
 # Attributes of modules that are a dropout's probability, and the key of the section `model` that it is.
 _PROBABILITIES = {"attention_dropout": "attention_dropout", "hidden_dropout": "dropout", "attn_dropout": "attention_dropout", "residual_dropout": "dropout",
-                  "embedding_dropout": "embedding_dropout"}
+                  "embedding_dropout": "embedding_dropout", "dropout": "attention_dropout"}  # the last: T5's, a number
 # Dropout of the section `model`, and where it is.
 _PLACES = {"dropout": "in the residual branches (and after the embedding)", "embedding_dropout": "after the embedding",
            "attention_dropout": "within attention"}
@@ -41,6 +42,8 @@ def check_model(model: torch.nn.Module, config_json: str) -> Dict[str, Any]:
     module_tree.check_global_hooks()
     module_tree.check_layers(model)
     twin = module_tree.twin_of(own, config)
+    if heads.encodes and not head_is_tied(model):  # whatever the config says, as weights of version 1.1 are read
+        twin.lm_head.weight = torch.nn.Parameter(torch.empty_like(twin.shared.weight))
     module_tree.compare(model, twin)
     _check_engine(twin, config_json)
     # The row of the embedding without a gradient is the module's, as in PyTorch.

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from tessera.plugin.heads import ENCODERS, heads_for, own_name
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS, heads_for, own_name
 from tessera.engine.parameters import EngineParameter
 from tessera.engine.plan import ModelParameter, ModelPlan
 from tessera.engine.weights import Source
@@ -54,6 +54,10 @@ def describe_model(model: torch.nn.Module) -> ModelPlan:
     text = config.to_json_string(use_diff=False)
     if kind in ENCODERS:  # the config does not say what the object's class does
         text = json.dumps({**json.loads(text), "architectures": [own]})
+    if kind in ENCODER_DECODERS:  # nor, of a head that is not scaled, whether it is tied
+        tied = head_is_tied(model)
+        text = json.dumps({**json.loads(text), "architectures": [own], "tie_word_embeddings": tied,
+                           "scale_decoder_outputs": kind == "t5" and getattr(config, "scale_decoder_outputs", tied)})
     return ModelPlan(text, parameters, _source_of(model, named, text), _DTYPES[dtypes.pop()],
                      checkpointed=any(getattr(module, "gradient_checkpointing", False) for module in model.modules()))
 
@@ -67,7 +71,7 @@ def _source_of(model: Any, named: list, text: str) -> Source:
         folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
         has = folder.name and any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
         return Source(folder=folder, architecture=_with_other_head(folder, text)) if has else Source()
-    head = _tied_head(model.config)
+    head = "" if model.config.model_type in ENCODER_DECODERS else _tied_head(model.config)
     tensors, owner = [], []
     for name, parameter in named:
         if name == head:
@@ -77,6 +81,11 @@ def _source_of(model: Any, named: list, text: str) -> Source:
         owner.append(value)
         tensors.append((name, _DTYPES[value.dtype], list(value.shape), value.data_ptr()))
     return Source(tensors=tensors, owner=owner, read=_was_read(model, named))
+
+
+def head_is_tied(model: Any) -> bool:
+    """Whether the head of a model is the table of its tokens."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def _with_other_head(folder: Path, text: str) -> Optional[str]:

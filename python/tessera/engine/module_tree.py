@@ -27,7 +27,7 @@ _FREE = {"__module__", "__doc__", "__init__", "__annotations__", "__annotate__",
 # Attributes of modules that no forward reads, or that are compared elsewhere.
 _UNREAD = {"training", "config", "generation_config", "name_or_path", "kernel_config", "warnings_issued", "layer_idx",
            "vocab_size", "max_seq_len_cached", "original_max_seq_len", "gradient_checkpointing", "loss_type", "p", "inplace",
-           "attention_dropout", "attn_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout"}
+           "attention_dropout", "attn_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout", "dropout"}
 _UNREAD_BUFFERS = {"GPTBigCodeModel": ("bias",)}
 _HOOKS = {"_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook", "_backward_hooks": "backward hook",
           "_backward_pre_hooks": "backward pre-hook", "_state_dict_hooks": "state_dict hook",
@@ -222,11 +222,14 @@ def _describe(function: Any) -> str:
 
 def _check_attributes(name: str, module: torch.nn.Module, other: torch.nn.Module, model: Any) -> None:
     own = getattr(module, "config", None)
-    if own is not None and own is not model.config and own.to_dict() != model.config.to_dict():
-        differs = next(key for key in {**own.to_dict(), **model.config.to_dict()}
-                       if own.to_dict().get(key) != model.config.to_dict().get(key))
-        raise ConfigError(f"the config of {_label(name)} says {differs} = {own.to_dict().get(differs)!r}, the model's "
-                          f"{model.config.to_dict().get(differs)!r}; give all modules one config")
+    if own is not None and own is not model.config:
+        # Encoder and decoder have configs of their own, which follow from the model's.
+        theirs = (other.config if model.config.is_encoder_decoder else model.config).to_dict()
+        unread = [key for key in theirs if model.config.is_encoder_decoder and key.endswith("_token_id")]
+        differs = next((key for key in {**own.to_dict(), **theirs} if own.to_dict().get(key) != theirs.get(key) and key not in unread), None)
+        if differs is not None:
+            raise ConfigError(f"the config of {_label(name)} says {differs} = {own.to_dict().get(differs)!r}, the model's "
+                              f"{theirs.get(differs)!r}; give all modules one config")
     for key, wanted in vars(other).items():
         if key in _UNREAD or key == "padding_idx" and not isinstance(module, torch.nn.Embedding):
             continue

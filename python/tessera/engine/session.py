@@ -51,7 +51,7 @@ class Session:
         self.told_of_no_optimizer = False
         self.announced = False  # what the run is has been said
         self.last_loss: Optional[float] = None
-        self.losses: Dict[str, float] = {}  # of an encoder's last call with the model's own loss, by Megatron's names
+        self.losses: Dict[str, float] = {}  # of an encoder's (or T5's) last call with the model's own loss, by Megatron's names
         self._tokens = self._batch_tokens = 0  # of the global batches since the last step, of the last one
         self.heads = heads_of(self.config)
         self.rules = DocumentRules.of(self.plugin, self.config) if self.heads.looks_back else no_rules(self.plugin, self.kind)

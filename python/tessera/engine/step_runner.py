@@ -10,7 +10,7 @@ import torch
 from tessera.data.documents import documents_of_mask
 from tessera.data.split import bounds
 from tessera.engine import call_arguments
-from tessera.engine.outputs import EngineValue, output_class
+from tessera.engine.outputs import EngineValue
 from tessera.engine.train_steps import Running
 from tessera.errors import ConfigError
 from tessera.utils.objects import decode, encode
@@ -28,9 +28,9 @@ class StepRunner:
         session = model.session
         batch = {name: value for name, value in batch.items() if value is not None}
         cuts, micro = self.micro_batches(batch, session)
-        asked = [Recorder() for _ in micro]
+        asked = [self.recorder() for _ in micro]
         results = [self.step.forward_step(iter([part]), recorder) for part, recorder in zip(micro, asked)]
-        whole = self._joined(asked, batch, session)
+        whole = self.joined(asked, batch, session)
         values: List[Tuple[int, dict]] = []  # samples and numbers of each micro-batch
 
         def loss_of(number: int, losses: Any) -> Any:
@@ -39,7 +39,7 @@ class StepRunner:
             if output is asked[number].returned:
                 output = leaf
             else:  # forward_step does something with the losses itself: once more, with the real ones
-                output, function = self.step.forward_step(iter([micro[number]]), Recorder(leaf))
+                output, function = self.step.forward_step(iter([micro[number]]), self.recorder(leaf))
             Running.steps += 1
             try:
                 loss, logged = function(output)
@@ -76,7 +76,11 @@ class StepRunner:
             model.note_eval(loss)
         if model.returns_loss_alone and self.step.model_output_class is None:
             return loss
-        return (self.step.model_output_class or output_class())(loss=loss)
+        return (self.step.model_output_class or model.output_class)(loss=loss)
+
+    def recorder(self, losses: Any = None) -> Any:
+        """What forward_step gets for a model."""
+        return Recorder(losses)
 
     @staticmethod
     def micro_batches(batch: Dict[str, Any], session: Any) -> Tuple[List[Tuple[int, int]], List[dict]]:
@@ -88,7 +92,7 @@ class StepRunner:
                       for a, b in cuts]
 
     @staticmethod
-    def _joined(asked: list, batch: dict, session: Any) -> Any:
+    def joined(asked: list, batch: dict, session: Any) -> Any:
         """The batch of all micro-batches, as forward_step called the model with them."""
         if not asked:
             width = next(value.shape[1] for value in batch.values() if getattr(value, "ndim", 0) == 2)

@@ -125,19 +125,6 @@ class GPTTrainStep(AbstractTrainStep):
         return forward_step
 
 
-class _Later(AbstractTrainStep):
-    _what = ""
-
-    def __init__(self, *arguments: Any):
-        raise NotImplementedError(f"{type(self).__name__}: {self._what} comes next; today Tessera trains decoders (GPTTrainStep) and encoders (BertTrainStep)")
-
-
-class T5TrainStep(_Later):
-    """Not there yet: raises."""
-
-    _what = "T5"
-
-
 def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tuple:
     """(tokens, labels, loss_mask, attention_mask, position_ids) of a Hugging Face batch (labels at their own positions) or an
     indexed one ({"text": [batch, seq + 1]}), under rules about documents. Where attention ends with documents its mask is Megatron's:

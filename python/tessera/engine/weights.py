@@ -9,11 +9,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tessera.comm.agreement import CALL
 from tessera.comm.process_group import meet
+from tessera.errors import CheckpointError
 from tessera.logging import get_logger
 from tessera.utils.random import seed_in_force
 
 logger = get_logger(__name__)
 _NONE, _TENSORS, _FOLDER = range(3)
+_OWN_HEAD = "model.tied_head: false there, true here"
 
 
 @dataclass
@@ -74,8 +76,15 @@ def load_weights(engine: Any, config_json: str, source: Source, start: Start, ch
             logger.info(f"weights from {source.folder}")
         if source.architecture is not None:
             _tell_of_head(source, config_json)
-        _tell(engine.load_weights(source.architecture or config_json, source.tensors, source.folder,
-                                  changed or source.architecture is not None, source.follow_symlinks))
+        try:
+            _tell(engine.load_weights(source.architecture or config_json, source.tensors, source.folder,
+                                      changed or source.architecture is not None, source.follow_symlinks))
+        except CheckpointError as error:
+            if _OWN_HEAD not in str(error):
+                raise
+            raise CheckpointError(f"{error}. The model given to prepare() has no weights and ties its head to its embedding, as Transformers makes "
+                                  "it of the config, and the folder's head is its own: read it by from_pretrained(), or give the object one before "
+                                  "prepare(): model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))") from error
     else:
         logger.info("the model has no weights yet: they are drawn at random")
         others = [rank for rank, kind in enumerate(start.kinds) if kind != _NONE]

@@ -11,7 +11,7 @@ from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
-from tessera.plugin.model_shape import described, length_given, model_overrides
+from tessera.plugin.model_shape import decoder_length_given, described, length_given, model_overrides
 
 __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
@@ -37,7 +37,7 @@ def micro_batch_size_of(plugin, batch_sizes: Sequence[int]) -> int:
 
 
 def sequence_length_of(plugin, hf_config: Optional[dict] = None, batch_width: Optional[int] = None) -> Optional[int]:
-    """Tokens per sample: the plugin's seq_length (decoder_seq_length, of an encoder encoder_seq_length), else the width of the
+    """Tokens per sample: the plugin's seq_length (decoder_seq_length, of a model with an encoder encoder_seq_length), else the width of the
     first batch, else the model's positions. Errors: ConfigError for the length of what the model has not."""
     given = None if plugin is None else length_given(plugin, hf_config)
     own = described(hf_config)
@@ -68,6 +68,23 @@ def tensorboard_scalars(plugin) -> Tuple[str, ...]:
     usual = ("lm loss", "learning-rate", "grad-norm", "loss-scale")
     more = ("batch-size", "world-size", "iteration-time", "tokens-per-second", "memory")
     return usual + (more if plugin.set_all_logging_options else ())
+
+
+def _split_rank(plugin, model: Dict[str, Any]) -> Dict[str, Any]:
+    """The key of the section `parallel` on where the decoder begins, for the section `model` of a model with an encoder."""
+    rank = plugin.pipeline_model_parallel_split_rank
+    if rank is None:
+        return {}
+    if model and model.get("encoder_layers") is None:
+        raise ConfigError("MegatronLMPlugin.pipeline_model_parallel_split_rank says at which stage the decoder begins, and the model given to "
+                          "prepare() has no encoder beside it; remove it")
+    if rank >= plugin.pp_degree:
+        raise ConfigError(f"MegatronLMPlugin.pipeline_model_parallel_split_rank is {rank}; it must be above 0 and below pp_degree "
+                          f"{plugin.pp_degree}: it is the first stage of the decoder")
+    for name in ("num_layers_per_virtual_pipeline_stage", "decoder_last_pipeline_num_layers"):
+        if getattr(plugin, name) is not None:
+            raise ConfigError(f"MegatronLMPlugin.pipeline_model_parallel_split_rank and {name} both say where the model is cut; remove one")
+    return {"pipeline_split_rank": rank}
 
 
 def _pipeline(plugin, layers: Optional[int]) -> Dict[str, Any]:
@@ -203,7 +220,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         "precision": "fp32" if mixed_precision == "no" else mixed_precision, **_scaling(grad_scaler)}
     if checkpointed:
         training["recompute"] = "full"
-    for key, value in (("seq_length", length), ("steps", train_steps), ("seed", seed)):
+    decoder = None if plugin is None else decoder_length_given(plugin, hf_config)
+    for key, value in (("seq_length", length), ("decoder_seq_length", decoder), ("steps", train_steps), ("seed", seed)):
         if value is not None:
             training[key] = value
     parallel: Dict[str, Any] = {"tensor": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b", "virtual_stages": 1,
@@ -221,7 +239,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
                 training["recompute"] = "full"
         return config
 
-    parallel.update(_pipeline(plugin, described(hf_config).get("num_layers")), tensor=plugin.tp_degree,
+    model = described(hf_config)
+    parallel.update({**_pipeline(plugin, model.get("num_layers")), **_split_rank(plugin, model)}, tensor=plugin.tp_degree,
                     sequence=plugin.sequence_parallelism, zero_stage=int(plugin.use_distributed_optimizer))
     if plugin.sequence_parallelism and plugin.tp_degree == 1:
         warn_once("MegatronLMPlugin without effect: sequence_parallelism=True: sequences are shared out over tensor ranks, and there "

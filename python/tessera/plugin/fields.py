@@ -117,8 +117,7 @@ class PluginFields:
         variables=("RECOMPUTE_ACTIVATION",), later=True)
     use_distributed_optimizer: Optional[bool] = _field(False, config="parallel.zero_stage",
         key="shard the optimizer's state over data ranks")
-    pipeline_model_parallel_split_rank: Optional[int] = _field(
-        refuses=(lambda n: n is not None, "it splits encoder from decoder, and Python does not train T5 yet; `tessera train` does"))
+    pipeline_model_parallel_split_rank: Optional[int] = _field(config="parallel.pipeline_split_rank")
     num_layers_per_virtual_pipeline_stage: Optional[int] = _field(config="parallel.virtual_stages")
     is_train_batch_min: bool = _field(True,
         effect=("data loader", "which batch_size is the micro-batch: config_map.micro_batch_size_of"), megatron=(), later=True)

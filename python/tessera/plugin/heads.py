@@ -17,6 +17,7 @@ class Heads:
     sample_labels: Optional[str] = None  # and that with labels of samples
     logits: Tuple[str, ...] = ("logits",)  # as outputs name them: of tokens, then of samples
     loader: str = "AutoModelForCausalLM"
+    encodes: bool = False  # a decoder that reads an encoder's sequence besides
 
     @property
     def of_samples(self) -> bool:
@@ -40,11 +41,15 @@ _ENCODERS = (
     Heads(("ForMaskedLM",), "MaskedLMOutput", False, loader="AutoModelForMaskedLM"),
     Heads(("ForSequenceClassification",), "SequenceClassifierOutput", False, labels=None, sample_labels="labels",
           loader="AutoModelForSequenceClassification"))
+_ENCODER_DECODER = Heads(("ForConditionalGeneration",), "Seq2SeqLMOutput", False, loader="AutoModelForSeq2SeqLM", encodes=True)
 ENCODERS = ("bert", "megatron-bert")
+ENCODER_DECODERS = ("t5", "mt5")
 
 
 def heads_for(kind: Optional[str]) -> Tuple[Heads, ...]:
     """Those that models of a type may have."""
+    if kind in ENCODER_DECODERS:
+        return (_ENCODER_DECODER,)
     return _ENCODERS if kind in ENCODERS else (DECODER,)
 
 

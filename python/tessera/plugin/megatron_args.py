@@ -46,7 +46,7 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
 OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
-OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT are made, as the key of this name in YAML's section `data`"
+OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT and T5 are made, as the key of this name in YAML's section `data`"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
            for name, row in FIELDS.items() for argument in ((name,) if row.megatron is None else row.megatron)}
@@ -93,8 +93,12 @@ ARGUMENTS: Dict[str, Effect] = {
     "rotary_percent": _model("rope_fraction", float),
     "rotary_interleaved": _model("rope_interleaved"),
     "untie_embeddings_and_output_weights": _model("tied_head"),
+    "use_rope_scaling": _model("rope_scaling.type"),
+    "rope_scaling_factor": _model("rope_scaling.factor"),
+    "rotary_seq_len_interpolation_factor": _model("rope_scaling.factor"),
     "qk_layernorm": _model("qk_norm"),
     "window_size": _model("sliding_window"),
+    "window_attn_skip_freq": _model("window_pattern"),
     "add_qkv_bias": _model("qkv_bias"),
     "disable_bias_linear": _model("linear_bias"),
     "add_bias_linear": _model("linear_bias"),
@@ -111,7 +115,7 @@ ARGUMENTS: Dict[str, Effect] = {
     "lr_wsd_decay_style": Effect("horizon", "lr_at", yaml="lr_schedule.wsd_style"),
     "model_return_dict": Effect("outputs", "False: a call returns the loss itself"),
     "pretraining_flag": Effect("tracker", "False: log_eval_results() leaves out the perplexity; of an encoder what its head says"),
-    "model_type_name": Effect("train step", "gpt or bert, as the model given to prepare() is; t5 is refused: `tessera train` trains it, Python not yet"),
+    "model_type_name": Effect("train step", "gpt, bert or t5, as the model given to prepare() is; another value is refused"),
     **_each("train step", IN_ITS_ARGS, "merge_file tokenizer_type"),
     "vocab_extra_ids": Effect("train step", IN_ITS_ARGS, yaml="data.vocab_extra_ids"),
     **_each("train step", OF_HEADS, "num_labels bert_binary_head"),
@@ -149,7 +153,7 @@ ARGUMENTS: Dict[str, Effect] = {
     **_each("refuses", "Tessera's models do not have it",
             "apply_residual_connection_post_layernorm squared_relu glu_activation "
             "multi_latent_attention mtp_num_layers add_biases_to_lm_head "
-            "use_rope_scaling rope_scaling_factor rotary_seq_len_interpolation_factor num_experts onnx_safe_gelu "
+            "num_experts onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),
     **_each("refuses", "data of .idx/.bin is given to MegatronLMDummyDataLoader",
@@ -197,9 +201,9 @@ def admit(arguments: Dict[str, Any]) -> Dict[str, Any]:
         kind, detail = effect_of(name)[:2]
         if kind == "refuses" and value is not None and value is not False:
             raise ConfigError(f"other_megatron_args: '{name}' is refused: {detail}")
-        if name == "model_type_name" and value not in (None, "gpt", "bert"):
-            raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}: models with an encoder and a decoder (T5) are not in "
-                              "this build yet; leave it out")
+        if name == "model_type_name" and value not in (None, "gpt", "bert", "t5"):
+            raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}; it is gpt, bert or t5, and follows from the model given to "
+                              "prepare(): leave it out")
         if kind == "warns":
             warn_once(f"other_megatron_args: '{name}' has no effect in Tessera: {detail}")
         if kind == "field" and value is not None:

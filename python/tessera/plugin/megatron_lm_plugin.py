@@ -71,11 +71,9 @@ class MegatronLMPlugin(fields.PluginFields):
             raise ConfigError("MegatronLMPlugin.custom_train_step_kwargs needs a custom_train_step_class")
         if self.set_all_logging_options and self.tensorboard_dir is None:
             raise ConfigError("MegatronLMPlugin.set_all_logging_options needs a tensorboard_dir to write to")
-        for name in ("encoder_seq_length", "decoder_seq_length"):
-            other = getattr(self, name)
-            if None not in (self.seq_length, other) and self.seq_length != other:
-                raise ConfigError(f"MegatronLMPlugin.seq_length is {self.seq_length} and {name} {other}; for a model that is one of the "
-                                  "two they are the same thing, so give one")
+        if None not in (self.seq_length, self.encoder_seq_length) and self.seq_length != self.encoder_seq_length:
+            raise ConfigError(f"MegatronLMPlugin.seq_length is {self.seq_length} and encoder_seq_length {self.encoder_seq_length}; they are "
+                              "the same thing, so give one")
 
     def _make_arguments(self) -> None:
         self.megatron_lm_default_args = {

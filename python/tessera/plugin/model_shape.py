@@ -5,19 +5,23 @@ from typing import Any, Dict, Optional
 
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import nearest
-from tessera.plugin.heads import ENCODERS
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
 
 _POSITIONS = {"absolute": "learned", "learned_absolute": "learned", "learned": "learned", "rotary": "rotary", "rope": "rotary",
               "alibi": "alibi", "none": "none"}
-_ROPE = {"rope_theta": "rotary_base", "rope_fraction": "rotary_percent", "rope_interleaved": "rotary_interleaved"}
+_ROPE = {"rope_theta": "rotary_base", "rope_fraction": "rotary_percent", "rope_interleaved": "rotary_interleaved",
+         "rope_scaling.type": "use_rope_scaling, or rotary_seq_len_interpolation_factor,"}
+# Llama 3.1's rule as Megatron-LM has it: but for the factor these never change there.
+_LLAMA3 = {"type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _HEADS = ("multihead", "multiquery")
 
 # What makes a model another model, hence cannot be changed under given weights; dropout and init_std can.
 _STRUCTURE = ("position_embedding", "norm", "norm_eps", "activation", "tied_head", "linear_bias", "qkv_bias", "rope_theta",
-              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias", "qk_norm", "sliding_window")
+              "rope_fraction", "rope_interleaved", "num_kv_heads", "head_dim", "ffn_hidden_size", "proj_bias", "qk_norm", "sliding_window",
+              "window_pattern", "rope_scaling.factor", *(f"rope_scaling.{key}" for key in _LLAMA3))
 # What the model given to prepare() says, and nothing can say otherwise.
 _SIZES = ("num_layers", "hidden_size", "num_heads", "max_positions", "vocab_size")
 
@@ -34,19 +38,33 @@ def described(config: Optional[dict]) -> Dict[str, Any]:
 
 
 def length_given(plugin, config: Optional[dict]) -> Optional[int]:
-    """Tokens per sample as the plugin says it, for a model of this config; None where it does not. Errors: ConfigError for the
-    length of a decoder that the model has not, or of an encoder."""
-    encoder = bool(config) and config.get("model_type") in ENCODERS
-    names = ("seq_length", "encoder_seq_length", "decoder_seq_length")
-    given = {name: getattr(plugin, name) for name in names if getattr(plugin, name) is not None}
+    """Tokens per sample as the plugin says it, for a model of this config; None where it does not. Of a model with encoder and decoder
+    the encoder's, whose decoder has decoder_seq_length. Errors: ConfigError for the length of a decoder that the model has not, or of
+    an encoder."""
+    kind = config.get("model_type") if config else None
+    encoder = kind in ENCODERS
+    names = ("seq_length", "encoder_seq_length") if kind in ENCODER_DECODERS else ("seq_length", "encoder_seq_length", "decoder_seq_length")
+    given = {name: value for name in names if (value := _said(plugin, name, kind)) is not None}
     other = "decoder_seq_length" if encoder else "encoder_seq_length"
-    if config and other in given:
+    if config and kind not in ENCODER_DECODERS and other in given:
         raise ConfigError(f"MegatronLMPlugin.{other} is {given[other]}, and a {config.get('model_type')} is "
                           f"{'an encoder alone' if encoder else 'a decoder alone'}; give seq_length")
     if len(set(given.values())) > 1:
         first, second, *_ = given
         raise ConfigError(f"MegatronLMPlugin.{first} is {given[first]} and {second} {given[second]}; they are the same thing, so give one")
     return next(iter(given.values()), None)
+
+
+def decoder_length_given(plugin, config: Optional[dict]) -> Optional[int]:
+    """Tokens that the decoder of a model with an encoder reads, as the plugin says it."""
+    kind = config.get("model_type") if config else None
+    return _said(plugin, "decoder_seq_length", kind) if kind in ENCODER_DECODERS else None
+
+
+def _said(plugin, name: str, kind: Optional[str]) -> Optional[int]:
+    """A length of the plugin's, or of the loader's over .idx/.bin, which counts over it: of two stacks no batch says both."""
+    loaders = plugin.given_arguments.get(name) if kind in ENCODER_DECODERS else None
+    return getattr(plugin, name) if loaders is None else loaders
 
 
 def _value(text: str) -> Any:
@@ -77,6 +95,33 @@ def _window(value: Any) -> int:
     if len(pair) != 2 or any(isinstance(each, bool) or not isinstance(each, int) for each in pair) or pair[0] < 0 or pair[1] != 0:
         raise ConfigError(f"other_megatron_args: window_size is {value!r}; it must be (keys before a position, 0)")
     return pair[0] + 1
+
+
+def _window_pattern(value: Any) -> str:
+    """Of Megatron's N, N - 1 layers with a window and one without, or of a list of 1 (a window) and 0 for each layer."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return "S" * (value - 1) + "F"
+    if isinstance(value, (list, tuple)) and value and all(each in (0, 1) for each in value):
+        return "".join("S" if each else "F" for each in value)
+    raise ConfigError(f"other_megatron_args: window_attn_skip_freq is {value!r}; it must be an integer of at least 1, or a list of 1 (a layer with "
+                      "the window) and 0 (one without); texts are not evaluated")
+
+
+def _rope_scaling(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What scales rotary positions. Errors: ConfigError for two rules."""
+    linear, factor = arguments.get("rotary_seq_len_interpolation_factor"), arguments.get("rope_scaling_factor")
+    if arguments.get("use_rope_scaling"):
+        if linear is not None:
+            raise ConfigError("other_megatron_args: use_rope_scaling and rotary_seq_len_interpolation_factor are two rules of scaling rotary "
+                              "positions; remove one")
+        scaling = {**_LLAMA3, "factor": 8.0 if factor is None else float(_number("rope_scaling_factor", factor, float))}
+    elif linear is not None:
+        scaling = {"type": "linear", "factor": float(_number("rotary_seq_len_interpolation_factor", linear, float))}
+    else:
+        scaling = {}
+        if factor is not None:
+            warn_once("other_megatron_args: rope_scaling_factor has no effect without use_rope_scaling")
+    return {f"rope_scaling.{key}": value for key, value in scaling.items()}
 
 
 def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
@@ -110,6 +155,9 @@ def _asked(arguments: Dict[str, Any], heads: Optional[int]) -> Dict[str, Any]:
             asked[key] = value
     if arguments.get("window_size") is not None:
         asked["sliding_window"] = _window(arguments["window_size"])
+    if arguments.get("window_attn_skip_freq") is not None:
+        asked["window_pattern"] = _window_pattern(arguments["window_attn_skip_freq"])
+    asked.update(_rope_scaling(arguments))
     if on("disable_bias_linear") or arguments.get("add_bias_linear") is False:
         asked["linear_bias"] = False
         asked.setdefault("qkv_bias", False)  # Megatron's switch is for both
@@ -127,9 +175,11 @@ def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, A
                               "position_embedding_type; remove one")
         asked["position_embedding"] = "rotary"
     for key in _SIZES:
-        wanted = asked.pop(key, None)
-        if wanted is not None and own and own[key] != wanted:
-            raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {own[key]}; "
+        wanted, has = asked.pop(key, None), own.get(key)
+        if key == "num_layers" and own.get("encoder_layers") is not None:  # Megatron's is the encoder's
+            has = own["encoder_layers"]
+        if wanted is not None and own and has != wanted:
+            raise ConfigError(f"other_megatron_args asks for {key} {wanted}, and the model given to prepare() has {has}; "
                               "change the model's config")
     if "linear_bias" in asked and own.get("proj_bias") is not None:  # the plugin's word is for both
         asked["proj_bias"] = asked["linear_bias"]
@@ -137,6 +187,10 @@ def _checked(plugin, hf_config: Optional[dict], pretrained: bool) -> Dict[str, A
     for key, name in _ROPE.items():
         if positions != "rotary" and asked.pop(key, None) is not None:
             warn_once(f"other_megatron_args: {name} has no effect on a model whose positions are {positions}")
+    if positions != "rotary":
+        asked = {key: value for key, value in asked.items() if not key.startswith("rope_scaling.")}
+    if "window_pattern" in asked and own and asked.get("sliding_window", own.get("sliding_window")) is None:
+        raise ConfigError("other_megatron_args: window_attn_skip_freq says which layers have a window, and there is none; give window_size too")
     if not pretrained or arguments.get("reinitialize"):
         return asked
     for key in _STRUCTURE:

@@ -6,8 +6,8 @@ The engine itself reads the model's config; these arguments are what custom trai
 from typing import Any, Callable, Dict, Optional
 
 from tessera.errors import ConfigError
-from tessera.plugin.heads import ENCODERS, config_of, heads_of
-from tessera.plugin.model_shape import described, length_given
+from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS, config_of, heads_of
+from tessera.plugin.model_shape import decoder_length_given, described, length_given
 
 Parser = Callable[[Any, Any, Optional[dict]], None]
 
@@ -64,6 +64,8 @@ def parse_model_config(plugin, model, batch_data: Optional[dict] = None) -> None
         **_architecture(own))
     if config.model_type in ENCODERS:
         arguments.update(_heads(plugin, text, own))
+    elif config.model_type in ENCODER_DECODERS:
+        arguments.update(_two_stacks(plugin, config.model_type, own, batch_data))
     elif plugin.given_arguments.get("model_type_name", "gpt") != "gpt":
         raise ConfigError(f"other_megatron_args: 'model_type_name' is {plugin.given_arguments['model_type_name']!r}, and a {config.model_type} "
                           "makes it 'gpt'; leave it out, or give prepare() another model")
@@ -81,6 +83,22 @@ def _heads(plugin, config: dict, own: Dict[str, Any]) -> Dict[str, Any]:
             raise ConfigError(f"other_megatron_args: '{name}' is {given!r}, and a {config['architectures'][0]} makes it {arguments[name]!r}; "
                               f"leave it out, or give prepare() another model")
     return arguments
+
+
+def _two_stacks(plugin, kind: str, own: Dict[str, Any], batch_data: Optional[dict]) -> Dict[str, Any]:
+    """What an encoder and a decoder are. Errors: ConfigError for an argument that says otherwise."""
+    given = plugin.given_arguments.get("model_type_name", "t5")
+    if given != "t5":
+        raise ConfigError(f"other_megatron_args: 'model_type_name' is {given!r}, and a {kind} makes it 't5'; leave it out, or give prepare() "
+                          "another model")
+    encoder = own["encoder_layers"]
+    decoder_length = decoder_length_given(plugin, {"model_type": kind})
+    if decoder_length is None and batch_data and "labels" in batch_data:
+        decoder_length = int(batch_data["labels"].shape[1])
+    plugin.encoder_seq_length, plugin.decoder_seq_length = plugin.seq_length, decoder_length
+    return dict(model_type_name="t5", num_layers=encoder, encoder_num_layers=encoder, decoder_num_layers=own["num_layers"] - encoder,
+                ffn_hidden_size=own["ffn_hidden_size"], kv_channels=own["head_dim"], position_embedding_type="relative",
+                encoder_seq_length=plugin.encoder_seq_length, decoder_seq_length=decoder_length or own["max_positions"])
 
 
 def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
@@ -102,4 +120,4 @@ def _architecture(own: Dict[str, Any]) -> Dict[str, Any]:
     return arguments
 
 
-parse_bert_config = parse_gpt2_config = parse_llama_config = parse_model_config
+parse_bert_config = parse_gpt2_config = parse_llama_config = parse_t5_config = parse_model_config

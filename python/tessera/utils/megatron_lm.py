@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from tessera.compat.foreign_functions import find
 from tessera.data.indexed_loaders import admit, build_loaders, samples_provider, set_plugin_arguments
 from tessera.engine.bert_train_step import BertTrainStep
-from tessera.engine.train_steps import (AbstractTrainStep, GPTTrainStep, T5TrainStep,
-                                        avg_losses_across_data_parallel_group, gather_across_data_parallel_groups,
-                                        tokens_and_labels)
+from tessera.engine.t5_train_step import T5TrainStep
+from tessera.engine.train_steps import (AbstractTrainStep, GPTTrainStep, avg_losses_across_data_parallel_group,
+                                        gather_across_data_parallel_groups, tokens_and_labels)
 from tessera.errors import ConfigError
 from tessera.scheduler import AcceleratedScheduler as MegatronLMSchedulerWrapper
 from tessera.state import AcceleratorState
@@ -51,8 +51,8 @@ class MegatronLMDummyDataLoader:
     validation and test. Keywords are Megatron's arguments of data and validation: data_path (prefix, or "weight prefix weight
     prefix ...") with split (also splits_string), or train_data_path, valid_data_path and test_data_path; seq_length,
     micro_batch_size, data_cache_path, seed, eval_iters, eval_interval, eod_mask_loss and the like (docs/guides/data_in_python.md).
-    What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}; for an encoder Megatron's of BERT, of
-    sentences. Errors: ConfigError."""
+    What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}; for BERT and T5 Megatron's of sentences.
+    Errors: ConfigError."""
 
     def __init__(self, **dataset_kwargs: Any):
         self.dataset_args = admit(dataset_kwargs)

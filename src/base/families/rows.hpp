@@ -18,6 +18,7 @@ ModelSpec gpt_bigcode();
 ModelSpec gpt_neox();
 ModelSpec llama();
 ModelSpec megatron_bert();
+ModelSpec megatron_t5();
 ModelSpec mistral();
 ModelSpec mpt();
 ModelSpec mt5();

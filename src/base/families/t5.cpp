@@ -152,4 +152,45 @@ ModelSpec mt5() {
   return row;
 }
 
+/// Megatron-LM's: another model, with learned positions, LayerNorm, biases and scaled scores, which
+/// Transformers has no type for. Tensors go by Megatron-LM's names.
+ModelSpec megatron_t5() {
+  HfNames names{.prefix = "",
+                .layers = "decoder.layers.",
+                .embedding = "embedding.word_embeddings",
+                .positions = "embedding.position_embeddings",
+                .layer = {},
+                .final_norm = "decoder.final_layernorm",
+                .end = {{"output_layer.bias", {{"output_layer.bias"}}, nullptr, &ModelConfig::vocab_size}},
+                .encoder_layers = "encoder.layers.",
+                .encoder_end = {{"encoder.final_layernorm", {{"encoder.final_layernorm"}}}}};
+  for (const char* each :
+       {"input_layernorm", "self_attention.linear_qkv", "self_attention.linear_proj",
+        "pre_cross_attn_layernorm", "cross_attention.linear_q", "cross_attention.linear_kv",
+        "cross_attention.linear_proj", "pre_mlp_layernorm", "mlp.linear_fc1", "mlp.linear_fc2"}) {
+    names.layer.push_back({each, {{each}}});
+    if (std::string_view(each).find("cross_att") == std::string_view::npos)
+      names.encoder_layer.push_back({each, {{each}}});
+  }
+  return {.name = "megatron_t5",
+          .family = {"megatron_t5"},
+          .model = {.position_embedding = PositionKind::learned,
+                    .norm = NormStyle::layernorm,
+                    .activation = MlpActivation::gelu_tanh,
+                    .tied_head = true,
+                    .linear_bias = true,
+                    .qkv_bias = true,
+                    .parallel_residual = false},
+          .ffn_width = [](std::int64_t width) { return 4 * width; },
+          .architectures = {},
+          .keys = {},
+          .activations = {},
+          .names = std::move(names),
+          .attributes = {},
+          .megatron_tokenizer = "BertWordPieceLowerCase",
+          .body = "megatron_t5",
+          .encoder_decoder = true,
+          .samples = ModelSpec::Samples::corrupted_spans};
+}
+
 }  // namespace tessera::rows

@@ -4,6 +4,7 @@
 
 #include "nn/models/norm_options.hpp"
 #include "nn/own_positions.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/base/model_math.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -256,8 +257,8 @@ class Bert : public Stack {
     if (!*config_.binary_head) return {};
     return {{.name = "nsp", .weight = 1.0, .per = LossCount::sample_targets}};
   }
-  double flops_per_token(std::int64_t seq_length) const override {
-    const double whole = tessera::flops_per_token(config_, seq_length, FlopConvention::palm);
+  double flops_per_token(const SampleLengths& lengths) const override {
+    const double whole = tessera::flops_per_token(config_, lengths.tokens, FlopConvention::palm);
     const auto vocabulary = static_cast<double>(config_.vocab_size * config_.hidden_size);
     return reads_whole_samples() ? whole - 6 * vocabulary : whole;
   }

@@ -5,6 +5,7 @@
 
 #include "nn/models/norm_options.hpp"
 #include "nn/own_positions.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/base/model_math.hpp"
 
 namespace tessera {
@@ -241,8 +242,8 @@ void Decoder::add_piece(const ModelPiece& piece) {
   add_head<nn::VocabHead>("", config_, sharding().tensor, numerics().compute, table);
 }
 
-double Decoder::flops_per_token(std::int64_t seq_length) const {
-  return tessera::flops_per_token(config_, seq_length, FlopConvention::causal);
+double Decoder::flops_per_token(const SampleLengths& lengths) const {
+  return tessera::flops_per_token(config_, lengths.tokens, FlopConvention::causal);
 }
 
 std::int64_t Decoder::position_limit() const {

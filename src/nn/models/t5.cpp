@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/models/cross_attention.hpp"
 #include "nn/models/norm_options.hpp"
 #include "nn/own_positions.hpp"
 #include "nn/relative_positions.hpp"
@@ -130,60 +131,39 @@ class T5DecoderFront : public Block {
   RelativeBias& bias_;
 };
 
-/// What the two kinds of attention have in common.
-class T5AttentionBase : public Module {
- protected:
-  T5AttentionBase(std::string name, const ModelConfig& config, const TensorParallel& tensor)
+/// Normal initial weights of queries, keys and values, and of what attention's result is multiplied by.
+double query_std(const ModelConfig& config) {
+  return init_factor(config) * inverse_root(config.hidden_size) * inverse_root(config.head_dim);
+}
+double kv_std(const ModelConfig& config) { return init_factor(config) * inverse_root(config.hidden_size); }
+double proj_std(const ModelConfig& config) {
+  return init_factor(config) * inverse_root(config.num_heads * config.head_dim);
+}
+
+/// Scores are not scaled.
+class T5SelfAttention : public Module {
+ public:
+  T5SelfAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor, bool causal)
       : Module(std::move(name)),
         config_(config),
         tensor_(tensor),
         heads_(head_share(config, tensor)),
-        proj_(submodule<Linear>(
-            "linear_proj",
-            Linear::Options{config.num_heads * config.head_dim,
-                            config.hidden_size,
-                            false,
-                            init_factor(config) * inverse_root(config.num_heads * config.head_dim),
-                            tensor,
-                            Linear::Split::row,
-                            {}})) {}
-
-  double query_std() const { return kv_std() * inverse_root(config_.head_dim); }
-  double kv_std() const { return init_factor(config_) * inverse_root(config_.hidden_size); }
-
-  /// Scores are not scaled. `length`: positions of queries or keys, whichever are more.
-  SelfAttentionOptions attend(const Forward& f, const MicroBatch& keys, std::int64_t length) const {
-    SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, nullptr, {}};
-    ops::AttentionOptions& a = options.attention;
-    a.scale = 1.0f;
-    a.key_begin = keys.key_begin;
-    a.key_end = keys.key_end;
-    if (!f.training || config_.attention_dropout <= 0.0) return options;
-    a.dropout = static_cast<float>(config_.attention_dropout);
-    a.dropout_key = {f.exec.seed, site_of(name() + ".probabilities"), f.step};
-    a.sample0 = f.input.sample0;
-    a.head0 = heads_.first;
-    a.total_heads = config_.num_heads;
-    a.seq_length = length;
-    return options;
-  }
-
-  const ModelConfig& config_;
-  TensorParallel tensor_;
-  HeadShare heads_;
-  Linear& proj_;
-};
-
-class T5SelfAttention : public T5AttentionBase {
- public:
-  T5SelfAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor, bool causal)
-      : T5AttentionBase(std::move(name), config, tensor),
         causal_(causal),
+        proj_(submodule<Linear>("linear_proj", Linear::Options{.in = config.num_heads * config.head_dim,
+                                                               .out = config.hidden_size,
+                                                               .bias = false,
+                                                               .std = proj_std(config),
+                                                               .tensor = tensor,
+                                                               .split = Linear::Split::row})),
         qkv_(submodule<Linear>("linear_qkv", qkv_options())) {}
 
   Var forward(const Forward& f, const Var& x, const Var& bias) {
-    SelfAttentionOptions options = attend(f, f.input, f.input.seq_length);
+    SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, nullptr, {}};
+    options.attention.scale = 1.0f;
     options.attention.causal = causal_;
+    options.attention.key_begin = f.input.key_begin;
+    options.attention.key_end = f.input.key_end;
+    set_attention_dropout(f, config_, heads_, name(), f.input.seq_length, options.attention);
     return proj_.forward(f, self_attention(f.exec, qkv_.forward(f, x), options, bias));
   }
 
@@ -193,55 +173,26 @@ class T5SelfAttention : public T5AttentionBase {
     Linear::Options options{config_.hidden_size,
                             width + 2 * config_.num_kv_heads * config_.head_dim,
                             false,
-                            kv_std(),
+                            kv_std(config_),
                             tensor_,
                             Linear::Split::column,
                             qkv_rows(config_, heads_)};
     options.first_rows = width;
-    options.first_std = query_std();
+    options.first_std = query_std(config_);
     return options;
   }
 
+  const ModelConfig& config_;
+  TensorParallel tensor_;
+  HeadShare heads_;
   bool causal_;
-  Linear& qkv_;
+  Linear &proj_, &qkv_;
 };
 
-/// Attention of the decoder over the encoder's result.
-class T5CrossAttention : public T5AttentionBase {
- public:
-  T5CrossAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor)
-      : T5AttentionBase(std::move(name), config, tensor),
-        q_(submodule<Linear>("linear_q", Linear::Options{config.hidden_size,
-                                                         config.num_heads * config.head_dim,
-                                                         false,
-                                                         query_std(),
-                                                         tensor,
-                                                         Linear::Split::column,
-                                                         {}})),
-        kv_(submodule<Linear>(
-            "linear_kv", Linear::Options{config.hidden_size, 2 * config.num_kv_heads * config.head_dim, false,
-                                         kv_std(), tensor, Linear::Split::column, kv_rows()})) {}
-
-  Var forward(const Forward& f, const Var& x, const Var& memory) {
-    const MicroBatch& read = *f.input.encoder;
-    SelfAttentionOptions options = attend(f, read, std::max(read.seq_length, f.input.seq_length));
-    options.attention.causal = false;
-    const Var q = q_.forward(f, x);
-    return proj_.forward(f, cross_attention(f.exec, q, kv_.forward(f, memory), options));
-  }
-
- private:
-  /// Of linear_kv (all k heads, all v heads).
-  std::vector<Segment> kv_rows() const {
-    std::vector<Segment> rows = qkv_rows(config_, heads_);
-    rows.erase(rows.begin());
-    const std::int64_t local = rows[0].local, global = config_.num_heads * config_.head_dim;
-    for (Segment& each : rows) each.local -= local, each.global -= global;
-    return rows;
-  }
-
-  Linear &q_, &kv_;
-};
+CrossAttention::Options cross_options(const ModelConfig& config) {
+  return {
+      .query_std = query_std(config), .kv_std = kv_std(config), .proj_std = proj_std(config), .scale = 1.0f};
+}
 
 /// Dropout is on the activated values too.
 class T5Mlp : public Module {
@@ -296,7 +247,9 @@ class T5Layer : public Block {
         input_norm_(submodule<Norm>("input_layernorm", norm(config, options))),
         attention_(submodule<T5SelfAttention>("self_attention", config, options.tensor, decodes)),
         cross_norm_(decodes ? &submodule<Norm>("pre_cross_attn_layernorm", norm(config, options)) : nullptr),
-        cross_(decodes ? &submodule<T5CrossAttention>("cross_attention", config, options.tensor) : nullptr),
+        cross_(decodes ? &submodule<CrossAttention>("cross_attention", config, options.tensor,
+                                                    cross_options(config))
+                       : nullptr),
         mlp_norm_(submodule<Norm>("pre_mlp_layernorm", norm(config, options))),
         mlp_(submodule<T5Mlp>("mlp", config, options.tensor)) {}
 
@@ -326,7 +279,7 @@ class T5Layer : public Block {
   Norm& input_norm_;
   T5SelfAttention& attention_;
   Norm* cross_norm_;
-  T5CrossAttention* cross_;
+  CrossAttention* cross_;
   Norm& mlp_norm_;
   T5Mlp& mlp_;
 };
@@ -388,6 +341,9 @@ class T5 : public Stack {
 
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   bool reads_encoder_tokens() const override { return true; }
+  double flops_per_token(const SampleLengths& lengths) const override {
+    return two_stack_flops_per_token(config_, lengths);
+  }
   std::int64_t max_positions() const override { return config_.max_positions; }
   std::int64_t position_limit() const override { return nn::RelativePositions::kMost; }
   void check_length(std::int64_t seq_length) const override {

@@ -1,4 +1,4 @@
-"""What fields about layouts change in a step on two processes. Arguments: output, and a JSON list of the plugin's fields. Rank 0 writes
+"""What fields about layouts change in a step on two processes. Arguments: output, and a JSON list of the plugin's fields (and "family", of another model than a GPT-2). Rank 0 writes
 for each of them [elements of parameters on rank 0, most bytes it held in a step]."""
 
 import json
@@ -13,7 +13,8 @@ from train_like_torch import make_model
 
 
 def held(fields: dict) -> list:
-    model = make_model("gpt2")
+    fields = dict(fields)
+    model = make_model(fields.pop("family", "gpt2"))
     accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**fields))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     ids = torch.randint(0, 101, (8, 16), generator=torch.Generator().manual_seed(2))

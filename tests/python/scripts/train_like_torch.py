@@ -9,9 +9,10 @@ import torch
 import transformers
 
 from tessera import Accelerator
-from tessera.utils import BertTrainStep, MegatronLMPlugin, full_gradients
+from tessera.utils import BertTrainStep, MegatronLMPlugin, T5TrainStep, full_gradients
 
 STEPS, SEQ = 20, 12
+STEPS_OF = {"bert": BertTrainStep, "t5": T5TrainStep}
 
 
 # What may be left of a model to train, by name; the rest is frozen.
@@ -32,6 +33,8 @@ def make_model(family: str, trained: str = "all") -> torch.nn.Module:
 
 def whole_model(family: str) -> torch.nn.Module:
     torch.manual_seed(3)
+    if "T5" in family:
+        return encoder_and_decoder(family)
     if "Bert" in family:
         kind = transformers.MegatronBertConfig if family.startswith("Megatron") else transformers.BertConfig
         config = kind(num_hidden_layers=4, hidden_size=24, num_attention_heads=4, intermediate_size=40, vocab_size=101,
@@ -48,6 +51,33 @@ def whole_model(family: str) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def encoder_and_decoder(family: str) -> torch.nn.Module:
+    """T5: version 1.0; MT5: as weights of version 1.1 are read, with a head of its own."""
+    settings, kind = ((transformers.T5Config, transformers.T5ForConditionalGeneration) if family == "T5" else
+                      (transformers.MT5Config, transformers.MT5ForConditionalGeneration))
+    model = kind(settings(num_layers=2, num_decoder_layers=2 if family == "T5" else 3, d_model=24, num_heads=4, d_kv=5, d_ff=40, vocab_size=101, dropout_rate=0.0,
+                          relative_attention_num_buckets=8, relative_attention_max_distance=10, initializer_factor=0.5,
+                          decoder_start_token_id=0))
+    if family == "MT5":
+        model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(101, 24))
+    return model
+
+
+def two_sequences(family: str, i: int, row: dict, generator: torch.Generator) -> dict:
+    """The encoder's padded at either side, the decoder's shorter; MT5's has a mask and tokens of its own besides."""
+    mask = row["attention_mask"].clone()
+    if i % 3 == 2:
+        mask[: i % 4] = 0
+    labels = torch.randint(1, 101, (8,), generator=generator)
+    labels[8 - i % 5:] = -100
+    row = {"input_ids": row["input_ids"], "attention_mask": mask, "labels": labels}
+    if family == "MT5":
+        row["decoder_input_ids"] = torch.randint(0, 101, (8,), generator=generator)
+        row["decoder_attention_mask"] = (torch.arange(8) >= i % 3).long()
+        row["labels"][: i % 3] = -100
+    return row
+
+
 def make_dataset(family: str = "gpt2", rest: int = 5) -> list:
     generator = torch.Generator().manual_seed(5)
     rows = []
@@ -59,7 +89,7 @@ def make_dataset(family: str = "gpt2", rest: int = 5) -> list:
             labels[SEQ - 1 - i % 4:] = -100
         labels[: i % 5] = -100
         row = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-        rows.append(row)
+        rows.append(two_sequences(family, i, row, generator) if "T5" in family else row)
         if "Bert" not in family:
             continue
         if i % 3 == 2:  # padding on the left
@@ -97,7 +127,8 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
                                   recompute_activations=options.get("recompute") == "1",
                                   return_logits="logits" in options,
-                                  custom_train_step_class=BertTrainStep if "step" in options else None)
+                                  pipeline_model_parallel_split_rank=int(options["split"]) if "split" in options else None,
+                                  custom_train_step_class=STEPS_OF.get(options.get("step")))
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     dp = accelerator.state.mesh.dp
     dataset = make_dataset(family, int(options.get("rest", 5)))

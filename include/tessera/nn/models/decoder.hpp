@@ -131,7 +131,7 @@ class Decoder : public Stack {
   std::int64_t reserve_positions(const ExecCtx& ctx, std::int64_t positions) override {
     return positions_.reserve(ctx, positions, position_limit());
   }
-  double flops_per_token(std::int64_t seq_length) const override;
+  double flops_per_token(const SampleLengths& lengths) const override;
   KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
   const ModelConfig& config() const { return config_; }
 

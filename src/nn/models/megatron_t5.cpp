@@ -1,0 +1,254 @@
+/// Megatron-LM's T5: an encoder and a decoder of its own kind of layers, with one table of tokens and one of
+/// learned positions for both. Where the model is cut, the decoder's embedded tokens cross the boundaries up
+/// to its first layer, and the encoder's result from there on.
+
+#include <cmath>
+
+#include "nn/models/cross_attention.hpp"
+#include "nn/models/norm_options.hpp"
+#include "nn/models/t5.hpp"
+#include "nn/own_positions.hpp"
+#include "tessera/base/model_math.hpp"
+#include "tessera/nn/layers.hpp"
+#include "tessera/nn/stack.hpp"
+
+namespace tessera {
+namespace nn {
+namespace {
+
+struct MegatronT5Options {
+  Numerics numerics = {};
+  TensorParallel tensor = {};
+  bool forget_norms = false;  ///< selective recomputation
+};
+
+/// Where the encoder begins. The decoder's tokens are embedded here too.
+class MegatronT5Front : public Block {
+ public:
+  MegatronT5Front(std::string name, const ModelConfig& config, const MegatronT5Options& options, bool tied)
+      : Block(std::move(name)),
+        tensor_(options.tensor),
+        dropout_(config.embedding_dropout.value_or(config.dropout)),
+        embedding_(submodule<Embedding>("embedding", Embedding::Options{.vocab_size = config.vocab_size,
+                                                                        .size = config.hidden_size,
+                                                                        .max_positions = config.max_positions,
+                                                                        .std = config.init_std,
+                                                                        .out = options.numerics.residual,
+                                                                        .tensor = options.tensor,
+                                                                        .tied = tied})) {}
+
+  Flow forward(const Forward& f, Flow flow) override {
+    const Forward encoder = f.of_encoder();
+    for (const std::int64_t length : {f.input.seq_length, encoder.input.seq_length})
+      TESSERA_CHECK(!tensor_.sharded_sequence() || length % tensor_.size() == 0, "sequences of ", length,
+                    " positions are not shared evenly by ", tensor_.size(),
+                    " tensor ranks, which parallel.sequence needs");
+    flow.residual = embedded(encoder, embedding_.name());
+    flow.decoder_input = embedded(f, "decoder.embedding");
+    return flow;
+  }
+  Parameter& table() { return embedding_.table(); }
+
+ private:
+  Var embedded(const Forward& f, const std::string& site) {
+    return dropout(f.exec, embedding_.forward(f), on_own_positions(f, tensor_).dropout(site, dropout_));
+  }
+
+  TensorParallel tensor_;
+  double dropout_;
+  Embedding& embedding_;
+};
+
+/// Where the encoder's stream becomes the memory, and the decoder's begins.
+class MegatronT5DecoderFront : public Block {
+ public:
+  MegatronT5DecoderFront(std::string name, const ModelConfig& config, const MegatronT5Options& options)
+      : Block(std::move(name)),
+        norm_(submodule<Norm>("encoder.final_layernorm",
+                              norm_options(config, options.tensor, options.numerics.compute))) {}
+
+  Flow forward(const Forward& f, Flow flow) override {
+    flow.memory = norm_.forward(f.of_encoder(), flow.residual, {}).y;
+    flow.residual = std::exchange(flow.decoder_input, Var());
+    return flow;
+  }
+
+ private:
+  Norm& norm_;
+};
+
+/// A layer of the encoder, or of the decoder, which reads the memory as well.
+class MegatronT5Layer : public Block {
+ public:
+  MegatronT5Layer(std::string name, const ModelConfig& config, std::int64_t layer,
+                  const MegatronT5Options& options, bool decodes)
+      : Block(std::move(name)),
+        dropout_(config.dropout),
+        input_norm_(submodule<Norm>("input_layernorm", norm(config, options))),
+        attention_(submodule<SelfAttention>("self_attention", config, layer, options.tensor, decodes)),
+        cross_norm_(decodes ? &submodule<Norm>("pre_cross_attn_layernorm", norm(config, options)) : nullptr),
+        cross_(decodes ? &submodule<CrossAttention>("cross_attention", config, options.tensor, cross(config))
+                       : nullptr),
+        mlp_norm_(submodule<Norm>("pre_mlp_layernorm", norm(config, options))),
+        mlp_(submodule<Mlp>("mlp", config, options.tensor)) {}
+
+  Flow forward(const Forward& whole, Flow flow) override {
+    const Forward f = cross_ != nullptr ? whole : whole.of_encoder();
+    ResidualNorm x = input_norm_.forward(f, flow.residual, flow.branch, flow.dropout);
+    Var branch = attention_.forward(f, x.y, nullptr, {});
+    DropoutSpec drop = f.dropout(attention_.name(), dropout_);
+    if (cross_ != nullptr) {
+      x = cross_norm_->forward(f, x.residual, branch, drop);
+      branch = cross_->forward(f, x.y, flow.memory);
+      drop = f.dropout(cross_->name(), dropout_);
+    }
+    x = mlp_norm_.forward(f, x.residual, branch, drop);
+    flow.residual = x.residual;
+    flow.branch = mlp_.forward(f, x.y);
+    flow.dropout = f.dropout(mlp_.name(), dropout_);
+    return flow;
+  }
+
+ private:
+  static Norm::Options norm(const ModelConfig& config, const MegatronT5Options& options) {
+    return norm_options(config, options.tensor, options.numerics.compute, options.forget_norms);
+  }
+  static CrossAttention::Options cross(const ModelConfig& config) {
+    return {.query_std = config.init_std,
+            .kv_std = config.init_std,
+            .proj_std = config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
+            .bias = *config.qkv_bias,
+            .proj_bias = config.proj_bias.value_or(*config.linear_bias)};
+  }
+
+  double dropout_;
+  Norm& input_norm_;
+  SelfAttention& attention_;
+  Norm* cross_norm_;
+  CrossAttention* cross_;
+  Norm& mlp_norm_;
+  Mlp& mlp_;
+};
+
+/// The decoder's final norm, and the product with the table of tokens, with a bias.
+class MegatronT5Head : public Head {
+ public:
+  /// `table`: of the front, where it is on this rank.
+  MegatronT5Head(std::string name, const ModelConfig& config, const MegatronT5Options& options,
+                 Parameter* table)
+      : Head(std::move(name)),
+        tensor_(options.tensor),
+        norm_(submodule<Norm>("decoder.final_layernorm",
+                              norm_options(config, options.tensor, options.numerics.compute))),
+        bias_(parameter("output_layer.bias", rows({config.vocab_size}), Init::zeros())),
+        table_(table),
+        weight_(table != nullptr ? *table
+                                 : parameter("embedding.word_embeddings.weight",
+                                             rows({config.vocab_size, config.hidden_size}),
+                                             Init::normal(static_cast<float>(config.init_std)),
+                                             {.reads_main = true, .tied = true, .counted = false})) {}
+
+  Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor& upstream) override {
+    const Var last = norm_.forward(f, flow.residual, flow.branch, flow.dropout).y;
+    if (output == Model::Output::losses)
+      return vocab_linear_cross_entropy(f.exec, tensor_, last, weight_, f.input.labels, upstream, &bias_);
+    return vocab_logits(f.exec, tensor_, last, weight_, &bias_);
+  }
+  const Parameter* borrowed() const override { return table_; }
+
+ private:
+  Placement rows(const Shape& shape) const {
+    return Placement::split(shape, 0, tensor_.rank(), tensor_.size());
+  }
+
+  TensorParallel tensor_;
+  Norm& norm_;
+  Parameter& bias_;
+  Parameter* table_;
+  Parameter& weight_;
+};
+
+}  // namespace
+}  // namespace nn
+
+namespace {
+
+class MegatronT5 : public Stack {
+ public:
+  MegatronT5(const ModelConfig& config, const Numerics& numerics, const Sharding& given)
+      : Stack(config.hidden_size, config.num_layers, numerics, given), config_(config) {
+    check();
+    for (const ModelPiece& piece : sharding().pieces) add_piece(piece);
+  }
+
+  std::int64_t vocab_size() const override { return config_.vocab_size; }
+  bool reads_encoder_tokens() const override { return true; }
+  std::int64_t max_positions() const override { return config_.max_positions; }
+  double flops_per_token(const SampleLengths& lengths) const override {
+    return two_stack_flops_per_token(config_, lengths);
+  }
+  KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t) const override {
+    throw InvalidArgument(
+        "text is generated by models of one stack of layers; what the encoder of Megatron's T5 makes is not "
+        "cached");
+  }
+
+ protected:
+  std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const override {
+    const MicroBatchSize encoded{size.batch, size.encoder_seq_length};
+    const std::int64_t encoder = *config_.encoder_layers;
+    if (layer == config_.num_layers) return {stream("residual", size)};
+    if (layer <= encoder) return {stream("residual", encoded), stream("decoder_input", size)};
+    std::vector<Port> ports = {stream("residual", size), stream("memory", encoded)};
+    ports.back().dtype = numerics().compute;
+    return ports;
+  }
+
+ private:
+  void check() const {
+    const auto need = [](bool holds, const char* what) {
+      TESSERA_ENSURE(ConfigError, holds, "Megatron's T5 ", what);
+    };
+    const ModelConfig& c = config_;
+    need(c.position_embedding == PositionKind::learned, "has learned positions");
+    need(*c.tied_head, "has its head tied to its embedding");
+    need(!*c.parallel_residual, "has its attention and MLP one after the other");
+    need(!c.padding_id, "has no padding row in its table");
+    need(!c.token_types && !c.binary_head.value_or(false) && !c.num_labels, "has a head for tokens alone");
+    TESSERA_ENSURE(ConfigError, *c.encoder_layers >= 1 && *c.encoder_layers < c.num_layers,
+                   "model.encoder_layers (", *c.encoder_layers, ") of model.num_layers (", c.num_layers,
+                   "): encoder and decoder have at least one layer each");
+    const int ranks = sharding().tensor.size();
+    TESSERA_ENSURE(ConfigError, c.vocab_size >= ranks, "model.vocab_size (", c.vocab_size,
+                   ") is less than parallel.tensor (", ranks, ")");
+  }
+
+  void add_piece(const ModelPiece& piece) {
+    begin_piece();
+    const nn::MegatronT5Options options{numerics(), sharding().tensor,
+                                        sharding().recompute.what == Recompute::selective};
+    const std::int64_t encoder = *config_.encoder_layers;
+    if (piece.embedding) front_ = &add_front<nn::MegatronT5Front>("", config_, options, !holds_head());
+    for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i) {
+      if (i == encoder) add_front<nn::MegatronT5DecoderFront>("", config_, options);
+      const bool decodes = i >= encoder;
+      const std::string name =
+          decodes ? "decoder.layers." + std::to_string(i - encoder) : "encoder.layers." + std::to_string(i);
+      add_layer<nn::MegatronT5Layer>(name, config_, i, options, decodes);
+    }
+    if (piece.head)
+      add_head<nn::MegatronT5Head>("", config_, options, front_ != nullptr ? &front_->table() : nullptr);
+  }
+
+  ModelConfig config_;
+  nn::MegatronT5Front* front_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> build_megatron_t5(const ModelConfig& config, const Numerics& numerics,
+                                         const Sharding& sharding) {
+  return std::make_unique<MegatronT5>(config, numerics, sharding);
+}
+
+}  // namespace tessera
