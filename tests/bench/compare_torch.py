@@ -57,6 +57,8 @@ class Case:
     floor_ns: float = 0  # per token, by tests/gpu/floors.py; 0: not known
     note: str = ""
     split: bool = False  # Tessera's fp32 main weights (optimizer.split_main_weights)
+    decoder_seq: int = 0  # of an encoder with a decoder, whose encoder has `seq`
+    keys: Sequence[str] = ()  # further ones of a Tessera configuration
 
     @property
     def tessera_bytes(self) -> int:
@@ -66,7 +68,7 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of a step."""
-        return self.batch * self.seq * self.micro_batches
+        return self.batch * (self.seq + self.decoder_seq) * self.micro_batches
 
     def flags(self) -> List[str]:
         names = ("layers", "hidden", "heads", "vocab", "batch", "seq", "precision", "warmup")
@@ -75,7 +77,7 @@ class Case:
     def torch_flags(self) -> List[str]:
         """Beside flags()."""
         flags = ["--family", self.family, "--kv-heads", str(self.kv_heads), "--ffn", str(self.ffn), "--state", self.state,
-                 "--micro-batches", str(self.micro_batches)]
+                 "--micro-batches", str(self.micro_batches), "--decoder-seq", str(self.decoder_seq)]
         return flags + ["--best"] * self.best
 
     def overrides(self, threads: int, device: str = "cpu") -> List[str]:
@@ -95,9 +97,11 @@ class Case:
             keys["training.fp32_residual"] = "false"  # as PyTorch's is
         if self.split:
             keys["optimizer.split_main_weights"] = "true"
+        if self.decoder_seq:
+            keys["training.decoder_seq_length"] = self.decoder_seq
         if device == "cpu":
             keys["device.threads"] = threads
-        return [f"{key}={value}" for key, value in keys.items()]
+        return [*(f"{key}={value}" for key, value in keys.items()), *self.keys]
 
 
 CASES = [
@@ -105,6 +109,12 @@ CASES = [
     Case("gpt2_124m_bf16", 12, 768, 12, 50257, 1, 1024, "bf16", 7, 1, 2, 1.6, 1.35, 0.7),
     Case("small_fp32", 4, 256, 4, 8192, 4, 128, "fp32", 15, 4, 5, 1.5, 1.3, None),
 ]
+# An encoder, and an encoder with a decoder; only where they are asked for by name.
+OTHER_CASES = [
+    Case(f"{name}_{precision}", layers, 768, 12, vocab, 1, 512, precision, 9, 2, 2, 1.4, 1.25, None, family=name, ffn=3072,
+         decoder_seq=decoder, keys=keys)
+    for name, layers, vocab, decoder, keys in (("bert", 12, 30522, 0, ("model.binary_head=false",)), ("t5", 24, 32128, 128, ()))
+    for precision in ("fp32", "bf16")]
 EQUAL_BYTES = "Tessera adds gradients up in fp32, PyTorch in bf16; each takes 16 bytes per parameter"
 GRADIENTS = "Tessera adds gradients up in fp32 (18 bytes per parameter), PyTorch in bf16 (16)"
 CUDA_CASES = [
@@ -130,7 +140,7 @@ REHEARSAL_CASES = [
          micro_batches=2, state="bf16", best=True, turns="restarted", tessera=("full",), eager=("full+head",), note=EQUAL_BYTES,
          split=True),
 ]
-ALL_CASES = CASES + CUDA_CASES + REHEARSAL_CASES
+ALL_CASES = CASES + OTHER_CASES + CUDA_CASES + REHEARSAL_CASES
 # Seconds: to start a contender, and to compile for the first time; how much slower than the floor it may be.
 STARTING = {"tessera": 15, "eager": 20, "compile": 45}
 COMPILING = 75
@@ -379,7 +389,7 @@ def gpu_range(figures: Dict) -> str:
 def gemm_ceiling(case: Case, options: argparse.Namespace) -> Optional[Dict]:
     """{"seconds", "flop_per_s"} of one step's matrix products alone, through our own GEMM on the CPU."""
     program = find_program(options.build, "gemm_ceiling")
-    if program is None or options.device != "cpu":
+    if program is None or options.device != "cpu" or case.family != "gpt2":
         return None
     result = subprocess.run([str(program), *case.flags(), "--threads", str(options.threads)],
                             env=environment_for(options.threads), capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""PyTorch's side of compare_torch.py: Transformers' GPT-2 or Llama with SDPA attention, fused AdamW, clipping at 1.0, no
-dropout, on random tokens.
+"""PyTorch's side of compare_torch.py: Transformers' GPT-2, Llama, BERT (masked tokens) or T5 with SDPA attention where they have it,
+fused AdamW, clipping at 1.0, no dropout, on random tokens.
 
 Speaks the contenders' protocol: says `ready` after its warm-up steps; then, for each line `N` on standard input, trains
 N steps and answers with one line of JSON {"seconds": [of each step], "rss_bytes": peak so far, "loss": of the last}.
@@ -117,6 +117,8 @@ class MainWeightsAdamW:
 
 
 def make_model(options: argparse.Namespace) -> torch.nn.Module:
+    if options.family in ("bert", "t5"):
+        return make_encoder(options)
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     shared = dict(vocab_size=options.vocab, use_cache=False, bos_token_id=0, eos_token_id=0)
@@ -133,6 +135,23 @@ def make_model(options: argparse.Namespace) -> torch.nn.Module:
     with torch.device(options.device):
         model = (LlamaForCausalLM if options.family == "llama" else GPT2LMHeadModel)(config)
     return model.train()
+
+
+def make_encoder(options: argparse.Namespace) -> torch.nn.Module:
+    """An encoder, or an encoder with a decoder, which have `layers` together."""
+    from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
+
+    if options.family == "bert":
+        kind, config = BertForMaskedLM, BertConfig(
+            vocab_size=options.vocab, hidden_size=options.hidden, num_hidden_layers=options.layers, num_attention_heads=options.heads,
+            intermediate_size=options.ffn, max_position_embeddings=options.seq, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    else:
+        kind, config = T5ForConditionalGeneration, T5Config(
+            vocab_size=options.vocab, d_model=options.hidden, d_kv=options.hidden // options.heads, d_ff=options.ffn,
+            num_layers=options.layers // 2, num_heads=options.heads, dropout_rate=0.0, use_cache=False)
+    config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    with torch.device(options.device):
+        return kind(config).train()
 
 
 class Trainer:
@@ -175,6 +194,10 @@ class Trainer:
         self.about |= {"attention": best, "attention_s": seconds}
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.options.family == "bert":  # some 15 % of the tokens are guessed
+            return self.model(input_ids=tokens, labels=tokens.masked_fill(tokens % 7 > 0, -100)).loss
+        if self.options.family == "t5":
+            return self.model(input_ids=tokens, labels=tokens[:, :self.options.decoder_seq].contiguous()).loss
         return self.model(input_ids=tokens, labels=tokens).loss
 
     def loss_by_parts(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -230,8 +253,8 @@ def main() -> int:
     parser = contender_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
-    for name in ("kv-heads", "ffn"):
+    parser.add_argument("--family", choices=["gpt2", "llama", "bert", "t5"], default="gpt2")
+    for name in ("kv-heads", "ffn", "decoder-seq"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=1, help="of --batch samples, in each step")
     parser.add_argument("--state", choices=["autocast", "bf16"], default="autocast", help="bf16: MainWeightsAdamW")

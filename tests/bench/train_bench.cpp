@@ -1,4 +1,4 @@
-// Tessera's side of tests/bench/compare_torch.py and compare_layouts.py: trains a GPT-2 on random tokens, a
+// Tessera's side of tests/bench/compare_torch.py and compare_layouts.py: trains a model on random tokens, a
 // number of steps at a time. Usage: train_bench BATCH SEQ WARMUP [section.key=value ...]. Prints "ready"
 // after WARMUP steps; then for every line "N" on stdin runs N steps and prints {"seconds": [...],
 // "rss_bytes": ..., "loss": ..., ...} on one line. Under a launcher's environment it is one rank of the job;
@@ -11,6 +11,7 @@
 #include <random>
 
 #include "tessera/base/env.hpp"
+#include "tessera/base/families.hpp"
 #include "tessera/engine/metrics.hpp"
 #include "tessera/tessera.hpp"
 
@@ -18,13 +19,22 @@ using namespace tessera;
 
 namespace {
 
-Batch random_batch(std::int64_t batch, std::int64_t seq, std::int64_t vocab, std::mt19937_64& random) {
-  Batch b{.batch = batch, .seq_length = seq};
-  std::uniform_int_distribution<std::int32_t> token(0, static_cast<std::int32_t>(vocab - 1));
-  for (std::int64_t i = 0; i < batch * seq; ++i) {
+/// As the family's data are: the next tokens, one in seven tokens masked, or what a decoder says of another
+/// sequence.
+Batch random_batch(std::int64_t batch, const Config& config, std::mt19937_64& random) {
+  const ModelSpec::Samples samples = spec_of(config.model.family).samples;
+  const SampleLengths lengths = sample_lengths(config);
+  Batch b{.batch = batch, .seq_length = lengths.tokens};
+  std::uniform_int_distribution<std::int32_t> token(0,
+                                                    static_cast<std::int32_t>(config.model.vocab_size - 1));
+  for (std::int64_t i = 0; i < batch * lengths.tokens; ++i) {
     b.tokens.push_back(token(random));
-    b.labels.push_back(token(random));
+    const std::int32_t label = token(random);
+    const bool guessed = samples != ModelSpec::Samples::masked_sentences || b.tokens.back() % 7 == 0;
+    b.labels.push_back(guessed ? label : kIgnoredLabel);
   }
+  b.encoder_seq_length = lengths.encoder;
+  for (std::int64_t i = 0; i < batch * lengths.encoder; ++i) b.encoder_tokens.push_back(token(random));
   return b;
 }
 
@@ -35,8 +45,10 @@ long minor_faults() {
 }
 
 void run(const std::vector<std::string>& args) {
-  const std::int64_t batch = std::stoll(args[0]), seq = std::stoll(args[1]), warmup = std::stoll(args[2]);
-  const Config config = parse_config("data: {path: none}", "defaults", {args.begin() + 3, args.end()});
+  const std::int64_t batch = std::stoll(args[0]), warmup = std::stoll(args[2]);
+  std::vector<std::string> overrides = {"training.seq_length=" + args[1]};
+  overrides.insert(overrides.end(), args.begin() + 3, args.end());
+  const Config config = resolve(parse_config("data: {path: none}", "defaults", overrides));
   const auto world = connect_world(read_environment(), 600);
   const auto engine = build_engine(config, true, world);
   const ProcessMesh& mesh = engine->mesh();
@@ -44,7 +56,7 @@ void run(const std::vector<std::string>& args) {
   double loss = 0.0;
   StepTimes times;
   auto step = [&] {
-    const Batch b = random_batch(batch / mesh.shape().dp, seq, config.model.vocab_size, random);
+    const Batch b = random_batch(batch / mesh.shape().dp, config, random);
     const auto start = std::chrono::steady_clock::now();
     const StepReport report = engine->step(b);
     loss = report.loss;

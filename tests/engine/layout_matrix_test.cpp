@@ -1,6 +1,7 @@
 /// Law 1: any layout trains the same model. Every layout below, ranks as threads, against the serial run.
 
 #include <fstream>
+#include <set>
 
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
@@ -24,6 +25,9 @@ enum class Kind {
   gemma3,
   bloom,
   post_norm,
+  gpt_neox,
+  gpt_bigcode,
+  qwen2,
   olmo2,
   falcon,
   glm4,
@@ -85,6 +89,12 @@ const char* name_of(Kind kind) {
       return "bloom";
     case Kind::post_norm:
       return "post_norm";
+    case Kind::gpt_neox:
+      return "gpt_neox";
+    case Kind::gpt_bigcode:
+      return "gpt_bigcode";
+    case Kind::qwen2:
+      return "qwen2";
     case Kind::olmo2:
       return "olmo2";
     case Kind::falcon:
@@ -139,6 +149,9 @@ void set_later(Kind kind, ModelConfig& model) {
     model.attention_softcap = 1.0, model.logit_softcap = 2.0, model.attention_scale = 0.4;
   if (kind == Kind::bloom) model.family = {"bloom"};
   if (kind == Kind::post_norm) model.norm_placement = NormPlacement::post;
+  if (kind == Kind::gpt_neox) model.family = {"gpt_neox"}, model.rope_fraction = 0.5;
+  if (kind == Kind::gpt_bigcode) model.family = Family::gpt2, model.num_kv_heads = 1;
+  if (kind == Kind::qwen2) model.num_kv_heads = 4, model.qkv_bias = true;
   if (kind == Kind::olmo2) model.family = {"olmo2"}, model.num_kv_heads = 2;
   if (kind == Kind::falcon) model.family = {"falcon"}, model.num_kv_heads = 1;
   if (kind == Kind::glm4)
@@ -321,6 +334,35 @@ void add_shards(int zero, std::vector<LayoutCase>& list) {
   add({.kind = Kind::t5, .pp = 2, .schedule = kZbH1, .dp = 2, .reshard = ZeroReshard::always});
 }
 
+/// What each family is cut by at least, beside what the list has of it already.
+void add_families(std::vector<LayoutCase>& list) {
+  const std::set<std::string> known = [&] {
+    std::set<std::string> names;
+    for (const LayoutCase& c : list) names.insert(describe(c));
+    return names;
+  }();
+  for (const Kind kind :
+       {Kind::bert, Kind::megatron_bert, Kind::mistral, Kind::qwen2, Kind::qwen3, Kind::gemma2, Kind::gemma3,
+        Kind::gpt_neox, Kind::gpt_bigcode, Kind::bloom, Kind::t5, Kind::t5_v1_1, Kind::megatron_t5}) {
+    for (const LayoutCase& c :
+         {LayoutCase{.kind = kind, .tp = 2, .sp = true}, LayoutCase{.kind = kind, .pp = 2},
+          LayoutCase{.kind = kind, .tp = 2, .pp = 2},
+          LayoutCase{.kind = kind, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2},
+          LayoutCase{.kind = kind, .dp = 2, .zero = 1}, LayoutCase{.kind = kind, .recompute = kFull}}) {
+      if (!known.contains(describe(c))) list.push_back(c);
+    }
+  }
+}
+
+/// A sanitizer takes ten times as long: every third layout, which are of all kinds, shows it what there is.
+void thin_out([[maybe_unused]] std::vector<LayoutCase>& list) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  std::vector<LayoutCase> third;
+  for (std::size_t i = 0; i < list.size(); i += 3) third.push_back(list[i]);
+  list = std::move(third);
+#endif
+}
+
 std::vector<LayoutCase> layouts() {
   std::vector<LayoutCase> list;
   // One axis at a time.
@@ -449,6 +491,8 @@ std::vector<LayoutCase> layouts() {
   list.push_back({.kind = Kind::megatron_t5, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
   list.push_back(
       {.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
+  add_families(list);
+  thin_out(list);
   return list;
 }
 
