@@ -250,6 +250,9 @@ void describe(Visitor& visit, Section& c) {
       "zero_reshard", c.zero_reshard,
       "stage 3: when a layer's gathered weights are freed; always: after each pass, never: only after "
       "the backward pass, auto: never in a pipeline, else always");
+  visit.field("gradient_dtype", c.gradient_dtype,
+              "in what gradients travel among data ranks; each is rounded to it before, and their "
+              "sum, made in fp32, once");
   visit.field("timeout_s", c.timeout_s, "seconds after which a wait for other ranks is an error",
               Limits{.min = 0, .max = 1e7, .above = true});
 }

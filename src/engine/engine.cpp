@@ -40,6 +40,7 @@ StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
                      .tensor = &mesh[Axis::tp],
                      .embedding = &mesh.embedding(),
                      .world = &mesh.world(),
+                     .sent = options.layout.gradient_dtype,
                      .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
   const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
   const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().dp;
@@ -87,6 +88,7 @@ EngineOptions EngineOptions::from(const Config& config) {
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);
   options.layout.zero_group = static_cast<int>(config.parallel.zero_group.value_or(0));
+  options.layout.gradient_dtype = dtype_of_precision(config.parallel.gradient_dtype);
   options.layout.zero_reshard = config.parallel.zero_reshard;
   return options;
 }

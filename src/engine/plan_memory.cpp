@@ -39,10 +39,10 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
              name_of(t.recompute_method), " ", t.recompute_layers, " ", t.recompute_partition);
   const ParallelConfig& p = layout.config.parallel;
   const bool shared = p.zero_stage > 1 && layout.mesh.dp > 1;  // then passes depend on the data ranks
-  const auto [slot, fresh] =
-      passes_.try_emplace(shared ? concat(key, " ; ", layout.mesh.dp, " ", p.zero_stage, " ",
-                                          name_of(p.zero_reshard), " ", p.zero_group.value_or(0))
-                                 : key);
+  const auto [slot, fresh] = passes_.try_emplace(
+      shared ? concat(key, " ; ", layout.mesh.dp, " ", p.zero_stage, " ", name_of(p.zero_reshard), " ",
+                      p.zero_group.value_or(0), " ", name_of(p.gradient_dtype))
+             : key);
   if (!fresh) return slot->second;
   const std::shared_ptr<DryRank> run = dry_rank(layout, pieces, rank);
   if (shared) slot->second.walk = [run](const std::vector<Action>& column) { return run->walk(column); };
@@ -54,9 +54,9 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
 }
 
 const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
-  const std::string key =
-      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
-             layout.config.parallel.zero_group.value_or(0));
+  const std::string key = concat(
+      key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
+      layout.config.parallel.zero_group.value_or(0), " ", name_of(layout.config.parallel.gradient_dtype));
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);

@@ -12,18 +12,6 @@
 namespace tessera {
 namespace {
 
-DType compute_dtype(Precision precision) {
-  switch (precision) {
-    case Precision::fp32:
-      return DType::f32;
-    case Precision::bf16:
-      return DType::bf16;
-    case Precision::fp16:
-      return DType::f16;
-  }
-  throw InternalError("a precision without a dtype");
-}
-
 /// The values of a flow that leave a piece or a recomputed segment: the branch is added before.
 struct Named {
   std::string_view name;
@@ -76,8 +64,20 @@ Flow run_block(const Forward& forward, Block& block, Flow flow) {
 
 }  // namespace
 
+DType dtype_of_precision(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:
+      return DType::f32;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::fp16:
+      return DType::f16;
+  }
+  throw InternalError("a precision without a dtype");
+}
+
 Numerics numerics_of(const TrainingConfig& training) {
-  const DType compute = compute_dtype(training.precision);
+  const DType compute = dtype_of_precision(training.precision);
   return {compute, training.fp32_residual ? DType::f32 : compute};
 }
 

@@ -14,7 +14,12 @@ bool several(const Communicator* group) { return group != nullptr && group->size
 
 GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
                                      const Shards& shards, Tensor grad, std::vector<bool> frozen)
-    : ctx_(ctx), layout_(layout), shards_(shards), grad_(std::move(grad)), frozen_(std::move(frozen)) {
+    : ctx_(ctx),
+      layout_(layout),
+      shards_(shards),
+      grad_(std::move(grad)),
+      frozen_(std::move(frozen)),
+      sent_(groups.sent) {
   find_sums(groups);
   if (shards_.shares_gradient()) forget_memory();
 }
@@ -58,7 +63,7 @@ void GradientReduction::add_sum(Communicator* group, const std::vector<Range>& w
 
 void GradientReduction::open(const std::function<int(const Parameter&)>& contributions) {
   started_ = 0;
-  pending_.clear();
+  running_.clear();
   counting_ = static_cast<bool>(contributions);
   if (shards_.shares_gradient()) return forget_memory();
   if (!counting_) return;
@@ -90,19 +95,32 @@ void GradientReduction::start(std::size_t bucket) {
   }
   ++started_;
   if (shards_.data() == nullptr || !trains(bucket)) return;
-  const Tensor whole = grad_.narrow(0, b.begin, b.count);
-  if (shards_.policy(bucket).state == Held::whole) {
-    pending_.push_back(shards_.data()->all_reduce(ctx_, whole));
-    return;
-  }
-  const Range& own = shards_.updated(bucket);
-  pending_.push_back(shards_.data()->reduce_scatter(ctx_, whole, grad_.narrow(0, own.begin, own.count)));
+  const Range own = shards_.updated(bucket);
+  running_.push_back(
+      start_sum(*shards_.data(), grad_.narrow(0, b.begin, b.count), {own.begin - b.begin, own.count}));
+}
+
+GradientReduction::Sum GradientReduction::start_sum(Communicator& group, const Tensor& whole,
+                                                    const Range& own) const {
+  Sum sum{.held = sent_ == DType::f32 ? whole : ops::cast(ctx_, whole, sent_),
+          .target = whole.narrow(0, own.begin, own.count),
+          .result = {},
+          .pending = {}};
+  sum.result = sum.held.narrow(0, own.begin, own.count);
+  sum.pending = own.count == whole.numel() ? group.all_reduce(ctx_, sum.held)
+                                           : group.reduce_scatter(ctx_, sum.held, sum.result);
+  return sum;
+}
+
+void GradientReduction::finish_sum(const Sum& sum) const {
+  sum.pending.wait(ctx_);
+  if (sent_ != DType::f32) ops::axpby(ctx_, 1.0f, sum.result, 0.0f, sum.target);
 }
 
 void GradientReduction::finish_buckets() {
   while (started_ < layout_.buckets().size()) start(started_);
-  for (const Pending& pending : pending_) pending.wait(ctx_);
-  pending_.clear();
+  for (const Sum& sum : running_) finish_sum(sum);
+  running_.clear();
   counting_ = false;
 }
 
@@ -119,14 +137,14 @@ void GradientReduction::finish() {
 /// Once for all micro-batches: shares of other groups of data ranks are of other samples.
 void GradientReduction::sum_over_copies() const {
   if (shards_.copies() == nullptr) return;
-  std::vector<Pending> sums;
+  std::vector<Sum> sums;
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     if (!trains(i)) continue;
     const Range own = shards_.updated(i);
     const Range place = shards_.shares_gradient() ? shards_.in_state(i, own) : own;
-    sums.push_back(shards_.copies()->all_reduce(ctx_, grad_.narrow(0, place.begin, place.count)));
+    sums.push_back(start_sum(*shards_.copies(), grad_.narrow(0, place.begin, place.count), {0, place.count}));
   }
-  for (const Pending& sum : sums) sum.wait(ctx_);
+  for (const Sum& sum : sums) finish_sum(sum);
 }
 
 void GradientReduction::abandon() {

@@ -39,6 +39,16 @@ class GradientReduction {
     std::int64_t elements = 0;
   };
 
+  /// A sum on its way, maybe in another dtype than that of `target`.
+  struct Sum {
+    Tensor held;            ///< all of what is summed, kept until it is over
+    Tensor target, result;  ///< result: where the sum comes to be
+    Pending pending;
+  };
+
+  /// Over `group`, of `whole`, of which this rank gets block `own`, or all of it.
+  Sum start_sum(Communicator& group, const Tensor& whole, const Range& own) const;
+  void finish_sum(const Sum& sum) const;
   void find_sums(const StoreGroups& groups);
   void add_sum(Communicator* group, const std::vector<Range>& wanted);
   void start(std::size_t bucket);
@@ -64,7 +74,8 @@ class GradientReduction {
   std::vector<int> remaining_;           // contributions, by slot
   std::vector<std::size_t> incomplete_;  // parameters, by bucket
   std::size_t started_ = 0;              // buckets
-  std::vector<Pending> pending_;         // of the started ones
+  std::vector<Sum> running_;             // of the started ones
+  DType sent_;
   // Shares: of this call.
   std::vector<Tensor> memory_;      // of whole buckets, by bucket, while they are written to
   std::vector<bool> reduced_;       // by bucket
@@ -72,8 +83,7 @@ class GradientReduction {
   bool in_pass_ = false;
   struct Leaving {
     std::size_t bucket = 0;
-    Tensor memory, own;
-    Pending pending;
+    Sum sum;
   };
   std::deque<Leaving> leaving_;  // in the order they were started
 };

@@ -86,19 +86,18 @@ void GradientReduction::start_share(std::size_t bucket) {
   unbind(bucket);
   const Bucket& b = layout_.buckets()[bucket];
   const Range& own = shards_.updated(bucket);
-  Leaving leaving{bucket, std::exchange(memory_[bucket], Tensor()), {}, {}};
-  leaving.own = leaving.memory.narrow(0, own.begin - b.begin, own.count);
-  leaving.pending = shards_.data()->reduce_scatter(ctx_, leaving.memory, leaving.own);
-  leaving_.push_back(std::move(leaving));
+  const Tensor memory = std::exchange(memory_[bucket], Tensor());
+  leaving_.push_back({bucket, start_sum(*shards_.data(), memory, {own.begin - b.begin, own.count})});
+  leaving_.back().sum.target = {};  // the sum is added to the share
 }
 
 /// Adds sums to the shares until at most `left` are still on their way.
 void GradientReduction::settle_shares(std::size_t left) {
   while (leaving_.size() > left) {
     const Leaving& leaving = leaving_.front();
-    leaving.pending.wait(ctx_);
+    leaving.sum.pending.wait(ctx_);
     const Range place = shards_.in_state(leaving.bucket, shards_.updated(leaving.bucket));
-    ops::axpby(ctx_, 1.0f, leaving.own, reduced_[leaving.bucket] ? 1.0f : 0.0f,
+    ops::axpby(ctx_, 1.0f, leaving.sum.result, reduced_[leaving.bucket] ? 1.0f : 0.0f,
                grad_.narrow(0, place.begin, place.count));
     reduced_[leaving.bucket] = true;
     leaving_.pop_front();
@@ -108,7 +107,7 @@ void GradientReduction::settle_shares(std::size_t left) {
 std::size_t GradientReduction::passing_bytes() const {
   std::size_t bytes = 0;
   for (const Tensor& memory : memory_) bytes += memory ? memory.nbytes() : 0;
-  for (const Leaving& leaving : leaving_) bytes += leaving.memory.nbytes();
+  for (const Leaving& leaving : leaving_) bytes += leaving.sum.held.nbytes();
   return bytes;
 }
 

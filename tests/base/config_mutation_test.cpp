@@ -205,6 +205,7 @@ const Mutation kValues[] = {
     {"data: null", "data: 0", 9, "must be at least 1"},
     {"zero_stage: 1", "zero_stage: 4", 15, "must be at most 3"},
     {"zero_stage: 1", "zero_reshard: sometimes", 17, "zero_reshard"},
+    {"zero_stage: 1", "gradient_dtype: fp64", 19, "gradient_dtype"},
     {"zero_stage: 1", "pipeline_layout: \"\"", 20, "must not be empty"},
     {"timeout_s: 600", "timeout_s: .inf", 14, "must be a finite number, not '.inf'"},
     {"timeout_s: 600", "timeout_s: 0", 14, "must be above 0"},

@@ -111,7 +111,7 @@ TEST(LayoutMutation, MissingGathersAndSumsOfSharesAreSeen) {
   config.parallel.zero_stage = 3;
   for (const char* group : {"dp", "dp_gather"}) {
     const Errors errors =
-        try_mutation(config, 2, group, group == std::string("dp") ? "share_reduction.cpp" : "weights.cpp");
+        try_mutation(config, 2, group, group == std::string("dp") ? "reduction.cpp" : "weights.cpp");
     EXPECT_LE(errors.right.gradient, 1e-5) << errors.right.worst_gradient;
     EXPECT_GT(errors.wrong.gradient, 1e-2) << group;
   }

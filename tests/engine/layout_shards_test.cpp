@@ -210,6 +210,44 @@ TEST(LayoutShards, WeightsAreThereInPassesAndWhileTheyAreHeld) {
   });
 }
 
+/// Ranks add gradients of which each was rounded once, and round the sum once: with u the unit of rounding
+/// and g_r what rank r sends, an element is wrong by at most u (sum of |g_r| + |sum|), numbers too small for
+/// fp16 aside.
+TEST(LayoutShards, GradientsThatTravelInSixteenBitsAreRoundedTwice) {
+  if (on_cuda()) GTEST_SKIP() << "NCCL rounds once per rank";
+  const auto gradients = [](const Overrides& more) {
+    Config config = edge_config(Family::gpt2, Overrides{"parallel.data=2"} + more);
+    config.training.micro_batch_size = 4;
+    WholeTensors whole;
+    run_local(2, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+      const auto engine = build_engine(config, true, world);
+      engine->forward_backward(own_part(*engine, random_batch(8, kSeq, 9, kVocab)));
+      WholeTensors own = whole_tensors(*engine, true);
+      if (world->rank() == 0) whole = std::move(own);
+    });
+    return whole;
+  };
+  const WholeTensors exact = gradients({});
+  for (const auto& [dtype, unit] : {std::pair("bf16", 0x1p-8), std::pair("fp16", 0x1p-11)}) {
+    const Overrides sent{std::string("parallel.gradient_dtype=") + dtype};
+    WholeTensors first;
+    for (const int zero : {0, 1, 2, 3}) {
+      const WholeTensors rounded = gradients(sent + stage(zero));
+      if (zero == 0) first = rounded;
+      EXPECT_TRUE(rounded == first) << dtype << ", zero_stage " << zero;
+    }
+    double error = 0, norm = 0;
+    for (const auto& [name, values] : exact) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        error += std::pow(static_cast<double>(first.at(name)[i]) - values[i], 2);
+        norm += std::pow(static_cast<double>(values[i]), 2);
+      }
+    }
+    EXPECT_LT(std::sqrt(error / norm), 2 * unit) << dtype;
+    EXPECT_GT(std::sqrt(error / norm), unit / 50) << dtype;
+  }
+}
+
 /// Peak of a step over what stays, at `layers` layers: it does not grow with them.
 std::int64_t peak_over_rest(const Overrides& overrides, std::int64_t layers) {
   Config config = edge_config(Family::llama, overrides + Overrides{"parallel.data=2"});

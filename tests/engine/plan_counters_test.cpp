@@ -173,6 +173,11 @@ const NamedLayout kCases[] = {
      Family::llama,
      {"parallel.zero_stage=2", "parallel.zero_group=2", "parallel.pipeline=2"},
      8},
+    {"dp2_zero1_bf16_gradients", Family::gpt2, {"parallel.gradient_dtype=bf16"}, 2},
+    {"dp4_zero3_group2_bf16_gradients",
+     Family::llama,
+     {"parallel.gradient_dtype=bf16", "parallel.zero_stage=3", "parallel.zero_group=2"},
+     4},
     {"dp4_zero1_group2", Family::gpt2, {"parallel.zero_group=2"}, 4},
     {"dropout_pp2", Family::gpt2, {"parallel.pipeline=2", "model.dropout=0.1"}, 2},
 };

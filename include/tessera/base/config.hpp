@@ -31,6 +31,7 @@ struct ParallelConfig {
   std::int64_t zero_stage = 1;
   std::optional<std::int64_t> zero_group = std::nullopt;  ///< data ranks that share out together; null = all
   ZeroReshard zero_reshard = ZeroReshard::automatic;      ///< stage 3: when gathered weights are freed
+  Precision gradient_dtype = Precision::fp32;             ///< in which gradients travel among data ranks
   double timeout_s = 600;
 
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;

@@ -41,6 +41,7 @@ struct EngineLayout {
   int zero_stage = 1;
   int zero_group = 0;                                 ///< data ranks that share out together; 0 = all
   ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
+  DType gradient_dtype = DType::f32;                  ///< StoreGroups::sent
   std::int64_t bucket_elements = 0;                   ///< see ParamStoreOptions
 };
 

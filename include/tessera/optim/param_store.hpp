@@ -22,6 +22,9 @@ struct StoreGroups {
   Communicator* tensor = nullptr;     ///< for ParameterTraits::partial_over_tensor
   Communicator* embedding = nullptr;  ///< for ParameterTraits::tied
   Communicator* world = nullptr;      ///< for the global norm: contains all of the others
+  /// In what gradients are sent over `data` and `copies`: f32, bf16 or f16. They are rounded to it, and their
+  /// sum once more; what is added up over micro-batches and calls is fp32.
+  DType sent = DType::f32;
   /// Neighbouring tensor ranks that hold the same runs of rows (Segment::copies).
   std::function<Communicator&(int copies)> tensor_block = {};
 };
