@@ -45,7 +45,8 @@ EarlyStopping early_stopping_of(const std::string& word) {
 }
 
 BeamRule beam_rule_of(const std::string& word) {
-  TESSERA_CHECK(word == "transformers" || word == "megatron", "beam_rule is transformers or megatron, not ", word);
+  TESSERA_CHECK(word == "transformers" || word == "megatron", "beam_rule is transformers or megatron, not ",
+                word);
   return word == "megatron" ? BeamRule::megatron : BeamRule::transformers;
 }
 

@@ -106,7 +106,8 @@ std::function<bool(std::span<const std::int32_t>)> stop_at(const std::vector<std
   }
   return [ends, tokenizer, most = longest + 8](std::span<const std::int32_t> tokens) {
     const std::string tail = tokenizer->decode(tokens.last(std::min(tokens.size(), most)));
-    return std::ranges::any_of(ends, [&](const std::string& end) { return tail.find(end) != std::string::npos; });
+    return std::ranges::any_of(ends,
+                               [&](const std::string& end) { return tail.find(end) != std::string::npos; });
   };
 }
 
@@ -283,11 +284,11 @@ void add_generate(CLI::App& app, Program& program) {
       ->add_option("model", a->model,
                    "a run's folder, a checkpoint, or a model folder (Hugging Face or converted)")
       ->required();
-  command->add_option("overrides", a->overrides,
-                      "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
+  command->add_option(
+      "overrides", a->overrides,
+      "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
   auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue");
-  command
-      ->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
+  command->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
       ->excludes(prompt);
   command->add_option("--output", a->output,
                       R"(file for its lines with "text" added; by default they are printed)");
@@ -306,7 +307,8 @@ void add_generate(CLI::App& app, Program& program) {
   add("--repetition-penalty", s.repetition_penalty, "above 1: less likely what the text has already");
   add("--seed", s.seed, "the same seed writes the same text");
   add("--num-samples", a->samples, "texts to write for each prompt");
-  add("--beams", s.num_beams, "above 1: search for the likeliest text with so many beams, instead of drawing");
+  add("--beams", s.num_beams,
+      "above 1: search for the likeliest text with so many beams, instead of drawing");
   add("--length-penalty", s.length_penalty, "of --beams: above 0 longer texts are better");
   command->add_option("--stop", a->stop, "a text ends where it has this; may be given several times");
   add("--batch-size", s.batch_size, "texts computed at once; 0 = all");

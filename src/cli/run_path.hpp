@@ -25,9 +25,9 @@ struct LoadedModel {
 };
 struct LoadOptions {
   std::int64_t threads = 0;
-  std::vector<std::string> gemm_tables = {};       ///< as for build_engine
-  std::vector<std::string> overrides = {};         ///< section.key=value, such as a layout
-  std::shared_ptr<Communicator> world = nullptr;   ///< as for build_engine
+  std::vector<std::string> gemm_tables = {};      ///< as for build_engine
+  std::vector<std::string> overrides = {};        ///< section.key=value, such as a layout
+  std::shared_ptr<Communicator> world = nullptr;  ///< as for build_engine
   std::int64_t device_index = 0;
 };
 /// From a run, a checkpoint, or a model folder, on one process or in the layout of the overrides, whatever

@@ -36,7 +36,8 @@ KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t) const {
 
 void Model::check_generates(std::int64_t) const {
   throw InvalidArgument(
-      "this model has no KV cache: override Model::make_cache and Model::check_generates to generate text with "
+      "this model has no KV cache: override Model::make_cache and Model::check_generates to generate text "
+      "with "
       "it");
 }
 

@@ -87,8 +87,7 @@ void append(const ExecCtx& ctx, const CachePass& pass, const Tensor& fresh, cons
     const std::int64_t length = pass.lengths[static_cast<std::size_t>(row)];
     std::int64_t end = row + 1;
     while (end < batch && pass.lengths[static_cast<std::size_t>(end)] == length) ++end;
-    ops::copy(ctx, fresh.narrow(1, row, end - row),
-              kept.narrow(0, length - 1, 1).narrow(1, row, end - row));
+    ops::copy(ctx, fresh.narrow(1, row, end - row), kept.narrow(0, length - 1, 1).narrow(1, row, end - row));
     row = end;
   }
 }

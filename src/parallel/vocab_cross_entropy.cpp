@@ -102,7 +102,7 @@ Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits
 }
 
 Var own_vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                      Parameter* bias, float cap) {
+                     Parameter* bias, float cap) {
   const Var logits = column_linear(ctx, tp, x, weight, bias, LogitCap(cap).row_padding());
   return cap > 0.0f ? softcap(ctx, logits, cap) : logits;
 }
@@ -122,8 +122,8 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
                                Parameter* bias, float softcap) {
   const bool recorded = x_var.tape() != nullptr;
   if (recorded && !upstream)
-    return vocab_cross_entropy(ctx, tp, own_vocab_logits(ctx, tp, x_var, weight, bias, softcap), weight.placement(),
-                               labels);
+    return vocab_cross_entropy(ctx, tp, own_vocab_logits(ctx, tp, x_var, weight, bias, softcap),
+                               weight.placement(), labels);
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});

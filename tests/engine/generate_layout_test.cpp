@@ -13,7 +13,8 @@ using Prompts = std::vector<std::vector<std::int32_t>>;
 
 const Prompts kPrompts = {{3, 1, 4, 1, 5}, {9}, {2, 6}, {5, 3, 5, 8, 9, 7, 9, 3, 2}, {3, 8}};
 
-void expect_same(const std::vector<Generated>& got, const std::vector<Generated>& expected, const std::string& what) {
+void expect_same(const std::vector<Generated>& got, const std::vector<Generated>& expected,
+                 const std::string& what) {
   ASSERT_EQ(got.size(), expected.size()) << what;
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].size(), expected[i].size()) << what << ", prompt " << i;
@@ -23,7 +24,8 @@ void expect_same(const std::vector<Generated>& got, const std::vector<Generated>
       EXPECT_EQ(a.stopped, b.stopped) << what << ", prompt " << i;
       EXPECT_NEAR(a.score, b.score, 1e-4) << what;
       ASSERT_EQ(a.logprobs.size(), b.logprobs.size()) << what;
-      for (std::size_t t = 0; t < a.logprobs.size(); ++t) EXPECT_NEAR(a.logprobs[t], b.logprobs[t], 1e-5) << what;
+      for (std::size_t t = 0; t < a.logprobs.size(); ++t)
+        EXPECT_NEAR(a.logprobs[t], b.logprobs[t], 1e-5) << what;
     }
   }
 }
@@ -51,7 +53,8 @@ std::map<std::string, GenerationOptions> ways() {
   return all;
 }
 
-std::map<std::string, std::vector<Generated>> texts_of(Engine& engine, std::int64_t batch, std::int64_t chunk) {
+std::map<std::string, std::vector<Generated>> texts_of(Engine& engine, std::int64_t batch,
+                                                       std::int64_t chunk) {
   std::map<std::string, std::vector<Generated>> texts;
   Generator generator(engine);
   for (auto [name, options] : ways()) {
@@ -85,12 +88,17 @@ const NamedLayout kLayouts[] = {
     {"tp4", Family::llama, {"parallel.tensor=4"}, 4},
     {"pp2", Family::gpt2, kPp2, 2},
     {"pp4", Family::llama, {"parallel.pipeline=4"}, 4},
-    {"interleaved", Family::gpt2,
-     {"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved"}, 2},
+    {"interleaved",
+     Family::gpt2,
+     {"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved"},
+     2},
     {"zb_v", Family::llama, {"parallel.pipeline=2", "parallel.schedule=zb-v"}, 2},
     {"dp2", Family::gpt2, {"parallel.data=2"}, 2},
     {"dp8", Family::gpt2, {"parallel.data=8"}, 8},
-    {"tp2_pp2_dp2", Family::llama, {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "parallel.data=2"}, 8},
+    {"tp2_pp2_dp2",
+     Family::llama,
+     {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "parallel.data=2"},
+     8},
     {"recompute", Family::gpt2, {"parallel.pipeline=2", "training.recompute=full"}, 2},
 };
 INSTANTIATE_TEST_SUITE_P(All, GenerateLayout, ::testing::ValuesIn(kLayouts),
@@ -117,10 +125,12 @@ TEST(GenerateErrors, ReachEveryRank) {
       Generator generator(*engine);
       expect_error<InvalidArgument>([&] { generator.run({{1}, {}}, {}); }, "at least one token", "prompt 1");
       expect_error<InvalidArgument>([&] { generator.run({{1, kVocab}}, {}); }, "outside the vocabulary");
-      expect_error<InvalidArgument>([&] { generator.run({std::vector<std::int32_t>(17, 1)}, {}); }, "17", "16");
+      expect_error<InvalidArgument>([&] { generator.run({std::vector<std::int32_t>(17, 1)}, {}); }, "17",
+                                    "16");
       expect_error<InvalidArgument>([&] { generator.run({{1}}, {.top_p = 2.0}); }, "top_p");
       expect_error<InvalidArgument>([&] { generator.run({{1}}, {.stop_tokens = {-1}}); }, "stop token -1");
-      expect_error<InvalidArgument>([&] { generator.run({{1 + world->rank()}}, {}); }, "rank 1", "every rank");
+      expect_error<InvalidArgument>([&] { generator.run({{1 + world->rank()}}, {}); }, "rank 1",
+                                    "every rank");
       const GenerationOptions failing{.max_new_tokens = 4, .stop = [](std::span<const std::int32_t>) -> bool {
                                         throw DataError("no such text");
                                       }};
@@ -132,7 +142,11 @@ TEST(GenerateErrors, ReachEveryRank) {
           ops::fill_constant(engine->ctx(), p->main(), std::numeric_limits<float>::quiet_NaN());
       }
       for (const std::int64_t top_k : {0, 1, 5})
-        expect_error<InvalidArgument>([&] { generator.run({{1}, {2, 3}, {4}}, {.top_k = top_k}); }, "not finite");
+        expect_error<InvalidArgument>(
+            [&] {
+              generator.run({{1}, {2, 3}, {4}}, {.top_k = top_k});
+            },
+            "not finite");
       expect_error<InvalidArgument>([&] { generator.run({{1}, {2}}, {.num_beams = 2}); }, "not finite");
     });
   }

@@ -66,7 +66,8 @@ TEST(SampleToken, NotANumberIsAnErrorNotACrash) {
 
 TEST(SampleToken, RefusesOptionsThatMakeNoSense) {
   expect_error<InvalidArgument>([] { check({.top_p_decay = 0.5}); }, "top_p_decay");
-  expect_error<InvalidArgument>([] { check({.top_p = 0.5, .top_p_decay = 0.5, .top_p_bound = 0.6}); }, "top_p_bound");
+  expect_error<InvalidArgument>([] { check({.top_p = 0.5, .top_p_decay = 0.5, .top_p_bound = 0.6}); },
+                                "top_p_bound");
   expect_error<InvalidArgument>([] { check({.repetition_penalty = 0.0}); }, "repetition_penalty");
   expect_error<InvalidArgument>([] { check({.num_beams = 0}); }, "num_beams");
   expect_error<InvalidArgument>([] { check({.num_beams = 2, .num_return = 3}); }, "num_return");

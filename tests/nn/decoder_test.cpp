@@ -171,7 +171,8 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
     const auto rows = decoder.logits(part.on(ctx), false, 0, &pass);
     ASSERT_EQ(rows.size(), 2 * count);
     for (std::size_t i = 0; i < rows.size(); ++i)
-      expect_rows_equal(rows[i], full[2 * static_cast<std::size_t>(begin) + i], 1e-5, "row " + std::to_string(i));
+      expect_rows_equal(rows[i], full[2 * static_cast<std::size_t>(begin) + i], 1e-5,
+                        "row " + std::to_string(i));
     begin += static_cast<std::int64_t>(count);
   }
   for (std::size_t at = 8; at < 13; ++at) {
@@ -182,7 +183,8 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
       part.tokens.push_back(text);
       part.positions.push_back(positions);
     }
-    const std::vector<std::int32_t> ends = {static_cast<std::int32_t>(at + 1), static_cast<std::int32_t>(at - 1)};
+    const std::vector<std::int32_t> ends = {static_cast<std::int32_t>(at + 1),
+                                            static_cast<std::int32_t>(at - 1)};
     const CachePass pass{.cache = &cache,
                          .row0 = 1,
                          .lengths = {ends[0], ends[1]},
@@ -191,7 +193,8 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
     const auto rows = decoder.logits(part.on(ctx), false, 0, &pass);
     ASSERT_EQ(rows.size(), 2u);
     for (std::size_t sample : {0u, 1u})
-      expect_rows_equal(rows[sample], full[2 * places[sample] + sample], 1e-5, "position " + std::to_string(at));
+      expect_rows_equal(rows[sample], full[2 * places[sample] + sample], 1e-5,
+                        "position " + std::to_string(at));
   }
 }
 
@@ -293,7 +296,8 @@ TEST(Decoder, TheCacheRefusesToOverflow) {
     decoder.logits(Samples{.tokens = {some_tokens(4, 1)}}.on(ctx), false, 0, &pass);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("holds 3 positions of 1 texts, 4 of 1 are needed"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("holds 3 positions of 1 texts, 4 of 1 are needed"),
+              std::string::npos)
         << error.what();
   }
 }

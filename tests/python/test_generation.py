@@ -1,5 +1,7 @@
 """megatron_generate() and generate() of the prepared model: Transformers' texts token for token, draws of a NumPy reference."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def pair(family):
     """The prepared model, and Transformers'."""
     torch.manual_seed(4)
     reference = FAMILIES[family]().eval()
-    _, model, _ = prepared(change=lambda _: reference)
+    _, model, _ = prepared(change=lambda _: copy.deepcopy(reference))
     return model.eval(), reference
 
 
@@ -48,13 +50,13 @@ def test_the_texts_of_transformers(family):
     ids, mask = prompts(12)
     for more in (dict(), dict(repetition_penalty=1.4, min_new_tokens=4), dict(num_beams=4), dict(num_beams=3, length_penalty=-0.5,
                  early_stopping=True, num_return_sequences=2), dict(num_beams=2, early_stopping="never", length_penalty=1.5)):
-        options = dict(max_new_tokens=11, do_sample=False, pad_token_id=0, **more)
+        options = dict(max_new_tokens=11, do_sample=False, pad_token_id=1, **more)  # Transformers takes 0 for none
         expected = reference.generate(ids, attention_mask=mask, **options)
         own = model.generate(ids, attention_mask=mask, **options)
         assert own.shape == expected.shape and own.dtype == expected.dtype, more
         assert torch.equal(own, expected), (more, own, expected)
-    waiting = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=0, batch_size=5)
-    assert torch.equal(waiting, reference.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=0))
+    waiting = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=1, batch_size=5)
+    assert torch.equal(waiting, reference.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=1))
 
 
 def reference_draw(logits, uniform, temperature=1.0, top_k=0, top_p=0.0):

@@ -34,8 +34,9 @@ struct GenerationOptions {
   double top_p_decay = 0.0, top_p_bound = 0.0;
   double repetition_penalty = 1.0;  ///< Keskar et al., "CTRL": logits of tokens the text has; 1 = off
   std::uint64_t seed = 0;
-  std::uint64_t first_sample = 0;  ///< number of the first text: what it draws depends on (seed, number, position)
-  std::int64_t num_samples = 1;    ///< texts drawn for each prompt
+  std::uint64_t first_sample =
+      0;  ///< number of the first text: what it draws depends on (seed, number, position)
+  std::int64_t num_samples = 1;                ///< texts drawn for each prompt
   std::vector<std::int32_t> stop_tokens = {};  ///< a text ends with any of them
   /// Asked after each new token with the text's new tokens: whether it ends there. On one rank of each data
   /// rank; must depend on its argument alone.
@@ -45,7 +46,8 @@ struct GenerationOptions {
   std::function<void(std::int64_t, std::int64_t, std::int32_t)> on_token = {};
   bool logprobs = false;  ///< natural logarithms of the probabilities that the model gave each new token
 
-  std::int64_t num_beams = 1;  ///< above 1: beam search instead of drawing; temperature, top_k, top_p are unused
+  std::int64_t num_beams =
+      1;  ///< above 1: beam search instead of drawing; temperature, top_k, top_p are unused
   std::int64_t num_return = 1;  ///< the best so many of num_beams
   double length_penalty = 1.0;  ///< a score is the sum of log-probabilities / new tokens ^ length_penalty
   EarlyStopping early_stopping = EarlyStopping::no;
@@ -60,7 +62,8 @@ struct GenerationOptions {
 void check(const GenerationOptions& options);
 
 struct GeneratedText {
-  std::vector<std::int32_t> tokens;  ///< new ones, with the stop token if that ended it (beam_rule megatron: without)
+  std::vector<std::int32_t>
+      tokens;  ///< new ones, with the stop token if that ended it (beam_rule megatron: without)
   std::vector<float> logprobs = {};  ///< of these, where asked for
   double score = 0;                  ///< of a beam search
   bool stopped = false;              ///< by a stop token or `stop`, not by its length
