@@ -80,7 +80,7 @@ def test_generate_from_a_file_on_layouts(tessera_program, trained, tmp_path):
     prompts.write_text('{"prompt": "def f", "id": 7}\n\n{"prompt": "a"}\n{"prompt": "class"}\n', encoding="utf-8")
     for options in (["--temperature", 0], ["--beams", 3], ["--seed", 4, "--top-k", 5, "--num-samples", 2]):
         texts = []
-        for layout in ([], ["parallel.tensor=2"], ["parallel.pipeline=2"]):
+        for layout in ([], ["parallel.tensor=3"], ["parallel.pipeline=2"]):
             out = tmp_path / f"{len(texts)}.jsonl"
             done = run(tessera_program, "generate", trained, *layout, "--input", prompts, "--output", out, "--max-new-tokens", 6, *options)
             assert "3 prompts" in done.stderr and "tokens/s" in done.stderr
