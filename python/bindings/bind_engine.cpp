@@ -9,6 +9,7 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "dlpack.hpp"
+#include "generation.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/env.hpp"
 #include "tessera/base/families.hpp"
@@ -133,6 +134,11 @@ class PyEngine {
   }
 
   Engine& engine() { return *engine_; }
+  /// Collective the first time.
+  Generator& generator() {
+    if (!generator_) generator_.emplace(*engine_);
+    return *generator_;
+  }
   const Config& config() const { return config_; }
   /// Where the one save that may be under way in the background has its copy.
   StagingMemory& staging() { return staging_; }
@@ -169,6 +175,7 @@ class PyEngine {
   ExecCtx host_ = ExecCtx::cpu(1);
   std::unique_ptr<Engine> engine_;
   StagingMemory staging_;
+  std::optional<Generator> generator_;
   int head_stage_ = 0;
 };
 
@@ -470,6 +477,13 @@ void bind_engine(py::module_& module) {
           },
           py::arg("batch"), py::arg("output"))
       .def("backward", &backward, py::arg("open"), py::arg("upstream"))
+      .def(
+          "generate",
+          [](PyEngine& self, const std::vector<std::vector<std::int32_t>>& prompts, const py::dict& options) {
+            Generator* const generator = unlocked([&] { return &self.generator(); });
+            return generate(*generator, prompts, options);
+          },
+          py::arg("prompts"), py::arg("options"))
       .def(
           "evaluate",
           [](PyEngine& self, const Batch& batch) {

@@ -29,6 +29,7 @@ void bind_data(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_flight(pybind11::module_& module);
+void bind_generation(pybind11::module_& module);
 void bind_samples(pybind11::module_& module);
 
 }  // namespace tessera::bindings

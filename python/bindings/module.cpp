@@ -84,6 +84,7 @@ PYBIND11_MODULE(_C, module) {
   bind_dlpack(module);
   bind_engine(module);
   bind_flight(module);
+  bind_generation(module);
   bind_samples(module);
   module.def("environment", &environment, "What a launcher told this process.");
   module.def(

@@ -25,7 +25,7 @@ std::vector<std::string> own_file() {
 }
 
 int run(std::vector<std::string> args, const std::vector<std::string>& self) {
-  cli::Program program{read_environment(), Logger::silent(), self.empty() ? own_file() : self, 0};
+  cli::Program program{read_environment(), Logger::silent(), self.empty() ? own_file() : self, args, 0};
   LogOptions log;
   log.level = program.environment.log_level.value_or(LogLevel::info);
   log.no_color = program.environment.no_color;

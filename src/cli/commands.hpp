@@ -16,7 +16,8 @@ namespace tessera::cli {
 struct Program {
   Environment environment;
   Logger log;
-  std::vector<std::string> self;  ///< what starts this program again
+  std::vector<std::string> self;       ///< what starts this program again
+  std::vector<std::string> arguments;  ///< as they were given, the command's name first
   int exit_code = 0;
 };
 

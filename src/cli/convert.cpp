@@ -101,7 +101,7 @@ void convert_from_megatron(const ConvertArguments& a, SymbolicLinks links) {
 
 /// A run's or checkpoint's weights in one of the folder formats.
 void convert_run(const ConvertArguments& a) {
-  LoadedModel loaded = load_model(a.from[1], 0, {});
+  LoadedModel loaded = load_model(a.from[1], {});
   const Architecture config = architecture_of(loaded.config.model);
   ExportOptions options = export_options(a);
   options.extra_files = tokenizer_folder(loaded);

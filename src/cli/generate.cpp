@@ -1,21 +1,32 @@
 #include "tessera/engine/generate.hpp"
 
+#include <chrono>
+#include <fstream>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/comm/bytes.hpp"
 #include "tessera/data/tokenizer.hpp"
+#include "tessera/engine/build.hpp"
 #include "tessera/engine/tune.hpp"
+#include "tessera/launch/launch.hpp"
+#include "tessera/launch/settings.hpp"
+#include "tessera/launch/world.hpp"
 
 namespace tessera::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct GenerateArguments {
-  std::string model, prompt, tokenizer;
+  std::string model, prompt, tokenizer, input, output;
+  std::vector<std::string> overrides, stop;
   std::int64_t samples = 1, threads = 0;
-  SamplingOptions sampling;
+  GenerationOptions sampling;
 };
 
 /// What is named by --tokenizer, recorded with the weights, or configured, in this order.
@@ -51,35 +62,214 @@ void check_tokenizer(const LoadedModel& loaded, const TokenizerOptions& options,
   }
 }
 
-void run_generate(const GenerateArguments& a, const Program& program) {
-  check(a.sampling);
-  const LoadedModel loaded = load_model(a.model, a.threads, gemm_tables(program.environment));
+std::unique_ptr<Tokenizer> open_tokenizer(const LoadedModel& loaded, const GenerateArguments& a,
+                                          const Program& program) {
   TokenizerOptions options = tokenizer_options(loaded, a.tokenizer);
   check_tokenizer(loaded, options, a);
   options.python = program.environment.python.value_or("python3");
-  const auto tokenizer = make_tokenizer(options);
-  Model& model = loaded.engine->model();
-  TESSERA_ENSURE(ConfigError, tokenizer->vocab_size() <= model.vocab_size(), "the tokenizer ",
+  auto tokenizer = make_tokenizer(options);
+  const std::int64_t tokens = loaded.engine->model().vocab_size();
+  TESSERA_ENSURE(ConfigError, tokenizer->vocab_size() <= tokens, "the tokenizer ",
                  options.type == "bytes" ? options.type : options.model + options.vocab_file, " has ",
-                 tokenizer->vocab_size(), " tokens, the model ", model.vocab_size(),
+                 tokenizer->vocab_size(), " tokens, the model ", tokens,
                  ": they do not belong together. A converted folder needs its tokenizer.json beside it");
-  const std::vector<std::int32_t> prompt = tokenizer->encode(a.prompt);
-  TESSERA_ENSURE(ConfigError, !prompt.empty(),
-                 "--prompt is empty: generation needs at least one token to begin with");
-  for (std::int64_t i = 0; i < a.samples; ++i) {
-    SamplingOptions sampling = a.sampling;
-    sampling.seed += static_cast<std::uint64_t>(i);
-    sampling.stop_token = loaded.tokenizer ? loaded.tokenizer->end_of_document : tokenizer->end_of_document();
-    std::vector<std::int32_t> text = prompt;
-    const auto added = generate(loaded.engine->ctx(), model, prompt, sampling);
-    text.insert(text.end(), added.begin(), added.end());
-    const auto length = static_cast<std::int64_t>(text.size());
-    if (length == model.max_positions() &&
-        length < static_cast<std::int64_t>(prompt.size()) + sampling.max_new_tokens)
-      std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
-                << prompt.size() << std::endl;
-    if (i > 0) std::cout << "----\n";
-    std::cout << tokenizer->decode(text) << std::endl;
+  return tokenizer;
+}
+
+/// Objects of a file of JSON lines, each with a "prompt".
+std::vector<Json> read_prompts(const std::string& path) {
+  std::ifstream in(path);
+  TESSERA_ENSURE(IoError, in, "cannot read ", path, ", the file of --input");
+  std::vector<Json> lines;
+  std::string line;
+  for (std::int64_t number = 1; std::getline(in, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    Json json = Json::parse(line, nullptr, false);
+    const bool fits = json.is_object() && json.contains("prompt") && json["prompt"].is_string() &&
+                      !json["prompt"].get<std::string>().empty();
+    TESSERA_ENSURE(DataError, fits, path, ":", number,
+                   R"(: a line is an object with a prompt that is not empty: {"prompt": "..."})");
+    lines.push_back(std::move(json));
+  }
+  TESSERA_ENSURE(DataError, !lines.empty(), path, " has no prompts");
+  return lines;
+}
+
+/// Whether a text of new tokens ends in one of `ends`; looks at as many tokens as can hold one.
+std::function<bool(std::span<const std::int32_t>)> stop_at(const std::vector<std::string>& ends,
+                                                           const std::shared_ptr<Tokenizer>& tokenizer) {
+  if (ends.empty()) return {};
+  std::size_t longest = 0;
+  for (const std::string& end : ends) {
+    TESSERA_ENSURE(ConfigError, !end.empty(), "--stop is empty");
+    longest = std::max(longest, end.size());
+  }
+  return [ends, tokenizer, most = longest + 8](std::span<const std::int32_t> tokens) {
+    const std::string tail = tokenizer->decode(tokens.last(std::min(tokens.size(), most)));
+    return std::ranges::any_of(ends,
+                               [&](const std::string& end) { return tail.find(end) != std::string::npos; });
+  };
+}
+
+/// What rank 0 has read, on every rank.
+std::vector<std::vector<std::int32_t>> share_prompts(Communicator& world,
+                                                     const std::vector<std::vector<std::int32_t>>& own) {
+  if (world.size() == 1) return own;
+  return Json::parse(broadcast_bytes(world, Json(own).dump())).get<std::vector<std::vector<std::int32_t>>>();
+}
+
+/// One process's part of the command.
+class Writer {
+ public:
+  Writer(const GenerateArguments& a, const Program& program, std::shared_ptr<Communicator> world)
+      : a_(a), world_(std::move(world)), first_(world_->rank() == 0) {
+    const std::int64_t shared = program.environment.threads.value_or(0);
+    loaded_ = load_model(a.model, {.threads = a.threads > 0 ? a.threads : shared,
+                                   .gemm_tables = gemm_tables(program.environment),
+                                   .overrides = a.overrides,
+                                   .world = world_->size() > 1 ? world_ : nullptr,
+                                   .device_index = program.environment.local_rank.value_or(0)});
+    if (first_ || !a.stop.empty()) tokenizer_ = open_tokenizer(loaded_, a, program);
+  }
+
+  void run() {
+    std::vector<std::vector<std::int32_t>> prompts;
+    if (first_) {
+      if (!a_.input.empty()) {
+        lines_ = read_prompts(a_.input);
+      } else {
+        lines_.push_back(Json{{"prompt", a_.prompt}});
+      }
+      std::vector<std::string> texts;
+      for (const Json& line : lines_) texts.push_back(line["prompt"].get<std::string>());
+      prompts = tokenizer_->encode_batch(texts);
+      TESSERA_ENSURE(ConfigError, !a_.input.empty() || !prompts[0].empty(),
+                     "--prompt is empty: generation needs at least one token to begin with");
+    }
+    prompts = share_prompts(*world_, prompts);
+    GenerationOptions options = a_.sampling;
+    const std::int32_t end = end_of_document();
+    if (end >= 0) options.stop_tokens = {end};
+    options.num_samples = options.num_beams > 1 ? 1 : a_.samples;
+    options.num_return = options.num_beams > 1 ? a_.samples : 1;
+    options.stop = stop_at(a_.stop, tokenizer_);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<Generated> all = Generator(*loaded_.engine).run(prompts, options);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (!first_) return;
+    if (a_.input.empty()) {
+      print(prompts[0], all[0]);
+    } else {
+      write_lines(all);
+      tell_rate(all, seconds);
+    }
+  }
+
+ private:
+  std::int32_t end_of_document() {
+    if (loaded_.tokenizer) return loaded_.tokenizer->end_of_document;
+    // Ranks without a tokenizer take rank 0's word for it.
+    const std::string word = first_ ? std::to_string(tokenizer_->end_of_document()) : "";
+    return std::stoi(world_->size() == 1 ? word : broadcast_bytes(*world_, word));
+  }
+
+  /// New tokens without the one that ended the text.
+  static std::vector<std::int32_t> shown(const GeneratedText& text, std::int32_t end) {
+    std::vector<std::int32_t> tokens = text.tokens;
+    if (!tokens.empty() && tokens.back() == end) tokens.pop_back();
+    return tokens;
+  }
+  std::int32_t shown_end() {
+    return loaded_.tokenizer ? loaded_.tokenizer->end_of_document : tokenizer_->end_of_document();
+  }
+
+  void print(const std::vector<std::int32_t>& prompt, const Generated& texts) {
+    const std::int64_t positions = loaded_.engine->model().max_positions();
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      std::vector<std::int32_t> text = prompt;
+      const auto added = shown(texts[i], shown_end());
+      text.insert(text.end(), added.begin(), added.end());
+      const auto length = static_cast<std::int64_t>(text.size());
+      if (length == positions &&
+          length < static_cast<std::int64_t>(prompt.size()) + a_.sampling.max_new_tokens)
+        std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
+                  << prompt.size() << std::endl;
+      if (i > 0) std::cout << "----\n";
+      std::cout << tokenizer_->decode(text) << std::endl;
+    }
+  }
+
+  /// Each line of the input with "text", what was added to the prompt, or with "texts" where there are
+  /// several.
+  void write_lines(const std::vector<Generated>& all) {
+    std::ofstream file;
+    if (!a_.output.empty()) {
+      file.open(a_.output, std::ios::trunc);
+      TESSERA_ENSURE(IoError, file, "cannot write ", a_.output, ", the file of --output");
+    }
+    std::ostream& out = a_.output.empty() ? std::cout : file;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Json texts = Json::array();
+      for (const GeneratedText& text : all[i]) texts.push_back(tokenizer_->decode(shown(text, shown_end())));
+      Json line = lines_[i];
+      if (texts.size() == 1) {
+        line["text"] = texts[0];
+      } else {
+        line["texts"] = texts;
+      }
+      // Bytes that are no text, of a model that is young, become the sign for such.
+      out << line.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    }
+    out.flush();
+    TESSERA_ENSURE(IoError, out, "cannot write ", a_.output.empty() ? "the lines" : a_.output);
+  }
+
+  static void tell_rate(const std::vector<Generated>& all, double seconds) {
+    std::size_t tokens = 0;
+    for (const Generated& texts : all) {
+      for (const GeneratedText& text : texts) tokens += text.tokens.size();
+    }
+    std::cerr << all.size() << " prompts, " << tokens << " new tokens, "
+              << static_cast<std::int64_t>(static_cast<double>(tokens) / std::max(seconds, 1e-9) + 0.5)
+              << " tokens/s" << std::endl;
+  }
+
+  const GenerateArguments& a_;
+  std::shared_ptr<Communicator> world_;
+  bool first_;
+  LoadedModel loaded_;
+  std::shared_ptr<Tokenizer> tokenizer_;
+  std::vector<Json> lines_;
+};
+
+void run_generate(const GenerateArguments& a, Program& program) {
+  GenerationOptions checked = a.sampling;
+  checked.num_return = checked.num_beams > 1 ? a.samples : 1;
+  check(checked);
+  TESSERA_ENSURE(ConfigError, a.samples >= 1, "--num-samples must be 1 or more, not ", a.samples);
+  TESSERA_ENSURE(ConfigError, a.output.empty() || !a.input.empty(),
+                 "--output is for the texts of --input; without it they are printed");
+  std::int64_t processes = 1;
+  if (!a.overrides.empty()) {
+    const ParallelConfig& layout = config_to_load(a.model, {.overrides = a.overrides}).parallel;
+    processes = layout.tensor * layout.pipeline * layout.context * layout.data.value_or(1);
+  }
+  if (!program.environment.launched() && processes > 1) {
+    LaunchProgram self;
+    self.command = with_self({"tessera"}, program);
+    self.command.insert(self.command.end(), program.arguments.begin(), program.arguments.end());
+    self.environment = inherited_environment();
+    self.python = program.environment.python.value_or("");
+    const LaunchResult result = launch(local_launch(static_cast<int>(processes), self), program.log);
+    program.exit_code = result.exit_code;
+    return print_report(result);
+  }
+  const auto world = connect_world(program.environment, ParallelConfig().timeout_s);
+  try {
+    Writer(a, program, world).run();
+  } catch (const std::exception& error) {
+    tell_others(*world, error);
+    throw;
   }
 }
 
@@ -88,30 +278,46 @@ void run_generate(const GenerateArguments& a, const Program& program) {
 void add_generate(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand("generate", "Write text with a trained model");
   auto a = std::make_shared<GenerateArguments>();
+  GenerationOptions& s = a->sampling;
+  s.batch_size = 8;
   command
       ->add_option("model", a->model,
                    "a run's folder, a checkpoint, or a model folder (Hugging Face or converted)")
       ->required();
-  command->add_option("--prompt", a->prompt, "the text to continue")->required();
+  command->add_option(
+      "overrides", a->overrides,
+      "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
+  auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue");
+  command->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
+      ->excludes(prompt);
+  command->add_option("--output", a->output,
+                      R"(file for its lines with "text" added; by default they are printed)");
   command->add_option(
       "--tokenizer", a->tokenizer,
       "bytes, a tokenizer.json or a folder that holds one, where the model does not say which it "
       "has or that was moved");
-  command->add_option("--max-new-tokens", a->sampling.max_new_tokens, "tokens to add at most")
-      ->capture_default_str();
-  command->add_option("--temperature", a->sampling.temperature, "0 = always the likeliest token")
-      ->capture_default_str();
-  command->add_option("--top-k", a->sampling.top_k, "draw among the k likeliest tokens; 0 = all")
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", a->sampling.top_p,
-                   "draw among the likeliest tokens up to this probability; 0 = all")
-      ->capture_default_str();
-  command->add_option("--seed", a->sampling.seed, "the same seed writes the same text")
-      ->capture_default_str();
-  command->add_option("--num-samples", a->samples, "texts to write")->capture_default_str();
-  command->add_option("--threads", a->threads, "CPU threads; 0 = all cores")->capture_default_str();
-  command->callback([a, &program] { run_generate(*a, program); });
+  const auto add = [command](const char* name, auto& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str();
+  };
+  add("--max-new-tokens", s.max_new_tokens, "tokens to add at most");
+  add("--min-new-tokens", s.min_new_tokens, "tokens to add before the text may end");
+  add("--temperature", s.temperature, "0 = always the likeliest token");
+  add("--top-k", s.top_k, "draw among the k likeliest tokens; 0 = all");
+  add("--top-p", s.top_p, "of these, draw among the likeliest up to this probability; 0 = all");
+  add("--repetition-penalty", s.repetition_penalty, "above 1: less likely what the text has already");
+  add("--seed", s.seed, "the same seed writes the same text");
+  add("--num-samples", a->samples, "texts to write for each prompt");
+  add("--beams", s.num_beams,
+      "above 1: search for the likeliest text with so many beams, instead of drawing");
+  add("--length-penalty", s.length_penalty, "of --beams: above 0 longer texts are better");
+  command->add_option("--stop", a->stop, "a text ends where it has this; may be given several times");
+  add("--batch-size", s.batch_size, "texts computed at once; 0 = all");
+  add("--threads", a->threads, "CPU threads; 0 = all cores");
+  command->callback([a, command, &program] {
+    TESSERA_ENSURE(ConfigError, command->count("--prompt") + command->count("--input") > 0,
+                   "tessera generate needs a --prompt, or prompts by --input FILE.jsonl");
+    run_generate(*a, program);
+  });
 }
 
 }  // namespace tessera::cli

@@ -30,32 +30,52 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
   return checkpoint_root(load_run_config(path / "config.yaml", {}, Logger::silent()));
 }
 
-LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads,
-                       const std::vector<std::string>& gemm_tables) {
+namespace {
+
+Config config_of_folder(const std::filesystem::path& path) {
+  Config config;
+  config.model = open_model(path).config().model;
+  for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
+    if (std::filesystem::exists(path / file))
+      checkpoint_detail::open_for_reading(path / file, SymbolicLinks::within_folder);  // no link elsewhere
+  }
+  if (std::filesystem::exists(path / "tokenizer.json"))
+    config.data.tokenizer = (path / "tokenizer.json").string();
+  else if (std::filesystem::exists(path / "vocab.json") && std::filesystem::exists(path / "merges.txt"))
+    config.data.tokenizer = path.string();
+  return config;
+}
+
+/// Whatever layout trained it, one process generates unless the overrides say more.
+Config settled(Config config, const LoadOptions& options) {
+  config.parallel = {};
+  if (!options.overrides.empty())
+    config = parse_config(to_yaml(resolve(config)), "the model's configuration", options.overrides);
+  config.device.threads = options.threads;
+  if (!config.device.index) config.device.index = options.device_index;
+  return config;
+}
+
+}  // namespace
+
+Config config_to_load(const std::filesystem::path& path, const LoadOptions& options) {
+  if (is_model_folder(path)) return settled(config_of_folder(path), options);
+  return settled(read_run_state(CheckpointReader(checkpoint_in(path))).config, options);
+}
+
+LoadedModel load_model(const std::filesystem::path& path, const LoadOptions& options) {
   LoadedModel loaded;
   if (is_model_folder(path)) {
-    const ModelConfig model = open_model(path).config().model;
-    loaded.config.model = model;
-    for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
-      if (std::filesystem::exists(path / file))
-        checkpoint_detail::open_for_reading(path / file, SymbolicLinks::within_folder);  // no link elsewhere
-    }
-    if (std::filesystem::exists(path / "tokenizer.json"))
-      loaded.config.data.tokenizer = (path / "tokenizer.json").string();
-    else if (std::filesystem::exists(path / "vocab.json") && std::filesystem::exists(path / "merges.txt"))
-      loaded.config.data.tokenizer = path.string();
-    loaded.config.device.threads = threads;
-    loaded.engine = build_engine(loaded.config, false, nullptr, {}, gemm_tables);
-    load_pretrained(path, model, *loaded.engine);
+    loaded.config = settled(config_of_folder(path), options);
+    loaded.engine = build_engine(loaded.config, false, options.world, {}, options.gemm_tables);
+    load_pretrained(path, loaded.config.model, *loaded.engine);
     return loaded;
   }
   const CheckpointReader reader(checkpoint_in(path));
   const RunState state = read_run_state(reader);
-  loaded.config = state.config;
+  loaded.config = settled(state.config, options);
   loaded.tokenizer = state.tokenizer;
-  loaded.config.parallel = {};  // whatever layout trained it, one process generates
-  loaded.config.device.threads = threads;
-  loaded.engine = build_engine(loaded.config, false, nullptr, {}, gemm_tables);
+  loaded.engine = build_engine(loaded.config, false, options.world, {}, options.gemm_tables);
   load_engine(reader, *loaded.engine);
   return loaded;
 }

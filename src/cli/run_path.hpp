@@ -23,8 +23,17 @@ struct LoadedModel {
   std::unique_ptr<Engine> engine;
   std::optional<TokenizerRecord> tokenizer;  ///< of what it was trained on, where its checkpoint says
 };
-/// From a run, a checkpoint, or a model folder. `gemm_tables`: as for build_engine. Errors: CheckpointError.
-LoadedModel load_model(const std::filesystem::path& path, std::int64_t threads,
-                       const std::vector<std::string>& gemm_tables);
+struct LoadOptions {
+  std::int64_t threads = 0;
+  std::vector<std::string> gemm_tables = {};      ///< as for build_engine
+  std::vector<std::string> overrides = {};        ///< section.key=value, such as a layout
+  std::shared_ptr<Communicator> world = nullptr;  ///< as for build_engine
+  std::int64_t device_index = 0;
+};
+/// From a run, a checkpoint, or a model folder, on one process or in the layout of the overrides, whatever
+/// it was trained on. Errors: CheckpointError; ConfigError for overrides.
+LoadedModel load_model(const std::filesystem::path& path, const LoadOptions& options);
+/// The configuration it would be loaded with.
+Config config_to_load(const std::filesystem::path& path, const LoadOptions& options);
 
 }  // namespace tessera::cli

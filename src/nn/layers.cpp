@@ -60,20 +60,22 @@ Linear::Linear(std::string name, const Options& options)
                          : nullptr) {}
 
 Var Linear::forward(const Forward& forward, const Var& x) {
-  return split_ == Split::row ? row_linear(forward.exec, tensor_, x, weight_, bias_)
-                              : column_linear(forward.exec, tensor_, x, weight_, bias_);
+  const TensorParallel tensor = forward.shared(tensor_);
+  return split_ == Split::row ? row_linear(forward.exec, tensor, x, weight_, bias_)
+                              : column_linear(forward.exec, tensor, x, weight_, bias_);
 }
 
 LinearActivation Linear::forward_with_activation(const Forward& forward, const Var& x,
                                                  ops::ActivationKind kind) {
   TESSERA_CHECK(split_ != Split::row, "a linear split by rows does not take an activation behind it");
-  return column_linear_with_activation(forward.exec, tensor_, x, weight_, bias_, kind);
+  return column_linear_with_activation(forward.exec, forward.shared(tensor_), x, weight_, bias_, kind);
 }
 
 Var Linear::forward_activated(const Forward& forward, const Var& x, ops::ActivationKind kind,
                               Tensor activated) {
   TESSERA_CHECK(split_ != Split::column, "a linear split by columns does not take an activation in front");
-  return activated_row_linear(forward.exec, tensor_, x, kind, weight_, bias_, std::move(activated));
+  return activated_row_linear(forward.exec, forward.shared(tensor_), x, kind, weight_, bias_,
+                              std::move(activated));
 }
 
 Norm::Norm(std::string name, const Options& options)
@@ -106,8 +108,8 @@ Embedding::Embedding(std::string name, const Options& options)
               : nullptr) {}
 
 Var Embedding::forward(const Forward& forward) {
-  return vocab_embedding(forward.exec, options_.tensor, forward.tokens(), table_, forward.input.positions,
-                         positions_,
+  return vocab_embedding(forward.exec, forward.shared(options_.tensor), forward.tokens(), table_,
+                         forward.input.positions, positions_,
                          {options_.out, forward.dropout(name(), options_.dropout), options_.padding_id});
 }
 

@@ -34,7 +34,15 @@ std::vector<Port> Model::outputs(int, const MicroBatchSize&) const {
 }
 
 KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t) const {
-  throw InvalidArgument("this model has no KV cache: override Model::make_cache to generate text with it");
+  check_generates(0);
+  return {};
+}
+
+void Model::check_generates(std::int64_t) const {
+  throw InvalidArgument(
+      "this model has no KV cache: override Model::make_cache and Model::check_generates to generate text "
+      "with "
+      "it");
 }
 
 }  // namespace tessera

@@ -101,16 +101,15 @@ Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits
                 [&] { return std::make_unique<VocabCrossEntropy>(logits.value(), labels, lse, first); });
 }
 
-/// This rank's columns.
-static Var own_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
-                      Parameter* bias, float cap) {
+Var own_vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                     Parameter* bias, float cap) {
   const Var logits = column_linear(ctx, tp, x, weight, bias, LogitCap(cap).row_padding());
   return cap > 0.0f ? softcap(ctx, logits, cap) : logits;
 }
 
 Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                  Parameter* bias, float softcap) {
-  const Var logits = own_logits(ctx, tp, x, weight, bias, softcap);
+  const Var logits = own_vocab_logits(ctx, tp, x, weight, bias, softcap);
   if (!tp.active()) return logits;
   const std::int64_t vocab_size = weight.placement().global()[0];
   std::vector<std::int64_t> counts;
@@ -123,8 +122,8 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
                                Parameter* bias, float softcap) {
   const bool recorded = x_var.tape() != nullptr;
   if (recorded && !upstream)
-    return vocab_cross_entropy(ctx, tp, own_logits(ctx, tp, x_var, weight, bias, softcap), weight.placement(),
-                               labels);
+    return vocab_cross_entropy(ctx, tp, own_vocab_logits(ctx, tp, x_var, weight, bias, softcap),
+                               weight.placement(), labels);
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});

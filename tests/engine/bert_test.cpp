@@ -114,7 +114,7 @@ TEST(Bert, RefusesBatchesItCannotRead) {
   batch = bert_batch();
   batch.token_types[12] = 2;
   expect_error<DataError>([&] { engine->forward_backward(batch); }, "sample 1, position 1", "token type 2");
-  expect_error<InvalidArgument>([&] { engine->model().make_cache(engine->ctx(), 1, 8); }, "both sides");
+  expect_error<InvalidArgument>([&] { engine->model().check_generates(8); }, "both sides");
   const auto masked = build_engine(bert_config(false));
   expect_error<InvalidArgument>([&] { masked->forward_backward(bert_batch()); }, "no head for whole samples");
   batch.sample_labels.clear();

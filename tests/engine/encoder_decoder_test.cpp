@@ -474,7 +474,7 @@ TEST_F(EncoderDecoderStack, RefusesBlocksThatLoseTheMemory) {
 
 TEST_F(EncoderDecoderStack, HasNoCache) {
   const EncoderDecoder model({});
-  test::expect_error<InvalidArgument>([&] { model.make_cache(ctx, 1, kLength); }, "stack", "not cached");
+  test::expect_error<InvalidArgument>([&] { model.check_generates(kLength); }, "stack", "not cached");
 }
 
 }  // namespace

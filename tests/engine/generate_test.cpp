@@ -24,7 +24,7 @@ std::vector<double> probabilities(double temperature, const std::vector<std::siz
 }
 
 /// An evenly spaced `uniform` must hit each token exactly as often as it is likely.
-void expect_distribution(const SamplingOptions& options, const std::vector<double>& expected) {
+void expect_distribution(const GenerationOptions& options, const std::vector<double>& expected) {
   constexpr int n = 10000;
   std::vector<int> counts(kLogits.size(), 0);
   for (int i = 0; i < n; ++i)
@@ -59,13 +59,20 @@ TEST(SampleToken, GreedyTakesTheFirstOfTheLikeliest) {
 TEST(SampleToken, NotANumberIsAnErrorNotACrash) {
   std::vector<float> logits(1000, std::nanf(""));
   logits[3] = 1.0f;
-  for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.temperature = 0.0}}) {
+  for (const GenerationOptions& options : {GenerationOptions{}, GenerationOptions{.temperature = 0.0}}) {
     expect_error<InvalidArgument>([&] { sample_token(logits, options, 0.5); }, "not finite");
   }
 }
 
 TEST(SampleToken, RefusesOptionsThatMakeNoSense) {
-  expect_error<InvalidArgument>([] { check({.top_k = 3, .top_p = 0.5}); }, "top_k and top_p");
+  expect_error<InvalidArgument>([] { check({.top_p_decay = 0.5}); }, "top_p_decay");
+  expect_error<InvalidArgument>([] { check({.top_p = 0.5, .top_p_decay = 0.5, .top_p_bound = 0.6}); },
+                                "top_p_bound");
+  expect_error<InvalidArgument>([] { check({.repetition_penalty = 0.0}); }, "repetition_penalty");
+  expect_error<InvalidArgument>([] { check({.num_beams = 0}); }, "num_beams");
+  expect_error<InvalidArgument>([] { check({.num_beams = 2, .num_return = 3}); }, "num_return");
+  expect_error<InvalidArgument>([] { check({.num_samples = 2, .num_beams = 2}); }, "num_samples");
+  expect_error<InvalidArgument>([] { check({.batch_size = -1}); }, "batch_size");
   expect_error<InvalidArgument>([] { check({.top_p = 1.5}); }, "1.5");
   expect_error<InvalidArgument>([] { check({.top_p = -0.1}); }, "-0.1");
   expect_error<InvalidArgument>([] { check({.top_k = -2}); }, "-2");
@@ -81,18 +88,25 @@ class Constant final : public Model {
  public:
   Var forward(const Forward& forward) override {
     std::vector<float> rows;
-    for (std::int64_t i = 0; i < forward.input.seq_length; ++i)
-      rows.insert(rows.end(), kLogits.begin(), kLogits.end());
-    return Tensor::from(forward.exec, rows, {forward.input.seq_length, vocab_size()});
+    const std::int64_t count = forward.input.seq_length * forward.input.batch;
+    for (std::int64_t i = 0; i < count; ++i) rows.insert(rows.end(), kLogits.begin(), kLogits.end());
+    return Tensor::from(forward.exec, rows, {count, vocab_size()});
   }
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(kLogits.size()); }
   std::int64_t max_positions() const override { return 100000; }
   KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t) const override { return {}; }
+  void check_generates(std::int64_t) const override {}
 };
 
-std::vector<std::int32_t> draw(std::int64_t count, const SamplingOptions& sampling) {
+/// New tokens after one prompt.
+std::vector<std::int32_t> generate(const ExecCtx& ctx, Model& model, const std::vector<std::int32_t>& prompt,
+                                   const GenerationOptions& options) {
+  return Generator(ctx, model).run({prompt}, options).at(0).at(0).tokens;
+}
+
+std::vector<std::int32_t> draw(std::int64_t count, const GenerationOptions& sampling) {
   Constant model;
-  SamplingOptions options = sampling;
+  GenerationOptions options = sampling;
   options.max_new_tokens = count;
   return generate(test::context(1), model, std::vector<std::int32_t>{0}, options);
 }
@@ -131,18 +145,20 @@ TEST(Generate, EndsAtTheStopTokenOrWhenTold) {
   const auto all = draw(200, {.seed = 5});
   const auto first_two = std::find(all.begin(), all.end(), 2);
   ASSERT_NE(first_two, all.end());
-  EXPECT_EQ(draw(200, {.seed = 5, .stop_token = 2}), (std::vector<std::int32_t>(all.begin(), first_two)));
-  EXPECT_TRUE(draw(10, {.temperature = 0.0, .stop_token = 1}).empty());
+  // The stop token is the last one.
+  EXPECT_EQ(draw(200, {.seed = 5, .stop_tokens = {2}}),
+            (std::vector<std::int32_t>(all.begin(), first_two + 1)));
+  EXPECT_EQ(draw(10, {.temperature = 0.0, .stop_tokens = {1}}), std::vector<std::int32_t>{1});
   EXPECT_TRUE(draw(0, {}).empty());
 
   Constant model;
   std::vector<std::int32_t> seen;
-  const auto on_token = [&](std::int32_t token) {
-    seen.push_back(token);
-    return seen.size() < 4;
-  };
-  const auto tokens = generate(test::context(1), model, std::vector<std::int32_t>{0},
-                               {.max_new_tokens = 200, .seed = 5}, on_token);
+  const GenerationOptions options{
+      .max_new_tokens = 200,
+      .seed = 5,
+      .stop = [](std::span<const std::int32_t> text) { return text.size() == 4; },
+      .on_token = [&](std::int64_t, std::int64_t, std::int32_t token) { seen.push_back(token); }};
+  const auto tokens = generate(test::context(1), model, std::vector<std::int32_t>{0}, options);
   EXPECT_EQ(tokens, seen);
   EXPECT_EQ(tokens, (std::vector<std::int32_t>(all.begin(), all.begin() + 4)));
 }
@@ -169,7 +185,7 @@ TEST(Generate, GreedyIsTheSameWithAndWithoutCache) {
   for (const Config& config : {test::tiny_config(), test::tiny_llama()}) {
     const auto engine = build_engine(config);
     for (unsigned i = 0; i < 5; ++i) engine->step(test::random_batch(4, 11, i));
-    const SamplingOptions greedy{.max_new_tokens = 9, .temperature = 0.0};
+    const GenerationOptions greedy{.max_new_tokens = 9, .temperature = 0.0};
     EXPECT_EQ(generate(engine->ctx(), engine->model(), prompt, greedy),
               greedy_by_full_forwards(*engine, prompt, 9));
   }

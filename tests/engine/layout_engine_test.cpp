@@ -3,7 +3,6 @@
 
 #include <limits>
 
-#include "tessera/engine/generate.hpp"
 #include "tests/engine/layout_edge_support.hpp"
 #include "tests/support/device.hpp"
 
@@ -154,34 +153,6 @@ TEST(LayoutEngine, NamesOfAllStagesCountForNoDecay) {
     expect_error<ConfigError>([&] { build_engine(config, true, world); }, "optimizer.no_decay",
                               "\"decoder.layers.4.*\" matches no parameter");
   });
-}
-
-TEST(LayoutEngine, TextIsGeneratedByRanksThatHoldEveryLayer) {
-  const std::vector<std::int32_t> prompt{3, 1, 4, 1, 5};
-  const SamplingOptions greedy{.max_new_tokens = 6, .temperature = 0};
-  const auto serial = build_engine(edge_config(Family::llama, {}));
-  const auto expected = generate(serial->ctx(), serial->model(), prompt, greedy);
-  ASSERT_EQ(expected.size(), 6u);
-  std::mutex mutex;
-  for (const Overrides& layout : {kTp2, Overrides{"parallel.tensor=4"}, Overrides{"parallel.data=2"}}) {
-    const Config config = edge_config(Family::llama, layout);
-    const int ranks = config.parallel.tensor == 4 ? 4 : 2;
-    run_ranks(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
-      const auto engine = build_engine(config, false, world);
-      const auto tokens = generate(engine->ctx(), engine->model(), prompt, greedy);
-      const std::lock_guard lock(mutex);
-      EXPECT_EQ(tokens, expected);
-    });
-  }
-  const auto expect_no_text = [&](const Overrides& layout, const char* reason) {
-    run_ranks(2, {.timeout_s = 20}, [&](std::shared_ptr<Communicator> world) {
-      const auto engine = build_engine(edge_config(Family::llama, layout), false, world);
-      expect_error<InvalidArgument>([&] { generate(engine->ctx(), engine->model(), prompt, greedy); },
-                                    reason);
-    });
-  };
-  expect_no_text(kPp2, "every layer");
-  expect_no_text(kTp2Sp, "5 positions cannot be shared evenly by 2");
 }
 
 }  // namespace

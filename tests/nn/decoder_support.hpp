@@ -34,7 +34,7 @@ class BoundDecoder {
 
   /// Logits [position][sample] as rows of the vocabulary.
   std::vector<std::vector<float>> logits(const MicroBatch& input, bool training = false,
-                                         std::uint32_t step = 0, KvCache* cache = nullptr) {
+                                         std::uint32_t step = 0, const CachePass* cache = nullptr) {
     const Var out =
         model.forward({.exec = ctx, .input = input, .training = training, .step = step, .cache = cache});
     const std::vector<float> flat = ops::contiguous(ctx, out.value()).to_floats();

@@ -115,8 +115,8 @@ TEST(DecoderStretched, RefusesWhatItsLengthDoesNotSay) {
   samples.tokens = {some_tokens(23, 1)};
   samples.key_end = {23};
   EXPECT_EQ(decoder.logits(samples.on(ctx)).size(), 23u);
-  EXPECT_NO_THROW(decoder.model.make_cache(ctx, 1, 23));
-  test::expect_error<InvalidArgument>([&] { decoder.model.make_cache(ctx, 1, 24); },
+  EXPECT_NO_THROW(decoder.model.check_generates(23));
+  test::expect_error<InvalidArgument>([&] { decoder.model.check_generates(24); },
                                       "text is generated up to 23 tokens, prompt included, with dynamic");
 }
 
@@ -150,23 +150,65 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
   BoundDecoder decoder(ctx, config);
   const std::vector<std::vector<std::int32_t>> tokens = {some_tokens(13, 1), some_tokens(13, 2)};
   const auto full = decoder.logits(Samples{.tokens = tokens}.on(ctx));
-  KvCache cache = decoder.model.make_cache(ctx, 2, 13);
-  for (std::size_t begin = 0, piece = 5; begin < 13;
-       begin += piece, piece = 1) {  // 5 at once, then one by one
+  KvCache cache = decoder.model.make_cache(ctx, 3, 13);
+  const auto piece = [&](std::size_t sample, std::size_t begin, std::size_t count) {
+    const auto from = tokens[sample].begin() + static_cast<std::ptrdiff_t>(begin);
+    std::vector<std::int32_t> positions;
+    for (std::size_t i = 0; i < count; ++i) positions.push_back(static_cast<std::int32_t>(begin + i));
+    return std::pair(std::vector<std::int32_t>(from, from + static_cast<std::ptrdiff_t>(count)), positions);
+  };
+  // Rows 1 and 2 of the cache: five positions of both and three more, then one by one, the second text
+  // two positions behind the first.
+  std::int64_t begin = 0;
+  for (const std::size_t count : {5u, 3u}) {
     Samples part;
-    for (const auto& sample : tokens) {
-      const auto from = sample.begin() + static_cast<std::ptrdiff_t>(begin);
-      part.tokens.emplace_back(from, from + static_cast<std::ptrdiff_t>(piece));
-      std::vector<std::int32_t> positions;
-      for (std::size_t i = 0; i < piece; ++i) positions.push_back(static_cast<std::int32_t>(begin + i));
+    for (std::size_t sample : {0u, 1u}) {
+      const auto [text, positions] = piece(sample, static_cast<std::size_t>(begin), count);
+      part.tokens.push_back(text);
       part.positions.push_back(positions);
     }
-    const auto rows = decoder.logits(part.on(ctx), false, 0, &cache);
-    cache.length += static_cast<std::int64_t>(piece);
-    ASSERT_EQ(rows.size(), 2 * piece);
+    const CachePass pass{.cache = &cache, .row0 = 1, .begin = begin};
+    const auto rows = decoder.logits(part.on(ctx), false, 0, &pass);
+    ASSERT_EQ(rows.size(), 2 * count);
     for (std::size_t i = 0; i < rows.size(); ++i)
-      expect_rows_equal(rows[i], full[2 * begin + i], 1e-5, "row " + std::to_string(2 * begin + i));
+      expect_rows_equal(rows[i], full[2 * static_cast<std::size_t>(begin) + i], 1e-5,
+                        "row " + std::to_string(i));
+    begin += static_cast<std::int64_t>(count);
   }
+  for (std::size_t at = 8; at < 13; ++at) {
+    const std::size_t places[] = {at, at - 2};
+    Samples part;
+    for (std::size_t sample : {0u, 1u}) {
+      const auto [text, positions] = piece(sample, places[sample], 1);
+      part.tokens.push_back(text);
+      part.positions.push_back(positions);
+    }
+    const std::vector<std::int32_t> ends = {static_cast<std::int32_t>(at + 1),
+                                            static_cast<std::int32_t>(at - 1)};
+    const CachePass pass{.cache = &cache,
+                         .row0 = 1,
+                         .lengths = {ends[0], ends[1]},
+                         .longest = ends[0],
+                         .key_end = Tensor::from(ctx, ends, {2})};
+    const auto rows = decoder.logits(part.on(ctx), false, 0, &pass);
+    ASSERT_EQ(rows.size(), 2u);
+    for (std::size_t sample : {0u, 1u})
+      expect_rows_equal(rows[sample], full[2 * places[sample] + sample], 1e-5,
+                        "position " + std::to_string(at));
+  }
+}
+
+TEST_P(DecoderVariant, TheHeadIsAskedForSomeRowsOnly) {
+  BoundDecoder decoder(ctx, config);
+  const std::vector<std::vector<std::int32_t>> tokens = {some_tokens(7, 1), some_tokens(7, 2)};
+  const auto full = decoder.logits(Samples{.tokens = tokens}.on(ctx));
+  KvCache cache = decoder.model.make_cache(ctx, 2, 7);
+  CachePass pass{.cache = &cache, .last = Tensor::from(ctx, std::vector<std::int32_t>{13, 4, 13}, {3})};
+  const auto rows = decoder.logits(Samples{.tokens = tokens}.on(ctx), false, 0, &pass);
+  ASSERT_EQ(rows.size(), 3u);
+  expect_rows_equal(rows[0], full[13], 1e-5, "13");
+  expect_rows_equal(rows[1], full[4], 1e-5, "4");
+  expect_rows_equal(rows[2], full[13], 1e-5, "13");
 }
 
 TEST_P(DecoderVariant, PaddingOnEitherSideChangesNothing) {
@@ -249,11 +291,13 @@ TEST(Decoder, TheCacheRefusesToOverflow) {
   const ExecCtx ctx = test::context(1);
   BoundDecoder decoder(ctx, test::decoder_variants().at("gpt2"));
   KvCache cache = decoder.model.make_cache(ctx, 1, 3);
+  const CachePass pass{.cache = &cache};
   try {
-    decoder.logits(Samples{.tokens = {some_tokens(4, 1)}}.on(ctx), false, 0, &cache);
+    decoder.logits(Samples{.tokens = {some_tokens(4, 1)}}.on(ctx), false, 0, &pass);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("holds 3 positions, 4 are needed"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("holds 3 positions of 1 texts, 4 of 1 are needed"),
+              std::string::npos)
         << error.what();
   }
 }

@@ -52,7 +52,7 @@ def test_generate(tessera_program, trained):
     assert greedy == generate(tessera_program, moved, "--temperature", 0).stdout
 
 
-@pytest.mark.parametrize("options,part", [(["--top-k", 3, "--top-p", 0.5], "top_k and top_p"), (["--top-p", 2], "top_p"),
+@pytest.mark.parametrize("options,part", [(["--beams", 0], "num_beams"), (["--top-p", 2], "top_p"),
                                           (["--temperature", -1], "temperature"), (["--top-k", "many"], "--top-k"),
                                           (["--max-new-tokens", -1], "max_new_tokens")])
 def test_generate_refuses(tessera_program, trained, options, part):
@@ -73,6 +73,21 @@ def test_generate_says_that_the_model_has_no_more_positions(tessera_program, tra
     cut = generate(tessera_program, trained, "--max-new-tokens", 100, "--seed", 1)
     assert "note: stopped at the model's last position: it has 48, the prompt takes 5" in cut.stderr
     assert "note" not in generate(tessera_program, trained, "--max-new-tokens", 10, "--seed", 1).stderr
+
+
+def test_generate_from_a_file_on_layouts(tessera_program, trained, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def f", "id": 7}\n\n{"prompt": "a"}\n{"prompt": "class"}\n', encoding="utf-8")
+    for options in (["--temperature", 0], ["--beams", 3], ["--seed", 4, "--top-k", 5, "--num-samples", 2]):
+        texts = []
+        for layout in ([], ["parallel.tensor=3"], ["parallel.pipeline=2"]):
+            out = tmp_path / f"{len(texts)}.jsonl"
+            done = run(tessera_program, "generate", trained, *layout, "--input", prompts, "--output", out, "--max-new-tokens", 6, *options)
+            assert "3 prompts" in done.stderr and "tokens/s" in done.stderr
+            texts.append([json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()])
+        assert texts[0] == texts[1] == texts[2] and texts[0][0]["id"] == 7
+    prompts.write_text('{"prompt": 3}\n', encoding="utf-8")
+    assert "prompts.jsonl:1" in run(tessera_program, "generate", trained, "--input", prompts, code=4).stderr
 
 
 def tensors(folder):

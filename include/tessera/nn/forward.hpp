@@ -1,12 +1,14 @@
 #pragma once
 /// What a model's forward gets: the tokens of one micro-batch, where to compute, where to record.
 
+#include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "tessera/base/philox.hpp"
 #include "tessera/nn/extra_loss.hpp"
+#include "tessera/parallel/functions.hpp"
 
 namespace tessera {
 
@@ -14,6 +16,7 @@ namespace tessera {
 struct MicroBatchSize {
   std::int64_t batch = 0, seq_length = 0;
   std::int64_t encoder_seq_length = 0;  ///< of the sequence an encoder reads beside the decoder's; 0 = none
+  bool generates = false;               ///< a CachePass: tensor ranks share no positions
 };
 
 /// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
@@ -35,10 +38,27 @@ struct MicroBatch {
   MicroBatchSize size() const { return {batch, seq_length, encoder ? encoder->seq_length : 0}; }
 };
 
-/// Keys and values of earlier positions, per layer: generation computes each position once.
+/// Keys and values of earlier positions: generation computes each position once. Every row is a text of its
+/// own, which begins at position 0.
 struct KvCache {
-  std::vector<Tensor> key, value;  ///< per layer [max_length, batch, kv_heads, head_dim]
-  std::int64_t length = 0;         ///< positions filled so far
+  std::vector<Tensor> key, value;  ///< by layer of the model, [rows, kv_heads, capacity, head_dim]; undefined
+                                   ///< for layers of other ranks
+  std::int64_t rows = 0, capacity = 0;
+};
+
+/// A pass of generation: its samples are rows [row0, row0 + batch) of the cache. Either all of them have
+/// `begin` positions there and the input holds those behind, or (`lengths` not empty) the input is one
+/// position of each, the last of so many.
+struct CachePass {
+  KvCache* cache = nullptr;
+  std::int64_t row0 = 0;
+  std::int64_t begin = 0;
+  std::vector<std::int64_t> lengths = {};
+  std::int64_t longest = 0;  ///< of the lengths
+  Tensor key_end = {};       ///< [batch] int32: the lengths
+  Tensor last = {};          ///< [n] int32: rows of the residual stream that the head is asked for
+  /// By window: where the keys begin that each row's query sees. Made once for all layers.
+  mutable std::map<std::int64_t, Tensor> key_begin = {};
 };
 
 struct Forward {
@@ -48,7 +68,7 @@ struct Forward {
   bool training = false;       ///< dropout is active
   std::uint32_t step = 0;      ///< keys dropout, with the context's seed
   std::int64_t position0 = 0;  ///< global position of the residual stream's first row (sequence parallelism)
-  KvCache* cache = nullptr;    ///< inference only; input holds the positions after cache->length
+  const CachePass* cache = nullptr;  ///< inference only
   /// Where extra losses go; null where the model's own loss is not asked for, and none is computed.
   ExtraLosses* losses = nullptr;
 
@@ -63,6 +83,12 @@ struct Forward {
     TESSERA_CHECK(input.encoder, "an encoder's sequences are asked for, and the micro-batch has none");
     const std::int64_t first = position0 * input.encoder->seq_length / input.seq_length;
     return {exec, *input.encoder, tape, training, step, first, nullptr, losses};
+  }
+
+  /// How tensor ranks share this pass: texts grow by single positions, which nobody can share out.
+  TensorParallel shared(TensorParallel tensor) const {
+    if (cache != nullptr) tensor.sequence = false;
+    return tensor;
   }
 
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
@@ -87,7 +113,9 @@ struct Forward {
 
 /// Positions of the sequences that a pass is about: with a cache those before it too.
 inline std::int64_t length_of(const Forward& forward) {
-  return forward.input.seq_length + (forward.cache != nullptr ? forward.cache->length : 0);
+  if (forward.cache == nullptr) return forward.input.seq_length;
+  return forward.cache->lengths.empty() ? forward.cache->begin + forward.input.seq_length
+                                        : forward.cache->longest;
 }
 
 }  // namespace tessera

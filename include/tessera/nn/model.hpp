@@ -20,8 +20,8 @@ struct UnitOrder {
 class Model : public Module {
  public:
   /// What the last piece of a model returns; sample_logits: [batch, sample_classes()], of a head for samples
-  /// beside that for tokens.
-  enum class Output { logits, losses, sample_logits };
+  /// beside that for tokens; own_logits: this tensor rank's columns of logits, its part_of the vocabulary.
+  enum class Output { logits, losses, sample_logits, own_logits };
 
   Model() : Module("") {}
   /// logits [seq_length * batch, vocab_size()], rows position-major as in MicroBatch.
@@ -95,8 +95,11 @@ class Model : public Module {
     (void)lengths;
     return 0.0;
   }
-  /// An empty cache for generation. Errors: InvalidArgument if the model does not support one.
-  virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const;
+  /// A cache for this rank's pieces, its contents undefined. Errors: as check_generates(0).
+  virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const;
+  /// Whether the model writes texts of so many tokens, prompts included. Errors: InvalidArgument, the same on
+  /// every rank, saying why not.
+  virtual void check_generates(std::int64_t length) const;
 };
 
 }  // namespace tessera

@@ -75,7 +75,8 @@ class Stack : public Model {
   UnitOrder unit_order(int piece) override;
   std::vector<Port> inputs(int piece, const MicroBatchSize& size) const override;
   std::vector<Port> outputs(int piece, const MicroBatchSize& size) const override;
-  KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
+  KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const override;
+  void check_generates(std::int64_t length) const override;
 
  protected:
   /// `sharding` without pieces: one piece of `num_layers` layers with both ends.
@@ -142,6 +143,8 @@ class Stack : public Model {
   const ModelPiece& place_of(int index) const { return sharding_.pieces.at(static_cast<std::size_t>(index)); }
   /// Whether the last head's borrowed parameter belongs to another piece.
   void settle_shared();
+  /// The rows of the flow that a pass of generation asks the head for.
+  static Flow last_rows(const Forward& forward, const Flow& flow);
   Var run_all(const Forward& forward, Output output, const Tensor& upstream);
   Flow run_layers(const Forward& forward, const std::vector<Block*>& layers, Flow flow);
   /// Layers [first, first + count), computed again in backward.

@@ -50,6 +50,10 @@ inline constexpr std::int64_t kHeadRowPadding = 32;
 Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                  Parameter* bias = nullptr, float softcap = 0.0f);
 
+/// The same without a gather: this rank's part_of the vocabulary.
+Var own_vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
+                     Parameter* bias = nullptr, float softcap = 0.0f);
+
 /// Position 0 of x [seq (or seq / size), batch, c] on every rank: [batch, c] | its gradient, which every rank
 /// has whole, on the rank that holds it
 Var first_position(const ExecCtx& ctx, const TensorParallel& tp, const Var& x);

@@ -185,6 +185,7 @@ class Checkpoints:
         facts = {"format": states.FORMAT, "id": secrets.token_hex(8), "processes": self.num_processes, "step": self.step,
                  **{kind: len(objects) for kind, objects in self._small_objects()}, "model": len(self._models),
                  "frozen": [model._session.freezing.state() for model in self._models],
+                 "texts": [model._session.text_numbers.state() for model in self._models],
                  "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}}
         write_whole(folder / "state.json", (json.dumps(facts, indent=1) + "\n").encode())
         states.read_facts(folder)
@@ -288,6 +289,8 @@ class Checkpoints:
         on_every_rank(self.state.world, lambda: states.check_unchanged(saved.folder, saved.facts))
         for model, frozen in zip(self._models, saved.facts.get("frozen", [])):
             model._session.freezing.restore(frozen)
+        for model, texts in zip(self._models, saved.facts.get("texts", [])):
+            model._session.text_numbers.restore(texts)
         self._resume_accumulation(saved.facts)
         for kind, objects in self._small_objects():
             for obj, state in zip(objects, saved.objects[kind]):

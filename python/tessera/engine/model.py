@@ -10,6 +10,7 @@ import torch
 from tessera.engine import call_arguments
 from tessera.engine.encoder_call import encoder_forward
 from tessera.engine.export import save_pretrained
+from tessera.engine.generation import GenerationMembers
 from tessera.engine.megatron_engine import MegatronEngineMembers
 from tessera.engine.model_check import refused_loss
 from tessera.engine.outputs import EngineValue, SummedOverDataRanks, output_class
@@ -19,7 +20,7 @@ from tessera.errors import ConfigError
 from tessera.utils.objects import array_of
 
 
-class TesseraModel(MegatronEngineMembers, torch.nn.Module):
+class TesseraModel(MegatronEngineMembers, GenerationMembers, torch.nn.Module):
     """Called like the Hugging Face model it was made from; it begins in training mode. In training mode with labels it
     runs forward and backward of the whole batch through the pipeline; `loss.backward()` adds the gradient. Without
     labels, or with `return_logits=True` of the plugin, it returns logits whose backward runs the engine's. In eval mode,
@@ -169,12 +170,6 @@ class TesseraModel(MegatronEngineMembers, torch.nn.Module):
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> None:
         raise ConfigError("resize_token_embeddings() must be called before prepare()")
-
-    def megatron_generate(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("megatron_generate comes later; until then save_pretrained() and `tessera generate`, or "
-                                  "Transformers' generate()")
-
-    generate = megatron_generate
 
     def forward(self, input_ids: Any = None, *positional: Any, attention_mask: Any = None, position_ids: Any = None,
                 labels: Any = None, token_type_ids: Any = None, **others: Any) -> Any:

@@ -18,6 +18,7 @@ from tessera.engine.not_finite import NotFinite
 from tessera.engine.open_calls import OpenCall, OpenForward
 from tessera.engine.optimizer_groups import EngineGroups, Group, OptimizerDescription, check_rates
 from tessera.engine.plan import ModelParameter, ModelPlan, TrainingPlan
+from tessera.engine.text_numbers import TextNumbers
 from tessera.engine.weights import Start, engine_facts, load_weights
 from tessera.errors import ConfigError, InvalidArgument
 from tessera.launch.progress import progress
@@ -72,6 +73,7 @@ class Session:
         self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
         self.parameters = [self._placed(parameter) for parameter in plan.trained]
         self.freezing = Freezing(self)
+        self.text_numbers = TextNumbers()
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:
         ours = self._parts.get(parameter.name)
@@ -87,6 +89,12 @@ class Session:
     def kind(self) -> str:
         """The model type of the caller's model."""
         return self.config.get("model_type") or self.config.get("hf_model_type") or "decoder"
+
+    @property
+    def seed(self) -> int:
+        """Of the engine, which was built."""
+        start = self._start
+        return 1234 if start is None or start.seed is None else start.seed
 
     @property
     def plugin(self) -> Any:

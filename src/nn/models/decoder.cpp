@@ -190,10 +190,13 @@ Var VocabHead::forward(const Forward& forward, const Flow& flow, Model::Output o
                        const Tensor& upstream) {
   const ExecCtx& ctx = forward.exec;
   const Var hidden = norm_.forward(forward, flow.residual, flow.branch, flow.dropout).y;
+  const TensorParallel tensor = forward.shared(tensor_);
   if (output == Model::Output::losses)
-    return vocab_linear_cross_entropy(ctx, tensor_, hidden, weight_, forward.input.labels, upstream, nullptr,
+    return vocab_linear_cross_entropy(ctx, tensor, hidden, weight_, forward.input.labels, upstream, nullptr,
                                       softcap_);
-  return vocab_logits(ctx, tensor_, hidden, weight_, nullptr, softcap_);
+  if (output == Model::Output::own_logits)
+    return own_vocab_logits(ctx, tensor, hidden, weight_, nullptr, softcap_);
+  return vocab_logits(ctx, tensor, hidden, weight_, nullptr, softcap_);
 }
 
 }  // namespace nn
@@ -271,14 +274,14 @@ void Decoder::prepare(const Forward& forward) {
   positions_.make(forward.exec, length);
 }
 
-KvCache Decoder::make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const {
+void Decoder::check_generates(std::int64_t length) const {
   const std::int64_t usual = positions_.longest_usual();
   // Keys in a cache were turned for a shorter sequence.
-  if (usual > 0 && max_length > usual)
+  if (usual > 0 && length > usual)
     throw InvalidArgument(detail::concat("text is generated up to ", usual, " tokens, prompt included, with ",
                                          name_of(config_.rope_scaling.type), " rotary positions, not up to ",
-                                         max_length, ": ask for fewer new tokens"));
-  return Stack::make_cache(ctx, batch, max_length);
+                                         length, ": ask for fewer new tokens"));
+  Stack::check_generates(length);
 }
 
 }  // namespace tessera

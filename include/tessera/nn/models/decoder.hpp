@@ -132,7 +132,7 @@ class Decoder : public Stack {
     return positions_.reserve(ctx, positions, position_limit());
   }
   double flops_per_token(const SampleLengths& lengths) const override;
-  KvCache make_cache(const ExecCtx& ctx, std::int64_t batch, std::int64_t max_length) const override;
+  void check_generates(std::int64_t length) const override;
   const ModelConfig& config() const { return config_; }
 
  private:
