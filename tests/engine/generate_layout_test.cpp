@@ -9,6 +9,7 @@
 namespace tessera::test {
 namespace {
 
+using namespace edge;
 using Prompts = std::vector<std::vector<std::int32_t>>;
 
 const Prompts kPrompts = {{3, 1, 4, 1, 5}, {9}, {2, 6}, {5, 3, 5, 8, 9, 7, 9, 3, 2}, {3, 8}};
@@ -72,7 +73,9 @@ TEST_P(GenerateLayout, WritesTheSameTexts) {
   const auto serial = build_engine(edge_config(layout.family, {}), false);
   const auto expected = texts_of(*serial, 0, 512);
   run_ranks(layout.ranks, {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
-    const auto engine = build_engine(edge_config(layout.family, layout.overrides), false, world);
+    const Config config = edge_config(layout.family, layout.overrides);
+    const auto engine =
+        build_engine(config, config.parallel.zero_stage == 3, world);  // who trains shares weights
     for (const auto& [batch, chunk] : {std::pair(0, 512), std::pair(2, 3)}) {
       const auto texts = texts_of(*engine, batch, chunk);
       for (const auto& [name, all] : expected)
@@ -99,6 +102,7 @@ const NamedLayout kLayouts[] = {
      Family::llama,
      {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "parallel.data=2"},
      8},
+    {"shared_weights", Family::gpt2, {"parallel.data=2", "parallel.pipeline=2", "parallel.zero_stage=3"}, 4},
     {"recompute", Family::gpt2, {"parallel.pipeline=2", "training.recompute=full"}, 2},
 };
 INSTANTIATE_TEST_SUITE_P(All, GenerateLayout, ::testing::ValuesIn(kLayouts),

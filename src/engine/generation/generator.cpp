@@ -427,7 +427,7 @@ Generator::Generator(Engine& engine)
                        .chunks = engine.options().layout.chunks,
                        .hold_weights = [&engine]() -> std::shared_ptr<void> {
                          engine.params().weights().wait();
-                         return std::make_shared<WeightWalk::Hold>(tessera::hold_weights(engine));
+                         return std::make_shared<WeightWalk::Hold>(engine.params().walk());
                        }}) {
   TESSERA_CHECK(state_->mesh.shape().cp == 1, "text is generated without context parallelism");
   state_->peers();
