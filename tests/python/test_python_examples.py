@@ -144,3 +144,11 @@ def test_summarization_on_four_processes(run, long_run):
         pytest.skip("the long run has it (--long)")
     alone, layout = (run("9_summarize.py", "--functions", 40, "--held-out", 10, layout=layout) for layout in (False, True))
     assert losses(layout)[0] == pytest.approx(losses(alone)[0], rel=1e-5) and "of 10 summaries" in layout
+
+
+def test_generation_writes_the_same_on_four_processes(run):
+    alone, layout = (run("10_generation.py", "--steps", 6, "--lines", 600, layout=layout) for layout in (False, True))
+    assert losses(layout) == pytest.approx(losses(alone), rel=1e-5)
+    written = [[line for line in output.splitlines() if line.startswith(("the likeliest", "top-", "beam"))] for output in (alone, layout)]
+    assert len(written[0]) == 17 and written[0] == written[1]
+    assert all(prompt in line for prompt, line in zip(("def __init__(self", "return", "if not isinstance(", "import"), written[0]))
