@@ -8,6 +8,7 @@
 #include "nn/own_positions.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/config.hpp"
+#include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/embedding.hpp"
 
 namespace tessera {
@@ -263,8 +264,13 @@ KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t ca
         cache.value.resize(cache.key.size());
         const Block::CacheShape kept = block->cache_shape();
         const Shape shape{rows, kept.kv_heads, capacity, kept.head_dim};
-        cache.key[layer] = Tensor::empty(ctx, shape, numerics_.compute);
-        cache.value[layer++] = Tensor::empty(ctx, shape, numerics_.compute);
+        // Zeros: a key that a query does not see has the weight 0 on some devices, and 0 times anything is
+        // not always 0.
+        for (Tensor* kept_rows : {&cache.key[layer], &cache.value[layer]}) {
+          *kept_rows = Tensor::empty(ctx, shape, numerics_.compute);
+          ops::fill_zero(ctx, *kept_rows);
+        }
+        ++layer;
       }
     }
   }

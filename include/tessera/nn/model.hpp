@@ -95,7 +95,7 @@ class Model : public Module {
     (void)lengths;
     return 0.0;
   }
-  /// A cache for this rank's pieces, its contents undefined. Errors: as check_generates(0).
+  /// A cache of zeros for this rank's pieces. Errors: as check_generates(0).
   virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const;
   /// Whether the model writes texts of so many tokens, prompts included. Errors: InvalidArgument, the same on
   /// every rank, saying why not.
