@@ -148,7 +148,7 @@ def make_encoder(options: argparse.Namespace) -> torch.nn.Module:
     else:
         kind, config = T5ForConditionalGeneration, T5Config(
             vocab_size=options.vocab, d_model=options.hidden, d_kv=options.hidden // options.heads, d_ff=options.ffn,
-            num_layers=options.layers // 2, num_heads=options.heads, dropout_rate=0.0, use_cache=False)
+            num_layers=options.layers // 2, num_heads=options.heads, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0)
     config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
     with torch.device(options.device):
         return kind(config).train()
