@@ -133,6 +133,7 @@ build_preset() {
 
 # run_sanitized PRESET: builds a sanitizer preset and runs the C++ tests in it.
 run_sanitized() {
+  local gtest_seconds=2400 # a program at half the speed of a quiet machine still ends
   say "C++ tests under the '$1' preset"
   build_preset "$1" "$1" test_programs || return 0
   TSAN_OPTIONS="suppressions=$PWD/tests/races_of_others.txt" \
