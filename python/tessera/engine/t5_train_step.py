@@ -7,7 +7,7 @@ from typing import Any, Callable, Tuple
 
 from tessera.data.encoder_batch import counted_labels
 from tessera.engine.seq2seq_call import shifted_right
-from tessera.engine.train_steps import AbstractTrainStep, avg_losses_across_data_parallel_group, call_fitting
+from tessera.engine.train_steps import AbstractTrainStep, call_fitting, masked_mean
 from tessera.errors import InvalidArgument
 from tessera.utils.objects import array_of
 
@@ -63,12 +63,7 @@ class T5TrainStep(AbstractTrainStep):
         if custom is not None:
             return custom
 
-        def loss_func(loss_mask: Any, output_tensor: Any) -> Tuple:
-            mask = loss_mask.reshape(-1).float()
-            loss = (output_tensor.float().reshape(-1) * mask).sum() / mask.sum().clamp(min=1)
-            return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
-
-        return loss_func
+        return masked_mean
 
     def get_forward_step_func(self) -> Callable:
         def forward_step(data_iterator: Any, model: Any) -> Tuple:

@@ -109,12 +109,7 @@ class GPTTrainStep(AbstractTrainStep):
         if custom is not None:
             return custom
 
-        def loss_func(loss_mask: Any, output_tensor: Any) -> Tuple:
-            mask = loss_mask.reshape(-1).float()
-            loss = (output_tensor.float().reshape(-1) * mask).sum() / mask.sum().clamp(min=1)
-            return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
-
-        return loss_func
+        return masked_mean
 
     def get_forward_step_func(self) -> Callable:
         def forward_step(data_iterator: Any, model: Any) -> Tuple:
@@ -123,6 +118,13 @@ class GPTTrainStep(AbstractTrainStep):
             return output_tensor, lambda output: self.loss_func(loss_mask, output)
 
         return forward_step
+
+
+def masked_mean(loss_mask: Any, output_tensor: Any) -> Tuple:
+    """The mean of tokens' losses where `loss_mask` counts them, and what is reported: its mean over data ranks."""
+    mask = loss_mask.reshape(-1).float()
+    loss = (output_tensor.float().reshape(-1) * mask).sum() / mask.sum().clamp(min=1)
+    return loss, {"lm loss": avg_losses_across_data_parallel_group([loss])[0]}
 
 
 def tokens_and_labels(batch: dict, rules: Optional[DocumentRules] = None) -> Tuple:
