@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cstdio>
 
+#include "engine/bytes_text.hpp"
 #include "tessera/engine/plan.hpp"
 
 namespace tessera {
@@ -11,23 +11,11 @@ constexpr int kShownStages = 64;
 
 using Row = std::vector<std::string>;
 
-template <typename... Values>
-std::string format(const char* pattern, Values... values) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, pattern, values...);
-  return buffer;
-}
+using detail::format;
 
 /// Decimal units: 1 GB = 10^9 bytes. What two decimals would hide has three digits.
 std::string gigabytes(std::int64_t bytes) {
   return format(bytes < 100'000'000 ? "%.3g" : "%.2f", static_cast<double>(bytes) / 1e9);
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  const double value = static_cast<double>(bytes);
-  if (bytes < 10'000) return format("%lld B", static_cast<long long>(bytes));
-  if (value < 1e7) return format("%.1f kB", value / 1e3);
-  return value < 1e10 ? format("%.1f MB", value / 1e6) : format("%.1f GB", value / 1e9);
 }
 
 std::string grouped(std::int64_t value) {

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <fstream>
-#include <iomanip>
-#include <sstream>
 
+#include "engine/bytes_text.hpp"
 #include "engine/peak_flops.hpp"
 #include "engine/profiler.hpp"
 #include "engine/ranks.hpp"
@@ -27,12 +26,6 @@
 
 namespace tessera {
 namespace {
-
-std::string gigabytes(std::int64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1e9 << " GB";
-  return text.str();
-}
 
 /// One training run on one rank, from the opened folder to the last checkpoint.
 class TrainingRun {
@@ -402,8 +395,9 @@ class TrainingRun {
     const bool asked = config_.checkpoint.async == AutoSwitch::on;
     const BackgroundRoom room = background_room(*engine_);
     if (!asked && room.largest_bytes < kWorthwhile) return;
-    const std::string need = detail::concat(gigabytes(room.needed_bytes), " of memory on ", room.host,
-                                            " for a copy, of ", gigabytes(room.free_bytes), " that are free");
+    const std::string need =
+        detail::concat(bytes_text(room.needed_bytes), " of memory on ", room.host, " for a copy, of ",
+                       bytes_text(room.free_bytes), " that are free");
     TESSERA_ENSURE(ConfigError, room.fits || !asked, "checkpoint.async: true needs ", need,
                    ", and more than half is not taken; set it to auto or false");
     if (first_ && room.fits) log_.info("checkpoints are written in the background: ", need);
