@@ -51,6 +51,15 @@ void check_norms(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.family"}, [&] { return setting_of_others(resolve(c)); });
 }
 
+void check_problem(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.problem_type", "model.num_labels"}, [&] {
+    return unless(
+        !c.problem_type || c.num_labels,
+        "model.problem_type says what the head for model.num_labels is trained on, and that is null; "
+        "give both");
+  });
+}
+
 void check_scaling(Rules& rules, const ModelConfig& c) {
   const RopeScaling& s = c.rope_scaling;
   rules.rule({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"}, [&] {
@@ -88,6 +97,7 @@ void check_scaling(Rules& rules, const ModelConfig& c) {
 void check_attention(Rules& rules, const ModelConfig& config) {
   check_windows(rules, config);
   check_norms(rules, config);
+  check_problem(rules, config);
   check_scaling(rules, config);
 }
 

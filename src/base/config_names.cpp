@@ -30,6 +30,11 @@ constexpr EnumName<QkNorm> kQkNorms[] = {
 constexpr EnumName<NormPlacement> kNormPlacements[] = {
     {NormPlacement::pre, "pre"}, {NormPlacement::sandwich, "sandwich"}, {NormPlacement::post, "post"}};
 
+constexpr EnumName<ProblemType> kProblemTypes[] = {
+    {ProblemType::regression, "regression"},
+    {ProblemType::single_label_classification, "single_label_classification"},
+    {ProblemType::multi_label_classification, "multi_label_classification"}};
+
 constexpr EnumName<RopeType> kRopeTypes[] = {{RopeType::llama3, "llama3"},
                                              {RopeType::linear, "linear"},
                                              {RopeType::dynamic, "dynamic"},
@@ -106,6 +111,7 @@ EnumNames<NormStyle> names_of(NormStyle) { return {kNorms, {}}; }
 EnumNames<MlpActivation> names_of(MlpActivation) { return {kActivations, {}}; }
 EnumNames<QkNorm> names_of(QkNorm) { return {kQkNorms, {}}; }
 EnumNames<NormPlacement> names_of(NormPlacement) { return {kNormPlacements, {}}; }
+EnumNames<ProblemType> names_of(ProblemType) { return {kProblemTypes, {}}; }
 EnumNames<RopeType> names_of(RopeType) { return {kRopeTypes, {}}; }
 EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions}; }
 EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
@@ -125,6 +131,7 @@ std::string_view name_of(NormStyle value) { return find_name(value); }
 std::string_view name_of(MlpActivation value) { return find_name(value); }
 std::string_view name_of(QkNorm value) { return find_name(value); }
 std::string_view name_of(NormPlacement value) { return find_name(value); }
+std::string_view name_of(ProblemType value) { return find_name(value); }
 std::string_view name_of(RopeType value) { return find_name(value); }
 std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }

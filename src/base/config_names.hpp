@@ -38,6 +38,7 @@ EnumNames<NormStyle> names_of(NormStyle);
 EnumNames<MlpActivation> names_of(MlpActivation);
 EnumNames<QkNorm> names_of(QkNorm);
 EnumNames<NormPlacement> names_of(NormPlacement);
+EnumNames<ProblemType> names_of(ProblemType);
 EnumNames<RopeType> names_of(RopeType);
 EnumNames<Precision> names_of(Precision);
 EnumNames<Recompute> names_of(Recompute);

@@ -36,7 +36,7 @@ std::string unless(bool holds, const Parts&... parts) {
   return holds ? std::string() : detail::concat(parts...);
 }
 
-/// Windows, caps, norms and the stretching of rotary positions (config_attention.cpp).
+/// Windows, caps, norms, what a head is for and the stretching of rotary positions (config_attention.cpp).
 void check_attention(Rules& rules, const ModelConfig& config);
 
 /// The layout against model and batches (config_layout.cpp).

@@ -134,8 +134,13 @@ void describe_heads(Visitor& visit, Section& c) {
               "BERT's pooler and the head that says whether one segment follows the other; null = the "
               "family's");
   visit.field("num_labels", c.num_labels,
-              "classes of samples that BERT's head tells apart, in place of its other heads; null = none",
-              between(2, kMostTokens));
+              "classes of samples that BERT's head tells apart, or numbers that it gives, in place of its "
+              "other heads; "
+              "null = none",
+              between(1, kMostTokens));
+  visit.field("problem_type", c.problem_type,
+              "what the head for `num_labels` is trained on; null = `regression` for one label, "
+              "`single_label_classification` for more");
 }
 
 template <typename Visitor, typename Section>

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/config_names.hpp"
 #include "checkpoint/hf_keys.hpp"
 #include "checkpoint/hf_read.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -180,20 +181,23 @@ const ModelSpec& row_of(const JsonView& root) {
 
 /// How many classes of samples there are: Transformers keeps their names.
 std::int64_t read_classes(const Reader& in) {
-  const auto problem = in.root.find("problem_type");
-  if (problem && problem->text() != "single_label_classification")
-    problem->fail("\"" + problem->text() + "\" is not supported; single_label_classification is",
-                  "Train with one class for each sample.");
   const auto names = in.root.find("id2label");
   const auto count = in.root.find("num_labels");
   const std::int64_t classes = names   ? static_cast<std::int64_t>(names->object().size())
                                : count ? count->integer(1, kMaxSize)
                                        : 2;
-  if (classes < 2)
-    (names ? *names : in.root)
-        .fail(detail::concat("says ", classes, " label, which makes a regression"),
-              "Tessera classifies samples into two or more classes: num_labels of at least 2.");
+  if (classes < 1) names->fail("has no label", "Name each class, or remove the key.");
   return classes;
+}
+
+std::optional<ProblemType> read_problem(const Reader& in) {
+  const auto problem = in.root.find("problem_type");
+  if (!problem) return std::nullopt;
+  for (const EnumName<ProblemType>& each : names_of(ProblemType{}).values) {
+    if (problem->text() == each.name) return each.value;
+  }
+  problem->fail("\"" + problem->text() + "\" is not known",
+                "regression, single_label_classification and multi_label_classification are.");
 }
 
 /// What the architecture says of the model's heads; without one it has all of them.
@@ -204,6 +208,7 @@ void read_heads(const Reader& in) {
   in.model.binary_head = name == in.spec.architectures[0];
   if (name != in.spec.architectures[2]) return;
   in.model.num_labels = read_classes(in);
+  in.model.problem_type = read_problem(in);
   const auto dropout = in.root.find("classifier_dropout");
   if (dropout && dropout->number() != in.model.dropout)
     dropout->fail(detail::concat("is not the model's hidden_dropout_prob ", in.model.dropout),

@@ -219,6 +219,7 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   if (!out.contains("architectures") || row.heads_by_architecture)
     out["architectures"] = {row.architectures[head_of(model, row)]};
   if (model.num_labels) write_classes(*model.num_labels, out);
+  if (model.problem_type) out["problem_type"] = name_of(*model.problem_type);
   out["model_type"] = config.type;
   if (model.padding_id) out["pad_token_id"] = *model.padding_id;
   if (!model.padding_id && row.absent_padding) out["pad_token_id"] = nullptr;

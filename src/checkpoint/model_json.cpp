@@ -106,35 +106,16 @@ class FieldReader {
  private:
   /// What not every model has, and what folders of earlier versions lack.
   static bool may_lack(std::string_view name) {
-    constexpr std::string_view kNames[] = {"embedding_dropout",
-                                           "sliding_window",
-                                           "padding_id",
-                                           "init_std",
-                                           "position_embedding",
-                                           "norm",
-                                           "rope_theta",
-                                           "rope_fraction",
-                                           "rope_interleaved",
-                                           "parallel_residual",
-                                           "token_types",
-                                           "binary_head",
-                                           "num_labels",
-                                           "window_pattern",
-                                           "qk_norm",
-                                           "norm_placement",
-                                           "shared_norm",
-                                           "norm_bias",
-                                           "embedding_norm",
-                                           "norm_zero_centered",
-                                           "embedding_scaled",
-                                           "attention_scale",
-                                           "attention_softcap",
-                                           "logit_softcap",
-                                           "rope_local_theta",
-                                           "encoder_layers",
-                                           "relative_buckets",
-                                           "relative_max_distance",
-                                           "scaled_head"};
+    constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",        "padding_id",
+                                           "init_std",          "position_embedding",    "norm",
+                                           "rope_theta",        "rope_fraction",         "rope_interleaved",
+                                           "parallel_residual", "token_types",           "binary_head",
+                                           "num_labels",        "problem_type",          "window_pattern",
+                                           "qk_norm",           "norm_placement",        "shared_norm",
+                                           "norm_bias",         "embedding_norm",        "norm_zero_centered",
+                                           "embedding_scaled",  "attention_scale",       "attention_softcap",
+                                           "logit_softcap",     "rope_local_theta",      "encoder_layers",
+                                           "relative_buckets",  "relative_max_distance", "scaled_head"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

@@ -23,6 +23,7 @@ void check_same_model(const ModelConfig& config, const ModelConfig& stored, cons
     c.init_std = 0.0;
     if (new_head) {
       c.num_labels.reset();
+      c.problem_type.reset();
       c.binary_head.reset();
     }
     return list_items(whole);

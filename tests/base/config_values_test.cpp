@@ -54,6 +54,7 @@ TEST(Resolve, KeepsWhatIsGiven) {
   c.token_types = 3;
   c.binary_head = false;
   c.num_labels = 5;
+  c.problem_type = ProblemType::multi_label_classification;
   c.qk_norm = QkNorm::head;
   c.norm_placement = NormPlacement::sandwich;
   c.shared_norm = true;
@@ -218,7 +219,7 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: learned, norm: layernorm,
   window_pattern: SSF, qk_norm: head, shared_norm: true, norm_zero_centered: true, norm_bias: true, embedding_norm: true,
   embedding_scaled: true, attention_scale: 0.3, attention_softcap: 11, logit_softcap: 12, rope_local_theta: 777,
-  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, padding_id: 3, rope_theta: 123456.789,
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, problem_type: regression, padding_id: 3, rope_theta: 123456.789,
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
     truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}

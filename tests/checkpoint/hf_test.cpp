@@ -256,8 +256,14 @@ TEST(HfClasses, AreReadAndWrittenBack) {
       make_hf_config(architecture_of(model), R"({"id2label": {"0": "a"}, "label2id": {"a": 0}})", DType::f32);
   EXPECT_NE(named.find("\"LABEL_2\": 2"), std::string::npos);
   EXPECT_EQ(named.find("\"a\""), std::string::npos);
-  test::expect_error<ConfigError>([&] { config(R"(, "id2label": {"0": "a"})"); }, "id2label", "regression");
-  test::expect_error<ConfigError>([&] { config(R"(, "problem_type": "regression")"); }, "problem_type");
+  EXPECT_EQ(config(R"(, "id2label": {"0": "a"})").num_labels, 1);
+  const ModelConfig several = config(R"(, "problem_type": "multi_label_classification")");
+  EXPECT_EQ(several.problem_type, ProblemType::multi_label_classification);
+  EXPECT_EQ(parse_hf_config(make_hf_config(architecture_of(several), "", DType::f32), "config.json").model,
+            several);
+  test::expect_error<ConfigError>([&] { config(R"(, "id2label": {})"); }, "id2label", "no label");
+  test::expect_error<ConfigError>([&] { config(R"(, "problem_type": "ranking")"); }, "problem_type",
+                                  "ranking");
   test::expect_error<ConfigError>([&] { config(R"(, "classifier_dropout": 0.3)"); }, "classifier_dropout",
                                   "0.1");
   test::expect_error<ConfigError>(

@@ -94,6 +94,44 @@ def test_a_loss_of_logits_trains_as_in_pytorch(kind):
         close(found[name], parameter.grad)
 
 
+PROBLEMS = {
+    "one number": ({"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0, 0.1])),
+    "numbers": ({"problem_type": "regression"}, torch.arange(12.0).reshape(4, 3) / 6),
+    "classes": ({}, torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.25, 0.5, 1.0]]))}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_regression_and_several_classes_a_sample(problem, tmp_path):
+    """Each loss, its gradients and a step, by the model and by a BertTrainStep, against Transformers."""
+    from tessera.utils import full_gradients
+
+    config, labels = PROBLEMS[problem]
+    batch = {**batch_of("BertForSequenceClassification"), "labels": labels}
+    steps = [{}, {"num_micro_batches": 2}] + [{"custom_train_step_class": BertTrainStep}] * (problem != "numbers")
+    for fields in steps:
+        accelerator, model, optimizer, reference = prepared("BertForSequenceClassification", config, **fields)
+        expected = reference.train()(**batch)
+        expected.loss.backward()
+        loss = model(**batch).loss
+        close(loss, expected.loss)
+        accelerator.backward(loss)
+        found = full_gradients(model)
+        for name, parameter in reference.named_parameters():
+            close(found[name], parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step(accelerator, model, optimizer, batch) < expected.loss.item()
+        if "custom_train_step_class" in fields:
+            continue
+        model.save_pretrained(tmp_path)
+        saved = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
+        assert (saved.config.problem_type, saved.config.num_labels) == (reference.config.problem_type, expected.logits.shape[1])
+        with torch.no_grad():
+            evaluated, again = model.eval()(**batch), saved(**batch)
+        close(evaluated.loss, again.loss)
+        close(evaluated.logits, again.logits)
+
+
 def test_dropout_is_the_same_for_both_heads():
     """Of a pass for each head: the loss of both is that of one pass."""
     _, model, _, _ = prepared("BertForPreTraining", {"hidden_dropout_prob": 0.2}, return_logits=True)
@@ -138,7 +176,8 @@ def test_what_a_call_is_refused_for():
             (InvalidArgument, "labels has the shape", {"labels": torch.zeros(4, 10).long()}),
             (DataError, "label", {"labels": torch.full((4, 11), 40)})],
         "BertForSequenceClassification": [
-            (InvalidArgument, "multi-label", {"labels": torch.rand(4, 3)}),
+            (InvalidArgument, r"they must be \[4, 3\]", {"labels": torch.rand(4, 2)}),
+            (InvalidArgument, "sample 1 are not finite", {"labels": torch.tensor([0.0, float("nan"), 1.0, 1.0])[:, None].expand(4, 3)}),
             (DataError, "sample 2", {"labels": torch.tensor([0, 1, 3, 1])}),
             (InvalidArgument, "one class for each", {"labels": torch.zeros(4, 11).long()})]}
     for kind, cases in calls.items():
@@ -155,8 +194,6 @@ def test_models_that_are_refused():
         with pytest.raises(error, match=words):
             Accelerator().prepare(make_encoder(kind, **config))
 
-    failure(ConfigError, "BertForSequenceClassification", "regression", num_labels=1)
-    failure(ConfigError, "BertForSequenceClassification", "multi_label_classification", num_labels=3, problem_type="multi_label_classification")
     failure(ConfigError, "BertForSequenceClassification", "classifier_dropout", classifier_dropout=0.3)
     failure(ConfigError, "BertForMaskedLM", "is_decoder", is_decoder=True)
     failure(ConfigError, "BertForTokenClassification", "AutoModelForMaskedLM")

@@ -19,7 +19,9 @@ LAYOUTS = {
     "two encoders": (2, "BertForPreTraining", [
         "1,1,2,plugin=1,zero=1", "2,1,2,sp=1,family=MegatronBertForPreTraining", "1,2,2,family=BertForMaskedLM", "2,1,1,sp=1,step=bert",
         "1,1,2,plugin=1,family=T5", "2,1,2,sp=1,family=T5", "1,2,1,step=t5,split=1,family=MT5"]),
-    "four encoders": (4, "MegatronBertForPreTraining", ["2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification", "2,2,2,family=T5"]),
+    "four encoders": (4, "MegatronBertForPreTraining", [
+        "2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification", "2,1,2,sp=1,family=BertForSequenceClassification:multi_label_classification",
+        "1,2,2,step=bert,family=MegatronBertForSequenceClassification:regression", "2,2,2,family=T5"]),
     "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
 }
 

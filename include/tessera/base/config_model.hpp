@@ -36,6 +36,7 @@ struct ModelConfig {
   std::optional<std::int64_t> token_types = std::nullopt;     ///< BERT's segments; null = the family's
   std::optional<bool> binary_head = std::nullopt;             ///< BERT's pooler and head for two sentences
   std::optional<std::int64_t> num_labels = std::nullopt;      ///< classes of samples, instead of a token head
+  std::optional<ProblemType> problem_type = std::nullopt;     ///< what these are; null = by their number
   std::optional<std::int64_t> encoder_layers = std::nullopt;  ///< T5: the first of num_layers; null = half
   std::optional<std::int64_t> relative_buckets = std::nullopt;       ///< relative positions: the family's
   std::optional<std::int64_t> relative_max_distance = std::nullopt;  ///< from which on they are one bucket

@@ -33,6 +33,8 @@ constexpr bool is_gated(MlpActivation activation) {
 enum class QkNorm { none, head, full };
 /// Where a layer's norms are: before each branch, before and behind it, or only behind.
 enum class NormPlacement { pre, sandwich, post };
+/// What a head for whole samples is trained on: a number or several, one class, or any number of classes.
+enum class ProblemType { regression, single_label_classification, multi_label_classification };
 enum class RopeType { llama3, linear, dynamic, yarn, longrope };
 enum class Precision { fp32, bf16, fp16 };
 enum class Recompute { none, selective, full, automatic };
@@ -54,6 +56,7 @@ std::string_view name_of(NormStyle value);
 std::string_view name_of(MlpActivation value);
 std::string_view name_of(QkNorm value);
 std::string_view name_of(NormPlacement value);
+std::string_view name_of(ProblemType value);
 std::string_view name_of(RopeType value);
 std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);

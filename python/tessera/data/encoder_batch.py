@@ -40,17 +40,43 @@ def token_types_of(token_types: Any, shape: Any) -> Optional[Any]:
                           "[batch, sequence]")
 
 
+CLASS, CLASSES, NUMBERS = "single_label_classification", "multi_label_classification", "regression"
+
+
+def problem_of(named: Optional[str], count: int, labels: Any) -> str:
+    """What a head with `count` outputs is trained on: what its config names, otherwise Transformers' rule, by the type of labels."""
+    import numpy as np
+
+    if named is not None:
+        return named
+    if count == 1:
+        return NUMBERS
+    return CLASS if labels is None or np.asarray(labels).dtype.kind in "iub" else CLASSES
+
+
+def sample_targets_of(name: str, labels: Any, samples: int, count: int) -> Any:
+    """fp32 [batch, count] of a regression's numbers, or of ones for the classes that a sample has. Errors: InvalidArgument."""
+    import numpy as np
+
+    array = np.asarray(labels)
+    if array.shape != (samples, count) and not (count == 1 and array.shape == (samples,)):
+        raise InvalidArgument(f"{name} have the shape {list(array.shape)}; they must be [{samples}, {count}]: {count} for each sample")
+    array = array.astype(np.float32).reshape(samples, count)
+    if not np.isfinite(array).all():
+        raise InvalidArgument(f"{name} of sample {int(np.argwhere(~np.isfinite(array))[0][0])} are not finite")
+    return array
+
+
 def sample_labels_of(name: str, labels: Any, samples: int) -> Optional[Any]:
-    """int64 [batch] of labels [batch] or [batch, 1]. Errors: InvalidArgument, for what would be a regression or several labels
-    a sample too."""
+    """int64 [batch] of labels [batch] or [batch, 1]. Errors: InvalidArgument."""
     import numpy as np
 
     if labels is None:
         return None
     array = np.asarray(labels)
     if array.dtype.kind == "f":
-        raise InvalidArgument(f"{name} are of type {array.dtype}: Transformers makes a regression or a multi-label loss of these, and "
-                              "Tessera computes the cross-entropy of one class for each sample; give integers")
+        raise InvalidArgument(f"{name} are of type {array.dtype}, and this model's loss is the cross-entropy of one class for each sample; "
+                              "give integers")
     if array.dtype.kind == "b":
         array = array.astype(np.int64)
     array = ids_of(name, array)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Tuple
 
 from tessera.data.encoder_batch import counted_labels
 from tessera.engine.train_steps import AbstractTrainStep, avg_losses_across_data_parallel_group, call_fitting
-from tessera.errors import ConfigError, InvalidArgument
+from tessera.errors import InvalidArgument
 
 
 class BertTrainStep(AbstractTrainStep):
@@ -107,11 +107,16 @@ def _pretraining_loss(loss_mask: Any, sentence_order: Any, output_tensor: Any) -
 
 
 def _class_loss(num_labels: Optional[int], labels: Any, logits: Any) -> Tuple:
-    """The mean cross-entropy of the samples' classes."""
+    """The mean loss of samples, by Accelerate's rule: of one number, of one class, or of any number of classes."""
     from torch.nn import functional
 
-    if labels is None or labels.is_floating_point():
-        raise ConfigError("a BertTrainStep without pretraining_flag trains on one class for each sample: give integer labels [batch]. For a "
-                          "regression or several labels a sample give MegatronLMPlugin(custom_loss_function=...)")
-    loss = functional.cross_entropy(logits.reshape(-1, num_labels or logits.shape[-1]).float(), labels.reshape(-1))
+    if labels is None:
+        raise InvalidArgument("a BertTrainStep without pretraining_flag needs labels of samples, and the batch has none")
+    count = num_labels or logits.shape[-1]
+    if count == 1:
+        loss = functional.mse_loss(logits.reshape(-1).float(), labels.reshape(-1).float())
+    elif labels.is_floating_point():
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+    else:
+        loss = functional.cross_entropy(logits.reshape(-1, count).float(), labels.reshape(-1))
     return loss, {"loss": avg_losses_across_data_parallel_group([loss])[0]}

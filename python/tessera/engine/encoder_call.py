@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, Tuple
 
 import torch
 
-from tessera.data.encoder_batch import counted_labels, sample_labels_of
+from tessera.data.encoder_batch import CLASS, CLASSES, counted_labels, problem_of, sample_labels_of, sample_targets_of
 from tessera.engine import call_arguments
 from tessera.engine.outputs import EngineValue
 from tessera.engine.seq2seq_call import seq2seq_batch
@@ -55,17 +55,31 @@ def _of_megatron(heads: Heads, arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def encoder_batch(session: Any, arguments: Dict[str, Any]) -> Tuple[Any, Any, bool]:
-    """The engine's batch of a call, its labels of samples, and whether it has labels. Collective over data ranks."""
+    """The engine's batch of a call, its labels of samples, and whether it has labels. Those of a regression or of several classes a
+    sample are floats, and not the engine's. Collective over data ranks."""
     heads = session.heads
     given = given_to(heads, arguments)
     call_arguments.check_has_ids(given.get("input_ids"))
     call_arguments.check({name: value for name, value in given.items() if name not in _TAKEN}, known=("return_dict",))
     arrays = {name: array_of(given.get(name)) for name in _TAKEN}
     tokens = arrays["input_ids"]
-    of_samples = None if heads.sample_labels is None else sample_labels_of(heads.sample_labels, arrays[heads.sample_labels], len(tokens))
+    of_samples = None if heads.sample_labels is None else _labels_of_samples(session, arrays[heads.sample_labels], len(tokens))
+    classes = None if of_samples is None or of_samples.ndim > 1 else of_samples
     batch = session.batch(tokens, arrays["attention_mask"], None if heads.of_samples else arrays["labels"], arrays["position_ids"],
-                          shifted=True, token_types=arrays["token_type_ids"], sample_labels=of_samples)
+                          shifted=True, token_types=arrays["token_type_ids"], sample_labels=classes)
     return batch, of_samples, arrays[heads.label_names[0]] is not None
+
+
+def _labels_of_samples(session: Any, labels: Any, samples: int) -> Any:
+    """The first labels say what the head is trained on where its config does not, as in Transformers."""
+    name = session.heads.sample_labels
+    if labels is None or not session.heads.of_samples:
+        return sample_labels_of(name, labels, samples)
+    count = len(session.config["id2label"])
+    problem = problem_of(session.config.get("problem_type"), count, labels)
+    own = sample_labels_of(name, labels, samples) if problem == CLASS else sample_targets_of(name, labels, samples, count)
+    session.config["problem_type"] = problem
+    return own
 
 
 def encoder_forward(model: TesseraModel, arguments: Dict[str, Any]) -> Any:
@@ -74,13 +88,16 @@ def encoder_forward(model: TesseraModel, arguments: Dict[str, Any]) -> Any:
     session = model.session
     heads, plugin = session.heads, session.plugin
     batch, of_samples, labelled = (seq2seq_batch if heads.encodes else encoder_batch)(session, arguments)
+    if heads.of_samples:
+        model.config.problem_type = session.config.get("problem_type")
     training = model.training and torch.is_grad_enabled()
     asked = plugin is not None and (plugin.return_logits or plugin.require_logits)
     loss, logits = None, {}
-    if not labelled or asked or (heads.of_samples and not training):
+    own_loss = of_samples is not None and of_samples.ndim > 1
+    if not labelled or asked or own_loss or (heads.of_samples and not training):
         logits = dict(zip(reversed(heads.logits), (model.logits_of(batch, training, name) for name in heads.engine_outputs)))
         if labelled:
-            loss = _loss_of(model, logits, of_samples, batch)
+            loss = _loss_of_numbers(model, logits["logits"], of_samples, batch) if own_loss else _loss_of(model, logits, of_samples, batch)
             session.losses = {"loss": float(loss.detach())} if heads.of_samples else {}
     elif training:
         value, call = session.train(batch)
@@ -107,3 +124,11 @@ def _loss_of(model: TesseraModel, logits: Dict[str, Any], of_samples: Any, batch
         return loss
     own = model.loss_of(logits[heads.logits[-1]], of_samples, batch, batch.global_sample_targets)
     return own if loss is None else loss + own
+
+
+def _loss_of_numbers(model: TesseraModel, logits: torch.Tensor, labels: Any, batch: Any) -> torch.Tensor:
+    """Of a regression or of several classes a sample, as Transformers has them: the mean over all outputs of all samples."""
+    functional = torch.nn.functional
+    loss = functional.binary_cross_entropy_with_logits if model.config.problem_type == CLASSES else functional.mse_loss
+    total = loss(logits.float(), torch.from_numpy(labels).to(logits.device), reduction="sum")
+    return model.mean_over_ranks(total, batch, batch.global_batch * labels.shape[1])

@@ -3,6 +3,7 @@ no such model."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Optional
@@ -44,6 +45,8 @@ def save_pretrained(model: Any, folder: Path, state_dict: Optional[dict], max_sh
         raise ConfigError("save_pretrained(state_dict=...) writes the config of the model given to prepare(), and the plugin has made "
                           "another one of it; leave state_dict out: the weights are gathered anyway")
     kind, base = saved_as(plan.architecture, plan.config_json)
+    if session.heads.of_samples:  # what the first labels have said
+        base = json.dumps({**json.loads(base), "problem_type": session.config.get("problem_type")})
     with StagedFolder(session.state.world, folder, "update") as staged:
         if state_dict is not None:
             on_main_rank(session.state.world, lambda: _write_given(model, staged.path, state_dict))

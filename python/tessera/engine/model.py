@@ -245,7 +245,10 @@ class TesseraModel(MegatronEngineMembers, GenerationMembers, torch.nn.Module):
     def loss_of(self, logits: torch.Tensor, labels: Any, batch: Any, targets: int) -> torch.Tensor:
         """The model's own loss from logits that the caller asked for: the mean over the `targets` of all data ranks."""
         wanted = torch.from_numpy(labels).to(logits.device).flatten()
-        total = torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted, reduction="sum")
+        return self.mean_over_ranks(torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted, reduction="sum"), batch, targets)
+
+    def mean_over_ranks(self, total: torch.Tensor, batch: Any, targets: int) -> torch.Tensor:
+        """The mean over the `targets` of all data ranks of a loss whose sum over this rank's is `total`."""
         mesh = self._session.mesh
         if targets == 0:  # PyTorch's mean over nothing: nan, without a gradient
             return total + float("nan")

@@ -167,21 +167,37 @@ class PooledHead : public Head {
   Linear *pooler_ = nullptr, *classes_ = nullptr;
 };
 
-/// The class of a sample, by its pooled first position.
+/// Of num_labels outputs, what Transformers makes of them where nothing is said.
+bool tells_classes_apart(const ModelConfig& config) {
+  const ProblemType by_number =
+      *config.num_labels > 1 ? ProblemType::single_label_classification : ProblemType::regression;
+  return config.problem_type.value_or(by_number) == ProblemType::single_label_classification;
+}
+
+/// The class of a sample, by its pooled first position, or numbers whose loss the caller makes.
 class BertClassifier : public PooledHead {
  public:
   BertClassifier(std::string name, const ModelConfig& config, const Options& options)
-      : PooledHead(std::move(name), config, options), dropout_(config.dropout) {
+      : PooledHead(std::move(name), config, options),
+        dropout_(config.dropout),
+        has_loss_(tells_classes_apart(config)) {
     add_classes(config, "classifier", *config.num_labels);
   }
 
   Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor&) override {
     const Var logits = classes(f, hidden(f, flow), dropout_);
-    return output == Model::Output::losses ? cross_entropy(f.exec, logits, f.input.sample_labels) : logits;
+    if (output != Model::Output::losses) return logits;
+    const bool planned = f.exec.device().is_meta();  // nobody sees its numbers
+    TESSERA_CHECK(
+        has_loss_ || planned,
+        "the loss of a regression or of several labels a sample is the caller's: take the logits of "
+        "Engine::forward() and give backward() their gradient");
+    return cross_entropy(f.exec, logits, f.input.sample_labels);
   }
 
  private:
   double dropout_;
+  bool has_loss_;
 };
 
 /// Masked tokens by a transform and the token table; whether one segment follows the other by the pooled

@@ -36,10 +36,11 @@ def whole_model(family: str) -> torch.nn.Module:
     if "T5" in family:
         return encoder_and_decoder(family)
     if "Bert" in family:
+        family, _, problem = family.partition(":")
         kind = transformers.MegatronBertConfig if family.startswith("Megatron") else transformers.BertConfig
         config = kind(num_hidden_layers=4, hidden_size=24, num_attention_heads=4, intermediate_size=40, vocab_size=101,
-                      max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3,
-                      initializer_range=0.1)
+                      max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+                      num_labels=1 if problem == "regression" else 3, problem_type=problem or None, initializer_range=0.1)
         return getattr(transformers, family)(config)
     if family == "gpt2":
         config = transformers.GPT2Config(n_layer=4, n_embd=24, n_head=4, vocab_size=101, n_positions=16, resid_pdrop=0.0,
@@ -99,7 +100,8 @@ def make_dataset(family: str = "gpt2", rest: int = 5) -> list:
         row["labels"] = torch.where(masked, labels, -100)
         kind = torch.tensor(-100 if i % 6 == 4 else i % 3 if "Sequence" in family else i % 2)
         if "Sequence" in family:
-            row["labels"] = kind
+            row["labels"] = kind if ":" not in family else torch.rand((), generator=generator) if "regression" in family else (
+                torch.rand(3, generator=generator) < 0.4).float()
         elif "PreTraining" in family:
             row["next_sentence_label"] = kind
     return rows
@@ -162,7 +164,7 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
         plain_optimizer.zero_grad()
         expected.append(plain.loss.item())
     state = model.state_dict()
-    folder = f"{output}.{family}.{tp}{pp}{micro_batches}"
+    folder = f"{output}.{family.replace(':', '-')}.{tp}{pp}{micro_batches}"
     model.save_pretrained(folder)
     result = {}
     if accelerator.is_main_process:
