@@ -112,6 +112,21 @@ void check_heads(Rules& rules, const ModelConfig& c) {
   });
 }
 
+void check_offload(Rules& rules, const OffloadConfig& c) {
+  rules.rule({"offload.optimizer", "offload.path"}, [&] {
+    return unless(
+        c.optimizer != OffloadTo::nvme || c.path,
+        "offload.optimizer: nvme needs offload.path, a folder on the disk that is to hold the state");
+  });
+  rules.rule({"offload.optimizer", "offload.path"}, [&] {
+    return unless(c.optimizer == OffloadTo::nvme || !c.path,
+                  "offload.path is for offload.optimizer: nvme, which is ", name_of(c.optimizer), " here");
+  });
+  rules.rule({"offload.tile"}, [&] {
+    return unless(c.tile % 1024 == 0, "offload.tile (", c.tile, ") must be a multiple of 1024");
+  });
+}
+
 void check_padding(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.padding_id", "model.vocab_size"}, [&] {
     return unless(c.padding_id.value_or(0) < c.vocab_size, "model.padding_id (", c.padding_id.value_or(0),
@@ -160,6 +175,7 @@ void check_model(Rules& rules, const ModelConfig& c) {
 
 void check_optimizer(Rules& rules, const Config& config) {
   const OptimizerConfig& c = config.optimizer;
+  check_offload(rules, config.offload);
   rules.rule({"optimizer.betas"}, [&] {
     return unless(c.betas.size() == 2, "optimizer.betas must be two numbers, not ", c.betas.size());
   });

@@ -62,6 +62,9 @@ constexpr auto kScheduleNames = [] {
   return names;
 }();
 
+constexpr EnumName<OffloadTo> kOffloads[] = {
+    {OffloadTo::none, "none"}, {OffloadTo::cpu, "cpu"}, {OffloadTo::nvme, "nvme"}};
+
 constexpr EnumName<OptimizerName> kOptimizers[] = {
     {OptimizerName::adamw, "adamw"}, {OptimizerName::adam, "adam"}, {OptimizerName::sgd, "sgd"}};
 
@@ -118,6 +121,7 @@ EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
 EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
 EnumNames<ZeroReshard> names_of(ZeroReshard) { return {kZeroReshards, {}}; }
 EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kScheduleNames, {}}; }
+EnumNames<OffloadTo> names_of(OffloadTo) { return {kOffloads, {}}; }
 EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
 EnumNames<LrStyle> names_of(LrStyle) { return {kLrStyles, {}}; }
 EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
@@ -137,6 +141,7 @@ std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
 std::string_view name_of(RecomputeMethod value) { return find_name(value); }
 std::string_view name_of(ZeroReshard value) { return find_name(value); }
+std::string_view name_of(OffloadTo value) { return find_name(value); }
 std::string_view name_of(OptimizerName value) { return find_name(value); }
 std::string_view name_of(LrStyle value) { return find_name(value); }
 std::string_view name_of(WsdStyle value) { return find_name(value); }

@@ -45,6 +45,7 @@ EnumNames<Recompute> names_of(Recompute);
 EnumNames<RecomputeMethod> names_of(RecomputeMethod);
 EnumNames<ZeroReshard> names_of(ZeroReshard);
 EnumNames<PipelineSchedule> names_of(PipelineSchedule);
+EnumNames<OffloadTo> names_of(OffloadTo);
 EnumNames<OptimizerName> names_of(OptimizerName);
 EnumNames<LrStyle> names_of(LrStyle);
 EnumNames<WsdStyle> names_of(WsdStyle);

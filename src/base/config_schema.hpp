@@ -281,6 +281,17 @@ void describe(Visitor& visit, Section& c) {
       "per parameter instead of 18");
 }
 
+template <typename Visitor, IsSection<OffloadConfig> Section>
+void describe(Visitor& visit, Section& c) {
+  visit.field("optimizer", c.optimizer,
+              "where the optimizer's state lies between updates: `none` (on the device), `cpu` (host memory; "
+              "nothing changes where that is the device) or `nvme` (a file in `path`)");
+  visit.field("path", c.path, "folder on the disk that holds offloaded state; no file is seen in it");
+  visit.field("tile", c.tile, "elements that travel together, a multiple of 1024", between(1024, 1 << 28));
+  visit.field("buffers", c.buffers, "tiles in host memory at once: read ahead, updated, written",
+              between(2, 64));
+}
+
 template <typename Visitor, IsSection<LrScheduleConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("style", c.style, "decay from `optimizer.lr` to `min_lr`");
@@ -466,6 +477,7 @@ void describe(Visitor& visit, Section& c) {
   visit.group("model", c.model, "The decoder.");
   visit.group("parallel", c.parallel, "The layout: how the work is divided among processes.");
   visit.group("optimizer", c.optimizer, "How weights are updated.");
+  visit.group("offload", c.offload, "What lies outside the device's memory while it is not used.");
   visit.group("lr_schedule", c.lr_schedule,
               "How the learning rate (and the weight decay) changes over the steps.");
   visit.group("training", c.training, "Length, batch, precision, evaluation.");

@@ -108,6 +108,10 @@ std::vector<MemoryTerm> DryRank::persistent() const {
   return terms;
 }
 
+std::int64_t DryRank::offloaded_bytes() const {
+  return static_cast<std::int64_t>(engine_->optimizer().offloaded_bytes());
+}
+
 std::int64_t DryRank::batch_bytes() const {
   const std::int64_t before = used(engine_->ctx());
   const MicroBatch micro_batch =

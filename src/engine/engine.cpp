@@ -77,6 +77,7 @@ struct Engine::StepUnderWay {
 
 EngineOptions EngineOptions::from(const Config& config) {
   EngineOptions options{.optimizer = config.optimizer,
+                        .offload = config.offload,
                         .lr_schedule = config.lr_schedule,
                         .steps = config.training.steps,
                         .micro_batch_size = config.training.micro_batch_size,
@@ -108,9 +109,10 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                                          .unit = unit_numbers(*model_, options.layout),
                                                          .bucket_elements = options.layout.bucket_elements,
                                                          .frozen = frozen_by(options.groups)})),
-      optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
-                                                                 options.loss_scale, options.groups)
-                                   : nullptr),
+      optimizer_(options.trainable
+                     ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer, options.loss_scale,
+                                                   options.groups, options.offload)
+                     : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
@@ -296,6 +298,9 @@ std::vector<LossTerm> Engine::evaluate_terms(const Batch& given) {
 std::vector<EngineNote> Engine::take_notes() {
   std::vector<EngineNote> notes;
   for (std::string& text : graph_.take_notes()) notes.push_back({std::move(text)});
+  if (optimizer_) {
+    for (std::string& text : optimizer_->take_notes()) notes.push_back({std::move(text), true});
+  }
   std::string backend = ops::take_backend_notes(ctx_);
   if (!backend.empty()) notes.push_back({std::move(backend), true});
   return notes;

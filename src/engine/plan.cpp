@@ -37,6 +37,7 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
                   .parameters = store.parameters,
                   .most_in_flight = needs.column.most_in_flight,
                   .memory = std::move(needs.memory),
+                  .offloaded_bytes = store.offloaded_bytes,
                   .traffic = detail::traffic_of(passes.pieces, plan.micro_batches, needs.column)};
   std::vector<TrafficTerm> once;
   for (int data = 0; data < mesh.dp; ++data) {

@@ -71,8 +71,6 @@ std::vector<Candidate> candidates(const Plan& plan) {
         Candidate next{plan.config, processes, 0};
         ParallelConfig& layout = next.config.parallel;
         layout.data = processes / (tensor * pipeline);
-        // Shares of the optimizer's state cost nothing.
-        layout.zero_stage = std::max<std::int64_t>(1, now.zero_stage);
         if (pipeline != now.pipeline) {
           layout.pipeline_layout.reset();
           layout.pipeline_split_rank.reset();
@@ -81,7 +79,15 @@ std::vector<Candidate> candidates(const Plan& plan) {
         layout.pipeline = pipeline;
         next.cost = 10 * doublings(world, processes) + 0.15 * doublings(now.tensor, tensor) +
                     0.1 * doublings(now.pipeline, pipeline);
-        add_variants(next, list);
+        // Shares of the optimizer's state cost nothing; those of gradients and weights are sent for each
+        // micro-batch.
+        for (std::int64_t stage = std::max<std::int64_t>(1, now.zero_stage); stage <= 3; ++stage) {
+          if (stage > std::max<std::int64_t>(1, now.zero_stage) && *layout.data == 1) break;
+          Candidate shared = next;
+          shared.config.parallel.zero_stage = stage;
+          if (stage > now.zero_stage) shared.cost += stage == 2 ? 0.12 : stage == 3 ? 0.3 : 0;
+          add_variants(shared, list);
+        }
       }
     }
   }
@@ -96,7 +102,7 @@ class Memory {
   /// Nothing if the layout is impossible, or if even the parameters need more than `limit`.
   std::optional<std::int64_t> of(const Candidate& candidate, std::int64_t limit) {
     const ParallelConfig& layout = candidate.config.parallel;
-    const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence);
+    const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence, layout.zero_stage);
     if (const auto known = persistent_.find(key); known != persistent_.end() && known->second > limit)
       return std::nullopt;
     try {
@@ -111,7 +117,8 @@ class Memory {
   }
 
  private:
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>, std::int64_t> persistent_;
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, std::int64_t>, std::int64_t>
+      persistent_;
   detail::DryRuns runs_;
 };
 

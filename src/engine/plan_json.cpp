@@ -32,6 +32,7 @@ Json rank_json(const RankPlan& rank) {
           {"memory", memory},
           {"memory_bytes", rank.memory_bytes()},
           {"persistent_bytes", rank.persistent_bytes()},
+          {"offloaded_bytes", rank.offloaded_bytes},
           {"traffic", traffic},
           {"bytes_sent", sent}};
 }

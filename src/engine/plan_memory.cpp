@@ -13,6 +13,8 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
   Config config = layout.config;
   // Where it is still to be settled, only what does not depend on it is asked.
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
+  // Where the CPU is the device, state in its memory is not elsewhere.
+  if (config.offload.optimizer == OffloadTo::cpu && device_of(config.device).is_cpu()) config.offload = {};
   return std::make_unique<DryRank>(
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
       EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size));
@@ -60,7 +62,7 @@ const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);
-  slot->second = {run->parameters(), run->persistent(), run->once()};
+  slot->second = {run->parameters(), run->persistent(), run->once(), run->offloaded_bytes()};
   return slot->second;
 }
 

@@ -26,6 +26,7 @@ struct RankStore {
   std::int64_t parameters = 0;
   std::vector<MemoryTerm> persistent;
   WorkRecord once;
+  std::int64_t offloaded_bytes = 0;
 };
 
 /// Dry runs by what they depend on. All configurations that are asked about differ in `parallel`, micro-batch

@@ -112,6 +112,19 @@ std::string groups_text(const Plan& plan) {
   return "\nGroups\n" + table(rows, 2);
 }
 
+std::string offload_text(const Plan& plan) {
+  std::int64_t most = 0, all = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    most = std::max(most, rank.offloaded_bytes);
+    all += rank.offloaded_bytes;
+  }
+  if (all == 0) return "";
+  const bool to_disk = plan.config.offload.optimizer == OffloadTo::nvme;
+  return detail::concat("  Optimizer state ",
+                        to_disk ? "on disk, in " + *plan.config.offload.path : std::string("in host memory"),
+                        ": ", bytes_text(most), " of a rank, ", bytes_text(all), " of all.\n");
+}
+
 std::string memory_text(const Plan& plan) {
   const bool large = plan.largest().memory_bytes() >= 1'000'000'000;
   const auto amount = [&](std::int64_t bytes) {
@@ -133,7 +146,7 @@ std::string memory_text(const Plan& plan) {
   }
   return detail::concat("\nMemory of the largest rank of each stage, ",
                         large ? "GB (10^9 bytes)" : "MB (10^6 bytes)", "\n") +
-         table(rows, 2);
+         table(rows, 2) + offload_text(plan);
 }
 
 /// "all", "0", "0-2" or "0 3".

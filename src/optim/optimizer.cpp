@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "optim/update_rules.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -20,7 +21,7 @@ void check_config(const OptimizerConfig& config) {
 }  // namespace
 
 Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-                     const LossScale& loss_scale, ParamGroups groups)
+                     const LossScale& loss_scale, ParamGroups groups, const OffloadConfig& offload)
     : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale), groups_(std::move(groups)) {
   TESSERA_CHECK(store_.options().trainable,
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
@@ -30,6 +31,7 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
                 " parameter groups; an optimizer takes up to ", kMostGroups,
                 ": put parameters that are updated alike into one");
   TESSERA_CHECK(groups_.group_of, "parameter groups need group_of, which says who is in which");
+  std::set<std::string> kinds;
   for (std::size_t i = 0; i < groups_.groups.size(); ++i) {
     rules_.push_back(rule_of(groups_.groups[i], config_, i));
     const UpdateRule& rule = update_rule(groups_.groups[i], config_);
@@ -38,9 +40,10 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
     applied_of_.push_back(static_cast<std::size_t>(found - applied_.begin()));
     if (found == applied_.end()) applied_.push_back({&rule});
     for (const char* kind : rule.state) {
-      if (rule.keeps_state(rules_.back()) && !buffers_.contains(kind)) buffers_[kind] = store_.zeros();
+      if (rule.keeps_state(rules_.back())) kinds.insert(kind);
     }
   }
+  make_state({kinds.begin(), kinds.end()}, offload);
   std::vector<bool> active;
   for (const ParamSlot& slot : store_.slots()) {
     excluded_.push_back(groups_.freezes(*slot.parameter));
@@ -53,6 +56,34 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
   first.loss_scale = loss_scale.first;
   first.hysteresis = loss_scale.rule.hysteresis;
   state_ = ops::make_update_state(ctx_, first);
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::make_state(std::vector<std::string> kinds, const OffloadConfig& offload) {
+  if (offload.optimizer == OffloadTo::cpu && ctx_.device().is_cpu()) {
+    notes_.push_back("offload.optimizer: cpu changes nothing where the CPU is the device");
+  } else if (offload.optimizer != OffloadTo::none && !kinds.empty()) {
+    const Communicator* world = store_.options().groups.world;
+    offloaded_ = std::make_unique<OffloadedState>(ctx_, offload, std::move(kinds),
+                                                  store_.shards().state_numel(), world ? world->rank() : 0);
+    return;
+  }
+  for (const std::string& kind : kinds) buffers_[kind] = store_.zeros();
+}
+
+bool Optimizer::keeps(const std::string& kind) const {
+  if (!offloaded_) return buffers_.contains(kind);
+  const std::vector<std::string>& kinds = offloaded_->kinds();
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+std::vector<std::string> Optimizer::take_notes() {
+  std::vector<std::string> notes = std::exchange(notes_, {});
+  if (offloaded_) {
+    for (std::string& note : offloaded_->take_notes()) notes.push_back(std::move(note));
+  }
+  return notes;
 }
 
 std::size_t Optimizer::group_of(const Parameter& parameter) const {
@@ -74,9 +105,8 @@ void Optimizer::set_group(std::size_t place, const ParamGroup& group) {
   const GroupRule rule = rule_of(group, config_, place);
   const UpdateRule& update = *applied_[applied_of_[place]].rule;
   for (const char* kind : update.state) {
-    TESSERA_ENSURE(ConfigError, !update.keeps_state(rule) || buffers_.contains(kind), "parameter group ",
-                   place, " gets a ", kind,
-                   ", but no group had one when the optimizer was made: make a new one");
+    TESSERA_ENSURE(ConfigError, !update.keeps_state(rule) || keeps(kind), "parameter group ", place,
+                   " gets a ", kind, ", but no group had one when the optimizer was made: make a new one");
   }
   rules_[place] = rule;
   groups_.groups[place] = group;
@@ -97,7 +127,8 @@ void Optimizer::find_squares() {
   squares_of_ = store_.gradient().version();
 }
 
-void Optimizer::update(const Applied& applied, const Part& part) const {
+void Optimizer::update(const Applied& applied, const Part& part,
+                       const std::function<Tensor(const char*, const Range&)>& state) const {
   const auto [gradient, weights, place] = store_.slice(part.bucket, part.run);
   RuleInput input{
       state_,
@@ -105,12 +136,66 @@ void Optimizer::update(const Applied& applied, const Part& part) const {
       gradient,
       weights,
       {}};
-  for (const char* kind : applied.rule->state) {
-    const auto buffer = buffers_.find(kind);
-    input.state.push_back(buffer == buffers_.end() ? Tensor()
-                                                   : buffer->second.narrow(0, place.begin, place.count));
-  }
+  for (const char* kind : applied.rule->state)
+    input.state.push_back(keeps(kind) ? state(kind, place) : Tensor());
   applied.rule->update(ctx_, config_, input);
+}
+
+void Optimizer::update_all() {
+  const auto state = [this](const char* kind, const Range& place) {
+    return buffers_.at(kind).narrow(0, place.begin, place.count);
+  };
+  // The last bucket holds what the next forward pass reads first: it is under way while the others are
+  // updated.
+  for (std::size_t i = changes_.size(); i-- > 0;) {
+    for (const Applied& applied : applied_) {
+      for (const Part& part : applied.parts) {
+        if (part.bucket == i) update(applied, part, state);
+      }
+    }
+    if (changes_[i]) store_.weights().spread(i);
+  }
+}
+
+void Optimizer::update_offloaded() {
+  struct Piece {
+    const Applied* applied;
+    Part part;
+    std::int64_t begin;  ///< in its tile
+  };
+  const std::int64_t size = offloaded_->tile();
+  std::map<std::int64_t, std::vector<Piece>, std::greater<>> pieces;  // by tile, in the order of update_all
+  for (const Applied& applied : applied_) {
+    for (const Part& part : applied.parts) {
+      const std::int64_t first = store_.shards().in_state(part.bucket, part.run).begin;
+      for (std::int64_t done = 0; done < part.run.count;) {
+        const std::int64_t tile = (first + done) / size, begin = (first + done) % size;
+        const std::int64_t count = std::min(part.run.count - done, size - begin);
+        pieces[tile].push_back({&applied, {part.bucket, {part.run.begin + done, count}}, begin});
+        done += count;
+      }
+    }
+  }
+  std::size_t left = changes_.size();
+  const auto spread_from = [&](std::int64_t place) {
+    for (; left > 0; --left) {
+      if (store_.shards().in_state(left - 1, store_.shards().updated(left - 1)).begin < place) return;
+      if (changes_[left - 1]) store_.weights().spread(left - 1);
+    }
+  };
+  std::vector<std::int64_t> tiles;
+  for (const auto& [tile, list] : pieces) tiles.push_back(tile);
+  offloaded_->walk(tiles, [&](std::int64_t tile, const std::vector<Tensor>& state) {
+    for (const Piece& piece : pieces.at(tile)) {
+      update(*piece.applied, piece.part, [&](const char* kind, const Range& place) {
+        const auto found = std::find(offloaded_->kinds().begin(), offloaded_->kinds().end(), kind);
+        return state[static_cast<std::size_t>(found - offloaded_->kinds().begin())].narrow(0, piece.begin,
+                                                                                           place.count);
+      });
+    }
+    spread_from(tile * size);
+  });
+  spread_from(0);
 }
 
 void Optimizer::launch_step(const std::function<UpdateRates(std::int64_t)>& rates) {
@@ -158,15 +243,10 @@ void Optimizer::launch_step(const std::function<std::vector<UpdateRates>(std::in
                         .rules = rules});
   }
   under_way_.emplace_back(ctx_, state_);
-  // The last bucket holds what the next forward pass reads first: it is under way while the others are
-  // updated.
-  for (std::size_t i = changes_.size(); i-- > 0;) {
-    for (const Applied& applied : applied_) {
-      for (const Part& part : applied.parts) {
-        if (part.bucket == i) update(applied, part);
-      }
-    }
-    if (changes_[i]) store_.weights().spread(i);
+  if (offloaded_) {
+    update_offloaded();
+  } else {
+    update_all();
   }
   store_.gradient().discard();
 }
@@ -230,6 +310,7 @@ void Optimizer::set_update_state(const UpdateState& state) {
 std::vector<NamedTensor> Optimizer::state() const {
   TESSERA_CHECK(!store_.shards().sharded(),
                 "this rank holds a share of the optimizer state: pieces gives it");
+  TESSERA_CHECK(!offloaded_, "the optimizer state is not on the device: pieces gives it");
   std::vector<NamedTensor> list;
   for (const auto& [kind, buffer] : buffers_) {
     for (const Parameter* p : store_.parameters()) {
@@ -240,23 +321,27 @@ std::vector<NamedTensor> Optimizer::state() const {
 }
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
+  std::vector<std::string> kinds;
+  for (const auto& [kind, buffer] : buffers_) kinds.push_back(kind);
   std::vector<StatePiece> list;
-  for (const auto& [kind, buffer] : buffers_) {
-    for (StatePiece& piece : store_.pieces(set, kind, buffer)) list.push_back(std::move(piece));
+  for (const std::string& kind : offloaded_ ? offloaded_->kinds() : kinds) {
+    for (StatePiece& piece : pieces(set, kind)) list.push_back(std::move(piece));
   }
   return list;
 }
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set, const std::string& kind) const {
-  const auto buffer = buffers_.find(kind);
-  TESSERA_CHECK(buffer != buffers_.end(), "this optimizer keeps no ", kind);
-  return store_.pieces(set, kind, buffer->second);
+  TESSERA_CHECK(keeps(kind), "this optimizer keeps no ", kind);
+  if (!offloaded_) return store_.pieces(set, kind, StateValues{buffers_.at(kind)});
+  return store_.pieces(set, kind, offloaded_->values(kind, {0, store_.shards().state_numel()}));
 }
 
 std::size_t Optimizer::persistent_bytes() const {
-  std::size_t bytes = 0;
+  std::size_t bytes = offloaded_ ? offloaded_->resident_bytes() : 0;
   for (const auto& [kind, buffer] : buffers_) bytes += buffer.nbytes();
   return bytes;
 }
+
+std::size_t Optimizer::offloaded_bytes() const { return offloaded_ ? offloaded_->offloaded_bytes() : 0; }
 
 }  // namespace tessera

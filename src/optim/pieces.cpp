@@ -8,20 +8,27 @@
 namespace tessera {
 
 StateValues StateValues::narrow(std::int64_t begin, std::int64_t count) const {
+  if (source) return {.source = source, .run = {run.begin + begin, count}};
   return {values.narrow(0, begin, count), low ? low.narrow(0, begin, count) : Tensor()};
 }
 
 Tensor StateValues::read(const ExecCtx& ctx) const {
+  if (source) {
+    const Tensor host = Tensor::empty(ExecCtx::cpu(1), {run.count}, DType::f32);
+    source->read(run, static_cast<float*>(host.raw()));
+    return host;
+  }
   if (!low) return values;
   Tensor main = Tensor::empty(ctx, values.shape(), DType::f32);
   ops::join_main(ctx, values, low, main);
   return main;
 }
 
-void StateValues::write(const ExecCtx& ctx, const float* source) const {
-  if (!low) return values.copy_from_host(source);
+void StateValues::write(const ExecCtx& ctx, const float* from) const {
+  if (source) return source->write(run, from);
+  if (!low) return values.copy_from_host(from);
   const Tensor main = Tensor::empty(ctx, values.shape(), DType::f32);
-  main.copy_from_host(source);
+  main.copy_from_host(from);
   ops::split_main(ctx, main, values, low);
 }
 
@@ -95,11 +102,12 @@ std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
   });
 }
 
-std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind, const Tensor& state) const {
-  TESSERA_CHECK(state && state.numel() == shards_.state_numel(), "state of this ParamStore has ",
-                shards_.state_numel(), " elements, not shape ", state.shape());
+std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind,
+                                           const StateValues& state) const {
+  TESSERA_CHECK(state.numel() == shards_.state_numel(), "state of this ParamStore has ",
+                shards_.state_numel(), " elements, not ", state.numel());
   return pieces_of(set, kind, [&](std::size_t bucket, const Range& run) {
-    return StateValues{state.narrow(0, shards_.in_state(bucket, run).begin, run.count)};
+    return state.narrow(shards_.in_state(bucket, run).begin, run.count);
   });
 }
 

@@ -162,8 +162,8 @@ StateValues Weights::values(std::size_t bucket, const Range& run) const {
 
 ops::MainWeights Weights::target(std::size_t bucket, const Range& run) const {
   if (splits(layout_.buckets()[bucket])) {
-    const auto [model, low] = values(bucket, run);
-    return {Tensor(), model, low};
+    const StateValues halves = values(bucket, run);
+    return {Tensor(), halves.values, halves.low};
   }
   // Where the fp32 weights are gathered the copy is made from all of them, later.
   const bool rounds = has_copy(bucket) && !(shards_.sharded() && main_is_whole(bucket));

@@ -227,6 +227,7 @@ parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_sta
   pipeline_layout: "0,1,2,0", data: 3, zero_stage: 2, zero_group: 3, zero_reshard: never, gradient_dtype: bf16, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
+offload: {optimizer: nvme, path: "/fast disk", tile: 2048, buffers: 5}
 lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
   wsd_decay_steps: 5, weight_decay_style: linear, end_weight_decay: 0.7}
 training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18, precision: fp16, fp32_residual: false,

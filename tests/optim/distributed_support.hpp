@@ -192,7 +192,7 @@ inline float rounded_away(float main) {
 /// One rank of a running grid.
 struct Rank {
   Rank(const std::shared_ptr<Communicator>& world, const Grid& shape, ParamStoreOptions options,
-       const OptimizerConfig& config, const ParamGroups& groups = {})
+       const OptimizerConfig& config, const ParamGroups& groups = {}, const OffloadConfig& offload = {})
       : grid(shape),
         mesh(world, {.tp = shape.tp, .dp = shape.dp, .pp = shape.pp}),
         at(mesh.coordinates()),
@@ -204,7 +204,7 @@ struct Rank {
                       .world = &mesh.world(),
                       .tensor_block = [this](int copies) -> Communicator& { return mesh.tp_block(copies); }};
     store = std::make_unique<ParamStore>(ctx, declared.parameters, options);
-    optimizer = std::make_unique<Optimizer>(ctx, *store, config, LossScale{}, groups);
+    optimizer = std::make_unique<Optimizer>(ctx, *store, config, LossScale{}, groups, offload);
   }
   /// One call in the order of a backward pass, reductions during it if `counted`.
   void call(const Contributions& contributions, double factor = 1.0, bool counted = true) {

@@ -167,7 +167,7 @@ TEST(Pieces, AShareIsNotPassedOffAsTheWhole) {
     EXPECT_THROW(rank.optimizer->state(), InvalidArgument);
     rank.call({});
     EXPECT_THROW(rank.store->gradient().sum(), InvalidArgument);
-    EXPECT_THROW(rank.store->pieces(PieceSet::held, "adam_m", rank.store->gradient().buffer()),
+    EXPECT_THROW(rank.store->pieces(PieceSet::held, "adam_m", {rank.store->gradient().buffer()}),
                  InvalidArgument);
   });
 }

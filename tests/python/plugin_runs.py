@@ -57,6 +57,19 @@ def peak_bytes(mixed_precision=None, **fields) -> int:
     return model.session.engine.peak_bytes
 
 
+def where_state_lies(**fields) -> list:
+    """What the log says of it after a step; this is a run on the CPU."""
+    texts = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logging.getLogger("tessera").addHandler(handler)
+    try:
+        second_loss(**fields)
+    finally:
+        logging.getLogger("tessera").removeHandler(handler)
+    return [text for text in texts if "offload" in text]
+
+
 def loaded(sizes=(2,), **fields) -> list:
     """The shapes of the first batches of loaders with these batch sizes, and the plugin's micro-batch."""
     rows = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]

@@ -241,6 +241,20 @@ def test_what_does_not_fit_gets_advice_that_does(tessera_program: Path, tmp_path
     assert not done["fits"] and done["advice"]["changes"] == advice.group(1).split()
 
 
+def test_the_documents_shape_fits_with_offload(tessera_program: Path):
+    """120 layers of 12288 on 32 GPUs of 80 GB: 18 bytes a parameter do not fit, and without moments, main weights split, 8 do."""
+    config = ROOT / "configs/gpt_219b_tp8_pp4_offload.yaml"
+    done = plan(tessera_program, config, "--memory_gb", 80)
+    whole = parameters({**GPT, "num_layers": 120, "hidden_size": 12288, "num_heads": 96, "ffn_hidden_size": 4 * 12288, "vocab_size": 50257,
+                        "max_positions": 2048})
+    assert done["parameters"] == whole and isclose(whole, 219e9, rel_tol=0.005)
+    assert done["fits"] and all(isclose(rank["memory_bytes"], 65e9, rel_tol=0.12) for rank in done["ranks"])
+    on_disk = sum(rank["offloaded_bytes"] for rank in done["ranks"])
+    held = sum(rank["parameters"] for rank in done["ranks"])  # copies of norms, positions and the tied table among them
+    assert isclose(on_disk, 8 * held, rel_tol=1e-3)
+    assert not plan(tessera_program, config, "--memory_gb", 80, "offload.optimizer=none", "offload.path=null", code=5)["fits"]
+
+
 def test_recompute_auto_is_the_cheapest_that_fits(tessera_program: Path):
     config = ROOT / "configs/llama_7b_dp8.yaml"
 

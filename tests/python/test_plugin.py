@@ -49,6 +49,7 @@ ROWS = {
     "no_save_optim": Row(see.saved_bytes, True, right=less),
     "eod_mask_loss": Row(see.second_loss, True, {"other_megatron_args": {"eos_token_id": END}}),
     "use_precision_aware_optimizer": Row(see.peak_bytes, True, {"mixed_precision": "bf16"}),
+    "optimizer_cpu_offload": Row(see.where_state_lies, True, right=lambda a, b: not a and "where the CPU is the device" in b[0]),
     "recompute_granularity": Row(see.peak_bytes, "full", right=less),
     "recompute_method": Row(see.peak_bytes, "block", FULL),
     "recompute_num_layers": Row(see.peak_bytes, 3, FULL),

@@ -60,6 +60,7 @@ IN_CONFIG = {
     "recompute_activations": ({}, True, {"training.recompute": "selective"}),
     "use_distributed_optimizer": ({}, True, {"parallel.zero_stage": 1}),
     "use_precision_aware_optimizer": ({"mixed_precision": "bf16"}, True, {"optimizer.split_main_weights": True}),
+    "optimizer_cpu_offload": ({}, True, {"offload.optimizer": "cpu"}),
     "num_layers_per_virtual_pipeline_stage": (
         {"pp_degree": 2, "num_micro_batches": 4}, 2, {"parallel.schedule": "interleaved", "parallel.virtual_stages": 2}),
     "pipeline_model_parallel_split_rank": ({"pp_degree": 2, "hf": T5}, 1, {"parallel.pipeline_split_rank": 1}),

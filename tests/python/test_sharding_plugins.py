@@ -60,6 +60,9 @@ def test_the_rest_of_the_configuration(monkeypatch):
     config = native_config(sharding=DeepSpeedPlugin(zero_stage=1, gradient_clipping=0.5), world_size=2)
     assert config["optimizer"]["clip_grad"] == 0.5 and "recompute" not in config["training"]
     assert native_config(sharding=DeepSpeedPlugin(gradient_clipping="auto"), world_size=2)["optimizer"]["clip_grad"] == 0
+    offloading = {"offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/disk"}
+    assert native_config(sharding=DeepSpeedPlugin(**offloading), world_size=2)["offload"] == {"optimizer": "nvme", "path": "/disk"}
+    assert native_config(sharding=DeepSpeedPlugin(offload_optimizer_device="cpu"), world_size=2)["offload"] == {"optimizer": "cpu"}
     plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
     assert native_config(sharding=plugin, world_size=2)["training"]["recompute"] == "full"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
@@ -70,9 +73,10 @@ def test_the_rest_of_the_configuration(monkeypatch):
 
 @pytest.mark.parametrize("plugin, arguments, told", [
     (DeepSpeedPlugin, {"zero_stage": 4}, "it is 0, 1, 2 or 3"),
-    (DeepSpeedPlugin, {"offload_optimizer_device": "cpu"}, "offload_optimizer_device='cpu'.*not in this build yet"),
+    (DeepSpeedPlugin, {"offload_optimizer_device": "disk"}, "it is none, cpu or nvme"),
+    (DeepSpeedPlugin, {"offload_optimizer_device": "nvme"}, "go together"),
     (DeepSpeedPlugin, {"offload_param_device": "nvme"}, "offload_param_device='nvme'.*not in this build yet"),
-    (DeepSpeedPlugin, {"offload_optimizer_nvme_path": "/tmp"}, "not in this build yet"),
+    (DeepSpeedPlugin, {"offload_optimizer_nvme_path": "/tmp"}, "go together"),
     (DeepSpeedPlugin, {"hf_ds_config": {"a": 1}}, "DeepSpeed's JSON"),
     (DeepSpeedPlugin, {"enable_msamp": True}, "MS-AMP"),
     (DeepSpeedPlugin, {"gradient_clipping": "much"}, "a number or 'auto'"),

@@ -137,6 +137,7 @@ struct Config {
   ModelConfig model;
   ParallelConfig parallel;
   OptimizerConfig optimizer;
+  OffloadConfig offload;
   LrScheduleConfig lr_schedule;
   TrainingConfig training;
   DataConfig data;

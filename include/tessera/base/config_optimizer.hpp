@@ -1,5 +1,5 @@
 #pragma once
-/// The sections `optimizer` and `lr_schedule` of a training configuration.
+/// The sections `optimizer`, `offload` and `lr_schedule` of a training configuration.
 
 #include <cstdint>
 #include <optional>
@@ -25,6 +25,15 @@ struct OptimizerConfig {
   bool split_main_weights = false;  ///< bf16: fp32 main weights as the bf16 weights and their low 16 bits
 
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
+};
+
+struct OffloadConfig {
+  OffloadTo optimizer = OffloadTo::none;           ///< where Adam's moments or SGD's momentum lie
+  std::optional<std::string> path = std::nullopt;  ///< of nvme: a folder
+  std::int64_t tile = 1 << 20;                     ///< elements that travel together
+  std::int64_t buffers = 4;                        ///< tiles in host memory at once
+
+  friend bool operator==(const OffloadConfig&, const OffloadConfig&) = default;
 };
 
 struct LrScheduleConfig {

@@ -42,6 +42,8 @@ enum class RecomputeMethod { uniform, block };
 /// When weights that data ranks share out are freed after they were gathered: always after each use, never
 /// between a forward pass and its backward, automatic: never in a pipeline, else always.
 enum class ZeroReshard { automatic, always, never };
+/// Where what the device need not hold all the time lies: there, in host memory, or in a file.
+enum class OffloadTo { none, cpu, nvme };
 enum class OptimizerName { adamw, adam, sgd };
 enum class LrStyle { constant, linear, cosine, inverse_sqrt, wsd };
 enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
@@ -62,6 +64,7 @@ std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
 std::string_view name_of(RecomputeMethod value);
 std::string_view name_of(ZeroReshard value);
+std::string_view name_of(OffloadTo value);
 std::string_view name_of(OptimizerName value);
 std::string_view name_of(LrStyle value);
 std::string_view name_of(WsdStyle value);

@@ -79,6 +79,8 @@ class DryRank {
   /// What stays between steps: "weights", "16-bit weights", "gradients", "optimizer", and as "tables" what
   /// belongs to these and, after pieces(), to the model.
   std::vector<MemoryTerm> persistent() const;
+  /// Of the optimizer's state, what lies in host memory or on disk.
+  std::int64_t offloaded_bytes() const;
   /// Bytes of one micro-batch's tokens, labels and positions.
   std::int64_t batch_bytes() const;
   /// Runs forward and backward of each piece. put_off: weight gradients on their own.

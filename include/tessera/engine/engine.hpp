@@ -47,6 +47,7 @@ struct EngineLayout {
 
 struct EngineOptions {
   OptimizerConfig optimizer = {};  ///< split_main_weights only where `compute` is bf16
+  OffloadConfig offload = {};
   LrScheduleConfig lr_schedule = {};
   std::int64_t steps = 1000;          ///< length of the run: where the learning rate ends
   std::int64_t micro_batch_size = 0;  ///< samples computed at once; 0 = the whole batch

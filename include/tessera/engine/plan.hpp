@@ -25,6 +25,7 @@ struct RankPlan {
   std::int64_t parameters = 0;     ///< values it holds, the padding of buffers not counted
   int most_in_flight = 0;          ///< micro-batches x chunks whose activations it holds at once
   std::vector<MemoryTerm> memory;
+  std::int64_t offloaded_bytes = 0;  ///< optimizer state in host memory or on disk, as `offload` says
   std::vector<TrafficTerm> traffic;
 
   /// Of one term; 0 if there is none of that name.
@@ -98,8 +99,8 @@ struct PlanAdvice {
   std::int64_t processes = 0;
   std::int64_t memory_bytes = 0;  ///< the largest rank's, after them
 };
-/// The cheapest changes found with which every rank needs at most `memory_bytes`: ZeRO stage 1, sequence
-/// parallelism, selective recomputation, smaller micro-batches, more pipeline or tensor ranks, full
+/// The cheapest changes found with which every rank needs at most `memory_bytes`: ZeRO stages 1 to 3,
+/// sequence parallelism, selective recomputation, smaller micro-batches, more pipeline or tensor ranks, full
 /// recomputation; with as many processes, or, if that is impossible, with up to 64 times as many. Each was
 /// planned. Nothing if none was found.
 std::optional<PlanAdvice> advise(const Plan& plan, std::int64_t memory_bytes);

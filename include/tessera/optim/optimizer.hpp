@@ -5,12 +5,14 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/base/config_optimizer.hpp"
 #include "tessera/base/update_state.hpp"
+#include "tessera/optim/offloaded_state.hpp"
 #include "tessera/optim/param_groups.hpp"
 #include "tessera/optim/param_store.hpp"
 #include "tessera/tensor/host_copy.hpp"
@@ -52,7 +54,8 @@ class Optimizer {
   /// An update acts on what the store has gradients of (GradientAccumulator::trained): the rest keeps its
   /// weights and moments and does not count the update, as in PyTorch where a gradient is None.
   Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-            const LossScale& loss_scale = {}, ParamGroups groups = {});
+            const LossScale& loss_scale = {}, ParamGroups groups = {}, const OffloadConfig& offload = {});
+  ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -96,15 +99,20 @@ class Optimizer {
   /// [0, updates()].
   void set_updates_of(const std::function<std::int64_t(const Parameter&)>& updates);
   /// Views of the state, in registration order of the parameters; writing to them restores a checkpoint.
-  /// Errors: InvalidArgument if the store is sharded: this rank has pieces() of it.
+  /// Errors: InvalidArgument if the store is sharded or the state offloaded: this rank has pieces() of it.
   std::vector<NamedTensor> state() const;
   /// What this rank saves or loads of the state: see ParamStore::pieces. "adam_m" of all parameters, then
   /// "adam_v" (or "momentum").
   std::vector<StatePiece> pieces(PieceSet set) const;
   /// Of one kind. Errors: InvalidArgument if there is no such state.
   std::vector<StatePiece> pieces(PieceSet set, const std::string& kind) const;
-  /// Bytes of the state. What says which group an element is in takes 1/64 byte beside it.
+  /// Bytes of the state on the device, tiles in passing included. What says which group an element is in
+  /// takes 1/64 byte beside it.
   std::size_t persistent_bytes() const;
+  /// Bytes of the state elsewhere.
+  std::size_t offloaded_bytes() const;
+  /// What a log should say of where the state lies.
+  std::vector<std::string> take_notes();
 
   const std::vector<ParamGroup>& groups() const { return groups_.groups; }
   /// The place in groups(). Errors: InvalidArgument if the parameter is not in the store.
@@ -144,6 +152,8 @@ class Optimizer {
     std::vector<Part> parts = {};  // in the order of their buckets
   };
 
+  /// Buffers of these kinds, on the device or elsewhere.
+  void make_state(std::vector<std::string> kinds, const OffloadConfig& offload);
   bool frozen(const Parameter& parameter) const;
   void select(const std::vector<bool>& active);
   void find_cohorts();
@@ -152,7 +162,14 @@ class Optimizer {
   void find_counted();
   /// Puts the squares of the pending gradient into the state, unless they are there.
   void find_squares();
-  void update(const Applied& applied, const Part& part) const;
+  bool keeps(const std::string& kind) const;
+  /// `state`: of one kind, what of it belongs to `place` of the state.
+  void update(const Applied& applied, const Part& part,
+              const std::function<Tensor(const char* kind, const Range& place)>& state) const;
+  /// Bucket by bucket, and new weights on their way.
+  void update_all();
+  /// The same tile by tile.
+  void update_offloaded();
 
   ExecCtx ctx_;
   ParamStore& store_;
@@ -175,7 +192,9 @@ class Optimizer {
   Tensor counted_in_sum_;                // the same, in the sum of several calls
   std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
-  std::map<std::string, Tensor> buffers_;  // the state by kind, as checkpoints name it
+  std::map<std::string, Tensor> buffers_;  // the state by kind, as checkpoints name it; or
+  std::unique_ptr<OffloadedState> offloaded_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace tessera

@@ -119,8 +119,8 @@ class ParamStore {
   std::vector<StatePiece> pieces(PieceSet set) const;
   /// Pieces of the gradient an update would take ("grad"), still to be multiplied by gradient().scale().
   std::vector<StatePiece> gradient_pieces(PieceSet set) const;
-  /// Pieces of a buffer made by zeros().
-  std::vector<StatePiece> pieces(PieceSet set, const std::string& kind, const Tensor& state) const;
+  /// Pieces of state that is laid out like zeros().
+  std::vector<StatePiece> pieces(PieceSet set, const std::string& kind, const StateValues& state) const;
 
  private:
   std::vector<std::int64_t> capacities() const;

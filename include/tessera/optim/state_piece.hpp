@@ -2,25 +2,37 @@
 /// Pieces of what a ParamStore or an Optimizer holds, as checkpoints read and write them.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tessera/autograd/parameter.hpp"
+#include "tessera/base/range.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
 
-/// Values of a store that count as fp32, where they lie: as such, or split by ops::split_main.
-struct StateValues {
-  Tensor values;    ///< f32, or bf16 beside `low`
-  Tensor low = {};  ///< u16; undefined unless the values are split
+/// fp32 values that do not lie on the device.
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  virtual void read(const Range& run, float* out) = 0;
+  virtual void write(const Range& run, const float* source) = 0;
+};
 
-  std::int64_t numel() const { return values.numel(); }
+/// Values of a store that count as fp32, where they lie: as such, split by ops::split_main, or elsewhere.
+struct StateValues {
+  Tensor values = {};  ///< f32, or bf16 beside `low`; undefined of a source
+  Tensor low = {};     ///< u16; undefined unless the values are split
+  std::shared_ptr<StateSource> source = nullptr;
+  Range run = {};  ///< of the source
+
+  std::int64_t numel() const { return source ? run.count : values.numel(); }
   StateValues narrow(std::int64_t begin, std::int64_t count) const;
-  /// In fp32: a view, or of split values a copy.
+  /// In fp32: a view, or of split values and of a source a copy, of the latter in host memory.
   Tensor read(const ExecCtx& ctx) const;
   /// Sets them to numel() floats of host memory.
-  void write(const ExecCtx& ctx, const float* source) const;
+  void write(const ExecCtx& ctx, const float* from) const;
 };
 
 /// Elements [begin, end) of this rank's part of a parameter, as checkpoints read and write them; where they

@@ -8,7 +8,8 @@ from typing import Any, Dict, Optional
 from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 
-_OFFLOAD = "offload to CPU or NVMe is not in this build yet: leave it out, or share more out (zero_stage 3, more processes)"
+_OFFLOAD = ("offload of weights, gradients and activations is not in this build yet; the optimizer's state can be offloaded: "
+            "DeepSpeedPlugin(offload_optimizer_device=...), MegatronLMPlugin(optimizer_cpu_offload=True) or offload.optimizer")
 
 
 def _refuse(plugin: Any, given: Dict[str, str]) -> None:
@@ -24,6 +25,7 @@ class ShardingPlugin:
 
     clip_grad: Optional[float] = None
     recompute = False
+    offload: Dict[str, Any] = {}  # keys of the section `offload`
 
     @property
     def parallel(self) -> Dict[str, Any]:
@@ -36,9 +38,10 @@ class ShardingPlugin:
 
 @dataclass
 class DeepSpeedPlugin(ShardingPlugin):
-    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE) and `gradient_clipping` as in Accelerate. Stage 3 keeps nothing gathered
-    between passes. Errors: ConfigError for offload, NVMe and a `hf_ds_config`, which are not in this build yet, for MS-AMP, and for
-    a stage there is not."""
+    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE), `gradient_clipping` and `offload_optimizer_device` (cpu, or nvme with
+    `offload_optimizer_nvme_path`) as in Accelerate; updates of offloaded state are computed on the device. Stage 3 keeps nothing gathered
+    between passes. Errors: ConfigError for offload of parameters and a `hf_ds_config`, which are not in this build yet, for MS-AMP, and
+    for a stage there is not."""
 
     hf_ds_config: Any = None
     gradient_accumulation_steps: Optional[int] = None
@@ -57,14 +60,14 @@ class DeepSpeedPlugin(ShardingPlugin):
 
     def __post_init__(self):
         for name, variable in (("zero_stage", "ZERO_STAGE"), ("offload_optimizer_device", "OFFLOAD_OPTIMIZER_DEVICE"),
-                               ("offload_param_device", "OFFLOAD_PARAM_DEVICE")):
+                               ("offload_param_device", "OFFLOAD_PARAM_DEVICE"),
+                               ("offload_optimizer_nvme_path", "OFFLOAD_OPTIMIZER_NVME_PATH")):
             if getattr(self, name) is None:
                 setattr(self, name, os.environ.get(f"ACCELERATE_DEEPSPEED_{variable}"))
         if self.gradient_clipping is None:
             self.gradient_clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING")
         _refuse(self, {"hf_ds_config": "DeepSpeed's JSON is not read in this build yet: give the arguments instead",
-                       "offload_optimizer_device": _OFFLOAD, "offload_param_device": _OFFLOAD,
-                       "offload_optimizer_nvme_path": _OFFLOAD, "offload_param_nvme_path": _OFFLOAD,
+                       "offload_param_device": _OFFLOAD, "offload_param_nvme_path": _OFFLOAD,
                        "transformer_moe_cls_names": "there are no mixtures of experts in this build yet",
                        "enable_msamp": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'",
                        "msamp_opt_level": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'"})
@@ -72,12 +75,22 @@ class DeepSpeedPlugin(ShardingPlugin):
         if str(stage) not in ("0", "1", "2", "3"):
             raise ConfigError(f"DeepSpeedPlugin(zero_stage={stage!r}): it is 0, 1, 2 or 3")
         self.zero_stage = int(stage)
+        self.offload = self._offload()
         if str(self.gradient_clipping).lower() in ("none", "auto"):
             self.gradient_clipping = None
         try:
             self.clip_grad = None if self.gradient_clipping is None else float(self.gradient_clipping)
         except ValueError:
             raise ConfigError(f"DeepSpeedPlugin(gradient_clipping={self.gradient_clipping!r}): it is a number or 'auto'") from None
+
+    def _offload(self) -> Dict[str, Any]:
+        device, path = str(self.offload_optimizer_device or "none").lower(), self.offload_optimizer_nvme_path
+        if device not in ("none", "cpu", "nvme"):
+            raise ConfigError(f"DeepSpeedPlugin(offload_optimizer_device={self.offload_optimizer_device!r}): it is none, cpu or nvme")
+        path = None if str(path).lower() == "none" else str(path)
+        if (device == "nvme") != (path is not None):
+            raise ConfigError("DeepSpeedPlugin: offload_optimizer_device='nvme' and offload_optimizer_nvme_path, a folder, go together")
+        return {"optimizer": device} | ({"path": path} if path is not None else {})
 
     @property
     def parallel(self) -> Dict[str, Any]:

@@ -228,13 +228,14 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
                                 "pipeline_layout": None, "data": dp, "zero_stage": 0}
     config: Dict[str, Dict[str, Any]] = {
         "model": {}, "parallel": parallel, "optimizer": {}, "lr_schedule": {"style": "constant"}, "training": training,
-        "device": {"type": "cpu" if cpu else "auto", "threads": threads}}
+        "device": {"type": "cpu" if cpu else "auto", "threads": threads}, "offload": {}}
     if timeout_s is not None:
         parallel["timeout_s"] = float(timeout_s)
     if plugin is None:
         config["optimizer"] = _optimizer(optimizer_defaults, (sharding and sharding.clip_grad) or 0.0)
         if sharding is not None:
             parallel.update(sharding.parallel)
+            config["offload"].update(sharding.offload)
             if sharding.recompute:
                 training["recompute"] = "full"
         return config
@@ -262,6 +263,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         else:
             warn_once("use_precision_aware_optimizer has no effect without mixed_precision='bf16': the optimizer's state is fp32, "
                       "and only bf16 weights are halves of their main weights")
+    if plugin.optimizer_cpu_offload:
+        config["offload"]["optimizer"] = "cpu"
     config["model"] = model_overrides(plugin, hf_config, pretrained)
     for section, keys in _sections_of(plugin.given_arguments).items():
         config[section].update(keys)

@@ -75,7 +75,7 @@ class PluginFields:
     no_save_optim: Optional[bool] = _field(False, effect=("checkpoint", "save_state writes no optimizer state"),
         key="save_state writes no optimizer state")
     optimizer_cpu_offload: Optional[bool] = _field(False,
-        warns=(bool, "the optimizer's state stays on the device; use_distributed_optimizer=True shards it"), key="without effect")
+        config="offload.optimizer", key="the optimizer's state lies in host memory and passes through the device")
     use_precision_aware_optimizer: Optional[bool] = _field(False, config="optimizer.split_main_weights",
         key="bf16: keep of the main weights what bf16 weights lack")
     decoder_last_pipeline_num_layers: Optional[int] = _field(config="parallel.pipeline_layout",

@@ -15,6 +15,8 @@ PLUGINS = {
     "none": lambda: {},
     "zero2": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2)},
     "zero3": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3)},
+    "nvme": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, offload_optimizer_device="nvme",
+                                                         offload_optimizer_nvme_path=str(Path(sys.argv[1]).parent))},
     "clipped": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3, gradient_clipping=0.1)},
     "full_shard": lambda: {"fsdp_plugin": FullyShardedDataParallelPlugin(sharding_strategy="FULL_SHARD")},
     "shard_grad_op": lambda: {"fsdp_plugin": FullyShardedDataParallelPlugin(sharding_strategy="SHARD_GRAD_OP")},
