@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/data/tokenizer.hpp"
+#include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/tune.hpp"
 #include "tessera/launch/launch.hpp"
@@ -130,6 +131,7 @@ class Writer {
                                    .world = world_->size() > 1 ? world_ : nullptr,
                                    .device_index = program.environment.local_rank.value_or(0)});
     if (first_ || !a.stop.empty()) tokenizer_ = open_tokenizer(loaded_, a, program);
+    encodes_ = loaded_.engine->model().reads_encoder_tokens();
   }
 
   void run() {
@@ -146,9 +148,15 @@ class Writer {
       TESSERA_ENSURE(ConfigError, !a_.input.empty() || !prompts[0].empty(),
                      "--prompt is empty: generation needs at least one token to begin with");
     }
-    prompts = share_prompts(*world_, prompts);
     GenerationOptions options = a_.sampling;
     const std::int32_t end = end_of_document();
+    // As the tokenizers of Transformers' T5 do it; samples of a run of ours have none there.
+    if (encodes_ && end >= 0 && is_model_folder(a_.model)) {
+      for (auto& prompt : prompts)
+        if (prompt.empty() || prompt.back() != end) prompt.push_back(end);
+    }
+    prompts = share_prompts(*world_, prompts);
+    if (encodes_) options.decoder_start = decoder_start();
     if (end >= 0) options.stop_tokens = {end};
     options.num_samples = options.num_beams > 1 ? 1 : a_.samples;
     options.num_return = options.num_beams > 1 ? a_.samples : 1;
@@ -173,6 +181,18 @@ class Writer {
     return std::stoi(world_->size() == 1 ? word : broadcast_bytes(*world_, word));
   }
 
+  /// What texts begin with whose prompts an encoder reads, as samples of training do.
+  std::int32_t decoder_start() {
+    std::string word;
+    if (first_) {
+      SpecialTokens special;
+      const TokenizerOptions options = tokenizer_options(loaded_, a_.tokenizer);
+      if (options.type != "bytes") special = special_tokens(options);
+      word = std::to_string(special.bos >= 0 ? special.bos : std::max(special.pad, 0));
+    }
+    return std::stoi(world_->size() == 1 ? word : broadcast_bytes(*world_, word));
+  }
+
   /// New tokens without the one that ended the text.
   static std::vector<std::int32_t> shown(const GeneratedText& text, std::int32_t end) {
     std::vector<std::int32_t> tokens = text.tokens;
@@ -186,11 +206,11 @@ class Writer {
   void print(const std::vector<std::int32_t>& prompt, const Generated& texts) {
     const std::int64_t positions = loaded_.engine->model().max_positions();
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      std::vector<std::int32_t> text = prompt;
+      std::vector<std::int32_t> text = encodes_ ? std::vector<std::int32_t>() : prompt;
       const auto added = shown(texts[i], shown_end());
       text.insert(text.end(), added.begin(), added.end());
       const auto length = static_cast<std::int64_t>(text.size());
-      if (length == positions &&
+      if (!encodes_ && length == positions &&
           length < static_cast<std::int64_t>(prompt.size()) + a_.sampling.max_new_tokens)
         std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
                   << prompt.size() << std::endl;
@@ -237,6 +257,7 @@ class Writer {
   const GenerateArguments& a_;
   std::shared_ptr<Communicator> world_;
   bool first_;
+  bool encodes_ = false;  ///< an encoder reads the prompts
   LoadedModel loaded_;
   std::shared_ptr<Tokenizer> tokenizer_;
   std::vector<Json> lines_;
@@ -287,7 +308,7 @@ void add_generate(CLI::App& app, Program& program) {
   command->add_option(
       "overrides", a->overrides,
       "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
-  auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue");
+  auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue, or what T5 is to read");
   command->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
       ->excludes(prompt);
   command->add_option("--output", a->output,

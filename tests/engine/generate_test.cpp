@@ -94,7 +94,7 @@ class Constant final : public Model {
   }
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(kLogits.size()); }
   std::int64_t max_positions() const override { return 100000; }
-  KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t) const override { return {}; }
+  KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t, std::int64_t) const override { return {}; }
   void check_generates(std::int64_t) const override {}
 };
 
@@ -189,6 +189,26 @@ TEST(Generate, GreedyIsTheSameWithAndWithoutCache) {
     EXPECT_EQ(generate(engine->ctx(), engine->model(), prompt, greedy),
               greedy_by_full_forwards(*engine, prompt, 9));
   }
+}
+
+/// Late tokens are computed in the memory of those before them, while the cache has room.
+TEST(Generate, ATokenAsksTheSystemForNothing) {
+  Config config = test::tiny_llama();
+  config.model.max_positions = 200;
+  const auto engine = build_engine(config, false);
+  std::vector<std::uint64_t> asked;
+  std::vector<std::size_t> used;
+  const GenerationOptions options{.max_new_tokens = 125,
+                                  .on_token = [&](std::int64_t prompt, std::int64_t, std::int32_t) {
+                                    if (prompt > 0) return;
+                                    const AllocatorStats stats = engine->ctx().allocator->stats();
+                                    asked.push_back(stats.system_allocations);
+                                    used.push_back(stats.used_bytes);
+                                  }};
+  Generator(*engine).run({{5, 200, 5}, {7}}, options);
+  ASSERT_EQ(asked.size(), 125u);
+  EXPECT_EQ(asked[75], asked[120]);
+  EXPECT_EQ(used[75], used[120]);
 }
 
 TEST(Generate, EndsAtTheLastPosition) {
