@@ -207,8 +207,8 @@ TEST(Generate, ATokenAsksTheSystemForNothing) {
                                   }};
   Generator(*engine).run({{5, 200, 5}, {7}}, options);
   ASSERT_EQ(asked.size(), 125u);
-  EXPECT_EQ(asked[75], asked[120]);
-  EXPECT_EQ(used[75], used[120]);
+  EXPECT_EQ(asked[60], asked[115]);
+  EXPECT_EQ(used[60], used[115]);
 }
 
 TEST(Generate, EndsAtTheLastPosition) {

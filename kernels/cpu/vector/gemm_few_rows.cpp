@@ -5,15 +5,14 @@
 namespace tessera::kernels::cpu::TESSERA_ISA {
 namespace {
 
-/// Rows of A that share a reading of B, by registers: each holds a sum for each row of B beside it.
+/// Rows of A that share a reading of B, and rows of B at a time: their products are summed up in registers.
 #if defined(VEC_AVX512)
-constexpr int kRows = 8;
+constexpr int kRows = 8, kCols = 3;
 #else
-constexpr int kRows = 4;
+constexpr int kRows = 4, kCols = 2;
 #endif
-constexpr int kCols = 2;       ///< rows of B at a time
 constexpr int kColsAlone = 4;  ///< with one row of A
-constexpr int kAhead = 4;      ///< groups of rows of B that are asked for before they are read
+constexpr int kAhead = 8;      ///< groups of rows of B that are asked for before they are read
 
 template <typename T>
 VEC_INLINE void put(const FewRows& p, std::int64_t row, std::int64_t col, float value) {
