@@ -399,7 +399,8 @@ class T5 : public Stack {
     const std::int64_t length = layer > encoder ? own : size.encoder_seq_length;
     const std::int64_t heads = config_.num_heads / sharding().tensor.size();
     // The decoder's front makes another one.
-    if (layer != encoder) ports.push_back({Shape{2 * length - 1, heads}, DType::f32, "bias"});
+    const std::int64_t distances = std::max<std::int64_t>(0, 2 * length - 1);  // empty passes have none
+    if (layer != encoder) ports.push_back({Shape{distances, heads}, DType::f32, "bias"});
     return ports;
   }
   void prepare(const Forward& forward) override { positions_.make(forward.exec); }
