@@ -63,14 +63,14 @@ class Contender:
         self.errors.close()
 
 
-def tokens_per_s(contender: Contender, task: Dict) -> float:
+def tokens_per_s(contender: Contender, task: Dict, clock: str) -> float:
     """Of the prompt where one token is written, else of the new tokens behind the first."""
     if task["new"] == 1:
-        return sum(task["lengths"]) / contender.run(task)["seconds"]
-    first = contender.run({**task, "new": 1})["seconds"]
+        return sum(task["lengths"]) / contender.run(task)[clock]
+    first = contender.run({**task, "new": 1})[clock]
     whole = contender.run(task)
     assert all(len(text) == task["new"] for text in whole["tokens"]), "a text has another length"
-    return len(task["lengths"]) * (task["new"] - 1) / (whole["seconds"] - first)
+    return len(task["lengths"]) * (task["new"] - 1) / (whole[clock] - first)
 
 
 def read_bandwidth(program: Optional[Path], threads: int) -> float:
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace) -> Dict:
             bandwidth.append(read_bandwidth(program, options.threads))
             for name, task in chosen.items():
                 for contender in contenders:
-                    figures[name].setdefault(contender.name, []).append(tokens_per_s(contender, task))
+                    figures[name].setdefault(contender.name, []).append(tokens_per_s(contender, task, options.clock))
                 print(f"round {round_number + 1}, {name}: " + ", ".join(
                     f"{who} {rates[-1]:.1f}" for who, rates in figures[name].items()), file=sys.stderr, flush=True)
     finally:
@@ -154,6 +154,8 @@ def main() -> int:
     for name, value in (("layers", 12), ("hidden", 768), ("heads", 12), ("rounds", 3), ("new", 256)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--clock", choices=["seconds", "cpu_seconds"], default="seconds",
+                        help="cpu_seconds, with --threads 1: what others do to the machine counts less")
     parser.add_argument("--output", type=Path, help="JSON file; the table goes beside it with the suffix .md")
     options = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
 """One way to write texts with a GPT-2 of random weights: what compare_generation.py puts beside the others.
 
 Says `ready`; then, for each line of JSON {"lengths": of the prompts, "new": tokens for each, "beams"} on standard input, writes
-the texts once and answers with {"seconds", "tokens": the ids that were added, of each prompt}. Prompts are the same for all.
+the texts once and answers with {"seconds", "cpu_seconds": of all threads, "tokens": the ids that were added, of each prompt}. Prompts are the same for all.
 """
 
 import argparse
@@ -110,9 +110,10 @@ def main() -> int:
     for line in sys.stdin:
         task = json.loads(line)
         prompts = [[(7919 * (row + 1) + 31 * at) % VOCAB for at in range(length)] for row, length in enumerate(task["lengths"])]
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         texts = write(prompts, task["new"], task["beams"])
-        print(json.dumps({"seconds": time.perf_counter() - begin, "tokens": texts}), flush=True)
+        print(json.dumps({"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu, "tokens": texts}),
+              flush=True)
     return 0
 
 

@@ -26,6 +26,8 @@ FAMILIES = {
     "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
         **SMALL, head_dim=8, sliding_window=4, query_pre_attn_scalar=8, layer_types=["sliding_attention"] * 2 + ["full_attention"])),
     "t5": lambda: make_t5(num_layers=3, vocab_size=61, eos_token_id=2, initializer_factor=1.5),
+    "flan": lambda: make_t5(num_layers=3, vocab_size=61, eos_token_id=2, initializer_factor=1.5, own_head=True,
+                            feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "mt5": lambda: make_t5("MT5", own_head=True, num_decoder_layers=2, vocab_size=61, eos_token_id=2, initializer_factor=1.5),
 }
 
@@ -76,7 +78,7 @@ def log_probability(reference, ids, mask, row, width):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "t5"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "t5", "flan"])
 def test_many_unequal_prompts(family, long_run):
     """All differences must be between texts that are equally good to 1e-5."""
     count = 200 if long_run else 24
