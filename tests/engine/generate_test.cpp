@@ -89,6 +89,7 @@ class Constant final : public Model {
   Var forward(const Forward& forward) override {
     std::vector<float> rows;
     const std::int64_t count = forward.input.seq_length * forward.input.batch;
+    positions += count;
     for (std::int64_t i = 0; i < count; ++i) rows.insert(rows.end(), kLogits.begin(), kLogits.end());
     return Tensor::from(forward.exec, rows, {count, vocab_size()});
   }
@@ -96,6 +97,7 @@ class Constant final : public Model {
   std::int64_t max_positions() const override { return 100000; }
   KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t, std::int64_t) const override { return {}; }
   void check_generates(std::int64_t) const override {}
+  std::int64_t positions = 0;  ///< computed so far
 };
 
 /// New tokens after one prompt.
@@ -139,6 +141,17 @@ TEST(Generate, TheSeedDecides) {
   EXPECT_NE(draw(50, {.seed = 5}), draw(50, {.seed = 6}));
   const auto longer = draw(80, {.seed = 5});
   EXPECT_EQ(draw(50, {.seed = 5}), (std::vector<std::int32_t>(longer.begin(), longer.begin() + 50)));
+}
+
+TEST(Generate, SamplesOfAPromptReadItOnce) {
+  Constant model;
+  const ExecCtx ctx = test::context(1);
+  Generator generator(ctx, model);
+  const auto texts = generator.run({{0, 1, 2, 3, 4}, {5, 0}}, {.max_new_tokens = 1, .num_samples = 5});
+  EXPECT_EQ(model.positions, 2 * 5);  // both prompts, the shorter one padded
+  EXPECT_EQ(texts[1].size(), 5u);
+  generator.run({{0, 1, 2, 3, 4}}, {.max_new_tokens = 3, .num_samples = 5});
+  EXPECT_EQ(model.positions, 2 * 5 + 5 + 2 * 5);
 }
 
 TEST(Generate, EndsAtTheStopTokenOrWhenTold) {

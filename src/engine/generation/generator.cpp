@@ -13,6 +13,7 @@
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/meeting.hpp"
 #include "tessera/engine/engine.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 
@@ -273,16 +274,21 @@ class Call final : public StageProgram {
   /// The rows of logits that were asked for; models that know nothing of `last` give those of all positions.
   Tensor wanted(const Step& step, const Tensor& logits) const {
     const std::int64_t columns = logits.size(-1), rows = logits.numel() / columns;
-    const auto n = step.pass.prefill ? static_cast<std::int64_t>(step.pass.last.size()) : step.pass.batch;
-    if (rows == n) return logits;
-    TESSERA_CHECK(rows == step.pass.batch * step.pass.seq, "a model returned logits of ", rows, " rows, for ",
-                  step.pass.batch, " texts of ", step.pass.seq, " positions");
-    const std::vector<float> all = logits.to_floats();
+    const std::vector<std::int32_t> asked = step.pass.asked();
+    const bool all_rows = !step.pass.prefill || rows != static_cast<std::int64_t>(asked.size());
+    TESSERA_CHECK(!all_rows || rows == step.pass.batch * step.pass.seq, "a model returned logits of ", rows,
+                  " rows, for ", step.pass.batch, " texts of ", step.pass.seq, " positions");
+    if (!step.pass.prefill || (!all_rows && asked == step.pass.last)) return logits;
+    const std::vector<float> all =
+        (logits.is_contiguous() ? logits : ops::contiguous(ctx_, logits)).to_floats();
     std::vector<float> picked;
+    picked.reserve(step.pass.last.size() * static_cast<std::size_t>(columns));
     for (const std::int32_t row : step.pass.last) {
-      const auto from = all.begin() + row * columns;
+      const std::int64_t at = all_rows ? row : std::ranges::lower_bound(asked, row) - asked.begin();
+      const auto from = all.begin() + at * columns;
       picked.insert(picked.end(), from, from + columns);
     }
+    const auto n = static_cast<std::int64_t>(step.pass.last.size());
     return Tensor::from(host_, picked, {n, columns});
   }
 

@@ -18,6 +18,13 @@ std::int64_t size_of_reading(const Unit& unit) {
 
 }  // namespace
 
+std::vector<std::int32_t> Pass::asked() const {
+  std::vector<std::int32_t> rows = last;
+  std::ranges::sort(rows);
+  rows.erase(std::ranges::unique(rows).begin(), rows.end());
+  return rows;
+}
+
 Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units, bool scores)
     : ctx_(ctx), model_(model), width_(width), most_units_(most_units), scores_(scores) {}
 
@@ -214,7 +221,8 @@ MicroBatch Lane::input(const Pass& pass) const {
 CachePass Lane::place(const Pass& pass) {
   CachePass place{.cache = &cache_, .row0 = pass.row0, .begin = pass.begin};
   if (pass.prefill) {
-    place.last = Tensor::from(ctx_, pass.last, {static_cast<std::int64_t>(pass.last.size())});
+    const std::vector<std::int32_t> asked = pass.asked();
+    place.last = Tensor::from(ctx_, asked, {static_cast<std::int64_t>(asked.size())});
     place_encoded(pass, pass.read, 1, place);
     return place;
   }

@@ -21,8 +21,10 @@ struct Pass {
   std::vector<const Unit*> read = {};  ///< whose prompts are read, by row of a prefill
   std::vector<Scored> scored = {};     ///< tokens of prompts that are told from it
   std::vector<Unit*> drawn = {};       ///< get a token from it
-  std::vector<std::int32_t> last =
-      {};  ///< rows of the residual stream that the head is asked for: of `scored`, then of `drawn`
+  /// Rows of the residual stream that logits are wanted of: for each of `scored`, then of `drawn`.
+  std::vector<std::int32_t> last = {};
+  /// The same rows once each, rising: what the head is asked for.
+  std::vector<std::int32_t> asked() const;
 
   MicroBatchSize size() const {
     return {.batch = batch,
