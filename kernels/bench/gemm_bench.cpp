@@ -22,10 +22,14 @@ struct Layer {
 };
 
 constexpr Layer kLayers[] = {
-    {"124M qkv", 1024, 768, 2304},  {"124M proj", 1024, 768, 768},   {"124M fc1", 1024, 768, 3072},
-    {"124M fc2", 1024, 3072, 768},  {"124M head", 1024, 768, 50257}, {"small qkv", 512, 256, 768},
-    {"small proj", 512, 256, 256},  {"small fc1", 512, 256, 1024},   {"small fc2", 512, 1024, 256},
-    {"small head", 512, 256, 8192}, {"decode fc1", 1, 768, 3072},
+    {"124M qkv", 1024, 768, 2304},         {"124M proj", 1024, 768, 768},
+    {"124M fc1", 1024, 768, 3072},         {"124M fc2", 1024, 3072, 768},
+    {"124M head", 1024, 768, 50257},       {"small qkv", 512, 256, 768},
+    {"small proj", 512, 256, 256},         {"small fc1", 512, 256, 1024},
+    {"small fc2", 512, 1024, 256},         {"small head", 512, 256, 8192},
+    {"decode fc1", 1, 768, 3072},          {"decode head", 1, 768, 50257},
+    {"decode head of 4", 4, 768, 50257},   {"decode head of 8", 8, 768, 50257},
+    {"decode head of 16", 16, 768, 50257},
 };
 
 long page_faults() {
@@ -105,9 +109,11 @@ void run(const Layer& layer, DType dtype, double top, int threads, const char* f
     const double reached = measure(g, threads);
     const long before = page_faults();
     kernels::cpu::gemm(g, {.threads = threads});
-    std::printf("%-36s %6ld x %5ld x %5ld %7.0f GF/s %5.1f %% of 1024^3   %ld page faults\n", name.c_str(),
-                static_cast<long>(g.m), static_cast<long>(g.n), static_cast<long>(g.k), reached,
-                100.0 * reached / top, page_faults() - before);
+    // How fast B is read matters where there are few rows beside it.
+    const double gb_s = reached / (2.0 * static_cast<double>(g.m)) * static_cast<double>(size_of(dtype));
+    std::printf("%-36s %6ld x %5ld x %5ld %7.0f GF/s %5.1f %% of 1024^3 %6.1f GB/s of B %3ld page faults\n",
+                name.c_str(), static_cast<long>(g.m), static_cast<long>(g.n), static_cast<long>(g.k), reached,
+                100.0 * reached / top, gb_s, page_faults() - before);
   }
 }
 

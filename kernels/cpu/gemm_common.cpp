@@ -7,6 +7,7 @@
 #include "kernels/cpu/scratch.hpp"
 #include "kernels/cpu/vector/activation.hpp"
 #include "kernels/cpu/vector/elementwise.hpp"
+#include "kernels/cpu/vector/gemm_few_rows.hpp"
 
 namespace tessera::kernels::cpu {
 namespace {
@@ -110,6 +111,35 @@ void gemm_through_f32(const Gemm& g, const Launch& launch) {
       write_block(g, m0, n0, m, n, sum, launch);
     }
   }
+}
+
+bool has_few_rows(const Gemm& g) {
+  // With more rows the arithmetic takes longer than the reading, and a library's blocks are better at it.
+  constexpr std::int64_t kFewRows = 16;
+  return g.m <= kFewRows && !g.trans_a && g.trans_b;
+}
+
+void gemm_few_rows(const Gemm& g, int threads) {
+  const bool widened = g.ab_dtype != DType::f32;
+  const Scratch scratch(widened ? static_cast<std::size_t>(g.m * g.k) * sizeof(float) : 0);
+  if (widened) widen(g.a, g.ab_dtype, g.m, g.k, g.lda, scratch.as<float>(), {.threads = 1});
+  const FewRows product{.m = g.m,
+                        .k = g.k,
+                        .lda = widened ? g.k : g.lda,
+                        .ldb = g.ldb,
+                        .ldc = g.ldc,
+                        .a = widened ? scratch.as<float>() : static_cast<const float*>(g.a),
+                        .b_dtype = g.ab_dtype,
+                        .b = g.b,
+                        .bias = g.bias,
+                        .c_dtype = g.c_dtype,
+                        .c = g.c,
+                        .accumulate = g.beta != 0.0f};
+  auto* range = TESSERA_PICK(gemm_few_rows_range);
+  // Groups of rows of B that are read together; a thread gets 32 KiB at least.
+  const std::int64_t grain = std::max<std::int64_t>(1, 8192 / (g.k * 8)) * 8;
+  parallel_for(threads, g.n, grain,
+               [&](std::int64_t begin, std::int64_t end, int) { range(product, begin, end); });
 }
 
 void gemm_without_product(const Gemm& g, const Launch& launch) {

@@ -10,6 +10,13 @@ namespace tessera::kernels::cpu {
 /// rounded once. Does not look at the epilogue.
 void gemm_through_f32(const Gemm& params, const Launch& launch);
 
+/// Whether the product is mostly the reading of B, and B lies by rows of what is summed up: a few positions
+/// times a weight, as when text is generated. Does not look at the epilogue.
+bool has_few_rows(const Gemm& params);
+/// Such a product: B is read once, in its own dtype, by all threads of gemm. The order of each sum depends on
+/// k and m alone.
+void gemm_few_rows(const Gemm& params, int threads);
+
 /// C = beta C + bias: what is left of the product when k is 0.
 void gemm_without_product(const Gemm& params, const Launch& launch);
 

@@ -269,6 +269,8 @@ void gemm(const Gemm& params, const Launch& launch) {
   g.c = gemm_target(params, launch);
   if (g.k == 0) {
     gemm_without_product(g, launch);
+  } else if (has_few_rows(g)) {
+    gemm_few_rows(g, gemm_threads(launch));
   } else if (through_f32(g)) {
     gemm_through_f32(g, launch);
   } else {

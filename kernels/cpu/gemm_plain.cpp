@@ -76,6 +76,8 @@ void gemm(const Gemm& params, const Launch& launch) {
   g.c = gemm_target(params, launch);
   if (g.k == 0) {
     gemm_without_product(g, launch);
+  } else if (has_few_rows(g)) {
+    gemm_few_rows(g, launch.threads);
   } else if (g.ab_dtype != DType::f32 || g.c_dtype != DType::f32) {
     gemm_through_f32(g, launch);
   } else {

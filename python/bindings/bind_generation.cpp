@@ -55,6 +55,7 @@ const std::map<std::string, Setter>& setters() {
   static const std::map<std::string, Setter> all = {
       {"max_new_tokens", field(&O::max_new_tokens)},
       {"max_length", field(&O::max_length)},
+      {"decoder_start", field(&O::decoder_start)},
       {"min_new_tokens", field(&O::min_new_tokens)},
       {"temperature", field(&O::temperature)},
       {"top_k", field(&O::top_k)},
@@ -69,6 +70,7 @@ const std::map<std::string, Setter>& setters() {
       {"stop", set_stop},
       {"on_token", set_on_token},
       {"logprobs", field(&O::logprobs)},
+      {"prompt_logprobs", field(&O::prompt_logprobs)},
       {"num_beams", field(&O::num_beams)},
       {"num_return", field(&O::num_return)},
       {"length_penalty", field(&O::length_penalty)},

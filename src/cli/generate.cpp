@@ -10,7 +10,9 @@
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/data/t5_dataset.hpp"
 #include "tessera/data/tokenizer.hpp"
+#include "tessera/data/tokenizer_record.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/tune.hpp"
 #include "tessera/launch/launch.hpp"
@@ -130,6 +132,7 @@ class Writer {
                                    .world = world_->size() > 1 ? world_ : nullptr,
                                    .device_index = program.environment.local_rank.value_or(0)});
     if (first_ || !a.stop.empty()) tokenizer_ = open_tokenizer(loaded_, a, program);
+    encodes_ = loaded_.engine->model().reads_encoder_tokens();
   }
 
   void run() {
@@ -146,10 +149,16 @@ class Writer {
       TESSERA_ENSURE(ConfigError, !a_.input.empty() || !prompts[0].empty(),
                      "--prompt is empty: generation needs at least one token to begin with");
     }
-    prompts = share_prompts(*world_, prompts);
     GenerationOptions options = a_.sampling;
-    const std::int32_t end = end_of_document();
-    if (end >= 0) options.stop_tokens = {end};
+    end_ = end_of_document();
+    if (encodes_) settle_ends(options);
+    // As the tokenizers of Transformers' T5 do it; samples of a run of ours have none there.
+    if (encodes_ && end_ >= 0 && is_model_folder(a_.model)) {
+      for (auto& prompt : prompts)
+        if (prompt.empty() || prompt.back() != end_) prompt.push_back(end_);
+    }
+    prompts = share_prompts(*world_, prompts);
+    if (end_ >= 0) options.stop_tokens = {end_};
     options.num_samples = options.num_beams > 1 ? 1 : a_.samples;
     options.num_return = options.num_beams > 1 ? a_.samples : 1;
     options.stop = stop_at(a_.stop, tokenizer_);
@@ -173,24 +182,45 @@ class Writer {
     return std::stoi(world_->size() == 1 ? word : broadcast_bytes(*world_, word));
   }
 
-  /// New tokens without the one that ended the text.
-  static std::vector<std::int32_t> shown(const GeneratedText& text, std::int32_t end) {
-    std::vector<std::int32_t> tokens = text.tokens;
-    if (!tokens.empty() && tokens.back() == end) tokens.pop_back();
-    return tokens;
+  /// What texts begin and end with whose prompts an encoder reads: as samples of training do.
+  void settle_ends(GenerationOptions& options) {
+    Json ends;
+    if (first_) {
+      const DataConfig& data = loaded_.config.data;
+      const TokenizerOptions given = tokenizer_options(loaded_, a_.tokenizer);
+      SpecialTokens special = given.type == "bytes" ? SpecialTokens() : special_tokens(given);
+      const auto take = [](const std::optional<std::int64_t>& from, std::int32_t& to) {
+        if (from) to = static_cast<std::int32_t>(*from);
+      };
+      take(data.bos_id, special.bos);
+      take(data.eos_id, special.eos);
+      take(data.pad_id, special.pad);
+      std::int64_t ids = tokenizer_->vocab_size();
+      add_t5_tokens(special, ids, data.vocab_extra_ids);
+      ends = {std::max(special.bos, 0), special.eos >= 0 ? special.eos : tokenizer_->end_of_document()};
+    }
+    if (world_->size() > 1) ends = Json::parse(broadcast_bytes(*world_, first_ ? ends.dump() : ""));
+    options.decoder_start = ends[0].get<std::int32_t>();
+    end_ = ends[1].get<std::int32_t>();
   }
-  std::int32_t shown_end() {
-    return loaded_.tokenizer ? loaded_.tokenizer->end_of_document : tokenizer_->end_of_document();
+
+  /// New tokens without the one that ended the text.
+  std::vector<std::int32_t> shown(const GeneratedText& text) const {
+    std::vector<std::int32_t> tokens = text.tokens;
+    if (!tokens.empty() && tokens.back() == end_) tokens.pop_back();
+    // Sentinels that a run of T5 added to the tokenizer's ids have no text.
+    if (encodes_) std::erase_if(tokens, [&](std::int32_t id) { return id >= tokenizer_->vocab_size(); });
+    return tokens;
   }
 
   void print(const std::vector<std::int32_t>& prompt, const Generated& texts) {
     const std::int64_t positions = loaded_.engine->model().max_positions();
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      std::vector<std::int32_t> text = prompt;
-      const auto added = shown(texts[i], shown_end());
+      std::vector<std::int32_t> text = encodes_ ? std::vector<std::int32_t>() : prompt;
+      const auto added = shown(texts[i]);
       text.insert(text.end(), added.begin(), added.end());
       const auto length = static_cast<std::int64_t>(text.size());
-      if (length == positions &&
+      if (!encodes_ && length == positions &&
           length < static_cast<std::int64_t>(prompt.size()) + a_.sampling.max_new_tokens)
         std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
                   << prompt.size() << std::endl;
@@ -210,7 +240,7 @@ class Writer {
     std::ostream& out = a_.output.empty() ? std::cout : file;
     for (std::size_t i = 0; i < all.size(); ++i) {
       Json texts = Json::array();
-      for (const GeneratedText& text : all[i]) texts.push_back(tokenizer_->decode(shown(text, shown_end())));
+      for (const GeneratedText& text : all[i]) texts.push_back(tokenizer_->decode(shown(text)));
       Json line = lines_[i];
       if (texts.size() == 1) {
         line["text"] = texts[0];
@@ -237,6 +267,8 @@ class Writer {
   const GenerateArguments& a_;
   std::shared_ptr<Communicator> world_;
   bool first_;
+  bool encodes_ = false;   ///< an encoder reads the prompts
+  std::int32_t end_ = -1;  ///< the token that ends a text, or -1
   LoadedModel loaded_;
   std::shared_ptr<Tokenizer> tokenizer_;
   std::vector<Json> lines_;
@@ -287,7 +319,7 @@ void add_generate(CLI::App& app, Program& program) {
   command->add_option(
       "overrides", a->overrides,
       "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
-  auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue");
+  auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue, or what T5 is to read");
   command->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
       ->excludes(prompt);
   command->add_option("--output", a->output,

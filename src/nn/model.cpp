@@ -33,7 +33,7 @@ std::vector<Port> Model::outputs(int, const MicroBatchSize&) const {
   throw InvalidArgument("this model is one piece: override Model::outputs to train it in a pipeline");
 }
 
-KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t) const {
+KvCache Model::make_cache(const ExecCtx&, std::int64_t, std::int64_t, std::int64_t) const {
   check_generates(0);
   return {};
 }

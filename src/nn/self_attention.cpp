@@ -1,9 +1,8 @@
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "nn/cached_attention.hpp"
 #include "tessera/nn/layers.hpp"
-#include "tessera/ops/elementwise.hpp"
 
 namespace tessera::nn {
 
@@ -93,73 +92,9 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
   }
   Var qkv = qkv_.forward(forward, x);
   if (query_norm_ != nullptr) qkv = norm_heads(forward, std::move(qkv));
-  Var o = forward.cache != nullptr ? attend_cached(forward, std::move(qkv), options)
+  Var o = forward.cache != nullptr ? Var(cached_self_attention(forward, layer_, qkv.take(), options))
                                    : self_attention(forward.exec, std::move(qkv), options);
   return proj_.forward(forward, o);
-}
-
-namespace {
-
-/// [rows, kv_heads, capacity, head_dim] as [positions, rows, kv_heads, head_dim] of a pass's rows.
-Tensor rows_of(const Tensor& kept, const CachePass& pass, std::int64_t batch) {
-  return kept.narrow(0, pass.row0, batch).transpose(1, 2).transpose(0, 1);
-}
-
-/// Writes the new positions [seq, batch, kv_heads, head_dim] behind those that each row has.
-void append(const ExecCtx& ctx, const CachePass& pass, const Tensor& fresh, const Tensor& kept) {
-  const std::int64_t seq = fresh.size(0), batch = fresh.size(1);
-  if (pass.lengths.empty()) return ops::copy(ctx, fresh, kept.narrow(0, pass.begin, seq));
-  for (std::int64_t row = 0; row < batch;) {
-    const std::int64_t length = pass.lengths[static_cast<std::size_t>(row)];
-    std::int64_t end = row + 1;
-    while (end < batch && pass.lengths[static_cast<std::size_t>(end)] == length) ++end;
-    ops::copy(ctx, fresh.narrow(1, row, end - row), kept.narrow(0, length - 1, 1).narrow(1, row, end - row));
-    row = end;
-  }
-}
-
-/// Single queries at places of their own: what each sees is a range of keys.
-void see_own_keys(const ExecCtx& ctx, const CachePass& pass, ops::AttentionOptions& attention) {
-  attention.causal = false;
-  attention.query_offset = pass.longest - 1;  // biases by distance change by one number for all keys of a row
-  attention.key_end = pass.key_end;
-  const std::int64_t window = std::exchange(attention.window, 0);
-  if (window == 0 || window >= pass.longest) return;
-  Tensor& begin = pass.key_begin[window];
-  if (!begin) {
-    std::vector<std::int32_t> first;
-    for (const std::int64_t length : pass.lengths)
-      first.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(0, length - window)));
-    begin = Tensor::from(ctx, first, {static_cast<std::int64_t>(first.size())});
-  }
-  attention.key_begin = begin;
-}
-
-}  // namespace
-
-Var SelfAttention::attend_cached(const Forward& forward, Var qkv_var, const SelfAttentionOptions& options) {
-  const ExecCtx& ctx = forward.exec;
-  const CachePass& pass = *forward.cache;
-  const Tensor qkv = qkv_var.take();
-  const std::int64_t seq = qkv.size(0), batch = qkv.size(1), heads = options.heads, kv = options.kv_heads;
-  const std::int64_t total = length_of(forward);
-  TESSERA_CHECK(total <= pass.cache->capacity && pass.row0 + batch <= pass.cache->rows, "the KV cache holds ",
-                pass.cache->capacity, " positions of ", pass.cache->rows, " texts, ", total, " of ",
-                pass.row0 + batch, " are needed");
-  const Tensor keys = rows_of(pass.cache->key[static_cast<std::size_t>(layer_)], pass, batch);
-  const Tensor values = rows_of(pass.cache->value[static_cast<std::size_t>(layer_)], pass, batch);
-  const Tensor packed = qkv.view({seq, batch, heads + 2 * kv, options.head_dim});
-  if (options.rope != nullptr) {
-    ops::rope_in_place(ctx, packed.narrow(2, 0, heads + kv), options.positions, *options.rope, false);
-  }
-  append(ctx, pass, packed.narrow(2, heads, kv), keys);
-  append(ctx, pass, packed.narrow(2, heads + kv, kv), values);
-  ops::AttentionOptions attention = options.attention;
-  attention.query_offset = pass.begin;
-  if (!pass.lengths.empty()) see_own_keys(ctx, pass, attention);
-  const auto result = ops::attention(ctx, packed.narrow(2, 0, heads), keys.narrow(0, 0, total),
-                                     values.narrow(0, 0, total), attention);
-  return result.o.view({seq, batch, heads * options.head_dim});
 }
 
 }  // namespace tessera::nn

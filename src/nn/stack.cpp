@@ -116,7 +116,10 @@ std::vector<Var> Stack::run_piece(const Forward& whole, int index, const std::ve
   TESSERA_CHECK(index >= 0 && index < num_pieces(), "piece ", index, " of ", num_pieces());
   const Piece& piece = piece_at(index);
   MicroBatchSize size = whole.input.size();
-  size.generates = whole.cache != nullptr;
+  if (whole.cache != nullptr) {
+    size.generates = true;
+    size.capacity = whole.cache->cache->capacity;
+  }
   const std::vector<Port> ports = this->inputs(index, size);
   TESSERA_CHECK(inputs.size() == ports.size(), "piece ", index, " gets ", inputs.size(), " values of ",
                 ports.size(), ": the first piece of a model begins with tokens, and no other does");
@@ -251,25 +254,26 @@ void Stack::check_generates(std::int64_t) const {
   }
 }
 
-KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const {
+KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity,
+                          std::int64_t encoder_capacity) const {
   check_generates(0);
-  KvCache cache;
-  cache.rows = rows;
-  cache.capacity = capacity;
+  KvCache cache{.rows = rows, .capacity = capacity, .encoder_capacity = encoder_capacity};
+  // Zeros: a key that a query does not see has the weight 0 on some devices, and 0 times anything is not
+  // always 0.
+  const auto put = [&](std::vector<Tensor>& side, std::size_t layer, const Shape& shape) {
+    side.resize(std::max(side.size(), layer + 1));
+    side[layer] = Tensor::empty(ctx, shape, numerics_.compute);
+    ops::fill_zero(ctx, side[layer]);
+  };
   for (int i = 0; i < num_pieces(); ++i) {
     auto layer = static_cast<std::size_t>(place_of(i).first_layer);
     for (const Run& run : piece_at(i).runs) {
       for (const Block* block : run.layers) {
-        cache.key.resize(std::max(cache.key.size(), layer + 1));
-        cache.value.resize(cache.key.size());
         const Block::CacheShape kept = block->cache_shape();
-        const Shape shape{rows, kept.kv_heads, capacity, kept.head_dim};
-        // Zeros: a key that a query does not see has the weight 0 on some devices, and 0 times anything is
-        // not always 0.
-        for (Tensor* kept_rows : {&cache.key[layer], &cache.value[layer]}) {
-          *kept_rows = Tensor::empty(ctx, shape, numerics_.compute);
-          ops::fill_zero(ctx, *kept_rows);
-        }
+        for (std::vector<Tensor>* side : {&cache.key, &cache.value})
+          if (kept.kv_heads > 0) put(*side, layer, {rows, kept.kv_heads, capacity, kept.head_dim});
+        for (std::vector<Tensor>* side : {&cache.cross_key, &cache.cross_value})
+          if (kept.reads_encoder) put(*side, layer, {rows, kept.kv_heads, encoder_capacity, kept.head_dim});
         ++layer;
       }
     }

@@ -89,13 +89,15 @@ class Constant final : public Model {
   Var forward(const Forward& forward) override {
     std::vector<float> rows;
     const std::int64_t count = forward.input.seq_length * forward.input.batch;
+    positions += count;
     for (std::int64_t i = 0; i < count; ++i) rows.insert(rows.end(), kLogits.begin(), kLogits.end());
     return Tensor::from(forward.exec, rows, {count, vocab_size()});
   }
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(kLogits.size()); }
   std::int64_t max_positions() const override { return 100000; }
-  KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t) const override { return {}; }
+  KvCache make_cache(const ExecCtx&, std::int64_t, std::int64_t, std::int64_t) const override { return {}; }
   void check_generates(std::int64_t) const override {}
+  std::int64_t positions = 0;  ///< computed so far
 };
 
 /// New tokens after one prompt.
@@ -139,6 +141,17 @@ TEST(Generate, TheSeedDecides) {
   EXPECT_NE(draw(50, {.seed = 5}), draw(50, {.seed = 6}));
   const auto longer = draw(80, {.seed = 5});
   EXPECT_EQ(draw(50, {.seed = 5}), (std::vector<std::int32_t>(longer.begin(), longer.begin() + 50)));
+}
+
+TEST(Generate, SamplesOfAPromptReadItOnce) {
+  Constant model;
+  const ExecCtx ctx = test::context(1);
+  Generator generator(ctx, model);
+  const auto texts = generator.run({{0, 1, 2, 3, 4}, {5, 0}}, {.max_new_tokens = 1, .num_samples = 5});
+  EXPECT_EQ(model.positions, 2 * 5);  // both prompts, the shorter one padded
+  EXPECT_EQ(texts[1].size(), 5u);
+  generator.run({{0, 1, 2, 3, 4}}, {.max_new_tokens = 3, .num_samples = 5});
+  EXPECT_EQ(model.positions, 2 * 5 + 5 + 2 * 5);
 }
 
 TEST(Generate, EndsAtTheStopTokenOrWhenTold) {
@@ -189,6 +202,26 @@ TEST(Generate, GreedyIsTheSameWithAndWithoutCache) {
     EXPECT_EQ(generate(engine->ctx(), engine->model(), prompt, greedy),
               greedy_by_full_forwards(*engine, prompt, 9));
   }
+}
+
+/// Late tokens are computed in the memory of those before them, while the cache has room.
+TEST(Generate, ATokenAsksTheSystemForNothing) {
+  Config config = test::tiny_llama();
+  config.model.max_positions = 200;
+  const auto engine = build_engine(config, false);
+  std::vector<std::uint64_t> asked;
+  std::vector<std::size_t> used;
+  const GenerationOptions options{.max_new_tokens = 125,
+                                  .on_token = [&](std::int64_t prompt, std::int64_t, std::int32_t) {
+                                    if (prompt > 0) return;
+                                    const AllocatorStats stats = engine->ctx().allocator->stats();
+                                    asked.push_back(stats.system_allocations);
+                                    used.push_back(stats.used_bytes);
+                                  }};
+  Generator(*engine).run({{5, 200, 5}, {7}}, options);
+  ASSERT_EQ(asked.size(), 125u);
+  EXPECT_EQ(asked[60], asked[115]);
+  EXPECT_EQ(used[60], used[115]);
 }
 
 TEST(Generate, EndsAtTheLastPosition) {

@@ -28,6 +28,7 @@ inline Config edge_config(Family family, const Overrides& overrides) {
   c.optimizer.eps = 1e-3;  // few samples: some elements of a gradient are all rounding
   c.lr_schedule.style = LrStyle::constant;
   c.training.seq_length = kSeq;
+  if (family.name.ends_with("t5")) c.training.decoder_seq_length = kSeq;
   c.training.global_batch_size = 8;
   c.training.micro_batch_size = 1;
   c.device.threads = 1;

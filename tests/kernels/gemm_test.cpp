@@ -9,6 +9,7 @@
 
 #include "kernels/api/reduce.hpp"
 #include "kernels/cpu/gemm_common.hpp"
+#include "kernels/cpu/vector/gemm_few_rows.hpp"
 #include "tests/kernels/buffer.hpp"
 #include "tests/kernels/gelu.hpp"
 
@@ -262,6 +263,50 @@ TEST(Gemm, BlockedSizes) {
     check(
         {.m = 3, .n = 1030, .k = 1027, .trans_b = true, .ab = dtype, .c = dtype, .bias = true, .threads = 2},
         cpu::gemm_through_f32);
+  }
+}
+
+// As text is generated: each number of rows that has code of its own, and one that has none.
+TEST(Gemm, FewRows) {
+  for (std::int64_t m = 1; m <= 17; ++m) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      check({.m = m, .n = 43, .k = 53, .trans_b = true, .ab = dtype, .c = dtype, .pad_b = 1, .bias = true});
+      check({.m = m,
+             .n = 263,
+             .k = 129,
+             .trans_b = true,
+             .ab = dtype,
+             .beta = 1.0f,
+             .epilogue = Epilogue::gelu_tanh,
+             .keep_pre = true,
+             .threads = 2});
+    }
+  }
+}
+
+TEST(Gemm, FewRowsInEveryInstructionSet) {
+  constexpr std::int64_t n = 19, k = 85;
+  for (const auto& [isa, range] : TESSERA_COPIES(gemm_few_rows_range)) {
+    for (const std::int64_t m : {1, 3, 4, 7, 13}) {
+      const Buffer a = Buffer::random(DType::f32, m * k, 1), b = Buffer::random(DType::bf16, n * k, 2);
+      Buffer c(DType::f32, m * n, kUntouched);
+      range({.m = m,
+             .k = k,
+             .lda = k,
+             .ldb = k,
+             .ldc = n,
+             .a = static_cast<const float*>(a.data()),
+             .b_dtype = DType::bf16,
+             .b = b.data(),
+             .c = c.data()},
+            1, n - 1);
+      for (std::int64_t at = 0; at < m * n; ++at) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < k; ++i) sum += a[at / n * k + i] * b[at % n * k + i];
+        const bool asked = at % n > 0 && at % n < n - 1;
+        EXPECT_NEAR(c[at], asked ? sum : kUntouched, 1e-4) << cpu::isa_name(isa) << ", " << m << " rows";
+      }
+    }
   }
 }
 

@@ -156,3 +156,17 @@ def test_pytorch_with_few_bytes_trains_the_same(bench):
     assert again == pytest.approx(plain, rel=1e-3)
     assert autocast == pytest.approx(plain, rel=1e-2)
     assert torch.isfinite(torch.tensor(plain)).all()
+
+
+def test_the_table_of_generation(bench):
+    """Ratios are of single rounds; beams count their rows."""
+    import compare_generation
+
+    rates = {"prefill 512": [100, 300], "decode 1": [4, 8], "unequal 8": [20, 44], "decode 4": [8, 16], "beams 4": [2, 3]}
+    report = {"machine": "CPU", "threads": 1, "precision": "fp32", "bytes_per_s": [100, 200], "weight_bytes": 20,
+              "tokens_per_s": {task: {"tessera": own, "transformers": [2, 2]} for task, own in rates.items()}}
+    text = compare_generation.table(report)
+    for part in ("| decode 1 | 6.0 | 2.0 | 3.00× (goal 1.5) |", "once per token: 0.80 (goal 0.8)", "beside decode 1: 5.25 (goal 4.0)",
+                 "beams 4 beside decode 4: 0.88 (goal 0.8)"):
+        assert part in text, text
+    assert set(compare_generation.GOALS) <= set(compare_generation.tasks(8))

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from plugin_support import fresh_states, make_model, prepared  # noqa: E402, F401
+from plugin_support import fresh_states, make_model, make_t5, prepared  # noqa: E402, F401
 
 _C = pytest.importorskip("tessera._C")
 
@@ -23,6 +23,12 @@ FAMILIES = {
                                                                                query_pre_attn_scalar=8)),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(
         vocab_size=61, hidden_size=24, n_layer=2, n_head=6, initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+        **SMALL, head_dim=8, sliding_window=4, query_pre_attn_scalar=8, layer_types=["sliding_attention"] * 2 + ["full_attention"])),
+    "t5": lambda: make_t5(num_layers=3, vocab_size=61, eos_token_id=2, initializer_factor=1.5),
+    "flan": lambda: make_t5(num_layers=3, vocab_size=61, eos_token_id=2, initializer_factor=1.5, own_head=True,
+                            feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": lambda: make_t5("MT5", own_head=True, num_decoder_layers=2, vocab_size=61, eos_token_id=2, initializer_factor=1.5),
 }
 
 
@@ -57,6 +63,77 @@ def test_the_texts_of_transformers(family):
         assert torch.equal(own, expected), (more, own, expected)
     waiting = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=1, batch_size=5)
     assert torch.equal(waiting, reference.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False, pad_token_id=1))
+
+
+def log_probability(reference, ids, mask, row, width):
+    """Of a text of generate() behind its prompt."""
+    if reference.config.is_encoder_decoder:
+        logits = reference(input_ids=ids[None], attention_mask=mask[None], decoder_input_ids=row[None, :-1]).logits[0]
+        text = row[1:]
+    else:
+        whole = row[mask.argmax():]
+        logits = reference(input_ids=whole[None, :-1]).logits[0, width - mask.argmax() - 1:]
+        text = row[width:]
+    return logits.double().log_softmax(-1).gather(1, text[:, None]).squeeze(1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "t5", "flan"])
+def test_many_unequal_prompts(family, long_run):
+    """All differences must be between texts that are equally good to 1e-5."""
+    count = 200 if long_run else 24
+    model, reference = pair(family)
+    ids, mask = prompts(count, seed=8, longest=17)
+    for more in (dict(), dict(num_beams=4)):
+        options = dict(max_new_tokens=16, do_sample=False, pad_token_id=1, **more)
+        expected = reference.generate(ids, attention_mask=mask, **options)
+        own = model.generate(ids, attention_mask=mask, batch_size=24, **options)
+        own = torch.nn.functional.pad(own, (0, expected.shape[1] - own.shape[1]), value=1)
+        other = [row for row in range(count) if not torch.equal(own[row], expected[row])]
+        assert len(other) <= count // 100, (more, other)
+        for row in other:
+            scores = [log_probability(reference, ids[row], mask[row], texts[row], ids.shape[1]) for texts in (own, expected)]
+            if not more:  # up to the first token that differs
+                first = int((scores[0] != scores[1]).nonzero()[0]) + 1
+                scores = [each[:first] for each in scores]
+            assert abs(float(scores[0].sum() / scores[1].sum()) - 1) < 1e-5, (more, row)
+
+
+@torch.no_grad()
+def test_probabilities_of_prompts():
+    model, reference = pair("llama")
+    ids, mask = prompts(5)
+    rows = [row[seen.bool()].tolist() for row, seen in zip(ids, mask)]
+    engine = model._session.engine
+    for new, samples in ((3, 2), (0, 1)):
+        texts = engine.generate(rows, {"max_new_tokens": new, "num_samples": samples, "logprobs": True, "prompt_logprobs": True,
+                                       "prefill_chunk": 8, "seed": 3})
+        for row, own in zip(rows, texts):
+            assert len(own) == samples
+            for tokens, logprobs, _, _ in own:
+                text = torch.tensor([row + tokens])
+                expected = reference(input_ids=text).logits[0, :-1].double().log_softmax(-1).gather(1, text[0, 1:, None]).squeeze(1)
+                assert len(tokens) == new and np.allclose(logprobs, expected.numpy(), atol=1e-5)
+    with pytest.raises(ValueError, match="prompt_logprobs"):
+        engine.generate(rows, {"prompt_logprobs": True})
+
+
+def test_texts_of_an_encoder():
+    """megatron_generate() and streams; what goes with decoders alone."""
+    model, reference = pair("t5")
+    ids, mask = prompts(4)
+    expected = reference.generate(ids, attention_mask=mask, max_new_tokens=7, do_sample=False, pad_token_id=2)
+    own = model.megatron_generate(ids, mask, max_new_tokens=7, top_k=1)
+    assert torch.equal(own, expected)
+    assert torch.equal(model.megatron_generate(ids, mask, max_length=8, top_k=1), expected)
+    seen = []
+    streamer = type("Streamer", (), {"put": staticmethod(lambda ids: seen.extend(ids.flatten().tolist())), "end": staticmethod(list)})
+    text = model.generate(ids[:1], attention_mask=mask[:1], max_length=8, do_sample=False, streamer=streamer)
+    assert seen == text[0].tolist() and torch.equal(text[0], expected[0, :text.shape[1]])
+    drawn = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=True, num_return_sequences=3, random_seed=2)
+    assert drawn.shape[0] == 12
+    with pytest.raises(ValueError, match="add_BOS"):
+        model.megatron_generate(ids, mask, max_new_tokens=3, add_BOS=True)
 
 
 def reference_draw(logits, uniform, temperature=1.0, top_k=0, top_p=0.0):

@@ -1,6 +1,7 @@
 """T5 by the commands: from text to a trained model, killed and resumed, the usual sizes."""
 
 import json
+import sys
 
 import pytest
 from bert_reference import write_sentences
@@ -8,7 +9,7 @@ from cli_support import metrics, run, shards, start, wait_for_lines
 from test_bert_data import documents, preprocess, word_pieces  # noqa: F401
 
 
-def test_from_text_to_a_trained_model(tessera_program, word_pieces):  # noqa: F811
+def test_from_text_to_a_trained_model(tessera_program, word_pieces, source_dir):  # noqa: F811
     folder, program = word_pieces, tessera_program
     preprocess(program, folder, "--vocab-file", folder / "vocab.txt")
     config = folder / "c.yaml"
@@ -24,6 +25,15 @@ device: {{threads: 1}}
     lines = metrics(folder / "run")
     assert lines[-1]["loss"] < lines[0]["loss"] and lines[-1]["eval_loss"] > 0
     assert "t5" in run(program, "plan", config).stdout
+    # The text that the decoder writes stands alone, and is the same on two stages.
+    (folder / "prompts.jsonl").write_text('{"prompt": "the cat"}\n{"prompt": "a dog ran"}\n')
+    texts = []
+    for layout in ("parallel.pipeline=1", "parallel.pipeline=2"):
+        run(program, "generate", folder / "run", layout, "--input", folder / "prompts.jsonl", "--output", folder / "texts.jsonl",
+            "--max-new-tokens", 6, "--beams", 2, env={"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(source_dir / "python")})
+        texts.append([json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()])
+    assert texts[0] == texts[1] and [line["prompt"] for line in texts[0]] == ["the cat", "a dog ran"]
+    assert any(line["text"] for line in texts[0])
     refused = run(program, "train", config, "data.vocab_extra_ids=0", f"logging.dir={folder / 'run2'}", code=2)
     assert "<extra_id_0>" in refused.stderr and "data.vocab_extra_ids" in refused.stderr
     assert all(line["mfu_of_measured"] > 0 for line in lines)  # of both stacks

@@ -25,7 +25,10 @@ enum class BeamRule { transformers, megatron };
 
 struct GenerationOptions {
   std::int64_t max_new_tokens = 100;
-  std::int64_t max_length = 0;      ///< of a text, prompt included; 0 = as long as the model's positions
+  std::int64_t max_length = 0;  ///< of a text, prompt included; 0 = as long as the model's positions
+  /// What the texts of a model with an encoder, which reads the prompts, begin with (T5's padding). It counts
+  /// for max_length, where the prompt does not.
+  std::int32_t decoder_start = 0;
   std::int64_t min_new_tokens = 0;  ///< no stop token is drawn before there are so many
   double temperature = 1.0;         ///< 0 = greedy
   std::int64_t top_k = 0;           ///< keep the k likeliest tokens; 0 = off, 1 = greedy
@@ -45,6 +48,9 @@ struct GenerationOptions {
   /// with beams.
   std::function<void(std::int64_t, std::int64_t, std::int32_t)> on_token = {};
   bool logprobs = false;  ///< natural logarithms of the probabilities that the model gave each new token
+  /// With logprobs, of a decoder: those of the prompt's tokens behind the first come before them. With
+  /// max_new_tokens 0 these are all.
+  bool prompt_logprobs = false;
 
   std::int64_t num_beams =
       1;  ///< above 1: beam search instead of drawing; temperature, top_k, top_p are unused
@@ -64,7 +70,7 @@ void check(const GenerationOptions& options);
 struct GeneratedText {
   std::vector<std::int32_t>
       tokens;  ///< new ones, with the stop token if that ended it (beam_rule megatron: without)
-  std::vector<float> logprobs = {};  ///< of these, where asked for
+  std::vector<float> logprobs = {};  ///< of these, where asked for, and before them the prompt's
   double score = 0;                  ///< of a beam search
   bool stopped = false;              ///< by a stop token or `stop`, not by its length
 };
@@ -93,10 +99,10 @@ class Generator {
   ~Generator();
   Generator(Generator&&) noexcept;
 
-  /// Element i belongs to prompts[i]. A text ends at max_new_tokens, where it is told to stop, or at the
-  /// model's last position. Errors, on every rank: InvalidArgument for options or prompts that cannot be (no
-  /// tokens, too many, a token outside the vocabulary), ranks that came with different ones, logits that are
-  /// not finite.
+  /// Element i belongs to prompts[i], which the text continues, or which an encoder reads. A text ends at
+  /// max_new_tokens, where it is told to stop, or at the model's last position. Errors, on every rank:
+  /// InvalidArgument for options or prompts that cannot be (no tokens, too many, a token outside the
+  /// vocabulary), ranks that came with different ones, logits that are not finite.
   std::vector<Generated> run(const std::vector<std::vector<std::int32_t>>& prompts,
                              const GenerationOptions& options);
 

@@ -17,6 +17,7 @@ struct MicroBatchSize {
   std::int64_t batch = 0, seq_length = 0;
   std::int64_t encoder_seq_length = 0;  ///< of the sequence an encoder reads beside the decoder's; 0 = none
   bool generates = false;               ///< a CachePass: tensor ranks share no positions
+  std::int64_t capacity = 0;            ///< of its cache, in positions
 };
 
 /// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
@@ -41,9 +42,11 @@ struct MicroBatch {
 /// Keys and values of earlier positions: generation computes each position once. Every row is a text of its
 /// own, which begins at position 0.
 struct KvCache {
-  std::vector<Tensor> key, value;  ///< by layer of the model, [rows, kv_heads, capacity, head_dim]; undefined
-                                   ///< for layers of other ranks
-  std::int64_t rows = 0, capacity = 0;
+  std::vector<Tensor> key = {}, value = {};  ///< by layer of the model, [rows, kv_heads, capacity, head_dim];
+                                             ///< undefined for layers of other ranks, and those without any
+  /// What a decoder's layers read of an encoder's result, [rows, kv_heads, encoder_capacity, head_dim].
+  std::vector<Tensor> cross_key = {}, cross_value = {};
+  std::int64_t rows = 0, capacity = 0, encoder_capacity = 0;
 };
 
 /// A pass of generation: its samples are rows [row0, row0 + batch) of the cache. Either all of them have
@@ -57,6 +60,10 @@ struct CachePass {
   std::int64_t longest = 0;  ///< of the lengths
   Tensor key_end = {};       ///< [batch] int32: the lengths
   Tensor last = {};          ///< [n] int32: rows of the residual stream that the head is asked for
+  /// Of models with an encoder: how long the sequences are that it read, [batch] int32, and the longest. It
+  /// runs in the passes whose input has some, which fill the cache; others read that.
+  Tensor encoder_end = {};
+  std::int64_t encoder_longest = 0;
   /// By window: where the keys begin that each row's query sees. Made once for all layers.
   mutable std::map<std::int64_t, Tensor> key_begin = {};
 };
@@ -71,6 +78,7 @@ struct Forward {
   const CachePass* cache = nullptr;  ///< inference only
   /// Where extra losses go; null where the model's own loss is not asked for, and none is computed.
   ExtraLosses* losses = nullptr;
+  bool whole_positions = false;  ///< tensor ranks share none, as where text is generated
 
   /// Adds `values` (fp32 [n]) to the extra loss `name`, which Model::extra_losses() declares. Call it only
   /// where `losses` is there. `own_positions`: see ExtraLoss.
@@ -82,12 +90,14 @@ struct Forward {
   Forward of_encoder() const {
     TESSERA_CHECK(input.encoder, "an encoder's sequences are asked for, and the micro-batch has none");
     const std::int64_t first = position0 * input.encoder->seq_length / input.seq_length;
-    return {exec, *input.encoder, tape, training, step, first, nullptr, losses};
+    return {exec, *input.encoder, tape, training, step, first, nullptr, losses, whole_positions || cache};
   }
+  /// Whether an encoder has nothing to do: what it made of these texts is in the cache.
+  bool remembers_encoder() const { return cache != nullptr && !input.encoder; }
 
   /// How tensor ranks share this pass: texts grow by single positions, which nobody can share out.
   TensorParallel shared(TensorParallel tensor) const {
-    if (cache != nullptr) tensor.sequence = false;
+    if (cache != nullptr || whole_positions) tensor.sequence = false;
     return tensor;
   }
 

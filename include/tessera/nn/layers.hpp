@@ -104,7 +104,6 @@ class SelfAttention : public Module {
   /// Norms over all heads, whose weights tensor ranks share as they share the heads.
   void declare_full_norms(const Init& init);
   Var norm_heads(const Forward& forward, Var qkv);
-  Var attend_cached(const Forward& forward, Var qkv, const SelfAttentionOptions& options);
 
   const ModelConfig& config_;
   TensorParallel tensor_;

@@ -95,8 +95,10 @@ class Model : public Module {
     (void)lengths;
     return 0.0;
   }
-  /// A cache of zeros for this rank's pieces. Errors: as check_generates(0).
-  virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const;
+  /// A cache of zeros for this rank's pieces; `encoder_capacity`: positions of what an encoder reads. Errors:
+  /// as check_generates(0).
+  virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity,
+                             std::int64_t encoder_capacity = 0) const;
   /// Whether the model writes texts of so many tokens, prompts included. Errors: InvalidArgument, the same on
   /// every rank, saying why not.
   virtual void check_generates(std::int64_t length) const;

@@ -40,6 +40,7 @@ class Block : public Module {
   /// What a block keeps of each position while text is generated; 0 heads = nothing.
   struct CacheShape {
     std::int64_t kv_heads = 0, head_dim = 0;
+    bool reads_encoder = false;  ///< and as much of what an encoder made
   };
   virtual CacheShape cache_shape() const { return {}; }
   /// Whether its backward reads weights; that of a lookup in tables does not.
@@ -75,7 +76,8 @@ class Stack : public Model {
   UnitOrder unit_order(int piece) override;
   std::vector<Port> inputs(int piece, const MicroBatchSize& size) const override;
   std::vector<Port> outputs(int piece, const MicroBatchSize& size) const override;
-  KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity) const override;
+  KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity,
+                     std::int64_t encoder_capacity = 0) const override;
   void check_generates(std::int64_t length) const override;
 
  protected:

@@ -14,10 +14,10 @@ from tessera.utils.objects import array_of
 
 # GenerationConfig's fields that are done, by what they are for; others must have their defaults.
 _DONE = frozenset("""max_length max_new_tokens min_length min_new_tokens do_sample num_beams temperature top_k top_p repetition_penalty
-length_penalty early_stopping num_return_sequences eos_token_id pad_token_id bos_token_id stop_strings""".split())
+length_penalty early_stopping num_return_sequences eos_token_id pad_token_id bos_token_id stop_strings decoder_start_token_id""".split())
 # What says nothing about the text, or is always so here.
 _PASSED = frozenset("""use_cache cache_implementation return_dict_in_generate output_scores output_logits transformers_version
-decoder_start_token_id _from_model_config _commit_hash _original_object_hash generation_kwargs disable_compile trust_remote_code""".split())
+_from_model_config _commit_hash _original_object_hash generation_kwargs disable_compile trust_remote_code""".split())
 
 
 class GenerationMembers:
@@ -27,8 +27,9 @@ class GenerationMembers:
                           max_new_tokens: Optional[int] = None, num_beams: Optional[int] = None, temperature: Optional[float] = None,
                           top_k: Optional[int] = None, top_p: Optional[float] = None, length_penalty: Optional[float] = None,
                           **kwargs: Any) -> torch.Tensor:
-        """Ids [batch, longest text]: each prompt, its new tokens right behind it, then the stop token. `inputs`: ids [batch,
-        seq], padded on either side as attention_mask says. Tokens are drawn (top_k=1: the likeliest), or searched for with
+        """Ids [batch, longest text]: each prompt, its new tokens right behind it, then the stop token; of a model with an
+        encoder its start token in place of the prompt. `inputs`: ids [batch, seq], padded on either side as attention_mask
+        says. Tokens are drawn (top_k=1: the likeliest), or searched for with
         num_beams, by Megatron's rules. Also top_p_decay, top_p_bound, add_BOS, stop_token (default: the model's
         eos_token_id; None = none), random_seed (default: the texts' numbers go on from call to call),
         prevent_newline_after_colon (False only). Collective. Errors: ValueError for what is out of range, by name."""
@@ -43,13 +44,15 @@ class GenerationMembers:
         stop = extra["stop_token"]
         stop = list(stop) if isinstance(stop, (list, tuple)) else [] if stop is None else [_whole("stop_token", stop)]
         prompts = prompts_of(inputs, attention_mask)
-        width = max(map(len, prompts))
+        start = _start_of(self, {})
+        width = max(map(len, prompts)) if start is None else 1
         if extra["add_BOS"]:
+            _need(start is None, "add_BOS is for decoders: an encoder's sequences begin with no such token")
             bos = getattr(self.config, "bos_token_id", None)
             bos = stop[0] if stop else bos  # Megatron's is its end of a document
             _need(bos is not None, "add_BOS needs a stop_token, or a bos_token_id in the model's config")
             prompts = [[int(bos), *prompt] for prompt in prompts]
-        options = {**_lengths(width, max_length, max_new_tokens, int(extra["add_BOS"])),
+        options = {**_lengths(width, max_length, max_new_tokens, int(extra["add_BOS"])), "decoder_start": start or 0,
                    **_megatron_sampling(temperature, top_k, top_p, extra), "stop_tokens": stop}
         if num_beams is not None:
             _need(isinstance(num_beams, numbers.Integral) and num_beams >= 1, "num_beams must be an integer of 1 or more")
@@ -60,14 +63,15 @@ class GenerationMembers:
                 options.update(temperature=0.0)  # one beam is the likeliest token
         texts = run(self, prompts, options, extra["random_seed"])
         fill = stop[0] if stop else _pad_id(self)
-        return _rows([prompt + own[0][0] for prompt, own in zip(prompts, texts)], fill, inputs, self.device)
+        begin = prompts if start is None else [[start]] * len(prompts)
+        return _rows([first + own[0][0] for first, own in zip(begin, texts)], fill, inputs, self.device)
 
     @torch.no_grad()
     def generate(self, inputs: Any = None, generation_config: Any = None, *, input_ids: Any = None, attention_mask: Any = None,
                  tokenizer: Any = None, streamer: Any = None, random_seed: Optional[int] = None, batch_size: int = 0,
                  **kwargs: Any) -> torch.Tensor:
-        """Ids [batch * num_return_sequences, width]: the prompts as they were given, then the new tokens, then pad_token_id;
-        as Transformers' generate(), with its GenerationConfig (of the model, or given, or single fields of it by name).
+        """Ids [batch * num_return_sequences, width]: the prompts as they were given (of a model with an encoder
+        decoder_start_token_id), then the new tokens, then pad_token_id; as Transformers' generate(), with its GenerationConfig (of the model, or given, or single fields of it by name).
         stop_strings need `tokenizer`. `streamer`: put() gets the prompt and each new token, of one prompt. `random_seed`:
         as in megatron_generate(). `batch_size`: texts computed at once, 0 = all. Collective. Errors: InvalidArgument for
         settings that are not supported, by name."""
@@ -77,19 +81,20 @@ class GenerationMembers:
         _need(given is not None, "generate() was called without prompts: give input_ids")
         config = _merged(self, generation_config, kwargs)
         prompts = prompts_of(given, attention_mask)
-        width = int(np.asarray(array_of(given)).shape[1])
+        start = _start_of(self, config)
+        width = int(np.asarray(array_of(given)).shape[1]) if start is None else 1
         options, pad = _options_of(self, config, width, tokenizer)
-        options["batch_size"] = batch_size
+        options.update(batch_size=batch_size, decoder_start=start or 0)
         if streamer is not None:
             _need(len(prompts) == 1 and options.get("num_samples", 1) == 1 and options.get("num_beams", 1) == 1,
                   "a streamer goes with one prompt, one sequence and no beams")
-            streamer.put(torch.tensor(prompts))
+            streamer.put(torch.tensor(prompts if start is None else [[start]]))
             options["on_token"] = lambda prompt, sample, token: streamer.put(torch.tensor([token]))
         texts = run(self, prompts, options, random_seed)
         if streamer is not None:
             streamer.end()
-        start = np.asarray(array_of(given)).tolist()
-        return _rows([start[i] + text[0] for i, own in enumerate(texts) for text in own], pad, given, self.device)
+        begin = np.asarray(array_of(given)).tolist() if start is None else [[start]] * len(prompts)
+        return _rows([begin[i] + text[0] for i, own in enumerate(texts) for text in own], pad, given, self.device)
 
 
 def run(model: Any, prompts: List[List[int]], options: Dict[str, Any], random_seed: Optional[int] = None
@@ -140,9 +145,18 @@ def _within(name: str, value: Any, low: float, high: float, open_below: bool = F
 
 def _check_kind(model: Any, call: str) -> None:
     heads = model._session.heads
-    if not heads.looks_back:
-        raise NotImplementedError(f"{call}() writes texts with decoders; a {model._session.kind} looks to both sides, or has an "
-                                  "encoder")
+    if not heads.looks_back and not heads.encodes:
+        raise NotImplementedError(f"{call}() writes texts with decoders; a {model._session.kind} looks to both sides")
+
+
+def _start_of(model: Any, config: Dict[str, Any]) -> Optional[int]:
+    """What texts begin with where an encoder reads the prompts; None for others."""
+    if not model._session.heads.encodes:
+        return None
+    for value in (config.get("decoder_start_token_id"), getattr(model.config, "decoder_start_token_id", None), config.get("bos_token_id")):
+        if value is not None:
+            return _whole("decoder_start_token_id", value)
+    raise InvalidArgument("generate() needs decoder_start_token_id, which texts of a model with an encoder begin with")
 
 
 def _stop_ids(model: Any) -> List[int]:

@@ -217,6 +217,28 @@ Choice Drawer::draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from,
   return {unit.stopped || unit.new_tokens() + 1 >= unit.most_new, {token}, {0}};
 }
 
+void Drawer::score(const Tensor& logits, std::span<const Scored> tokens) {
+  read(logits);
+  find_masses(tokens.size(), true);
+  // A token's logit is with the rank that has its column.
+  std::vector<float> own;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::int64_t at = std::int64_t{tokens[i].token} - first_token_;
+    const bool here = at >= 0 && at < static_cast<std::int64_t>(columns_);
+    own.push_back(here ? row(i)[static_cast<std::size_t>(at)] : kNone);
+  }
+  if (several()) {
+    const Tensor sum = Tensor::from(host_, own, {static_cast<std::int64_t>(own.size())});
+    tensor_->all_reduce(host_, sum, ReduceOp::max).wait(host_);
+    own = sum.to_floats();
+  }
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    for (Unit* unit : tokens[i].units)
+      unit->prompt_logprobs.push_back(static_cast<float>(static_cast<double>(own[i]) - lse_[i]));
+  }
+  held_ = {};
+}
+
 std::vector<Choice> Drawer::draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width,
                                  const GenerationOptions& options) {
   std::vector<Row> rows;

@@ -24,6 +24,8 @@ class Drawer {
   /// that one: InvalidArgument for logits that are not finite, no token left, what `stop` throws.
   std::vector<Choice> draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width,
                            const GenerationOptions& options);
+  /// Collective likewise: adds the log-probability of each token to its units. `logits`: a row for each.
+  void score(const Tensor& logits, std::span<const Scored> tokens);
 
  private:
   struct Row {

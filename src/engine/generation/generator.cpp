@@ -13,6 +13,7 @@
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/meeting.hpp"
 #include "tessera/engine/engine.hpp"
+#include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
 
@@ -97,6 +98,7 @@ class Call final : public StageProgram {
     std::vector<Var> values;
     for (Tensor& input : inputs) values.emplace_back(std::move(input));
     values = model_.run_piece(forward, chunk, values, Model::Output::own_logits, Tensor());
+    if (last && !step.pass.scored.empty()) score(step, values.at(0).value());
     if (last && !step.pass.drawn.empty()) draw(micro_batch, values.at(0).value());
     if (chunk + 1 == chunks_) listen(step);
     std::vector<Tensor> results;
@@ -137,7 +139,8 @@ class Call final : public StageProgram {
     const auto stages = static_cast<std::int64_t>(mesh_.shape().pp);
     const std::int64_t at_once = options_.batch_size > 0 ? std::min(options_.batch_size, units) : units;
     for (std::int64_t i = 0; i < stages; ++i)
-      lanes_.emplace_back(ctx_, model_, options_.num_beams, ceil_div(at_once, stages));
+      lanes_.emplace_back(ctx_, model_, options_.num_beams, ceil_div(at_once, stages),
+                          options_.prompt_logprobs);
   }
 
   /// Fills free places, the lanes alike. Returns whether there are new ones.
@@ -219,19 +222,35 @@ class Call final : public StageProgram {
     return 1 + static_cast<std::int64_t>(step.pass.drawn.size()) * (1 + 2 * options_.num_beams);
   }
 
+  /// Ranks that heard of a failure have another one's to tell, or none: those with the head go on alike.
+  template <typename Work>
+  void unless_failed(Work work) {
+    if (!failure_.empty()) return;
+    try {
+      work();
+    } catch (const Error& error) {
+      failure_ = error.what();
+    } catch (const std::exception& error) {
+      failure_ = detail::concat("generation was stopped: ", error.what());
+    }
+  }
+
+  void score(const Step& step, const Tensor& logits) {
+    unless_failed([&] {
+      const auto count = static_cast<std::int64_t>(step.pass.scored.size());
+      drawer_.score(rows_of(wanted(step, logits), 0, count), step.pass.scored);
+    });
+  }
+
   void draw(int micro_batch, const Tensor& logits) {
     Step& step = step_of(micro_batch);
     std::vector<Choice> choices;
-    // Ranks that heard of a failure have another one's to tell, or none: those with the head go on alike.
-    if (failure_.empty()) {
-      try {
-        choices = drawer_.draw(wanted(step, logits), step.pass.drawn, options_.num_beams, options_);
-      } catch (const Error& error) {
-        failure_ = error.what();
-      } catch (const std::exception& error) {
-        failure_ = detail::concat("generation was stopped: ", error.what());
-      }
-    }
+    unless_failed([&] {
+      const auto scored = static_cast<std::int64_t>(step.pass.scored.size());
+      Tensor own = wanted(step, logits);
+      if (scored > 0) own = rows_of(own, scored, own.numel() / own.size(-1) - scored);
+      choices = drawer_.draw(own, step.pass.drawn, options_.num_beams, options_);
+    });
     if (!speaks()) return;
     std::vector<std::int32_t> message(static_cast<std::size_t>(words(step)), 0);
     message[0] = failure_.empty() ? 0 : 1;
@@ -247,19 +266,29 @@ class Call final : public StageProgram {
     take(micro_batch);
   }
 
+  /// Of logits [n, columns] or [1, n, columns].
+  static Tensor rows_of(const Tensor& logits, std::int64_t first, std::int64_t count) {
+    return logits.narrow(logits.rank() - 2, first, count);
+  }
+
   /// The rows of logits that were asked for; models that know nothing of `last` give those of all positions.
   Tensor wanted(const Step& step, const Tensor& logits) const {
     const std::int64_t columns = logits.size(-1), rows = logits.numel() / columns;
-    const auto n = step.pass.prefill ? static_cast<std::int64_t>(step.pass.last.size()) : step.pass.batch;
-    if (rows == n) return logits;
-    TESSERA_CHECK(rows == step.pass.batch * step.pass.seq, "a model returned logits of ", rows, " rows, for ",
-                  step.pass.batch, " texts of ", step.pass.seq, " positions");
-    const std::vector<float> all = logits.to_floats();
+    const std::vector<std::int32_t> asked = step.pass.asked();
+    const bool all_rows = !step.pass.prefill || rows != static_cast<std::int64_t>(asked.size());
+    TESSERA_CHECK(!all_rows || rows == step.pass.batch * step.pass.seq, "a model returned logits of ", rows,
+                  " rows, for ", step.pass.batch, " texts of ", step.pass.seq, " positions");
+    if (!step.pass.prefill || (!all_rows && asked == step.pass.last)) return logits;
+    const std::vector<float> all =
+        (logits.is_contiguous() ? logits : ops::contiguous(ctx_, logits)).to_floats();
     std::vector<float> picked;
+    picked.reserve(step.pass.last.size() * static_cast<std::size_t>(columns));
     for (const std::int32_t row : step.pass.last) {
-      const auto from = all.begin() + row * columns;
+      const std::int64_t at = all_rows ? row : std::ranges::lower_bound(asked, row) - asked.begin();
+      const auto from = all.begin() + at * columns;
       picked.insert(picked.end(), from, from + columns);
     }
+    const auto n = static_cast<std::int64_t>(step.pass.last.size());
     return Tensor::from(host_, picked, {n, columns});
   }
 
@@ -297,7 +326,8 @@ class Call final : public StageProgram {
       choice.tokens.assign(word, word + width);
       choice.parents.assign(word + width, word + 2 * width);
       word += 2 * width;
-      if (options_.on_token && !unit->done) options_.on_token(unit->prompt, unit->sample, choice.tokens[0]);
+      if (options_.on_token && !unit->done && unit->most_new > 0)
+        options_.on_token(unit->prompt, unit->sample, choice.tokens[0]);
       lane.apply(*unit, choice);
     }
   }
@@ -327,11 +357,21 @@ class Call final : public StageProgram {
   std::string failure_;
 };
 
-std::int64_t longest_text(const Model& model, std::size_t prompt, const GenerationOptions& options) {
-  const auto length = static_cast<std::int64_t>(prompt);
-  const std::int64_t most =
-      options.max_length > 0 ? std::min(model.max_positions(), options.max_length) : model.max_positions();
-  return length + std::clamp<std::int64_t>(most - length, 0, options.max_new_tokens);
+/// Tokens that a text begins with.
+std::int64_t first_tokens(const Model& model, const std::vector<std::int32_t>& prompt) {
+  return model.reads_encoder_tokens() ? 1 : static_cast<std::int64_t>(prompt.size());
+}
+
+/// Positions of a text at most. Models with an encoder were made for no particular length.
+std::int64_t most_positions(const Model& model) {
+  return model.reads_encoder_tokens() ? model.position_limit() : model.max_positions();
+}
+
+std::int64_t longest_text(const Model& model, const std::vector<std::int32_t>& prompt,
+                          const GenerationOptions& options) {
+  const std::int64_t first = first_tokens(model, prompt), limit = most_positions(model);
+  const std::int64_t most = options.max_length > 0 ? std::min(limit, options.max_length) : limit;
+  return first + std::clamp<std::int64_t>(most - first, 0, options.max_new_tokens);
 }
 
 void check_prompts(const Model& model, const std::vector<std::vector<std::int32_t>>& prompts,
@@ -341,14 +381,18 @@ void check_prompts(const Model& model, const std::vector<std::vector<std::int32_
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const auto length = static_cast<std::int64_t>(prompts[i].size());
     TESSERA_CHECK(length > 0, "generation needs at least one token to begin with: prompt ", i, " has none");
-    TESSERA_CHECK(length <= model.max_positions(), "prompt ", i, " of ", length,
-                  " tokens is longer than the model's ", model.max_positions(), " positions");
+    TESSERA_CHECK(length <= most_positions(model), "prompt ", i, " of ", length,
+                  " tokens is longer than the model's ", most_positions(model), " positions");
     for (const std::int32_t token : prompts[i]) {
       TESSERA_CHECK(token >= 0 && token < model.vocab_size(), "token ", token, " of prompt ", i,
                     " is outside the vocabulary of ", model.vocab_size());
     }
-    model.check_generates(longest_text(model, prompts[i].size(), options));
+    model.check_generates(longest_text(model, prompts[i], options));
   }
+  TESSERA_CHECK(!options.prompt_logprobs || !model.reads_encoder_tokens(),
+                "prompt_logprobs are of decoders: an encoder gives the tokens it reads none");
+  TESSERA_CHECK(options.decoder_start >= 0 && options.decoder_start < model.vocab_size(), "decoder_start ",
+                options.decoder_start, " is outside the vocabulary of ", model.vocab_size());
   for (const std::int32_t token : options.stop_tokens) {
     TESSERA_CHECK(token >= 0 && token < model.vocab_size(), "stop token ", token,
                   " is outside the vocabulary of ", model.vocab_size());
@@ -386,6 +430,8 @@ std::uint64_t hash_of(const std::vector<std::vector<std::int32_t>>& prompts, con
                                 o.batch_size,
                                 o.prefill_chunk,
                                 o.logprobs ? 1 : 0,
+                                o.prompt_logprobs ? 1 : 0,
+                                o.decoder_start,
                                 static_cast<std::int64_t>(o.stop_tokens.size())});
   if (!o.stop_tokens.empty()) add(o.stop_tokens);
   for (const auto& prompt : prompts) {
@@ -414,6 +460,33 @@ void agree(Communicator& world, const Model& model, const std::vector<std::vecto
   TESSERA_CHECK(others.empty(), "generate() got other prompts or options on ", ranks_text(others),
                 " than on rank 0: every rank gives the same ones");
   if (failure) std::rethrow_exception(failure);
+}
+
+GeneratedText text_of(Unit& unit) {
+  // Of a text that gets no tokens one was drawn all the same.
+  if (unit.most_new == 0) unit.text[0].clear(), unit.logprobs[0].clear();
+  std::vector<float> logprobs = std::move(unit.prompt_logprobs);
+  logprobs.insert(logprobs.end(), unit.logprobs[0].begin(), unit.logprobs[0].end());
+  return {std::move(unit.text[0]), std::move(logprobs), 0, unit.stopped && unit.most_new > 0};
+}
+
+/// The texts of prompt number `index`; `start`: what they begin with where an encoder reads the prompt, or
+/// null.
+void add_units(std::deque<std::unique_ptr<Unit>>& waiting, const GenerationOptions& options,
+               std::int64_t index, const std::vector<std::int32_t>& prompt,
+               const std::vector<std::int32_t>* start, std::int64_t most_new) {
+  for (std::int64_t s = 0; s < options.num_samples; ++s) {
+    auto unit = std::make_unique<Unit>();
+    unit->prompt = index;
+    unit->sample = s;
+    unit->number = options.first_sample + static_cast<std::uint64_t>(index * options.num_samples + s);
+    unit->tokens = start != nullptr ? start : &prompt;
+    unit->encoded = start != nullptr ? &prompt : nullptr;
+    unit->most_new = most_new;
+    unit->text.resize(1);
+    unit->logprobs.resize(1);
+    waiting.push_back(std::move(unit));
+  }
 }
 
 }  // namespace
@@ -448,43 +521,33 @@ std::vector<Generated> Generator::run(const std::vector<std::vector<std::int32_t
   agree(world, state.model, prompts, options);
   const std::shared_ptr<void> weights = state.hold_weights ? state.hold_weights() : nullptr;
   std::int64_t longest = 0;
-  for (const auto& prompt : prompts)
-    longest = std::max(longest, longest_text(state.model, prompt.size(), options));
+  for (const auto& prompt : prompts) {
+    longest = std::max(
+        {longest, longest_text(state.model, prompt, options), static_cast<std::int64_t>(prompt.size())});
+  }
   if (longest > 0) state.model.reserve_positions(state.ctx, longest);
 
   const Part own =
       part_of(static_cast<std::int64_t>(prompts.size()), state.mesh.coordinates().dp, state.mesh.shape().dp);
   std::vector<Generated> results(static_cast<std::size_t>(own.count));
+  const std::vector<std::int32_t> start = {options.decoder_start};
   std::deque<std::unique_ptr<Unit>> waiting;
-  for (std::int64_t i = 0; i < own.count; ++i) {
-    const auto& prompt = prompts[static_cast<std::size_t>(own.begin + i)];
-    Generated& texts = results[static_cast<std::size_t>(i)];
+  for (std::int64_t i = own.begin; i < own.begin + own.count; ++i) {
+    const auto& prompt = prompts[static_cast<std::size_t>(i)];
     const std::int64_t most_new =
-        longest_text(state.model, prompt.size(), options) - static_cast<std::int64_t>(prompt.size());
-    if (options.num_beams == 1) texts.resize(static_cast<std::size_t>(options.num_samples));
-    if (most_new == 0)
-      texts.resize(
+        longest_text(state.model, prompt, options) - first_tokens(state.model, prompt);
+    if (options.num_beams == 1 || most_new == 0)
+      results[static_cast<std::size_t>(i - own.begin)].resize(
           static_cast<std::size_t>(options.num_beams == 1 ? options.num_samples : options.num_return));
-    for (std::int64_t s = 0; s < options.num_samples && most_new > 0; ++s) {
-      auto unit = std::make_unique<Unit>();
-      unit->prompt = own.begin + i;
-      unit->sample = s;
-      unit->number =
-          options.first_sample + static_cast<std::uint64_t>((own.begin + i) * options.num_samples + s);
-      unit->tokens = &prompt;
-      unit->most_new = most_new;
-      unit->text.resize(1);
-      unit->logprobs.resize(1);
-      waiting.push_back(std::move(unit));
-    }
+    if (most_new > 0 || options.prompt_logprobs)
+      add_units(waiting, options, i, prompt, state.model.reads_encoder_tokens() ? &start : nullptr, most_new);
   }
   const auto take = [&](Unit& unit) {
     Generated& texts = results[static_cast<std::size_t>(unit.prompt - own.begin)];
     if (options.num_beams > 1) {
       texts = best_of(unit, options);
     } else {
-      texts[static_cast<std::size_t>(unit.sample)] = {std::move(unit.text[0]), std::move(unit.logprobs[0]), 0,
-                                                      unit.stopped};
+      texts[static_cast<std::size_t>(unit.sample)] = text_of(unit);
     }
   };
   const std::string failure = Call(state, options).run(std::move(waiting), take);

@@ -11,51 +11,126 @@ namespace {
 constexpr std::int64_t kStep = 64;
 
 std::int64_t size_of_prompt(const Unit& unit) { return static_cast<std::int64_t>(unit.tokens->size()); }
+/// Of what a model reads, be it by an encoder.
+std::int64_t size_of_reading(const Unit& unit) {
+  return unit.encoded != nullptr ? static_cast<std::int64_t>(unit.encoded->size()) : size_of_prompt(unit);
+}
 
 }  // namespace
 
-Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units)
-    : ctx_(ctx), model_(model), width_(width), most_units_(most_units) {}
+std::vector<std::int32_t> Pass::asked() const {
+  std::vector<std::int32_t> rows = last;
+  std::ranges::sort(rows);
+  rows.erase(std::ranges::unique(rows).begin(), rows.end());
+  return rows;
+}
+
+Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units, bool scores)
+    : ctx_(ctx), model_(model), width_(width), most_units_(most_units), scores_(scores) {}
 
 void Lane::enter(std::vector<std::unique_ptr<Unit>> units) {
   std::ranges::stable_sort(
-      units, [](const auto& a, const auto& b) { return size_of_prompt(*a) > size_of_prompt(*b); });
+      units, [](const auto& a, const auto& b) { return size_of_reading(*a) > size_of_reading(*b); });
   std::ranges::move(units, std::back_inserter(units_));
+}
+
+std::vector<const Unit*> Lane::fresh_prompts() const {
+  std::vector<const Unit*> prompts;
+  for (auto u = static_cast<std::size_t>(read_); u < units_.size(); ++u) {
+    if (prompts.empty() || prompts.back()->prompt != units_[u]->prompt) prompts.push_back(units_[u].get());
+  }
+  return prompts;
+}
+
+std::vector<Unit*> Lane::samples_of(const Unit& prompt) const {
+  std::vector<Unit*> samples;
+  for (auto u = static_cast<std::size_t>(read_); u < units_.size(); ++u) {
+    if (units_[u]->prompt == prompt.prompt) samples.push_back(units_[u].get());
+  }
+  return samples;
+}
+
+void Lane::add_scored(Pass& pass) const {
+  for (std::int64_t i = 0; i < pass.batch; ++i) {
+    const Unit& prompt = *pass.read[static_cast<std::size_t>(i)];
+    const std::vector<Unit*> samples = samples_of(prompt);
+    const std::int64_t end = std::min(pass.seq, size_of_prompt(prompt) - 1 - pass.begin);
+    for (std::int64_t s = 0; s < end; ++s) {
+      pass.scored.push_back({(*prompt.tokens)[static_cast<std::size_t>(pass.begin + s + 1)], samples});
+      pass.last.push_back(static_cast<std::int32_t>(s * pass.batch + i));
+    }
+  }
+}
+
+Pass Lane::prompt_pass(std::span<const Unit* const> prompts, std::int64_t first, std::int64_t begin,
+                       std::int64_t seq) const {
+  Pass pass{.row0 = read_ * width_ + first,
+            .batch = static_cast<std::int64_t>(prompts.size()),
+            .seq = seq,
+            .begin = begin,
+            .capacity = cache_.capacity,
+            .prefill = true,
+            .read = {prompts.begin(), prompts.end()}};
+  if (scores_) add_scored(pass);
+  for (std::int64_t i = 0; i < pass.batch; ++i) {
+    const Unit& prompt = *prompts[static_cast<std::size_t>(i)];
+    const std::int64_t at = size_of_prompt(prompt) - 1 - begin;
+    if (at >= seq) continue;
+    for (Unit* sample : samples_of(prompt)) {
+      pass.drawn.push_back(sample);
+      pass.last.push_back(static_cast<std::int32_t>(at * pass.batch + i));
+    }
+  }
+  return pass;
+}
+
+std::vector<Pass> Lane::encoder_passes(std::span<const Unit* const> prompts, std::int64_t chunk) const {
+  std::vector<Pass> passes;
+  for (std::size_t first = 0; first < prompts.size();) {
+    const std::int64_t longest = size_of_reading(*prompts[first]);
+    const auto count = std::min(static_cast<std::size_t>(std::max<std::int64_t>(1, chunk / longest)),
+                                prompts.size() - first);
+    passes.push_back(prompt_pass(prompts.subspan(first, count), static_cast<std::int64_t>(first), 0,
+                                 size_of_prompt(*prompts[first])));
+    passes.back().encoder_seq = longest;
+    first += count;
+  }
+  return passes;
 }
 
 std::vector<Pass> Lane::prefill(std::int64_t chunk) const {
   std::vector<Pass> passes;
   if (read_ == units()) return passes;
-  const auto fresh = std::span(units_).subspan(static_cast<std::size_t>(read_));
-  const std::int64_t longest = size_of_prompt(*fresh.front());
+  const std::vector<const Unit*> prompts = fresh_prompts();
+  if (model_.reads_encoder_tokens()) return encoder_passes(prompts, chunk);
+  const std::int64_t longest = size_of_prompt(*prompts.front());
+  // Logits of all positions are many: no more of them at once than of one prompt.
+  if (scores_) chunk = std::max<std::int64_t>(1, chunk / static_cast<std::int64_t>(prompts.size()));
   for (std::int64_t begin = 0; begin < longest; begin += chunk) {
-    Pass pass{
-        .row0 = read_ * width_, .seq = std::min(chunk, longest - begin), .begin = begin, .prefill = true};
-    for (const auto& unit : fresh) pass.batch += size_of_prompt(*unit) > begin ? 1 : 0;
-    for (std::int64_t i = 0; i < pass.batch; ++i) {
-      const std::int64_t at = size_of_prompt(*fresh[static_cast<std::size_t>(i)]) - 1 - begin;
-      if (at >= pass.seq) continue;
-      pass.drawn.push_back(fresh[static_cast<std::size_t>(i)].get());
-      pass.last.push_back(static_cast<std::int32_t>(at * pass.batch + i));
-    }
-    passes.push_back(std::move(pass));
+    const auto left =
+        std::ranges::find_if(prompts, [&](const Unit* p) { return size_of_prompt(*p) <= begin; });
+    passes.push_back(
+        prompt_pass(std::span(prompts.begin(), left), 0, begin, std::min(chunk, longest - begin)));
   }
   return passes;
 }
 
 void Lane::spread() {
-  const std::int64_t first = read_ * width_, fresh = units() - read_;
+  const std::vector<const Unit*> prompts = fresh_prompts();
+  auto prompt = static_cast<std::int64_t>(prompts.size()) - 1;
+  const std::int64_t first = read_ * width_;
   // From the last one on, so that no row is written over before it was copied.
-  for (std::int64_t i = fresh - 1; i >= 0 && width_ > 1; --i) {
-    const std::int64_t length = units_[static_cast<std::size_t>(read_ + i)]->length;
+  for (std::int64_t i = units() - read_ - 1; i >= 0; --i) {
+    const Unit& unit = *units_[static_cast<std::size_t>(read_ + i)];
+    if (prompts[static_cast<std::size_t>(prompt)]->prompt != unit.prompt) --prompt;
     for (std::int64_t beam = width_ - 1; beam >= 0; --beam)
-      copy_row(first + i, first + i * width_ + beam, length);
+      copy_row(first + prompt, first + i * width_ + beam, 0, unit.length);
   }
   read_ = units();
 }
 
 Pass Lane::decode() const {
-  Pass pass{.batch = units() * width_, .seq = 1};
+  Pass pass{.batch = units() * width_, .seq = 1, .capacity = cache_.capacity};
   for (const auto& unit : units_) pass.drawn.push_back(unit.get());
   return pass;
 }
@@ -68,28 +143,59 @@ std::int64_t Lane::longest() const {
 }
 
 void Lane::reserve(std::int64_t more) {
+  if (units_.empty()) return;
   const std::int64_t needed = longest() + more, rows = most_units_ * width_;
-  if (units_.empty() || (cache_.capacity >= needed && cache_.rows == rows)) return;
+  std::int64_t encoded = 0;
+  for (const auto& unit : units_)
+    if (unit->encoded != nullptr) encoded = std::max(encoded, size_of_reading(*unit));
+  if (cache_.capacity >= needed && cache_.encoder_capacity >= encoded && cache_.rows == rows) return;
   // By half of what there is, so that few texts are copied often.
-  const std::int64_t wanted = std::max(needed, cache_.capacity + cache_.capacity / 2);
-  KvCache grown = model_.make_cache(ctx_, rows, (wanted + kStep - 1) / kStep * kStep);
-  const std::int64_t kept = std::min(cache_.capacity, longest());
-  for (std::size_t i = 0; i < cache_.key.size() && kept > 0; ++i) {
-    if (!cache_.key[i]) continue;
-    ops::copy(ctx_, cache_.key[i].narrow(2, 0, kept), grown.key[i].narrow(2, 0, kept));
-    ops::copy(ctx_, cache_.value[i].narrow(2, 0, kept), grown.value[i].narrow(2, 0, kept));
-  }
+  const auto grow = [](std::int64_t has, std::int64_t wants) {
+    return has >= wants ? has : (std::max(wants, has + has / 2) + kStep - 1) / kStep * kStep;
+  };
+  KvCache grown =
+      model_.make_cache(ctx_, rows, grow(cache_.capacity, needed), grow(cache_.encoder_capacity, encoded));
+  // Where positions are told apart by their distance, this is how many of them there may be.
+  if (encoded > 0) model_.reserve_positions(ctx_, std::min(grown.capacity, model_.position_limit()));
+  const auto keep = [&](std::vector<Tensor> KvCache::*side, std::int64_t kept) {
+    for (std::size_t i = 0; i < (cache_.*side).size() && kept > 0; ++i) {
+      const Tensor& from = (cache_.*side)[i];
+      if (from) ops::copy(ctx_, from.narrow(2, 0, kept), (grown.*side)[i].narrow(2, 0, kept));
+    }
+  };
+  for (const auto side : {&KvCache::key, &KvCache::value}) keep(side, std::min(cache_.capacity, longest()));
+  for (const auto side : {&KvCache::cross_key, &KvCache::cross_value}) keep(side, cache_.encoder_capacity);
   cache_ = std::move(grown);
+}
+
+std::shared_ptr<const MicroBatch> Lane::encoder_input(const Pass& pass) const {
+  auto input = std::make_shared<MicroBatch>();
+  std::vector<std::int32_t> tokens, positions, ends;
+  for (std::int64_t s = 0; s < pass.encoder_seq; ++s) {
+    for (const Unit* unit : pass.read) {
+      // Behind the end of a prompt stands anything: nobody reads its keys.
+      const std::vector<std::int32_t>& prompt = *unit->encoded;
+      tokens.push_back(prompt[std::min(static_cast<std::size_t>(s), prompt.size() - 1)]);
+      positions.push_back(static_cast<std::int32_t>(s));
+    }
+  }
+  for (const Unit* unit : pass.read) ends.push_back(static_cast<std::int32_t>(unit->encoded->size()));
+  input->batch = pass.batch;
+  input->seq_length = pass.encoder_seq;
+  input->tokens = Tensor::from(ctx_, tokens, {pass.encoder_seq, pass.batch});
+  input->positions = Tensor::from(ctx_, positions, {pass.encoder_seq * pass.batch});
+  input->key_begin = Tensor::from(ctx_, std::vector<std::int32_t>(ends.size(), 0), {pass.batch});
+  input->key_end = Tensor::from(ctx_, ends, {pass.batch});
+  return input;
 }
 
 MicroBatch Lane::input(const Pass& pass) const {
   std::vector<std::int32_t> tokens, positions;
   if (pass.prefill) {
-    const auto* unit = units_.data() + read_;
     for (std::int64_t s = 0; s < pass.seq; ++s) {
-      for (std::int64_t i = 0; i < pass.batch; ++i) {
+      for (const Unit* unit : pass.read) {
         // Behind the end of a prompt stands anything: nothing before it looks there, and it is written over.
-        const auto& prompt = *unit[i]->tokens;
+        const auto& prompt = *unit->tokens;
         const auto at = static_cast<std::size_t>(pass.begin + s);
         tokens.push_back(prompt[std::min(at, prompt.size() - 1)]);
         positions.push_back(static_cast<std::int32_t>(std::min(at, prompt.size() - 1)));
@@ -108,23 +214,41 @@ MicroBatch Lane::input(const Pass& pass) const {
   input.seq_length = pass.seq;
   input.tokens = Tensor::from(ctx_, tokens, {pass.seq, pass.batch});
   input.positions = Tensor::from(ctx_, positions, {pass.seq * pass.batch});
+  if (pass.encoder_seq > 0) input.encoder = encoder_input(pass);
   return input;
 }
 
 CachePass Lane::place(const Pass& pass) {
   CachePass place{.cache = &cache_, .row0 = pass.row0, .begin = pass.begin};
   if (pass.prefill) {
-    place.last = Tensor::from(ctx_, pass.last, {static_cast<std::int64_t>(pass.last.size())});
+    const std::vector<std::int32_t> asked = pass.asked();
+    place.last = Tensor::from(ctx_, asked, {static_cast<std::int64_t>(asked.size())});
+    place_encoded(pass, pass.read, 1, place);
     return place;
   }
   std::vector<std::int32_t> ends;
+  std::vector<const Unit*> all;
   for (const auto& unit : units_) {
     place.lengths.insert(place.lengths.end(), static_cast<std::size_t>(width_), unit->length + 1);
     ends.insert(ends.end(), static_cast<std::size_t>(width_), static_cast<std::int32_t>(unit->length + 1));
     place.longest = std::max(place.longest, unit->length + 1);
+    all.push_back(unit.get());
   }
   place.key_end = Tensor::from(ctx_, ends, {pass.batch});
+  place_encoded(pass, all, width_, place);
   return place;
+}
+
+void Lane::place_encoded(const Pass& pass, std::span<const Unit* const> units, std::int64_t rows_each,
+                         CachePass& place) const {
+  if (!model_.reads_encoder_tokens()) return;
+  std::vector<std::int32_t> ends;
+  for (const Unit* unit : units) {
+    ends.insert(ends.end(), static_cast<std::size_t>(rows_each),
+                static_cast<std::int32_t>(unit->encoded->size()));
+    place.encoder_longest = std::max(place.encoder_longest, size_of_reading(*unit));
+  }
+  place.encoder_end = Tensor::from(ctx_, ends, {pass.batch});
 }
 
 void Lane::computed(const Pass& pass) {
@@ -144,12 +268,15 @@ void Lane::apply(Unit& unit, const Choice& choice) {
   unit.text.resize(choice.tokens.size());
   const std::int64_t row = row_of(unit);
   // A row that is continued is continued in its place at least, so that no row is written over before it was
-  // copied.
+  // copied. What both texts have is in both rows.
   for (std::size_t i = 0; i < choice.tokens.size(); ++i) {
     const std::int32_t parent = choice.parents[i];
     if (parent == static_cast<std::int32_t>(i)) continue;
-    unit.text[i] = unit.text[static_cast<std::size_t>(parent)];
-    if (spread_out && !unit.done) copy_row(row + parent, row + static_cast<std::int64_t>(i), unit.length);
+    const std::vector<std::int32_t>& text = unit.text[static_cast<std::size_t>(parent)];
+    const auto same = std::ranges::mismatch(unit.text[i], text).in1 - unit.text[i].begin();
+    if (spread_out && !unit.done)
+      copy_row(row + parent, row + static_cast<std::int64_t>(i), size_of_prompt(unit) + same, unit.length);
+    unit.text[i] = text;
   }
   for (std::size_t i = 0; i < choice.tokens.size(); ++i) unit.text[i].push_back(choice.tokens[i]);
 }
@@ -159,15 +286,18 @@ std::int64_t Lane::row_of(const Unit& unit) const {
   return (at - units_.begin()) * width_;
 }
 
-void Lane::copy_row(std::int64_t from, std::int64_t to, std::int64_t length) {
-  if (from == to || length == 0) return;
-  for (std::vector<Tensor>* side : {&cache_.key, &cache_.value}) {
-    for (const Tensor& kept : *side) {
-      if (kept)
-        ops::copy(ctx_, kept.narrow(0, from, 1).narrow(2, 0, length),
-                  kept.narrow(0, to, 1).narrow(2, 0, length));
+void Lane::copy_row(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t end) {
+  if (from == to) return;
+  const auto copy = [&](const std::vector<Tensor>& side, std::int64_t first, std::int64_t count) {
+    for (const Tensor& kept : side) {
+      if (kept && count > 0)
+        ops::copy(ctx_, kept.narrow(0, from, 1).narrow(2, first, count),
+                  kept.narrow(0, to, 1).narrow(2, first, count));
     }
-  }
+  };
+  for (const auto* side : {&cache_.key, &cache_.value}) copy(*side, begin, end - begin);
+  if (begin > 0) return;
+  for (const auto* side : {&cache_.cross_key, &cache_.cross_value}) copy(*side, 0, cache_.encoder_capacity);
 }
 
 std::vector<std::unique_ptr<Unit>> Lane::leave() {
@@ -183,7 +313,8 @@ std::vector<std::unique_ptr<Unit>> Lane::leave() {
       const auto last = static_cast<std::int64_t>(units_.size()) - 1;
       if (!units_.back()->done) {
         for (std::int64_t beam = 0; beam < width_; ++beam)
-          copy_row(last * width_ + beam, static_cast<std::int64_t>(u) * width_ + beam, units_.back()->length);
+          copy_row(last * width_ + beam, static_cast<std::int64_t>(u) * width_ + beam, 0,
+                   units_.back()->length);
       }
       units_[u] = std::move(units_.back());
     }

@@ -15,18 +15,33 @@ namespace tessera::generation {
 /// One pass of the model over some rows of a lane.
 struct Pass {
   std::int64_t row0 = 0, batch = 0, seq = 0, begin = 0;
+  std::int64_t encoder_seq = 0;  ///< positions that an encoder reads; 0 = it rests
+  std::int64_t capacity = 0;     ///< of the cache
   bool prefill = false;
-  std::vector<Unit*> drawn = {};        ///< get a token from it
-  std::vector<std::int32_t> last = {};  ///< rows of the residual stream that the head is asked for
+  std::vector<const Unit*> read = {};  ///< whose prompts are read, by row of a prefill
+  std::vector<Scored> scored = {};     ///< tokens of prompts that are told from it
+  std::vector<Unit*> drawn = {};       ///< get a token from it
+  /// Rows of the residual stream that logits are wanted of: for each of `scored`, then of `drawn`.
+  std::vector<std::int32_t> last = {};
+  /// The same rows once each, rising: what the head is asked for.
+  std::vector<std::int32_t> asked() const;
 
-  MicroBatchSize size() const { return {.batch = batch, .seq_length = seq, .generates = true}; }
+  MicroBatchSize size() const {
+    return {.batch = batch,
+            .seq_length = seq,
+            .encoder_seq_length = encoder_seq,
+            .generates = true,
+            .capacity = capacity};
+  }
 };
 
-/// Units in the order of their rows: unit u has rows [u * width, (u + 1) * width) of the cache. While a
-/// unit's prompt is read it has one row, at the place that follows from the number of new units before it.
+/// Units in the order of their rows: unit u has rows [u * width, (u + 1) * width) of the cache. While prompts
+/// are read each has one row, behind those of the units that are there already; samples of one prompt share
+/// it.
 class Lane {
  public:
-  Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units);
+  /// `scores`: the probabilities of prompts are asked for.
+  Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units, bool scores);
 
   std::int64_t units() const { return static_cast<std::int64_t>(units_.size()); }
   std::int64_t free() const { return most_units_ - units(); }
@@ -34,7 +49,7 @@ class Lane {
   void enter(std::vector<std::unique_ptr<Unit>> units);
   /// Passes that read them, `chunk` positions at a time; those with the longest prompts come first.
   std::vector<Pass> prefill(std::int64_t chunk) const;
-  /// Behind the last of these: a row for each beam.
+  /// Behind the last of these: rows for each sample and beam.
   void spread();
   /// The pass that computes each text's last token.
   Pass decode() const;
@@ -52,12 +67,26 @@ class Lane {
 
  private:
   std::int64_t row_of(const Unit& unit) const;
-  void copy_row(std::int64_t from, std::int64_t to, std::int64_t length);
+  /// The tokens of a pass over prompts whose probabilities it tells, and their rows.
+  void add_scored(Pass& pass) const;
+  std::vector<Unit*> samples_of(const Unit& prompt) const;
+  /// New units by prompt: the first sample of each, in the order of their rows.
+  std::vector<const Unit*> fresh_prompts() const;
+  Pass prompt_pass(std::span<const Unit* const> prompts, std::int64_t first, std::int64_t begin,
+                   std::int64_t seq) const;
+  std::vector<Pass> encoder_passes(std::span<const Unit* const> prompts, std::int64_t chunk) const;
+  std::shared_ptr<const MicroBatch> encoder_input(const Pass& pass) const;
+  /// Where the encoder's results of these units lie, `rows_each` rows of each.
+  void place_encoded(const Pass& pass, std::span<const Unit* const> units, std::int64_t rows_each,
+                     CachePass& place) const;
+  /// Positions [begin, end) of a row, and all that an encoder made of its prompt unless `begin` is above 0.
+  void copy_row(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t end);
   std::int64_t longest() const;
 
   ExecCtx ctx_;
   Model& model_;
   std::int64_t width_, most_units_;
+  bool scores_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::int64_t read_ = 0;  ///< units whose prompts have been read: the first ones
   KvCache cache_;

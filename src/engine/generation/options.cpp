@@ -41,6 +41,7 @@ void check(const GenerationOptions& o) {
   TESSERA_CHECK(o.num_samples >= 1, "num_samples must be 1 or more, not ", o.num_samples);
   TESSERA_CHECK(o.batch_size >= 0, "batch_size must be 0 (all at once) or above, not ", o.batch_size);
   TESSERA_CHECK(o.prefill_chunk >= 1, "prefill_chunk must be 1 or more, not ", o.prefill_chunk);
+  TESSERA_CHECK(!o.prompt_logprobs || o.logprobs, "prompt_logprobs go with logprobs");
   check_beams(o);
 }
 

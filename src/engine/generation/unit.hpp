@@ -17,20 +17,29 @@ struct Hypothesis {
 struct Unit {
   std::int64_t prompt = 0, sample = 0;  ///< place among this data rank's prompts, and among its samples
   std::uint64_t number = 0;             ///< of the text, over all prompts and calls
-  const std::vector<std::int32_t>* tokens = nullptr;  ///< the prompt
-  std::int64_t most_new = 0;                          ///< tokens it may get
-  std::int64_t length = 0;                            ///< positions in the cache
+  const std::vector<std::int32_t>* tokens = nullptr;  ///< what the text begins with: the prompt, or
+  const std::vector<std::int32_t>* encoded =
+      nullptr;                ///< where an encoder reads that, the token to start with
+  std::int64_t most_new = 0;  ///< tokens it may get
+  std::int64_t length = 0;    ///< positions in the cache
   bool done = false;
   std::vector<std::vector<std::int32_t>> text;  ///< by row: new tokens; the last one is not in the cache yet
 
   // Where tokens are drawn:
   std::vector<std::vector<float>> logprobs;  ///< by row
-  std::vector<double> sums;                  ///< by beam: log-probabilities
-  std::vector<Hypothesis> finished;          ///< the best first
-  bool can_improve = true;                   ///< beam_rule transformers
+  std::vector<float> prompt_logprobs;
+  std::vector<double> sums;          ///< by beam: log-probabilities
+  std::vector<Hypothesis> finished;  ///< the best first
+  bool can_improve = true;           ///< beam_rule transformers
   bool stopped = false;
 
   std::int64_t new_tokens() const { return static_cast<std::int64_t>(text[0].size()); }
+};
+
+/// A token of a prompt whose probability is asked for, for all its samples.
+struct Scored {
+  std::int32_t token = 0;
+  std::vector<Unit*> units;
 };
 
 /// What was drawn for a unit: a token for each of its rows, and which row's text it continues.

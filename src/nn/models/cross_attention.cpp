@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "nn/cached_attention.hpp"
+
 namespace tessera::nn {
 
 void set_attention_dropout(const Forward& f, const ModelConfig& config, const HeadShare& heads,
@@ -15,11 +17,17 @@ void set_attention_dropout(const Forward& f, const ModelConfig& config, const He
   options.seq_length = length;
 }
 
+Block::CacheShape two_stack_cache(const ModelConfig& config, const TensorParallel& tensor) {
+  return {
+      .kv_heads = head_share(config, tensor).kv_heads, .head_dim = config.head_dim, .reads_encoder = true};
+}
+
 CrossAttention::CrossAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor,
                                const Options& options)
     : Module(std::move(name)),
       config_(config),
       heads_(head_share(config, tensor)),
+      layer_(options.layer),
       scale_(options.scale),
       q_(submodule<Linear>("linear_q", Linear::Options{.in = config.hidden_size,
                                                        .out = config.num_heads * config.head_dim,
@@ -42,10 +50,15 @@ CrossAttention::CrossAttention(std::string name, const ModelConfig& config, cons
                                                              .split = Linear::Split::row})) {}
 
 Var CrossAttention::forward(const Forward& f, const Var& x, const Var& memory) {
-  const MicroBatch& read = *f.input.encoder;
   SelfAttentionOptions options{heads_.heads, heads_.kv_heads, config_.head_dim, {}, nullptr, {}};
   options.attention.scale = scale_;
   options.attention.causal = false;
+  if (f.cache != nullptr) {
+    const Tensor q = q_.forward(f, x).value();
+    const Tensor kv = memory ? kv_.forward(f, memory).value() : Tensor();
+    return proj_.forward(f, cached_cross_attention(f, layer_, q, kv, options));
+  }
+  const MicroBatch& read = *f.input.encoder;
   options.attention.key_begin = read.key_begin;
   options.attention.key_end = read.key_end;
   set_attention_dropout(f, config_, heads_, name(), std::max(read.seq_length, f.input.seq_length),

@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/nn/layers.hpp"
+#include "tessera/nn/stack.hpp"
 
 namespace tessera::nn {
 
@@ -8,17 +9,22 @@ namespace tessera::nn {
 void set_attention_dropout(const Forward& forward, const ModelConfig& config, const HeadShare& heads,
                            const std::string& module, std::int64_t length, ops::AttentionOptions& options);
 
+/// What a decoder's layer keeps of each position while text is generated.
+Block::CacheShape two_stack_cache(const ModelConfig& config, const TensorParallel& tensor);
+
 /// Attention of a decoder over what an encoder made.
 class CrossAttention : public Module {
  public:
   struct Options {
+    std::int64_t layer = 0;  ///< its number in the model
     double query_std = 0.02, kv_std = 0.02, proj_std = 0.02;
     bool bias = false, proj_bias = false;
     float scale = 0.0f;  ///< of scores; 0 = 1 / sqrt(head_dim)
   };
   CrossAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor,
                  const Options& options);
-  /// x: [seq, batch, hidden] of the decoder; memory: of the encoder.
+  /// x: [seq, batch, hidden] of the decoder; memory: of the encoder, not needed where the cache has been
+  /// told.
   Var forward(const Forward& forward, const Var& x, const Var& memory);
 
  private:
@@ -27,6 +33,7 @@ class CrossAttention : public Module {
 
   const ModelConfig& config_;
   HeadShare heads_;
+  std::int64_t layer_;
   float scale_;
   Linear &q_, &kv_, &proj_;
 };

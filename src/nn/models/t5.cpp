@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/cached_attention.hpp"
 #include "nn/models/cross_attention.hpp"
 #include "nn/models/norm_options.hpp"
 #include "nn/own_positions.hpp"
@@ -41,9 +42,11 @@ class RelativeBias : public Module {
             Init::normal(static_cast<float>(init_factor(config) * inverse_root(config.hidden_size))),
             {.reads_main = true})) {}
 
-  /// [2 length - 1, heads of this rank] fp32, as ops::AttentionOptions::bias.
+  /// [2 length - 1, heads of this rank] fp32, as ops::AttentionOptions::bias; of as many positions as a cache
+  /// has, where there is one.
   Var forward(const Forward& f) {
-    const Tensor buckets = positions_.buckets(f.input.seq_length, both_sides_);
+    const std::int64_t length = f.cache != nullptr ? f.cache->cache->capacity : f.input.seq_length;
+    const Tensor buckets = positions_.buckets(length, both_sides_);
     return embedding(f.exec, f.tape ? f.tape->input(buckets, false) : Var(buckets), table_, {}, nullptr,
                      {DType::f32});
   }
@@ -80,15 +83,17 @@ class T5Front : public Block {
                                       positions)) {}
 
   Flow forward(const Forward& f, Flow flow) override {
+    const TensorParallel tensor = f.shared(tensor_);
+    flow.decoder_input = vocab_embedding(f.exec, tensor, f.tokens(), embedding_.table(), {}, nullptr,
+                                         {out_, f.dropout("decoder.embedding", dropout_)});
+    if (f.remembers_encoder()) return flow;
     const Forward encoder = f.of_encoder();
     for (const std::int64_t length : {f.input.seq_length, encoder.input.seq_length})
-      TESSERA_CHECK(!tensor_.sharded_sequence() || length % tensor_.size() == 0, "sequences of ", length,
-                    " positions are not shared evenly by ", tensor_.size(),
+      TESSERA_CHECK(!tensor.sharded_sequence() || length % tensor.size() == 0, "sequences of ", length,
+                    " positions are not shared evenly by ", tensor.size(),
                     " tensor ranks, which parallel.sequence needs");
     flow.residual = embedding_.forward(encoder);
     flow.bias = bias_.forward(encoder);
-    flow.decoder_input = vocab_embedding(f.exec, tensor_, f.tokens(), embedding_.table(), {}, nullptr,
-                                         {out_, f.dropout("decoder.embedding", dropout_)});
     return flow;
   }
   bool reads_weights_in_backward() const override { return false; }
@@ -116,9 +121,11 @@ class T5DecoderFront : public Block {
                                       positions)) {}
 
   Flow forward(const Forward& f, Flow flow) override {
-    const Forward encoder = on_own_positions(f, tensor_).of_encoder();
-    const Var last = norm_.forward(encoder, flow.residual, {}).y;
-    flow.memory = dropout(f.exec, last, encoder.dropout(norm_.name(), dropout_));
+    if (!f.remembers_encoder()) {
+      const Forward encoder = on_own_positions(f, tensor_).of_encoder();
+      const Var last = norm_.forward(encoder, flow.residual, {}).y;
+      flow.memory = dropout(f.exec, last, encoder.dropout(norm_.name(), dropout_));
+    }
     flow.residual = std::exchange(flow.decoder_input, Var());
     flow.bias = bias_.forward(f);
     return flow;
@@ -143,9 +150,11 @@ double proj_std(const ModelConfig& config) {
 /// Scores are not scaled.
 class T5SelfAttention : public Module {
  public:
-  T5SelfAttention(std::string name, const ModelConfig& config, const TensorParallel& tensor, bool causal)
+  T5SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
+                  const TensorParallel& tensor, bool causal)
       : Module(std::move(name)),
         config_(config),
+        layer_(layer),
         tensor_(tensor),
         heads_(head_share(config, tensor)),
         causal_(causal),
@@ -164,7 +173,10 @@ class T5SelfAttention : public Module {
     options.attention.key_begin = f.input.key_begin;
     options.attention.key_end = f.input.key_end;
     set_attention_dropout(f, config_, heads_, name(), f.input.seq_length, options.attention);
-    return proj_.forward(f, self_attention(f.exec, qkv_.forward(f, x), options, bias));
+    Var qkv = qkv_.forward(f, x);
+    if (f.cache != nullptr)
+      return proj_.forward(f, cached_self_attention(f, layer_, qkv.take(), options, bias.value()));
+    return proj_.forward(f, self_attention(f.exec, std::move(qkv), options, bias));
   }
 
  private:
@@ -183,15 +195,19 @@ class T5SelfAttention : public Module {
   }
 
   const ModelConfig& config_;
+  std::int64_t layer_;
   TensorParallel tensor_;
   HeadShare heads_;
   bool causal_;
   Linear &proj_, &qkv_;
 };
 
-CrossAttention::Options cross_options(const ModelConfig& config) {
-  return {
-      .query_std = query_std(config), .kv_std = kv_std(config), .proj_std = proj_std(config), .scale = 1.0f};
+CrossAttention::Options cross_options(const ModelConfig& config, std::int64_t layer) {
+  return {.layer = layer,
+          .query_std = query_std(config),
+          .kv_std = kv_std(config),
+          .proj_std = proj_std(config),
+          .scale = 1.0f};
 }
 
 /// Dropout is on the activated values too.
@@ -241,19 +257,23 @@ class T5Mlp : public Module {
 /// A layer of the encoder, or of the decoder, which reads the memory as well.
 class T5Layer : public Block {
  public:
-  T5Layer(std::string name, const ModelConfig& config, const T5Options& options, bool decodes)
+  /// `layer`: its number in the model.
+  T5Layer(std::string name, const ModelConfig& config, std::int64_t layer, const T5Options& options,
+          bool decodes)
       : Block(std::move(name)),
         dropout_(config.dropout),
+        cache_(decodes ? two_stack_cache(config, options.tensor) : CacheShape()),
         input_norm_(submodule<Norm>("input_layernorm", norm(config, options))),
-        attention_(submodule<T5SelfAttention>("self_attention", config, options.tensor, decodes)),
+        attention_(submodule<T5SelfAttention>("self_attention", config, layer, options.tensor, decodes)),
         cross_norm_(decodes ? &submodule<Norm>("pre_cross_attn_layernorm", norm(config, options)) : nullptr),
         cross_(decodes ? &submodule<CrossAttention>("cross_attention", config, options.tensor,
-                                                    cross_options(config))
+                                                    cross_options(config, layer))
                        : nullptr),
         mlp_norm_(submodule<Norm>("pre_mlp_layernorm", norm(config, options))),
         mlp_(submodule<T5Mlp>("mlp", config, options.tensor)) {}
 
   Flow forward(const Forward& whole, Flow flow) override {
+    if (cross_ == nullptr && whole.remembers_encoder()) return flow;
     const Forward f = cross_ != nullptr ? whole : whole.of_encoder();
     ResidualNorm x = input_norm_.forward(f, flow.residual, flow.branch, flow.dropout);
     Var branch = attention_.forward(f, x.y, flow.bias);
@@ -269,6 +289,7 @@ class T5Layer : public Block {
     flow.dropout = f.dropout(mlp_.name(), dropout_);
     return flow;
   }
+  CacheShape cache_shape() const override { return cache_; }
 
  private:
   static Norm::Options norm(const ModelConfig& config, const T5Options& options) {
@@ -276,6 +297,7 @@ class T5Layer : public Block {
   }
 
   double dropout_;
+  CacheShape cache_;
   Norm& input_norm_;
   T5SelfAttention& attention_;
   Norm* cross_norm_;
@@ -304,6 +326,8 @@ class T5Head : public Head {
     const Var hidden = factor_ != 1.0f ? scale(f.exec, kept, factor_) : kept;
     if (output == Model::Output::losses)
       return vocab_linear_cross_entropy(f.exec, tensor_, hidden, weight_, f.input.labels, upstream);
+    if (output == Model::Output::own_logits)
+      return own_vocab_logits(f.exec, f.shared(tensor_), hidden, weight_);
     return vocab_logits(f.exec, tensor_, hidden, weight_);
   }
   const Parameter* borrowed() const override { return table_; }
@@ -354,27 +378,29 @@ class T5 : public Stack {
     check_length(positions);
     return positions_.reserve(ctx, positions);
   }
-  void check_generates(std::int64_t) const override {
-    throw InvalidArgument(
-        "text is generated by models of one stack of layers; what T5's encoder makes is not cached");
-  }
+  void check_generates(std::int64_t length) const override { check_length(length); }
 
  protected:
   std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const override {
-    const MicroBatchSize encoded{size.batch, size.encoder_seq_length};
+    const MicroBatchSize encoded{size.batch, size.encoder_seq_length, 0, size.generates};
     const std::int64_t encoder = *config_.encoder_layers;
     if (layer == config_.num_layers) return {stream("residual", size)};
+    // Its encoder rests.
+    const bool remembers = size.generates && size.encoder_seq_length == 0;
+    if (layer <= encoder && remembers) return {stream("decoder_input", size)};
     std::vector<Port> ports = {stream("residual", layer > encoder ? size : encoded)};
-    if (layer > encoder) {
+    if (layer > encoder && !remembers) {
       ports.push_back(stream("memory", encoded));
       ports.back().dtype = numerics().compute;
-    } else {
+    } else if (layer <= encoder) {
       ports.push_back(stream("decoder_input", size));
     }
-    const std::int64_t length = layer > encoder ? size.seq_length : size.encoder_seq_length;
+    const std::int64_t own = size.generates ? size.capacity : size.seq_length;
+    const std::int64_t length = layer > encoder ? own : size.encoder_seq_length;
     const std::int64_t heads = config_.num_heads / sharding().tensor.size();
     // The decoder's front makes another one.
-    if (layer != encoder) ports.push_back({Shape{2 * length - 1, heads}, DType::f32, "bias"});
+    const std::int64_t distances = std::max<std::int64_t>(0, 2 * length - 1);  // empty passes have none
+    if (layer != encoder) ports.push_back({Shape{distances, heads}, DType::f32, "bias"});
     return ports;
   }
   void prepare(const Forward& forward) override { positions_.make(forward.exec); }
@@ -413,7 +439,7 @@ class T5 : public Stack {
       const bool decodes = i >= encoder;
       const std::string name =
           decodes ? "decoder.layers." + std::to_string(i - encoder) : "encoder.layers." + std::to_string(i);
-      add_layer<nn::T5Layer>(name, config_, options, decodes);
+      add_layer<nn::T5Layer>(name, config_, i, options, decodes);
     }
     if (!piece.head) return;
     Parameter* table = *config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
