@@ -202,7 +202,7 @@ Refusal read_value(const YamlNode& node, WeightedPaths& value) {
       return detail::concat(form, "; an element is ", item.describe());
     }
     if (Refusal refusal = read_value(item.items[0], weight); !refusal.empty()) return "weight " + refusal;
-    if (weight < 0) return detail::concat("weight must not be negative, as ", weight, " is");
+    if (weight <= 0) return detail::concat("weight must be above 0, not ", yaml_text(weight));
     if (Refusal refusal = read_value(item.items[1], prefix); !refusal.empty()) return "prefix " + refusal;
   }
   return {};

@@ -1,4 +1,5 @@
 #include "config_test_support.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
@@ -283,7 +284,7 @@ TEST(ToYaml, DataAreNamedInOneOfSeveralWays) {
   EXPECT_EQ(sized.data.path.front(), (std::pair{kWeightBySize, std::string("a")}));
   for (const auto& [data, says] :
        {std::pair{"path: a, train_path: b", "give one of them"},
-        std::pair{"valid_path: b", "data.train_path"}, std::pair{"path: [[-1, a], [2, b]]", "negative"},
+        std::pair{"valid_path: b", "data.train_path"}, std::pair{"path: [[-1, a], [2, b]]", "above 0"},
         std::pair{"path: [a, [1, b]]", "list of prefixes"}})
     expect_contains(test::message_of<ConfigError>([&] { parse("data: {" + std::string(data) + "}"); }), says);
 }

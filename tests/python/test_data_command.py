@@ -70,6 +70,12 @@ def test_lists_in_files_are_what_they_say(tessera_program, tmp_path):
         assert "args_path: null" in (tmp_path / name / "config.yaml").read_text()
     assert seen["blend"] == seen["file"] == seen["splits"] == seen["json"]
 
+    (tmp_path / "sized.txt").write_text(f"{a} {b}")
+    for name, keys in {"sized": {"data__path": [str(a), str(b)]}, "named": {"data__args_path": str(tmp_path / "sized.txt")}}.items():
+        run(tessera_program, "train", write_config(tmp_path, a, name, training__steps=3, data__split="1,0,0", **{"data__path": None, **keys}))
+        seen[name] = losses(tmp_path / name)
+    assert seen["sized"] == seen["named"] != seen["blend"]
+
     def refused(**keys):
         return run(tessera_program, "train", write_config(tmp_path, a, "bad", **keys), code=2).stderr
 
