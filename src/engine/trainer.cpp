@@ -484,9 +484,10 @@ TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& l
                                   .dump_asked = hooks.dump_asked,
                                   .on_dump = hooks.on_dump});
   try {
-    agree_on_config(config, *world);
-    Config settled = settle_recompute(config, world, log);
-    read_data_lists(settled);
+    Config named = config;
+    read_data_lists(named);
+    agree_on_config(named, *world);
+    Config settled = settle_recompute(named, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
     return TrainingRun(settled, tokenizer, hooks, log, world, options).train();

@@ -1,6 +1,7 @@
 #include "tessera/data/preprocess.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -354,6 +355,40 @@ TEST(Preprocess, GoesOnAfterAKill) {
   EXPECT_EQ(slurp(folder / "out_text_document.idx"), all.first);
   EXPECT_EQ(slurp(folder / "out_text_document.bin"), all.second);
   EXPECT_FALSE(std::filesystem::exists(left));
+}
+
+/// A disk that is full is a limit on the file's size here; what fitted counts when there is room again.
+TEST(Preprocess, GoesOnWhenThereIsRoomAgain) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 3000; ++i) lines += "{\"text\": \"" + std::string(1000, 'a' + i % 26) + "\"}\n";
+  spill(folder / "in.jsonl", lines);
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.keep_every_s = 0;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{3'000'000, 3'000'000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      preprocess(options);
+    } catch (const IoError& error) {
+      const std::string said = error.what();
+      ::_exit(said.find("What was done is kept in") != std::string::npos ? 7 : 8);
+    } catch (...) {
+      ::_exit(9);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_FALSE(std::filesystem::exists(folder / "out_text_document.bin"));
+  const PreprocessResult result = preprocess(options);
+  EXPECT_GT(result.documents_kept, 500);
+  EXPECT_EQ(result.tokens, 3'000'000);
+  EXPECT_EQ(IndexedDataset(folder / "out_text_document").document(2999), Ids(1000, 'a' + 2999 % 26));
 }
 
 TEST(Preprocess, BeginsAnewWhereWhatIsLeftDoesNotFit) {

@@ -25,7 +25,8 @@ _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 _LISTS = ("data_args_path", "per_split_data_args_path")
 _SPLIT, _SEED = "969, 30, 1", 1234  # Megatron's
 _LATER = ("retriever_seq_length", "sample_rate", "max_seq_length_dec")
-_UNREAD = {"merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
+_UNREAD = {"data_impl": "files of either layout are read as they are, and tokens where they lie",
+           "merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
            "num_dataset_builder_threads": "rank 0 builds the index files",
            "vocab_size": "the model says it"}
 
