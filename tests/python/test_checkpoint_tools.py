@@ -1,8 +1,10 @@
 """`tessera checkpoint diff`, `average` and `inspect --tree` over runs of several layouts, model folders and Megatron's."""
 
 import json
+import os
 import shutil
 import struct
+import subprocess
 
 import pytest
 from cli_support import run, text_documents, write_config, write_corpus
@@ -110,6 +112,49 @@ def test_the_mean_of_several(tessera_program, folder, tmp_path):
     assert run(tessera_program, "checkpoint", "average", folder / "hf", folder / "tessera", "--output", tmp_path / "same",
                code=4).stderr.startswith("error: ")
     assert (tmp_path / "same/model.safetensors").read_bytes() == before
+
+
+def write_wide_model(folder, layers, hidden):
+    """A GPT-2 of zeros, as a sparse file."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 257, "n_positions": 64, "n_embd": hidden,
+        "n_layer": layers, "n_head": 8, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}))
+    shapes = {"wte.weight": [257, hidden], "wpe.weight": [64, hidden], "ln_f.weight": [hidden], "ln_f.bias": [hidden]}
+    for layer in range(layers):
+        for name, shape in {"ln_1": [hidden], "ln_2": [hidden], "attn.c_attn": [hidden, 3 * hidden], "attn.c_proj": [hidden, hidden],
+                            "mlp.c_fc": [hidden, 4 * hidden], "mlp.c_proj": [4 * hidden, hidden]}.items():
+            shapes[f"h.{layer}.{name}.weight"] = shape
+            shapes[f"h.{layer}.{name}.bias"] = shape[-1:]
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        header[f"transformer.{name}"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    return at
+
+
+def most_memory(*command):
+    """Bytes that a process had in memory at most; it must end with 0."""
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss * 1024
+
+
+def test_memory_follows_the_largest_tensor(tessera_program, tmp_path):
+    bare = most_memory(tessera_program, "checkpoint", "--help")
+    largest = 4 * 4 * 512 * 512
+    for name in ("a", "b"):
+        size = write_wide_model(tmp_path / name, 12, 512)
+    assert size > 140 << 20
+    for command in (["diff", tmp_path / "a", tmp_path / "b"], ["average", tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c"]):
+        assert most_memory(tessera_program, "checkpoint", *command) - bare < 6 * largest + (24 << 20)
 
 
 def test_trees(tessera_program, folder):
