@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cstring>
@@ -98,6 +99,9 @@ class ZstdText final : public TextSource {
     // What is in the stream's own buffer comes without more input.
     while (to.pos < to.size && (fill() || pending_)) {
       const std::size_t code = ZSTD_decompressStream(stream_, &to, &in_);
+      TESSERA_ENSURE(DataError, ZSTD_getErrorCode(code) != ZSTD_error_frameParameter_windowTooLarge, path_,
+                     ": was packed with a window above 128 MiB. Unpack it (zstd -d --long=31), and give the "
+                     "unpacked file");
       TESSERA_ENSURE(DataError, ZSTD_isError(code) == 0, path_, ": is damaged: Zstandard data before byte ",
                      consumed(), ": ", ZSTD_getErrorName(code), ". Copy the file again");
       between_frames_ = code == 0;

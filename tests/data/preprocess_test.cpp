@@ -289,6 +289,9 @@ TEST(Preprocess, ReadsGzipAndZstandard) {
   damaged.back() = static_cast<char>(damaged.back() ^ 1);  // of the checksum
   with(damaged);
   mentions(message_of<DataError>([&] { preprocess(options); }), {"b.jsonl.zst", "is damaged", "checksum"});
+  ASSERT_TRUE(shell("zstd -q --long=28 < b.jsonl > long.jsonl.zst"));
+  options.input = {folder / "long.jsonl.zst"};
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"long.jsonl.zst", "window", "--long=31"});
   EXPECT_EQ(slurp(folder / "out_text_document.idx"), before) << "what was there is kept";
 }
 
