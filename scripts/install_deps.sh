@@ -30,7 +30,8 @@ for argument in "$@"; do
 done
 
 # The names are the same on Debian 12 and Ubuntu 24.04.
-libraries=(libdnnl-dev libgloo-dev libssl-dev libyaml-cpp-dev libspdlog-dev libcli11-dev nlohmann-json3-dev zlib1g-dev)
+libraries=(libdnnl-dev libgloo-dev libssl-dev libyaml-cpp-dev libspdlog-dev libcli11-dev nlohmann-json3-dev zlib1g-dev
+  libzstd-dev)
 tools=(cmake:cmake ninja:ninja-build g++:g++) # program:package
 if $with_tests; then
   libraries+=(libgtest-dev libboost-context-dev)

@@ -60,10 +60,10 @@ def load_tokenizer(options):
     try:
         if options.model:
             tokenizer = Tokenizer.from_file(options.model)
-        elif options.word_piece:
-            tokenizer = BertWordPieceTokenizer(options.vocab_file, lowercase=options.word_piece == "lower")
         else:
-            tokenizer = ByteLevelBPETokenizer(options.vocab_file, options.merge_file)
+            made = BertWordPieceTokenizer(options.vocab_file, lowercase=options.word_piece == "lower") if options.word_piece \
+                else ByteLevelBPETokenizer(options.vocab_file, options.merge_file)
+            tokenizer = Tokenizer.from_str(made.to_str())
     except Exception as error:  # the package raises plain Exception for damaged files
         raise Refused(f"{options.model or options.vocab_file}: cannot be read as a tokenizer: {error}") from error
     tokenizer.no_truncation()
@@ -87,7 +87,9 @@ def texts_of(payload):
 
 def encode(tokenizer, payload):
     texts = texts_of(payload)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    # The same ids without their places in the text, which nobody asks for; older packages only have the other.
+    encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+    rows = [encoding.ids for encoding in encode_batch(texts, add_special_tokens=False)]
     answer = [struct.pack("<I", len(texts)), u32_bytes([len(row) for row in rows])]
     answer.extend(u32_bytes(row) for row in rows)
     return b"".join(answer)

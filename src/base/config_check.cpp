@@ -90,7 +90,8 @@ class RangeCheck {
     return {};
   }
   static std::string find_fault(const std::pair<double, std::string>& value, const Limits&) {
-    const std::string fault = find_fault(value.first, positive());
+    const bool by_size = value.first == kWeightBySize;
+    const std::string fault = by_size ? std::string() : find_fault(value.first, positive());
     if (!fault.empty()) return "weight " + fault;
     return value.second.empty() ? "prefix must not be empty" : "";
   }

@@ -89,6 +89,9 @@ constexpr EnumName<DeviceChoice> kDevices[] = {
 constexpr EnumName<AutoSwitch> kAutoSwitches[] = {
     {AutoSwitch::automatic, "auto"}, {AutoSwitch::off, "false"}, {AutoSwitch::on, "true"}};
 
+constexpr EnumName<DataLoading> kDataLoadings[] = {
+    {DataLoading::mmap, "mmap"}, {DataLoading::cached, "cached"}, {DataLoading::lazy, "lazy"}};
+
 template <typename E>
 std::string_view find_name(E value) {
   for (const EnumName<E>& entry : names_of(value).values) {
@@ -128,6 +131,7 @@ EnumNames<WsdStyle> names_of(WsdStyle) { return {kWsdStyles, {}}; }
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle) { return {kWeightDecayStyles, {}}; }
 EnumNames<DeviceChoice> names_of(DeviceChoice) { return {kDevices, {}}; }
 EnumNames<AutoSwitch> names_of(AutoSwitch) { return {kAutoSwitches, {}}; }
+EnumNames<DataLoading> names_of(DataLoading) { return {kDataLoadings, {}}; }
 
 std::string_view name_of(Family value) { return value.name; }
 std::string_view name_of(PositionKind value) { return find_name(value); }
@@ -148,5 +152,6 @@ std::string_view name_of(WsdStyle value) { return find_name(value); }
 std::string_view name_of(WeightDecayStyle value) { return find_name(value); }
 std::string_view name_of(DeviceChoice value) { return find_name(value); }
 std::string_view name_of(AutoSwitch value) { return find_name(value); }
+std::string_view name_of(DataLoading value) { return find_name(value); }
 
 }  // namespace tessera

@@ -52,5 +52,6 @@ EnumNames<WsdStyle> names_of(WsdStyle);
 EnumNames<WeightDecayStyle> names_of(WeightDecayStyle);
 EnumNames<DeviceChoice> names_of(DeviceChoice);
 EnumNames<AutoSwitch> names_of(AutoSwitch);
+EnumNames<DataLoading> names_of(DataLoading);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ double masked_tokens(const Config& c, std::int64_t tokens) {
 void check_sentences(Rules& rules, const Config& c, std::int64_t specials, const char* what) {
   const std::int64_t length = c.training.seq_length, tokens = length - specials;
   // Samples that a script brings are as long as they are.
-  const bool drawn = !c.data.path.empty();
+  const bool drawn = c.data.names_data();
   rules.rule({"model.family", "training.seq_length"}, [&] {
     return unless(!drawn || tokens >= 2, "training.seq_length (", length, ") is too short for model.family ",
                   c.model.family.name, ": a sample has ", what, " and at least two tokens");
@@ -37,7 +37,7 @@ void check_spans(Rules& rules, const Config& c) {
   rules.rule({"model.family", "training.seq_length", "training.decoder_seq_length", "data.mask_prob"}, [&] {
     const SampleLengths lengths = sample_lengths(c);
     const double masked = std::floor(masked_tokens(c, lengths.encoder - 2));
-    return unless(d.path.empty() || masked + 2 <= static_cast<double>(lengths.tokens),
+    return unless(!d.names_data() || masked + 2 <= static_cast<double>(lengths.tokens),
                   "training.decoder_seq_length (", lengths.tokens, ") has no room for the ", masked,
                   " tokens that data.mask_prob (", d.mask_prob,
                   ") leaves out of a full sample, a sentinel and the start");
@@ -54,10 +54,27 @@ void check_spans(Rules& rules, const Config& c) {
   });
 }
 
+/// Data are named in one way.
+void check_paths(Rules& rules, const DataConfig& d) {
+  rules.rule({"data.path", "data.train_path", "data.valid_path", "data.test_path", "data.args_path",
+              "data.per_split_args_path"},
+             [&]() -> std::string {
+               const int ways = static_cast<int>(!d.path.empty()) + static_cast<int>(d.names_splits()) +
+                                static_cast<int>(d.args_path.has_value()) +
+                                static_cast<int>(d.per_split_args_path.has_value());
+               if (ways > 1)
+                 return "data.path, data.train_path (with valid_path and test_path), data.args_path and "
+                        "data.per_split_args_path each say which data are read: give one of them";
+               return unless(!d.names_splits() || !d.train_path.empty(),
+                             "data.valid_path and data.test_path go with data.train_path: give it too");
+             });
+}
+
 }  // namespace
 
 void check_samples(Rules& rules, const Config& c) {
   const DataConfig& d = c.data;
+  check_paths(rules, d);
   using Samples = ModelSpec::Samples;
   const auto kind = [&] { return spec_of(c.model.family).samples; };
   rules.rule({"model.family", "data.reset_position_ids", "data.reset_attention_mask", "data.eod_mask_loss"},

@@ -405,9 +405,21 @@ void describe_masking(Visitor& visit, Section& c) {
 
 template <typename Visitor, IsSection<DataConfig> Section>
 void describe(Visitor& visit, Section& c) {
-  visit.field("path", c.path,
-              "prefix of an .idx/.bin pair, or a list of [weight, prefix]; training needs it");
+  visit.field(
+      "path", c.path,
+      "prefix of an .idx/.bin pair, a list of [weight, prefix], or a list of prefixes, mixed by their "
+      "sizes; training needs it, or one of the next");
   visit.field("split", c.split, "shares of training, validation and test");
+  visit.field("train_path", c.train_path,
+              "as path, for training alone and whole; path and split then have none");
+  visit.field("valid_path", c.valid_path, "the same for validation");
+  visit.field("test_path", c.test_path, "the same for test: looked through, not read by `tessera train`");
+  visit.field("args_path", c.args_path, "a text file that holds path, as words: `0.3 A 0.7 B`, or `A B`");
+  visit.field("per_split_args_path", c.per_split_args_path,
+              "a JSON file with such words, or null, under `train`, `valid` and `test`");
+  visit.field("loader", c.loader,
+              "`mmap`: tokens are read where they lie, in the system's page cache; `cached`: all are kept in "
+              "memory, by each process; `lazy`: as mmap, and the index too");
   visit.field("tokenizer", c.tokenizer, "`bytes` or the path of a tokenizer.json or vocab.txt");
   visit.field("cache_dir", c.cache_dir, "where sample indices are kept; null = beside the data");
   visit.field("reset_position_ids", c.reset_position_ids, "count positions from 0 again in every document");

@@ -186,16 +186,23 @@ Refusal read_value(const YamlNode& node, WeightedPaths& value) {
   value.clear();
   if (node.kind == YamlNode::Kind::null) return {};
   if (node.kind == YamlNode::Kind::scalar) return read_value(node, value.emplace_back(1.0, "").second);
-  const char* form = "must be a prefix or a list [[weight, prefix], ...]";
+  const char* form = "must be a prefix, a list [[weight, prefix], ...] or a list of prefixes";
   if (node.kind != YamlNode::Kind::sequence || node.items.empty())
     return detail::concat(form, ", not ",
                           node.kind == YamlNode::Kind::sequence ? "an empty list" : node.describe());
+  const bool weighted = node.items.front().kind == YamlNode::Kind::sequence;
   for (const YamlNode& item : node.items) {
-    if (item.kind != YamlNode::Kind::sequence || item.items.size() != 2) {
+    auto& [weight, prefix] = value.emplace_back();
+    if (!weighted && item.kind == YamlNode::Kind::scalar) {
+      weight = node.items.size() > 1 ? kWeightBySize : 1.0;
+      if (Refusal refusal = read_value(item, prefix); !refusal.empty()) return "prefix " + refusal;
+      continue;
+    }
+    if (!weighted || item.kind != YamlNode::Kind::sequence || item.items.size() != 2) {
       return detail::concat(form, "; an element is ", item.describe());
     }
-    auto& [weight, prefix] = value.emplace_back();
     if (Refusal refusal = read_value(item.items[0], weight); !refusal.empty()) return "weight " + refusal;
+    if (weight <= 0) return detail::concat("weight must be above 0, not ", yaml_text(weight));
     if (Refusal refusal = read_value(item.items[1], prefix); !refusal.empty()) return "prefix " + refusal;
   }
   return {};
@@ -272,7 +279,9 @@ std::string yaml_text(const WeightedPaths& value) {
   if (value.size() == 1 && value[0].first == 1.0) return yaml_text(value[0].second);
   std::string text = "[";
   for (const auto& [weight, prefix] : value) {
-    text += detail::concat(text.size() > 1 ? ", " : "", "[", yaml_text(weight), ", ", yaml_text(prefix), "]");
+    text += text.size() > 1 ? ", " : "";
+    text += weight == kWeightBySize ? yaml_text(prefix)
+                                    : detail::concat("[", yaml_text(weight), ", ", yaml_text(prefix), "]");
   }
   return text + "]";
 }

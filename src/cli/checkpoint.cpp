@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 
+#include "cli/checkpoint_tools.hpp"
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/megatron.hpp"
@@ -11,7 +12,8 @@
 namespace tessera::cli {
 namespace {
 
-void inspect(const std::string& path) {
+void inspect(const std::string& path, bool tree) {
+  if (tree) return print_tree(path);
   if (path.ends_with(".pt") || path.ends_with(".bin")) {
     std::cout << torch_file_json(path) << "\n";
     return;
@@ -53,16 +55,22 @@ void verify(const std::string& path, Program& program) {
 }  // namespace
 
 void add_checkpoint(CLI::App& app, Program& program) {
-  auto* command = app.add_subcommand("checkpoint", "Look at and check saved checkpoints");
+  auto* command = app.add_subcommand("checkpoint", "Look at, check, compare and average saved checkpoints");
   command->require_subcommand(1);
   auto path = std::make_shared<std::string>();
   const char* what = "a run's folder, a folder of checkpoints, or one checkpoint";
   auto* show = command->add_subcommand("inspect", "List what a checkpoint holds");
   show->add_option("path", *path, std::string(what) + "; or a file of torch.save (.pt, .bin)")->required();
-  show->callback([path] { inspect(*path); });
+  auto tree = std::make_shared<bool>(false);
+  show->add_flag(
+      "--tree", *tree,
+      "names and shapes as a tree, equal layers once; also of model folders, .safetensors and Megatron's");
+  show->callback([path, tree] { inspect(*path, *tree); });
   auto* check = command->add_subcommand("verify", "Read every byte and compare with the checksums");
   check->add_option("path", *path, what)->required();
   check->callback([path, &program] { verify(*path, program); });
+  add_checkpoint_diff(*command, program);
+  add_checkpoint_average(*command);
 }
 
 }  // namespace tessera::cli

@@ -45,6 +45,7 @@ int run(std::vector<std::string> args, const std::vector<std::string>& self) {
   cli::add_convert(app, program);
   cli::add_checkpoint(app, program);
   cli::add_python_commands(app, program);
+  cli::add_data(app, program);
   cli::add_env(app, program);
   cli::add_flight(app, program);
   std::reverse(args.begin(), args.end());  // CLI11 takes them from the back

@@ -38,6 +38,7 @@ void add_preprocess(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
 void add_convert(CLI::App& app, Program& program);
 void add_checkpoint(CLI::App& app, Program& program);
+void add_data(CLI::App& app, Program& program);
 void add_env(CLI::App& app, Program& program);
 void add_flight(CLI::App& app, Program& program);
 /// Runs `python -m tessera COMMAND ARGS...` in a child that imports nothing from the current folder, and

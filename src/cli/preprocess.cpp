@@ -32,6 +32,8 @@ void run_preprocess(PreprocessOptions options, const Program& program) {
   const PreprocessResult result = preprocess(options);
   if (terminal) std::cerr << "\n";
   for (const std::string& note : result.notes) std::cerr << "note: " << note << "\n";
+  if (result.documents_kept > 0)
+    std::cerr << "went on after the " << result.documents_kept << " documents of an earlier call\n";
   std::cout << result.documents << " documents, ";
   if (result.sentences > 0) std::cout << result.sentences << " sentences, ";
   std::cout << result.tokens << " tokens (" << result.dtype << ", vocabulary " << result.tokenizer.vocab_size
@@ -52,11 +54,14 @@ void add_preprocess(CLI::App& app, Program& program) {
     command->add_flag(both_spellings(name), value, meaning);
   };
   TokenizerOptions& tokenizer = o->tokenizer;
-  option("--input", o->input, "JSON lines or plain text, also packed (.gz, .zst), or folders of them")
+  option("--input", o->input,
+         "JSON lines, plain text (both also packed: .gz, .zst) or Parquet; files, patterns in quotes, or "
+         "folders")
       ->required();
   option("--output-prefix", o->output_prefix, "writes PREFIX_KEY_document.idx, .bin and .tessera.json")
       ->required();
-  option("--json-keys", o->json_keys, "keys of the JSON objects to take text from")->capture_default_str();
+  option("--json-keys", o->json_keys, "keys of the JSON objects, or columns, to take text from")
+      ->capture_default_str();
   flag("--append-eod", o->append_eod, "end every document with an end-of-document token");
   flag("--split-sentences", o->split_sentences,
        "for BERT: each sentence a sequence of its own; writes PREFIX_KEY_sentence instead");

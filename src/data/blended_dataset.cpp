@@ -102,9 +102,7 @@ Shared build_split(const SplitsOptions& options, const SampleMaker& maker, const
   return std::make_shared<BlendedDataset>(std::move(members), kept, std::min(*asked, size));
 }
 
-}  // namespace
-
-DatasetSplits build_splits(const SplitsOptions& options, const SampleMaker& maker) {
+Files open_files(const SplitsOptions& options) {
   TESSERA_ENSURE(ConfigError, !options.members.empty(), "data.path names no dataset");
   Files files;
   for (const BlendMember& member : options.members) {
@@ -113,6 +111,31 @@ DatasetSplits build_splits(const SplitsOptions& options, const SampleMaker& make
     files.push_back(std::make_shared<IndexedDataset>(member.prefix, options.files));
     if (options.files.on_progress) options.files.on_progress();
   }
+  return files;
+}
+
+/// Each split of data of its own.
+DatasetSplits build_apart(const SplitsOptions& options, const SampleMaker& maker) {
+  static constexpr std::array kWhole = {"1,0,0", "0,1,0", "0,0,1"};
+  DatasetSplits data;
+  const std::array places = {&data.train, &data.valid, &data.test};
+  for (const Split split : {Split::train, Split::valid, Split::test}) {
+    const auto which = static_cast<std::size_t>(split);
+    if (options.split_members[which].empty()) continue;
+    SplitsOptions one = options;
+    one.members = options.split_members[which];
+    *places[which] =
+        build_split(one, maker, open_files(one), parse_split(kWhole[which]), split, data.warnings);
+  }
+  return data;
+}
+
+}  // namespace
+
+DatasetSplits build_splits(const SplitsOptions& options, const SampleMaker& maker) {
+  const bool apart = std::ranges::any_of(options.split_members, [](const auto& m) { return !m.empty(); });
+  if (apart) return build_apart(options, maker);
+  const Files files = open_files(options);
   const SplitBounds bounds = parse_split(options.split);
   DatasetSplits data;
   data.train = build_split(options, maker, files, bounds, Split::train, data.warnings);

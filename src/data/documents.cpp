@@ -20,14 +20,35 @@ constexpr const char* kByteOrderMark = "\xEF\xBB\xBF";
 
 bool is_json_lines(const std::string& path) {
   const std::string extension = text_extension(path);
-  return extension == ".jsonl" || extension == ".json" || extension == ".ndjson";
+  return extension == ".jsonl" || extension == ".json" || extension == ".ndjson" || is_parquet(path);
 }
 
-DocumentReader::DocumentReader(std::vector<std::string> paths) : paths_(std::move(paths)) {
+DocumentReader::DocumentReader(std::vector<std::string> paths, TextOptions options)
+    : paths_(std::move(paths)), options_(std::move(options)) {
   for (const std::string& path : paths_) {
-    total_bytes_ += files::InputFile(path, files::Keep::nothing, "Check --input").size();
-    any_plain_text_ = any_plain_text_ || !is_json_lines(path);
+    bytes_.push_back(files::InputFile(path, files::Keep::nothing, "Check --input").size());
+    total_bytes_ += bytes_.back();
+    json_lines_.push_back(is_json_lines(path));
+    any_plain_text_ = any_plain_text_ || !json_lines_.back();
   }
+}
+
+DocumentPosition DocumentReader::position() const {
+  if (source_ == nullptr) return {static_cast<std::int64_t>(current_), 0, 0};
+  return {static_cast<std::int64_t>(current_), line_, offset_ + static_cast<std::int64_t>(used_)};
+}
+
+void DocumentReader::seek(const DocumentPosition& position) {
+  TESSERA_CHECK(source_ == nullptr && current_ == 0, "documents were read already");
+  TESSERA_ENSURE(DataError, position.file >= 0 && position.file <= static_cast<std::int64_t>(paths_.size()),
+                 "file ", position.file, " of ", paths_.size());
+  current_ = static_cast<std::size_t>(position.file);
+  for (std::size_t i = 0; i < current_; ++i) bytes_before_ += bytes_[i];
+  if (position.offset == 0) return;
+  open_file();
+  source_->skip(position.offset);
+  offset_ = position.offset;
+  line_ = position.line;
 }
 
 /// Reads on behind what the buffer holds; false at the file's end.
@@ -43,7 +64,7 @@ bool DocumentReader::read_more() {
 void DocumentReader::check_packing() const {
   const std::int64_t packed = source_->packed_bytes(), size = static_cast<std::int64_t>(buffer_.size());
   if (packed < 0 || size <= kUnasked || size / kMostPacking <= packed) return;
-  const std::string at = line_ > 0 || is_json_lines(paths_[current_]) ? detail::concat(":", line_ + 1) : "";
+  const std::string at = json_lines_[current_] ? detail::concat(":", line_ + 1) : "";
   detail::fail<DataError>(
       __FILE__, __LINE__, "",
       detail::concat(paths_[current_], at, ": one document unpacks to more than ", size,
@@ -62,13 +83,14 @@ bool DocumentReader::next_line(std::string& line) {
       return true;
     }
     buffer_.erase(0, used_);
-    used_ = 0;
+    offset_ += static_cast<std::int64_t>(std::exchange(used_, 0));
     from = buffer_.size();
     TESSERA_ENSURE(DataError, from <= kLongestDocument, paths_[current_], ":", line_ + 1,
                    ": the line is longer than 2 GiB. JSON lines hold one document each; split it");
     if (!read_more()) break;
   }
   if (buffer_.empty()) return false;
+  offset_ += static_cast<std::int64_t>(buffer_.size());
   line = std::exchange(buffer_, {});
   return true;
 }
@@ -82,23 +104,25 @@ void DocumentReader::read_whole(std::string& text) {
   if (text.starts_with(kByteOrderMark)) text.erase(0, 3);
 }
 
+void DocumentReader::open_file() {
+  source_ = open_text(paths_[current_], options_);
+  line_ = 0;
+  used_ = 0;
+  offset_ = 0;
+  buffer_.clear();
+}
+
 void DocumentReader::close_file() {
-  bytes_before_ += source_->consumed();
+  bytes_before_ += bytes_[current_];
   source_.reset();
   ++current_;
 }
 
 bool DocumentReader::next(RawDocument& out) {
   while (current_ < paths_.size()) {
-    const std::string& path = paths_[current_];
     out.file = static_cast<std::int32_t>(current_);
-    if (source_ == nullptr) {
-      source_ = open_text(path);
-      line_ = 0;
-      used_ = 0;
-      buffer_.clear();
-    }
-    if (!is_json_lines(path)) {
+    if (source_ == nullptr) open_file();
+    if (!json_lines_[current_]) {
       out.line = 0;
       read_whole(out.text);
       close_file();

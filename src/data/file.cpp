@@ -51,8 +51,14 @@ InputFile::InputFile(const std::string& path, Keep keep, const std::string& reme
     const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
     TESSERA_ENSURE(DataError, regular, path, ": is not a regular file. ", remedy);
     size_ = info.st_size;
-    if (keep == Keep::nothing || size_ > kKeptBytes) return;
-    Kept bytes = room_for(size_);
+    if (keep == Keep::nothing || (keep == Keep::small && size_ > kKeptBytes)) return;
+    Kept bytes = [&] {
+      try {
+        return room_for(size_);
+      } catch (const std::bad_alloc&) {
+        throw IoError(detail::concat(path, ": its ", size_, " bytes do not fit into memory"));
+      }
+    }();
     read_from_disk(0, {bytes.get(), static_cast<std::size_t>(size_)});
     kept_ = std::move(bytes);
   } catch (...) {
@@ -118,10 +124,26 @@ OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
   buffer_.reserve(std::size_t{1} << 20);
 }
 
+OutputFile::OutputFile(std::string path, std::string temporary, std::int64_t size)
+    : path_(std::move(path)), temporary_(std::move(temporary)), written_(size) {
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  TESSERA_ENSURE(IoError, fd_ >= 0, temporary_, ": cannot be created: ", reason(errno),
+                 ". Choose an output folder that exists and can be written");
+  kept_ = true;
+  struct stat info {};
+  const bool long_enough = ::fstat(fd_, &info) == 0 && info.st_size >= size;
+  const bool cut = long_enough && ::ftruncate(fd_, size) == 0 && ::lseek(fd_, size, SEEK_SET) == size;
+  const int error = errno;
+  if (!cut) ::close(std::exchange(fd_, -1));
+  TESSERA_ENSURE(DataError, long_enough, temporary_, ": has ", info.st_size, " bytes, not ", size);
+  TESSERA_ENSURE(IoError, cut, temporary_, ": cannot be cut off at byte ", size, ": ", reason(error));
+  buffer_.reserve(std::size_t{1} << 20);
+}
+
 OutputFile::~OutputFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (!kept_) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {

@@ -20,6 +20,7 @@ std::string reason(int code);
 enum class Keep {
   nothing,  ///< every read goes to the file
   small,    ///< a file of at most kKeptBytes is read once, when it is opened; a larger one as `nothing`
+  all       ///< read once, whatever its size
 };
 constexpr std::int64_t kKeptBytes = std::int64_t{64} << 20;
 
@@ -67,7 +68,10 @@ class OutputFile {
  public:
   /// Errors: IoError if the temporary file cannot be created.
   explicit OutputFile(std::string path);
-  /// Removes the temporary file unless published.
+  /// With a temporary file that stays where it is until published. It goes on behind its first `size` bytes;
+  /// what it has beyond is cut off. Errors: IoError; DataError if it has less.
+  OutputFile(std::string path, std::string temporary, std::int64_t size);
+  /// Removes the temporary file unless it was published or named.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -91,6 +95,7 @@ class OutputFile {
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
+  bool kept_ = false;
   std::int64_t written_ = 0;
   std::vector<std::byte> buffer_;
 };

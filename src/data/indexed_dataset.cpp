@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "data/file.hpp"
 #include "data/indexed_format.hpp"
@@ -20,6 +21,15 @@ T load(const std::byte* at) {
   return value;
 }
 
+files::Keep kept_index(DataLoading loading) {
+  return loading == DataLoading::mmap   ? files::Keep::small
+         : loading == DataLoading::lazy ? files::Keep::nothing
+                                        : files::Keep::all;
+}
+files::Keep kept_tokens(DataLoading loading) {
+  return loading == DataLoading::cached ? files::Keep::all : files::Keep::nothing;
+}
+
 std::string without_suffix(const std::string& prefix) {
   for (const char* suffix : {".idx", ".bin"}) {
     if (prefix.ends_with(suffix)) return prefix.substr(0, prefix.size() - 4);
@@ -32,6 +42,8 @@ constexpr const char* kGivePrefix =
 /// Entries of the index that are looked through at a time.
 constexpr std::int64_t kEntriesAtOnce = 1 << 16;
 constexpr const char* kRemake = "Make the pair again with `tessera preprocess`, or copy both files again";
+
+constexpr const char* kRecopy = "Copy both files again";
 
 /// Converts `count` stored tokens to ids; returns the first position that is no id in [0, limit), or -1.
 template <typename T>
@@ -68,6 +80,8 @@ Convert converter(DType dtype) {
       return to_ids<std::uint16_t>;
     case DType::i32:
       return to_ids<std::int32_t>;
+    case DType::u32:
+      return to_ids<std::uint32_t>;
     case DType::i64:
       return to_ids<std::int64_t>;
     case DType::f32:
@@ -89,6 +103,8 @@ double stored_value(const std::byte* at, DType dtype) {
       return load<std::uint16_t>(at);
     case DType::i32:
       return load<std::int32_t>(at);
+    case DType::u32:
+      return load<std::uint32_t>(at);
     case DType::i64:
       return static_cast<double>(load<std::int64_t>(at));
     case DType::f32:
@@ -109,10 +125,10 @@ int token_code(DType dtype) {
 IndexedDataset::IndexedDataset(const std::string& prefix, IndexedDatasetOptions options)
     // In braces, so that the .idx is opened first.
     : IndexedDataset{without_suffix(prefix),
-                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".idx", files::Keep::small,
-                                                        kGivePrefix),
-                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".bin", files::Keep::nothing,
-                                                        kGivePrefix),
+                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".idx",
+                                                        kept_index(options.loading), kGivePrefix),
+                     std::make_unique<files::InputFile>(without_suffix(prefix) + ".bin",
+                                                        kept_tokens(options.loading), kGivePrefix),
                      options} {}
 
 IndexedDataset::IndexedDataset(const std::string& prefix, std::unique_ptr<files::InputFile> index,
@@ -132,11 +148,21 @@ void IndexedDataset::parse_header() {
   const std::int64_t size = index_->size();
   TESSERA_ENSURE(DataError, size >= indexed::kHeaderBytes, path, ": has ", size, " bytes, less than the ",
                  indexed::kHeaderBytes, " of the header: it is cut off. ", kRemake);
+  std::array<std::byte, 9> magic;
+  index_->read(0, magic);
+  if (std::memcmp(magic.data(), indexed::kOldMagic, sizeof indexed::kOldMagic) == 0)
+    return parse_old_header();
+  TESSERA_ENSURE(DataError, std::memcmp(magic.data(), indexed::kMagic, sizeof indexed::kMagic) == 0, path,
+                 ": byte 0: does not begin with MMIDIDX or TNTIDX: it is not an indexed dataset. ", kRemake);
+  parse_new_header();
+}
+
+void IndexedDataset::parse_new_header() {
+  const std::string& path = index_->path();
+  const std::int64_t size = index_->size();
   std::array<std::byte, indexed::kHeaderBytes> header;
   index_->read(0, header);
   const std::byte* at = header.data();
-  TESSERA_ENSURE(DataError, std::memcmp(at, indexed::kMagic, 9) == 0, path,
-                 ": byte 0: does not begin with MMIDIDX: it is not an indexed dataset. ", kRemake);
   const auto version = load<std::uint64_t>(at + 9);
   TESSERA_ENSURE(DataError, version == indexed::kVersion, path, ": byte 9: version ", version,
                  ", only version 1 is known. ", kRemake);
@@ -155,7 +181,8 @@ void IndexedDataset::parse_header() {
                  " entries does not fit a file of ", size, " bytes: it is cut off or damaged. ", kRemake);
   sequences_ = static_cast<std::int64_t>(sequences);
   document_entries_ = static_cast<std::int64_t>(entries);
-  pointers_at_ = indexed::kHeaderBytes + 4 * sequences_;
+  lengths_at_ = indexed::kHeaderBytes;
+  pointers_at_ = lengths_at_ + 4 * sequences_;
   documents_at_ = pointers_at_ + 8 * sequences_;
   const std::int64_t expected = documents_at_ + 8 * document_entries_;
   has_modes_ = sequences_ > 0 && size == expected + sequences_;
@@ -163,6 +190,53 @@ void IndexedDataset::parse_header() {
                  " sequences and ", document_entries_, " document entries take ", expected, " (or ",
                  expected + sequences_, " with modes): it is ", size < expected ? "cut off" : "too long",
                  ". ", kRemake);
+}
+
+void IndexedDataset::parse_old_header() {
+  const std::string& path = index_->path();
+  TESSERA_ENSURE(DataError, index_->size() >= indexed::kOldHeaderBytes + 16, path, ": has ", index_->size(),
+                 " bytes, less than the shortest index of TNTIDX: it is cut off. ", kRecopy);
+  std::array<std::uint64_t, 7> words;  // the last: documents in Megatron's files, in fairseq's an offset, 0
+  index_->read(8, std::as_writable_bytes(std::span(words)));
+  const auto [version, code, width, sequences, sizes, documents, unused] = words;
+  TESSERA_ENSURE(DataError, version == indexed::kVersion, path, ": byte 8: version ", version,
+                 ", only version 1 is known. ", kRecopy);
+  TESSERA_ENSURE(DataError, code != 6 && code != 7, path, ": byte 16: token type code ", code,
+                 " is of floats, which are no tokens. Make the dataset again with `tessera preprocess`");
+  TESSERA_ENSURE(DataError, (code >= 1 && code <= 5) || (code >= 8 && code <= 9), path,
+                 ": byte 16: token type code ", code, " is not one of 1 to 5, 8 and 9. ", kRecopy);
+  dtype_ = code == 9 ? DType::u32 : indexed::kTokenTypes[static_cast<std::size_t>(code) - 1];
+  TESSERA_ENSURE(DataError, width == size_of(dtype_), path, ": byte 24: tokens of ", width, " bytes, but ",
+                 dtype_, " has ", size_of(dtype_), ". ", kRecopy);
+  const auto most = static_cast<std::uint64_t>(index_->size()) / 8;
+  TESSERA_ENSURE(DataError, sequences <= most / 3, path, ": byte 32: ", sequences,
+                 " sequences cannot be described in a file of ", index_->size(),
+                 " bytes: it is cut off or damaged. ", kRecopy);
+  TESSERA_ENSURE(DataError, sizes == sequences, path, ": byte 40: ", sizes, " sizes of ", sequences,
+                 " sequences: tokens have one dimension, and what this holds has others. ", kRecopy);
+  format_ = IndexFormat::tntidx;
+  sequences_ = static_cast<std::int64_t>(sequences);
+  pointer_bytes_ = static_cast<std::int64_t>(width);
+  place_old_arrays(documents);
+}
+
+/// The word after the sizes' count is 0 in fairseq's files, the first offset; in Megatron's it is not.
+void IndexedDataset::place_old_arrays(std::uint64_t document_entries) {
+  const std::string& path = index_->path();
+  has_documents_ = document_entries != 0;
+  TESSERA_ENSURE(DataError, document_entries <= static_cast<std::uint64_t>(index_->size()) / 8, path,
+                 ": byte 48: a document index of ", document_entries, " entries does not fit a file of ",
+                 index_->size(), " bytes: it is cut off or damaged. ", kRecopy);
+  document_entries_ = has_documents_ ? static_cast<std::int64_t>(document_entries) : sequences_ + 1;
+  const std::int64_t dimensions_at = indexed::kOldHeaderBytes + (has_documents_ ? 8 : 0);
+  pointers_at_ = dimensions_at + 8 * (sequences_ + 1);
+  lengths_at_ = pointers_at_ + 8 * (sequences_ + 1);
+  documents_at_ = lengths_at_ + 8 * sequences_;
+  const std::int64_t expected = documents_at_ + (has_documents_ ? 8 * document_entries_ : 0);
+  TESSERA_ENSURE(DataError, index_->size() == expected, path, ": has ", index_->size(), " bytes, but ",
+                 sequences_, " sequences and ", has_documents_ ? document_entries_ : 0,
+                 " document entries take ", expected, ": it is ",
+                 index_->size() < expected ? "cut off" : "too long", ". ", kRecopy);
 }
 
 /// Entries [first, first + count) of the array at byte `at` of the index.
@@ -173,22 +247,32 @@ std::vector<T> IndexedDataset::entries(std::int64_t at, std::int64_t first, std:
   return out;
 }
 
+/// Of both layouts.
+std::vector<std::int64_t> IndexedDataset::lengths_of(std::int64_t first, std::int64_t count) const {
+  if (format_ == IndexFormat::tntidx) return entries<std::int64_t>(lengths_at_, first, count);
+  const auto lengths = entries<std::int32_t>(lengths_at_, first, count);
+  return {lengths.begin(), lengths.end()};
+}
+
 void IndexedDataset::check_lengths() {
   const std::string& path = index_->path();
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
+  constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
   std::int64_t expected = 0;  // cannot overflow: checked against the size of the .bin in every turn
   for (std::int64_t first = 0; first < sequences_; first += kEntriesAtOnce) {
     if (options_.on_progress) options_.on_progress();
     const std::int64_t count = std::min(kEntriesAtOnce, sequences_ - first);
-    const auto lengths = entries<std::int32_t>(indexed::kHeaderBytes, first, count);
+    const auto lengths = lengths_of(first, count);
     const auto pointers = entries<std::int64_t>(pointers_at_, first, count);
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t i = first + k, length = lengths[static_cast<std::size_t>(k)],
                          pointer = pointers[static_cast<std::size_t>(k)];
-      TESSERA_ENSURE(DataError, length >= 0, path, ": byte ", indexed::kHeaderBytes + 4 * i, ": sequence ", i,
-                     " has the negative length ", length, ". ", kRemake);
-      TESSERA_ENSURE(DataError, pointer == expected, path, ": byte ", pointers_at_ + 8 * i, ": sequence ", i,
-                     " points to byte ", pointer, " of the .bin instead of ", expected,
+      TESSERA_ENSURE(DataError, length >= 0 && length <= kLongest, path, ": byte ",
+                     lengths_at_ + (format_ == IndexFormat::tntidx ? 8 : 4) * i, ": sequence ", i,
+                     length < 0 ? " has the negative length " : " has the length ", length, ". ", kRemake);
+      TESSERA_ENSURE(DataError, pointer == expected / pointer_bytes_, path, ": byte ", pointers_at_ + 8 * i,
+                     ": sequence ", i, " points to ", format_ == IndexFormat::tntidx ? "token " : "byte ",
+                     pointer, " of the .bin instead of ", expected / pointer_bytes_,
                      ", where the one before it ends. ", kRemake);
       expected += length * width;
       TESSERA_ENSURE(DataError, expected <= tokens_file_->size(), tokens_file_->path(), ": has ",
@@ -200,12 +284,31 @@ void IndexedDataset::check_lengths() {
                  tokens_file_->size(), " bytes, but the .idx describes ", expected,
                  ": it is too long or belongs to another .idx. ", kRemake);
   tokens_ = expected / width;
+  if (format_ == IndexFormat::tntidx) check_dimensions();
+}
+
+/// That sequences have one dimension each, and that the last pointer is the end, in the older layout.
+void IndexedDataset::check_dimensions() const {
+  const std::string& path = index_->path();
+  const std::int64_t at = pointers_at_ - 8 * (sequences_ + 1);
+  for (std::int64_t first = 0; first <= sequences_; first += kEntriesAtOnce) {
+    const auto offsets = entries<std::int64_t>(at, first, std::min(kEntriesAtOnce, sequences_ + 1 - first));
+    for (std::size_t k = 0; k < offsets.size(); ++k) {
+      const std::int64_t i = first + static_cast<std::int64_t>(k);
+      TESSERA_ENSURE(DataError, offsets[k] == i, path, ": byte ", at + 8 * i, ": dimension offset ", i,
+                     " is ", offsets[k], "; sequences of tokens have one dimension each. ", kRecopy);
+    }
+  }
+  const auto end = index_->value<std::int64_t>(pointers_at_ + 8 * sequences_);
+  TESSERA_ENSURE(DataError, end == tokens_, path, ": byte ", pointers_at_ + 8 * sequences_,
+                 ": the last sequence ends at token ", end, " of ", tokens_, ". ", kRecopy);
 }
 
 void IndexedDataset::check_documents() const {
   const std::string& path = index_->path();
   TESSERA_ENSURE(DataError, document_entries_ >= 1, path,
                  ": byte 26: the document index is empty; it begins with 0. ", kRemake);
+  if (!has_documents_) return;
   std::int64_t previous = 0;
   for (std::int64_t i = 0; i < document_entries_;) {
     if (options_.on_progress) options_.on_progress();
@@ -225,13 +328,20 @@ void IndexedDataset::check_documents() const {
 
 std::int64_t IndexedDataset::index_bytes() const { return index_->size(); }
 std::int64_t IndexedDataset::token_bytes() const { return tokens_file_->size(); }
+std::int64_t IndexedDataset::kept_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto* file : {index_.get(), tokens_file_.get()}) bytes += file->data() ? file->size() : 0;
+  return bytes;
+}
 
 /// Two pointers lie beside each other, a pointer and a length do not: one access to memory, or to the file.
 IndexedDataset::Extent IndexedDataset::extent(std::int64_t sequence) const {
   TESSERA_CHECK(sequence >= 0 && sequence < sequences_, prefix_, ": sequence ", sequence, " of ", sequences_);
   const std::int64_t at = pointers_at_ + 8 * sequence;
-  if (sequence + 1 == sequences_) return {index_->value<std::int64_t>(at), tokens_file_->size()};
-  return index_->value<Extent>(at);
+  if (sequence + 1 == sequences_)
+    return {index_->value<std::int64_t>(at) * pointer_bytes_, tokens_file_->size()};
+  const Extent place = index_->value<Extent>(at);
+  return {place.begin * pointer_bytes_, place.end * pointer_bytes_};
 }
 
 std::int32_t IndexedDataset::length(std::int64_t sequence) const {
@@ -240,19 +350,29 @@ std::int32_t IndexedDataset::length(std::int64_t sequence) const {
 }
 
 std::vector<std::int32_t> IndexedDataset::lengths() const {
-  return entries<std::int32_t>(indexed::kHeaderBytes, 0, sequences_);
+  if (format_ == IndexFormat::mmididx) return entries<std::int32_t>(lengths_at_, 0, sequences_);
+  std::vector<std::int32_t> out;
+  out.reserve(static_cast<std::size_t>(sequences_));
+  for (std::int64_t first = 0; first < sequences_; first += kEntriesAtOnce) {
+    for (const std::int64_t length : lengths_of(first, std::min(kEntriesAtOnce, sequences_ - first)))
+      out.push_back(static_cast<std::int32_t>(length));
+  }
+  return out;
 }
 
 std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
   TESSERA_CHECK(document >= 0 && document < document_entries_, prefix_, ": document ", document, " of ",
                 documents());
-  return index_->value<std::int64_t>(documents_at_ + 8 * document);
+  return has_documents_ ? index_->value<std::int64_t>(documents_at_ + 8 * document) : document;
 }
 
 std::vector<std::int64_t> IndexedDataset::document_begins(std::int64_t first, std::int64_t end) const {
   TESSERA_CHECK(first >= 0 && first <= end && end <= document_entries_, prefix_, ": documents [", first, ", ",
                 end, ") of ", documents());
-  return entries<std::int64_t>(documents_at_, first, end - first);
+  if (has_documents_) return entries<std::int64_t>(documents_at_, first, end - first);
+  std::vector<std::int64_t> out(static_cast<std::size_t>(end - first));
+  std::iota(out.begin(), out.end(), first);
+  return out;
 }
 
 std::int8_t IndexedDataset::mode(std::int64_t sequence) const {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 
 #include "data/file.hpp"
 #include "data/indexed_format.hpp"
@@ -61,6 +62,48 @@ IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtyp
   index_file_ = std::make_unique<files::OutputFile>(prefix + ".idx");
 }
 
+IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, DType dtype, const std::string& folder,
+                                           const std::string& name, const IndexedMark& mark)
+    : prefix_(prefix), dtype_(dtype), marked_(mark), tokens_(mark.tokens) {
+  token_code(dtype);
+  const std::string kept = folder + "/" + name;
+  const auto width = static_cast<std::int64_t>(size_of(dtype));
+  tokens_file_ = std::make_unique<files::OutputFile>(prefix + ".bin", kept + ".bin", mark.tokens * width);
+  kept_lengths_ = std::make_unique<files::OutputFile>(kept + ".lengths", kept + ".lengths",
+                                                      mark.sequences * sizeof(std::int32_t));
+  kept_documents_ = std::make_unique<files::OutputFile>(kept + ".documents", kept + ".documents",
+                                                        mark.documents * sizeof(std::int64_t));
+  if (mark.documents > 0) restore(kept, mark);
+}
+
+/// The part of the index that is kept in memory, from its files.
+void IndexedDatasetWriter::restore(const std::string& kept, const IndexedMark& mark) {
+  lengths_.resize(static_cast<std::size_t>(mark.sequences));
+  document_index_.resize(static_cast<std::size_t>(mark.documents) + 1);
+  const auto read = [&](const char* suffix, std::span<std::byte> out) {
+    files::InputFile(kept + suffix, files::Keep::nothing).read(0, out);
+  };
+  read(".lengths", std::as_writable_bytes(std::span(lengths_)));
+  read(".documents", std::as_writable_bytes(std::span(document_index_).subspan(1)));
+  const std::int64_t tokens = std::accumulate(lengths_.begin(), lengths_.end(), std::int64_t{0});
+  TESSERA_ENSURE(DataError,
+                 tokens == mark.tokens && document_index_.back() == mark.sequences &&
+                     std::ranges::is_sorted(document_index_) &&
+                     std::ranges::all_of(lengths_, [](std::int32_t length) { return length >= 0; }),
+                 kept, ": does not hold the ", mark.tokens, " tokens that were written");
+}
+
+IndexedMark IndexedDatasetWriter::mark() {
+  TESSERA_CHECK(tokens_file_ != nullptr && kept_lengths_ != nullptr, prefix_, ": keeps nothing");
+  TESSERA_CHECK(document_index_.back() == sequences(), prefix_, ": the last document was not ended");
+  const auto lengths = std::span(lengths_).subspan(static_cast<std::size_t>(marked_.sequences));
+  const auto ends = std::span(document_index_).subspan(static_cast<std::size_t>(marked_.documents) + 1);
+  kept_lengths_->write(std::as_bytes(lengths));
+  kept_documents_->write(std::as_bytes(ends));
+  for (auto* file : {tokens_file_.get(), kept_lengths_.get(), kept_documents_.get()}) file->sync();
+  return marked_ = {sequences(), documents(), tokens_};
+}
+
 IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 
 void IndexedDatasetWriter::add_sequence(std::span<const std::int32_t> tokens) {
@@ -83,30 +126,48 @@ void IndexedDatasetWriter::add_document(std::span<const std::int32_t> tokens) {
   end_document();
 }
 
-void IndexedDatasetWriter::append(const IndexedDataset& part) {
-  TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished");
-  TESSERA_ENSURE(DataError, part.dtype() == dtype_, part.prefix(), ".idx: holds tokens as ", part.dtype(),
-                 ", not ", dtype_, " like the files it is merged with. Make all parts with one tokenizer");
+/// `count` tokens from token `begin` of another .bin on, as they are.
+void IndexedDatasetWriter::copy_tokens(const IndexedDataset& part, std::int64_t begin, std::int64_t count) {
+  const auto width = static_cast<std::int64_t>(size_of(dtype_));
   std::vector<std::byte> piece(std::size_t{1} << 20);
-  for (std::int64_t done = 0; done < part.token_bytes();) {
-    const auto count =
-        std::min<std::int64_t>(static_cast<std::int64_t>(piece.size()), part.token_bytes() - done);
-    const auto bytes = std::span(piece).first(static_cast<std::size_t>(count));
+  for (std::int64_t done = begin * width, end = (begin + count) * width; done < end;) {
+    const auto bytes = std::span(piece).first(static_cast<std::size_t>(
+        std::min<std::int64_t>(static_cast<std::int64_t>(piece.size()), end - done)));
     part.read_bytes(done, bytes);
     tokens_file_->write(bytes);
-    done += count;
+    done += static_cast<std::int64_t>(bytes.size());
   }
-  const std::int64_t base = sequences();
+}
+
+void IndexedDatasetWriter::append_documents(const IndexedDataset& part, ElementRange documents) {
+  TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished");
+  // fairseq's u32 is an i32 here, as long as ids fit, which reading sees to.
+  const bool convert = part.dtype() == DType::u32 && dtype_ == DType::i32;
+  TESSERA_ENSURE(DataError, part.dtype() == dtype_ || convert, part.prefix(), ".idx: holds tokens as ",
+                 part.dtype(), ", not ", dtype_,
+                 " like the files it is merged with. Make all parts with one tokenizer");
+  const std::vector<std::int64_t> begins = part.document_begins(documents.begin, documents.end + 1);
+  if (convert) {
+    for (std::size_t d = 0; d + 1 < begins.size(); ++d) {
+      for (std::int64_t i = begins[d]; i < begins[d + 1]; ++i) add_sequence(part.sequence(i));
+      end_document();
+    }
+    return;
+  }
   const std::vector<std::int32_t> lengths = part.lengths();
-  lengths_.insert(lengths_.end(), lengths.begin(), lengths.end());
-  for (std::int64_t i = 1; i <= part.documents(); ++i)
-    document_index_.push_back(base + part.document_begin(i));
-  tokens_ += part.tokens();
+  const auto first = lengths.begin() + begins.front(), last = lengths.begin() + begins.back();
+  const std::int64_t tokens = std::accumulate(first, last, std::int64_t{0});
+  copy_tokens(part, std::accumulate(lengths.begin(), first, std::int64_t{0}), tokens);
+  const std::int64_t base = sequences() - begins.front();
+  lengths_.insert(lengths_.end(), first, last);
+  for (std::size_t d = 1; d < begins.size(); ++d) document_index_.push_back(base + begins[d]);
+  tokens_ += tokens;
 }
 
 void IndexedDatasetWriter::finish() {
   TESSERA_CHECK(tokens_file_ != nullptr, prefix_, ": is finished already");
   TESSERA_CHECK(document_index_.back() == sequences(), prefix_, ": the last document was not ended");
+  if (index_file_ == nullptr) index_file_ = std::make_unique<files::OutputFile>(prefix_ + ".idx");
   auto& out = *index_file_;
   out.write(std::as_bytes(std::span(indexed::kMagic)));
   out.write_value(indexed::kVersion);

@@ -1,3 +1,5 @@
+#include <glob.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -65,6 +67,18 @@ std::string head_of(const std::string& path) {
   return head;
 }
 
+/// What a shell would make of a pattern, in the order of names.
+std::vector<std::string> matches(const std::string& pattern) {
+  glob_t found{};
+  const int code = ::glob(pattern.c_str(), GLOB_ERR | GLOB_TILDE, nullptr, &found);
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  TESSERA_ENSURE(DataError, code == 0 || code == GLOB_NOMATCH, pattern,
+                 ": its folders cannot be read. Check --input");
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 /// The first names, and how many there are.
 std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
@@ -78,6 +92,12 @@ class Lister {
  public:
   void add(const std::string& path) {
     std::error_code error;
+    if (path.find_first_of("*?[") != std::string::npos && !fs::exists(path, error)) {
+      const std::vector<std::string> found = matches(path);
+      TESSERA_ENSURE(DataError, !found.empty(), path, ": nothing matches this pattern. Check --input");
+      for (const std::string& each : found) add(each);
+      return;
+    }
     if (!fs::is_directory(path, error)) return add_file(path, false);
     const std::size_t before = out_.paths.size();
     add_folder(path);

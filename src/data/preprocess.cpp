@@ -1,15 +1,18 @@
 #include "tessera/data/preprocess.hpp"
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <filesystem>
 #include <future>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
 #include "data/documents.hpp"
 #include "data/sentences.hpp"
+#include "data/unfinished.hpp"
 #include "tessera/data/dataset_record.hpp"
 #include "tessera/data/indexed_writer.hpp"
 
@@ -23,6 +26,7 @@ constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
 struct Chunk {
   std::vector<RawDocument> documents;
   std::int64_t bytes_read = 0;  ///< of the whole input, up to the chunk's end
+  DocumentPosition position{};  ///< there
 };
 
 /// The sequences of a document: one, sentences, or none of an empty text.
@@ -33,6 +37,7 @@ struct Encoded {
   std::vector<std::vector<Sequences>> ids;
   std::int64_t documents = 0;
   std::int64_t bytes_read = 0;
+  DocumentPosition position{};
 };
 
 std::string place_of(const DocumentReader& reader, const RawDocument& document) {
@@ -139,6 +144,7 @@ class EncoderPool {
     Encoded out;
     out.documents = static_cast<std::int64_t>(chunk.documents.size());
     out.bytes_read = chunk.bytes_read;
+    out.position = chunk.position;
     const bool any_bytes = tools.tokenizer->takes_any_bytes() && options_.sentence_splitter != "punkt";
     for (const auto& texts : texts_of(chunk, reader_, options_.json_keys, any_bytes)) {
       auto documents = encode_texts(tools, texts);
@@ -218,39 +224,95 @@ bool read_chunk(DocumentReader& reader, Chunk& chunk) {
     document = {};
   }
   chunk.bytes_read = reader.bytes_read();
+  chunk.position = reader.position();
   return !chunk.documents.empty();
 }
 
-using Writers = std::vector<std::unique_ptr<IndexedDatasetWriter>>;
+/// All that decides the bytes of the output, besides the input's.
+std::string options_text(const PreprocessOptions& o, const TokenizerRecord& tokenizer) {
+  return nlohmann::json{{"json_keys", o.json_keys},       {"append_eod", o.append_eod},
+                        {"sentences", o.split_sentences}, {"splitter", o.sentence_splitter},
+                        {"language", o.language},         {"tokenizer", to_json(tokenizer)}}
+      .dump();
+}
 
-void write_chunk(const Encoded& encoded, Writers& writers, PreprocessResult& result) {
-  for (std::size_t k = 0; k < writers.size(); ++k) {
-    for (const auto& document : encoded.ids[k]) {
-      // An empty text is a document of no sequences, as Megatron's tool writes it.
-      for (const auto& sequence : document) {
-        writers[k]->add_sequence(sequence);
-        result.tokens += static_cast<std::int64_t>(sequence.size());
+/// The datasets while they are written.
+class Output {
+ public:
+  /// Takes up what a killed call left, or begins anew. `result` is told which.
+  Output(const PreprocessOptions& options, std::string identity, PreprocessResult& result)
+      : every_s_(options.keep_every_s),
+        identity_(std::move(identity)),
+        unfinished_(prefix_of(options, options.json_keys.front()) + ".unfinished") {
+    for (const std::string& key : options.json_keys) result.prefixes.push_back(prefix_of(options, key));
+    std::string note;
+    if (const auto mark = unfinished_.find(identity_, note)) {
+      try {
+        open(options, result, *mark);
+        mark_ = *mark;
+        result.documents_kept = mark_.documents;
+      } catch (const DataError& damage) {
+        writers_.clear();
+        note = std::string(damage.what()) + ": begun anew";
       }
-      writers[k]->end_document();
-      result.long_documents += document.size() > 1 ? 1 : 0;
     }
+    if (!note.empty()) result.notes.push_back(note);
+    if (!writers_.empty()) return;
+    unfinished_.clear();
+    open(options, result, {.keys = std::vector<IndexedMark>(options.json_keys.size())});
   }
-  result.documents += encoded.documents;
-  result.bytes = encoded.bytes_read;
-}
 
-Writers open_writers(const PreprocessOptions& options, PreprocessResult& result) {
-  const auto folder = std::filesystem::path(options.output_prefix).parent_path();
-  std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  TESSERA_ENSURE(IoError, !error, folder.string(), ": cannot be created: ", error.message());
-  Writers writers;
-  for (const std::string& key : options.json_keys) {
-    result.prefixes.push_back(prefix_of(options, key));
-    writers.push_back(std::make_unique<IndexedDatasetWriter>(result.prefixes.back(), result.dtype));
+  /// Where the input goes on.
+  const PreprocessMark& mark() const { return mark_; }
+  const std::vector<std::unique_ptr<IndexedDatasetWriter>>& writers() const { return writers_; }
+
+  void add(const Encoded& encoded) {
+    for (std::size_t k = 0; k < writers_.size(); ++k) {
+      for (const auto& document : encoded.ids[k]) {
+        // An empty text is a document of no sequences, as Megatron's tool writes it.
+        for (const auto& sequence : document) {
+          writers_[k]->add_sequence(sequence);
+          mark_.tokens += static_cast<std::int64_t>(sequence.size());
+        }
+        writers_[k]->end_document();
+        mark_.long_documents += document.size() > 1 ? 1 : 0;
+      }
+    }
+    mark_.documents += encoded.documents;
+    mark_.bytes = encoded.bytes_read;
+    mark_.position = encoded.position;
+    const auto now = std::chrono::steady_clock::now();
+    if (std::chrono::duration<double>(now - marked_at_).count() < every_s_) return;
+    for (std::size_t k = 0; k < writers_.size(); ++k) mark_.keys[k] = writers_[k]->mark();
+    unfinished_.write(identity_, mark_);
+    marked_at_ = std::chrono::steady_clock::now();
   }
-  return writers;
-}
+
+  /// What is done stays for the next call, though this one fails. Says where; "" where nothing is worth it.
+  std::string keep() {
+    if (!unfinished_.has_mark()) return "";
+    unfinished_.keep();
+    return unfinished_.folder();
+  }
+
+ private:
+  void open(const PreprocessOptions& options, const PreprocessResult& result, const PreprocessMark& mark) {
+    TESSERA_ENSURE(DataError, mark.keys.size() == options.json_keys.size(), unfinished_.folder(), ": has ",
+                   mark.keys.size(), " datasets");
+    for (std::size_t k = 0; k < mark.keys.size(); ++k) {
+      writers_.push_back(std::make_unique<IndexedDatasetWriter>(
+          result.prefixes[k], result.dtype, unfinished_.folder(), std::to_string(k), mark.keys[k]));
+    }
+    mark_.keys.resize(mark.keys.size());
+  }
+
+  double every_s_;
+  std::string identity_;
+  Unfinished unfinished_;
+  PreprocessMark mark_;
+  std::chrono::steady_clock::time_point marked_at_ = std::chrono::steady_clock::now();
+  std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
+};
 
 /// What samples of masked tokens need to know of the tokenizer; none where it has no token for masks.
 std::optional<SpecialTokens> recorded_tokens(const PreprocessOptions& options) {
@@ -259,7 +321,8 @@ std::optional<SpecialTokens> recorded_tokens(const PreprocessOptions& options) {
   return special;
 }
 
-void publish(Writers& writers, const PreprocessOptions& options, PreprocessResult& result) {
+void publish(const Output& output, const PreprocessOptions& options, PreprocessResult& result) {
+  const auto& writers = output.writers();
   const std::optional<SpecialTokens> special = recorded_tokens(options);
   for (std::size_t k = 0; k < writers.size(); ++k) {
     if (writers[k]->tokens() == 0)
@@ -273,6 +336,40 @@ void publish(Writers& writers, const PreprocessOptions& options, PreprocessResul
   }
 }
 
+/// Reads, encodes and writes all that is left of the input.
+void encode_all(const PreprocessOptions& options, DocumentReader& reader, EncoderPool& pool, Output& output) {
+  std::deque<std::future<Encoded>> pending;
+  const auto write_one = [&] {
+    output.add(pending.front().get());
+    pending.pop_front();
+    const PreprocessMark& mark = output.mark();
+    if (options.progress) options.progress({mark.bytes, reader.total_bytes(), mark.documents, mark.tokens});
+  };
+  for (Chunk chunk; read_chunk(reader, chunk);) {
+    pending.push_back(pool.submit(std::move(chunk)));
+    if (pending.size() > 2 * static_cast<std::size_t>(options.workers)) write_one();
+  }
+  while (!pending.empty()) write_one();
+}
+
+void check_result(const PreprocessOptions& options, const Output& output, PreprocessResult& result) {
+  const PreprocessMark& mark = output.mark();
+  result.documents = mark.documents;
+  result.tokens = mark.tokens;
+  result.long_documents = mark.long_documents;
+  result.bytes = mark.bytes;
+  TESSERA_ENSURE(DataError, result.documents > 0, options.input.front(), ": the input holds no document");
+  TESSERA_ENSURE(DataError, result.tokens > 0, options.input.front(), ": the input holds no text: ",
+                 result.documents == 1 ? "its document is empty" : "all its documents are empty");
+  if (!options.split_sentences) return;
+  for (const auto& writer : output.writers()) result.sentences += writer->sequences();
+  if (result.long_documents > 0) return;
+  result.notes.push_back("no document has more than one sentence, and samples of two segments need two: " +
+                         std::string(options.sentence_splitter == "lines"
+                                         ? "put one sentence on each line, or use --sentence-splitter punkt"
+                                         : "give longer texts"));
+}
+
 }  // namespace
 
 PreprocessResult preprocess(const PreprocessOptions& options) {
@@ -281,10 +378,6 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
   PreprocessResult result;
   InputFiles inputs = list_inputs(options.input);
   result.notes = std::move(inputs.notes);
-  DocumentReader reader(std::move(inputs.paths));
-  TESSERA_ENSURE(
-      ConfigError, !reader.any_plain_text() || options.json_keys.size() == 1,
-      "--json-keys names several keys, but some input is plain text (not .jsonl, .json or .ndjson)");
   auto tokenizer = make_tokenizer(options.tokenizer);
   auto splitter = splitter_of(options);
   TESSERA_ENSURE(
@@ -292,34 +385,24 @@ PreprocessResult preprocess(const PreprocessOptions& options) {
       "--append-eod: the tokenizer has no end-of-document token; name one of its tokens with --eod-token");
   result.tokenizer = describe_tokenizer(options.tokenizer);
   result.dtype = token_dtype(result.tokenizer.vocab_size);
-  Writers writers = open_writers(options, result);
-
-  std::deque<std::future<Encoded>> pending;
-  EncoderPool pool(options, reader, std::move(tokenizer), std::move(splitter));
-  const auto write_one = [&] {
-    write_chunk(pending.front().get(), writers, result);
-    pending.pop_front();
-    if (options.progress)
-      options.progress({result.bytes, reader.total_bytes(), result.documents, result.tokens});
-  };
-  for (Chunk chunk; read_chunk(reader, chunk);) {
-    pending.push_back(pool.submit(std::move(chunk)));
-    if (pending.size() > 2 * static_cast<std::size_t>(options.workers)) write_one();
+  std::string identity = identity_of(inputs.paths, options_text(options, result.tokenizer));
+  DocumentReader reader(std::move(inputs.paths), {options.tokenizer.python, options.json_keys});
+  TESSERA_ENSURE(ConfigError, !reader.any_plain_text() || options.json_keys.size() == 1,
+                 "--json-keys names several keys, but some input is plain text (not .jsonl, .json, .ndjson "
+                 "or Parquet)");
+  Output output(options, std::move(identity), result);
+  try {
+    reader.seek(output.mark().position);
+    EncoderPool pool(options, reader, std::move(tokenizer), std::move(splitter));
+    encode_all(options, reader, pool, output);
+    check_result(options, output, result);
+    publish(output, options, result);
+  } catch (const IoError& error) {
+    const std::string kept = output.keep();
+    if (kept.empty()) throw;
+    throw IoError(detail::concat(error.what(), ". What was done is kept in ", kept,
+                                 ": the same command goes on from there"));
   }
-  while (!pending.empty()) write_one();
-  TESSERA_ENSURE(DataError, result.documents > 0, options.input.front(), ": the input holds no document");
-  TESSERA_ENSURE(DataError, result.tokens > 0, options.input.front(), ": the input holds no text: ",
-                 result.documents == 1 ? "its document is empty" : "all its documents are empty");
-  if (options.split_sentences) {
-    for (const auto& writer : writers) result.sentences += writer->sequences();
-    if (result.long_documents == 0)
-      result.notes.push_back(
-          "no document has more than one sentence, and samples of two segments need two: " +
-          std::string(options.sentence_splitter == "lines"
-                          ? "put one sentence on each line, or use --sentence-splitter punkt"
-                          : "give longer texts"));
-  }
-  publish(writers, options, result);
   return result;
 }
 

@@ -1,5 +1,7 @@
 #include "engine/run_data.hpp"
 
+#include "engine/bytes_text.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -17,7 +19,7 @@ namespace {
 
 std::optional<DatasetRecord> record_of(const Config& config) {
   std::vector<std::string> prefixes;
-  for (const auto& [weight, prefix] : config.data.path) prefixes.push_back(prefix);
+  for (const NamedDataset& data : datasets_of(config)) prefixes.push_back(data.prefix);
   return shared_record(prefixes);
 }
 
@@ -168,6 +170,25 @@ void judge_by_ids(const Config& config, std::int32_t largest, const std::string&
   log.warning(what, "; generating text will need it");
 }
 
+/// How often the run reads data for training, where that is more than twice.
+void tell_repeats(const Config& config, const std::vector<std::pair<NamedDataset, double>>& tokens,
+                  const Logger& log) {
+  const TrainingConfig& t = config.training;
+  const auto share = [](const NamedDataset& data, double count) {
+    return data.weight == kWeightBySize ? count : data.weight;
+  };
+  double shares = 0;
+  for (const auto& [data, count] : tokens) shares += share(data, count);
+  for (const auto& [data, count] : tokens) {
+    const double read = static_cast<double>(t.steps * t.global_batch_size * t.seq_length) *
+                        share(data, count) / std::max(shares, 1e-300);
+    if (count == 0 || read <= 2 * count) continue;
+    log.info(data.prefix, ": its ", static_cast<std::int64_t>(count), " training tokens are read ",
+             std::llround(read / count), " times in training.steps ", t.steps,
+             ". Watch eval_loss: it rises where a model learns its text by heart");
+  }
+}
+
 /// Says that keys which only other families read are set.
 void tell_unread_keys(const Config& config, const Logger& log) {
   if (reads_sentences(config)) return;
@@ -223,14 +244,14 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
                     const std::function<void()>& on_progress) {
   tell_unread_keys(config, log);
   tell_narrow_decoder(config, log);
-  const TrainingConfig& t = config.training;
-  const SplitBounds bounds = parse_split(config.data.split);
-  double weights = 0;
-  for (const auto& [weight, prefix] : config.data.path) weights += weight;
   std::int32_t largest = -1;
+  std::int64_t kept = 0;
   std::string where;
-  for (const auto& [weight, prefix] : config.data.path) {
+  std::vector<std::pair<NamedDataset, double>> training;
+  for (const NamedDataset& named : datasets_of(config)) {
+    const std::string& prefix = named.prefix;
     const IndexedDataset data(prefix, {.vocab_size = config.model.vocab_size, .on_progress = on_progress});
+    kept += data.index_bytes() + data.token_bytes();
     if (const std::int32_t id = check_ids(data, on_progress); id > largest) {
       largest = id;
       where = prefix;
@@ -239,15 +260,15 @@ void check_run_data(const Config& config, RunTokenizer& tokenizer, const Logger&
       log.warning(prefix, " holds sentences, which model.family ", config.model.family.name,
                   " reads one after the other like documents: make its data without --split-sentences");
     tell_unusable(config, data, log);
-    if (!bounds.front() || weight <= 0) continue;
+    const SplitBounds bounds = parse_split(named.split);
+    if (!bounds.front() || named.weight == 0) continue;
     const ElementRange range = training_sequences(config, data, bounds);
-    const auto tokens = static_cast<double>(count_tokens(data.lengths(), range.begin, range.end));
-    const double read = static_cast<double>(t.steps * t.global_batch_size * t.seq_length) * weight / weights;
-    if (tokens == 0 || read <= 2 * tokens) continue;
-    log.info(prefix, ": its ", static_cast<std::int64_t>(tokens), " training tokens are read ",
-             std::llround(read / tokens), " times in training.steps ", t.steps,
-             ". Watch eval_loss: it rises where a model learns its text by heart");
+    training.emplace_back(named, count_tokens(data.lengths(), range.begin, range.end));
   }
+  tell_repeats(config, training, log);
+  if (config.data.loader == DataLoading::cached)
+    log.info("data.loader cached: each process that reads data keeps ", bytes_text(kept),
+             " of index and tokens in memory");
   if (!tokenizer.record && tokenizer.name == "bytes" && !reads_sentences(config))
     judge_by_ids(config, largest, where, tokenizer, log);
 }

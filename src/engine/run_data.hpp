@@ -11,6 +11,20 @@ namespace tessera {
 
 struct Config;
 
+/// The data that `config` names in files, data.args_path and data.per_split_args_path, put into data.path and
+/// data.train_path, valid_path, test_path. Errors: ConfigError for a file that cannot be read or does not
+/// hold such lists.
+void read_data_lists(Config& config);
+
+/// A dataset that a run reads.
+struct NamedDataset {
+  double weight = 1;  ///< or kWeightBySize
+  std::string prefix;
+  std::string split;  ///< what it is cut by: data.split, or all of it for one of the three
+};
+/// All of them, whichever keys name them.
+std::vector<NamedDataset> datasets_of(const Config& config);
+
 /// What samples of a run are made of.
 ModelSpec::Samples samples_of(const Config& config);
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "checkpoint/file_io.hpp"
+#include "engine/run_data.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/engine/trainer.hpp"
@@ -75,6 +76,7 @@ void check_run_folder(const Config& config, bool restarted) {
 Config load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides,
                        const Logger& log) {
   Config config = load_config(path, overrides);
+  read_data_lists(config);
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const bool given = std::any_of(overrides.begin(), overrides.end(),
                                  [](const std::string& text) { return text.starts_with("logging.dir="); });

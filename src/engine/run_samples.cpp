@@ -9,13 +9,23 @@ ModelSpec::Samples samples_of(const Config& config) { return spec_of(config.mode
 
 namespace {
 
+std::vector<BlendMember> members_of(const std::vector<std::pair<double, std::string>>& paths) {
+  std::vector<BlendMember> members;
+  for (const auto& [weight, prefix] : paths) {
+    const bool weighted = paths.size() > 1 && weight != kWeightBySize;
+    members.push_back({weighted ? std::optional(weight) : std::nullopt, prefix});
+  }
+  return members;
+}
+
 /// What every kind of samples has.
 SplitsOptions splits_of(const Config& config, const std::function<void()>& on_progress) {
   const TrainingConfig& t = config.training;
   SplitsOptions options;
-  for (const auto& [weight, prefix] : config.data.path) {
-    options.members.push_back({config.data.path.size() > 1 ? std::optional(weight) : std::nullopt, prefix});
-  }
+  options.members = members_of(config.data.path);
+  options.split_members = {members_of(config.data.train_path), members_of(config.data.valid_path),
+                           members_of(config.data.test_path)};
+  options.files.loading = config.data.loader;
   const std::int64_t evaluations = t.eval_interval > 0 ? 1 : 0;
   options.split = config.data.split;
   options.num_samples = {t.steps * t.global_batch_size, evaluations * t.eval_iters * t.global_batch_size, 0};

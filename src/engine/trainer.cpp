@@ -166,11 +166,13 @@ class TrainingRun {
   std::string open_data() {
     data_ = open_run_data(config_, tokenizer_, heartbeat_of(*world_));
     for (const std::string& warning : data_.warnings) log_.warning(warning);
-    TESSERA_ENSURE(DataError, data_.train, "data.split ", config_.data.split,
-                   " leaves no tokens for training");
+    const bool apart = config_.data.names_splits();
+    TESSERA_ENSURE(DataError, data_.train,
+                   apart ? "data.train_path has" : "data.split " + config_.data.split + " leaves",
+                   " no tokens for training");
     if (config_.training.eval_interval > 0 && !data_.valid) {
-      log_.warning("data.split ", config_.data.split,
-                   " leaves no tokens for validation: nothing is evaluated");
+      log_.warning(apart ? "data.valid_path has" : "data.split " + config_.data.split + " leaves",
+                   " no tokens for validation: nothing is evaluated");
     }
     return "";
   }
@@ -482,8 +484,10 @@ TrainResult train(const Config& config, const TrainHooks& hooks, const Logger& l
                                   .dump_asked = hooks.dump_asked,
                                   .on_dump = hooks.on_dump});
   try {
-    agree_on_config(config, *world);
-    Config settled = settle_recompute(config, world, log);
+    Config named = config;
+    read_data_lists(named);
+    agree_on_config(named, *world);
+    Config settled = settle_recompute(named, world, log);
     const RunTokenizer tokenizer = tokenizer_of_run(settled, log);
     settled.data.tokenizer = tokenizer.name;
     return TrainingRun(settled, tokenizer, hooks, log, world, options).train();

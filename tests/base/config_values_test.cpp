@@ -1,4 +1,5 @@
 #include "config_test_support.hpp"
+#include "tests/support/errors.hpp"
 
 namespace tessera {
 namespace {
@@ -237,7 +238,7 @@ training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18
 data: {path: [[0.1, a], [1e-5, "on"]], split: "1", tokenizer: "no", cache_dir: "~", reset_position_ids: true,
   reset_attention_mask: true, eod_mask_loss: true, mask_prob: 0.123, short_seq_prob: 1, masking_max_ngram: 4, masking_do_full_word: false,
   masking_use_longer_ngrams: true, masking_use_geometric_distribution: true, cls_id: 5, sep_id: 6, mask_id: 7, pad_id: 8,
-  bos_id: 9, eos_id: 10, vocab_extra_ids: 3, sentinel_ids: [90, 80]}
+  bos_id: 9, eos_id: 10, vocab_extra_ids: 3, sentinel_ids: [90, 80], loader: cached}
 checkpoint: {dir: "12", every: 0, keep: 1, resume: "- x", on_interrupt: true, async: true}
 logging: {dir: "a#b", every: 3, trackers: [jsonl], peak_tflops: 312.5, profile: [2, 5]}
 device: {type: cpu, index: 1, threads: 3, cuda_graph: false, tune_gemm: true, gemm_cache: runs/gemm.txt, require_fast_attention: true, deterministic: false, memory_gb: 7.5}
@@ -262,15 +263,32 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
     // norm_placement excludes parallel_residual, recompute_partition parallel.sequence; split_main_weights is
-    // for bf16, a loss scale for fp16; those of an encoder are for t5.
+    // for bf16, a loss scale for fp16; those of an encoder are for t5; data are named in one way.
     const std::string& key = items[i].key;
     const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
                         key == "training.recompute_partition" || key == "model.norm_placement" ||
                         key == "optimizer.split_main_weights" || key == "model.encoder_layers" ||
                         key == "training.decoder_seq_length" || key == "model.scaled_head" ||
-                        key == "parallel.pipeline_split_rank" || key.starts_with("model.relative_");
+                        key == "parallel.pipeline_split_rank" || key.starts_with("model.relative_") ||
+                        (key.starts_with("data.") && key.ends_with("_path"));
     EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
   }
+}
+
+TEST(ToYaml, DataAreNamedInOneOfSeveralWays) {
+  for (const char* data : {"train_path: a, valid_path: [[0.5, b], [2, c]], test_path: [d, \"e f\"]",
+                           "args_path: list.txt", "per_split_args_path: \"lists.json\"", "path: [a, b]"}) {
+    const Config config = parse("data: {" + std::string(data) + "}");
+    EXPECT_EQ(parse_config(to_yaml(config), "printed"), config) << to_yaml(config);
+    EXPECT_TRUE(config.data.names_data());
+  }
+  const Config sized = parse("data: {path: [a, b]}");
+  EXPECT_EQ(sized.data.path.front(), (std::pair{kWeightBySize, std::string("a")}));
+  for (const auto& [data, says] :
+       {std::pair{"path: a, train_path: b", "give one of them"},
+        std::pair{"valid_path: b", "data.train_path"}, std::pair{"path: [[-1, a], [2, b]]", "above 0"},
+        std::pair{"path: [a, [1, b]]", "list of prefixes"}})
+    expect_contains(test::message_of<ConfigError>([&] { parse("data: {" + std::string(data) + "}"); }), says);
 }
 
 // YAML 1.1 readers, Python's among them, take 1e-05 for a text: a number needs a point and a signed exponent.

@@ -204,6 +204,36 @@ TEST(BuildGptData, SplitsOfOneDataset) {
   EXPECT_EQ(build_gpt_data(options).valid, nullptr);
 }
 
+/// As Megatron's --train-data-path and its siblings: each split whole, of data of its own, and drawn as a
+/// blend of one split is.
+TEST(BuildGptData, DataOfItsOwnForEachSplit) {
+  const ScratchFolder folder;
+  write_counting(folder / "a", std::vector<std::int32_t>(6, 50), 100);
+  write_counting(folder / "b", std::vector<std::int32_t>(4, 60), 77);
+  write_counting(folder / "v", std::vector<std::int32_t>(3, 21), 40);
+  GptDataOptions options;
+  options.dataset = plain(10);
+  options.num_samples = {40, 5, 0};
+  options.split_members = {std::vector<BlendMember>{{3.0, folder / "a"}, {1.0, folder / "b"}},
+                           std::vector<BlendMember>{{std::nullopt, folder / "v"}},
+                           std::vector<BlendMember>{}};
+  const GptData apart = build_gpt_data(options);
+  EXPECT_EQ(apart.test, nullptr);
+  const auto alone = [&](std::size_t which, const char* split) {
+    GptDataOptions one = options;
+    one.members = options.split_members[which];
+    one.split_members = {};
+    one.split = split;
+    return build_gpt_data(one);
+  };
+  const auto same = [](const Dataset& x, const Dataset& y) {
+    ASSERT_EQ(x.size(), y.size());
+    for (std::int64_t i = 0; i < x.size(); ++i) EXPECT_EQ(fetch(x, i).tokens, fetch(y, i).tokens) << i;
+  };
+  same(*apart.train, *alone(0, "1,0,0").train);
+  same(*apart.valid, *alone(1, "0,1,0").valid);
+}
+
 TEST(BuildGptData, WeightedBlend) {
   const ScratchFolder folder;
   write_counting(folder / "a", std::vector<std::int32_t>(6, 50), 100);

@@ -1,6 +1,11 @@
 #include "tessera/data/preprocess.hpp"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -267,13 +272,160 @@ TEST(Preprocess, ReadsGzipAndZstandard) {
   PreprocessOptions options = options_for(folder, {folder / "cut.txt.gz"});
   options.overwrite = true;
   mentions(message_of<DataError>([&] { preprocess(options); }), {"cut.txt.gz", "cut off"});
-  if (!shell("zstd -q b.jsonl")) GTEST_SKIP() << "the program zstd is not there";
+  ASSERT_TRUE(shell("zstd -q b.jsonl")) << "the program zstd is not there: scripts/install_deps.sh --tests";
+  const std::string frame = slurp(folder / "b.jsonl.zst");
+  const std::string skipped("\x50\x2a\x4d\x18\x03\0\0\0abc", 11);
   options.input = {folder / "b.jsonl.zst"};
+  const auto with = [&](const std::string& bytes) { spill(folder / "b.jsonl.zst", bytes); };
+  with(skipped + frame + skipped + frame);
   preprocess(options);
-  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{one, two}));
-  const std::string zstd = slurp(folder / "b.jsonl.zst");
-  spill(folder / "b.jsonl.zst", zstd.substr(0, zstd.size() - 6));
-  mentions(message_of<DataError>([&] { preprocess(options); }), {"b.jsonl.zst", "zstd cannot unpack it"});
+  EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>{one, two, one, two}));
+  const auto before = slurp(folder / "out_text_document.idx");
+  for (std::size_t cut : {frame.size() - 6, frame.size() - 1, std::size_t{6}}) {
+    with(frame.substr(0, cut));
+    mentions(message_of<DataError>([&] { preprocess(options); }), {"b.jsonl.zst", "are cut off"});
+  }
+  std::string damaged = frame;
+  damaged.back() = static_cast<char>(damaged.back() ^ 1);  // of the checksum
+  with(damaged);
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"b.jsonl.zst", "is damaged", "checksum"});
+  ASSERT_TRUE(shell("zstd -q --long=28 < b.jsonl > long.jsonl.zst"));
+  options.input = {folder / "long.jsonl.zst"};
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"long.jsonl.zst", "window", "--long=31"});
+  EXPECT_EQ(slurp(folder / "out_text_document.idx"), before) << "what was there is kept";
+}
+
+TEST(Preprocess, PatternsAreAsAShellMakesThem) {
+  const ScratchFolder folder;
+  for (const char* name : {"b2.jsonl", "b1.jsonl", "c.jsonl"})
+    spill(folder / name, "{\"text\": \"" + std::string(name, 2) + "\"}\n");
+  spill(folder / "a[1].jsonl", "{\"text\": \"a[\"}\n");  // a file of that very name comes before a pattern
+  preprocess(options_for(folder, {folder / "c.jsonl", folder / "b?.jsonl", folder / "a[1].jsonl"}));
+  EXPECT_EQ(raw_documents(folder / "out_text_document"),
+            (std::vector<Ids>{{'c', '.'}, {'b', '1'}, {'b', '2'}, {'a', '['}}));
+  PreprocessOptions options = options_for(folder, {folder / "d*.jsonl"});
+  options.overwrite = true;
+  mentions(message_of<DataError>([&] { preprocess(options); }), {"d*.jsonl", "nothing matches"});
+}
+
+/// A process that ends in the middle, as by a kill: no destructor runs.
+void end_after(PreprocessOptions options, std::int64_t documents) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    options.progress = [documents](const PreprocessProgress& p) {
+      if (p.documents >= documents) ::_exit(7);
+    };
+    preprocess(options);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST(Preprocess, GoesOnAfterAKill) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 4000; ++i)
+    lines += "{\"text\": \"" + std::string(static_cast<std::size_t>(i % 89), 'a' + i % 26) + "\"}\n";
+  spill(folder / "a.jsonl",
+        lines.substr(0, lines.size() / 2 + lines.substr(lines.size() / 2).find('\n') + 1));
+  spill(folder / "b.jsonl", lines.substr(slurp(folder / "a.jsonl").size()));
+  ASSERT_EQ(
+      std::system(("gzip -c '" + (folder / "b.jsonl") + "' > '" + (folder / "b.jsonl.gz") + "'").c_str()), 0);
+  PreprocessOptions options = options_for(folder, {folder / "a.jsonl", folder / "b.jsonl.gz"});
+  options.append_eod = true;
+  options.workers = 2;
+  preprocess(options);
+  const std::string left = folder / "out_text_document.unfinished";
+  EXPECT_FALSE(std::filesystem::exists(left));
+  const auto all =
+      std::pair{slurp(folder / "out_text_document.idx"), slurp(folder / "out_text_document.bin")};
+  std::filesystem::remove(folder / "out_text_document.idx");
+  std::filesystem::remove(folder / "out_text_document.bin");
+  options.keep_every_s = 0;
+  for (const std::int64_t documents : {600, 1800, 2600, 3400}) end_after(options, documents);
+  EXPECT_FALSE(std::filesystem::exists(folder / "out_text_document.bin"));
+  std::ofstream(left + "/0.bin", std::ios::app) << "what came after the last mark";
+  PreprocessOptions again = options;
+  std::int64_t first = 0;
+  again.progress = [&first](const PreprocessProgress& p) { first = first > 0 ? first : p.documents; };
+  const PreprocessResult result = preprocess(again);
+  EXPECT_GE(result.documents_kept, 3400);
+  EXPECT_GT(first, 3400) << "it did not begin anew";
+  EXPECT_EQ(result.documents, 4000);
+  EXPECT_EQ(slurp(folder / "out_text_document.idx"), all.first);
+  EXPECT_EQ(slurp(folder / "out_text_document.bin"), all.second);
+  EXPECT_FALSE(std::filesystem::exists(left));
+}
+
+/// A disk that is full is a limit on the file's size here; what fitted counts when there is room again.
+TEST(Preprocess, GoesOnWhenThereIsRoomAgain) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 3000; ++i) lines += "{\"text\": \"" + std::string(1000, 'a' + i % 26) + "\"}\n";
+  spill(folder / "in.jsonl", lines);
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.keep_every_s = 0;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{3'000'000, 3'000'000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      preprocess(options);
+    } catch (const IoError& error) {
+      const std::string said = error.what();
+      ::_exit(said.find("What was done is kept in") != std::string::npos ? 7 : 8);
+    } catch (...) {
+      ::_exit(9);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_FALSE(std::filesystem::exists(folder / "out_text_document.bin"));
+  const PreprocessResult result = preprocess(options);
+  EXPECT_GT(result.documents_kept, 500);
+  EXPECT_EQ(result.tokens, 3'000'000);
+  EXPECT_EQ(IndexedDataset(folder / "out_text_document").document(2999), Ids(1000, 'a' + 2999 % 26));
+}
+
+TEST(Preprocess, BeginsAnewWhereWhatIsLeftDoesNotFit) {
+  const ScratchFolder folder;
+  const auto lines = [](char c) {
+    std::string text;
+    for (int i = 0; i < 1500; ++i) text += std::string("{\"text\": \"") + c + "\"}\n";
+    return text;
+  };
+  PreprocessOptions options = options_for(folder, {folder / "in.jsonl"});
+  options.keep_every_s = 0;
+  options.overwrite = true;
+  const std::string left = folder / "out_text_document.unfinished";
+  const auto check = [&](char c, const char* says) {
+    const PreprocessResult result = preprocess(options);
+    EXPECT_EQ(result.documents_kept, 0);
+    ASSERT_EQ(result.notes.size(), 1u);
+    mentions(result.notes[0], {says, "begun anew"});
+    EXPECT_EQ(raw_documents(folder / "out_text_document"), (std::vector<Ids>(1500, Ids{c})));
+  };
+  spill(folder / "in.jsonl", lines('a'));
+  end_after(options, 600);
+  spill(folder / "in.jsonl", lines('b') + "\n");
+  check('b', "other input or options");
+  for (const char* file : {"/0.bin", "/0.lengths", "/0.documents", "/progress.json"}) {
+    end_after(options, 600);
+    spill(left + file, "x");
+    check('b', file);
+  }
+  // Who writes has it alone.
+  const int lock = (std::filesystem::create_directory(left), ::open(left.c_str(), O_RDONLY));
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  mentions(message_of<ConfigError>([&] { preprocess(options); }), {"another process", left});
+  ::close(lock);
 }
 
 TEST(Preprocess, BinaryFilesAreRefusedAndPassedOverInFolders) {

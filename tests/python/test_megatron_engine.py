@@ -1,6 +1,7 @@
 """The members of Accelerate's MegatronEngine and MegatronLMDummyDataLoader, and what the loader may be given."""
 
 import inspect
+import json
 import logging
 
 import plugin_support
@@ -166,7 +167,16 @@ def test_a_loaders_own_arguments_and_the_plugins(tmp_path, caplog):
     assert torch.equal(batch["labels"] == -100, batch["text"][:, :-1] == end) and (batch["position_ids"].diff() < 0).any()
     assert model._session.rules.eod == end
     _, (train, valid, test) = loaders({"train_data_path": prefix, "valid_data_path": [prefix], "seq_length": 4})
-    assert next(train)["text"].shape == next(valid)["text"].shape == (2, 5) and test is None
+    shown, evaluated = next(train)["text"], next(valid)["text"]
+    assert shown.shape == evaluated.shape == (2, 5) and test is None
+    # The same from files that hold the lists.
+    (tmp_path / "splits.json").write_text(json.dumps({"train": str(prefix), "valid": [str(prefix)], "test": None}))
+    _, (train, valid, test) = loaders({"per_split_data_args_path": tmp_path / "splits.json", "seq_length": 4})
+    assert torch.equal(next(train)["text"], shown) and torch.equal(next(valid)["text"], evaluated) and test is None
+    (tmp_path / "words.txt").write_text(f"1.0 {prefix}\n")
+    named = loaders({**split, "data_path": ["1.0", prefix]})[1][0], loaders({**split, "data_path": None, "data_args_path":
+                                                                               str(tmp_path / "words.txt")})[1][0]
+    assert torch.equal(*(next(each)["text"] for each in named))
 
 
 def test_rules_of_loaders_take_the_models_end(tmp_path):
@@ -191,7 +201,10 @@ def test_what_a_loader_does_not_take(caplog):
     for given, message in (({"data_pth": "x"}, "knows no data_pth; did you mean 'data_path'"), ({"seq_length": None}, "needs seq_length"),
                            ({"mock_data": True}, "'mock_data' is refused"), ({"retriever_seq_length": 8}, "not in this build"),
                            ({"tp_degree": 2}, "knows no tp_degree"),
-                           ({"data_path": "a", "train_data_path": "b"}, "data_path is cut by `split`")):
+                           ({"data_path": "a", "train_data_path": "b"}, "data_path is cut by `split`"),
+                           ({"data_path": "a", "data_args_path": "b"}, "give one of them"),
+                           ({"data_args_path": "/nowhere/list"}, "data_args_path: /nowhere/list cannot be read"),
+                           ({"per_split_data_args_path": __file__}, "cannot be read")):
         with pytest.raises(ConfigError, match=message):
             loader(**given)
     assert loader(mock_data=False, mask_prob=None, megatron_dataset_flag=True).dataset_args == {"seq_length": 8, "micro_batch_size": 2}

@@ -64,10 +64,20 @@ struct TrainingConfig {
   friend bool operator==(const TrainingConfig&, const TrainingConfig&) = default;
 };
 
+/// The weight of each of several datasets that are mixed by their sizes.
+constexpr double kWeightBySize = -1;
+
 struct DataConfig {
-  /// One prefix of .idx/.bin with weight 1, or several [weight, prefix].
+  /// One prefix of .idx/.bin with weight 1, several [weight, prefix], or several prefixes (kWeightBySize).
   std::vector<std::pair<double, std::string>> path = {};
   std::string split = "98,1,1";
+  // In place of path and split: data of its own for each of them.
+  std::vector<std::pair<double, std::string>> train_path = {};
+  std::vector<std::pair<double, std::string>> valid_path = {};
+  std::vector<std::pair<double, std::string>> test_path = {};
+  std::optional<std::string> args_path = std::nullopt;            ///< a file with the words of path
+  std::optional<std::string> per_split_args_path = std::nullopt;  ///< a JSON file with those of the three
+  DataLoading loader = DataLoading::mmap;
   std::string tokenizer = "bytes";  ///< "bytes" or the path of a tokenizer.json or vocab.txt
   std::optional<std::string> cache_dir = std::nullopt;
   bool reset_position_ids = false;
@@ -89,6 +99,12 @@ struct DataConfig {
   std::int64_t vocab_extra_ids = 0;  ///< sentinels; 0 = all that the tokenizer has
   std::vector<std::int64_t> sentinel_ids =
       {};  ///< first and last in the order of use; empty = the tokenizer's
+
+  /// Whether anything names data.
+  bool names_data() const {
+    return !path.empty() || names_splits() || args_path.has_value() || per_split_args_path.has_value();
+  }
+  bool names_splits() const { return !train_path.empty() || !valid_path.empty() || !test_path.empty(); }
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };

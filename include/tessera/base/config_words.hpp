@@ -50,6 +50,9 @@ enum class WsdStyle { linear, cosine, exponential, minus_sqrt };
 enum class WeightDecayStyle { constant, linear, cosine };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class AutoSwitch { automatic, off, on };
+/// What of a dataset is kept in memory: an index of at most 64 MiB, while tokens lie in the system's page
+/// cache as those of a mapped file; index and tokens, read when the files are opened; or neither.
+enum class DataLoading { mmap, cached, lazy };
 
 /// The YAML spelling of a value: "gpt2", "1f1b", "inverse-square-root", "auto", ...
 std::string_view name_of(Family value);
@@ -71,6 +74,7 @@ std::string_view name_of(WsdStyle value);
 std::string_view name_of(WeightDecayStyle value);
 std::string_view name_of(DeviceChoice value);
 std::string_view name_of(AutoSwitch value);
+std::string_view name_of(DataLoading value);
 
 /// How rotary embeddings are stretched beyond the lengths of pre-training (ops/rope.hpp: the rules); factor 1
 /// = not at all, but for longrope.

@@ -147,6 +147,8 @@ class SampleMaker {
 struct SplitsOptions {
   std::vector<BlendMember> members{};  ///< one prefix, or a blend; all with a weight or none
   std::string split = "969,30,1";
+  /// In place of members and split: data of its own for training, validation and test, whole.
+  std::array<std::vector<BlendMember>, 3> split_members{};
   std::array<std::optional<std::int64_t>, 3> num_samples{};  ///< training, validation, test; none = one epoch
   IndexedDatasetOptions files{};
 };

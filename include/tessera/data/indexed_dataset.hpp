@@ -3,9 +3,13 @@
 ///
 /// .idx (little-endian): "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 sequences S, u64 entries D of the
 /// document index, i32 length[S] in tokens, i64 pointer[S] in bytes, i64 document[D] (first sequence of each
-/// document, then S), and for multimodal data i8 mode[S]. .bin: the tokens back to back. Everything is
-/// checked when the files are opened. They are read, never mapped: a file that shrinks while a run uses it is
-/// an error that says so.
+/// document, then S), and for multimodal data i8 mode[S]. .bin: the tokens back to back.
+///
+/// Its older form, of "cached" and "lazy" datasets, and fairseq's: "TNTIDX\0\0", then u64 words: version = 1,
+/// dtype code, element size, sequences S, sizes S, in Megatron's D, then dimension offset[S + 1], pointer[S +
+/// 1] in tokens, size[S] and in Megatron's document[D]. In fairseq's each sequence is a document. Everything
+/// is checked when the files are opened. They are read, never mapped: a file that shrinks while a run uses it
+/// is an error that says so.
 
 #include <atomic>
 #include <cstddef>
@@ -17,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/config_words.hpp"
 #include "tessera/base/dtype.hpp"
 
 namespace tessera {
@@ -48,7 +53,11 @@ class LengthsView {
   std::int64_t size_ = 0;
 };
 
+/// Which of the two layouts of .idx.
+enum class IndexFormat { mmididx, tntidx };
+
 struct IndexedDatasetOptions {
+  DataLoading loading = DataLoading::mmap;
   std::int64_t vocab_size = 0;          ///< ids at or above it are refused when read; 0 = any int32 id
   std::function<void()> on_progress{};  ///< called now and then while the index is checked, not afterwards
 };
@@ -70,6 +79,9 @@ class IndexedDataset {
   const std::string& prefix() const { return prefix_; }
   /// Type the tokens are stored in.
   DType dtype() const { return dtype_; }
+  IndexFormat format() const { return format_; }
+  /// Bytes of the two files that are kept in memory.
+  std::int64_t kept_bytes() const;
   std::int64_t vocab_size() const { return options_.vocab_size; }
   std::int64_t sequences() const { return sequences_; }
   std::int64_t documents() const { return document_entries_ - 1; }
@@ -114,7 +126,12 @@ class IndexedDataset {
 
  private:
   void parse_header();
+  void parse_new_header();
+  void parse_old_header();
+  void place_old_arrays(std::uint64_t document_entries);
+  std::vector<std::int64_t> lengths_of(std::int64_t first, std::int64_t count) const;
   void check_lengths();
+  void check_dimensions() const;
   void check_documents() const;
   template <typename T>
   std::vector<T> entries(std::int64_t at, std::int64_t first, std::int64_t count) const;
@@ -132,12 +149,16 @@ class IndexedDataset {
   IndexedDatasetOptions options_;
   std::unique_ptr<files::InputFile> index_;
   std::unique_ptr<files::InputFile> tokens_file_;
+  IndexFormat format_ = IndexFormat::mmididx;
   DType dtype_ = DType::u16;
   std::int64_t sequences_ = 0;
   std::int64_t document_entries_ = 1;
   std::int64_t tokens_ = 0;
+  std::int64_t lengths_at_ = 0;
   std::int64_t pointers_at_ = 0;
+  std::int64_t pointer_bytes_ = 1;  ///< what pointers count
   std::int64_t documents_at_ = 0;
+  bool has_documents_ = true;  ///< else each sequence is one
   bool has_modes_ = false;
   mutable std::atomic<std::uint32_t> looks_ = 0;
 };

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from tessera.comm.warnings import warn_once
@@ -16,13 +18,15 @@ from tessera.plugin.fields import FIELDS
 from tessera.plugin.heads import ENCODER_DECODERS, ENCODERS
 
 # What a loader may be given, beside arguments that have no effect or are refused wherever they stand.
-DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path", "seq_length",
+DATA_ARGUMENTS = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "data_args_path", "per_split_data_args_path", "split", "data_cache_path", "seq_length",
                   "micro_batch_size", "seed", "train_iters", "eval_iters", "eval_interval", "consumed_samples", "eos_token_id",
                   "vocab_file", "encoder_seq_length", "decoder_seq_length", "sentinel_ids", *RULES, *T5_MASKING)
 _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
+_LISTS = ("data_args_path", "per_split_data_args_path")
 _SPLIT, _SEED = "969, 30, 1", 1234  # Megatron's
 _LATER = ("retriever_seq_length", "sample_rate", "max_seq_length_dec")
-_UNREAD = {"merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
+_UNREAD = {"data_impl": "files of either layout are read as they are, and tokens where they lie",
+           "merge_file": "data are read as ids", "tokenizer_type": "data are read as ids", "tokenizer_model": "data are read as ids",
            "num_dataset_builder_threads": "rank 0 builds the index files",
            "vocab_size": "the model says it"}
 
@@ -54,10 +58,37 @@ def admit(given: Dict[str, Any]) -> Dict[str, Any]:
     missing = [name for name in ("seq_length", "micro_batch_size") if name not in kept]
     if missing:
         raise ConfigError(f"MegatronLMDummyDataLoader needs {', '.join(missing)}")
+    if any(name in kept for name in _LISTS):
+        kept = _with_lists(kept)
     if "data_path" in kept and any(name in kept for name in _PER_SPLIT):
         raise ConfigError("MegatronLMDummyDataLoader: data_path is cut by `split`; give it, or train_data_path, valid_data_path and "
                           "test_data_path")
     return kept
+
+
+def _with_lists(kept: Dict[str, Any]) -> Dict[str, Any]:
+    """With the lists of data that a file holds in place of its name. Errors: ConfigError."""
+    ways = [name for name in ("data_path", *_LISTS) if name in kept] + [name for name in _PER_SPLIT if name in kept][:1]
+    if len(ways) > 1:
+        raise ConfigError(f"MegatronLMDummyDataLoader: {' and '.join(ways)} each say which data are read; give one of them")
+    kept = dict(kept)
+    name = ways[0]
+    path = os.fspath(kept.pop(name))
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        if name == "data_args_path":
+            return {**kept, "data_path": text.split()}
+        lists = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"MegatronLMDummyDataLoader: {name}: {path} cannot be read: {error}") from error
+    if not isinstance(lists, dict) or sorted(lists) != ["test", "train", "valid"]:
+        raise ConfigError(f"MegatronLMDummyDataLoader: {name}: {path} must be a JSON object with train, valid and test, null for one "
+                          "without data")
+    paths = {f"{split}_data_path": words.split() if isinstance(words, str) else words for split, words in lists.items() if words}
+    if "train_data_path" not in paths:
+        raise ConfigError(f"MegatronLMDummyDataLoader: {name}: {path} names no data for training")
+    return {**kept, **paths}
 
 
 def _effect_of(name: str) -> Tuple[str, str]:
@@ -66,7 +97,7 @@ def _effect_of(name: str) -> Tuple[str, str]:
     if name in _UNREAD:
         return "warns", _UNREAD[name]
     kind, why = megatron_args.ARGUMENTS.get(name, ("", ""))[:2]
-    if name in ("mock_data", "data_args_path", "per_split_data_args_path", "dataloader_type"):
+    if name in ("mock_data", "dataloader_type"):
         return "refuses", "samples come from the .idx/.bin of data_path, in Megatron's order"
     if kind == "warns":
         return kind, why

@@ -49,7 +49,8 @@ class MegatronLMDummyScheduler:
 class MegatronLMDummyDataLoader:
     """Megatron's indexed data (.idx/.bin): passed three times to one prepare() it becomes the loaders of training,
     validation and test. Keywords are Megatron's arguments of data and validation: data_path (prefix, or "weight prefix weight
-    prefix ...") with split (also splits_string), or train_data_path, valid_data_path and test_data_path; seq_length,
+    prefix ...") with split (also splits_string), or train_data_path, valid_data_path and test_data_path,
+    or data_args_path or per_split_data_args_path, files with such lists; seq_length,
     micro_batch_size, data_cache_path, seed, eval_iters, eval_interval, eod_mask_loss and the like (docs/guides/data_in_python.md).
     What is not given is the plugin's. Batches are {"text": int64 [batch, seq_length + 1]}; for BERT and T5 Megatron's of sentences.
     Errors: ConfigError."""
