@@ -171,6 +171,7 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   integer("num_query_groups", m.num_kv_heads);
   integer("tensor_model_parallel_size", options.tensor);
   integer("pipeline_model_parallel_size", options.pipeline);
+  if (options.virtual_stages > 1) integer("virtual_pipeline_model_parallel_size", options.virtual_stages);
   integer("data_parallel_size", options.data);
   integer("make_vocab_size_divisible_by", options.vocab_divisible_by);
   integer("rank", 0);

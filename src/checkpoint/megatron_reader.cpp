@@ -290,6 +290,11 @@ void MegatronModel::Impl::check(const std::set<std::string>& unexpected) {
 void MegatronModel::Impl::note_rest(const PickleValue& root) {
   const PickleValue* optimizer = root.find("optimizer");
   if (optimizer && !optimizer->is(Kind::none)) notes.push_back("the optimizer's state is left out");
+  if (root.find("opt_param_scheduler") || root.find("lr_scheduler"))
+    notes.push_back("the state of the learning rate's schedule is left out");
+  if (iteration > 0)
+    notes.push_back(detail::concat("the count of iterations (", iteration,
+                                   ") is left out: a run from these weights begins at step 0"));
   if (root.find("rng_state")) notes.push_back("states of random numbers are left out");
 }
 

@@ -19,6 +19,10 @@ constexpr const char* kHead = "output_layer.weight";
 
 /// What Megatron's GPT model can be.
 void check_model(const ModelConfig& m) {
+  TESSERA_ENSURE(
+      ConfigError, std::string_view(spec_of(m.family).body) != "t5",
+      "T5 of Transformers is another model than Megatron's T5: its attention adds a bias by relative "
+      "position, its norms take no mean and its layers have no biases; Megatron cannot hold it");
   const char* fault = nullptr;
   if (std::string_view(spec_of(m.family).body) != "decoder") fault = "is an encoder; decoders are written";
   if (m.position_embedding == PositionKind::alibi) fault = "has ALiBi positions";
@@ -41,13 +45,18 @@ void check_model(const ModelConfig& m) {
 }
 
 void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
-  const std::int64_t t = options.tensor, p = options.pipeline;
-  TESSERA_ENSURE(ConfigError, t >= 1 && p >= 1 && options.data >= 1 && options.vocab_divisible_by >= 1,
-                 "numbers of ranks and the vocabulary's divisor are positive");
+  const std::int64_t t = options.tensor, p = options.pipeline, v = options.virtual_stages;
+  TESSERA_ENSURE(ConfigError,
+                 t >= 1 && p >= 1 && v >= 1 && options.data >= 1 && options.vocab_divisible_by >= 1,
+                 "numbers of ranks and stages and the vocabulary's divisor are positive");
+  TESSERA_ENSURE(ConfigError, v == 1 || p > 1, v, " virtual stages need two pipeline stages or more, not ",
+                 p);
   TESSERA_ENSURE(ConfigError, m.num_heads % t == 0 && m.num_kv_heads % t == 0 && m.ffn_hidden_size % t == 0,
                  m.num_heads, " heads in ", m.num_kv_heads, " groups and ", m.ffn_hidden_size,
                  " features of the MLP do not divide by ", t, " tensor ranks");
   TESSERA_ENSURE(ConfigError, m.num_layers % p == 0, m.num_layers, " layers do not divide by ", p, " stages");
+  TESSERA_ENSURE(ConfigError, m.num_layers / p % v == 0, m.num_layers / p,
+                 " layers of a stage do not divide by ", v, " virtual stages");
 }
 
 /// A tensor of one rank's file.
@@ -109,10 +118,15 @@ class Writer {
   }
 
   void write(const fs::path& folder, std::int64_t tp, std::int64_t pp) const {
-    const std::vector<Part> parts = parts_of(pp);
+    std::vector<Part> parts;  // of all chunks
     TorchPickle pickle;
-    pickle.begin_dict().text("model");
-    write_tree(pickle, parts, 0);
+    pickle.begin_dict();
+    for (std::int64_t i = 0; i < options_.virtual_stages; ++i) {
+      const std::vector<Part> chunk = parts_of(i * options_.pipeline + pp);
+      pickle.text(options_.virtual_stages == 1 ? "model" : "model" + std::to_string(i));
+      write_tree(pickle, chunk, 0);
+      parts.insert(parts.end(), chunk.begin(), chunk.end());
+    }
     pickle.text("checkpoint_version").real(3.0).text("args");
     write_megatron_args(pickle, model_, padded_, parts.front().dtype, options_);
     if (!options_.distributed_optimizer) write_optimizer(pickle);
@@ -125,10 +139,12 @@ class Writer {
   }
 
  private:
-  /// A stage's tensors, those of one dictionary beside each other.
+  /// The tensors of a stage, counted in the order in which the model runs through ranks' virtual stages;
+  /// those of one dictionary beside each other.
   std::vector<Part> parts_of(std::int64_t stage) const {
-    const std::int64_t layers = model_.num_layers / options_.pipeline, first = stage * layers;
-    const bool is_first = stage == 0, is_last = stage + 1 == options_.pipeline;
+    const std::int64_t stages = options_.pipeline * options_.virtual_stages;
+    const std::int64_t layers = model_.num_layers / stages, first = stage * layers;
+    const bool is_first = stage == 0, is_last = stage + 1 == stages;
     std::vector<Part> parts;
     const auto add = [&](const TensorSpec& spec, std::vector<std::string> path) {
       Shape shape = spec.shape;

@@ -83,14 +83,36 @@ ExportOptions export_options(const ConvertArguments& a) {
   return options;
 }
 
+/// Says what the target will not have as the source has it.
+void note_rounding(const WeightSource& weights, DType dtype) {
+  std::size_t rounded = 0, all = 0;
+  for (const TensorSpec& spec : weights.tensors()) {
+    ++all;
+    rounded += spec.dtype != dtype && dtype != DType::f32;
+  }
+  if (rounded > 0)
+    std::cerr << "note: " << rounded << " of " << all << " tensors are rounded to " << name_of(dtype)
+              << std::endl;
+}
+
+void note_padding(const ModelConfig& model, const MegatronExportOptions& options) {
+  const std::int64_t step = options.vocab_divisible_by * options.tensor;
+  const std::int64_t added = step > 0 ? (step - model.vocab_size % step) % step : 0;
+  if (added > 0)
+    std::cerr << "note: the vocabulary is padded by " << added << " rows, copies of its last one"
+              << std::endl;
+}
+
 void write_model(const ConvertArguments& a, const Architecture& config, const WeightSource& weights,
                  const ExportOptions& options) {
   const auto& [to, target] = std::tie(a.to[0], a.to[1]);
+  if (options.dtype) note_rounding(weights, *options.dtype);
   if (to == "hf") return export_hf(target, config, weights, options);
   if (to == "tessera") return export_tessera(target, config, weights, options);
   MegatronExportOptions megatron = a.megatron;
   megatron.dtype = options.dtype;
   export_megatron(target, config, weights, megatron);
+  note_padding(config.model, megatron);
 }
 
 void convert_from_megatron(const ConvertArguments& a, SymbolicLinks links) {
@@ -150,6 +172,8 @@ void add_megatron_options(CLI::App& command, ConvertArguments& a) {
       "--from megatron: tokens of the tokenizer, without padding, where the checkpoint does not say");
   command.add_option("--tensor", a.megatron.tensor, "--to megatron: tensor ranks to write for");
   command.add_option("--pipeline", a.megatron.pipeline, "--to megatron: stages to write for");
+  command.add_option("--virtual", a.megatron.virtual_stages,
+                     "--to megatron: virtual stages of each pipeline rank");
   command.add_option("--data", a.megatron.data, "--to megatron: data ranks that its arguments name");
   command.add_flag("--distributed_optimizer", a.megatron.distributed_optimizer,
                    "--to megatron: files as its distributed optimizer has them");
@@ -168,7 +192,7 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
-  for (const char* option : {"--tensor", "--pipeline", "--data", "--distributed_optimizer",
+  for (const char* option : {"--tensor", "--pipeline", "--virtual", "--data", "--distributed_optimizer",
                              "--make_vocab_size_divisible_by", "--names"}) {
     TESSERA_ENSURE(ConfigError, a.to[0] == "megatron" || command.count(option) == 0, option,
                    " is for --to megatron");

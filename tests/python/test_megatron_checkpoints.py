@@ -119,21 +119,33 @@ def test_what_is_written_is_megatrons(tessera_program, tmp_path, gpt2):
 
 @pytest.mark.parametrize("kind, names", [("gpt2", "legacy"), ("gpt2", "local"), ("llama", "local"), ("llama", "transformer_engine")])
 def test_there_and_back_through_other_layouts(tessera_program, tmp_path, gpt2, llama, kind, names):
-    """Transformers, Megatron (2 x 2), Tessera, Megatron (1 x 4), Transformers: the same bits."""
+    """Transformers, Megatron (2 x 2), Tessera, Megatron (1 x 2, two virtual stages each), Transformers: the same bits."""
     model = gpt2 if kind == "gpt2" else llama
     model.save_pretrained(tmp_path / "hf")
-
-
     run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "one", "--tensor", 2, "--pipeline", 2,
         "--names", names)
     run(tessera_program, "convert", "--from", "megatron", tmp_path / "one", "--to", "tessera", tmp_path / "two")
-    run(tessera_program, "convert", "--from", "tessera", tmp_path / "two", "--to", "megatron", tmp_path / "three", "--pipeline", 4, "--names", names)
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "two", "--to", "megatron", tmp_path / "three", "--pipeline", 2, "--virtual", 2,
+        "--names", names)
+    # Rank 0 has the first and the third quarter of the layers, as Megatron's interleaved schedule runs them.
+    with torch.serialization.safe_globals([types.SimpleNamespace]):
+        state = torch.load(tmp_path / "three/release/mp_rank_00_000/model_optim_rng.pt", weights_only=True)
+    assert state["args"].virtual_pipeline_model_parallel_size == 2 and "model" not in state and "model2" not in state
+    for chunk, layer in (("model0", 0), ("model1", 2)):
+        first_norm = {"legacy": "layers.0.input_layernorm.weight", "local": "decoder.layers.0.input_layernorm.weight",
+                      "transformer_engine": "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"}[names]
+        tensors = state[chunk]["language_model"]["encoder"] if names == "legacy" else state[chunk]
+        wanted = model.transformer.h[layer].ln_1 if kind == "gpt2" else model.model.layers[layer].input_layernorm
+        assert torch.equal(tensors[first_norm], wanted.weight)
+        assert not any("layers.1." in name for name in tensors)
     same(to_hf(tessera_program, tmp_path / "three", tmp_path / "four"), model)
 
 
 def test_sixteen_bits(tessera_program, tmp_path, gpt2):
     gpt2.save_pretrained(tmp_path / "hf")
-    run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "m", "--dtype", "bfloat16")
+    done = run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "m", "--dtype", "bfloat16")
+    assert f"note: {len(list(gpt2.named_parameters()))} of {len(list(gpt2.named_parameters()))} tensors are rounded to bfloat16" in done.stderr
+    assert "note: the vocabulary is padded by 67 rows, copies of its last one" in done.stderr
     state = shard(tmp_path / "m", "00")
     assert state["args"].params_dtype == torch.bfloat16
     table = state["model"]["language_model"]["embedding"]["word_embeddings"]["weight"]
@@ -145,6 +157,7 @@ def test_padding_is_kept_where_nobody_knows(tessera_program, tmp_path, gpt2):
     source = write(tmp_path / "m", gpt2, vocabulary=False)
     done = run(tessera_program, "convert", "--from", "megatron", source, "--to", "hf", tmp_path / "all")
     assert "how many of the 64 rows of the vocabulary are padding" in done.stderr and "the optimizer's state is left out" in done.stderr
+    assert "the count of iterations (7) is left out" in done.stderr and "rounded" not in done.stderr
     assert load_file(tmp_path / "all/model.safetensors")["transformer.wte.weight"].shape == (64, 24)
     same(to_hf(tessera_program, source, tmp_path / "cut", "--vocab_size", 61), gpt2)
     done = failing(tessera_program, "convert", "--from", "megatron", source, "--to", "hf", tmp_path / "more", "--vocab_size", 65)
@@ -248,6 +261,13 @@ def test_views_of_storages(tessera_program, tmp_path, gpt2):
     same(to_hf(tessera_program, write(tmp_path / "m", gpt2, tp=2, change=change), tmp_path / "hf"), gpt2)
 
 
+def test_t5_of_transformers_is_no_model_of_megatrons(tessera_program, tmp_path):
+    transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=61, d_model=24, d_kv=6, d_ff=48, num_layers=2, num_heads=4)
+                                            ).save_pretrained(tmp_path / "hf")
+    done = failing(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "m")
+    assert "another model than Megatron's T5" in done.stderr and not (tmp_path / "m").exists()
+
+
 def test_options_for_the_other_side_are_refused(tessera_program, tmp_path, gpt2):
     gpt2.save_pretrained(tmp_path / "hf")
     def message(*command):
@@ -256,6 +276,9 @@ def test_options_for_the_other_side_are_refused(tessera_program, tmp_path, gpt2)
     assert "--vocab_size is for --from megatron" in message("megatron", tmp_path / "x", "--vocab_size", 2)
     assert "--max_shard_size is for --to hf" in message("megatron", tmp_path / "x", "--max_shard_size", "1MB")
     assert "4 layers do not divide by 3 stages" in message("megatron", tmp_path / "x", "--pipeline", 3)
+    assert "2 virtual stages need two pipeline stages or more" in message("megatron", tmp_path / "x", "--virtual", 2)
+    assert "2 layers of a stage do not divide by 3 virtual stages" in message("megatron", tmp_path / "x", "--pipeline", 2, "--virtual", 3)
+    assert "--virtual is for --to megatron" in message("tessera", tmp_path / "x", "--virtual", 2)
     assert "do not divide by 8 tensor ranks" in message("megatron", tmp_path / "x", "--tensor", 8)
     assert "--names new" in message("megatron", tmp_path / "x", "--names", "new")
     assert "already exists" in message("megatron", tmp_path / "hf")

@@ -50,6 +50,7 @@ MegatronModel open_megatron(const std::filesystem::path& dir, const MegatronRead
 
 struct MegatronExportOptions {
   std::int64_t tensor = 1, pipeline = 1;  ///< ranks to write for; heads and layers divide by them
+  std::int64_t virtual_stages = 1;        ///< of each pipeline rank: `model0`, `model1`, ... in its file
   std::int64_t data = 1;                  ///< named in the arguments
   /// Files as Megatron's distributed optimizer had them: weights apart from a file of each data rank.
   bool distributed_optimizer = false;
