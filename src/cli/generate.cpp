@@ -6,77 +6,25 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.hpp"
+#include "cli/model_command.hpp"
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/data/t5_dataset.hpp"
 #include "tessera/data/tokenizer.hpp"
 #include "tessera/data/tokenizer_record.hpp"
-#include "tessera/engine/build.hpp"
-#include "tessera/engine/tune.hpp"
-#include "tessera/launch/launch.hpp"
-#include "tessera/launch/settings.hpp"
-#include "tessera/launch/world.hpp"
 
 namespace tessera::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct GenerateArguments {
-  std::string model, prompt, tokenizer, input, output;
-  std::vector<std::string> overrides, stop;
-  std::int64_t samples = 1, threads = 0;
+struct GenerateArguments : ModelArguments {
+  std::string prompt, input, output;
+  std::vector<std::string> stop;
+  std::int64_t samples = 1;
   GenerationOptions sampling;
 };
-
-/// What is named by --tokenizer, recorded with the weights, or configured, in this order.
-TokenizerOptions tokenizer_options(const LoadedModel& loaded, const std::string& given) {
-  if (given.empty() && loaded.tokenizer) return options_of(*loaded.tokenizer);
-  const std::string& name = given.empty() ? loaded.config.data.tokenizer : given;
-  if (name == "bytes") return {.type = name};
-  return {.model = name};
-}
-
-/// Ids mean nothing without the tokenizer that made them: another one is refused, a guess is told of.
-void check_tokenizer(const LoadedModel& loaded, const TokenizerOptions& options, const GenerateArguments& a) {
-  if (loaded.tokenizer) {
-    const TokenizerRecord& made = *loaded.tokenizer;
-    std::optional<TokenizerRecord> found;
-    try {
-      found = describe_tokenizer(options);
-    } catch (const DataError& error) {
-      throw ConfigError(detail::concat(error.what(), ". The model was trained on data of ", to_text(made),
-                                       ": name the place where that lies now with --tokenizer"));
-    }
-    TESSERA_ENSURE(ConfigError, same_ids(*found, made), "the model was trained on data of ", to_text(made),
-                   ", and this is ", to_text(*found), ": name its own tokenizer with --tokenizer");
-  } else if (a.tokenizer.empty() && options.type == "bytes" &&
-             loaded.engine->model().vocab_size() != TokenizerRecord{}.vocab_size) {
-    const std::int64_t tokens = loaded.engine->model().vocab_size();
-    TESSERA_ENSURE(CheckpointError, !is_model_folder(a.model), a.model,
-                   " has no tokenizer.json, and a vocabulary of ", tokens,
-                   " is not that of bytes: put the model's tokenizer.json into the folder, or name it with "
-                   "--tokenizer");
-    std::cerr << "note: nothing says which tokenizer made what the model was trained on; its " << tokens
-              << " ids are taken for bytes. --tokenizer names another one" << std::endl;
-  }
-}
-
-std::unique_ptr<Tokenizer> open_tokenizer(const LoadedModel& loaded, const GenerateArguments& a,
-                                          const Program& program) {
-  TokenizerOptions options = tokenizer_options(loaded, a.tokenizer);
-  check_tokenizer(loaded, options, a);
-  options.python = program.environment.python.value_or("python3");
-  auto tokenizer = make_tokenizer(options);
-  const std::int64_t tokens = loaded.engine->model().vocab_size();
-  TESSERA_ENSURE(ConfigError, tokenizer->vocab_size() <= tokens, "the tokenizer ",
-                 options.type == "bytes" ? options.type : options.model + options.vocab_file, " has ",
-                 tokenizer->vocab_size(), " tokens, the model ", tokens,
-                 ": they do not belong together. A converted folder needs its tokenizer.json beside it");
-  return tokenizer;
-}
 
 /// Objects of a file of JSON lines, each with a "prompt".
 std::vector<Json> read_prompts(const std::string& path) {
@@ -124,13 +72,7 @@ std::vector<std::vector<std::int32_t>> share_prompts(Communicator& world,
 class Writer {
  public:
   Writer(const GenerateArguments& a, const Program& program, std::shared_ptr<Communicator> world)
-      : a_(a), world_(std::move(world)), first_(world_->rank() == 0) {
-    const std::int64_t shared = program.environment.threads.value_or(0);
-    loaded_ = load_model(a.model, {.threads = a.threads > 0 ? a.threads : shared,
-                                   .gemm_tables = gemm_tables(program.environment),
-                                   .overrides = a.overrides,
-                                   .world = world_->size() > 1 ? world_ : nullptr,
-                                   .device_index = program.environment.local_rank.value_or(0)});
+      : a_(a), world_(std::move(world)), first_(world_->rank() == 0), loaded_(load(a, program, world_)) {
     if (first_ || !a.stop.empty()) tokenizer_ = open_tokenizer(loaded_, a, program);
     encodes_ = loaded_.engine->model().reads_encoder_tokens();
   }
@@ -281,28 +223,7 @@ void run_generate(const GenerateArguments& a, Program& program) {
   TESSERA_ENSURE(ConfigError, a.samples >= 1, "--num-samples must be 1 or more, not ", a.samples);
   TESSERA_ENSURE(ConfigError, a.output.empty() || !a.input.empty(),
                  "--output is for the texts of --input; without it they are printed");
-  std::int64_t processes = 1;
-  if (!a.overrides.empty()) {
-    const ParallelConfig& layout = config_to_load(a.model, {.overrides = a.overrides}).parallel;
-    processes = layout.tensor * layout.pipeline * layout.context * layout.data.value_or(1);
-  }
-  if (!program.environment.launched() && processes > 1) {
-    LaunchProgram self;
-    self.command = with_self({"tessera"}, program);
-    self.command.insert(self.command.end(), program.arguments.begin(), program.arguments.end());
-    self.environment = inherited_environment();
-    self.python = program.environment.python.value_or("");
-    const LaunchResult result = launch(local_launch(static_cast<int>(processes), self), program.log);
-    program.exit_code = result.exit_code;
-    return print_report(result);
-  }
-  const auto world = connect_world(program.environment, ParallelConfig().timeout_s);
-  try {
-    Writer(a, program, world).run();
-  } catch (const std::exception& error) {
-    tell_others(*world, error);
-    throw;
-  }
+  on_layout(a, program, [&](const std::shared_ptr<Communicator>& world) { Writer(a, program, world).run(); });
 }
 
 }  // namespace
@@ -312,22 +233,12 @@ void add_generate(CLI::App& app, Program& program) {
   auto a = std::make_shared<GenerateArguments>();
   GenerationOptions& s = a->sampling;
   s.batch_size = 8;
-  command
-      ->add_option("model", a->model,
-                   "a run's folder, a checkpoint, or a model folder (Hugging Face or converted)")
-      ->required();
-  command->add_option(
-      "overrides", a->overrides,
-      "section.key=value, e.g. parallel.tensor=2: what to compute with; one process by default");
+  add_model(*command, *a);
   auto* prompt = command->add_option("--prompt", a->prompt, "the text to continue, or what T5 is to read");
   command->add_option("--input", a->input, R"(file of prompts, one {"prompt": "..."} a line)")
       ->excludes(prompt);
   command->add_option("--output", a->output,
                       R"(file for its lines with "text" added; by default they are printed)");
-  command->add_option(
-      "--tokenizer", a->tokenizer,
-      "bytes, a tokenizer.json or a folder that holds one, where the model does not say which it "
-      "has or that was moved");
   const auto add = [command](const char* name, auto& value, const char* help) {
     command->add_option(name, value, help)->capture_default_str();
   };
@@ -344,7 +255,6 @@ void add_generate(CLI::App& app, Program& program) {
   add("--length-penalty", s.length_penalty, "of --beams: above 0 longer texts are better");
   command->add_option("--stop", a->stop, "a text ends where it has this; may be given several times");
   add("--batch-size", s.batch_size, "texts computed at once; 0 = all");
-  add("--threads", a->threads, "CPU threads; 0 = all cores");
   command->callback([a, command, &program] {
     TESSERA_ENSURE(ConfigError, command->count("--prompt") + command->count("--input") > 0,
                    "tessera generate needs a --prompt, or prompts by --input FILE.jsonl");

@@ -1,5 +1,7 @@
 #include "cli/run_path.hpp"
 
+#include <algorithm>
+
 #include "checkpoint/file_io.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -35,6 +37,8 @@ namespace {
 Config config_of_folder(const std::filesystem::path& path) {
   Config config;
   config.model = open_model(path).config().model;
+  // Nothing is trained on it, but layouts are checked with it.
+  config.training.seq_length = std::min(config.training.seq_length, resolve(config.model).max_positions);
   for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
     if (std::filesystem::exists(path / file))
       checkpoint_detail::open_for_reading(path / file, SymbolicLinks::within_folder);  // no link elsewhere
