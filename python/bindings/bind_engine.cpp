@@ -485,6 +485,14 @@ void bind_engine(py::module_& module) {
           },
           py::arg("prompts"), py::arg("options"))
       .def(
+          "score",
+          [](PyEngine& self, const std::vector<std::vector<std::int32_t>>& texts,
+             const std::vector<std::int64_t>& firsts,
+             bool likeliest) { return score(self.engine(), texts, firsts, likeliest); },
+          py::arg("texts"), py::arg("firsts"), py::arg("likeliest") = false)
+      .def_property_readonly("max_positions",
+                             [](PyEngine& self) { return self.engine().model().max_positions(); })
+      .def(
           "evaluate",
           [](PyEngine& self, const Batch& batch) {
             const std::vector<LossTerm> terms = self.engine().evaluate_terms(batch);

@@ -100,6 +100,22 @@ GenerationOptions options_of(const py::dict& given) {
 
 }  // namespace
 
+py::list score(Engine& engine, const std::vector<std::vector<std::int32_t>>& texts,
+               const std::vector<std::int64_t>& firsts, bool likeliest) {
+  TESSERA_CHECK_EQ(texts.size(), firsts.size(), "texts, first tokens to score");
+  std::vector<TextScores> scores;
+  {
+    const py::gil_scoped_release release;
+    std::vector<TextToScore> asked;
+    for (std::size_t i = 0; i < texts.size(); ++i) asked.push_back({texts[i], firsts[i]});
+    scores = score_texts(engine, asked, {.likeliest = likeliest});
+  }
+  py::list result;
+  for (const TextScores& each : scores)
+    result.append(py::make_tuple(py::cast(each.logprobs), each.likeliest));
+  return result;
+}
+
 py::list generate(Generator& generator, const std::vector<std::vector<std::int32_t>>& prompts,
                   const py::dict& given) {
   std::vector<Generated> all;

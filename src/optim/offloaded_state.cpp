@@ -70,7 +70,10 @@ class OffloadedState::File final : public Backing {
                       " reads and writes through the system's cache only, which takes memory and time");
     }
     if (fd_ < 0) fail("make a file in", errno);
-    const int refused = ::posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
+    int refused = 0;
+    do {
+      refused = bytes == 0 ? 0 : ::posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
+    } while (refused == EINTR);
     if (refused != 0) {
       ::close(fd_);
       fail(detail::concat("reserve ", bytes, " bytes in").c_str(), refused);
@@ -98,8 +101,13 @@ class OffloadedState::File final : public Backing {
     fd_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
     if (fd_ >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return;
     std::string name = folder_ + "/tessera-offload-XXXXXX";  // of file systems without nameless files
-    fd_ = ::mkostemp(name.data(), O_CLOEXEC | flags);
-    if (fd_ >= 0) ::unlink(name.c_str());
+    fd_ = ::mkostemp(name.data(), O_CLOEXEC);
+    if (fd_ < 0) return;
+    ::unlink(name.c_str());
+    if (flags == 0 || ::fcntl(fd_, F_SETFL, flags) == 0) return;
+    ::close(fd_);
+    fd_ = -1;
+    errno = EINVAL;
   }
   [[noreturn]] void fail(const char* what, int code) const {
     throw IoError(detail::concat("offloaded optimizer state: rank ", rank_, " cannot ", what, " ", folder_,

@@ -243,11 +243,11 @@ def test_what_does_not_fit_gets_advice_that_does(tessera_program: Path, tmp_path
 
 def test_the_documents_shape_fits_with_offload(tessera_program: Path):
     """120 layers of 12288 on 32 GPUs of 80 GB: 18 bytes a parameter do not fit, and without moments, main weights split, 8 do."""
-    config = ROOT / "configs/gpt_219b_tp8_pp4_offload.yaml"
+    config = ROOT / "configs/gpt_218b_tp8_pp4_offload.yaml"
     done = plan(tessera_program, config, "--memory_gb", 80)
     whole = parameters({**GPT, "num_layers": 120, "hidden_size": 12288, "num_heads": 96, "ffn_hidden_size": 4 * 12288, "vocab_size": 50257,
                         "max_positions": 2048})
-    assert done["parameters"] == whole and isclose(whole, 219e9, rel_tol=0.005)
+    assert done["parameters"] == whole and isclose(whole, 218.1e9, rel_tol=1e-3)
     assert done["fits"] and all(isclose(rank["memory_bytes"], 65e9, rel_tol=0.12) for rank in done["ranks"])
     on_disk = sum(rank["offloaded_bytes"] for rank in done["ranks"])
     held = sum(rank["parameters"] for rank in done["ranks"])  # copies of norms, positions and the tied table among them

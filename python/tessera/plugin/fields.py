@@ -66,7 +66,7 @@ class PluginFields:
     use_custom_fsdp: Optional[bool] = _field(False,
         refuses=(bool, "Megatron's FSDP is not in this build; use_distributed_optimizer=True shards the optimizer"),
         key="not in this build")
-    overlap_cpu_optimizer_d2h_h2d: Optional[bool] = _field(False, warns=(bool, "the optimizer's state stays on the device"),
+    overlap_cpu_optimizer_d2h_h2d: Optional[bool] = _field(False, warns=(bool, "offloaded state comes and goes in tiles in one way"),
         key="without effect")
     no_load_optim: Optional[bool] = _field(False, effect=("checkpoint", "load_state leaves the optimizer as it is"),
         key="load_state leaves the optimizer as it is")

@@ -1,0 +1,1 @@
+"""Tessera's models for other libraries; each module needs the library that it is named for."""
