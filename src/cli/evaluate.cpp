@@ -12,6 +12,7 @@
 
 #include "cli/model_command.hpp"
 #include "tessera/comm/bytes.hpp"
+#include "tessera/engine/detokenize.hpp"
 #include "tessera/engine/score.hpp"
 
 namespace tessera::cli {
@@ -26,7 +27,7 @@ struct EvaluateArguments : ModelArguments {
   std::vector<std::string> files;
   std::string output;
   std::int64_t seq_length = 0, overlap = 0;
-  bool strict = false;
+  bool strict = false, wikitext = false;
 };
 
 std::string read_text(const std::string& path) {
@@ -48,6 +49,16 @@ void each_line(const std::string& path, const std::function<std::string(const Js
     const std::string wrong = json.is_object() ? take(json) : "a line is a JSON object";
     TESSERA_ENSURE(DataError, wrong.empty(), path, ":", number, ": ", wrong);
   }
+}
+
+/// Megatron's words, less one: single spaces between a text's first and last visible character.
+std::int64_t words_after_first(const std::string& text) {
+  constexpr const char* kWhite = " \t\n\r\f\v";
+  const std::size_t first = text.find_first_not_of(kWhite);
+  if (first == std::string::npos) return 0;
+  const std::size_t last = text.find_last_not_of(kWhite);
+  return std::count(text.begin() + static_cast<std::ptrdiff_t>(first),
+                    text.begin() + static_cast<std::ptrdiff_t>(last), ' ');
 }
 
 /// A text whose end, [begin of `tail`, end), is what the model is asked for.
@@ -148,7 +159,8 @@ class Evaluation {
 
   void ask_text(const std::string& file) {
     const std::string text = read_text(file);
-    const std::vector<std::int32_t> tokens = tokenizer_->encode(text);
+    const std::vector<std::int32_t> tokens =
+        tokenizer_->encode(a_.wikitext ? detokenize_wikitext(text) : text);
     TESSERA_ENSURE(DataError, tokens.size() >= 2, file, " has ", tokens.size(),
                    " tokens; a perplexity needs two");
     const std::int64_t length = a_.seq_length > 0 ? a_.seq_length : positions();
@@ -158,7 +170,7 @@ class Evaluation {
     TESSERA_ENSURE(ConfigError, step <= length, "--overlapping-eval ", step, " is above the ", length,
                    " tokens of a window");
     for (TextToScore& window : windows_of(tokens, length, step)) asked_.texts.push_back(std::move(window));
-    words_ += static_cast<std::int64_t>(std::ranges::count(text, ' '));  // Megatron's words, less one
+    words_ += words_after_first(text);
     targets_ += static_cast<std::int64_t>(tokens.size()) - 1;
   }
 
@@ -330,13 +342,17 @@ void add_evaluate(CLI::App& app, Program& program) {
                       "perplexity: tokens of a window; by default as many as the model has positions");
   command->add_option("--overlapping-eval", a->overlap,
                       "perplexity: from one window's begin to the next; by default a whole window");
+  command->add_flag("--detokenize-wikitext", a->wikitext,
+                    "perplexity: the model reads WikiText's tokenized text as people write it; words are "
+                    "still counted in the files");
   command->add_flag("--strict-lambada", a->strict,
                     "lambada: all tokens of the last word, not the last token");
   command->callback([a, &program] {
     TESSERA_ENSURE(ConfigError, a->seq_length >= 0 && a->overlap >= 0,
                    "--seq-length and --overlapping-eval are numbers of tokens");
-    TESSERA_ENSURE(ConfigError, a->task == Task::perplexity || (a->seq_length == 0 && a->overlap == 0),
-                   "--seq-length and --overlapping-eval are for --task perplexity");
+    TESSERA_ENSURE(ConfigError,
+                   a->task == Task::perplexity || (a->seq_length == 0 && a->overlap == 0 && !a->wikitext),
+                   "--seq-length, --overlapping-eval and --detokenize-wikitext are for --task perplexity");
     TESSERA_ENSURE(ConfigError, a->task == Task::lambada || !a->strict,
                    "--strict-lambada is for --task lambada");
     on_layout(*a, program,

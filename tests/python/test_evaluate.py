@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from cli_support import run
@@ -10,7 +11,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 POSITIONS = 32
-TEXT = "The cat sat on the mat and the dog ran to the barn , as dogs do . " * 4
+TEXT = ("\n = = The cats ' mat = = \n The cat ( old , a [ dog ] ) ran ; 3 @.@ 5 \u00b0 N @-@ barn : \" no ! \" as ' dogs ' do . It 's"
+        " [ ] a { \n mat } ? 1 @,@ 000 ( near \n . \" ran \n") * 2
 LINES = ["the cat sat on the mat", "a dog ran to the barn \n", "one two", "we read all of a long line of words that have no end in sight"]
 CHOICES = [{"context": "The sky is", "choices": [" blue", " made of old cheese", " red"], "answer": 1},
            {"context": "Two and two", "choices": [" is four", "!"], "answer": 0},
@@ -41,9 +43,9 @@ def asked(model, head, tail):
     return float(logprobs[len(head) - 1:].sum()), bool(likeliest[len(head) - 1:].all())
 
 
-def perplexity(model, length, step):
-    """Megatron's windows: from the second on the last `step` targets count."""
-    tokens = list(TEXT.encode())
+def perplexity(model, length, step, clean=lambda text: text):
+    """Megatron's windows: from the second on the last `step` targets count. Words are those of the text as it was."""
+    tokens = list(clean(TEXT).encode())
     targets = len(tokens) - 1
     total = 0.0
     for number in range(max(math.ceil(max(targets - step, 0) / step) + 1, 1)):
@@ -56,7 +58,21 @@ def perplexity(model, length, step):
             counted[:-step] = 0
         total += float((losses * counted[:len(losses)]).sum())
     return {"loss": total / targets, "perplexity": math.exp(total / targets),
-            "adjusted_perplexity": math.exp(min(20, total / (len(TEXT.split(" ")) - 1)))}
+            "adjusted_perplexity": math.exp(min(20, total / (len(TEXT.strip().split(" ")) - 1)))}
+
+
+def detokenized(text):
+    """Megatron's rules for WikiText, one after the other."""
+    for old, new in (("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" : ", ": "), (" ; ", "; "), (" . ", ". "),
+                     (" ! ", "! "), (" ? ", "? "), (" , ", ", ")):
+        text = text.replace(old, new)
+    for left, right in ("()", "[]", "{}", '""', "''"):
+        text = re.sub(rf"{re.escape(left)}\s*([^{re.escape(right)}]*?)\s*{re.escape(right)}",
+                      lambda match, a=left, b=right: a + match[1] + b, text)
+    for old, new in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"),
+                     (" N ", " 1 "), (" 's", "'s")):
+        text = text.replace(old, new)
+    return text
 
 
 def last_words(model, strict):
@@ -97,7 +113,7 @@ def close(found, expected):
 def test_tasks(layout, model, tessera_program, tmp_path):
     made, folder = model
     text, lines, questions = tmp_path / "text.txt", tmp_path / "lines.jsonl", tmp_path / "questions.jsonl"
-    text.write_text(TEXT)
+    text.write_text(TEXT, encoding="utf-8")
     lines.write_text("\n".join(json.dumps({"text": line}) for line in LINES))
     questions.write_text("\n".join(map(json.dumps, CHOICES)) + "\n\n")
     threads = ["--threads", 1]
@@ -108,6 +124,9 @@ def test_tasks(layout, model, tessera_program, tmp_path):
     if layout:
         return
     close(evaluated(tessera_program, folder, tmp_path, [text], "--task", "perplexity", "--seq-length", 11), perplexity(made, 11, 11))
+    assert detokenized(TEXT) != TEXT
+    close(evaluated(tessera_program, folder, tmp_path, [text], "--task", "perplexity", "--detokenize-wikitext"),
+          perplexity(made, POSITIONS, POSITIONS, detokenized))
     close(evaluated(tessera_program, folder, tmp_path, [lines], "--task", "lambada"), last_words(made, False))
     both = evaluated(tessera_program, folder, tmp_path, [lines, lines], "--task", "lambada", "--strict-lambada")
     assert both["examples"] == 2 * len(LINES) and both["correct"] == 2 * last_words(made, True)["correct"]
@@ -134,6 +153,7 @@ def test_answers_can_be_right(tessera_program, tmp_path):
     (["--task", "perplexity", "--seq-length", 33], "a b c", "the model has 32 positions"),
     (["--task", "perplexity"], "", "is empty"),
     (["--task", "cloze", "--seq-length", 4], "a b", "are for --task perplexity"),
+    (["--task", "cloze", "--detokenize-wikitext"], "a b", "are for --task perplexity"),
     (["--task", "cloze", "--strict-lambada"], "a b", "is for --task lambada"),
     (["--task", "cloze"], '{"text": "a b"}\n{"txt": "a"}', ':2: a line is {"text": "..."}'),
     (["--task", "cloze"], '{"text": "alone"}', "fewer than two words"),
