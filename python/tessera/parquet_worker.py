@@ -16,7 +16,7 @@ import json
 import struct
 import sys
 
-from tessera.tokenize_worker import MISSING, REFUSED, Refused, read_frame, write_frame
+from tessera.tokenize_worker import Refused, answer_with, read_frame, write_frame
 
 ROWS = 1
 ROWS_AT_ONCE = 512
@@ -77,20 +77,7 @@ def serve(path, columns, requests, answers):
 
 def main(arguments=None):
     path, *columns = sys.argv[1:] if arguments is None else arguments
-    answers = sys.stdout.buffer
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        message = f"The Python package 'pyarrow' is missing ({sys.executable}: {error}). Install it: " \
-                  f"{sys.executable} -m pip install pyarrow"
-        write_frame(answers, MISSING, message.encode())
-        return 1
-    try:
-        serve(path, columns, sys.stdin.buffer, answers)
-    except Refused as error:
-        write_frame(answers, REFUSED, str(error).encode())
-        return 1
-    return 0
+    return answer_with("pyarrow", lambda requests, answers: serve(path, columns, requests, answers))
 
 
 if __name__ == "__main__":

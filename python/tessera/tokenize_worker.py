@@ -14,6 +14,7 @@ missing 5                                            UTF-8 message: a package is
 """
 
 import argparse
+import importlib
 import os
 import struct
 import sys
@@ -115,6 +116,25 @@ def serve(options, requests, answers):
             write_frame(answers, REFUSED, str(error).encode())
 
 
+def answer_with(package, work):
+    """Does `work(requests, answers)` on standard input and output, where the package that it needs is there; says why not. The exit
+    code."""
+    answers = sys.stdout.buffer
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        message = f"The Python package '{package}' is missing ({sys.executable}: {error}). Install it: " \
+                  f"{sys.executable} -m pip install {package}"
+        write_frame(answers, MISSING, message.encode())
+        return 1
+    try:
+        work(sys.stdin.buffer, answers)
+    except Refused as error:
+        write_frame(answers, REFUSED, str(error).encode())
+        return 1
+    return 0
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Tokenizes for `tessera preprocess` over standard input and output.")
     parser.add_argument("--model", default="", help="tokenizer.json")
@@ -124,20 +144,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     # One process per worker is the parallelism; threads inside each would only fight for the cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    answers = sys.stdout.buffer
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError as error:
-        message = f"The Python package 'tokenizers' is missing ({sys.executable}: {error}). Install it: " \
-                  f"{sys.executable} -m pip install tokenizers"
-        write_frame(answers, MISSING, message.encode())
-        return 1
-    try:
-        serve(options, sys.stdin.buffer, answers)
-    except Refused as error:
-        write_frame(answers, REFUSED, str(error).encode())
-        return 1
-    return 0
+    return answer_with("tokenizers", lambda requests, answers: serve(options, requests, answers))
 
 
 if __name__ == "__main__":

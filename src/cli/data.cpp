@@ -3,7 +3,7 @@
 #include <memory>
 #include <random>
 
-#include "cli/commands.hpp"
+#include "cli/model_command.hpp"
 #include "tessera/data/dataset_tools.hpp"
 #include "tessera/data/id_check.hpp"
 
@@ -45,7 +45,7 @@ std::unique_ptr<Tokenizer> decoder_of(const std::string& prefix, const std::stri
                                       const Program& program) {
   TokenizerOptions options;
   if (!given.empty()) {
-    (given == "bytes" ? options.type : options.model) = given;
+    options = tokenizer_named(given);
   } else {
     const auto record = read_dataset_record(prefix);
     std::error_code error;

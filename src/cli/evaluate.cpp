@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/json_lines.hpp"
 #include "cli/model_command.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/engine/detokenize.hpp"
@@ -40,15 +41,10 @@ std::string read_text(const std::string& path) {
 }
 
 /// Objects of a file of JSON lines, each taken by `take`, which says what is wrong with one.
-void each_line(const std::string& path, const std::function<std::string(const Json&)>& take) {
+void each_object(const std::string& path, const std::function<std::string(const Json&)>& take) {
   std::istringstream in(read_text(path));
-  std::string line;
-  for (std::int64_t number = 1; std::getline(in, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const Json json = Json::parse(line, nullptr, false);
-    const std::string wrong = json.is_object() ? take(json) : "a line is a JSON object";
-    TESSERA_ENSURE(DataError, wrong.empty(), path, ":", number, ": ", wrong);
-  }
+  each_json_line(path, in,
+                 [&](const Json& line) { return line.is_object() ? take(line) : "a line is a JSON object"; });
 }
 
 /// Megatron's words, less one: single spaces between a text's first and last visible character.
@@ -75,7 +71,7 @@ std::optional<Question> last_word(const std::string& text) {
   return Question{text.substr(0, before + 1), " " + text.substr(space + 1, end - space)};
 }
 
-/// What rank 0 knows of a task before the model is asked: texts, and how their scores are read.
+/// What the model is asked for.
 class Asked {
  public:
   std::vector<TextToScore> texts;
@@ -177,7 +173,7 @@ class Evaluation {
   void ask_last_words(const std::string& file) {
     std::vector<Question> questions;
     std::vector<std::string> heads, tails;
-    each_line(file, [&](const Json& line) -> std::string {
+    each_object(file, [&](const Json& line) -> std::string {
       if (!line.contains("text") || !line["text"].is_string()) return R"(a line is {"text": "..."})";
       const auto question = last_word(line["text"].get<std::string>());
       if (!question) return "its text has fewer than two words";
@@ -204,7 +200,7 @@ class Evaluation {
 
   void ask_choices(const std::string& file) {
     std::vector<std::string> contexts, wholes;
-    each_line(file, [&](const Json& line) -> std::string {
+    each_object(file, [&](const Json& line) -> std::string {
       const char* form = R"(a line is {"context": "...", "choices": ["...", "..."], "answer": 0})";
       const bool fits = line.contains("context") && line["context"].is_string() && line.contains("choices") &&
                         line["choices"].is_array() && line["choices"].size() >= 2 &&

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/json_lines.hpp"
 #include "cli/model_command.hpp"
 #include "cli/run_path.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -31,16 +32,13 @@ std::vector<Json> read_prompts(const std::string& path) {
   std::ifstream in(path);
   TESSERA_ENSURE(IoError, in, "cannot read ", path, ", the file of --input");
   std::vector<Json> lines;
-  std::string line;
-  for (std::int64_t number = 1; std::getline(in, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    Json json = Json::parse(line, nullptr, false);
-    const bool fits = json.is_object() && json.contains("prompt") && json["prompt"].is_string() &&
-                      !json["prompt"].get<std::string>().empty();
-    TESSERA_ENSURE(DataError, fits, path, ":", number,
-                   R"(: a line is an object with a prompt that is not empty: {"prompt": "..."})");
-    lines.push_back(std::move(json));
-  }
+  each_json_line(path, in, [&](Json line) -> std::string {
+    const bool fits = line.is_object() && line.contains("prompt") && line["prompt"].is_string() &&
+                      !line["prompt"].get<std::string>().empty();
+    if (!fits) return R"(a line is an object with a prompt that is not empty: {"prompt": "..."})";
+    lines.push_back(std::move(line));
+    return "";
+  });
   TESSERA_ENSURE(DataError, !lines.empty(), path, " has no prompts");
   return lines;
 }

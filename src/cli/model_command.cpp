@@ -63,11 +63,14 @@ LoadedModel load(const ModelArguments& a, const Program& program,
                               .device_index = program.environment.local_rank.value_or(0)});
 }
 
-TokenizerOptions tokenizer_options(const LoadedModel& loaded, const std::string& given) {
-  if (given.empty() && loaded.tokenizer) return options_of(*loaded.tokenizer);
-  const std::string& name = given.empty() ? loaded.config.data.tokenizer : given;
+TokenizerOptions tokenizer_named(const std::string& name) {
   if (name == "bytes") return {.type = name};
   return {.model = name};
+}
+
+TokenizerOptions tokenizer_options(const LoadedModel& loaded, const std::string& given) {
+  if (given.empty() && loaded.tokenizer) return options_of(*loaded.tokenizer);
+  return tokenizer_named(given.empty() ? loaded.config.data.tokenizer : given);
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const LoadedModel& loaded, const ModelArguments& a,

@@ -25,6 +25,9 @@ void add_model(CLI::App& command, ModelArguments& a);
 /// This process's part of the model.
 LoadedModel load(const ModelArguments& a, const Program& program, const std::shared_ptr<Communicator>& world);
 
+/// "bytes", or where a tokenizer lies.
+TokenizerOptions tokenizer_named(const std::string& name);
+
 /// What is named by --tokenizer, recorded with the weights, or configured, in this order.
 TokenizerOptions tokenizer_options(const LoadedModel& loaded, const std::string& given);
 

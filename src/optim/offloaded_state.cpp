@@ -14,7 +14,6 @@
 #include <cstring>
 #include <deque>
 #include <future>
-#include <limits>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -253,7 +252,6 @@ OffloadedState::OffloadedState(const ExecCtx& ctx, const OffloadConfig& config,
                                std::vector<std::string> kinds, std::int64_t numel, int rank)
     : ctx_(ctx),
       kinds_(std::move(kinds)),
-      numel_(numel),
       tile_(config.tile),
       tiles_((numel + config.tile - 1) / config.tile) {
   const bool to_file = config.optimizer == OffloadTo::nvme;
@@ -300,6 +298,12 @@ std::size_t OffloadedState::resident_bytes() const {
 
 std::size_t OffloadedState::offloaded_bytes() const {
   return kinds_.size() * static_cast<std::size_t>(tiles_) * bytes_of_tile();
+}
+
+std::optional<std::size_t> OffloadedState::place_of(std::string_view kind) const {
+  const auto found = std::find(kinds_.begin(), kinds_.end(), kind);
+  if (found == kinds_.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - kinds_.begin());
 }
 
 std::uint64_t OffloadedState::offset_of(std::size_t kind, std::int64_t tile) const {
@@ -363,9 +367,9 @@ void OffloadedState::wait() {
 }
 
 StateValues OffloadedState::values(const std::string& kind, const Range& run) {
-  const auto found = std::find(kinds_.begin(), kinds_.end(), kind);
-  TESSERA_CHECK(found != kinds_.end(), "this optimizer keeps no ", kind);
-  return {.source = windows_[static_cast<std::size_t>(found - kinds_.begin())], .run = run};
+  const std::optional<std::size_t> place = place_of(kind);
+  TESSERA_CHECK(place, "this optimizer keeps no ", kind);
+  return {.source = windows_[*place], .run = run};
 }
 
 }  // namespace tessera

@@ -73,9 +73,7 @@ void Optimizer::make_state(std::vector<std::string> kinds, const OffloadConfig& 
 }
 
 bool Optimizer::keeps(const std::string& kind) const {
-  if (!offloaded_) return buffers_.contains(kind);
-  const std::vector<std::string>& kinds = offloaded_->kinds();
-  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  return offloaded_ ? offloaded_->place_of(kind).has_value() : buffers_.contains(kind);
 }
 
 std::vector<std::string> Optimizer::take_notes() {
@@ -188,9 +186,7 @@ void Optimizer::update_offloaded() {
   offloaded_->walk(tiles, [&](std::int64_t tile, const std::vector<Tensor>& state) {
     for (const Piece& piece : pieces.at(tile)) {
       update(*piece.applied, piece.part, [&](const char* kind, const Range& place) {
-        const auto found = std::find(offloaded_->kinds().begin(), offloaded_->kinds().end(), kind);
-        return state[static_cast<std::size_t>(found - offloaded_->kinds().begin())].narrow(0, piece.begin,
-                                                                                           place.count);
+        return state[*offloaded_->place_of(kind)].narrow(0, piece.begin, place.count);
       });
     }
     spread_from(tile * size);

@@ -14,11 +14,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from compare_torch import HERE, ROOT, BenchError, environment_for, find_program, machine
+from compare_torch import HERE, ROOT, BenchError, Contender, environment_for, find_program, machine, write_results
 
 GOALS = {"decode 1": 1.5, "decode 8": 1.5, "prefill 512": 1.3}
 UNEQUAL = [128, 16, 96, 32, 112, 48, 80, 64]
@@ -33,42 +32,21 @@ def tasks(new: int) -> Dict[str, Dict]:
             "decode 4": task([128] * 4), "beams 4": task([128], beams=4)}
 
 
-class Contender:
-    def __init__(self, name: str, command: List[str], environment: Dict[str, str]):
-        self.name = name
-        self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=self.errors)
-        self.read()
+class Writer(Contender):
+    """A process that writes texts when told to."""
 
-    def read(self) -> str:
-        line = self.process.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            raise BenchError(f"{self.name} ended with exit code {self.process.wait()}\n{self.errors.read().strip()[-4000:]}")
-        return line
-
-    def run(self, task: Dict) -> Dict:
+    def write(self, task: Dict) -> Dict:
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
         return json.loads(self.read())
 
-    def close(self) -> None:
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.errors.close()
 
-
-def tokens_per_s(contender: Contender, task: Dict, clock: str) -> float:
+def tokens_per_s(contender: Writer, task: Dict, clock: str) -> float:
     """Of the prompt where one token is written, else of the new tokens behind the first."""
     if task["new"] == 1:
-        return sum(task["lengths"]) / contender.run(task)[clock]
-    first = contender.run({**task, "new": 1})[clock]
-    whole = contender.run(task)
+        return sum(task["lengths"]) / contender.write(task)[clock]
+    first = contender.write({**task, "new": 1})[clock]
+    whole = contender.write(task)
     assert all(len(text) == task["new"] for text in whole["tokens"]), "a text has another length"
     return len(task["lengths"]) * (task["new"] - 1) / (whole[clock] - first)
 
@@ -97,9 +75,10 @@ def measure(options: argparse.Namespace) -> Dict:
     contenders = []
     try:
         for name in options.contenders:
-            contenders.append(Contender(name, [sys.executable, str(HERE / "generation_contender.py"), name, *flags], environment))
+            contenders.append(Writer(name, [sys.executable, str(HERE / "generation_contender.py"), name, *flags], environment))
         for contender in contenders:
-            contender.run({"lengths": [8, 4], "new": 4, "beams": 1})
+            contender.wait_until_ready()
+            contender.write({"lengths": [8, 4], "new": 4, "beams": 1})
         for round_number in range(options.rounds):
             bandwidth.append(read_bandwidth(program, options.threads))
             for name, task in chosen.items():
@@ -164,9 +143,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(table(report))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(table(report) + "\n")
+    write_results(options.output, report, table(report))
     return 0
 
 

@@ -7,7 +7,6 @@ and a Markdown table beside it. Needs PyTorch and Transformers (tests/requiremen
 """
 
 import argparse
-import json
 import secrets
 import socket
 import statistics
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-from compare_torch import HERE, ROOT, BenchError, Contender, environment_for, find_program, machine
+from compare_torch import HERE, ROOT, BenchError, Contender, environment_for, find_program, machine, write_results
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 12, 512, 8, 8192, 256, 8
 WARMUP = 2
@@ -127,9 +126,7 @@ def main() -> int:
             job.close()
     text = f"{machine()}\n\n{table(results)}"
     print(text)
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(text + "\n")
+    write_results(options.output, results, text)
     return 0
 
 

@@ -8,14 +8,13 @@ Transformers (tests/requirements-oracles.txt).
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Dict, List
 
-from compare_torch import CASES, HERE, ROOT, BenchError, Case, environment_for, find_program, machine, summary, take_turns
+from compare_torch import CASES, HERE, ROOT, BenchError, Case, environment_for, find_program, machine, summary, take_turns, write_results
 
 GOAL = 0.98  # of the C++ loop's tokens/s
 
@@ -77,9 +76,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(table(report))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(table(report) + "\n")
+    write_results(options.output, report, table(report))
     return 0
 
 

@@ -7,14 +7,13 @@ table beside it.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Dict, List
 
-from compare_torch import ROOT, BenchError, Contender, environment_for, find_program, machine
+from compare_torch import ROOT, BenchError, Contender, environment_for, find_program, machine, write_results
 
 WAYS = ("none", "selective", "full")
 LAYERS, HIDDEN, HEADS, VOCAB = 12, 512, 8, 8192
@@ -82,9 +81,7 @@ def main() -> int:
         return 1
     text = f"{machine()}\n\nGPT, {LAYERS} layers, {HIDDEN} wide, {options.batch} samples of {options.seq} tokens, fp32\n\n{table(rows)}"
     print(text)
-    if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(text + "\n")
+    write_results(options.output, rows, text)
     return 0
 
 

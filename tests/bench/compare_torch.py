@@ -178,6 +178,13 @@ def gpu_state() -> Optional[Dict[str, float]]:
         return None
 
 
+def write_results(output: Optional[Path], figures: object, text: str) -> None:
+    """Figures as JSON, the table beside it with the suffix .md; nothing without an output."""
+    if output:
+        output.write_text(json.dumps(figures, indent=1) + "\n")
+        output.with_suffix(".md").write_text(text + "\n")
+
+
 class Contender:
     """A process that trains when told to."""
 
@@ -491,9 +498,7 @@ def main() -> int:
             print(f"{case.name} ...", file=sys.stderr, flush=True)
             report["cases"][case.name] = {"case": dataclasses.asdict(case), **run_case(case, options),
                                           "ceiling": gemm_ceiling(case, options)}
-            if options.output:
-                options.output.write_text(json.dumps(report, indent=1) + "\n")
-                options.output.with_suffix(".md").write_text(table(report) + "\n")
+            write_results(options.output, report, table(report))
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

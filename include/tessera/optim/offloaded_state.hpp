@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,9 +33,10 @@ class OffloadedState {
   OffloadedState& operator=(const OffloadedState&) = delete;
 
   const std::vector<std::string>& kinds() const { return kinds_; }
+  /// The place of a kind among these, or nothing.
+  std::optional<std::size_t> place_of(std::string_view kind) const;
   /// Elements of a tile; the last one may have fewer that count.
   std::int64_t tile() const { return tile_; }
-  std::int64_t tiles() const { return tiles_; }
   /// What is done with tile number `tile`: its elements of each kind, on the device.
   using Use = std::function<void(std::int64_t tile, const std::vector<Tensor>& state)>;
   /// Brings the given tiles, hands each to `use` in this order and takes it back. While one is used the next
@@ -67,7 +70,7 @@ class OffloadedState {
 
   ExecCtx ctx_;
   std::vector<std::string> kinds_;
-  std::int64_t numel_ = 0, tile_ = 0, tiles_ = 0;
+  std::int64_t tile_ = 0, tiles_ = 0;
   std::vector<std::string> notes_;
   std::unique_ptr<Backing> backing_;  // null on meta
   std::vector<std::unique_ptr<Slot>> slots_;
