@@ -1,20 +1,48 @@
+#include <algorithm>
+
 #include "tessera/engine/engine.hpp"
 
 namespace tessera {
 namespace {
 
 /// [batch, length] to [length, batch].
-Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, std::int64_t batch,
-                      std::int64_t length) {
+std::vector<std::int32_t> transposed(const std::vector<std::int32_t>& values, std::int64_t batch,
+                                     std::int64_t length) {
   std::vector<std::int32_t> rows(values.size());
   for (std::int64_t b = 0; b < batch; ++b) {
     for (std::int64_t s = 0; s < length; ++s)
       rows[static_cast<std::size_t>(s * batch + b)] = values[static_cast<std::size_t>(b * length + s)];
   }
-  return Tensor::from(ctx, rows, {length, batch});
+  return rows;
+}
+Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, std::int64_t batch,
+                      std::int64_t length) {
+  return Tensor::from(ctx, transposed(values, batch, length), {length, batch});
 }
 Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, const Batch& batch) {
   return position_major(ctx, values, batch.batch, batch.seq_length);
+}
+
+/// The labels that count, where a quarter of the rows can be left out. Their number is rounded up by rows
+/// that do not count, so that steps have few different shapes. On the CPU alone: elsewhere a step is
+/// recorded, and its shapes must not change.
+LabelledRows labelled_rows(const ExecCtx& ctx, const std::vector<std::int32_t>& labels) {
+  if (!ctx.device().is_cpu()) return {};
+  const auto all = static_cast<std::int64_t>(labels.size());
+  const std::int64_t counted = all - std::count(labels.begin(), labels.end(), kIgnoredLabel);
+  const std::int64_t step = std::max<std::int64_t>(32, all / 16);
+  const std::int64_t wanted = std::max<std::int64_t>(1, (counted + step - 1) / step) * step;
+  if (4 * wanted > 3 * all) return {};
+  std::vector<std::int32_t> rows, chosen, places(labels.size(), -1);
+  std::int64_t spare = wanted - counted;
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (labels[i] == kIgnoredLabel && spare-- <= 0) continue;
+    places[i] = static_cast<std::int32_t>(rows.size());
+    rows.push_back(static_cast<std::int32_t>(i));
+    chosen.push_back(labels[i]);
+  }
+  const auto n = static_cast<std::int64_t>(rows.size());
+  return {Tensor::from(ctx, rows, {n}), Tensor::from(ctx, chosen, {n}), Tensor::from(ctx, places, {all})};
 }
 
 /// What an encoder beside a decoder reads of the samples.
@@ -56,7 +84,11 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch) {
   m.sample0 = batch.sample0;
   const std::int64_t rows = batch.batch * batch.seq_length;
   m.tokens = position_major(ctx, batch.tokens, batch);
-  if (!batch.labels.empty()) m.labels = position_major(ctx, batch.labels, batch).view({rows});
+  if (!batch.labels.empty()) {
+    const std::vector<std::int32_t> labels = transposed(batch.labels, batch.batch, batch.seq_length);
+    m.labels = Tensor::from(ctx, labels, {rows});
+    m.labelled = labelled_rows(ctx, labels);
+  }
   std::vector<std::int32_t> positions = batch.position_ids;
   if (positions.empty()) {
     for (std::int64_t i = 0; i < rows; ++i)

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <functional>
 
 #include "parallel/arriving.hpp"
 #include "parallel/linear_weights.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/elementwise.hpp"
+#include "tessera/ops/embedding.hpp"
 #include "tessera/ops/gemm.hpp"
 
 namespace tessera {
@@ -89,6 +91,60 @@ class VocabLinearCrossEntropy final : public Function {
   detail::LinearWeights weights_;
 };
 
+/// Rows `index` of x [n, c] or [n]; zeros for an index of -1.
+Tensor rows_of(const ExecCtx& ctx, const Tensor& x, const Tensor& index) {
+  const Tensor rows =
+      ops::embedding(ctx, index, x.view({x.size(0), -1}), {}, {}, {.out = x.dtype(), .dropout = {}});
+  return x.shape().rank() == 1 ? rows.view({-1}) : rows;
+}
+
+/// The head of a vocabulary and its loss, a part of the rows at a time.
+class ChunkedHead {
+ public:
+  struct Input {
+    Tensor x, labels;
+    Tensor upstream;  // undefined: the losses alone
+    bool wanted;      // the gradient of x
+  };
+  ChunkedHead(const ExecCtx& ctx, const TensorParallel& tp, const detail::LinearWeights& weights, float cap)
+      : ctx_(ctx), tp_(tp), weights_(weights), cap_(cap) {}
+
+  /// The losses. The weights' gradients are added up; `ready` gets that of x, before the last product.
+  Tensor run(const Input& in, const std::function<void(Tensor)>& ready) const {
+    const std::int64_t rows = in.x.size(0), vocab_begin = detail::first_row(tp_, weights_.weight.placement());
+    Tensor loss = Tensor::empty(ctx_, {rows}, DType::f32);
+    Tensor dx = in.wanted ? Tensor::empty(ctx_, in.x.shape(), in.x.dtype()) : Tensor();
+    for (std::int64_t first = 0; first < rows; first += kChunkRows) {
+      const std::int64_t count = std::min(kChunkRows, rows - first);
+      const Tensor x = in.x.narrow(0, first, count), labels = in.labels.narrow(0, first, count);
+      LogitCap cap(cap_);
+      const Tensor logits =
+          cap.apply(ctx_, ops::linear(ctx_, x, weights_.weight.value(),
+                                      weights_.bias ? weights_.bias->value() : Tensor(), cap.row_padding()));
+      const Tensor lse = loss_into(ctx_, tp_, logits, vocab_begin, labels, loss.narrow(0, first, count));
+      if (!in.upstream) continue;
+      ops::cross_entropy_backward_in_place(ctx_, logits, labels, lse, in.upstream.narrow(0, first, count),
+                                           vocab_begin);
+      cap.backward(ctx_, logits);
+      if (in.wanted) {
+        // NOLINTNEXTLINE(bugprone-use-after-move): it is moved in the last round
+        const Tensor part = dx.narrow(0, first, count);
+        ops::matmul_into(ctx_, logits, weights_.weight.value(), part, 0.0f, false, false);
+      }
+      // On its way during the last product, until backward asks for it.
+      if (in.wanted && first + count == rows) ready(std::move(dx));
+      weights_.add_gradients(ctx_, logits, [&] { return x; });
+    }
+    return loss;
+  }
+
+ private:
+  const ExecCtx& ctx_;
+  const TensorParallel& tp_;
+  detail::LinearWeights weights_;
+  float cap_;
+};
+
 }  // namespace
 
 Var vocab_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, Var logits, const Placement& vocabulary,
@@ -119,7 +175,7 @@ Var vocab_logits(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Par
 
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x_var,
                                Parameter& weight, const Tensor& labels, const Tensor& upstream,
-                               Parameter* bias, float softcap) {
+                               Parameter* bias, float softcap, const LabelledRows& labelled) {
   const bool recorded = x_var.tape() != nullptr;
   if (recorded && !upstream)
     return vocab_cross_entropy(ctx, tp, own_vocab_logits(ctx, tp, x_var, weight, bias, softcap),
@@ -127,34 +183,24 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
   const Tensor whole =
       tp.sharded_sequence() ? detail::gather_positions(ctx, tp, x_var.value()).take(ctx) : x_var.value();
   const Tensor x = whole.view({-1, whole.size(-1)});
-  const std::int64_t rows = x.size(0), vocab_begin = detail::first_row(tp, weight.placement());
-  const detail::LinearWeights weights{weight, bias};
-  TESSERA_CHECK_EQ(labels.numel(), rows, "one label per row");
-  TESSERA_CHECK(!recorded || upstream.numel() == rows, "one upstream gradient per row");
-  Tensor loss = Tensor::empty(ctx, {rows}, DType::f32);
-  Tensor dx = recorded && x_var.requires_grad() ? Tensor::empty(ctx, x.shape(), x.dtype()) : Tensor();
-  const bool wanted = static_cast<bool>(dx);
-  detail::Arriving arriving;
-  for (std::int64_t first = 0; first < rows; first += kChunkRows) {
-    const std::int64_t count = std::min(kChunkRows, rows - first);
-    const Tensor chunk = x.narrow(0, first, count), chunk_labels = labels.narrow(0, first, count);
-    LogitCap cap(softcap);
-    const Tensor logits = cap.apply(
-        ctx, ops::linear(ctx, chunk, weight.value(), bias ? bias->value() : Tensor(), cap.row_padding()));
-    const Tensor lse = loss_into(ctx, tp, logits, vocab_begin, chunk_labels, loss.narrow(0, first, count));
-    if (!recorded) continue;
-    ops::cross_entropy_backward_in_place(ctx, logits, chunk_labels, lse, upstream.narrow(0, first, count),
-                                         vocab_begin);
-    cap.backward(ctx, logits);
-    // NOLINTNEXTLINE(bugprone-use-after-move): it is moved in the last round
-    if (wanted) ops::matmul_into(ctx, logits, weight.value(), dx.narrow(0, first, count), 0.0f, false, false);
-    // On its way during the last product, until backward asks for it.
-    if (wanted && first + count == rows) arriving = detail::sum_partial(ctx, tp, std::move(dx));
-    weights.add_gradients(ctx, logits, [&] { return chunk; });
-  }
-  return record({x_var}, std::move(loss), [&] {
-    return std::make_unique<VocabLinearCrossEntropy>(std::move(arriving), x_var.value().shape(), upstream,
-                                                     weights);
+  TESSERA_CHECK_EQ(labels.numel(), x.size(0), "one label per row");
+  TESSERA_CHECK(!recorded || upstream.numel() == x.size(0), "one upstream gradient per row");
+  const ChunkedHead head(ctx, tp, {weight, bias}, softcap);
+  const auto spread = [&](Tensor of_rows) {
+    return labelled ? rows_of(ctx, of_rows, labelled.places) : std::move(of_rows);
+  };
+  detail::Arriving dx;
+  const Tensor loss = spread(
+      head.run({.x = labelled ? rows_of(ctx, x, labelled.rows) : x,
+                .labels = labelled ? labelled.labels : labels,
+                .upstream = !recorded  ? Tensor()
+                            : labelled ? rows_of(ctx, upstream, labelled.rows)
+                                       : upstream,
+                .wanted = recorded && x_var.requires_grad()},
+               [&](Tensor of_rows) { dx = detail::sum_partial(ctx, tp, spread(std::move(of_rows))); }));
+  return record({x_var}, loss, [&] {
+    return std::make_unique<VocabLinearCrossEntropy>(std::move(dx), x_var.value().shape(), upstream,
+                                                     detail::LinearWeights{weight, bias});
   });
 }
 

@@ -212,5 +212,58 @@ TEST(Bert, LogitsOfSamplesBesideThoseOfTokens) {
   EXPECT_EQ(engine->forward(batch, Engine::Output::logits, false).output.shape(), Shape({4, 11, 31}));
 }
 
+TEST(MicroBatch, KnowsTheRowsOfLabelsThatCount) {
+  const ExecCtx ctx = ExecCtx::cpu(1);
+  Batch batch{.batch = 2, .seq_length = 100};
+  batch.tokens.assign(200, 1);
+  EXPECT_FALSE(to_micro_batch(ctx, batch).labelled);  // there are none
+  batch.labels = batch.tokens;
+  EXPECT_FALSE(to_micro_batch(ctx, batch).labelled);  // all count
+  std::fill(batch.labels.begin(), batch.labels.end(), kIgnoredLabel);
+  EXPECT_EQ(to_micro_batch(ctx, batch).labelled.rows.numel(), 32);                       // none counts
+  for (int i = 0; i < 40; ++i) batch.labels[static_cast<std::size_t>(100 + 2 * i)] = i;  // of sample 1
+  const LabelledRows some = to_micro_batch(ctx, batch).labelled;
+  const std::vector<std::int32_t> rows = some.rows.to_vector<std::int32_t>(),
+                                  labels = some.labels.to_vector<std::int32_t>(),
+                                  places = some.places.to_vector<std::int32_t>();
+  ASSERT_EQ(rows.size(), 64u);  // 40, and 24 that fill up
+  ASSERT_EQ(places.size(), 200u);
+  int counted = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_TRUE(i == 0 || rows[i] > rows[i - 1]);
+    EXPECT_EQ(places[static_cast<std::size_t>(rows[i])], static_cast<std::int32_t>(i));
+    const auto sample = static_cast<std::size_t>(rows[i] % 2),
+               position = static_cast<std::size_t>(rows[i] / 2);
+    EXPECT_EQ(labels[i], batch.labels[sample * 100 + position]);
+    counted += labels[i] == kIgnoredLabel ? 0 : 1;
+  }
+  EXPECT_EQ(counted, 40);
+  EXPECT_EQ(std::count(places.begin(), places.end(), -1), 136);
+  std::fill(batch.labels.begin(), batch.labels.begin() + 100, 3);
+  EXPECT_FALSE(to_micro_batch(ctx, batch).labelled);  // 140 of 200
+}
+
+/// What half of the labels teach is what they teach one sample at a time, whichever way the head is computed.
+TEST(MicroBatch, LosesNoLabel) {
+  Config config = bert_config(false);
+  Batch batch = bert_batch();
+  batch.sample_labels.clear();
+  const std::int64_t rows = batch.batch * batch.seq_length;
+  for (std::int64_t i = 0; i < rows; ++i)
+    batch.labels[static_cast<std::size_t>(i)] = i % 9 == 4 ? 7 : kIgnoredLabel;
+  ASSERT_TRUE(to_micro_batch(ExecCtx::cpu(1), batch).labelled) << rows;
+  const auto engine = build_engine(config);
+  const auto logits = engine->forward(batch, Engine::Output::logits, false).output.to_floats();
+  const auto losses = engine->forward(batch, Engine::Output::token_losses, false).output.to_floats();
+  ASSERT_EQ(losses.size(), static_cast<std::size_t>(rows));
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    double sum = 0;
+    for (std::size_t j = 0; j < 31; ++j) sum += std::exp(static_cast<double>(logits[i * 31 + j]));
+    const double expected =
+        batch.labels[i] == kIgnoredLabel ? 0 : std::log(sum) - static_cast<double>(logits[i * 31 + 7]);
+    EXPECT_NEAR(losses[i], expected, 1e-5) << i;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -256,6 +256,56 @@ TEST(VocabLinearCrossEntropy, RefusesAnotherUpstreamAndATableNotSplit) {
   });
 }
 
+/// The head on the rows of some labels alone: losses and gradients as with all rows, and no more products.
+void labelled_head(Rank& r, bool softcap) {
+  const std::int64_t seq = 1404, rows = seq * kBatch;
+  const auto weight = r.parameter("weight", r.split({kVocab, kWidth}, 0), 41);
+  const auto bias = r.parameter("bias", r.split({kVocab}, 0), 47);
+  const Placement place = r.stream({seq, kBatch, kWidth});
+  std::vector<std::int32_t> labels(static_cast<std::size_t>(rows), -100), chosen, chosen_labels, places;
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (i % 7 == 2) labels[i] = static_cast<std::int32_t>(i * 7 % kVocab);
+    const bool taken = i % 7 == 2 || i == 5;  // one that does not count among them
+    places.push_back(taken ? static_cast<std::int32_t>(chosen.size()) : -1);
+    if (taken) chosen.push_back(static_cast<std::int32_t>(i));
+    if (taken) chosen_labels.push_back(labels[i]);
+  }
+  const auto ints_of = [&](const std::vector<std::int32_t>& values) {
+    return Tensor::from(r.ctx, values, {static_cast<std::int64_t>(values.size())});
+  };
+  const LabelledRows labelled{ints_of(chosen), ints_of(chosen_labels), ints_of(places)};
+  const Tensor upstream = test::random_tensor(r.ctx, {rows}, 43), all = ints_of(labels);
+  std::vector<std::vector<float>> found[2];
+  for (const bool some : {false, true}) {
+    weight->clear_grad();
+    bias->clear_grad();
+    Tape tape;
+    const Var x = tape.input(r.part(place, 45), true);
+    const Var y = vocab_linear_cross_entropy(r.ctx, r.tp, x, *weight, all, upstream, bias.get(),
+                                             softcap ? 3.0f : 0.0f, some ? labelled : LabelledRows());
+    r.backward(tape, y, upstream);
+    found[some ? 1 : 0] = {y.value().to_floats(), tape.grad(x).to_floats(), weight->grad().to_floats(),
+                           bias->grad().to_floats()};
+    if (!some) continue;
+    r.keep("loss", r.whole({rows}), y.value());
+    r.keep("dx", place, tape.grad(x));
+    r.keep_gradient(*weight);
+    const Var plain = vocab_linear_cross_entropy(r.ctx, r.tp, x.value(), *weight, all, {}, bias.get(),
+                                                 softcap ? 3.0f : 0.0f, labelled);
+    EXPECT_EQ(plain.value().to_floats(), y.value().to_floats());
+  }
+  for (std::size_t what = 0; what < found[0].size(); ++what) {
+    ASSERT_EQ(found[0][what].size(), found[1][what].size());
+    for (std::size_t i = 0; i < found[0][what].size(); ++i)
+      ASSERT_NEAR(found[0][what][i], found[1][what][i], 1e-5) << "value " << what << " at " << i;
+  }
+}
+
+TEST(VocabLinearCrossEntropy, OfSomeRowsIsThatOfAll) {
+  for (const bool softcap : {false, true})
+    expect_serial(all_layouts(), [=](Rank& r) { labelled_head(r, softcap); });
+}
+
 /// Embedding, two linears and the loss by the same table: both its gradients in one.
 void tied(Rank& r) {
   const auto table = r.parameter("table", r.split({kVocab, kWidth}, 0), 51);

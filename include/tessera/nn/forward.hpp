@@ -26,6 +26,7 @@ struct MicroBatch {
   std::int64_t batch = 0, seq_length = 0;
   Tensor tokens;              ///< [seq_length, batch] int32
   Tensor labels;              ///< [seq_length * batch] int32, -100 = ignored; undefined without targets
+  LabelledRows labelled;      ///< of `labels`, where few enough count that the others are left out
   Tensor positions;           ///< [seq_length * batch] int32
   Tensor key_begin, key_end;  ///< [batch] int32: each sample's real tokens; undefined = all
   Tensor document;            ///< [batch, seq_length] int32 document numbers; undefined = one document

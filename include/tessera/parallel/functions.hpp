@@ -125,13 +125,24 @@ inline Var cross_entropy(const ExecCtx& ctx, Var logits, const Tensor& labels) {
   return vocab_cross_entropy(ctx, {}, std::move(logits), Placement::replicated({n}), labels);
 }
 
+/// The rows of a batch whose labels count, some that do not among them. A head need not look at the others,
+/// whose loss is 0 and gives no gradient.
+struct LabelledRows {
+  Tensor rows = {};    ///< [n] int32, rising; undefined = all rows
+  Tensor labels = {};  ///< [n] int32
+  Tensor places = {};  ///< int32 for every row of the batch: where it is in `rows`; -1 = not there
+
+  explicit operator bool() const { return static_cast<bool>(rows); }
+};
+
 /// vocab_cross_entropy(column_linear(x, weight, bias)) a part of the rows at a time: logits never exist as a
 /// whole. x [seq (or seq / size), batch, c]. On a tape the gradients are computed at once, chunk by chunk,
 /// for `upstream` [rows], which backward must then be given as the gradient of this loss (the same tensor);
 /// where that is undefined, logits are kept for whatever gradient comes. softcap: as in vocab_logits.
+/// `labelled`: of `labels`, the same on all tensor ranks.
 Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, const Var& x, Parameter& weight,
                                const Tensor& labels, const Tensor& upstream, Parameter* bias = nullptr,
-                               float softcap = 0.0f);
+                               float softcap = 0.0f, const LabelledRows& labelled = {});
 /// The same of one rank: x [..., c].
 inline Var linear_cross_entropy(const ExecCtx& ctx, const Var& x, Parameter& weight, const Tensor& labels,
                                 const Tensor& upstream, Parameter* bias = nullptr) {

@@ -228,7 +228,8 @@ class BertHead : public PooledHead {
     const Var turned = activation(ctx, transform_.forward(f, last), activation_);
     const Var x = norm_.forward(f, turned, {}).y;
     if (output == Model::Output::losses)
-      return vocab_linear_cross_entropy(ctx, tensor_, x, weight_, f.input.labels, upstream, &bias_);
+      return vocab_linear_cross_entropy(ctx, tensor_, x, weight_, f.input.labels, upstream, &bias_, 0.0f,
+                                        f.input.labelled);
     return vocab_logits(ctx, tensor_, x, weight_, &bias_);
   }
   const Parameter* borrowed() const override { return table_; }

@@ -193,7 +193,7 @@ Var VocabHead::forward(const Forward& forward, const Flow& flow, Model::Output o
   const TensorParallel tensor = forward.shared(tensor_);
   if (output == Model::Output::losses)
     return vocab_linear_cross_entropy(ctx, tensor, hidden, weight_, forward.input.labels, upstream, nullptr,
-                                      softcap_);
+                                      softcap_, forward.input.labelled);
   if (output == Model::Output::own_logits)
     return own_vocab_logits(ctx, tensor, hidden, weight_, nullptr, softcap_);
   return vocab_logits(ctx, tensor, hidden, weight_, nullptr, softcap_);

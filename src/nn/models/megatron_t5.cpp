@@ -159,7 +159,8 @@ class MegatronT5Head : public Head {
   Var forward(const Forward& f, const Flow& flow, Model::Output output, const Tensor& upstream) override {
     const Var last = norm_.forward(f, flow.residual, flow.branch, flow.dropout).y;
     if (output == Model::Output::losses)
-      return vocab_linear_cross_entropy(f.exec, tensor_, last, weight_, f.input.labels, upstream, &bias_);
+      return vocab_linear_cross_entropy(f.exec, tensor_, last, weight_, f.input.labels, upstream, &bias_,
+                                        0.0f, f.input.labelled);
     if (output == Model::Output::own_logits)
       return own_vocab_logits(f.exec, f.shared(tensor_), last, weight_, &bias_);
     return vocab_logits(f.exec, tensor_, last, weight_, &bias_);

@@ -325,7 +325,8 @@ class T5Head : public Head {
     const Var kept = dropout(f.exec, last, f.dropout(norm_.name(), dropout_));
     const Var hidden = factor_ != 1.0f ? scale(f.exec, kept, factor_) : kept;
     if (output == Model::Output::losses)
-      return vocab_linear_cross_entropy(f.exec, tensor_, hidden, weight_, f.input.labels, upstream);
+      return vocab_linear_cross_entropy(f.exec, tensor_, hidden, weight_, f.input.labels, upstream, nullptr,
+                                        0.0f, f.input.labelled);
     if (output == Model::Output::own_logits)
       return own_vocab_logits(f.exec, f.shared(tensor_), hidden, weight_);
     return vocab_logits(f.exec, tensor_, hidden, weight_);
