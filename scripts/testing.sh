@@ -97,7 +97,8 @@ side_by_side() {
   done
 }
 
-# run_gtests BUILD PREFIX: every C++ test program of a build folder; those that take long first.
+# run_gtests BUILD PREFIX [FILTER]: every C++ test program of a build folder, those that take long first; all of test_engine's
+# tests or what FILTER picks of them.
 run_gtests() {
   local name binary programs=()
   for name in kernels engine comm optim; do
@@ -107,6 +108,7 @@ run_gtests() {
     [ -f "$binary" ] && [ -x "$binary" ] || continue
     case " ${programs[*]} " in *" $binary "*) ;; *) programs+=("$binary") ;; esac
   done
+  programs=("${programs[@]/%\/test_engine//test_engine ${3:-*}}")
   if [ ${#programs[@]} -eq 0 ]; then
     note "FAILED   no C++ test program in $1/tests"
     echo failed >"$results/$2no-tests.status"
@@ -131,14 +133,14 @@ build_preset() {
   return 1
 }
 
-# run_sanitized PRESET: builds a sanitizer preset and runs the C++ tests in it.
+# run_sanitized PRESET [FILTER]: builds a sanitizer preset and runs the C++ tests in it, of test_engine's those that FILTER picks.
 run_sanitized() {
   local gtest_seconds=2400 # a program at half the speed of a quiet machine still ends
   say "C++ tests under the '$1' preset"
   build_preset "$1" "$1" test_programs || return 0
   TSAN_OPTIONS="suppressions=$PWD/tests/races_of_others.txt" \
     ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-    LSAN_OPTIONS="suppressions=$PWD/tests/leaks_of_others.txt:print_suppressions=0" run_gtests "build/$1" "$1-"
+    LSAN_OPTIONS="suppressions=$PWD/tests/leaks_of_others.txt:print_suppressions=0" run_gtests "build/$1" "$1-" "${2:-*}"
 }
 
 # Test programs that have tests of the CUDA backend, each with the filter that picks them: on the emulator, on a GPU.
@@ -190,7 +192,8 @@ run_cuda_build() {
     return 0
   fi
   scripts/install_deps.sh --cuda
-  CUDAFLAGS=-Xptxas=-v build_preset cuda cuda || return 0
+  # What the emulator runs of the other test programs is the same code.
+  CUDAFLAGS=-Xptxas=-v build_preset cuda cuda tessera_program test_kernels train_bench cuda_{attention,gemm,memory,nccl}_bench || return 0
   echo passed >"$results/cuda-build.status"
   run_gtest build/cuda/tests/test_kernels cuda- '--gtest_filter=CublasLt*'
   if command -v cuobjdump >/dev/null || [ -x /usr/local/cuda/bin/cuobjdump ]; then
