@@ -8,6 +8,7 @@
 #include "checkpoint/json_strict.hpp"
 #include "checkpoint/slice_runs.hpp"
 #include "checkpoint/tessera_folder.hpp"
+#include "checkpoint/torch_folders.hpp"
 #include "checkpoint/transpose.hpp"
 #include "tessera/base/hash.hpp"
 #include "tessera/checkpoint/hf.hpp"
@@ -319,6 +320,27 @@ HfModel open_hf(const fs::path& dir, SymbolicLinks links) {
   const fs::path config_path = dir / "config.json";
   std::string text = read_text(config_path, kMaxConfigBytes, links);
   return HfModel(HfModel::Impl::checked(dir, std::move(text), config_path.string(), files_of(dir, links)));
+}
+
+fs::path config_of(const fs::path& weights, const fs::path& named) {
+  if (!named.empty()) return fs::is_directory(named) ? named / "config.json" : named;
+  const fs::path real = fs::weakly_canonical(weights);
+  for (const fs::path& folder : {real, real.parent_path()}) {
+    if (fs::exists(folder / "config.json")) return folder / "config.json";
+  }
+  bad_file(weights, "", "has no config.json, nor has the folder above it",
+           "Name the model's configuration: a config.json of Transformers, or its folder.");
+}
+
+HfModel open_torch(TorchFormat format, const fs::path& dir, const fs::path& config,
+                   std::vector<std::string>& notes, SymbolicLinks links) {
+  std::string text = read_text(config, kMaxConfigBytes, links);
+  const ModelSpec& spec = naming_spec(parse_architecture(text, config.string()));
+  std::unique_ptr<HfStorage> storage =
+      format == TorchFormat::dcp         ? parts_of(dcp_tensors(dir, links), spec, dir, notes)
+      : format == TorchFormat::deepspeed ? parts_of(deepspeed_tensors(dir, links, notes), spec, dir, notes)
+                                         : accelerate_storage(dir, spec, links, notes);
+  return HfModel(HfModel::Impl::checked(dir, std::move(text), config.string(), std::move(storage)));
 }
 
 HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors) {

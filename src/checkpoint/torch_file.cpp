@@ -12,7 +12,6 @@ using Kind = PickleValue::Kind;
 
 constexpr std::uint64_t kMostPickle = 256u << 20;
 constexpr std::size_t kMostDimensions = 64;
-constexpr std::int64_t kMostExtent = std::int64_t{1} << 48;
 
 struct StorageType {
   const char* name;
@@ -30,8 +29,9 @@ constexpr std::array kStorageTypes = {StorageType{"FloatStorage", "torch.FloatSt
                                       StorageType{"ByteStorage", "torch.ByteStorage", DType::u8},
                                       StorageType{"BoolStorage", "torch.BoolStorage", DType::u8}};
 
-/// The integers of a tuple or list; nothing where it holds something else.
-std::optional<std::vector<std::int64_t>> integers(const PickleValue& value) {
+}  // namespace
+
+std::optional<std::vector<std::int64_t>> extents(const PickleValue& value) {
   if (!value.is(Kind::tuple) && !value.is(Kind::list)) return std::nullopt;
   if (value.items.size() > kMostDimensions) return std::nullopt;
   std::vector<std::int64_t> list;
@@ -41,8 +41,6 @@ std::optional<std::vector<std::int64_t>> integers(const PickleValue& value) {
   }
   return list;
 }
-
-}  // namespace
 
 std::int64_t TorchTensor::numel() const {
   std::int64_t count = 1;
@@ -106,6 +104,17 @@ void TorchFile::open(std::uint64_t begin, std::uint64_t end) {
 
 std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   if (!value.is(Kind::object)) return std::nullopt;
+  if (value.text == "torch._tensor._rebuild_from_type_v2") {
+    // Of a tensor with attributes: its function, its type, the function's arguments, the attributes.
+    if (value.items.size() < 3 || !value.items[0]->is(Kind::global) || !value.items[2]->is(Kind::tuple))
+      fail("a tensor", "is made of no function and its arguments");
+    PickleValue plain;
+    plain.kind = Kind::object;
+    plain.text = value.items[0]->text;
+    plain.items = value.items[2]->items;
+    if (plain.text == value.text) fail("a tensor", "is made of another of its kind");
+    return tensor(plain);
+  }
   const std::string& made = value.text;
   if (made == "torch._utils._rebuild_parameter" || made == "torch._utils._rebuild_parameter_with_state") {
     if (value.items.empty() || value.items[0] == &value || !value.items[0]->is(Kind::object) ||
@@ -129,7 +138,7 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value) const {
   TorchTensor tensor{
       type->dtype, {}, {}, value.items[1]->integer, zip_->find(folder_ + "/data/" + id.items[2]->text)};
   if (!tensor.storage) fail(where, "is missing");
-  const auto shape = integers(*value.items[2]), strides = integers(*value.items[3]);
+  const auto shape = extents(*value.items[2]), strides = extents(*value.items[3]);
   if (!shape || !strides || shape->size() != strides->size() || tensor.offset < 0)
     fail("a tensor of " + where, "has no proper size and stride");
   tensor.shape = *shape;

@@ -27,6 +27,11 @@ struct TorchTensor {
   std::string describe() const;  ///< "float32 [3, 5]"
 };
 
+constexpr std::int64_t kMostExtent = std::int64_t{1} << 48;
+/// The sizes or offsets that a tuple or list holds: integers from 0 to kMostExtent; nothing where it holds
+/// something else.
+std::optional<std::vector<std::int64_t>> extents(const PickleValue& value);
+
 class TorchFile {
  public:
   explicit TorchFile(const std::filesystem::path& path, SymbolicLinks links = SymbolicLinks::follow);

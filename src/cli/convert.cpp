@@ -16,7 +16,7 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string dtype, max_shard_size, names = "legacy";
+  std::string config, dtype, max_shard_size, names = "legacy";
   bool follow_symlinks = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
@@ -121,6 +121,25 @@ void convert_from_megatron(const ConvertArguments& a, SymbolicLinks links) {
   write_model(a, model.config(), model, export_options(a));
 }
 
+std::optional<TorchFormat> torch_format(const std::string& name) {
+  if (name == "dcp") return TorchFormat::dcp;
+  if (name == "deepspeed") return TorchFormat::deepspeed;
+  if (name == "accelerate") return TorchFormat::accelerate;
+  return std::nullopt;
+}
+
+void convert_from_torch(const ConvertArguments& a, TorchFormat format, SymbolicLinks links) {
+  std::vector<std::string> notes;
+  const std::filesystem::path config = config_of(a.from[1], a.config);
+  const HfModel model = open_torch(format, a.from[1], config, notes, links);
+  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+  ExportOptions options = export_options(a);
+  options.source = model.source();
+  options.extra_files = config.parent_path();
+  options.links = links;
+  write_model(a, model.config(), model, options);
+}
+
 /// A run's or checkpoint's weights in one of the folder formats.
 void convert_run(const ConvertArguments& a) {
   LoadedModel loaded = load_model(a.from[1], {});
@@ -148,6 +167,8 @@ void run_convert(const ConvertArguments& a) {
   const SymbolicLinks links = a.follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
   if (a.from[0] == "megatron") {
     convert_from_megatron(a, links);
+  } else if (const auto format = torch_format(a.from[0])) {
+    convert_from_torch(a, *format, links);
   } else if (a.from[0] == "tessera" && !is_model_folder(a.from[1])) {
     convert_run(a);
   } else {
@@ -186,9 +207,15 @@ void add_megatron_options(CLI::App& command, ConvertArguments& a) {
 void check_formats(const CLI::App& command, const ConvertArguments& a) {
   for (const auto* side : {&a.from, &a.to}) {
     const std::string& name = (*side)[0];
-    TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera" || name == "megatron", "unknown format \"",
-                   name, "\": hf, tessera and megatron are known");
+    const bool foreign = torch_format(name).has_value();
+    TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera" || name == "megatron" || foreign,
+                   "unknown format \"", name,
+                   "\": hf, tessera, megatron, dcp, deepspeed and accelerate are known");
+    TESSERA_ENSURE(ConfigError, side == &a.from || !foreign, "--to ", name,
+                   ": these folders are read, not written. Write --to hf, which their programs load");
   }
+  TESSERA_ENSURE(ConfigError, torch_format(a.from[0]) || a.config.empty(),
+                 "--hf_config is for --from dcp, deepspeed and accelerate");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
@@ -202,12 +229,15 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
 }  // namespace
 
 void add_convert(CLI::App& app, Program&) {
-  auto* command = app.add_subcommand(
-      "convert", "Convert weights between Hugging Face's folders, Tessera's and Megatron's");
+  auto* command = app.add_subcommand("convert",
+                                     "Convert weights between Hugging Face's folders, Tessera's, Megatron's "
+                                     "and those of PyTorch's programs");
   auto arguments = std::make_shared<ConvertArguments>();
   command
       ->add_option("--from", arguments->from,
-                   "hf DIR, tessera DIR (converted folder, run or checkpoint) or megatron DIR")
+                   "hf DIR, tessera DIR (converted folder, run or checkpoint), megatron DIR, dcp DIR, "
+                   "deepspeed DIR or "
+                   "accelerate DIR")
       ->required()
       ->expected(2)
       ->type_name("FORMAT DIR");
@@ -221,6 +251,10 @@ void add_convert(CLI::App& app, Program&) {
                       "store weights as float32, bfloat16 or float16 instead of as they are");
   command->add_option("--max_shard_size", arguments->max_shard_size,
                       "--to hf: bytes of a file of weights, or text such as 200MB; 5GB unless given");
+  command->add_option(
+      "--hf_config", arguments->config,
+      "--from dcp, deepspeed, accelerate: the model's config.json, or its folder, where none lies beside "
+      "the weights or above them");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
   add_megatron_options(*command, *arguments);

@@ -116,6 +116,13 @@ class ViewSource : public WeightSource {
   std::shared_ptr<void> owner_;
 };
 
+/// Checkpoints of PyTorch programs that hold a Transformers model under its own names.
+enum class TorchFormat {
+  dcp,        ///< torch.distributed.checkpoint: a folder with `.metadata`
+  deepspeed,  ///< save_checkpoint of DeepSpeed, ZeRO-1 to -3, or its universal form
+  accelerate  ///< save_state of Accelerate, also with FSDP or DeepSpeed; a folder with pytorch_model.bin
+};
+
 /// The weights of a model folder under Tessera's names and in Tessera's layout.
 class HfModel : public WeightSource {
  public:
@@ -141,6 +148,9 @@ class HfModel : public WeightSource {
   explicit HfModel(std::unique_ptr<Impl> impl);
   friend HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links);
   friend HfModel open_tessera(const std::filesystem::path& dir, SymbolicLinks links);
+  friend HfModel open_torch(TorchFormat format, const std::filesystem::path& dir,
+                            const std::filesystem::path& config, std::vector<std::string>& notes,
+                            SymbolicLinks links);
   friend HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
   std::unique_ptr<Impl> impl_;
 };
@@ -149,6 +159,13 @@ class HfModel : public WeightSource {
 /// unsupported, with all tensors that are missing, unexpected or of another shape, or with a link that may
 /// not be followed; IoError.
 HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links = SymbolicLinks::within_folder);
+/// The config.json of weights whose folder need not have one: the one that is named, by itself or by its
+/// folder, else that beside the weights or in the folder above. Errors: CheckpointError.
+std::filesystem::path config_of(const std::filesystem::path& weights, const std::filesystem::path& named);
+/// Opens the weights of a checkpoint of PyTorch. `config`: the model's config.json. What is not taken over,
+/// or was decided, is said in `notes`. Nothing of it is run. Errors: as open_hf.
+HfModel open_torch(TorchFormat format, const std::filesystem::path& dir, const std::filesystem::path& config,
+                   std::vector<std::string>& notes, SymbolicLinks links = SymbolicLinks::within_folder);
 /// A model whose tensors, under Hugging Face's names, are in memory that outlives the result; a tied head may
 /// be left out. `architecture`: for parse_architecture. Errors: as open_hf.
 HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);

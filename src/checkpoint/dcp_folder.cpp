@@ -1,0 +1,153 @@
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "checkpoint/torch_folders.hpp"
+
+namespace tessera::checkpoint_detail {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = PickleValue::Kind;
+
+constexpr std::uint64_t kMostMetadata = 1u << 30;
+constexpr const char* kDcpRemedy =
+    "Check that the checkpoint is whole and was written by torch.distributed.checkpoint.";
+
+/// One chunk: a file of torch.save within another.
+struct Place {
+  std::string file;
+  std::uint64_t offset = 0, bytes = 0;
+};
+
+/// Opens one chunk at a time, so that thousands of them need no thousand descriptors.
+class Chunks {
+ public:
+  Chunks(fs::path dir, SymbolicLinks links) : dir_(std::move(dir)), links_(links) {}
+
+  /// The chunk's file and the tensor in it.
+  std::pair<std::shared_ptr<const TorchFile>, TorchTensor> open(const Place& place) {
+    const std::scoped_lock lock(mutex_);
+    if (!file_ || std::tie(place.file, place.offset) != std::tie(last_.file, last_.offset)) {
+      file_ = std::make_shared<const TorchFile>(dir_ / place.file, place.offset, place.bytes, links_);
+      last_ = place;
+    }
+    const std::optional<TorchTensor> tensor = file_->tensor(file_->root());
+    if (!tensor)
+      bad_file(dir_ / place.file, detail::concat("byte ", place.offset),
+               "a " + file_->root().describe() + " stands where a tensor should", kDcpRemedy);
+    return {file_, *tensor};
+  }
+
+ private:
+  fs::path dir_;
+  SymbolicLinks links_;
+  std::mutex mutex_;
+  Place last_;
+  std::shared_ptr<const TorchFile> file_;
+};
+
+class Metadata {
+ public:
+  Metadata(const fs::path& dir, SymbolicLinks links)
+      : dir_(dir), origin_(dir / ".metadata"), chunks_(std::make_shared<Chunks>(dir, links)) {
+    const std::string text = read_text(origin_, kMostMetadata, links);
+    pickle_.emplace(std::as_bytes(std::span(text)), origin_.string());
+  }
+
+  std::vector<PartedTensor> tensors() {
+    read_places();
+    std::vector<PartedTensor> list;
+    for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
+      if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
+      if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) continue;
+      if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
+        fail("'" + name->text + "'", "is described by a " + facts->describe());
+      list.push_back(tensor_of(name->text, *facts));
+    }
+    return list;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& where, const std::string& reason) const {
+    bad_file(origin_, where, reason, kDcpRemedy);
+  }
+  const PickleValue& member(const PickleValue& value, const char* name, Kind kind) const {
+    const PickleValue* found = value.find(name);
+    if (!found || !found->is(kind))
+      fail(value.describe(),
+           detail::concat("has ", found ? "a " + found->describe() + " for" : std::string("no"), " '", name,
+                          "'"));
+    return *found;
+  }
+  std::vector<std::int64_t> extents_in(const PickleValue& value, const std::string& name) const {
+    const auto list = extents(value);
+    if (!list) fail("'" + name + "'", "has an extent or offset that is none");
+    return *list;
+  }
+
+  void read_places() {
+    for (const auto& [index, info] : member(pickle_->root(), "storage_data", Kind::dict).entries) {
+      const std::string& name = member(*index, "fqn", Kind::text).text;
+      const PickleValue* offset = index->find("offset");
+      const PickleValue& file = member(*info, "relative_path", Kind::text);
+      if (!is_plain_file_name(file.text))
+        fail("'" + name + "'", "lies in '" + file.text + "', which is no file of this folder");
+      if (const PickleValue* how = info->find("transform_descriptors"); how && !how->is(Kind::none))
+        fail("'" + name + "'", "is compressed or otherwise transformed, which is not read");
+      const std::int64_t begin = member(*info, "offset", Kind::integer).integer,
+                         bytes = member(*info, "length", Kind::integer).integer;
+      if (begin < 0 || bytes < 0) fail("'" + name + "'", "lies at a negative place");
+      places_[{name, offset && offset->is(Kind::tuple) ? extents_in(*offset, name)
+                                                       : std::vector<std::int64_t>()}] = {
+          file.text, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(bytes)};
+    }
+  }
+
+  PartedTensor tensor_of(const std::string& name, const PickleValue& facts) {
+    PartedTensor tensor;
+    tensor.name = name;
+    tensor.shape = shape_of(extents_in(member(facts, "size", Kind::tuple), name), origin_, name);
+    bool first = true;
+    for (const PickleValue* chunk : member(facts, "chunks", Kind::list).items) {
+      const std::vector<std::int64_t> offsets = extents_in(member(*chunk, "offsets", Kind::tuple), name);
+      const TensorSlice box{shape_of(offsets, origin_, name),
+                            shape_of(extents_in(member(*chunk, "sizes", Kind::tuple), name), origin_, name)};
+      if (box.offset.rank() != tensor.shape.rank() || box.shape.rank() != tensor.shape.rank())
+        fail("'" + name + "'", "has a part of another number of dimensions");
+      if (box.shape.numel() == 0) continue;
+      const auto place = places_.find({name, offsets});
+      if (place == places_.end())
+        fail("'" + name + "'", detail::concat("nothing says where its part at ", box.offset, " lies"));
+      const TorchTensor stored = chunks_->open(place->second).second;
+      if (!(shape_of(stored.shape, dir_ / place->second.file, name) == box.shape))
+        fail("'" + name + "'", detail::concat("its part at ", box.offset, " is ", stored.describe(), " in ",
+                                              place->second.file, ", not ", box.shape));
+      if (!first && tensor.dtype != stored.dtype) fail("'" + name + "'", "has parts of several types");
+      tensor.dtype = stored.dtype;
+      first = false;
+      tensor.parts.push_back(
+          {.box = box,
+           .count = box.shape.numel(),
+           .read = [chunks = chunks_, at = place->second](std::int64_t element, std::span<std::byte> out) {
+             auto [file, found] = chunks->open(at);
+             elements_of(std::move(file), std::move(found))(element, out);
+           }});
+    }
+    return tensor;
+  }
+
+  fs::path dir_, origin_;
+  std::shared_ptr<Chunks> chunks_;
+  std::optional<Pickle> pickle_;
+  std::map<std::pair<std::string, std::vector<std::int64_t>>, Place> places_;  // by name and offsets
+};
+
+}  // namespace
+
+std::vector<PartedTensor> dcp_tensors(const fs::path& dir, SymbolicLinks links) {
+  return Metadata(dir, links).tensors();
+}
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,31 @@
+#pragma once
+/// Folders of weights that programs of PyTorch leave behind, as tensors in parts under the names they were
+/// saved by.
+
+#include <filesystem>
+#include <vector>
+
+#include "checkpoint/parts_storage.hpp"
+
+namespace tessera::checkpoint_detail {
+
+/// PyTorch's distributed checkpoints: `.metadata` and what it points to. Blobs are passed over. Errors:
+/// CheckpointError naming what is missing, damaged, compressed or of a type that is not read; IoError.
+std::vector<PartedTensor> dcp_tensors(const std::filesystem::path& dir, SymbolicLinks links);
+
+/// A checkpoint of DeepSpeed on one tensor rank: fp32 weights of ZeRO-1, -2 and -3 from the optimizer's
+/// partitions, those of the universal form, or the module's where nothing is partitioned. `dir`: the folder
+/// with `latest`, or that of a tag. What was decided is said in `notes`. Errors: as above; ranks that are
+/// missing, more tensor or pipeline ranks than one.
+std::vector<PartedTensor> deepspeed_tensors(const std::filesystem::path& dir, SymbolicLinks links,
+                                            std::vector<std::string>& notes);
+
+/// A state_dict in one file of torch.save; what is no tensor is passed over.
+std::vector<PartedTensor> torch_file_tensors(const std::filesystem::path& file, SymbolicLinks links);
+
+/// A folder of Accelerate's save_state, or a pytorch_model.bin: the model's weights, whole or in the parts of
+/// FSDP or DeepSpeed.
+std::unique_ptr<HfStorage> accelerate_storage(const std::filesystem::path& dir, const ModelSpec& spec,
+                                              SymbolicLinks links, std::vector<std::string>& notes);
+
+}  // namespace tessera::checkpoint_detail
