@@ -165,67 +165,88 @@ class Reader {
     return *found;
   }
 
-  /// fp32_from_fp16_params by group, or the model's own weights where they are fp32; the moments by the
-  /// numbers that groups give their parameters.
-  void read_plain(const PickleValue& inner, const PickleValue* masters) {
-    const std::vector<Group> groups = read_groups(inner);
-    std::map<std::int64_t, const PickleValue*> states;
+  using States = std::map<std::int64_t, const PickleValue*>;
+
+  /// The moments by the numbers that groups give their parameters.
+  States states_of(const PickleValue& inner) const {
     const PickleValue* all = inner.find("state");
     if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
+    States states;
     for (const auto& [key, each] : all->entries) {
       if (key->is(Kind::integer)) states[key->integer] = each;
     }
     if (states.empty()) fail("optimizer.state", "is empty: the optimizer has made no update", kWeightsAlone);
-    if (masters && (!masters->is(Kind::list) || masters->items.size() < groups.size()))
-      fail("optimizer.fp32_from_fp16_params", "has no list for each group");
-    out_.parameters.resize(rank_.parameters.size());
+    return states;
+  }
+
+  /// Lists of main weights by group; groups without parameters are left out, as they are of groups.
+  std::vector<const PickleValue*> lists_of(const PickleValue& masters) const {
+    if (!masters.is(Kind::list)) fail("optimizer.fp32_from_fp16_params", "is a " + masters.describe());
     std::vector<const PickleValue*> lists;
-    if (masters) {
-      for (const PickleValue* list : masters->items) {
-        if (list->is(Kind::list) && !list->items.empty()) lists.push_back(list);
-      }
+    for (const PickleValue* list : masters.items) {
+      if (!list->is(Kind::list)) fail("optimizer.fp32_from_fp16_params", "holds a " + list->describe());
+      if (!list->items.empty()) lists.push_back(list);
     }
+    return lists;
+  }
+
+  /// The parameters of a group, checked to be as many as `list` has.
+  std::vector<std::size_t> members(const Group& group, const PickleValue& list,
+                                   const std::string& where) const {
+    std::vector<std::size_t> own;
+    for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
+      if (decays(rank_.parameters[i]) == group.decays) own.push_back(i);
+    }
+    if (own.size() != list.items.size())
+      fail(where, detail::concat("a group has ", list.items.size(), " parameters, the model ", own.size(),
+                                 group.decays ? " with" : " without", " weight decay"));
+    return own;
+  }
+
+  void read_moments(std::size_t index, const PickleValue& id, const States& states) {
+    const RankParameter& parameter = rank_.parameters[index];
+    const auto state = id.is(Kind::integer) ? states.find(id.integer) : states.end();
+    if (state == states.end()) fail("optimizer.state", "has nothing of " + parameter.name);
+    const std::string where = detail::concat("optimizer.state[", id.integer, "]");
+    ParameterState& to = out_.parameters[index];
+    to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
+    to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
+    count(state->second->find("step"), where + ".step");
+    to.main = parameter.weight;
+  }
+
+  /// `masters`: fp32_from_fp16_params by group; null where the model's own weights are fp32.
+  void read_plain(const PickleValue& inner, const PickleValue* masters) {
+    constexpr const char* kGroups = "optimizer.param_groups";
+    constexpr const char* kMasters = "optimizer.fp32_from_fp16_params";
+    const std::vector<Group> groups = read_groups(inner);
+    const States states = states_of(inner);
+    const std::vector<const PickleValue*> lists =
+        masters ? lists_of(*masters) : std::vector<const PickleValue*>{};
+    if (masters && lists.size() != groups.size())
+      fail(kMasters, detail::concat("has ", lists.size(), " groups, the optimizer ", groups.size()));
+    out_.parameters.resize(rank_.parameters.size());
     std::size_t used = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const PickleValue* params = groups[g].params;
-      if (!params || !params->is(Kind::list))
-        fail("optimizer.param_groups", "a group has no list of parameters");
-      std::size_t place = 0;
-      for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
-        const RankParameter& parameter = rank_.parameters[i];
-        if (decays(parameter) != groups[g].decays) continue;
-        if (place >= params->items.size())
-          fail("optimizer.param_groups", detail::concat("a group has ", place, " parameters; ",
-                                                        parameter.name, " is one more of the model's"));
-        const PickleValue& id = *params->items[place];
-        const auto state = id.is(Kind::integer) ? states.find(id.integer) : states.end();
-        if (state == states.end()) fail("optimizer.state", "has nothing of " + parameter.name);
-        const std::string where = detail::concat("optimizer.state[", id.integer, "]");
-        ParameterState& to = out_.parameters[i];
-        to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
-        to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
-        count(state->second->find("step"), where + ".step");
-        to.main = parameter.weight;
-        if (masters) {
-          const PickleValue* main =
-              g < lists.size() && place < lists[g]->items.size() ? lists[g]->items[place] : nullptr;
-          to.main = tensor_of(main, parameter,
-                              detail::concat("optimizer.fp32_from_fp16_params[", g, "][", place, "]"));
-        } else if (parameter.weight.dtype != DType::f32) {
-          fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + parameter.name + " is " +
-                                parameter.weight.describe());
-        }
-        ++place;
+      if (!params || !params->is(Kind::list)) fail(kGroups, "a group has no list of parameters");
+      const std::vector<std::size_t> own = members(groups[g], *params, kGroups);
+      for (std::size_t i = 0; i < own.size(); ++i) read_moments(own[i], *params->items[i], states);
+      used += own.size();
+      if (!masters) continue;
+      members(groups[g], *lists[g], kMasters);
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const std::string where = detail::concat(kMasters, "[", g, "][", i, "]");
+        out_.parameters[own[i]].main = tensor_of(lists[g]->items[i], rank_.parameters[own[i]], where);
       }
-      if (place != params->items.size() ||
-          (masters && (g >= lists.size() || place != lists[g]->items.size())))
-        fail("optimizer.param_groups", detail::concat("a group has ", params->items.size(),
-                                                      " parameters, the model ", place, " of its kind"));
-      used += place;
     }
     if (used != rank_.parameters.size())
-      fail("optimizer.param_groups",
-           detail::concat("there are ", used, " parameters, the model has ", rank_.parameters.size()));
+      fail(kGroups, detail::concat("have ", used, " parameters, the model has ", rank_.parameters.size()));
+    for (const RankParameter& each : rank_.parameters) {
+      if (!masters && each.weight.dtype != DType::f32)
+        fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + each.name + " is " +
+                              each.weight.describe());
+    }
     if (!counted_) fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
   }
 

@@ -140,7 +140,7 @@ def write_run(folder: Path, model: Any, averages: Any, squares: Any, *, updates:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind.split()[-1], torch.float32)
     iteration = updates if iteration is None else iteration
     settings = SETTINGS | {"consumed_train_samples": 4 * iteration, "bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
-    if bucket_size is not None:
+    if bucket_size is not None:  # the optimizer's own, whatever the arguments then say
         settings |= {"overlap_grad_reduce": True, "ddp_bucket_size": bucket_size}
     options = settings | {"tp": tp, "pp": pp, "vpp": vpp, "iteration": iteration} | options
     kinds = [rank_states(each, **options) for each in (model, averages, squares)]

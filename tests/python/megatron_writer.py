@@ -4,6 +4,7 @@ Made from what is known of Megatron's formats (names, orders of query, key and v
 Tessera's reader or writer: rows are placed one by one."""
 
 import argparse
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
@@ -177,6 +178,7 @@ def write(folder: Path, model: Any, *, iteration: int = 7, change: Any = None, *
     """A checkpoint of weights. `change(state, tp, pp)` may change a rank's dictionary."""
     states = rank_states(model, iteration=iteration, **options)
     for (r, p), state in states.items():
+        states[r, p] = state = copy.deepcopy(state)  # what ranks have in common is one tensor
         if change:
             change(state, r, p)
     return save(folder, states, iteration)
