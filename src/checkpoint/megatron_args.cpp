@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "checkpoint/megatron_training.hpp"
 #include "checkpoint/megatron_values.hpp"
 
 namespace tessera::checkpoint_detail {
@@ -88,7 +89,7 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
 }
 
 void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t padded_vocab, DType dtype,
-                         const MegatronExportOptions& options) {
+                         const MegatronExportOptions& options, const RunSource* run) {
   const bool swiglu = m.activation == MlpActivation::swiglu, tanh = m.activation == MlpActivation::gelu_tanh;
   const bool rotary = m.position_embedding == PositionKind::rotary;
   pickle.begin_namespace();
@@ -131,9 +132,11 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   text("normalization", m.norm == NormStyle::rmsnorm ? "RMSNorm" : "LayerNorm");
   real("layernorm_epsilon", m.norm_eps);
   real("norm_epsilon", m.norm_eps);
-  real("hidden_dropout", m.dropout);
-  real("attention_dropout", m.attention_dropout);
-  real("init_method_std", m.init_std);
+  const ModelConfig& trained = run ? run->config().model : m;  // an architecture says nothing of these
+  real("hidden_dropout", trained.dropout);
+  real("attention_dropout", trained.attention_dropout);
+  real("init_method_std", trained.init_std);
+  if (run) write_training_args(pickle, run->config(), run->counters());
   pickle.end_namespace();
 }
 

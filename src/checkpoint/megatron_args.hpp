@@ -20,8 +20,8 @@ struct MegatronArgs {
 /// does not have.
 MegatronArgs read_megatron_args(const PickleValue& args, const std::filesystem::path& file);
 
-/// Writes them for a rank's file, as the value of a key.
+/// Writes them for a rank's file, as the value of a key. `run`: also how it trains; null: only its model.
 void write_megatron_args(TorchPickle& pickle, const ModelConfig& model, std::int64_t padded_vocab,
-                         DType dtype, const MegatronExportOptions& options);
+                         DType dtype, const MegatronExportOptions& options, const RunSource* run);
 
 }  // namespace tessera::checkpoint_detail

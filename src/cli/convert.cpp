@@ -166,6 +166,11 @@ void convert_folder(const ConvertArguments& a, SymbolicLinks links) {
 
 /// Everything that a run goes on with.
 void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
+  if (a.to[0] == "megatron") {
+    const auto run = open_run(checkpoint_in(a.from[1]));
+    export_megatron_run(a.to[1], *run, a.megatron);
+    return note_padding(run->config().model, a.megatron);
+  }
   std::vector<std::string> notes;
   const auto run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
   for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
@@ -227,8 +232,12 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
   }
   TESSERA_ENSURE(ConfigError, torch_format(a.from[0]) || a.config.empty(),
                  "--hf_config is for --from dcp, deepspeed and accelerate");
-  TESSERA_ENSURE(ConfigError, !a.with_optimizer || (a.from[0] == "megatron" && a.to[0] == "tessera"),
-                 "--with_optimizer is for --from megatron --to tessera");
+  const bool run = (a.from[0] == "megatron" && a.to[0] == "tessera") ||
+                   (a.from[0] == "tessera" && a.to[0] == "megatron" && !is_model_folder(a.from[1]));
+  TESSERA_ENSURE(ConfigError, !a.with_optimizer || run,
+                 "--with_optimizer is for --from megatron --to tessera and, of a run, back");
+  TESSERA_ENSURE(ConfigError, !a.with_optimizer || !a.megatron.distributed_optimizer,
+                 "--with_optimizer writes the plain optimizer: leave --distributed_optimizer out");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
                  "--dtype is for weights alone: a run with its optimizer keeps its own precision");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
@@ -272,8 +281,9 @@ void add_convert(CLI::App& app, Program&) {
       "the weights or above them");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
-  command->add_flag("--with_optimizer", arguments->with_optimizer,
-                    "--from megatron --to tessera: a run that goes on, with optimizer, step and settings");
+  command->add_flag(
+      "--with_optimizer", arguments->with_optimizer,
+      "between tessera (a run) and megatron: a run that goes on, with optimizer, step and settings");
   add_megatron_options(*command, *arguments);
   command->callback([arguments, command] {
     check_formats(*command, *arguments);
