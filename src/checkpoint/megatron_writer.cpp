@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/megatron_args.hpp"
@@ -17,15 +18,22 @@ using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
 constexpr const char* kHead = "output_layer.weight";
+/// How names of what the last stage has begin.
+constexpr std::array kEnd = {"decoder.final_", "pooler.", "lm_head.", "binary_head."};
 
-/// What Megatron's GPT model can be.
-void check_model(const ModelConfig& m) {
+bool is_bert(const ModelConfig& m) { return std::string_view(spec_of(m.family).body) == "megatron-bert"; }
+
+/// What Megatron's GPT and BERT models can be.
+void check_model(const ModelConfig& m, MegatronExportOptions::Names names) {
   TESSERA_ENSURE(
       ConfigError, std::string_view(spec_of(m.family).body) != "t5",
       "T5 of Transformers is another model than Megatron's T5: its attention adds a bias by relative "
       "position, its norms take no mean and its layers have no biases; Megatron cannot hold it");
   const char* fault = nullptr;
-  if (std::string_view(spec_of(m.family).body) != "decoder") fault = "is an encoder; decoders are written";
+  if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m))
+    fault = "is an encoder with its norms behind each branch";
+  if (m.num_labels) fault = "has a head for classes of samples";
+  if (is_bert(m) && is_gated(*m.activation)) fault = "is an encoder with a gate";
   if (m.position_embedding == PositionKind::alibi) fault = "has ALiBi positions";
   if (m.parallel_residual.value_or(false)) fault = "has attention and MLP side by side";
   if (m.sliding_window) fault = "has a window";
@@ -42,7 +50,9 @@ void check_model(const ModelConfig& m) {
   if (m.norm == NormStyle::rmsnorm && *m.linear_bias) fault = "has RMSNorm and biases";
   if (m.proj_bias && *m.proj_bias != *m.linear_bias) fault = "has a bias of the output projection of its own";
   if (*m.linear_bias && !*m.qkv_bias) fault = "has biases, but none of query, key and value";
-  TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's GPT model has not");
+  TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's model has not");
+  TESSERA_ENSURE(ConfigError, !is_bert(m) || names == MegatronExportOptions::Names::legacy,
+                 "BERT is written with --names legacy");
 }
 
 void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
@@ -156,6 +166,13 @@ class Writer {
     return parts;
   }
 
+  /// Of a legacy BERT: one dictionary after the other, a module's own parameters before those of its modules.
+  static int place_in_bert(const std::vector<std::string>& path) {
+    if (path[0] == "language_model") return 0;
+    if (path[0] == "lm_head") return path[1] == "bias" ? 1 : 2;
+    return path[0] == "binary_head" ? 3 : 4;
+  }
+
   /// Megatron Core registers an attention's output projection before the one of its input.
   static void order_as_core(std::vector<RankPart>& parts) {
     const auto holds = [](const RankPart& each, const char* module) {
@@ -197,7 +214,9 @@ class Writer {
     for (const std::size_t i : order_) {
       const TensorSpec& spec = specs_[i];
       LayerName name = layer_name(spec.name);
-      const bool head = spec.name == kHead, end = head || spec.name.starts_with("decoder.final_");
+      const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* first) {
+                         return spec.name.starts_with(first);
+                       });
       const bool here = name.layer >= 0 ? name.layer >= first && name.layer < first + layers
                         : end           ? is_last
                                         : is_first;
@@ -211,6 +230,8 @@ class Writer {
       add(specs_[order_.front()], legacy ? std::vector<std::string>{"word_embeddings_for_head", "weight"}
                                          : std::vector<std::string>{kHead});
     if (!legacy) order_as_core(parts);
+    if (is_bert(model_))
+      std::ranges::stable_sort(parts, {}, [](const RankPart& each) { return place_in_bert(each.path); });
     return parts;
   }
 
@@ -266,7 +287,7 @@ namespace {
 void write_checkpoint(const fs::path& out, const Architecture& config, const WeightSource& weights,
                       const MegatronExportOptions& options, const RunSource* run) {
   require_unused(out);
-  check_model(config.model);
+  check_model(config.model, options.names);
   check_layout(config.model, options);
   const Writer writer(config, weights, options, run);
   StagedDirectory folder(out, Existing::refuse);
