@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import run, write_corpus
+from bert_reference import write_sentences
+from cli_support import metrics, run, write_config, write_corpus
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from megatron_runs import lr_at, moments, optimizer_of, train, write_run  # noqa: E402
-from cli_support import metrics  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from test_megatron_checkpoints import failing, random_model  # noqa: E402
+from test_megatron_checkpoints import Harmful, failing, random_model, same  # noqa: E402
 
 SEQUENCE = 12
 TOKENS = torch.tensor([(7 * i * i + 3 * i) % 61 for i in range(SEQUENCE)] + [0])
@@ -49,6 +49,24 @@ def gpt2():
 @pytest.fixture(scope="module")
 def llama():
     return Started("llama")
+
+
+class Drawn(Started):
+    """A BERT whose moments are drawn, not trained."""
+
+    def __init__(self) -> None:
+        self.updates = 3
+        self.model, self.averages, self.squares = (random_model("bert") for _ in range(3))
+        with torch.no_grad():
+            for value in self.averages.parameters():
+                value.normal_()
+            for value in self.squares.parameters():
+                value.uniform_()
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return Drawn()
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +138,18 @@ def test_every_form_of_the_optimizer_holds_the_same(tessera_program, tmp_path, g
     to_run(tessera_program, gpt2.write(tmp_path / "megatron", kind=kind, **options), tmp_path / "run")
     same_run(tensors(tmp_path / "run", 3), plain)
     assert f"precision: {kind.split()[-1]}\n" in (tmp_path / "run/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind, options", [("bf16", {"tp": 2, "pp": 2}), ("distributed bf16", {"pp": 2, "bucket_size": 2458}),
+                                           ("distributed bf16", {"tp": 2, "pp": 2, "vpp": 2, "era": "2023"})])
+def test_bert_in_every_form(tessera_program, tmp_path, bert, kind, options):
+    to_run(tessera_program, bert.write(tmp_path / "plain"), tmp_path / "one")
+    to_run(tessera_program, bert.write(tmp_path / "megatron", kind=kind, **options), tmp_path / "two")
+    same_run(tensors(tmp_path / "two", 3), tensors(tmp_path / "one", 3))
+    found, averages = tensors(tmp_path / "two", 3), bert.averages.state_dict()
+    assert torch.equal(found["adam_m.lm_head.bias"], averages["cls.predictions.bias"])
+    assert torch.equal(found["adam_m.lm_head.dense.weight"], averages["cls.predictions.transform.dense.weight"])
+    assert torch.equal(found["adam_m.pooler.dense.bias"], averages["bert.pooler.dense.bias"])
 
 
 def test_half_precision_goes_on_with_its_loss_scale(tessera_program, tmp_path, gpt2, plain, corpus):
@@ -239,7 +269,7 @@ def settings(folder: Path) -> list:
 
 @pytest.mark.parametrize("kind, family, layout", [
     ("fp32", "gpt2", ["--tensor", 2, "--pipeline", 2]), ("bf16", "gpt2", ["--pipeline", 2, "--virtual", 2, "--names", "local"]),
-    ("fp16", "gpt2", ["--tensor", 4]), ("bf16", "llama", ["--tensor", 2, "--pipeline", 2, "--names", "transformer_engine"])])
+    ("fp16", "gpt2", ["--tensor", 4]), ("bf16", "bert", ["--tensor", 2, "--pipeline", 2]), ("bf16", "llama", ["--tensor", 2, "--pipeline", 2, "--names", "transformer_engine"])])
 def test_there_and_back(tessera_program, tmp_path, request, kind, family, layout):
     """Megatron, Tessera, Megatron in another layout, Tessera: every bit of weights and moments, every setting."""
     started = request.getfixturevalue(family)
@@ -305,3 +335,62 @@ def test_runs_that_megatron_cannot_hold(tessera_program, tmp_path, gpt2, corpus)
     assert "optimizer.no_decay" in message(tmp_path / "run")
     run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "tessera", tmp_path / "weights")
     assert "--with_optimizer is for" in message(tmp_path / "weights")
+
+
+def config_of(folder: Path) -> dict:
+    """The keys of config.yaml that have one line."""
+    pairs = [line.strip().split(": ", 1) for line in (folder / "config.yaml").read_text().splitlines() if ": " in line]
+    return dict(pairs)
+
+
+def test_settings_come_from_the_schedule_and_the_arguments(tessera_program, tmp_path, gpt2):
+    def convert(name: str, change=None, **options) -> dict:
+        to_run(tessera_program, gpt2.write(tmp_path / name, change=change, **options), tmp_path / (name + "_run"))
+        return config_of(tmp_path / (name + "_run"))
+
+    def replace(**schedule):
+        def change(rank, r, p):
+            state = rank.pop("opt_param_scheduler")
+            if schedule:
+                rank["lr_scheduler"] = schedule
+            return state
+        return change
+
+    old = convert("old", replace(max_lr=0.5, min_lr=0.25, warmup_steps=8, decay_steps=64, decay_style="linear", num_steps=12))
+    assert (old["lr"], old["min_lr"], old["warmup_steps"], old["decay_steps"], old["style"]) == ("0.5", "0.25", "2", "16", "linear")
+    wsd = convert("wsd", replace(), lr_decay_style="WSD", lr_wsd_decay_style="minus_sqrt", lr_wsd_decay_iters=3, decoupled_weight_decay=False,
+                  train_iters=None, train_samples=48, lr_decay_iters=None, lr_warmup_iters=0, lr_warmup_fraction=0.25)
+    assert (wsd["style"], wsd["wsd_style"], wsd["wsd_decay_steps"], wsd["steps"], wsd["warmup_steps"]) == ("wsd", "minus_sqrt", "3", "12", "3")
+    assert wsd["name"] == "adam"
+    decay = convert("decay", replace(), lr_decay_style="inverse-square-root", start_weight_decay=0.05, end_weight_decay=0.2,
+                    weight_decay_incr_style="cosine", eod_mask_loss=True, data_path=["here"], seed=5)
+    assert (decay["style"], decay["weight_decay"], decay["end_weight_decay"]) == ("inverse-square-root", "0.05", "0.2")
+    assert (decay["weight_decay_style"], decay["eod_mask_loss"], decay["path"], decay["seed"]) == ("cosine", "true", "here", "5")
+
+
+def test_a_hostile_optimizer_runs_nothing(tessera_program, tmp_path, gpt2):
+    refused(tessera_program, gpt2.write(tmp_path / "plain", change=lambda rank, r, p: rank.update(optimizer=Harmful(tmp_path / "ran"))), tmp_path,
+            "it names posix.system", "nothing of it was run")
+    refused(tessera_program, gpt2.write(tmp_path / "apart", kind="distributed bf16", distributed=lambda whole: Harmful(tmp_path / "ran")), tmp_path,
+            "distrib_optim.pt", "it names posix.system")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_from_transformers_through_both_and_back(tessera_program, tmp_path, kind, corpus):
+    """Transformers, Megatron (2 x 2), Tessera (four data ranks, a step too small for any bit), Transformers: the same bits."""
+    model = random_model(kind, tied=kind == "gpt2")
+    model.save_pretrained(tmp_path / "hf")
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "m", "--tensor", 2, "--pipeline", 2)
+    run(tessera_program, "convert", "--from", "megatron", tmp_path / "m", "--to", "tessera", tmp_path / "t")
+    description = json.loads((tmp_path / "t/tessera.json").read_text())["model"]
+    sentences = {"cls_id": 57, "sep_id": 58, "mask_id": 59, "pad_id": 0, "masking_do_full_word": False} if kind == "bert" else {}
+    if kind == "bert":
+        corpus = write_sentences(tmp_path / "sentences", [[[(5 * i + j) % 50 + 1 for j in range(6)] for i in range(4)] for _ in range(20)])
+    config = write_config(tmp_path, corpus, model__init_from=str(tmp_path / "t"), parallel__data=4, optimizer__lr=1e-30, optimizer__weight_decay=0.0, lr_schedule__style="constant",
+                          lr_schedule__warmup_steps=0, training__steps=1, training__seq_length=12, training__micro_batch_size=1,
+                          training__global_batch_size=4, data__split="100,0,0", **{f"data__{key}": value for key, value in sentences.items()},
+                          **{f"model__{key}": value for key, value in description.items() if not isinstance(value, dict) and key != "hf_model_type"})
+    run(tessera_program, "train", config)
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "hf", tmp_path / "again")
+    same(load_file(tmp_path / "again/model.safetensors"), model)
