@@ -16,7 +16,7 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string config, dtype, max_shard_size, names = "legacy";
+  std::string config, dcp_key = "model", dtype, max_shard_size, names = "legacy";
   bool follow_symlinks = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
@@ -109,6 +109,7 @@ void write_model(const ConvertArguments& a, const Architecture& config, const We
   if (options.dtype) note_rounding(weights, *options.dtype);
   if (to == "hf") return export_hf(target, config, weights, options);
   if (to == "tessera") return export_tessera(target, config, weights, options);
+  if (to == "dcp") return export_dcp(target, config, weights, a.dcp_key, options);
   MegatronExportOptions megatron = a.megatron;
   megatron.dtype = options.dtype;
   export_megatron(target, config, weights, megatron);
@@ -211,11 +212,14 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
     TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera" || name == "megatron" || foreign,
                    "unknown format \"", name,
                    "\": hf, tessera, megatron, dcp, deepspeed and accelerate are known");
-    TESSERA_ENSURE(ConfigError, side == &a.from || !foreign, "--to ", name,
-                   ": these folders are read, not written. Write --to hf, which their programs load");
+    TESSERA_ENSURE(
+        ConfigError, side == &a.from || !foreign || name == "dcp", "--to ", name,
+        ": these folders are read, not written. Write --to hf or --to dcp, which their programs load");
   }
   TESSERA_ENSURE(ConfigError, torch_format(a.from[0]) || a.config.empty(),
                  "--hf_config is for --from dcp, deepspeed and accelerate");
+  TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
+                 "--dcp_key is for --to dcp");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
@@ -243,7 +247,7 @@ void add_convert(CLI::App& app, Program&) {
       ->type_name("FORMAT DIR");
   command
       ->add_option("--to", arguments->to,
-                   "hf DIR, tessera DIR or megatron DIR; DIR must not exist or be empty")
+                   "hf DIR, tessera DIR, megatron DIR or dcp DIR; DIR must not exist or be empty")
       ->required()
       ->expected(2)
       ->type_name("FORMAT DIR");
@@ -255,6 +259,9 @@ void add_convert(CLI::App& app, Program&) {
       "--hf_config", arguments->config,
       "--from dcp, deepspeed, accelerate: the model's config.json, or its folder, where none lies beside "
       "the weights or above them");
+  command->add_option(
+      "--dcp_key", arguments->dcp_key,
+      "--to dcp: the key of the dict that the weights are in (model unless given); \"\" for none");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
   add_megatron_options(*command, *arguments);

@@ -202,6 +202,12 @@ void export_hf(const std::filesystem::path& out, const Architecture& config, con
 void export_tessera(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
                     const ExportOptions& options = {});
 
+/// Writes a folder of torch.distributed.checkpoint under Transformers' names, with the model's config.json,
+/// under the same conditions. `key`: of the dict that the weights are in, as programs load them ({"model":
+/// state_dict}); "" = none.
+void export_dcp(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
+                const std::string& key = "model", const ExportOptions& options = {});
+
 /// Only the files of either, checked, into a folder that is there, such as a StagedDirectory's. Errors: as
 /// above.
 void write_hf(const std::filesystem::path& folder, const Architecture& config, const WeightSource& weights,
