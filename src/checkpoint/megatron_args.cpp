@@ -2,77 +2,13 @@
 
 #include <array>
 
-#include "checkpoint/file_io.hpp"
+#include "checkpoint/megatron_values.hpp"
 
 namespace tessera::checkpoint_detail {
 namespace {
 
-using Kind = PickleValue::Kind;
-
-constexpr std::int64_t kMostSize = 1 << 28;
-
-/// The arguments of one checkpoint. An absent one and None are the same.
-class Args {
- public:
-  Args(const PickleValue& args, const std::filesystem::path& file) : args_(args), file_(file) {
-    if (!args.is(Kind::dict) && !args.is(Kind::object))
-      bad_file(file_, "args", "are a " + args.describe(),
-               "They are a namespace in every checkpoint of Megatron.");
-  }
-
-  [[noreturn]] void refuse(const std::string& name, const std::string& reason) const {
-    bad_file(file_, "args." + name, reason, "Convert such a model with the program that trained it.");
-  }
-
-  std::int64_t integer(std::initializer_list<const char*> names, std::int64_t absent) const {
-    const PickleValue* value = find(names);
-    if (!value) return absent;
-    if (!value->is(Kind::integer)) refuse(*names.begin(), "is a " + value->describe() + ", not an int");
-    if (value->integer < 0 || value->integer > kMostSize)
-      refuse(*names.begin(), detail::concat(value->integer, " is no size of a model"));
-    return value->integer;
-  }
-  std::int64_t size(const char* name) const {
-    const std::int64_t value = integer({name}, 0);
-    if (value < 1) refuse(name, value == 0 ? "is missing" : "is not positive");
-    return value;
-  }
-  double real(std::initializer_list<const char*> names, double absent) const {
-    const PickleValue* value = find(names);
-    if (!value) return absent;
-    if (value->is(Kind::integer)) return static_cast<double>(value->integer);
-    if (!value->is(Kind::real)) refuse(*names.begin(), "is a " + value->describe() + ", not a float");
-    return value->real;
-  }
-  std::optional<bool> flag(const char* name) const {
-    const PickleValue* value = find({name});
-    if (!value) return std::nullopt;
-    if (!value->is(Kind::boolean)) refuse(name, "is a " + value->describe() + ", not a bool");
-    return value->integer != 0;
-  }
-  std::string text(const char* name, const char* absent) const {
-    const PickleValue* value = find({name});
-    if (!value) return absent;
-    if (!value->is(Kind::text)) refuse(name, "is a " + value->describe() + ", not a str");
-    return value->text;
-  }
-  bool holds(const char* name) const { return find({name}) != nullptr; }
-
- private:
-  const PickleValue* find(std::initializer_list<const char*> names) const {
-    for (const char* name : names) {
-      const PickleValue* value = args_.find(name);
-      if (value && !value->is(Kind::none)) return value;
-    }
-    return nullptr;
-  }
-
-  const PickleValue& args_;
-  const std::filesystem::path& file_;
-};
-
 /// Models that Tessera has not are refused, not read as another one.
-void refuse_others(const Args& args) {
+void refuse_others(const MegatronValues& args) {
   for (const char* name :
        {"num_experts", "window_size", "mtp_num_layers", "rotary_seq_len_interpolation_factor"}) {
     if (args.holds(name)) args.refuse(name, "is set; such models are not read");
@@ -83,7 +19,7 @@ void refuse_others(const Args& args) {
   }
 }
 
-MlpActivation activation(const Args& args) {
+MlpActivation activation(const MegatronValues& args) {
   if (args.flag("swiglu").value_or(false)) return MlpActivation::swiglu;
   if (!args.holds("openai_gelu") && !args.holds("bias_gelu_fusion"))
     args.refuse("bias_gelu_fusion",
@@ -93,7 +29,7 @@ MlpActivation activation(const Args& args) {
   return tanh ? MlpActivation::gelu_tanh : MlpActivation::gelu;
 }
 
-void read_positions(const Args& args, ModelConfig& model) {
+void read_positions(const MegatronValues& args, ModelConfig& model) {
   const bool rotary = args.flag("use_rotary_position_embeddings").value_or(false);
   const std::string kind = args.text("position_embedding_type", rotary ? "rope" : "learned_absolute");
   if (kind == "learned_absolute" && !rotary) {
@@ -110,7 +46,7 @@ void read_positions(const Args& args, ModelConfig& model) {
   }
 }
 
-void read_norm(const Args& args, ModelConfig& model) {
+void read_norm(const MegatronValues& args, ModelConfig& model) {
   const std::string norm = args.text("normalization", "LayerNorm");
   if (norm != "LayerNorm" && norm != "RMSNorm")
     args.refuse("normalization", "'" + norm + "' is not read; LayerNorm and RMSNorm are");
@@ -121,12 +57,13 @@ void read_norm(const Args& args, ModelConfig& model) {
 }  // namespace
 
 MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem::path& file) {
-  const Args args(value, file);
+  const MegatronValues args(value, file);
   refuse_others(args);
   MegatronArgs out;
   out.tensor = args.integer({"tensor_model_parallel_size", "model_parallel_size"}, 1);
   out.pipeline = args.integer({"pipeline_model_parallel_size"}, 1);
   out.virtual_stages = args.integer({"virtual_pipeline_model_parallel_size"}, 1);
+  out.data = args.integer({"data_parallel_size"}, 1) * args.integer({"context_parallel_size"}, 1);
   out.true_vocab = args.integer({"orig_vocab_size", "vocab_size"}, 0);
   ModelConfig& model = out.model;
   model.num_layers = args.size("num_layers");

@@ -14,6 +14,7 @@ struct MegatronArgs {
   ModelConfig model;            ///< unresolved; vocab_size is the padded one
   std::int64_t true_vocab = 0;  ///< 0 = they do not say
   std::int64_t tensor = 1, pipeline = 1, virtual_stages = 1;
+  std::int64_t data = 1;  ///< ranks that share a model, those of its context among them
 };
 /// Errors: CheckpointError naming the argument that is missing, of another kind, or of a model that Tessera
 /// does not have.

@@ -10,6 +10,8 @@
 
 namespace tessera::checkpoint_detail {
 
+inline constexpr const char* kWholeMegatron = "Check that the folder is a whole checkpoint of Megatron-LM.";
+
 /// What a name of Megatron's stands for.
 struct MegatronName {
   std::string ours;        ///< Tessera's name, with the layer's number in its stage

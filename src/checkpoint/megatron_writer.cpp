@@ -14,7 +14,6 @@ namespace {
 using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
-constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 constexpr const char* kHead = "output_layer.weight";
 
 /// What Megatron's GPT model can be.

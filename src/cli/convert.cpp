@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/engine/pretrained.hpp"
+#include "tessera/engine/run_exchange.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 struct ConvertArguments {
   std::vector<std::string> from, to;
   std::string config, dcp_key = "model", dtype, max_shard_size, names = "legacy";
-  bool follow_symlinks = false;
+  bool follow_symlinks = false, with_optimizer = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
 };
@@ -164,9 +165,19 @@ void convert_folder(const ConvertArguments& a, SymbolicLinks links) {
   write_model(a, model.config(), model, options);
 }
 
+/// Everything that a run goes on with.
+void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
+  std::vector<std::string> notes;
+  const auto run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
+  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+  write_run(a.to[1], *run);
+}
+
 void run_convert(const ConvertArguments& a) {
   const SymbolicLinks links = a.follow_symlinks ? SymbolicLinks::follow : SymbolicLinks::within_folder;
-  if (a.from[0] == "megatron") {
+  if (a.with_optimizer) {
+    convert_with_optimizer(a, links);
+  } else if (a.from[0] == "megatron") {
     convert_from_megatron(a, links);
   } else if (const auto format = torch_format(a.from[0])) {
     convert_from_torch(a, *format, links);
@@ -220,6 +231,10 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
                  "--hf_config is for --from dcp, deepspeed and accelerate");
   TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
                  "--dcp_key is for --to dcp");
+  TESSERA_ENSURE(ConfigError, !a.with_optimizer || (a.from[0] == "megatron" && a.to[0] == "tessera"),
+                 "--with_optimizer is for --from megatron --to tessera");
+  TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
+                 "--dtype is for weights alone: a run with its optimizer keeps its own precision");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
@@ -264,6 +279,8 @@ void add_convert(CLI::App& app, Program&) {
       "--to dcp: the key of the dict that the weights are in (model unless given); \"\" for none");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
+  command->add_flag("--with_optimizer", arguments->with_optimizer,
+                    "--from megatron --to tessera: a run that goes on, with optimizer, step and settings");
   add_megatron_options(*command, *arguments);
   command->callback([arguments, command] {
     check_formats(*command, *arguments);

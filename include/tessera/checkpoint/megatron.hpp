@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/hf.hpp"
+#include "tessera/checkpoint/run_source.hpp"
 
 namespace tessera {
 
@@ -36,8 +37,9 @@ class MegatronModel : public WeightSource {
   /// Errors: CheckpointError where ranks hold different values of what they share; IoError.
   void read(const std::string& name, std::span<std::byte> out) const override;
 
- private:
   struct Impl;
+
+ private:
   explicit MegatronModel(std::unique_ptr<Impl> impl);
   friend MegatronModel open_megatron(const std::filesystem::path&, const MegatronReadOptions&);
   std::unique_ptr<Impl> impl_;
@@ -47,6 +49,14 @@ class MegatronModel : public WeightSource {
 /// Errors: CheckpointError with all that is missing, unexpected or of another shape, with a setting of the
 /// model that Tessera does not have, with ranks that are not there or are of another iteration; IoError.
 MegatronModel open_megatron(const std::filesystem::path& dir, const MegatronReadOptions& options = {});
+
+/// The same with its optimizer (Adam's state, plain or distributed, of 2024 and later), its counters and
+/// settings: what a run goes on with. What is not taken over, or was decided, is said in `notes`. Errors:
+/// also CheckpointError for a state that is not there or of a kind that is not read, and for settings that
+/// Tessera has nothing for.
+std::unique_ptr<RunSource> open_megatron_run(const std::filesystem::path& dir,
+                                             const MegatronReadOptions& options,
+                                             std::vector<std::string>& notes);
 
 struct MegatronExportOptions {
   std::int64_t tensor = 1, pipeline = 1;  ///< ranks to write for; heads and layers divide by them

@@ -1,0 +1,72 @@
+#pragma once
+/// A checkpoint of Megatron that is open: its ranks' files, and whose tensors they hold.
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/megatron_args.hpp"
+#include "checkpoint/megatron_optimizer.hpp"
+#include "checkpoint/megatron_parts.hpp"
+#include "checkpoint/megatron_training.hpp"
+#include "tessera/checkpoint/megatron.hpp"
+
+namespace tessera {
+namespace checkpoint_detail {
+
+/// A piece of a model: what a rank's file has under `model`, or under `model0`, `model1`, ... with virtual
+/// stages.
+struct MegatronChunk {
+  const TorchFile* file = nullptr;
+  /// By names as they are there, in the file's order, which is that in which the model registered them.
+  std::vector<std::pair<std::string, TorchTensor>> tensors;
+};
+
+}  // namespace checkpoint_detail
+
+struct MegatronModel::Impl {
+  using Chunk = checkpoint_detail::MegatronChunk;
+  using Set = checkpoint_detail::StoredSet;
+
+  /// What goes on with a run, beside the weights.
+  struct Run {
+    checkpoint_detail::MegatronTraining training;
+    std::array<Set, 3> values;  ///< by RunValue
+    bool counted = false;       ///< whether a rank has said how far the optimizer is
+  };
+
+  std::filesystem::path dir;
+  Architecture architecture;
+  std::int64_t iteration = 0, tensor = 1, pipeline = 1, data = 1, version = 0;
+  std::vector<std::string> notes;
+  std::vector<std::unique_ptr<checkpoint_detail::TorchFile>> files;
+  Set weights;
+  std::optional<Run> run;
+
+  /// `with_run`: also what goes on with it, or nothing is opened.
+  void load(const MegatronReadOptions& options, bool with_run);
+  /// Reads a weight as it is stored.
+  void read(const std::string& name, std::span<std::byte> out) const;
+  /// Reads a value of a run; a main weight has to be the one that the model's was made of.
+  void read(RunValue value, const std::string& name, std::span<float> out) const;
+
+ private:
+  std::vector<Chunk> read_rank(std::int64_t tp, std::optional<std::int64_t> pp,
+                               const checkpoint_detail::MegatronArgs& args, bool first, SymbolicLinks links);
+  void take(const Chunk& chunk, std::int64_t first_layer, bool tied, Set& to,
+            std::set<std::string>& unexpected) const;
+  void take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
+                      std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links);
+  void check(const std::set<std::string>& unexpected);
+  void settle_family();
+  void settle_vocabulary(const checkpoint_detail::MegatronArgs& args, const MegatronReadOptions& options);
+  void settle_copies(Set& set) const;
+  void settle_run();
+  void note_rest(const checkpoint_detail::PickleValue& root);
+  checkpoint_detail::StoredOrder order() const { return {&architecture.model, version}; }
+};
+
+}  // namespace tessera

@@ -1,0 +1,353 @@
+#include "checkpoint/megatron_optimizer.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/megatron_buffer.hpp"
+#include "checkpoint/megatron_names.hpp"
+
+namespace tessera::checkpoint_detail {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = PickleValue::Kind;
+
+/// The optimizer's state in one rank's file.
+class Reader {
+ public:
+  Reader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
+      : rank_(rank),
+        files_(files),
+        state_(rank.file.root().find("optimizer")),
+        args_(rank.file.root().find("args")) {}
+
+  RankOptimizer read() {
+    if (!state_ || state_->is(Kind::none))
+      fail("optimizer", "there is none in this checkpoint", kWeightsAlone);
+    if (!state_->is(Kind::dict)) fail("optimizer", "is a " + state_->describe(), kWeightsAlone);
+    for (const auto& [key, each] : state_->entries) {
+      if (key->is(Kind::integer))
+        fail("optimizer", "is a chain of several (chained) optimizers, which is not read", kWeightsAlone);
+    }
+    out_.file = &rank_.file;
+    const PickleValue* inner = state_->find("optimizer");
+    const PickleValue* masters = state_->find("fp32_from_fp16_params");
+    const fs::path distributed = rank_.file.path().parent_path() / "distrib_optim.pt";
+    std::error_code error;
+    if (fs::exists(distributed, error)) {
+      read_groups(inner ? *inner : *state_);
+      read_distributed(distributed);
+    } else if (masters && inner) {
+      read_plain(*inner, masters);
+    } else if (state_->find("state") && state_->find("param_groups")) {
+      read_plain(*state_, nullptr);
+    } else {
+      std::string keys;
+      for (const auto& [key, each] : state_->entries) keys += (keys.empty() ? "" : ", ") + key->text;
+      if (inner || state_->find("param_groups"))
+        fail("optimizer", "holds no state (" + keys + "), and there is no distrib_optim.pt beside the file",
+             kWeightsAlone);
+      fail("optimizer", "is of a kind that is not read: it holds " + keys, kWeightsAlone);
+    }
+    read_scaler();
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& where, const std::string& reason,
+                         const char* remedy = kWholeMegatron) const {
+    bad_file(rank_.file.path(), where, reason, remedy);
+  }
+
+  /// What parameters a group has, told by its factor on weight decay.
+  struct Group {
+    bool decays = true;
+    const PickleValue* params = nullptr;
+  };
+
+  static double number(const PickleValue* value, double absent) {
+    if (!value) return absent;
+    if (value->is(Kind::integer)) return static_cast<double>(value->integer);
+    return value->is(Kind::real) ? value->real : absent;
+  }
+
+  /// A number, or a tensor of one.
+  std::optional<double> scalar(const PickleValue* value) const {
+    if (!value) return std::nullopt;
+    if (value->is(Kind::integer) || value->is(Kind::real)) return number(value, 0);
+    const auto tensor = rank_.file.tensor(*value);
+    if (!tensor || tensor->numel() != 1) return std::nullopt;
+    std::byte bytes[8] = {};
+    rank_.file.read(*tensor, std::span(bytes).first(size_of(tensor->dtype)));
+    float single = 0;
+    double real = 0;
+    std::int64_t whole = 0;
+    switch (tensor->dtype) {
+      case DType::f32:
+        std::memcpy(&single, bytes, sizeof(single));
+        return single;
+      case DType::f64:
+        std::memcpy(&real, bytes, sizeof(real));
+        return real;
+      case DType::i64:
+        std::memcpy(&whole, bytes, sizeof(whole));
+        return static_cast<double>(whole);
+      case DType::i32: {
+        std::int32_t narrow = 0;
+        std::memcpy(&narrow, bytes, sizeof(narrow));
+        return narrow;
+      }
+      default:
+        return std::nullopt;
+    }
+  }
+
+  /// All counts of updates are one.
+  void count(const PickleValue* value, const std::string& where) {
+    const std::optional<double> found = scalar(value);
+    if (!found) return;
+    if (*found < 0 || *found > 1e15 || *found != std::floor(*found))
+      fail(where, detail::concat(*found, " is no number of updates"));
+    const auto updates = static_cast<std::int64_t>(*found);
+    if (counted_ && updates != out_.updates)
+      fail(where, detail::concat("parameters have had ", out_.updates, " and ", updates, " updates"),
+           kWeightsAlone);
+    out_.updates = updates;
+    counted_ = true;
+  }
+
+  std::vector<Group> read_groups(const PickleValue& inner) {
+    const PickleValue* groups = inner.find("param_groups");
+    if (!groups || !groups->is(Kind::list)) fail("optimizer.param_groups", "is missing or no list");
+    std::vector<Group> out;
+    for (std::size_t i = 0; i < groups->items.size(); ++i) {
+      const PickleValue& each = *groups->items[i];
+      const std::string where = detail::concat("optimizer.param_groups[", i, "]");
+      const PickleValue* params = each.find("params");
+      if (params && params->is(Kind::list) && params->items.empty()) continue;
+      if (number(each.find("lr_mult"), 1) != 1)
+        fail(where, "has a learning rate of its own (lr_mult)", kWeightsAlone);
+      for (const char* name : {"is_decoupled_lr", "is_expert_parallel", "amsgrad", "maximize"}) {
+        const PickleValue* value = each.find(name);
+        if (value && value->is(Kind::boolean) && value->integer != 0)
+          fail(where, detail::concat(name, " is true, which is not read"), kWeightsAlone);
+      }
+      if (each.find("momentum") || (!each.find("betas") && params))
+        fail(where, "is of another optimizer than Adam, which alone is read", kWeightsAlone);
+      count(each.find("step"), where + ".step");
+      const PickleValue* factor = each.find("wd_mult");
+      const double decay = factor ? number(factor, 1) : i == 0 ? 1 : 0;
+      if (decay != 0 && decay != 1)
+        fail(where, detail::concat("wd_mult is ", decay, "; 0 and 1 are read"), kWeightsAlone);
+      for (const Group& other : out) {
+        if (params && other.decays == (decay == 1))
+          fail(where, "is a second group of the same weight decay, which is not read", kWeightsAlone);
+      }
+      out.push_back({decay == 1, params});
+    }
+    return out;
+  }
+
+  /// Biases and vectors have no weight decay.
+  static bool decays(const RankParameter& parameter) {
+    return !parameter.name.ends_with(".bias") && parameter.weight.shape.size() > 1;
+  }
+
+  TorchTensor tensor_of(const PickleValue* value, const RankParameter& parameter,
+                        const std::string& where) const {
+    const auto found = value ? rank_.file.tensor(*value) : std::nullopt;
+    if (!found) fail(where, "is missing or no tensor");
+    if (found->dtype != DType::f32 || found->shape != parameter.weight.shape)
+      fail(where, "is " + found->describe() + "; " + parameter.name + " is " + parameter.weight.describe() +
+                      " and needs as many float32");
+    return *found;
+  }
+
+  /// fp32_from_fp16_params by group, or the model's own weights where they are fp32; the moments by the
+  /// numbers that groups give their parameters.
+  void read_plain(const PickleValue& inner, const PickleValue* masters) {
+    const std::vector<Group> groups = read_groups(inner);
+    std::map<std::int64_t, const PickleValue*> states;
+    const PickleValue* all = inner.find("state");
+    if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
+    for (const auto& [key, each] : all->entries) {
+      if (key->is(Kind::integer)) states[key->integer] = each;
+    }
+    if (states.empty()) fail("optimizer.state", "is empty: the optimizer has made no update", kWeightsAlone);
+    if (masters && (!masters->is(Kind::list) || masters->items.size() < groups.size()))
+      fail("optimizer.fp32_from_fp16_params", "has no list for each group");
+    out_.parameters.resize(rank_.parameters.size());
+    std::vector<const PickleValue*> lists;
+    if (masters) {
+      for (const PickleValue* list : masters->items) {
+        if (list->is(Kind::list) && !list->items.empty()) lists.push_back(list);
+      }
+    }
+    std::size_t used = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const PickleValue* params = groups[g].params;
+      if (!params || !params->is(Kind::list))
+        fail("optimizer.param_groups", "a group has no list of parameters");
+      std::size_t place = 0;
+      for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
+        const RankParameter& parameter = rank_.parameters[i];
+        if (decays(parameter) != groups[g].decays) continue;
+        if (place >= params->items.size())
+          fail("optimizer.param_groups", detail::concat("a group has ", place, " parameters; ",
+                                                        parameter.name, " is one more of the model's"));
+        const PickleValue& id = *params->items[place];
+        const auto state = id.is(Kind::integer) ? states.find(id.integer) : states.end();
+        if (state == states.end()) fail("optimizer.state", "has nothing of " + parameter.name);
+        const std::string where = detail::concat("optimizer.state[", id.integer, "]");
+        ParameterState& to = out_.parameters[i];
+        to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
+        to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
+        count(state->second->find("step"), where + ".step");
+        to.main = parameter.weight;
+        if (masters) {
+          const PickleValue* main =
+              g < lists.size() && place < lists[g]->items.size() ? lists[g]->items[place] : nullptr;
+          to.main = tensor_of(main, parameter,
+                              detail::concat("optimizer.fp32_from_fp16_params[", g, "][", place, "]"));
+        } else if (parameter.weight.dtype != DType::f32) {
+          fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + parameter.name + " is " +
+                                parameter.weight.describe());
+        }
+        ++place;
+      }
+      if (place != params->items.size() ||
+          (masters && (g >= lists.size() || place != lists[g]->items.size())))
+        fail("optimizer.param_groups", detail::concat("a group has ", params->items.size(),
+                                                      " parameters, the model ", place, " of its kind"));
+      used += place;
+    }
+    if (used != rank_.parameters.size())
+      fail("optimizer.param_groups",
+           detail::concat("there are ", used, " parameters, the model has ", rank_.parameters.size()));
+    if (!counted_) fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
+  }
+
+  /// The buffer of a chunk: under its number, by the types of weights and gradients.
+  void read_distributed(const fs::path& path) {
+    if (!counted_)
+      fail("optimizer.param_groups", "do not say how many updates were made (step)", kWeightsAlone);
+    files_.push_back(std::make_unique<TorchFile>(path, rank_.links));
+    const TorchFile& file = *files_.back();
+    const PickleValue& root = file.root();
+    const auto refuse = [&](const std::string& where, const std::string& reason, const char* remedy) {
+      bad_file(path, where, reason, remedy);
+    };
+    if (root.is(Kind::list))
+      refuse("", "is a chain of several (chained) optimizers' states, which is not read", kWeightsAlone);
+    const PickleValue* coalesced = root.find("buckets_coalesced");
+    if (!coalesced || !coalesced->is(Kind::boolean) || coalesced->integer == 0)
+      refuse("buckets_coalesced", "is not true: a distributed optimizer of before 2024 saved it",
+             "Load it in a Megatron of 2024 or later, save it there, and convert that.");
+    std::vector<const PickleValue*> buffers(rank_.chunks, nullptr);
+    for (const auto& [key, each] : root.entries) {
+      if (!key->is(Kind::integer)) continue;
+      if (key->integer < 0 || key->integer >= static_cast<std::int64_t>(rank_.chunks))
+        refuse(std::to_string(key->integer),
+               detail::concat("is a buffer beyond those of the model's ", rank_.chunks, " chunks"),
+               kWeightsAlone);
+      buffers[static_cast<std::size_t>(key->integer)] = each;
+    }
+    out_.file = &file;
+    out_.parameters.resize(rank_.parameters.size());
+    for (std::size_t chunk = 0; chunk < rank_.chunks; ++chunk) {
+      const std::string where = std::to_string(chunk);
+      if (!buffers[chunk] || !buffers[chunk]->is(Kind::dict)) refuse(where, "is missing", kWholeMegatron);
+      if (buffers[chunk]->entries.size() != 1)
+        refuse(where,
+               detail::concat("has parameters of ", buffers[chunk]->entries.size(), " types; one is read"),
+               kWeightsAlone);
+      read_buffer(file, *buffers[chunk]->entries[0].second, chunk);
+    }
+  }
+
+  void read_buffer(const TorchFile& file, const PickleValue& buffer, std::size_t chunk) {
+    std::vector<BufferParameter> parameters;
+    std::vector<std::size_t> own;  // of rank_.parameters
+    for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
+      const RankParameter& each = rank_.parameters[i];
+      if (each.chunk != chunk) continue;
+      parameters.push_back({each.weight.numel(), each.shared});
+      own.push_back(i);
+    }
+    const auto tensor = [&](const char* name) {
+      const PickleValue* value = buffer.find(name);
+      const auto found = value ? file.tensor(*value) : std::nullopt;
+      if (!found || found->dtype != DType::f32 || found->shape.size() != 1 || !found->is_contiguous())
+        bad_file(file.path(), detail::concat(chunk, ".", name),
+                 found ? "is " + found->describe() + ", not one row of float32" : "is missing or no tensor",
+                 kWholeMegatron);
+      return *found;
+    };
+    const TorchTensor main = tensor("param"), average = tensor("exp_avg"), squares = tensor("exp_avg_sq");
+    const BufferLayout layout = layout_of(parameters, chunk);
+    for (const TorchTensor* each : {&main, &average, &squares}) {
+      if (each->shape[0] != layout.elements)
+        bad_file(
+            file.path(), std::to_string(chunk),
+            detail::concat("has ", each->shape[0],
+                           " elements; the model's parameters in the buckets that its arguments imply make ",
+                           layout.elements),
+            kWeightsAlone);
+    }
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      const RankParameter& parameter = rank_.parameters[own[i]];
+      const auto view = [&](const TorchTensor& of) {
+        TorchTensor part = of;
+        part.shape = parameter.weight.shape;
+        part.strides.assign(part.shape.size(), 1);
+        for (std::size_t d = part.shape.size(); d-- > 1;)
+          part.strides[d - 1] = part.strides[d] * part.shape[d];
+        part.offset += layout.begins[i];
+        return part;
+      };
+      out_.parameters[own[i]] = {view(main), view(average), view(squares)};
+    }
+  }
+
+  /// Gradients that are reduced while the backward pass runs are so in several buckets, but for stages and
+  /// chunks after the first.
+  BufferLayout layout_of(std::span<const BufferParameter> parameters, std::size_t chunk) const {
+    const PickleValue* overlap = args_ ? args_->find("overlap_grad_reduce") : nullptr;
+    const bool buckets = overlap && overlap->is(Kind::boolean) && overlap->integer != 0;
+    std::optional<std::int64_t> size;
+    if (buckets && rank_.stage == 0 && chunk == 0) {
+      const double given = number(args_->find("ddp_bucket_size"), 0);
+      size = given >= 1 ? static_cast<std::int64_t>(std::min(given, 1e15))
+                        : std::max<std::int64_t>(40'000'000, 1'000'000 * rank_.data);
+    }
+    return buffer_layout(parameters, size);
+  }
+
+  void read_scaler() {
+    const PickleValue* scaler = state_->find("grad_scaler");
+    if (!scaler || !scaler->is(Kind::dict) || !scaler->find("scale")) return;
+    const auto scale = scalar(scaler->find("scale"));
+    if (!scale || !(*scale > 0) || *scale > 1e38)
+      fail("optimizer.grad_scaler.scale", "is no factor of a loss");
+    out_.has_scaler = true;
+    out_.loss_scale = *scale;
+    out_.good_steps = static_cast<std::int64_t>(scalar(scaler->find("growth_tracker")).value_or(0));
+    out_.hysteresis = static_cast<std::int64_t>(scalar(scaler->find("hysteresis_tracker")).value_or(2));
+  }
+
+  const RankState& rank_;
+  std::vector<std::unique_ptr<TorchFile>>& files_;
+  const PickleValue *state_, *args_;
+  RankOptimizer out_;
+  bool counted_ = false;
+};
+
+}  // namespace
+
+RankOptimizer read_rank_optimizer(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files) {
+  return Reader(rank, files).read();
+}
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,40 @@
+#pragma once
+/// Whole tensors from the parts that tensor ranks have of them, whichever of a parameter's values they are.
+
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/megatron_names.hpp"
+#include "checkpoint/torch_file.hpp"
+
+namespace tessera::checkpoint_detail {
+
+/// A tensor of the whole model by tensor rank.
+struct StoredTensor {
+  std::vector<std::pair<const TorchFile*, TorchTensor>> ranks;
+  Shape shape;                         ///< of the whole
+  const StoredTensor* copy = nullptr;  ///< of an embedding: what the last stage has of it
+
+  DType dtype() const { return ranks.front().second.dtype; }
+};
+
+/// One value (weights, or one of the optimizer's) of all parameters.
+struct StoredSet {
+  std::map<std::string, StoredTensor> tensors;  ///< by Tessera's names
+  StoredTensor head_copy;                       ///< of a tied model with several stages
+};
+
+/// How a checkpoint orders rows.
+struct StoredOrder {
+  const ModelConfig* model;  ///< resolved
+  std::int64_t version;      ///< checkpoint_version: of rows of query, key and value
+};
+/// Reads a whole tensor in Tessera's order. Errors: CheckpointError where ranks hold different values of what
+/// they share; IoError.
+void read_stored(const StoredTensor& from, const std::string& name, const StoredOrder& order,
+                 std::span<std::byte> out);
+
+}  // namespace tessera::checkpoint_detail
