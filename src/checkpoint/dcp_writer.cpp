@@ -83,9 +83,9 @@ void export_dcp(const fs::path& out, const Architecture& config, const WeightSou
   if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder.path(), options.links);
   write_text(folder.path() / "config.json", config_json);
   write_text(folder.path() / ".metadata", metadata_of(all, key));
-  std::vector<std::string> notes;
+  TorchFacts facts;
   open_torch(TorchFormat::dcp, folder.path(), folder.path() / "config.json",
-             notes);  // what will be trusted later
+             facts);  // what will be trusted later
   folder.publish();
 }
 

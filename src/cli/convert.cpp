@@ -7,6 +7,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/engine/pretrained.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string config, dcp_key = "model", dtype, max_shard_size, names = "legacy";
+  std::string config, settings, dcp_key = "model", dtype, max_shard_size, names = "legacy";
   bool follow_symlinks = false, with_optimizer = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
@@ -131,10 +132,10 @@ std::optional<TorchFormat> torch_format(const std::string& name) {
 }
 
 void convert_from_torch(const ConvertArguments& a, TorchFormat format, SymbolicLinks links) {
-  std::vector<std::string> notes;
+  TorchFacts facts;
   const std::filesystem::path config = config_of(a.from[1], a.config);
-  const HfModel model = open_torch(format, a.from[1], config, notes, links);
-  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+  const HfModel model = open_torch(format, a.from[1], config, facts, links);
+  for (const std::string& note : facts.notes) std::cerr << "note: " << note << std::endl;
   ExportOptions options = export_options(a);
   options.source = model.source();
   options.extra_files = config.parent_path();
@@ -168,7 +169,15 @@ void convert_folder(const ConvertArguments& a, SymbolicLinks links) {
 /// Everything that a run goes on with.
 void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
   std::vector<std::string> notes;
-  const auto run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
+  std::unique_ptr<RunSource> run;
+  if (const auto format = torch_format(a.from[0])) {
+    TorchFacts facts;
+    run = open_torch_run(*format, a.from[1], config_of(a.from[1], a.config), load_config(a.settings), facts,
+                         links);
+    notes = facts.notes;
+  } else {
+    run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
+  }
   for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
   write_run(a.to[1], *run);
 }
@@ -231,8 +240,14 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
                  "--hf_config is for --from dcp, deepspeed and accelerate");
   TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
                  "--dcp_key is for --to dcp");
-  TESSERA_ENSURE(ConfigError, !a.with_optimizer || (a.from[0] == "megatron" && a.to[0] == "tessera"),
-                 "--with_optimizer is for --from megatron --to tessera");
+  const bool torch = torch_format(a.from[0]).has_value();
+  TESSERA_ENSURE(ConfigError,
+                 !a.with_optimizer || ((a.from[0] == "megatron" || torch) && a.to[0] == "tessera"),
+                 "--with_optimizer is for --to tessera, from megatron, dcp, deepspeed or accelerate");
+  TESSERA_ENSURE(
+      ConfigError, (torch && a.with_optimizer) != a.settings.empty(),
+      "--settings CONFIG.yaml says how a run from dcp, deepspeed or accelerate goes on: it goes with "
+      "--with_optimizer, and not without");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
                  "--dtype is for weights alone: a run with its optimizer keeps its own precision");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
@@ -279,8 +294,12 @@ void add_convert(CLI::App& app, Program&) {
       "--to dcp: the key of the dict that the weights are in (model unless given); \"\" for none");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
-  command->add_flag("--with_optimizer", arguments->with_optimizer,
-                    "--from megatron --to tessera: a run that goes on, with optimizer, step and settings");
+  command->add_flag(
+      "--with_optimizer", arguments->with_optimizer,
+      "--to tessera, from another program's checkpoint: a run that goes on, with its optimizer");
+  command->add_option("--settings", arguments->settings,
+                      "--with_optimizer from dcp, deepspeed, accelerate: the run's configuration, whose "
+                      "model may be left out");
   add_megatron_options(*command, *arguments);
   command->callback([arguments, command] {
     check_formats(*command, *arguments);
