@@ -15,9 +15,15 @@ namespace fs = std::filesystem;
 using Kind = PickleValue::Kind;
 
 /// The optimizer's state in one rank's file.
+<<<<<<< HEAD
 class RankReader {
  public:
   RankReader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
+=======
+class Reader {
+ public:
+  Reader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
+>>>>>>> meg
       : rank_(rank),
         files_(files),
         state_(rank.file.root().find("optimizer")),
@@ -165,6 +171,7 @@ class RankReader {
     return *found;
   }
 
+<<<<<<< HEAD
   /// fp32_from_fp16_params by group, or the model's own weights where they are fp32; the moments by the
   /// numbers that groups give their parameters.
   void read_plain(const PickleValue& inner, const PickleValue* masters) {
@@ -172,10 +179,20 @@ class RankReader {
     std::map<std::int64_t, const PickleValue*> states;
     const PickleValue* all = inner.find("state");
     if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
+=======
+  using States = std::map<std::int64_t, const PickleValue*>;
+
+  /// The moments by the numbers that groups give their parameters.
+  States states_of(const PickleValue& inner) const {
+    const PickleValue* all = inner.find("state");
+    if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
+    States states;
+>>>>>>> meg
     for (const auto& [key, each] : all->entries) {
       if (key->is(Kind::integer)) states[key->integer] = each;
     }
     if (states.empty()) fail("optimizer.state", "is empty: the optimizer has made no update", kWeightsAlone);
+<<<<<<< HEAD
     if (masters && (!masters->is(Kind::list) || masters->items.size() < groups.size()))
       fail("optimizer.fp32_from_fp16_params", "has no list for each group");
     out_.parameters.resize(rank_.parameters.size());
@@ -226,6 +243,79 @@ class RankReader {
     if (used != rank_.parameters.size())
       fail("optimizer.param_groups",
            detail::concat("there are ", used, " parameters, the model has ", rank_.parameters.size()));
+=======
+    return states;
+  }
+
+  /// Lists of main weights by group; groups without parameters are left out, as they are of groups.
+  std::vector<const PickleValue*> lists_of(const PickleValue& masters) const {
+    if (!masters.is(Kind::list)) fail("optimizer.fp32_from_fp16_params", "is a " + masters.describe());
+    std::vector<const PickleValue*> lists;
+    for (const PickleValue* list : masters.items) {
+      if (!list->is(Kind::list)) fail("optimizer.fp32_from_fp16_params", "holds a " + list->describe());
+      if (!list->items.empty()) lists.push_back(list);
+    }
+    return lists;
+  }
+
+  /// The parameters of a group, checked to be as many as `list` has.
+  std::vector<std::size_t> members(const Group& group, const PickleValue& list,
+                                   const std::string& where) const {
+    std::vector<std::size_t> own;
+    for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
+      if (decays(rank_.parameters[i]) == group.decays) own.push_back(i);
+    }
+    if (own.size() != list.items.size())
+      fail(where, detail::concat("a group has ", list.items.size(), " parameters, the model ", own.size(),
+                                 group.decays ? " with" : " without", " weight decay"));
+    return own;
+  }
+
+  void read_moments(std::size_t index, const PickleValue& id, const States& states) {
+    const RankParameter& parameter = rank_.parameters[index];
+    const auto state = id.is(Kind::integer) ? states.find(id.integer) : states.end();
+    if (state == states.end()) fail("optimizer.state", "has nothing of " + parameter.name);
+    const std::string where = detail::concat("optimizer.state[", id.integer, "]");
+    ParameterState& to = out_.parameters[index];
+    to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
+    to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
+    count(state->second->find("step"), where + ".step");
+    to.main = parameter.weight;
+  }
+
+  /// `masters`: fp32_from_fp16_params by group; null where the model's own weights are fp32.
+  void read_plain(const PickleValue& inner, const PickleValue* masters) {
+    constexpr const char* kGroups = "optimizer.param_groups";
+    constexpr const char* kMasters = "optimizer.fp32_from_fp16_params";
+    const std::vector<Group> groups = read_groups(inner);
+    const States states = states_of(inner);
+    const std::vector<const PickleValue*> lists =
+        masters ? lists_of(*masters) : std::vector<const PickleValue*>{};
+    if (masters && lists.size() != groups.size())
+      fail(kMasters, detail::concat("has ", lists.size(), " groups, the optimizer ", groups.size()));
+    out_.parameters.resize(rank_.parameters.size());
+    std::size_t used = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const PickleValue* params = groups[g].params;
+      if (!params || !params->is(Kind::list)) fail(kGroups, "a group has no list of parameters");
+      const std::vector<std::size_t> own = members(groups[g], *params, kGroups);
+      for (std::size_t i = 0; i < own.size(); ++i) read_moments(own[i], *params->items[i], states);
+      used += own.size();
+      if (!masters) continue;
+      members(groups[g], *lists[g], kMasters);
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const std::string where = detail::concat(kMasters, "[", g, "][", i, "]");
+        out_.parameters[own[i]].main = tensor_of(lists[g]->items[i], rank_.parameters[own[i]], where);
+      }
+    }
+    if (used != rank_.parameters.size())
+      fail(kGroups, detail::concat("have ", used, " parameters, the model has ", rank_.parameters.size()));
+    for (const RankParameter& each : rank_.parameters) {
+      if (!masters && each.weight.dtype != DType::f32)
+        fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + each.name + " is " +
+                              each.weight.describe());
+    }
+>>>>>>> meg
     if (!counted_) fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
   }
 
@@ -347,7 +437,11 @@ class RankReader {
 }  // namespace
 
 RankOptimizer read_rank_optimizer(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files) {
+<<<<<<< HEAD
   return RankReader(rank, files).read();
+=======
+  return Reader(rank, files).read();
+>>>>>>> meg
 }
 
 }  // namespace tessera::checkpoint_detail

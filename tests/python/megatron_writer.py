@@ -4,9 +4,10 @@ Made from what is known of Megatron's formats (names, orders of query, key and v
 Tessera's reader or writer: rows are placed one by one."""
 
 import argparse
+import copy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import torch
 
@@ -100,11 +101,10 @@ def arguments(m: Model, tp: int, pp: int, vpp: int, padded: int, **more: Any) ->
             "params_dtype": torch.float32, **more}
 
 
-def write(folder: Path, model: Any, *, era: str = "2021", version: int = 3, tp: int = 1, pp: int = 1, vpp: int = 1, divisor: int = 8,
-          namespace: Any = argparse.Namespace, iteration: int = 7, module: str = "", vocabulary: bool = True, change: Any = None,
-          **more: Any) -> Path:
-    """FOLDER/iter_0000007/mp_rank_.../model_optim_rng.pt, and the file that names it. `change(state, tp, pp)` may change a
-    rank's dictionary."""
+def rank_states(model: Any, *, era: str = "2021", version: int = 3, tp: int = 1, pp: int = 1, vpp: int = 1, divisor: int = 8,
+                namespace: Any = argparse.Namespace, iteration: int = 7, module: str = "", vocabulary: bool = True,
+                **more: Any) -> Dict[Tuple[int, int], Dict[str, Any]]:
+    """What each rank's file holds, by its tensor rank and its stage."""
     m = Model(model)
     stack, *names, final = NAMES[era]
     core = era.startswith("core")
@@ -116,6 +116,7 @@ def write(folder: Path, model: Any, *, era: str = "2021", version: int = 3, tp: 
     if vocabulary:
         args["orig_vocab_size"] = m.vocabulary
     per_piece = m.layers // (pp * vpp)
+    states = {}
     for r in range(tp):
         for p in range(pp):
             state: Dict[str, Any] = {"args": namespace(**args), "iteration": iteration, "rng_state": [{"random": (3, (1, 2), None)}],
@@ -158,10 +159,26 @@ def write(folder: Path, model: Any, *, era: str = "2021", version: int = 3, tp: 
                     if ends and m.tied and pp > 1:
                         chunk["word_embeddings_for_head"] = {"weight": own_head}
                 state["model" if vpp == 1 else f"model{v}"] = chunk
-            if change:
-                change(state, r, p)
-            path = folder / f"iter_{iteration:07d}" / (f"mp_rank_{r:02d}" + (f"_{p:03d}" if pp > 1 else "")) / "model_optim_rng.pt"
-            path.parent.mkdir(parents=True)
-            torch.save(state, path)
+            states[r, p] = state
+    return states
+
+
+def save(folder: Path, states: Dict[Tuple[int, int], Dict[str, Any]], iteration: int) -> Path:
+    """FOLDER/iter_0000007/mp_rank_.../model_optim_rng.pt, and the file that names it."""
+    stages = max(p for _, p in states) > 0
+    for (r, p), state in states.items():
+        path = folder / f"iter_{iteration:07d}" / (f"mp_rank_{r:02d}" + (f"_{p:03d}" if stages else "")) / "model_optim_rng.pt"
+        path.parent.mkdir(parents=True)
+        torch.save(state, path)
     (folder / "latest_checkpointed_iteration.txt").write_text(str(iteration))
     return folder
+
+
+def write(folder: Path, model: Any, *, iteration: int = 7, change: Any = None, **options: Any) -> Path:
+    """A checkpoint of weights. `change(state, tp, pp)` may change a rank's dictionary."""
+    states = rank_states(model, iteration=iteration, **options)
+    for (r, p), state in states.items():
+        states[r, p] = state = copy.deepcopy(state)  # what ranks have in common is one tensor
+        if change:
+            change(state, r, p)
+    return save(folder, states, iteration)

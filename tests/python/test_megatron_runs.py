@@ -1,0 +1,227 @@
+"""Runs of Megatron-LM that go on in Tessera, against plain torch, and back."""
+
+from pathlib import Path
+
+import pytest
+from cli_support import run, write_corpus
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from megatron_runs import lr_at, moments, optimizer_of, train, write_run  # noqa: E402
+from cli_support import metrics  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from test_megatron_checkpoints import failing, random_model  # noqa: E402
+
+SEQUENCE = 12
+TOKENS = torch.tensor([(7 * i * i + 3 * i) % 61 for i in range(SEQUENCE)] + [0])
+
+
+class Started:
+    """A model after some updates of torch's, its two moments, and what it is after some more."""
+
+    def __init__(self, kind: str, updates: int = 3, more: int = 4) -> None:
+        self.updates, self.more = updates, more
+        model = random_model(kind, tied=kind == "gpt2")
+        with torch.no_grad():
+            for value in model.parameters():
+                value.mul_(0.2).add_(value.dim() == 1)
+        for each in model.modules():
+            if isinstance(each, torch.nn.Dropout):
+                each.p = 0.0
+        optimizer = optimizer_of(model)
+        train(model, optimizer, TOKENS, 0, updates)
+        self.model = random_model(kind, tied=kind == "gpt2")
+        self.model.load_state_dict(model.state_dict())
+        self.averages, self.squares = moments(model, optimizer)
+        train(model, optimizer, TOKENS, updates, more)
+        self.after = model
+
+    def write(self, folder: Path, **options) -> Path:
+        return write_run(folder, self.model, self.averages, self.squares, **{"updates": self.updates} | options)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return Started("gpt2")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return Started("llama")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """One document, in which each sample is the same one."""
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus", [TOKENS[:-1].tolist() * 400 + [0]])
+
+
+def to_run(program, source: Path, target: Path, *more):
+    return run(program, "convert", "--from", "megatron", source, "--to", "tessera", target, "--with_optimizer", *more)
+
+
+def tensors(folder: Path, step: int) -> dict:
+    found = {}
+    for file in (folder / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+def go_on(program, folder: Path, corpus: Path, steps: int, *more):
+    return run(program, "train", folder / "config.yaml", f"data.path={corpus}", f"data.cache_dir={folder}/cache", f"training.steps={steps}",
+               "lr_schedule.decay_steps=20", "device.threads=1", "device.type=cpu", *more)
+
+
+def close(program, folder: Path, started: Started, tmp_path: Path) -> None:
+    run(program, "convert", "--from", "tessera", folder, "--to", "hf", tmp_path / "after")
+    wanted = started.after.state_dict()
+    for name, value in load_file(tmp_path / "after/model.safetensors").items():
+        expected = wanted[name]
+        if name.endswith("c_attn.bias"):  # that of keys has no gradient but what rounding makes, which Adam makes a step of
+            value, expected = torch.cat([value[:24], value[48:]]), torch.cat([expected[:24], expected[48:]])
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+LAYOUTS = [("gpt2", {}, []), ("gpt2", {"tp": 2, "pp": 2, "torch_step": True}, []),
+           ("gpt2", {"tp": 2, "pp": 2, "vpp": 2}, ["parallel.pipeline=2", "parallel.data=2"]),
+           ("llama", {"era": "core te", "pp": 2}, ["parallel.tensor=2"])]
+
+
+@pytest.mark.parametrize("kind, layout, parallel", LAYOUTS)
+def test_it_goes_on_as_with_torch(tessera_program, tmp_path, request, corpus, kind, layout, parallel):
+    started = request.getfixturevalue(kind)
+    to_run(tessera_program, started.write(tmp_path / "megatron", **layout), tmp_path / "run")
+    go_on(tessera_program, tmp_path / "run", corpus, started.updates + started.more, *parallel)
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [4, 5, 6, 7]
+    assert [line["lr"] for line in lines] == pytest.approx([lr_at(update) for update in range(3, 7)])
+    close(tessera_program, tmp_path / "run", started, tmp_path)
+
+
+def same_run(a: dict, b: dict) -> None:
+    assert a.keys() == b.keys() and len(a) > 60
+    for name, value in a.items():
+        assert torch.equal(value, b[name]), name
+
+
+@pytest.fixture(scope="module")
+def plain(tessera_program, gpt2, tmp_path_factory):
+    """What tp1, pp1 and fp32 give."""
+    folder = tmp_path_factory.mktemp("plain")
+    to_run(tessera_program, gpt2.write(folder / "megatron"), folder / "run")
+    return tensors(folder / "run", 3)
+
+
+@pytest.mark.parametrize("kind, options", [
+    ("bf16", {"tp": 2}), ("distributed bf16", {}), ("distributed bf16", {"tp": 2, "pp": 2, "bucket_size": 1250}),
+    ("distributed bf16", {"pp": 2, "vpp": 2, "bucket_size": 2458, "era": "core te"}), ("distributed fp32", {"bucket_size": 1})])
+def test_every_form_of_the_optimizer_holds_the_same(tessera_program, tmp_path, gpt2, plain, kind, options):
+    to_run(tessera_program, gpt2.write(tmp_path / "megatron", kind=kind, **options), tmp_path / "run")
+    same_run(tensors(tmp_path / "run", 3), plain)
+    assert f"precision: {kind.split()[-1]}\n" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_half_precision_goes_on_with_its_loss_scale(tessera_program, tmp_path, gpt2, plain, corpus):
+    source = gpt2.write(tmp_path / "megatron", kind="fp16", iteration=5, updates=3)
+    to_run(tessera_program, source, tmp_path / "run")
+    same_run(tensors(tmp_path / "run", 5), plain)
+    go_on(tessera_program, tmp_path / "run", corpus, 7)
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [6, 7] and [line["skipped"] for line in lines] == [2, 2]
+    assert [line["loss_scale"] for line in lines] == [1024.0, 1024.0]
+    assert [line["lr"] for line in lines] == pytest.approx([lr_at(3), lr_at(4)])  # by updates, not by iterations
+
+
+def test_rounded_weights_go_on(tessera_program, tmp_path, gpt2, corpus):
+    """bf16: within what its arithmetic gives, the way of fp32."""
+    to_run(tessera_program, gpt2.write(tmp_path / "megatron", kind="bf16", tp=2, pp=2), tmp_path / "run")
+    go_on(tessera_program, tmp_path / "run", corpus, 7, "parallel.data=2")
+    to_run(tessera_program, gpt2.write(tmp_path / "plain"), tmp_path / "exact")
+    go_on(tessera_program, tmp_path / "exact", corpus, 7)
+    for line, exact in zip(metrics(tmp_path / "run"), metrics(tmp_path / "exact")):
+        assert line["loss"] == pytest.approx(exact["loss"], rel=0.02)
+
+
+def refused(program, source: Path, tmp_path: Path, *words: str) -> None:
+    done = failing(program, "convert", "--from", "megatron", source, "--to", "tessera", tmp_path / "refused", "--with_optimizer")
+    assert not (tmp_path / "refused").exists() and not list(tmp_path.glob(".incomplete-*"))
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_what_no_run_goes_on_from_is_refused(tessera_program, tmp_path, gpt2):
+    def broken(name: str, *words: str, change=None, **options):
+        refused(tessera_program, gpt2.write(tmp_path / name, change=change, **options), tmp_path, *words)
+
+    def state(optimizer):
+        return lambda rank, r, p: rank.update(optimizer=optimizer)
+
+    def group(**changes):
+        return lambda rank, r, p: rank["optimizer"]["param_groups"][0].update(changes)
+
+    def argument(**changes):
+        return {"change": lambda rank, r, p: [setattr(rank["args"], name, value) for name, value in changes.items()]}
+
+    broken("none", "optimizer", "there is none in this checkpoint", change=state(None))
+    broken("dummy", "holds no state", change=state({"step": 0, "param_groups": [{"lr": 0.0, "params": []}]}))
+    broken("other", "is of a kind that is not read: it holds loss_scaler", change=state({"loss_scaler": 1}))
+    broken("chain", "chained", change=state({0: {}, 1: {}}))
+    broken("multiplier", "param_groups[0]", "lr_mult", change=group(lr_mult=0.1))
+    broken("decoupled", "is_decoupled_lr is true", change=group(is_decoupled_lr=True))
+    broken("sgd", "another optimizer than Adam", change=lambda rank, r, p: rank["optimizer"]["param_groups"][0].pop("betas"))
+    broken("uncounted", "does not say how many updates", change=lambda rank, r, p: [g.pop("step") for g in rank["optimizer"]["param_groups"]])
+    broken("counts", "3 and 4 updates", change=lambda rank, r, p: rank["optimizer"]["param_groups"][1].update(step=4))
+    broken("less", "has nothing of", change=lambda rank, r, p: rank["optimizer"]["state"].pop(3))
+    broken("shape", "exp_avg", "float32 [3]", change=lambda rank, r, p: rank["optimizer"]["state"][0].update(exp_avg=torch.zeros(3)))
+    broken("fewer", "a group has", change=lambda rank, r, p: rank["optimizer"]["param_groups"][1]["params"].pop())
+    broken("ranks", "updates, that of the first rank 3", tp=2,
+           change=lambda rank, r, p: [g.update(step=3 + r) for g in rank["optimizer"]["param_groups"]])
+    broken("mixed", "iteration", "that of the first rank 3", tp=2, change=lambda rank, r, p: rank.update(iteration=3 + r))
+    broken("differs", "differs from that of tensor rank 0", tp=2,
+           change=lambda rank, r, p: rank["optimizer"]["state"][len(rank["optimizer"]["state"]) - 1]["exp_avg"].add_(r))
+    broken("masters", "the optimizer's weights", "rounded they are not the model's", kind="bf16",
+           change=lambda rank, r, p: rank["optimizer"]["fp32_from_fp16_params"][0][0].mul_(1.5))
+    broken("precision", "(bf16, fp16) imply float32", kind="bf16", change=lambda rank, r, p: setattr(rank["args"], "bf16", False))
+    broken("ramp", "args.rampup_batch_size", "ramp-up", **argument(rampup_batch_size=["4", "4", "100"]))
+    broken("rate", "args.decoupled_lr", **argument(decoupled_lr=0.1))
+    broken("method", "args.optimizer", "'sgd' is not read", **argument(optimizer="sgd"))
+    broken("eight", "args.fp8", **argument(fp8="hybrid"))
+    broken("schedule", "opt_param_scheduler.num_steps", "16 samples far; 3 updates of batches of 4",
+           change=lambda rank, r, p: rank["opt_param_scheduler"].update(num_steps=16))
+    broken("warmup", "lr_warmup_steps", "no whole number of batches", change=lambda rank, r, p: rank["opt_param_scheduler"].update(lr_warmup_steps=5))
+    broken("style", "lr_decay_style", "'step' is not read", change=lambda rank, r, p: rank["opt_param_scheduler"].update(lr_decay_style="step"))
+    broken("over", "iteration", "is 21; the arguments say that the run has 20", iteration=21)
+
+
+def test_distributed_optimizers_that_are_not_read_are_refused(tessera_program, tmp_path, gpt2):
+    def broken(name: str, *words: str, **options):
+        refused(tessera_program, gpt2.write(tmp_path / name, kind="distributed bf16", **options), tmp_path, *words)
+
+    def key(whole):
+        return next(iter(whole[0]))
+
+    broken("old", "a distributed optimizer of before 2024 saved it",
+           distributed=lambda whole: {"per_bucket_numel": [], 0: whole[0]})
+    broken("chain", "chained", distributed=lambda whole: [whole, whole])
+    broken("types", "has parameters of 2 types", distributed=lambda whole: whole | {0: whole[0] | {"other": whole[0][key(whole)]}})
+    broken("missing", "0: is missing", distributed=lambda whole: {"buckets_coalesced": True})
+    broken("more", "beyond those of the model's 1 chunks", distributed=lambda whole: whole | {1: whole[0]})
+    broken("short", "elements; the model's parameters", bucket_size=2458, overlap_grad_reduce=False)
+    broken("turned", "rounded they are not the model's",
+           distributed=lambda whole: whole | {0: {key(whole): whole[0][key(whole)] | {"param": whole[0][key(whole)]["param"].flip(0)}}})
+    source = gpt2.write(tmp_path / "gone", kind="distributed bf16", tp=2)
+    (source / "iter_0000003/mp_rank_01/distrib_optim.pt").unlink()
+    refused(tessera_program, source, tmp_path, "mp_rank_01", "there is no distrib_optim.pt beside the file")
+
+
+def test_options_that_do_not_go_together(tessera_program, tmp_path, gpt2):
+    source = gpt2.write(tmp_path / "megatron")
+    def message(*more):
+        return failing(tessera_program, "convert", "--from", "megatron", source, "--with_optimizer", *more).stderr
+    assert "--with_optimizer is for" in message("--to", "hf", tmp_path / "x")
+    assert "--dtype is for weights alone" in message("--to", "tessera", tmp_path / "x", "--dtype", "bfloat16")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/file").write_text("")
+    assert "already exists" in message("--to", "tessera", tmp_path / "used")
+    done = to_run(tessera_program, source, tmp_path / "run")
+    assert "states of random numbers are left out" in done.stderr and "name no data_path" in done.stderr and "wrote" in done.stdout
