@@ -54,12 +54,9 @@ struct MegatronModel::Impl {
   void read(RunValue value, const std::string& name, std::span<float> out) const;
 
  private:
-<<<<<<< HEAD
-=======
   void check_ranks(const checkpoint_detail::MegatronArgs& args, const std::filesystem::path& path) const;
   void read_tensor_rank(std::int64_t tp, const checkpoint_detail::MegatronArgs& args, SymbolicLinks links,
                         std::set<std::string>& unexpected);
->>>>>>> meg
   std::vector<Chunk> read_rank(std::int64_t tp, std::optional<std::int64_t> pp,
                                const checkpoint_detail::MegatronArgs& args, bool first, SymbolicLinks links);
   void take(const Chunk& chunk, std::int64_t first_layer, bool tied, Set& to,

@@ -15,15 +15,9 @@ namespace fs = std::filesystem;
 using Kind = PickleValue::Kind;
 
 /// The optimizer's state in one rank's file.
-<<<<<<< HEAD
 class RankReader {
  public:
   RankReader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
-=======
-class Reader {
- public:
-  Reader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
->>>>>>> meg
       : rank_(rank),
         files_(files),
         state_(rank.file.root().find("optimizer")),
@@ -171,15 +165,6 @@ class Reader {
     return *found;
   }
 
-<<<<<<< HEAD
-  /// fp32_from_fp16_params by group, or the model's own weights where they are fp32; the moments by the
-  /// numbers that groups give their parameters.
-  void read_plain(const PickleValue& inner, const PickleValue* masters) {
-    const std::vector<Group> groups = read_groups(inner);
-    std::map<std::int64_t, const PickleValue*> states;
-    const PickleValue* all = inner.find("state");
-    if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
-=======
   using States = std::map<std::int64_t, const PickleValue*>;
 
   /// The moments by the numbers that groups give their parameters.
@@ -187,63 +172,10 @@ class Reader {
     const PickleValue* all = inner.find("state");
     if (!all || !all->is(Kind::dict)) fail("optimizer.state", "is missing or no dict");
     States states;
->>>>>>> meg
     for (const auto& [key, each] : all->entries) {
       if (key->is(Kind::integer)) states[key->integer] = each;
     }
     if (states.empty()) fail("optimizer.state", "is empty: the optimizer has made no update", kWeightsAlone);
-<<<<<<< HEAD
-    if (masters && (!masters->is(Kind::list) || masters->items.size() < groups.size()))
-      fail("optimizer.fp32_from_fp16_params", "has no list for each group");
-    out_.parameters.resize(rank_.parameters.size());
-    std::vector<const PickleValue*> lists;
-    if (masters) {
-      for (const PickleValue* list : masters->items) {
-        if (list->is(Kind::list) && !list->items.empty()) lists.push_back(list);
-      }
-    }
-    std::size_t used = 0;
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      const PickleValue* params = groups[g].params;
-      if (!params || !params->is(Kind::list))
-        fail("optimizer.param_groups", "a group has no list of parameters");
-      std::size_t place = 0;
-      for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
-        const RankParameter& parameter = rank_.parameters[i];
-        if (decays(parameter) != groups[g].decays) continue;
-        if (place >= params->items.size())
-          fail("optimizer.param_groups", detail::concat("a group has ", place, " parameters; ",
-                                                        parameter.name, " is one more of the model's"));
-        const PickleValue& id = *params->items[place];
-        const auto state = id.is(Kind::integer) ? states.find(id.integer) : states.end();
-        if (state == states.end()) fail("optimizer.state", "has nothing of " + parameter.name);
-        const std::string where = detail::concat("optimizer.state[", id.integer, "]");
-        ParameterState& to = out_.parameters[i];
-        to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
-        to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
-        count(state->second->find("step"), where + ".step");
-        to.main = parameter.weight;
-        if (masters) {
-          const PickleValue* main =
-              g < lists.size() && place < lists[g]->items.size() ? lists[g]->items[place] : nullptr;
-          to.main = tensor_of(main, parameter,
-                              detail::concat("optimizer.fp32_from_fp16_params[", g, "][", place, "]"));
-        } else if (parameter.weight.dtype != DType::f32) {
-          fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + parameter.name + " is " +
-                                parameter.weight.describe());
-        }
-        ++place;
-      }
-      if (place != params->items.size() ||
-          (masters && (g >= lists.size() || place != lists[g]->items.size())))
-        fail("optimizer.param_groups", detail::concat("a group has ", params->items.size(),
-                                                      " parameters, the model ", place, " of its kind"));
-      used += place;
-    }
-    if (used != rank_.parameters.size())
-      fail("optimizer.param_groups",
-           detail::concat("there are ", used, " parameters, the model has ", rank_.parameters.size()));
-=======
     return states;
   }
 
@@ -315,7 +247,6 @@ class Reader {
         fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + each.name + " is " +
                               each.weight.describe());
     }
->>>>>>> meg
     if (!counted_) fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
   }
 
@@ -437,11 +368,7 @@ class Reader {
 }  // namespace
 
 RankOptimizer read_rank_optimizer(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files) {
-<<<<<<< HEAD
   return RankReader(rank, files).read();
-=======
-  return Reader(rank, files).read();
->>>>>>> meg
 }
 
 }  // namespace tessera::checkpoint_detail

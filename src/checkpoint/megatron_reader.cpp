@@ -61,8 +61,6 @@ std::int64_t whole_number(const PickleValue* value) {
 
 }  // namespace
 
-<<<<<<< HEAD
-=======
 /// The folder has the ranks that the arguments of its first one, in `path`, say, and no more.
 void MegatronModel::Impl::check_ranks(const MegatronArgs& args, const fs::path& path) const {
   if (args.tensor < 1 || args.tensor > 99999 || args.pipeline < 1 || args.pipeline > 99999 ||
@@ -79,7 +77,6 @@ void MegatronModel::Impl::check_ranks(const MegatronArgs& args, const fs::path& 
              kWholeMegatron);
 }
 
->>>>>>> meg
 void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run) {
   dir = iteration_folder(dir, options.links);
   std::error_code error;
@@ -97,21 +94,6 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
   const MegatronArgs args = read_megatron_args(*given, *path);
   check_ranks(args, *path);
   tensor = args.tensor;
-<<<<<<< HEAD
-  if (tensor < 1 || tensor > 99999 || args.pipeline < 1 || args.pipeline > 99999 || args.virtual_stages < 1 ||
-      args.virtual_stages > args.model.num_layers)
-    bad_file(*path, "args", "have no proper numbers of ranks", kWholeMegatron);
-  if (args.pipeline > 1 && !rank_file(dir, 0, 0))
-    bad_file(*path, "args.pipeline_model_parallel_size",
-             detail::concat("is ", args.pipeline, ", but there is no mp_rank_00_000"), kWholeMegatron);
-  if (rank_file(dir, tensor, args.pipeline > 1 ? std::optional<std::int64_t>(0) : std::nullopt) ||
-      rank_file(dir, 0, args.pipeline))
-    bad_file(dir, "",
-             detail::concat("there are more ranks than its arguments say: ", tensor, " tensor ranks and ",
-                            args.pipeline, " stages"),
-             kWholeMegatron);
-=======
->>>>>>> meg
   pipeline = args.pipeline;
   data = args.data;
   architecture.model = args.model;
@@ -119,43 +101,9 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
     run.emplace();
     run->training = read_megatron_training(first.root(), *path, notes);
     run->training.config.model = args.model;
-<<<<<<< HEAD
-  }
-  const bool tied = *args.model.tied_head;
-  std::set<std::string> unexpected;
-  for (std::int64_t tp = 0; tp < tensor; ++tp) {
-    std::vector<std::vector<Chunk>> stages;
-    std::vector<std::array<std::vector<Chunk>, 3>> states;
-    for (std::int64_t pp = 0; pp < args.pipeline; ++pp) {
-      stages.push_back(read_rank(tp, args.pipeline > 1 ? std::optional(pp) : std::nullopt, args, tp + pp == 0,
-                                 options.links));
-      if (run) take_optimizer(stages.back(), pp, states.emplace_back(), options.links);
-    }
-    std::int64_t first_layer = 0;
-    for (std::size_t chunk = 0; chunk < static_cast<std::size_t>(args.virtual_stages); ++chunk) {
-      for (std::size_t pp = 0; pp < stages.size(); ++pp) {
-        const Chunk& piece = stages[pp][chunk];
-        std::int64_t layers = 0;
-        for (const auto& [name, each] : piece.tensors) {
-          if (const auto known = megatron_name(name))
-            layers = std::max(layers, layer_name(known->ours).layer + 1);
-        }
-        take(piece, first_layer, tied, weights, unexpected);
-        for (std::size_t value = 0; run && value < 3; ++value)
-          take(states[pp][value][chunk], first_layer, tied, run->values[value], unexpected);
-        first_layer += layers;
-      }
-    }
-    if (first_layer != args.model.num_layers)
-      bad_file(dir, "layers",
-               detail::concat("there are ", first_layer, ", the arguments say ", args.model.num_layers),
-               kWholeMegatron);
-  }
-=======
   }
   std::set<std::string> unexpected;
   for (std::int64_t tp = 0; tp < tensor; ++tp) read_tensor_rank(tp, args, options.links, unexpected);
->>>>>>> meg
   settle_family();
   settle_vocabulary(args, options);
   check(unexpected);
@@ -168,8 +116,6 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
   if (first.root().find("rng_state")) notes.push_back("states of random numbers are left out");
 }
 
-<<<<<<< HEAD
-=======
 /// All stages of a tensor rank. Layers are counted in the order in which the model runs through virtual
 /// stages.
 void MegatronModel::Impl::read_tensor_rank(std::int64_t tp, const MegatronArgs& args, SymbolicLinks links,
@@ -203,7 +149,6 @@ void MegatronModel::Impl::read_tensor_rank(std::int64_t tp, const MegatronArgs& 
              kWholeMegatron);
 }
 
->>>>>>> meg
 std::vector<MegatronChunk> MegatronModel::Impl::read_rank(std::int64_t tp, std::optional<std::int64_t> pp,
                                                           const MegatronArgs& args, bool first,
                                                           SymbolicLinks links) {

@@ -212,8 +212,6 @@ double end_decay(const Config& config) {
   return config.lr_schedule.end_weight_decay.value_or(config.optimizer.weight_decay);
 }
 
-<<<<<<< HEAD
-=======
 void write_data_args(TorchPickle& pickle, const DataConfig& data) {
   const auto flag = [&](const char* name, bool value) { pickle.text(name).boolean(value); };
   pickle.text("split").text(data.split);
@@ -233,7 +231,6 @@ void write_data_args(TorchPickle& pickle, const DataConfig& data) {
   }
 }
 
->>>>>>> meg
 }  // namespace
 
 void write_training_args(TorchPickle& pickle, const Config& config, const RunCounters& counters) {
@@ -284,25 +281,7 @@ void write_training_args(TorchPickle& pickle, const Config& config, const RunCou
   real("adam_beta2", o.betas[1]);
   real("adam_eps", o.eps);
   real("clip_grad", o.clip_grad);
-<<<<<<< HEAD
-  text("split", config.data.split);
-  flag("reset_position_ids", config.data.reset_position_ids);
-  flag("reset_attention_mask", config.data.reset_attention_mask);
-  flag("eod_mask_loss", config.data.eod_mask_loss);
-  pickle.text("data_path");
-  if (config.data.path.empty()) {
-    pickle.none();
-  } else {
-    pickle.begin_list();
-    for (const auto& [weight, prefix] : config.data.path) {
-      if (config.data.path.size() > 1 && weight != kWeightBySize) pickle.text(detail::concat(weight));
-      pickle.text(prefix);
-    }
-    pickle.end_list();
-  }
-=======
   write_data_args(pickle, config.data);
->>>>>>> meg
 }
 
 void write_schedule(TorchPickle& pickle, const Config& config, const RunCounters& counters) {
