@@ -68,7 +68,11 @@ class Metadata {
       if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
         fail("'" + name->text + "'", "is described by a " + facts->describe());
       if (value == RunValue::weight) {
-        if (!moment_of(name->text)) out.push_back(tensor_of(name->text, *facts));
+        if (moment_of(name->text)) {
+          ++counts.moments;
+        } else {
+          out.push_back(tensor_of(name->text, *facts));
+        }
         continue;
       }
       if (name->text.ends_with(".step")) count(tensor_of(name->text, *facts), counts);

@@ -342,9 +342,13 @@ std::unique_ptr<HfStorage> torch_storage(TorchFormat format, const fs::path& dir
     const auto [inner, folder] = accelerate_moments(dir);
     return torch_storage(inner, folder, spec, value, facts, links);
   }
-  return parts_of(format == TorchFormat::dcp ? dcp_tensors(dir, links, facts, value)
-                                             : deepspeed_tensors(dir, links, facts, value),
-                  spec, dir, facts.notes);
+  std::vector<PartedTensor> tensors = format == TorchFormat::dcp
+                                          ? dcp_tensors(dir, links, facts, value)
+                                          : deepspeed_tensors(dir, links, facts, value);
+  if (tensors.empty() && value != RunValue::weight)
+    bad_file(dir, "", detail::concat("holds no '", torch_name(value), "' of an optimizer"),
+             "Convert the weights alone, without --with_optimizer.");
+  return parts_of(std::move(tensors), spec, dir, facts.notes);
 }
 
 }  // namespace

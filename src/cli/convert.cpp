@@ -136,6 +136,8 @@ void convert_from_torch(const ConvertArguments& a, TorchFormat format, SymbolicL
   const std::filesystem::path config = config_of(a.from[1], a.config);
   const HfModel model = open_torch(format, a.from[1], config, facts, links);
   for (const std::string& note : facts.notes) std::cerr << "note: " << note << std::endl;
+  if (facts.moments > 0)
+    std::cerr << "note: " << facts.moments << " tensors of the optimizer are not taken over" << std::endl;
   ExportOptions options = export_options(a);
   options.source = model.source();
   options.extra_files = config.parent_path();

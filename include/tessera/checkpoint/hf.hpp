@@ -127,6 +127,7 @@ enum class TorchFormat {
 /// What was found beside the tensors of one.
 struct TorchFacts {
   std::vector<std::string> notes;         ///< what is not taken over, or was decided: a sentence each
+  std::int64_t moments = 0;               ///< tensors of an optimizer, where weights are asked for
   std::int64_t updates = -1;              ///< that the optimizer has made; of moments only, -1 = not said
   std::int64_t steps = -1, samples = -1;  ///< iterations and samples that the program counted; -1 = not said
 };
