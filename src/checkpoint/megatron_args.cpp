@@ -2,7 +2,9 @@
 
 #include <array>
 
+#include "checkpoint/megatron_training.hpp"
 #include "checkpoint/megatron_values.hpp"
+#include "tessera/base/families.hpp"
 
 namespace tessera::checkpoint_detail {
 namespace {
@@ -63,6 +65,7 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
   out.tensor = args.integer({"tensor_model_parallel_size", "model_parallel_size"}, 1);
   out.pipeline = args.integer({"pipeline_model_parallel_size"}, 1);
   out.virtual_stages = args.integer({"virtual_pipeline_model_parallel_size"}, 1);
+  out.fused_gelu = args.flag("bias_gelu_fusion").value_or(false) && !args.flag("openai_gelu").value_or(false);
   out.data = args.integer({"data_parallel_size"}, 1) * args.integer({"context_parallel_size"}, 1);
   out.true_vocab = args.integer({"orig_vocab_size", "vocab_size"}, 0);
   ModelConfig& model = out.model;
@@ -88,7 +91,7 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
 }
 
 void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t padded_vocab, DType dtype,
-                         const MegatronExportOptions& options) {
+                         const MegatronExportOptions& options, const RunSource* run) {
   const bool swiglu = m.activation == MlpActivation::swiglu, tanh = m.activation == MlpActivation::gelu_tanh;
   const bool rotary = m.position_embedding == PositionKind::rotary;
   pickle.begin_namespace();
@@ -112,7 +115,8 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   integer("data_parallel_size", options.data);
   integer("make_vocab_size_divisible_by", options.vocab_divisible_by);
   integer("rank", 0);
-  text("tokenizer_type", rotary ? "Llama2Tokenizer" : "GPT2BPETokenizer");
+  text("tokenizer_type", spec_of(m.family).megatron_tokenizer);
+  if (m.binary_head) flag("bert_binary_head", *m.binary_head);
   pickle.text("params_dtype").dtype(dtype);
   flag("swiglu", swiglu);
   flag("bias_gelu_fusion", false);
@@ -131,9 +135,11 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   text("normalization", m.norm == NormStyle::rmsnorm ? "RMSNorm" : "LayerNorm");
   real("layernorm_epsilon", m.norm_eps);
   real("norm_epsilon", m.norm_eps);
-  real("hidden_dropout", m.dropout);
-  real("attention_dropout", m.attention_dropout);
-  real("init_method_std", m.init_std);
+  const ModelConfig& trained = run ? run->config().model : m;  // an architecture says nothing of these
+  real("hidden_dropout", trained.dropout);
+  real("attention_dropout", trained.attention_dropout);
+  real("init_method_std", trained.init_std);
+  if (run) write_training_args(pickle, run->config(), run->counters());
   pickle.end_namespace();
 }
 

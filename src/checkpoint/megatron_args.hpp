@@ -14,14 +14,15 @@ struct MegatronArgs {
   ModelConfig model;            ///< unresolved; vocab_size is the padded one
   std::int64_t true_vocab = 0;  ///< 0 = they do not say
   std::int64_t tensor = 1, pipeline = 1, virtual_stages = 1;
-  std::int64_t data = 1;  ///< ranks that share a model, those of its context among them
+  bool fused_gelu = false;  ///< the MLP's alone is the one with tanh
+  std::int64_t data = 1;    ///< ranks that share a model, those of its context among them
 };
 /// Errors: CheckpointError naming the argument that is missing, of another kind, or of a model that Tessera
 /// does not have.
 MegatronArgs read_megatron_args(const PickleValue& args, const std::filesystem::path& file);
 
-/// Writes them for a rank's file, as the value of a key.
+/// Writes them for a rank's file, as the value of a key. `run`: also how it trains; null: only its model.
 void write_megatron_args(TorchPickle& pickle, const ModelConfig& model, std::int64_t padded_vocab,
-                         DType dtype, const MegatronExportOptions& options);
+                         DType dtype, const MegatronExportOptions& options, const RunSource* run);
 
 }  // namespace tessera::checkpoint_detail

@@ -64,7 +64,7 @@ struct MegatronModel::Impl {
   void take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                       std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links);
   void check(const std::set<std::string>& unexpected);
-  void settle_family();
+  void settle_family(const checkpoint_detail::MegatronArgs& args);
   void settle_vocabulary(const checkpoint_detail::MegatronArgs& args, const MegatronReadOptions& options);
   void settle_copies(Set& set) const;
   void settle_run();

@@ -43,6 +43,21 @@ constexpr std::array kOtherNames = {
     Pair{"decoder.final_layernorm.bias", "decoder.final_layernorm.bias"},
     Pair{"decoder.final_norm.weight", "decoder.final_layernorm.weight"},
     Pair{"decoder.final_norm.bias", "decoder.final_layernorm.bias"},
+    Pair{"embedding.tokentype_embeddings.weight", "embedding.token_type_embeddings.weight"},
+    Pair{"pooler.dense.weight", "pooler.dense.weight"},
+    Pair{"pooler.dense.bias", "pooler.dense.bias"},
+    Pair{"lm_head.dense.weight", "lm_head.dense.weight"},
+    Pair{"lm_head.dense.bias", "lm_head.dense.bias"},
+    Pair{"lm_head.layernorm.weight", "lm_head.layernorm.weight"},
+    Pair{"lm_head.layernorm.bias", "lm_head.layernorm.bias"},
+    Pair{"lm_head.norm.weight", "lm_head.layernorm.weight"},
+    Pair{"lm_head.norm.bias", "lm_head.layernorm.bias"},
+    Pair{"lm_head.layer_norm.weight", "lm_head.layernorm.weight"},
+    Pair{"lm_head.layer_norm.bias", "lm_head.layernorm.bias"},
+    Pair{"lm_head.bias", "lm_head.bias"},
+    Pair{"output_layer.bias", "lm_head.bias"},
+    Pair{"binary_head.weight", "binary_head.weight"},
+    Pair{"binary_head.bias", "binary_head.bias"},
     Pair{"output_layer.weight", "output_layer.weight"},
     Pair{"word_embeddings_for_head.weight", "output_layer.weight"}};
 /// What the stack of layers was called.
@@ -90,7 +105,7 @@ std::optional<MegatronName> megatron_name(std::string_view name) {
 }
 
 TensorSplit tensor_split(std::string_view ours) {
-  if (ours == "embedding.word_embeddings.weight" || ours == "output_layer.weight")
+  if (ours == "embedding.word_embeddings.weight" || ours == "output_layer.weight" || ours == "lm_head.bias")
     return TensorSplit::vocabulary;
   if (ours.find("linear_qkv.") != std::string_view::npos) return TensorSplit::query_key_value;
   if (ours.find("linear_fc1.") != std::string_view::npos) return TensorSplit::gate_up;
@@ -129,6 +144,12 @@ std::vector<std::string> megatron_path(MegatronExportOptions::Names names, const
   const std::string module = name.rest.substr(0, dot), value = name.rest.substr(dot + 1);
   if (name.layer < 0) {
     if (!legacy) return {name.rest};
+    if (module == "embedding.token_type_embeddings")
+      return {"language_model", "embedding", "tokentype_embeddings", value};
+    if (module == "pooler.dense") return {"language_model", "pooler", "dense." + value};
+    if (module == "binary_head") return {"binary_head", value};
+    if (name.rest.starts_with("lm_head."))
+      return {"lm_head", name.rest.substr(std::string_view("lm_head.").size())};
     if (module == "embedding.word_embeddings" || module == "embedding.position_embeddings")
       return {"language_model", "embedding", module.substr(module.find('.') + 1), value};
     if (module == "decoder.final_layernorm") return {"language_model", "encoder", "final_layernorm." + value};

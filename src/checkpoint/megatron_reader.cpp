@@ -104,7 +104,7 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
   }
   std::set<std::string> unexpected;
   for (std::int64_t tp = 0; tp < tensor; ++tp) read_tensor_rank(tp, args, options.links, unexpected);
-  settle_family();
+  settle_family(args);
   settle_vocabulary(args, options);
   check(unexpected);
   if (run) {
@@ -211,7 +211,7 @@ void MegatronModel::Impl::take(const Chunk& chunk, std::int64_t first_layer, boo
 }
 
 /// What the arguments leave open the tensors say: a model with a head for masked tokens is BERT.
-void MegatronModel::Impl::settle_family() {
+void MegatronModel::Impl::settle_family(const MegatronArgs& args) {
   const auto has = [&](const char* name) { return weights.tensors.contains(name); };
   if (!has("lm_head.dense.weight")) return;
   ModelConfig& model = architecture.model;
@@ -222,6 +222,11 @@ void MegatronModel::Impl::settle_family() {
     bad_file(dir, "embedding.tokentype_embeddings", "is missing: a BERT without token types is not read",
              "Convert such a model with the program that trained it.");
   model.token_types = types->second.ranks[0].second.shape[0];
+  if (args.fused_gelu)
+    notes.push_back(
+        "bias_gelu_fusion: Megatron's head for masked tokens has a GELU without tanh, Tessera's has the "
+        "MLP's, "
+        "with it: its logits differ by rounding of about 1e-3");
 }
 
 void MegatronModel::Impl::settle_vocabulary(const MegatronArgs& args, const MegatronReadOptions& options) {
@@ -254,6 +259,11 @@ void MegatronModel::Impl::check(const std::set<std::string>& unexpected) {
   if (m.num_heads % m.num_kv_heads != 0 || m.num_kv_heads % tensor != 0)
     add(detail::concat(m.num_heads, " heads and ", m.num_kv_heads, " groups of them for ", tensor,
                        " tensor ranks"));
+  std::vector<std::int64_t> rows;  // of the padded vocabulary, by tensor rank
+  if (const auto table = weights.tensors.find(kEmbedding); table != weights.tensors.end()) {
+    for (const auto& [file, each] : table->second.ranks)
+      rows.push_back(each.shape.empty() ? 0 : each.shape[0]);
+  }
   for (const TensorSpec& spec : parameter_specs(architecture)) {
     const auto it = weights.tensors.find(spec.name);
     if (it == weights.tensors.end()) {
@@ -270,8 +280,9 @@ void MegatronModel::Impl::check(const std::set<std::string>& unexpected) {
     for (int i = 0; i < spec.shape.rank(); ++i) wanted.push_back(spec.shape[i]);
     if (split == TensorSplit::columns) wanted[1] /= tensor;
     if (split == TensorSplit::query_key_value || split == TensorSplit::gate_up) wanted[0] /= tensor;
-    for (const auto& [file, each] : it->second.ranks) {
-      if (split == TensorSplit::vocabulary && each.shape.size() == 2) wanted[0] = each.shape[0];
+    for (std::size_t rank = 0; rank < it->second.ranks.size(); ++rank) {
+      const auto& [file, each] = it->second.ranks[rank];
+      if (split == TensorSplit::vocabulary && rank < rows.size()) wanted[0] = rows[rank];
       if (each.shape != wanted || each.dtype != it->second.ranks.front().second.dtype)
         add(detail::concat(spec.name, " is ", each.describe(), " in ", file->path().string(),
                            "; the arguments imply ", spec.shape, " over ", tensor,

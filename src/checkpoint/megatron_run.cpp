@@ -3,6 +3,7 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
+#include "checkpoint/megatron_slices.hpp"
 #include "tessera/base/config_file.hpp"
 
 namespace tessera {
@@ -10,10 +11,6 @@ namespace tessera {
 using namespace checkpoint_detail;
 
 namespace {
-
-DType weight_dtype(Precision precision) {
-  return precision == Precision::bf16 ? DType::bf16 : precision == Precision::fp16 ? DType::f16 : DType::f32;
-}
 
 /// A model registers the copy of a tied embedding before the head for masked tokens, and saves it behind.
 void order_as_registered(std::vector<RankParameter>& parameters) {
@@ -87,7 +84,7 @@ void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::
 void MegatronModel::Impl::settle_run() {
   Config& config = run->training.config;
   RunCounters& c = run->training.counters;
-  const DType wanted = weight_dtype(config.training.precision);
+  const DType wanted = weight_type(config.training.precision);
   for (const auto& [name, each] : weights.tensors) {
     if (each.dtype() != wanted)
       bad_file(dir, name, detail::concat("is ", each.dtype(), "; the arguments (bf16, fp16) imply ", wanted),

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <array>
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/megatron_args.hpp"
 #include "checkpoint/megatron_names.hpp"
+#include "checkpoint/megatron_slices.hpp"
+#include "checkpoint/megatron_training.hpp"
 #include "checkpoint/torch_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/checkpoint/megatron.hpp"
@@ -15,15 +18,22 @@ using namespace checkpoint_detail;
 namespace fs = std::filesystem;
 
 constexpr const char* kHead = "output_layer.weight";
+/// How names of what the last stage has begin.
+constexpr std::array kEnd = {"decoder.final_", "pooler.", "lm_head.", "binary_head."};
 
-/// What Megatron's GPT model can be.
-void check_model(const ModelConfig& m) {
+bool is_bert(const ModelConfig& m) { return std::string_view(spec_of(m.family).body) == "megatron-bert"; }
+
+/// What Megatron's GPT and BERT models can be.
+void check_model(const ModelConfig& m, MegatronExportOptions::Names names) {
   TESSERA_ENSURE(
       ConfigError, std::string_view(spec_of(m.family).body) != "t5",
       "T5 of Transformers is another model than Megatron's T5: its attention adds a bias by relative "
       "position, its norms take no mean and its layers have no biases; Megatron cannot hold it");
   const char* fault = nullptr;
-  if (std::string_view(spec_of(m.family).body) != "decoder") fault = "is an encoder; decoders are written";
+  if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m))
+    fault = "is an encoder with its norms behind each branch";
+  if (m.num_labels) fault = "has a head for classes of samples";
+  if (is_bert(m) && is_gated(*m.activation)) fault = "is an encoder with a gate";
   if (m.position_embedding == PositionKind::alibi) fault = "has ALiBi positions";
   if (m.parallel_residual.value_or(false)) fault = "has attention and MLP side by side";
   if (m.sliding_window) fault = "has a window";
@@ -40,7 +50,9 @@ void check_model(const ModelConfig& m) {
   if (m.norm == NormStyle::rmsnorm && *m.linear_bias) fault = "has RMSNorm and biases";
   if (m.proj_bias && *m.proj_bias != *m.linear_bias) fault = "has a bias of the output projection of its own";
   if (*m.linear_bias && !*m.qkv_bias) fault = "has biases, but none of query, key and value";
-  TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's GPT model has not");
+  TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's model has not");
+  TESSERA_ENSURE(ConfigError, !is_bert(m) || names == MegatronExportOptions::Names::legacy,
+                 "BERT is written with --names legacy");
 }
 
 void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
@@ -58,16 +70,8 @@ void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
                  " layers of a stage do not divide by ", v, " virtual stages");
 }
 
-/// A tensor of one rank's file.
-struct Part {
-  std::string ours;               ///< of the whole model
-  std::vector<std::string> path;  ///< keys below `model`
-  Shape shape;
-  DType dtype;
-};
-
 /// Keys in one nest of dictionaries, in the order of their first appearance.
-void write_tree(TorchPickle& pickle, std::span<const Part> parts, std::size_t depth) {
+void write_tree(TorchPickle& pickle, std::span<const RankPart> parts, std::size_t depth) {
   pickle.begin_dict();
   for (std::size_t i = 0; i < parts.size();) {
     std::size_t end = i + 1;
@@ -99,8 +103,9 @@ void write_optimizer(TorchPickle& pickle) {
 
 class Writer {
  public:
-  Writer(const Architecture& config, const WeightSource& weights, const MegatronExportOptions& options)
-      : model_(config.model), weights_(weights), options_(options) {
+  Writer(const Architecture& config, const WeightSource& weights, const MegatronExportOptions& options,
+         const RunSource* run)
+      : model_(config.model), weights_(weights), options_(options), run_(run) {
     const std::int64_t step = options.vocab_divisible_by * options.tensor;
     padded_ = (model_.vocab_size + step - 1) / step * step;
     for (TensorSpec& spec : weights.tensors()) specs_.push_back(std::move(spec));
@@ -117,18 +122,25 @@ class Writer {
   }
 
   void write(const fs::path& folder, std::int64_t tp, std::int64_t pp) const {
-    std::vector<Part> parts;  // of all chunks
+    std::vector<RankPart> parts;  // of all chunks
     TorchPickle pickle;
     pickle.begin_dict();
     for (std::int64_t i = 0; i < options_.virtual_stages; ++i) {
-      const std::vector<Part> chunk = parts_of(i * options_.pipeline + pp);
+      const std::vector<RankPart> chunk = parts_of(i * options_.pipeline + pp);
       pickle.text(options_.virtual_stages == 1 ? "model" : "model" + std::to_string(i));
       write_tree(pickle, chunk, 0);
       parts.insert(parts.end(), chunk.begin(), chunk.end());
     }
     pickle.text("checkpoint_version").real(3.0).text("args");
-    write_megatron_args(pickle, model_, padded_, parts.front().dtype, options_);
-    if (!options_.distributed_optimizer) write_optimizer(pickle);
+    write_megatron_args(pickle, model_, padded_, parts.front().dtype, options_, run_);
+    if (run_) {
+      pickle.text("iteration").integer(run_->counters().step).text("opt_param_scheduler");
+      write_schedule(pickle, run_->config(), run_->counters());
+      pickle.text("optimizer");
+      write_run_optimizer(pickle, *run_, as_registered(parts), parts);
+    } else if (!options_.distributed_optimizer) {
+      write_optimizer(pickle);
+    }
     pickle.end_dict();
     const char* name = options_.distributed_optimizer ? "model_rng.pt" : "model_optim_rng.pt";
     write_torch_file(folder / name, std::move(pickle), [&](std::size_t i, const auto& append) {
@@ -138,13 +150,49 @@ class Writer {
   }
 
  private:
+  /// What a rank's optimizer has, in its model's order: the copy of a tied embedding is a parameter where
+  /// another stage has the embedding, and comes before the head for masked tokens.
+  std::vector<RankPart> as_registered(std::vector<RankPart> parts) const {
+    const auto named = [&](std::string_view first) {
+      return std::find_if(parts.begin(), parts.end(),
+                          [&](const RankPart& each) { return each.path[0] == first; });
+    };
+    const auto copy = named("word_embeddings_for_head"), head = named("lm_head");
+    if (copy != parts.end() && options_.pipeline == 1) {
+      parts.erase(copy);
+    } else if (copy != parts.end() && head < copy) {
+      std::rotate(head, copy, copy + 1);
+    }
+    return parts;
+  }
+
+  /// Of a legacy BERT: one dictionary after the other, a module's own parameters before those of its modules.
+  static int place_in_bert(const std::vector<std::string>& path) {
+    if (path[0] == "language_model") return 0;
+    if (path[0] == "lm_head") return path[1] == "bias" ? 1 : 2;
+    return path[0] == "binary_head" ? 3 : 4;
+  }
+
+  /// Megatron Core registers an attention's output projection before the one of its input.
+  static void order_as_core(std::vector<RankPart>& parts) {
+    const auto holds = [](const RankPart& each, const char* module) {
+      return each.path[0].find(module) != std::string::npos;
+    };
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      for (std::size_t j = i; j > 0 && holds(parts[j], "self_attention.linear_proj.") &&
+                              holds(parts[j - 1], "self_attention.linear_qkv.");
+           --j)
+        std::swap(parts[j], parts[j - 1]);
+    }
+  }
+
   /// The tensors of a stage, counted in the order in which the model runs through ranks' virtual stages;
   /// those of one dictionary beside each other.
-  std::vector<Part> parts_of(std::int64_t stage) const {
+  std::vector<RankPart> parts_of(std::int64_t stage) const {
     const std::int64_t stages = options_.pipeline * options_.virtual_stages;
     const std::int64_t layers = model_.num_layers / stages, first = stage * layers;
     const bool is_first = stage == 0, is_last = stage + 1 == stages;
-    std::vector<Part> parts;
+    std::vector<RankPart> parts;
     const auto add = [&](const TensorSpec& spec, std::vector<std::string> path) {
       Shape shape = spec.shape;
       switch (tensor_split(spec.name)) {
@@ -161,12 +209,14 @@ class Writer {
         case TensorSplit::none:
           break;
       }
-      parts.push_back({spec.name, std::move(path), shape, options_.dtype.value_or(spec.dtype)});
+      parts.push_back({spec.name, std::move(path), shape, options_.dtype.value_or(spec.dtype), std::nullopt});
     };
     for (const std::size_t i : order_) {
       const TensorSpec& spec = specs_[i];
       LayerName name = layer_name(spec.name);
-      const bool head = spec.name == kHead, end = head || spec.name.starts_with("decoder.final_");
+      const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* first) {
+                         return spec.name.starts_with(first);
+                       });
       const bool here = name.layer >= 0 ? name.layer >= first && name.layer < first + layers
                         : end           ? is_last
                                         : is_first;
@@ -179,83 +229,51 @@ class Writer {
     if (*model_.tied_head && is_last && (legacy || !is_first))
       add(specs_[order_.front()], legacy ? std::vector<std::string>{"word_embeddings_for_head", "weight"}
                                          : std::vector<std::string>{kHead});
+    if (!legacy) order_as_core(parts);
+    if (is_bert(model_))
+      std::ranges::stable_sort(parts, {}, [](const RankPart& each) { return place_in_bert(each.path); });
     return parts;
   }
 
-  std::vector<std::byte> read(const std::string& name, DType dtype) const {
-    const auto it =
-        std::find_if(specs_.begin(), specs_.end(), [&](const TensorSpec& s) { return s.name == name; });
-    std::vector<std::byte> bytes(it->bytes());
-    weights_.read(name, bytes);
-    if (dtype == it->dtype) return bytes;
-    std::vector<std::byte> converted(static_cast<std::size_t>(it->shape.numel()) * size_of(dtype));
-    convert_floats(it->dtype, bytes, dtype, converted);
+  std::vector<std::byte> read(const RankPart& part) const {
+    if (part.value) {
+      std::vector<float> values(static_cast<std::size_t>(spec_of(part.ours).shape.numel()));
+      run_->read(*part.value, part.ours, values);
+      const auto bytes = std::as_bytes(std::span<const float>(values));
+      return {bytes.begin(), bytes.end()};
+    }
+    const TensorSpec& spec = spec_of(part.ours);
+    std::vector<std::byte> bytes(spec.bytes());
+    weights_.read(spec.name, bytes);
+    if (part.dtype == spec.dtype) return bytes;
+    std::vector<std::byte> converted(static_cast<std::size_t>(spec.shape.numel()) * size_of(part.dtype));
+    convert_floats(spec.dtype, bytes, part.dtype, converted);
     return converted;
   }
+  std::vector<std::byte> loss_scale() const {
+    const auto scale = static_cast<float>(run_->counters().loss_scale);
+    const auto bytes = std::as_bytes(std::span(&scale, 1));
+    return {bytes.begin(), bytes.end()};
+  }
+  const TensorSpec& spec_of(const std::string& name) const {
+    return *std::find_if(specs_.begin(), specs_.end(), [&](const TensorSpec& s) { return s.name == name; });
+  }
 
-  std::vector<std::byte> part_of_rank(const Part& part, std::int64_t rank) const {
-    const std::vector<std::byte> whole = read(part.ours, part.dtype);
+  std::vector<std::byte> part_of_rank(const RankPart& part, std::int64_t rank) const {
+    if (part.ours.empty()) return loss_scale();
+    std::vector<std::byte> whole = read(part);
+    if (tensor_split(part.ours) == TensorSplit::none) return whole;
+    const bool moments = part.value && *part.value != RunValue::weight;
     std::vector<std::byte> out(static_cast<std::size_t>(part.shape.numel()) * size_of(part.dtype));
-    switch (tensor_split(part.ours)) {
-      case TensorSplit::none:
-        return whole;
-      case TensorSplit::vocabulary:
-        take_vocabulary(whole, part, rank, out);
-        break;
-      case TensorSplit::columns:
-        take_columns(whole, rank, static_cast<std::size_t>(part.shape[1]) * size_of(part.dtype), out);
-        break;
-      case TensorSplit::gate_up:
-        take_rows(whole, rank, model_.activation == MlpActivation::swiglu ? 2 : 1, out);
-        break;
-      case TensorSplit::query_key_value:
-        take_query_key_value(whole, rank, part.shape[0], out);
-        break;
-    }
+    cut_rank({.model = model_, .ranks = options_.tensor, .rank = rank, .pad_with_last = !moments}, part,
+             whole, out);
     return out;
-  }
-
-  void take_vocabulary(std::span<const std::byte> whole, const Part& part, std::int64_t rank,
-                       std::span<std::byte> out) const {
-    const std::size_t row = static_cast<std::size_t>(part.shape[1]) * size_of(part.dtype);
-    for (std::int64_t i = 0; i < part.shape[0]; ++i) {
-      const std::int64_t from = std::min(rank * part.shape[0] + i, model_.vocab_size - 1);
-      std::copy_n(whole.data() + static_cast<std::size_t>(from) * row, row,
-                  out.data() + static_cast<std::size_t>(i) * row);
-    }
-  }
-  static void take_columns(std::span<const std::byte> whole, std::int64_t rank, std::size_t part,
-                           std::span<std::byte> out) {
-    const std::size_t rows = out.size() / part, row = whole.size() / rows;
-    for (std::size_t i = 0; i < rows; ++i)
-      std::copy_n(whole.data() + i * row + static_cast<std::size_t>(rank) * part, part,
-                  out.data() + i * part);
-  }
-  static void take_rows(std::span<const std::byte> whole, std::int64_t rank, std::size_t halves,
-                        std::span<std::byte> out) {
-    const std::size_t block = out.size() / halves;
-    for (std::size_t half = 0; half < halves; ++half)
-      std::copy_n(whole.data() + half * (whole.size() / halves) + static_cast<std::size_t>(rank) * block,
-                  block, out.data() + half * block);
-  }
-  /// By group of heads: its queries, its key, its value.
-  void take_query_key_value(std::span<const std::byte> whole, std::int64_t rank, std::int64_t rows,
-                            std::span<std::byte> out) const {
-    const std::int64_t all = rows * options_.tensor, heads = all / model_.head_dim,
-                       own = heads / options_.tensor;
-    const std::size_t head_bytes = whole.size() / static_cast<std::size_t>(heads);
-    const HfPart grouped{"", Shape{all}, false, model_.num_kv_heads, model_.head_dim};
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const std::int64_t place = stored_row(grouped, head * model_.head_dim) / model_.head_dim - rank * own;
-      if (place < 0 || place >= own) continue;
-      std::copy_n(whole.data() + static_cast<std::size_t>(head) * head_bytes, head_bytes,
-                  out.data() + static_cast<std::size_t>(place) * head_bytes);
-    }
   }
 
   const ModelConfig& model_;
   const WeightSource& weights_;
   const MegatronExportOptions& options_;
+  const RunSource* run_;  ///< null: weights alone
   std::int64_t padded_ = 0;
   std::vector<TensorSpec> specs_;
   std::vector<std::size_t> order_;  ///< of specs_, as the model runs
@@ -263,17 +281,21 @@ class Writer {
 
 }  // namespace
 
-void export_megatron(const fs::path& out, const Architecture& config, const WeightSource& weights,
-                     const MegatronExportOptions& options) {
+namespace {
+
+/// `run`: what goes along with the weights; null: nothing.
+void write_checkpoint(const fs::path& out, const Architecture& config, const WeightSource& weights,
+                      const MegatronExportOptions& options, const RunSource* run) {
   require_unused(out);
-  check_model(config.model);
+  check_model(config.model, options.names);
   check_layout(config.model, options);
-  const Writer writer(config, weights, options);
+  const Writer writer(config, weights, options, run);
   StagedDirectory folder(out, Existing::refuse);
+  const std::string iteration = run ? zero_filled(run->counters().step, 7) : "";
   for (std::int64_t tp = 0; tp < options.tensor; ++tp) {
     for (std::int64_t pp = 0; pp < options.pipeline; ++pp) {
       const std::string name = rank_folder(tp, options.pipeline > 1 ? std::optional(pp) : std::nullopt);
-      const fs::path own = folder.path() / "release" / name;
+      const fs::path own = folder.path() / (run ? "iter_" + iteration : "release") / name;
       fs::create_directories(own);
       writer.write(own, tp, pp);
       for (std::int64_t dp = 0; options.distributed_optimizer && dp < options.data; ++dp) {
@@ -287,9 +309,49 @@ void export_megatron(const fs::path& out, const Architecture& config, const Weig
       }
     }
   }
-  write_text(folder.path() / "latest_checkpointed_iteration.txt", "release");
-  open_megatron(folder.path());  // read back what will be trusted later
+  write_text(folder.path() / "latest_checkpointed_iteration.txt",
+             run ? std::to_string(run->counters().step) : "release");
+  // Read back what will be trusted later.
+  std::vector<std::string> notes;
+  if (run) {
+    open_megatron_run(folder.path(), {}, notes);
+  } else {
+    open_megatron(folder.path());
+  }
   folder.publish();
+}
+
+/// The main weights of a run.
+class RunWeights final : public WeightSource {
+ public:
+  explicit RunWeights(const RunSource& run) : run_(run) {}
+  std::vector<TensorSpec> tensors() const override { return run_.parameters(); }
+  void read(const std::string& name, std::span<std::byte> out) const override {
+    run_.read(RunValue::weight, name, {reinterpret_cast<float*>(out.data()), out.size() / sizeof(float)});
+  }
+
+ private:
+  const RunSource& run_;
+};
+
+}  // namespace
+
+void export_megatron(const fs::path& out, const Architecture& config, const WeightSource& weights,
+                     const MegatronExportOptions& options) {
+  write_checkpoint(out, config, weights, options, nullptr);
+}
+
+void export_megatron_run(const fs::path& out, const RunSource& run, const MegatronExportOptions& given) {
+  const Config& config = run.config();
+  TESSERA_ENSURE(ConfigError, !given.distributed_optimizer && !given.dtype,
+                 "a run is written with its plain optimizer and in its own precision");
+  TESSERA_ENSURE(
+      ConfigError, config.optimizer.no_decay.empty(),
+      "optimizer.no_decay names parameters without weight decay; Megatron's groups are by their shape");
+  TESSERA_ENSURE(ConfigError, run.counters().step > 0, "a run at step 0 has no optimizer's state");
+  MegatronExportOptions options = given;
+  options.dtype = weight_type(config.training.precision);
+  write_checkpoint(out, architecture_of(config.model), RunWeights(run), options, &run);
 }
 
 }  // namespace tessera

@@ -28,9 +28,8 @@ std::uint64_t field(std::span<const std::byte> bytes, std::size_t at, std::size_
 class Fields {
  public:
   Fields& put(std::uint64_t value, std::size_t width) {
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + width);
-    std::memcpy(bytes_.data() + at, &value, width);
+    const auto* first = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), first, first + width);
     return *this;
   }
   Fields& put(std::string_view text) {

@@ -170,6 +170,11 @@ void convert_folder(const ConvertArguments& a, SymbolicLinks links) {
 
 /// Everything that a run goes on with.
 void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
+  if (a.to[0] == "megatron") {
+    const auto run = open_run(checkpoint_in(a.from[1]));
+    export_megatron_run(a.to[1], *run, a.megatron);
+    return note_padding(run->config().model, a.megatron);
+  }
   std::vector<std::string> notes;
   std::unique_ptr<RunSource> run;
   if (const auto format = torch_format(a.from[0])) {
@@ -243,13 +248,18 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
   TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
                  "--dcp_key is for --to dcp");
   const bool torch = torch_format(a.from[0]).has_value();
-  TESSERA_ENSURE(ConfigError,
-                 !a.with_optimizer || ((a.from[0] == "megatron" || torch) && a.to[0] == "tessera"),
-                 "--with_optimizer is for --to tessera, from megatron, dcp, deepspeed or accelerate");
+  const bool run = ((a.from[0] == "megatron" || torch) && a.to[0] == "tessera") ||
+                   (a.from[0] == "tessera" && a.to[0] == "megatron" && !is_model_folder(a.from[1]));
+  TESSERA_ENSURE(
+      ConfigError, !a.with_optimizer || run,
+      "--with_optimizer is for --to tessera from megatron, dcp, deepspeed or accelerate, and for a run "
+      "--to megatron");
   TESSERA_ENSURE(
       ConfigError, (torch && a.with_optimizer) != a.settings.empty(),
       "--settings CONFIG.yaml says how a run from dcp, deepspeed or accelerate goes on: it goes with "
       "--with_optimizer, and not without");
+  TESSERA_ENSURE(ConfigError, !a.with_optimizer || !a.megatron.distributed_optimizer,
+                 "--with_optimizer writes the plain optimizer: leave --distributed_optimizer out");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
                  "--dtype is for weights alone: a run with its optimizer keeps its own precision");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
@@ -296,9 +306,9 @@ void add_convert(CLI::App& app, Program&) {
       "--to dcp: the key of the dict that the weights are in (model unless given); \"\" for none");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
-  command->add_flag(
-      "--with_optimizer", arguments->with_optimizer,
-      "--to tessera, from another program's checkpoint: a run that goes on, with its optimizer");
+  command->add_flag("--with_optimizer", arguments->with_optimizer,
+                    "a run that goes on, with its optimizer: --to tessera from another program's checkpoint, "
+                    "or --to megatron");
   command->add_option("--settings", arguments->settings,
                       "--with_optimizer from dcp, deepspeed, accelerate: the run's configuration, whose "
                       "model may be left out");

@@ -29,24 +29,55 @@ NAMES = {
 
 
 class Model:
-    """A GPT-2 or Llama of Transformers by Megatron's whole tensors: q, k, v apart, gate and up apart."""
+    """A GPT-2, Llama or Megatron-BERT of Transformers by Megatron's whole tensors: q, k, v apart, gate and up apart."""
 
     def __init__(self, model: Any) -> None:
         c, state = model.config, model.state_dict()
-        self.gpt2 = c.model_type == "gpt2"
+        self.gpt2, self.bert = c.model_type == "gpt2", c.model_type == "megatron-bert"
         self.layers, self.heads, self.width = c.num_hidden_layers, c.num_attention_heads, c.hidden_size
-        self.groups = self.heads if self.gpt2 else c.num_key_value_heads
+        self.groups = self.heads if self.gpt2 or self.bert else c.num_key_value_heads
         self.head_dim = self.width // self.heads
         self.vocabulary, self.positions = c.vocab_size, c.max_position_embeddings
         self.ffn = 4 * self.width if self.gpt2 else c.intermediate_size
+        self.types: Any = None
         self.tied = bool(c.tie_word_embeddings)
         self.config = c
+        if self.bert:
+            return self._read_bert(state)
         prefix = "transformer." if self.gpt2 else "model."
         self.embedding = state[prefix + ("wte.weight" if self.gpt2 else "embed_tokens.weight")]
         self.learned = state["transformer.wpe.weight"] if self.gpt2 else None
         self.head = state["lm_head.weight"]
         self.final = self.values(state, prefix + ("ln_f." if self.gpt2 else "norm."))
         self.layer = [self._layer(state, i) for i in range(self.layers)]
+
+    def _read_bert(self, state: Dict[str, torch.Tensor]) -> None:
+        self.embedding = state["bert.embeddings.word_embeddings.weight"]
+        self.learned = state["bert.embeddings.position_embeddings.weight"]
+        self.types = state["bert.embeddings.token_type_embeddings.weight"]
+        self.head = self.embedding
+        self.final = self.values(state, "bert.encoder.ln.")
+        self.layer = []
+        for i in range(self.layers):
+            names = f"bert.encoder.layer.{i}."
+            three = [self.values(state, f"{names}attention.self.{part}.") for part in ("query", "key", "value")]
+            self.layer.append([self.values(state, names + "attention.ln."), {kind: [each[kind] for each in three] for kind in ("weight", "bias")},
+                               self.values(state, names + "attention.output.dense."), self.values(state, names + "ln."),
+                               {kind: [value] for kind, value in self.values(state, names + "intermediate.dense.").items()},
+                               self.values(state, names + "output.dense.")])
+        self.pooler = self.values(state, "bert.pooler.dense.")
+        self.transform = self.values(state, "cls.predictions.transform.dense.")
+        self.transform_norm = self.values(state, "cls.predictions.transform.LayerNorm.")
+        self.head_bias = state["cls.predictions.bias"]
+        self.binary = self.values(state, "cls.seq_relationship.")
+
+    def bert_heads(self, rank: int, ranks: int, padded: int, norm: str) -> Dict[str, Any]:
+        """What follows the language model on the last stage."""
+        bias = torch.cat([self.head_bias, torch.full((padded - self.vocabulary,), -2.5)])
+        lm_head = {"bias": bias.chunk(ranks)[rank]}
+        lm_head |= {"dense." + kind: value for kind, value in self.transform.items()}
+        lm_head |= {f"{norm}.{kind}": value for kind, value in self.transform_norm.items()}
+        return {"lm_head": lm_head} | ({"binary_head": self.binary} if self.binary else {})
 
     @staticmethod
     def values(state: Dict[str, torch.Tensor], name: str) -> Dict[str, torch.Tensor]:
@@ -89,14 +120,15 @@ def split_rows(parts: List[torch.Tensor], rank: int, ranks: int) -> torch.Tensor
 
 
 def arguments(m: Model, tp: int, pp: int, vpp: int, padded: int, **more: Any) -> Dict[str, Any]:
-    gelu = getattr(m.config, "activation_function", "")
+    gelu = getattr(m.config, "activation_function", getattr(m.config, "hidden_act", ""))
+    plain = m.gpt2 or m.bert
     return {"num_layers": m.layers, "hidden_size": m.width, "num_attention_heads": m.heads, "ffn_hidden_size": m.ffn,
             "max_position_embeddings": m.positions, "padded_vocab_size": padded, "tensor_model_parallel_size": tp,
             "pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
-            "bias_gelu_fusion": gelu == "gelu_fast", "openai_gelu": gelu == "gelu_new", "swiglu": not m.gpt2,
+            "bias_gelu_fusion": gelu == "gelu_fast", "openai_gelu": gelu == "gelu_new", "swiglu": not plain,
             "num_query_groups": m.groups if m.groups != m.heads else 1, "group_query_attention": m.groups != m.heads,
-            "add_bias_linear": m.gpt2, "normalization": "LayerNorm" if m.gpt2 else "RMSNorm",
-            "position_embedding_type": "learned_absolute" if m.gpt2 else "rope", "layernorm_epsilon": 1e-5,
+            "add_bias_linear": plain, "normalization": "LayerNorm" if plain else "RMSNorm",
+            "position_embedding_type": "learned_absolute" if plain else "rope", "layernorm_epsilon": 1e-5,
             "untie_embeddings_and_output_weights": not m.tied, "hidden_dropout": 0.1, "attention_dropout": 0.1, "num_experts": None,
             "params_dtype": torch.float32, **more}
 
@@ -142,20 +174,24 @@ def rank_states(model: Any, *, era: str = "2021", version: int = 3, tp: int = 1,
                 embedding = {"word_embeddings": {"weight": table.chunk(tp)[r]}}
                 if m.learned is not None:
                     embedding["position_embeddings"] = {"weight": m.learned}
+                if m.types is not None:
+                    embedding["tokentype_embeddings"] = {"weight": m.types}
                 own_head = head.chunk(tp)[r]
                 if core:
-                    chunk: Dict[str, Any] = {f"{module}decoder.{name}": value for name, value in flat.items()}
-                    if begins:
-                        chunk |= {f"{module}embedding.{name}.weight": value["weight"] for name, value in embedding.items()}
+                    tables = embedding if begins else {}
+                    chunk: Dict[str, Any] = {f"{module}embedding.{name}.weight": value["weight"] for name, value in tables.items()}
+                    chunk |= {f"{module}decoder.{name}": value for name, value in flat.items()}
                     if ends and (not m.tied or pp > 1):
                         chunk[f"{module}output_layer.weight"] = own_head
                 else:
-                    language: Dict[str, Any] = {stack: flat}
-                    if begins:
-                        language["embedding"] = embedding
+                    language: Dict[str, Any] = ({"embedding": embedding} if begins else {}) | {stack: flat}
                     if ends and not m.tied:
                         language["output_layer"] = {"weight": own_head}
+                    if ends and m.bert and m.binary:
+                        language["pooler"] = {"dense." + kind: value for kind, value in m.pooler.items()}
                     chunk = {"language_model": language}
+                    if ends and m.bert:
+                        chunk |= m.bert_heads(r, tp, padded, "norm" if era == "2023" else "layernorm")
                     if ends and m.tied and pp > 1:
                         chunk["word_embeddings_for_head"] = {"weight": own_head}
                 state["model" if vpp == 1 else f"model{v}"] = chunk

@@ -14,21 +14,27 @@ from documents_support import commands, shell_environment
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from megatron_writer import Model, write  # noqa: E402
+from megatron_runs import flat  # noqa: E402
+from megatron_writer import Model, rank_states, write  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def random_model(kind: str, tied: bool = True):
+def random_model(kind: str, tied: bool = True, gelu: str = "gelu", heads=transformers.MegatronBertForPreTraining):
     torch.manual_seed(3)
     if kind == "gpt2":
         config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=24, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0)
+    elif kind == "bert":
+        config = transformers.MegatronBertConfig(vocab_size=61, max_position_embeddings=16, hidden_size=24, intermediate_size=96, hidden_act=gelu,
+                                                 num_hidden_layers=4, num_attention_heads=4, layer_norm_eps=1e-5)
+        model = heads(config)
     else:
         config = transformers.LlamaConfig(vocab_size=61, max_position_embeddings=16, hidden_size=24, intermediate_size=20,
                                           num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5,
                                           tie_word_embeddings=tied)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    if kind != "bert":
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for value in model.parameters():  # biases and norms too
             value.normal_()
@@ -86,6 +92,64 @@ def test_llama_with_groups_and_gates(tessera_program, tmp_path, llama, era, tp, 
     tokens = torch.tensor([[1, 5, 60, 2, 9]])
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
+
+
+@pytest.mark.parametrize("gelu, era, tp, pp, vpp", [("gelu", "2021", 1, 1, 1), ("gelu_new", "2021", 2, 2, 1), ("gelu", "2023", 2, 2, 2)])
+def test_bert_keeps_its_gelu_and_its_heads(tessera_program, tmp_path, gelu, era, tp, pp, vpp):
+    """From Megatron, and what is written of it again in another layout."""
+    model = random_model("bert", gelu=gelu)
+    source = write(tmp_path / "megatron", model, era=era, tp=tp, pp=pp, vpp=vpp)
+    same(to_hf(tessera_program, source, tmp_path / "hf"), model)
+    loaded = transformers.MegatronBertForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    assert loaded.config.hidden_act == gelu
+    tokens, types = torch.tensor([[1, 5, 60, 2, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    with torch.no_grad():
+        for found, wanted in zip(loaded(tokens, token_type_ids=types)[:2], model.eval()(tokens, token_type_ids=types)[:2]):
+            assert torch.equal(found, wanted)
+    run(tessera_program, "convert", "--from", "megatron", source, "--to", "tessera", tmp_path / "two")
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "two", "--to", "megatron", tmp_path / "three", "--tensor", 4, "--pipeline", 2)
+    same(to_hf(tessera_program, tmp_path / "three", tmp_path / "four"), model)
+
+
+def test_what_is_written_of_bert_is_megatrons(tessera_program, tmp_path):
+    """Each rank of 2 x 2 against the writer of the tests."""
+    model = random_model("bert", gelu="gelu_new")
+    model.save_pretrained(tmp_path / "hf")
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "hf", "--to", "megatron", tmp_path / "m", "--tensor", 2, "--pipeline", 2,
+        "--make_vocab_size_divisible_by", 8)
+    for (r, p), wanted in rank_states(model, tp=2, pp=2).items():
+        found = shard(tmp_path / "m", f"{r:02d}_{p:03d}")
+        assert found["args"].openai_gelu and found["args"].bert_binary_head and found["args"].tokenizer_type == "BertWordPieceLowerCase"
+        ours, theirs = flat(found["model"]), flat(wanted["model"])
+        assert list(ours) == list(theirs)
+        for name, value in theirs.items():
+            rows = slice(0, 29 if r == 1 and ("word_embeddings" in name or name == "lm_head.bias") else None)
+            assert torch.equal(ours[name][rows], value[rows]), name
+
+
+def test_berts_that_megatron_or_tessera_cannot_hold(tessera_program, tmp_path):
+    def written(model, name, *more):
+        model.save_pretrained(tmp_path / name)
+        return failing(tessera_program, "convert", "--from", "hf", tmp_path / name, "--to", "megatron", tmp_path / "x", *more).stderr
+    assert "--names legacy" in written(random_model("bert"), "core", "--names", "local")
+    assert "head for classes" in written(random_model("bert", heads=transformers.MegatronBertForSequenceClassification), "classes")
+    other = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+                                                                 intermediate_size=96, max_position_embeddings=16))
+    assert "norms behind each branch" in written(other, "other") and not (tmp_path / "x").exists()
+    model = random_model("bert")
+    def change(state, r, p):
+        state["model"]["language_model"]["embedding"].pop("tokentype_embeddings")
+    refused(tessera_program, write(tmp_path / "types", model, change=change), tmp_path, "a BERT without token types is not read")
+    def shorten(state, r, p):
+        state["model"]["lm_head"]["bias"] = torch.zeros(63)
+    refused(tessera_program, write(tmp_path / "bias", model, change=shorten), tmp_path, "lm_head.bias is float32 [63]")
+    done = run(tessera_program, "convert", "--from", "megatron", write(tmp_path / "fused", model, bias_gelu_fusion=True), "--to", "hf", tmp_path / "fused_hf")
+    assert "bias_gelu_fusion: Megatron's head for masked tokens" in done.stderr
+    masked = random_model("bert", heads=transformers.MegatronBertForMaskedLM)
+    masked.save_pretrained(tmp_path / "masked")
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "masked", "--to", "megatron", tmp_path / "m", "--pipeline", 2)
+    assert "binary_head" not in shard(tmp_path / "m", "00_001")["model"]
+    same(to_hf(tessera_program, tmp_path / "m", tmp_path / "again"), masked)
 
 
 def shard(folder: Path, rank: str) -> dict:

@@ -1,5 +1,6 @@
 """Runs of Megatron-LM that go on in Tessera, against plain torch, and back."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,82 @@ def test_options_that_do_not_go_together(tessera_program, tmp_path, gpt2):
     assert "already exists" in message("--to", "tessera", tmp_path / "used")
     done = to_run(tessera_program, source, tmp_path / "run")
     assert "states of random numbers are left out" in done.stderr and "name no data_path" in done.stderr and "wrote" in done.stdout
+
+
+def to_megatron(program, folder: Path, target: Path, *more) -> Path:
+    run(program, "convert", "--from", "tessera", folder, "--to", "megatron", target, "--with_optimizer", "--make_vocab_size_divisible_by", 8, *more)
+    return target
+
+
+def settings(folder: Path) -> list:
+    return [line for line in (folder / "config.yaml").read_text().splitlines() if str(folder) not in line]
+
+
+@pytest.mark.parametrize("kind, family, layout", [
+    ("fp32", "gpt2", ["--tensor", 2, "--pipeline", 2]), ("bf16", "gpt2", ["--pipeline", 2, "--virtual", 2, "--names", "local"]),
+    ("fp16", "gpt2", ["--tensor", 4]), ("bf16", "llama", ["--tensor", 2, "--pipeline", 2, "--names", "transformer_engine"])])
+def test_there_and_back(tessera_program, tmp_path, request, kind, family, layout):
+    """Megatron, Tessera, Megatron in another layout, Tessera: every bit of weights and moments, every setting."""
+    started = request.getfixturevalue(family)
+    to_run(tessera_program, started.write(tmp_path / "megatron", kind=kind, iteration=5, data_path=["0.3", "a", "0.7", "b"]), tmp_path / "one")
+    to_run(tessera_program, to_megatron(tessera_program, tmp_path / "one", tmp_path / "again", *layout), tmp_path / "two")
+    one, two = tensors(tmp_path / "one", 5), tensors(tmp_path / "two", 5)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert settings(tmp_path / "one") == settings(tmp_path / "two")
+    manifests = [json.loads((tmp_path / name / "checkpoints/step-00000005/manifest.json").read_text()) for name in ("one", "two")]
+    assert manifests[0]["user"]["optimizer_updates"] == 3 and manifests[0]["consumed_samples"] == 20
+    for key in ("step", "consumed_samples", "user"):
+        assert manifests[0][key] == manifests[1][key]
+    assert (tmp_path / "again/latest_checkpointed_iteration.txt").read_text() == "5"
+
+
+def test_what_is_written_is_megatrons(tessera_program, tmp_path, gpt2):
+    """Rank 1 of 2 in stage 1 of 2, loaded by torch, against what the writer of the tests makes."""
+    to_run(tessera_program, gpt2.write(tmp_path / "megatron", kind="fp16"), tmp_path / "run")
+    to_megatron(tessera_program, tmp_path / "run", tmp_path / "again", "--tensor", 2, "--pipeline", 2)
+    gpt2.write(tmp_path / "wanted", kind="fp16", tp=2, pp=2)
+    found, wanted = [torch.load(tmp_path / name / "iter_0000003/mp_rank_01_001/model_optim_rng.pt", weights_only=False) for name in ("again", "wanted")]
+    assert found["iteration"] == 3 and found["opt_param_scheduler"] == wanted["opt_param_scheduler"]
+    for name in ("consumed_train_samples", "global_batch_size", "micro_batch_size", "seq_length", "train_iters", "fp16", "bf16", "seed", "lr",
+                 "min_lr", "lr_decay_style", "lr_decay_iters", "lr_warmup_iters", "adam_beta2", "adam_eps", "clip_grad", "split",
+                 "start_weight_decay", "tensor_model_parallel_size", "pipeline_model_parallel_size", "padded_vocab_size", "hidden_dropout"):
+        assert getattr(found["args"], name) == getattr(wanted["args"], name), name
+    ours, theirs = found["optimizer"], wanted["optimizer"]
+    assert ours.keys() == theirs.keys()
+    assert ours["grad_scaler"] == theirs["grad_scaler"]
+    for own, their in zip(ours["optimizer"]["param_groups"], theirs["optimizer"]["param_groups"]):
+        assert own["params"] == their["params"] and (own["wd_mult"], own["step"]) == (their["wd_mult"], their["step"])
+        assert (list(own["betas"]), own["weight_decay"]) == (list(their["betas"]), their["weight_decay"])
+    rows = slice(0, 29)  # of the vocabulary: the rest is padding
+    for own, their in zip(ours["fp32_from_fp16_params"], theirs["fp32_from_fp16_params"]):
+        assert [v.shape for v in own] == [v.shape for v in their]
+        assert all(torch.equal(a[rows] if a.shape == (32, 24) else a, b[rows] if a.shape == (32, 24) else b) for a, b in zip(own, their))
+    for number, state in theirs["optimizer"]["state"].items():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            a, b = ours["optimizer"]["state"][number][kind], state[kind]
+            assert torch.equal(a[rows], b[rows]) and not a[29:].any() if a.shape == (32, 24) else torch.equal(a, b)
+
+
+def test_a_run_of_tesseras_goes_on_elsewhere_and_here(tessera_program, tmp_path, gpt2, corpus):
+    """Three steps, to Megatron and back, four more: as seven in one go."""
+    to_run(tessera_program, gpt2.write(tmp_path / "megatron"), tmp_path / "run")
+    go_on(tessera_program, tmp_path / "run", corpus, 5)
+    to_run(tessera_program, to_megatron(tessera_program, tmp_path / "run", tmp_path / "again", "--tensor", 2), tmp_path / "two")
+    go_on(tessera_program, tmp_path / "two", corpus, 7)
+    go_on(tessera_program, tmp_path / "run", corpus, 7)
+    a, b = tensors(tmp_path / "run", 7), tensors(tmp_path / "two", 7)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_runs_that_megatron_cannot_hold(tessera_program, tmp_path, gpt2, corpus):
+    to_run(tessera_program, gpt2.write(tmp_path / "megatron"), tmp_path / "run")
+    def message(source, *more):
+        done = failing(tessera_program, "convert", "--from", "tessera", source, "--to", "megatron", tmp_path / "x", "--with_optimizer", *more)
+        assert not (tmp_path / "x").exists()
+        return done.stderr
+    assert "leave --distributed_optimizer out" in message(tmp_path / "run", "--distributed_optimizer")
+    assert "do not divide by 8 tensor ranks" in message(tmp_path / "run", "--tensor", 8)
+    go_on(tessera_program, tmp_path / "run", corpus, 4, 'optimizer.no_decay=["*norm*"]')
+    assert "optimizer.no_decay" in message(tmp_path / "run")
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "tessera", tmp_path / "weights")
+    assert "--with_optimizer is for" in message(tmp_path / "weights")

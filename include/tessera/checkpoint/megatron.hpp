@@ -79,6 +79,12 @@ struct MegatronExportOptions {
 void export_megatron(const std::filesystem::path& out, const Architecture& config,
                      const WeightSource& weights, const MegatronExportOptions& options = {});
 
+/// Writes a run as Megatron goes on with it: `out`/iter_NNNNNNN/mp_rank_../model_optim_rng.pt with Adam's
+/// state, fp32 main weights, the schedule and the arguments. Errors: as above; ConfigError also for settings
+/// that Megatron has nothing for, and for a type or a distributed optimizer in `options`.
+void export_megatron_run(const std::filesystem::path& out, const RunSource& run,
+                         const MegatronExportOptions& options = {});
+
 /// What a file of torch.save holds, as JSON text: a tensor is {"tensor": type, "shape": [...]}, a namespace
 /// {"namespace": {...}}, anything else that is no plain value {"object": its class, ...}. Values of tensors
 /// are not read. Errors: CheckpointError, IoError.

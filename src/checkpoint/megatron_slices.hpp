@@ -1,0 +1,42 @@
+#pragma once
+/// Tensor ranks' parts of whole tensors, as Megatron's files have them, and the optimizer's share of such a
+/// file.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/torch_file.hpp"
+#include "tessera/base/config_model.hpp"
+#include "tessera/checkpoint/run_source.hpp"
+
+namespace tessera::checkpoint_detail {
+
+/// A tensor of one rank's file.
+struct RankPart {
+  std::string ours;               ///< of the whole model; "": the factor on the loss
+  std::vector<std::string> path;  ///< keys below `model`
+  Shape shape;                    ///< of the rank
+  DType dtype;
+  std::optional<RunValue> value;  ///< of the optimizer; nothing: the weight as the model has it
+};
+
+struct RankCut {
+  const ModelConfig& model;  ///< resolved
+  std::int64_t ranks, rank;
+  bool pad_with_last = true;  ///< rows that pad the vocabulary are copies of the last one; else zeros
+};
+/// What the rank has of `whole`.
+void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byte> whole,
+              std::span<std::byte> out);
+
+/// The type of a run's weights.
+DType weight_type(Precision precision);
+
+/// Writes Adam's state of a rank, as the value of a key: Megatron's optimizer of 16-bit weights with fp32
+/// copies, or that of fp32. Its tensors are added to `parts` in the order in which the pickle has them.
+void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,
+                         std::vector<RankPart>& parts);
+
+}  // namespace tessera::checkpoint_detail
