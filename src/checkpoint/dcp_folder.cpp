@@ -1,3 +1,6 @@
+#include <array>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -56,17 +59,30 @@ class Metadata {
     pickle_.emplace(std::as_bytes(std::span(text)), origin_.string());
   }
 
-  std::vector<PartedTensor> tensors() {
+  std::vector<PartedTensor> tensors(TorchFacts& counts, RunValue value) {
     read_places();
-    std::vector<PartedTensor> list;
+    std::vector<PartedTensor> out;
     for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
       if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
       if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) continue;
       if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
         fail("'" + name->text + "'", "is described by a " + facts->describe());
-      list.push_back(tensor_of(name->text, *facts));
+      if (value == RunValue::weight) {
+        if (moment_of(name->text)) {
+          ++counts.moments;
+        } else {
+          out.push_back(tensor_of(name->text, *facts));
+        }
+        continue;
+      }
+      if (name->text.ends_with(".step")) count(tensor_of(name->text, *facts), counts);
+      const std::optional<std::string> moment = moment_of(name->text);
+      const std::string ending = std::string(".") + torch_name(value);
+      if (!moment || !name->text.ends_with(ending)) continue;
+      out.push_back(tensor_of(name->text, *facts));
+      out.back().name.erase(out.back().name.size() - ending.size());
     }
-    return list;
+    return out;
   }
 
  private:
@@ -85,6 +101,38 @@ class Metadata {
     const auto list = extents(value);
     if (!list) fail("'" + name + "'", "has an extent or offset that is none");
     return *list;
+  }
+
+  /// The name without its ending, of a tensor that an optimizer keeps beside a weight.
+  static std::optional<std::string> moment_of(const std::string& name) {
+    for (const std::string ending :
+         {".exp_avg", ".exp_avg_sq", ".max_exp_avg_sq", ".step", ".momentum_buffer"}) {
+      if (name.ends_with(ending) && (name.starts_with("state.") || name.find(".state.") != std::string::npos))
+        return name.substr(0, name.size() - ending.size());
+    }
+    return std::nullopt;
+  }
+
+  /// One parameter's count of updates, which is that of all.
+  void count(const PartedTensor& step, TorchFacts& out) const {
+    if (step.shape.numel() != 1 || step.parts.empty()) return;
+    std::array<std::byte, 8> bytes{};
+    const std::span<std::byte> stored = std::span(bytes).first(size_of(step.dtype));
+    step.parts[0].read(0, stored);
+    std::int64_t updates = 0;
+    if (step.dtype == DType::i64) {
+      std::memcpy(&updates, stored.data(), sizeof(updates));
+    } else if (step.dtype == DType::f32) {
+      float value = 0;
+      std::memcpy(&value, stored.data(), sizeof(value));
+      updates = std::llround(value);
+    } else {
+      fail("'" + step.name + "'", detail::concat("is a ", step.dtype, ", no count of updates"));
+    }
+    if (out.updates >= 0 && out.updates != updates)
+      fail("'" + step.name + "'",
+           detail::concat("says ", updates, " updates, another parameter's ", out.updates));
+    out.updates = updates;
   }
 
   void read_places() {
@@ -146,8 +194,9 @@ class Metadata {
 
 }  // namespace
 
-std::vector<PartedTensor> dcp_tensors(const fs::path& dir, SymbolicLinks links) {
-  return Metadata(dir, links).tensors();
+std::vector<PartedTensor> dcp_tensors(const fs::path& dir, SymbolicLinks links, TorchFacts& facts,
+                                      RunValue value) {
+  return Metadata(dir, links).tensors(facts, value);
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -69,8 +70,8 @@ std::optional<std::int64_t> number_after(const std::string& name, const std::str
 
 class DeepSpeedFolder {
  public:
-  DeepSpeedFolder(const fs::path& dir, SymbolicLinks links, std::vector<std::string>& notes)
-      : dir_(tag_folder(dir, links)), links_(links), notes_(notes) {
+  DeepSpeedFolder(const fs::path& dir, SymbolicLinks links, TorchFacts& facts, RunValue value)
+      : dir_(tag_folder(dir, links)), links_(links), found_(facts), value_(value) {
     for (const auto& entry : fs::directory_iterator(dir_)) {
       const std::string name = entry.path().filename();
       const bool model = name.ends_with("model_states.pt");
@@ -87,7 +88,13 @@ class DeepSpeedFolder {
   }
 
   std::vector<PartedTensor> tensors() {
-    if (fs::is_directory(dir_ / "zero")) return universal();
+    read();
+    return std::move(tensors_);
+  }
+
+ private:
+  void read() {
+    if (fs::is_directory(dir_ / "zero")) return read_universal();
     if (models_.empty()) damaged(dir_, "", "holds no file *model_states.pt");
     const std::int64_t stage = optimizers_.empty() ? 0 : read_optimizers();
     for (const auto& [rank, path] : models_) {
@@ -99,8 +106,11 @@ class DeepSpeedFolder {
       damaged(dir_, "",
               detail::concat("there are ", states_.size(), " files of models and ", rows_.size(),
                              " of optimizers"));
+    found_.steps = counted("global_steps");
+    found_.samples = counted("global_samples");
+    if (stage == 0 && value_ != RunValue::weight) damaged(dir_, "", "holds no optimizer's state of ZeRO");
     if (stage == 0) {
-      notes_.push_back("weights are as the module has them: no file holds an optimizer's of ZeRO");
+      found_.notes.push_back("weights are as the module has them: no file holds an optimizer's of ZeRO");
       add_module(false);
     } else if (stage >= 3) {
       add_stage3();
@@ -108,10 +118,13 @@ class DeepSpeedFolder {
       add_stage2();
     }
     share();
-    return std::move(tensors_);
   }
 
- private:
+  std::int64_t counted(const char* name) const {
+    const PickleValue* count = states_[0]->root().find(name);
+    return count && count->is(Kind::integer) && count->integer >= 0 ? count->integer : -1;
+  }
+
   static fs::path tag_folder(const fs::path& dir, SymbolicLinks links) {
     const fs::path latest = dir / "latest";
     if (!fs::exists(latest)) return dir;
@@ -164,10 +177,55 @@ class DeepSpeedFolder {
     return stage;
   }
 
+  /// What the optimizer itself keeps of each group.
+  std::vector<const PickleValue*> optimizer_groups(const FilePtr& file, const PickleValue& state,
+                                                   std::int64_t stage) const {
+    const char* name = stage >= 3 ? "optimizer_state_dict" : "base_optimizer_state";
+    const PickleValue* base = state.find(name);
+    if (base && base->is(Kind::list)) return base->items;  // of versions before 0.5
+    if (!base || !base->is(Kind::dict)) damaged(file->path(), detail::concat("'", name, "'"), "is missing");
+    std::vector<const PickleValue*> groups;
+    for (const auto& [key, group] : member(*file, *base, "state", Kind::dict).entries) {
+      if (!key->is(Kind::integer) || key->integer != static_cast<std::int64_t>(groups.size()))
+        damaged(file->path(), "the optimizer's state", "has groups that are not numbered in their order");
+      groups.push_back(group);
+    }
+    return groups;
+  }
+
+  /// All parameters have had as many updates.
+  void count(const FilePtr& file, const PickleValue* step) {
+    std::int64_t updates = -1;
+    if (step && step->is(Kind::integer)) {
+      updates = step->integer;
+    } else if (const auto tensor = step ? file->tensor(*step) : std::nullopt;
+               tensor && tensor->numel() == 1 && tensor->dtype == DType::f32) {
+      float value = 0;
+      file->read(*tensor, std::as_writable_bytes(std::span(&value, 1)));
+      updates = std::llround(value);
+    }
+    if (updates < 0 || (found_.updates >= 0 && found_.updates != updates))
+      damaged(file->path(), "the optimizer's 'step'",
+              "is missing, or another one than that of other parameters");
+    found_.updates = updates;
+  }
+
   void read_groups(const FilePtr& file, const PickleValue& state, std::int64_t stage) {
     const char* name = stage >= 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
     std::vector<Row>& groups = rows_.emplace_back();
-    for (const PickleValue* group : member(*file, state, name, Kind::list).items) {
+    std::vector<const PickleValue*> stored = member(*file, state, name, Kind::list).items;
+    if (value_ != RunValue::weight) {
+      name = torch_name(value_);
+      stored = optimizer_groups(file, state, stage);
+      for (const PickleValue*& group : stored) {
+        count(file, group->find("step"));
+        const PickleValue* found = group->find(name);
+        if (!found)
+          damaged(file->path(), detail::concat("'", name, "'"), "is missing: the optimizer was not Adam");
+        group = found;
+      }
+    }
+    for (const PickleValue* group : stored) {
       Row row;
       if (group->is(Kind::list)) {
         for (const PickleValue* part : group->items) row.append({file, tensor_in(*file, *part, name)});
@@ -229,10 +287,12 @@ class DeepSpeedFolder {
       }
       // A group is padded to a multiple of twice the ranks.
       const auto step = 2 * static_cast<std::int64_t>(rows_.size());
-      if ((at + step - 1) / step != (available + step - 1) / step)
+      const bool fits = value_ == RunValue::weight ? (at + step - 1) / step == (available + step - 1) / step
+                                                   : at <= available;
+      if (!fits)
         damaged(dir_, "", detail::concat("group ", g, " has ", available, " elements, its parameters ", at));
     }
-    add_module(true);
+    if (value_ == RunValue::weight) add_module(true);
   }
 
   /// Stage 3: each parameter in equal parts, one of each rank, at the same place of its groups.
@@ -261,7 +321,7 @@ class DeepSpeedFolder {
       if (rank.elements() != at)
         damaged(dir_, "", detail::concat("a rank has ", rank.elements(), " elements, its parameters ", at));
     }
-    add_frozen3(world);
+    if (value_ == RunValue::weight) add_frozen3(world);
   }
 
   /// What is not trained, in parts as well.
@@ -317,23 +377,36 @@ class DeepSpeedFolder {
   }
 
   /// The form of ds_to_universal.py: a folder for each parameter.
-  std::vector<PartedTensor> universal() {
+  void read_universal() {
     for (const auto& entry : fs::directory_iterator(dir_ / "zero")) {
       if (!entry.is_directory()) continue;
-      const fs::path path = entry.path() / "fp32.pt";
+      const fs::path path =
+          entry.path() / (value_ == RunValue::weight ? "fp32.pt" : std::string(torch_name(value_)) + ".pt");
       const std::string name = entry.path().filename();
       const auto file = std::make_shared<const TorchFile>(path, links_);
       const PickleValue* value = file->root().find("param");
       const TorchTensor tensor = tensor_in(*file, value ? *value : file->root(), name);
       tensors_.push_back(whole_tensor(name, file, tensor));
+      if (const fs::path step = entry.path() / "step.pt"; value_ != RunValue::weight && fs::exists(step)) {
+        const auto stored = std::make_shared<const TorchFile>(step, links_);
+        const PickleValue* value = stored->root().find("param");
+        count(stored, value ? value : &stored->root());
+      }
+    }
+    if (!models_.empty()) {
+      states_.push_back(std::make_shared<const TorchFile>(models_.begin()->second, links_));
+      found_.steps = counted("global_steps");
+      found_.samples = counted("global_samples");
+      if (found_.updates < 0 && found_.steps >= 0)
+        found_.updates = found_.steps - std::max<std::int64_t>(0, counted("skipped_steps"));
     }
     std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-    return std::move(tensors_);
   }
 
   fs::path dir_;
   SymbolicLinks links_;
-  std::vector<std::string>& notes_;
+  TorchFacts& found_;
+  RunValue value_;
   std::map<std::int64_t, fs::path> models_, optimizers_;  // by data rank
   std::vector<FilePtr> states_;
   std::vector<std::vector<Row>> rows_;               // by data rank and group
@@ -343,9 +416,9 @@ class DeepSpeedFolder {
 
 }  // namespace
 
-std::vector<PartedTensor> deepspeed_tensors(const fs::path& dir, SymbolicLinks links,
-                                            std::vector<std::string>& notes) {
-  return DeepSpeedFolder(dir, links, notes).tensors();
+std::vector<PartedTensor> deepspeed_tensors(const fs::path& dir, SymbolicLinks links, TorchFacts& facts,
+                                            RunValue value) {
+  return DeepSpeedFolder(dir, links, facts, value).tensors();
 }
 
 }  // namespace tessera::checkpoint_detail

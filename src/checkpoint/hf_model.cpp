@@ -332,14 +332,32 @@ fs::path config_of(const fs::path& weights, const fs::path& named) {
            "Name the model's configuration: a config.json of Transformers, or its folder.");
 }
 
-HfModel open_torch(TorchFormat format, const fs::path& dir, const fs::path& config,
-                   std::vector<std::string>& notes, SymbolicLinks links) {
+namespace {
+
+/// A model's tensors of one kind.
+std::unique_ptr<HfStorage> torch_storage(TorchFormat format, const fs::path& dir, const ModelSpec& spec,
+                                         RunValue value, TorchFacts& facts, SymbolicLinks links) {
+  if (format == TorchFormat::accelerate) {
+    if (value == RunValue::weight) return accelerate_storage(dir, spec, links, facts);
+    const auto [inner, folder] = accelerate_moments(dir);
+    return torch_storage(inner, folder, spec, value, facts, links);
+  }
+  std::vector<PartedTensor> tensors = format == TorchFormat::dcp
+                                          ? dcp_tensors(dir, links, facts, value)
+                                          : deepspeed_tensors(dir, links, facts, value);
+  if (tensors.empty() && value != RunValue::weight)
+    bad_file(dir, "", detail::concat("holds no '", torch_name(value), "' of an optimizer"),
+             "Convert the weights alone, without --with_optimizer.");
+  return parts_of(std::move(tensors), spec, dir, facts.notes);
+}
+
+}  // namespace
+
+HfModel open_torch(TorchFormat format, const fs::path& dir, const fs::path& config, TorchFacts& facts,
+                   SymbolicLinks links, RunValue value) {
   std::string text = read_text(config, kMaxConfigBytes, links);
   const ModelSpec& spec = naming_spec(parse_architecture(text, config.string()));
-  std::unique_ptr<HfStorage> storage =
-      format == TorchFormat::dcp         ? parts_of(dcp_tensors(dir, links), spec, dir, notes)
-      : format == TorchFormat::deepspeed ? parts_of(deepspeed_tensors(dir, links, notes), spec, dir, notes)
-                                         : accelerate_storage(dir, spec, links, notes);
+  auto storage = torch_storage(format, dir, spec, value, facts, links);
   return HfModel(HfModel::Impl::checked(dir, std::move(text), config.string(), std::move(storage)));
 }
 

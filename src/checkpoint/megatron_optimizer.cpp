@@ -15,9 +15,9 @@ namespace fs = std::filesystem;
 using Kind = PickleValue::Kind;
 
 /// The optimizer's state in one rank's file.
-class Reader {
+class RankReader {
  public:
-  Reader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
+  RankReader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
       : rank_(rank),
         files_(files),
         state_(rank.file.root().find("optimizer")),
@@ -368,7 +368,7 @@ class Reader {
 }  // namespace
 
 RankOptimizer read_rank_optimizer(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files) {
-  return Reader(rank, files).read();
+  return RankReader(rank, files).read();
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -256,6 +256,27 @@ TorchPickle& TorchPickle::begin_namespace() {
 }
 TorchPickle& TorchPickle::end_namespace() { return end_dict().put("b"); }
 
+TorchPickle& TorchPickle::begin_tuple() { return put("("); }
+TorchPickle& TorchPickle::end_tuple() { return put("t"); }
+
+TorchPickle& TorchPickle::size(const Shape& shape) {
+  global("torch", "Size").put("(");
+  for (int i = 0; i < shape.rank(); ++i) integer(shape[i]);
+  return put("t\x85R");
+}
+
+TorchPickle& TorchPickle::begin_object(std::string_view module, std::string_view name) {
+  return global(module, name).put(")\x81").begin_dict();
+}
+TorchPickle& TorchPickle::end_object() { return end_dict().put("b"); }
+
+TorchPickle& TorchPickle::tensor_properties(DType type) {
+  constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
+  global(kModule, "TensorProperties").put(")\x81(").dtype(type);
+  global("torch.serialization", "_get_layout").text("torch.strided").put("\x85R\x89");
+  return global(kModule, "_MEM_FORMAT_ENCODING").integer(0).put("\x85R\x89tb");
+}
+
 std::string TorchPickle::finish() { return std::exchange(bytes_, {}) + "."; }
 
 void write_torch_file(

@@ -81,6 +81,16 @@ class TorchPickle {
   /// A types.SimpleNamespace of what is written until end_namespace, names and values in turn.
   TorchPickle& begin_namespace();
   TorchPickle& end_namespace();
+  TorchPickle& begin_tuple();
+  TorchPickle& end_tuple();
+  /// A torch.Size.
+  TorchPickle& size(const Shape& shape);
+  /// An object of one of torch.distributed.checkpoint's classes with the attributes that are written until
+  /// end_object, names and values in turn.
+  TorchPickle& begin_object(std::string_view module, std::string_view name);
+  TorchPickle& end_object();
+  /// What torch.distributed.checkpoint says of a plain tensor beside its shape.
+  TorchPickle& tensor_properties(DType dtype);
 
   struct Storage {
     DType dtype;

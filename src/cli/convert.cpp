@@ -7,6 +7,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/engine/pretrained.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string config, dtype, max_shard_size, names = "legacy";
+  std::string config, settings, dcp_key = "model", dtype, max_shard_size, names = "legacy";
   bool follow_symlinks = false, with_optimizer = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
@@ -110,6 +111,7 @@ void write_model(const ConvertArguments& a, const Architecture& config, const We
   if (options.dtype) note_rounding(weights, *options.dtype);
   if (to == "hf") return export_hf(target, config, weights, options);
   if (to == "tessera") return export_tessera(target, config, weights, options);
+  if (to == "dcp") return export_dcp(target, config, weights, a.dcp_key, options);
   MegatronExportOptions megatron = a.megatron;
   megatron.dtype = options.dtype;
   export_megatron(target, config, weights, megatron);
@@ -130,10 +132,12 @@ std::optional<TorchFormat> torch_format(const std::string& name) {
 }
 
 void convert_from_torch(const ConvertArguments& a, TorchFormat format, SymbolicLinks links) {
-  std::vector<std::string> notes;
+  TorchFacts facts;
   const std::filesystem::path config = config_of(a.from[1], a.config);
-  const HfModel model = open_torch(format, a.from[1], config, notes, links);
-  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+  const HfModel model = open_torch(format, a.from[1], config, facts, links);
+  for (const std::string& note : facts.notes) std::cerr << "note: " << note << std::endl;
+  if (facts.moments > 0)
+    std::cerr << "note: " << facts.moments << " tensors of the optimizer are not taken over" << std::endl;
   ExportOptions options = export_options(a);
   options.source = model.source();
   options.extra_files = config.parent_path();
@@ -172,7 +176,15 @@ void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
     return note_padding(run->config().model, a.megatron);
   }
   std::vector<std::string> notes;
-  const auto run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
+  std::unique_ptr<RunSource> run;
+  if (const auto format = torch_format(a.from[0])) {
+    TorchFacts facts;
+    run = open_torch_run(*format, a.from[1], config_of(a.from[1], a.config), load_config(a.settings), facts,
+                         links);
+    notes = facts.notes;
+  } else {
+    run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
+  }
   for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
   write_run(a.to[1], *run);
 }
@@ -227,15 +239,25 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
     TESSERA_ENSURE(ConfigError, name == "hf" || name == "tessera" || name == "megatron" || foreign,
                    "unknown format \"", name,
                    "\": hf, tessera, megatron, dcp, deepspeed and accelerate are known");
-    TESSERA_ENSURE(ConfigError, side == &a.from || !foreign, "--to ", name,
-                   ": these folders are read, not written. Write --to hf, which their programs load");
+    TESSERA_ENSURE(
+        ConfigError, side == &a.from || !foreign || name == "dcp", "--to ", name,
+        ": these folders are read, not written. Write --to hf or --to dcp, which their programs load");
   }
   TESSERA_ENSURE(ConfigError, torch_format(a.from[0]) || a.config.empty(),
                  "--hf_config is for --from dcp, deepspeed and accelerate");
-  const bool run = (a.from[0] == "megatron" && a.to[0] == "tessera") ||
+  TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
+                 "--dcp_key is for --to dcp");
+  const bool torch = torch_format(a.from[0]).has_value();
+  const bool run = ((a.from[0] == "megatron" || torch) && a.to[0] == "tessera") ||
                    (a.from[0] == "tessera" && a.to[0] == "megatron" && !is_model_folder(a.from[1]));
-  TESSERA_ENSURE(ConfigError, !a.with_optimizer || run,
-                 "--with_optimizer is for --from megatron --to tessera and, of a run, back");
+  TESSERA_ENSURE(
+      ConfigError, !a.with_optimizer || run,
+      "--with_optimizer is for --to tessera from megatron, dcp, deepspeed or accelerate, and for a run "
+      "--to megatron");
+  TESSERA_ENSURE(
+      ConfigError, (torch && a.with_optimizer) != a.settings.empty(),
+      "--settings CONFIG.yaml says how a run from dcp, deepspeed or accelerate goes on: it goes with "
+      "--with_optimizer, and not without");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || !a.megatron.distributed_optimizer,
                  "--with_optimizer writes the plain optimizer: leave --distributed_optimizer out");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
@@ -267,7 +289,7 @@ void add_convert(CLI::App& app, Program&) {
       ->type_name("FORMAT DIR");
   command
       ->add_option("--to", arguments->to,
-                   "hf DIR, tessera DIR or megatron DIR; DIR must not exist or be empty")
+                   "hf DIR, tessera DIR, megatron DIR or dcp DIR; DIR must not exist or be empty")
       ->required()
       ->expected(2)
       ->type_name("FORMAT DIR");
@@ -279,11 +301,17 @@ void add_convert(CLI::App& app, Program&) {
       "--hf_config", arguments->config,
       "--from dcp, deepspeed, accelerate: the model's config.json, or its folder, where none lies beside "
       "the weights or above them");
+  command->add_option(
+      "--dcp_key", arguments->dcp_key,
+      "--to dcp: the key of the dict that the weights are in (model unless given); \"\" for none");
   command->add_flag("--follow_symlinks", arguments->follow_symlinks,
                     "also read files of the source that are links to places outside of its folder");
-  command->add_flag(
-      "--with_optimizer", arguments->with_optimizer,
-      "between tessera (a run) and megatron: a run that goes on, with optimizer, step and settings");
+  command->add_flag("--with_optimizer", arguments->with_optimizer,
+                    "a run that goes on, with its optimizer: --to tessera from another program's checkpoint, "
+                    "or --to megatron");
+  command->add_option("--settings", arguments->settings,
+                      "--with_optimizer from dcp, deepspeed, accelerate: the run's configuration, whose "
+                      "model may be left out");
   add_megatron_options(*command, *arguments);
   command->callback([arguments, command] {
     check_formats(*command, *arguments);

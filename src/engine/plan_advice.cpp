@@ -87,6 +87,12 @@ std::vector<Candidate> candidates(const Plan& plan) {
           shared.config.parallel.zero_stage = stage;
           if (stage > now.zero_stage) shared.cost += stage == 2 ? 0.12 : stage == 3 ? 0.3 : 0;
           add_variants(shared, list);
+          if (detail::is_for_cpu(plan.config.device) || plan.config.offload.optimizer != OffloadTo::none)
+            continue;
+          // Each update sends the state there and back.
+          shared.config.offload.optimizer = OffloadTo::cpu;
+          shared.cost += 0.5;
+          add_variants(shared, list);
         }
       }
     }
@@ -102,7 +108,8 @@ class Memory {
   /// Nothing if the layout is impossible, or if even the parameters need more than `limit`.
   std::optional<std::int64_t> of(const Candidate& candidate, std::int64_t limit) {
     const ParallelConfig& layout = candidate.config.parallel;
-    const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence, layout.zero_stage);
+    const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence, layout.zero_stage,
+                         candidate.config.offload.optimizer);
     if (const auto known = persistent_.find(key); known != persistent_.end() && known->second > limit)
       return std::nullopt;
     try {
@@ -117,7 +124,7 @@ class Memory {
   }
 
  private:
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, std::int64_t>, std::int64_t>
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, std::int64_t, OffloadTo>, std::int64_t>
       persistent_;
   detail::DryRuns runs_;
 };

@@ -14,7 +14,7 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
   // Where it is still to be settled, only what does not depend on it is asked.
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
   // Where the CPU is the device, state in its memory is not elsewhere.
-  if (config.offload.optimizer == OffloadTo::cpu && device_of(config.device).is_cpu()) config.offload = {};
+  if (config.offload.optimizer == OffloadTo::cpu && is_for_cpu(config.device)) config.offload = {};
   return std::make_unique<DryRank>(
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
       EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size));
@@ -33,6 +33,10 @@ std::string key_of(const Plan& layout, const std::vector<ModelPiece>& pieces, in
 }
 
 }  // namespace
+
+bool is_for_cpu(const DeviceConfig& config) {
+  return config.type != DeviceChoice::cuda && device_of(config).is_cpu();
+}
 
 const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
   const TrainingConfig& t = layout.config.training;
@@ -56,9 +60,10 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
 }
 
 const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
-  const std::string key = concat(
-      key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
-      layout.config.parallel.zero_group.value_or(0), " ", name_of(layout.config.parallel.gradient_dtype));
+  const std::string key =
+      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
+             layout.config.parallel.zero_group.value_or(0), " ",
+             name_of(layout.config.parallel.gradient_dtype), " ", name_of(layout.config.offload.optimizer));
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);

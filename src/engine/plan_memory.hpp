@@ -11,6 +11,9 @@
 
 namespace tessera::detail {
 
+/// Whether a run would compute on CPUs. What is planned for CUDA need not have it.
+bool is_for_cpu(const DeviceConfig& config);
+
 /// A plan with configuration, mesh and micro-batches, and nothing else: training.recompute may be auto in it.
 /// Errors: as make_plan.
 Plan plan_layout(const Config& config, std::optional<std::int64_t> processes);
@@ -29,8 +32,8 @@ struct RankStore {
   std::int64_t offloaded_bytes = 0;
 };
 
-/// Dry runs by what they depend on. All configurations that are asked about differ in `parallel`, micro-batch
-/// and recomputation alone.
+/// Dry runs by what they depend on. All configurations that are asked about differ in `parallel`, `offload`,
+/// micro-batch and recomputation alone.
 class DryRuns {
  public:
   const RankPasses& passes(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank);

@@ -249,6 +249,26 @@ TEST(Advice, TakesMoreRanksWhenItMust) {
   EXPECT_FALSE(advise(make_plan(gpt(), 1), 1000));
 }
 
+/// One GPU takes 7B where the optimizer's state is elsewhere; on CPUs that would be the same memory.
+TEST(Advice, PutsOptimizerStateIntoHostMemory) {
+  Config c = seven_billion();
+  const std::int64_t limit = 80'000'000'000;
+  const std::optional<PlanAdvice> without = advise(make_plan(c, 1), limit);
+  ASSERT_TRUE(without);
+  EXPECT_GT(without->processes, 1);
+  c.device.type = DeviceChoice::cuda;
+  const Plan plan = make_plan(c, 1);
+  const std::optional<PlanAdvice> advice = advise(plan, limit);
+  ASSERT_TRUE(advice);
+  EXPECT_EQ(advice->processes, 1);
+  std::vector<std::string> overrides;
+  for (const ConfigItem& change : advice->changes) overrides.push_back(change.key + "=" + change.value);
+  EXPECT_NE(std::find(overrides.begin(), overrides.end(), "offload.optimizer=cpu"), overrides.end());
+  const Plan after = make_plan(parse_config(to_yaml(plan.config), "plan", overrides), 1);
+  EXPECT_EQ(after.largest().memory_bytes(), advice->memory_bytes);
+  EXPECT_LE(advice->memory_bytes, limit);
+}
+
 TEST(PlanText, SaysWhatMatters) {
   Config c = gpt();
   c.parallel.tensor = 2;

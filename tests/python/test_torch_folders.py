@@ -72,7 +72,7 @@ def test_distributed_checkpoints_of_two_processes(tessera_program, tmp_path, gpt
     assert [rank.wait(120) for rank in ranks] == [0, 0]
     assert len(list(target.glob("*.distcp"))) == 2
     done = run(tessera_program, "convert", "--from", "dcp", target, "--hf_config", tmp_path / "model", "--to", "hf", tmp_path / "hf")
-    assert "tensors beside the model's, such as an optimizer's, are not taken over" in done.stderr
+    assert "tensors of the optimizer are not taken over" in done.stderr
     same(load_file(tmp_path / "hf" / "model.safetensors"), gpt2)
     same(converted(tessera_program, "accelerate", target.parent, tmp_path / "hf2", "--hf_config", tmp_path / "model" / "config.json"), gpt2)
     # To Megatron's files, tensors cut in two, from the same.
@@ -89,6 +89,29 @@ def save_dcp(model, folder: Path) -> Path:
 
 def test_distributed_checkpoint_of_one_process(tessera_program, tmp_path, model):
     same(converted(tessera_program, "dcp", save_dcp(model, tmp_path / "dcp"), tmp_path / "hf"), model)
+
+
+def test_written_for_distributed_checkpoint(tessera_program, tmp_path, model):
+    """What we write, torch.distributed.checkpoint loads into a model, cut over ranks or not; and so do we."""
+    model.save_pretrained(tmp_path / "model")
+    run(tessera_program, "convert", "--from", "hf", tmp_path / "model", "--to", "dcp", tmp_path / "dcp")
+    again = type(model)(model.config)
+    state = {"model": again.state_dict()}
+    if "lm_head.weight" not in load_file(tmp_path / "model" / "model.safetensors"):
+        del state["model"]["lm_head.weight"]  # tied: one of the two names is stored
+    dcp.load(state, checkpoint_id=tmp_path / "dcp")
+    again.load_state_dict(state["model"], strict=False)
+    same(again.state_dict(), model)
+    same(converted(tessera_program, "dcp", tmp_path / "dcp", tmp_path / "back"), model)
+    run(tessera_program, "convert", "--from", "dcp", tmp_path / "dcp", "--to", "dcp", tmp_path / "bare", "--dcp_key", "",
+        "--dtype", "bfloat16")
+    bare = {name: torch.empty_like(value, dtype=torch.bfloat16) for name, value in state["model"].items()}
+    dcp.load(bare, checkpoint_id=tmp_path / "bare")
+    assert all(torch.equal(value, model.state_dict()[name].bfloat16()) for name, value in bare.items())
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # as its command does
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt")["model"]
+    assert set(whole) == set(state["model"]) and all(torch.equal(value, model.state_dict()[name]) for name, value in whole.items())
 
 
 def test_metadata_that_does_not_fit(tessera_program, tmp_path, gpt2):
@@ -215,7 +238,9 @@ def test_deepspeeds_folders_that_do_not_fit(tessera_program, tmp_path, gpt2):
 
 
 def test_options_that_do_not_belong(tessera_program, tmp_path):
-    done = failing(tessera_program, "convert", "--from", "hf", tmp_path, "--to", "dcp", tmp_path / "out")
-    assert "--to dcp: these folders are read, not written" in done.stderr
+    done = failing(tessera_program, "convert", "--from", "hf", tmp_path, "--to", "deepspeed", tmp_path / "out")
+    assert "--to deepspeed: these folders are read, not written" in done.stderr
     done = failing(tessera_program, "convert", "--from", "hf", tmp_path, "--to", "tessera", tmp_path / "out", "--hf_config", tmp_path)
     assert "--hf_config is for --from dcp, deepspeed and accelerate" in done.stderr
+    done = failing(tessera_program, "convert", "--from", "hf", tmp_path, "--to", "tessera", tmp_path / "out", "--dcp_key", "model")
+    assert "--dcp_key is for --to dcp" in done.stderr

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/base/config.hpp"
+#include "tessera/checkpoint/run_source.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/checkpoint/tensor_view.hpp"
 
@@ -123,6 +124,14 @@ enum class TorchFormat {
   accelerate  ///< save_state of Accelerate, also with FSDP or DeepSpeed; a folder with pytorch_model.bin
 };
 
+/// What was found beside the tensors of one.
+struct TorchFacts {
+  std::vector<std::string> notes;         ///< what is not taken over, or was decided: a sentence each
+  std::int64_t moments = 0;               ///< tensors of an optimizer, where weights are asked for
+  std::int64_t updates = -1;              ///< that the optimizer has made; of moments only, -1 = not said
+  std::int64_t steps = -1, samples = -1;  ///< iterations and samples that the program counted; -1 = not said
+};
+
 /// The weights of a model folder under Tessera's names and in Tessera's layout.
 class HfModel : public WeightSource {
  public:
@@ -149,8 +158,8 @@ class HfModel : public WeightSource {
   friend HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links);
   friend HfModel open_tessera(const std::filesystem::path& dir, SymbolicLinks links);
   friend HfModel open_torch(TorchFormat format, const std::filesystem::path& dir,
-                            const std::filesystem::path& config, std::vector<std::string>& notes,
-                            SymbolicLinks links);
+                            const std::filesystem::path& config, TorchFacts& facts, SymbolicLinks links,
+                            RunValue value);
   friend HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
   std::unique_ptr<Impl> impl_;
 };
@@ -162,10 +171,20 @@ HfModel open_hf(const std::filesystem::path& dir, SymbolicLinks links = Symbolic
 /// The config.json of weights whose folder need not have one: the one that is named, by itself or by its
 /// folder, else that beside the weights or in the folder above. Errors: CheckpointError.
 std::filesystem::path config_of(const std::filesystem::path& weights, const std::filesystem::path& named);
-/// Opens the weights of a checkpoint of PyTorch. `config`: the model's config.json. What is not taken over,
-/// or was decided, is said in `notes`. Nothing of it is run. Errors: as open_hf.
+/// Opens the weights of a checkpoint of PyTorch, or one of Adam's moments as if they were the weights.
+/// `config`: the model's config.json. Nothing of it is run. Errors: as open_hf; no optimizer, or one that is
+/// not Adam.
 HfModel open_torch(TorchFormat format, const std::filesystem::path& dir, const std::filesystem::path& config,
-                   std::vector<std::string>& notes, SymbolicLinks links = SymbolicLinks::within_folder);
+                   TorchFacts& facts, SymbolicLinks links = SymbolicLinks::within_folder,
+                   RunValue value = RunValue::weight);
+/// A run that goes on from a checkpoint of PyTorch: weights and Adam's moments, and how many updates were
+/// made. How it goes on is said by `settings`, whose model is config.json's where it has none; their batch
+/// counts the samples where the checkpoint does not. Errors: as open_torch; ConfigError where the two models
+/// differ, the run would be over or its optimizer is not Adam.
+std::unique_ptr<RunSource> open_torch_run(TorchFormat format, const std::filesystem::path& dir,
+                                          const std::filesystem::path& config, const Config& settings,
+                                          TorchFacts& facts,
+                                          SymbolicLinks links = SymbolicLinks::within_folder);
 /// A model whose tensors, under Hugging Face's names, are in memory that outlives the result; a tied head may
 /// be left out. `architecture`: for parse_architecture. Errors: as open_hf.
 HfModel hf_in_memory(const std::string& architecture, std::vector<TensorView> tensors);
@@ -201,6 +220,12 @@ void export_hf(const std::filesystem::path& out, const Architecture& config, con
 /// Writes a Tessera folder, under the same conditions.
 void export_tessera(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
                     const ExportOptions& options = {});
+
+/// Writes a folder of torch.distributed.checkpoint under Transformers' names, with the model's config.json,
+/// under the same conditions. `key`: of the dict that the weights are in, as programs load them ({"model":
+/// state_dict}); "" = none.
+void export_dcp(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
+                const std::string& key = "model", const ExportOptions& options = {});
 
 /// Only the files of either, checked, into a folder that is there, such as a StagedDirectory's. Errors: as
 /// above.
