@@ -335,6 +335,9 @@ class RankReader {
   /// Gradients that are reduced while the backward pass runs are so in several buckets, but for stages and
   /// chunks after the first.
   BufferLayout layout_of(std::span<const BufferParameter> parameters, std::size_t chunk) const {
+    const PickleValue* number_of = args_ ? args_->find("ddp_num_buckets") : nullptr;
+    if (number_of && !number_of->is(Kind::none))
+      fail("args.ddp_num_buckets", "is set: buckets of such a size are not read", kWeightsAlone);
     const PickleValue* overlap = args_ ? args_->find("overlap_grad_reduce") : nullptr;
     const bool buckets = overlap && overlap->is(Kind::boolean) && overlap->integer != 0;
     std::optional<std::int64_t> size;

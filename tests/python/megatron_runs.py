@@ -157,7 +157,7 @@ def write_run(folder: Path, model: Any, averages: Any, squares: Any, *, updates:
             state["optimizer"] = {"optimizer": {"param_groups": [group_settings(1.0, updates), group_settings(0.0, updates)]}}
             whole: Dict[Any, Any] = {"buckets_coalesced": True}
             for v, chunk in enumerate(chunks):
-                shared = [(tied and pp > 1 and ("word_embeddings" in name or "output_layer" in name), values) for name, values in chunk.items()]
+                shared = [(tied and pp > 1 and ("word_embeddings" in name or "output_layer.weight" in name), values) for name, values in chunk.items()]
                 whole[v] = {(dtype, torch.float32): buffer(shared, bucket_size if p == 0 and v == 0 else None)}
             others[r, p] = distributed(whole) if distributed else whole
         else:

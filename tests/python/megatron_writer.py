@@ -79,6 +79,16 @@ class Model:
         lm_head |= {f"{norm}.{kind}": value for kind, value in self.transform_norm.items()}
         return {"lm_head": lm_head} | ({"binary_head": self.binary} if self.binary else {})
 
+    def core_heads(self, rank: int, ranks: int, padded: int, module: str) -> Dict[str, Any]:
+        """The same in Megatron Core's names."""
+        heads = self.bert_heads(rank, ranks, padded, "layer_norm")
+        bias = heads["lm_head"].pop("bias")
+        out = {f"{module}lm_head.{name}": value for name, value in heads["lm_head"].items()} | {f"{module}output_layer.bias": bias}
+        if self.binary:
+            out |= {f"{module}binary_head.{kind}": value for kind, value in self.binary.items()}
+            out |= {f"{module}pooler.dense.{kind}": value for kind, value in self.pooler.items()}
+        return out
+
     @staticmethod
     def values(state: Dict[str, torch.Tensor], name: str) -> Dict[str, torch.Tensor]:
         return {kind: state[name + kind] for kind in ("weight", "bias") if name + kind in state}
@@ -180,7 +190,9 @@ def rank_states(model: Any, *, era: str = "2021", version: int = 3, tp: int = 1,
                 if core:
                     tables = embedding if begins else {}
                     chunk: Dict[str, Any] = {f"{module}embedding.{name}.weight": value["weight"] for name, value in tables.items()}
-                    chunk |= {f"{module}decoder.{name}": value for name, value in flat.items()}
+                    chunk |= {f"{module}{'encoder' if m.bert else 'decoder'}.{name}": value for name, value in flat.items()}
+                    if ends and m.bert:
+                        chunk |= m.core_heads(r, tp, padded, module)
                     if ends and (not m.tied or pp > 1):
                         chunk[f"{module}output_layer.weight"] = own_head
                 else:

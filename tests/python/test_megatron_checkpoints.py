@@ -94,7 +94,8 @@ def test_llama_with_groups_and_gates(tessera_program, tmp_path, llama, era, tp, 
         assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
 
 
-@pytest.mark.parametrize("gelu, era, tp, pp, vpp", [("gelu", "2021", 1, 1, 1), ("gelu_new", "2021", 2, 2, 1), ("gelu", "2023", 2, 2, 2)])
+@pytest.mark.parametrize("gelu, era, tp, pp, vpp", [("gelu", "2021", 1, 1, 1), ("gelu_new", "2021", 2, 2, 1), ("gelu", "2023", 2, 2, 2),
+                                                    ("gelu", "core te", 2, 2, 1)])
 def test_bert_keeps_its_gelu_and_its_heads(tessera_program, tmp_path, gelu, era, tp, pp, vpp):
     """From Megatron, and what is written of it again in another layout."""
     model = random_model("bert", gelu=gelu)

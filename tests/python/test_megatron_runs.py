@@ -141,7 +141,7 @@ def test_every_form_of_the_optimizer_holds_the_same(tessera_program, tmp_path, g
 
 
 @pytest.mark.parametrize("kind, options", [("bf16", {"tp": 2, "pp": 2}), ("distributed bf16", {"pp": 2, "bucket_size": 2458}),
-                                           ("distributed bf16", {"tp": 2, "pp": 2, "vpp": 2, "era": "2023"})])
+                                           ("distributed bf16", {"tp": 2, "pp": 2, "vpp": 2, "era": "core te", "module": "module."})])
 def test_bert_in_every_form(tessera_program, tmp_path, bert, kind, options):
     to_run(tessera_program, bert.write(tmp_path / "plain"), tmp_path / "one")
     to_run(tessera_program, bert.write(tmp_path / "megatron", kind=kind, **options), tmp_path / "two")
@@ -237,6 +237,7 @@ def test_distributed_optimizers_that_are_not_read_are_refused(tessera_program, t
     broken("types", "has parameters of 2 types", distributed=lambda whole: whole | {0: whole[0] | {"other": whole[0][key(whole)]}})
     broken("missing", "0: is missing", distributed=lambda whole: {"buckets_coalesced": True})
     broken("more", "beyond those of the model's 1 chunks", distributed=lambda whole: whole | {1: whole[0]})
+    broken("number", "args.ddp_num_buckets", ddp_num_buckets=4)
     broken("short", "elements; the model's parameters", bucket_size=2458, overlap_grad_reduce=False)
     broken("turned", "rounded they are not the model's",
            distributed=lambda whole: whole | {0: {key(whole): whole[0][key(whole)] | {"param": whole[0][key(whole)]["param"].flip(0)}}})
