@@ -205,8 +205,8 @@ void MegatronModel::Impl::take(const Chunk& chunk, std::int64_t first_layer, boo
     const LayerName layer = layer_name(known->ours);
     const std::string ours =
         layer.layer < 0 ? known->ours : with_layer(first_layer + layer.layer, layer.rest);
-    StoredTensor& tensor = tied && known->tied_copy ? to.head_copy : to.tensors[ours];
-    tensor.ranks.emplace_back(chunk.file, each);
+    StoredTensor& stored = tied && known->tied_copy ? to.head_copy : to.tensors[ours];
+    stored.ranks.emplace_back(chunk.file, each);
   }
 }
 
