@@ -25,18 +25,18 @@ struct MegatronChunk {
   std::vector<std::pair<std::string, TorchTensor>> tensors;
 };
 
+/// What goes on with a run, beside the weights.
+struct MegatronRunParts {
+  MegatronTraining training;
+  std::array<StoredSet, 3> values;  ///< by RunValue
+  bool counted = false;             ///< whether a rank has said how far the optimizer is
+};
+
 }  // namespace checkpoint_detail
 
 struct MegatronModel::Impl {
   using Chunk = checkpoint_detail::MegatronChunk;
   using Set = checkpoint_detail::StoredSet;
-
-  /// What goes on with a run, beside the weights.
-  struct Run {
-    checkpoint_detail::MegatronTraining training;
-    std::array<Set, 3> values;  ///< by RunValue
-    bool counted = false;       ///< whether a rank has said how far the optimizer is
-  };
 
   std::filesystem::path dir;
   Architecture architecture;
@@ -46,7 +46,7 @@ struct MegatronModel::Impl {
   std::vector<std::unique_ptr<checkpoint_detail::TensorHolder>>
       holders;  ///< of torch_dist, one of each tensor
   Set weights;
-  std::optional<Run> run;
+  std::optional<checkpoint_detail::MegatronRunParts> run;
 
   /// `with_run`: also what goes on with it, or nothing is opened.
   void load(const MegatronReadOptions& options, bool with_run);

@@ -344,7 +344,8 @@ class RankReader {
     if (buckets && rank_.stage == 0 && chunk == 0) {
       const double given = number(args_->find("ddp_bucket_size"), 0);
       size = given >= 1 ? static_cast<std::int64_t>(std::min(given, 1e15))
-                        : std::max<std::int64_t>(40'000'000, 1'000'000 * rank_.data);
+                        : std::max<std::int64_t>(40'000'000,
+                                                 1'000'000 * std::min<std::int64_t>(rank_.data, 1 << 24));
     }
     return buffer_layout(parameters, size);
   }
@@ -357,8 +358,14 @@ class RankReader {
       fail("optimizer.grad_scaler.scale", "is no factor of a loss");
     out_.has_scaler = true;
     out_.loss_scale = *scale;
-    out_.good_steps = static_cast<std::int64_t>(scalar(scaler->find("growth_tracker")).value_or(0));
-    out_.hysteresis = static_cast<std::int64_t>(scalar(scaler->find("hysteresis_tracker")).value_or(2));
+    const auto tracker = [&](const char* name, double absent) {
+      const double steps = scalar(scaler->find(name)).value_or(absent);
+      if (!(steps >= 0) || steps > INT32_MAX)
+        fail(detail::concat("optimizer.grad_scaler.", name), detail::concat(steps, " is no number of steps"));
+      return static_cast<std::int64_t>(steps);
+    };
+    out_.good_steps = tracker("growth_tracker", 0);
+    out_.hysteresis = tracker("hysteresis_tracker", 2);
   }
 
   const RankState& rank_;

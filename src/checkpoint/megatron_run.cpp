@@ -98,10 +98,6 @@ void MegatronModel::Impl::settle_run() {
     bad_file(dir, "optimizer", detail::concat("has made ", c.updates, " updates in ", c.step, " iterations"),
              kWeightsAlone);
   c.skipped = c.step - c.updates;
-  if (c.step > config.training.steps)
-    bad_file(dir, "iteration",
-             detail::concat("is ", c.step, "; the arguments say that the run has ", config.training.steps),
-             kWeightsAlone);
   const ModelConfig trained = config.model;  // what the architecture does not say
   config.model = architecture.model;
   config.model.dropout = trained.dropout;

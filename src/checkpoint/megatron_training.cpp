@@ -64,7 +64,9 @@ void read_precision(const MegatronValues& args, TrainingConfig& t) {
   if (args.holds("loss_scale")) t.loss_scale = args.real({"loss_scale"}, 1);
   t.initial_loss_scale = args.real({"initial_loss_scale"}, t.initial_loss_scale);
   t.min_loss_scale = args.real({"min_loss_scale"}, t.min_loss_scale);
-  t.loss_scale_window = static_cast<std::int64_t>(args.real({"loss_scale_window"}, 1000));
+  const double window = args.real({"loss_scale_window"}, 1000);
+  if (!(window >= 1) || window > 1e15) args.refuse("loss_scale_window", "is no number of steps");
+  t.loss_scale_window = static_cast<std::int64_t>(window);
   t.hysteresis = args.integer({"hysteresis"}, t.hysteresis);
 }
 
@@ -78,9 +80,10 @@ void read_schedule(const MegatronValues& args, const MegatronValues* state, Conf
   s.decay_steps = steps_given(args, "lr_decay_iters", "lr_decay_samples", batch, config.training.steps);
   s.warmup_steps = steps_given(args, "lr_warmup_iters", "lr_warmup_samples", batch, 0);
   if (args.holds("lr_warmup_fraction"))
-    s.warmup_steps =
-        steps_of(args, "lr_warmup_fraction",
-                 args.real({"lr_warmup_fraction"}, 0) * static_cast<double>(s.decay_steps * batch), batch);
+    s.warmup_steps = steps_of(args, "lr_warmup_fraction",
+                              args.real({"lr_warmup_fraction"}, 0) * static_cast<double>(s.decay_steps) *
+                                  static_cast<double>(batch),
+                              batch);
   s.wsd_style = word(args, "lr_wsd_decay_style", "exponential", WsdStyle::exponential);
   s.wsd_decay_steps = steps_given(args, "lr_wsd_decay_iters", "lr_wsd_decay_samples", batch, 0);
   s.weight_decay_style = word(args, "weight_decay_incr_style", "constant", WeightDecayStyle::constant);
@@ -164,6 +167,8 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   t.seq_length = args.size("seq_length");
   t.steps = steps_given(args, "train_iters", "train_samples", t.global_batch_size, 0);
   if (t.steps < 1) args.refuse("train_iters", "is missing: how long the run was to be is not known");
+  if (t.steps > kMostCount / t.global_batch_size)
+    args.refuse("train_iters", detail::concat("is ", t.steps, ", no length of a run"));
   t.seed = args.integer({"seed"}, 1234, kMostCount);
   t.eval_interval = args.integer({"eval_interval"}, 0, kMostCount);
   t.eval_iters = std::max<std::int64_t>(1, args.integer({"eval_iters"}, 10, kMostCount));
@@ -185,9 +190,13 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   if (!number) number = root.find("total_iters");
   RunCounters& c = out.counters;
   c.step = number && number->is(Kind::integer) ? number->integer : 0;
-  c.consumed_samples = args.integer({"consumed_train_samples"}, c.step * t.global_batch_size, kMostCount);
-  c.tokens = c.consumed_samples * t.seq_length;
   if (c.step < 1) args.refuse("iteration", "of the checkpoint is 0: there is no run to go on with");
+  if (c.step > t.steps)
+    args.refuse("iteration", detail::concat("of the checkpoint is ", c.step,
+                                            "; the arguments say that the run has ", t.steps));
+  c.consumed_samples = args.integer({"consumed_train_samples"}, c.step * t.global_batch_size, kMostCount);
+  if (c.consumed_samples > INT64_MAX / t.seq_length) args.refuse("consumed_train_samples", "is too large");
+  c.tokens = c.consumed_samples * t.seq_length;
   return out;
 }
 

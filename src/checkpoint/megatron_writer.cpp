@@ -214,8 +214,8 @@ class Writer {
     for (const std::size_t i : order_) {
       const TensorSpec& spec = specs_[i];
       LayerName name = layer_name(spec.name);
-      const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* first) {
-                         return spec.name.starts_with(first);
+      const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* begin) {
+                         return spec.name.starts_with(begin);
                        });
       const bool here = name.layer >= 0 ? name.layer >= first && name.layer < first + layers
                         : end           ? is_last

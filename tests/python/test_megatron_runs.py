@@ -221,6 +221,11 @@ def test_what_no_run_goes_on_from_is_refused(tessera_program, tmp_path, gpt2):
            change=lambda rank, r, p: rank["opt_param_scheduler"].update(num_steps=16))
     broken("warmup", "lr_warmup_steps", "no whole number of batches", change=lambda rank, r, p: rank["opt_param_scheduler"].update(lr_warmup_steps=5))
     broken("style", "lr_decay_style", "'step' is not read", change=lambda rank, r, p: rank["opt_param_scheduler"].update(lr_decay_style="step"))
+    broken("scale", "grad_scaler.scale", "no factor of a loss", kind="fp16", change=lambda rank, r, p: rank["optimizer"]["grad_scaler"].update(scale=0.0))
+    broken("tracker", "grad_scaler.growth_tracker", kind="fp16", change=lambda rank, r, p: rank["optimizer"]["grad_scaler"].update(growth_tracker=-1))
+    broken("endless", "args.train_iters", "no length of a run", **argument(train_iters=2**50))
+    broken("window", "args.loss_scale_window", **argument(loss_scale_window=float("nan")))
+    broken("samples", "args.consumed_train_samples", **argument(consumed_train_samples=2**62))
     broken("over", "iteration", "is 21; the arguments say that the run has 20", iteration=21)
 
 
