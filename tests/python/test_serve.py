@@ -9,7 +9,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from cli_support import environment, run
@@ -17,6 +19,7 @@ from cli_support import environment, run
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+ROOT = Path(__file__).resolve().parents[2]
 NEW = 12
 KEY = "a-key-of-some-length"
 
@@ -33,11 +36,11 @@ def model(tmp_path_factory):
 class Server:
     """A running `tessera serve`."""
 
-    def __init__(self, program, model, *arguments, launch=()):
-        words = [program, *launch, *([program] if launch else []), "serve", model, "--tokenizer", "bytes", "--port", "0", "--threads", "1",
-                 *arguments]
-        self.process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                                        env=environment(OMP_NUM_THREADS="1"))
+    def __init__(self, program, model, *arguments, launch=(), tokenizer="bytes", **options):
+        words = [program, *launch, *([program] if launch else []), "serve", model, "--tokenizer", tokenizer, "--port", "0",
+                 "--threads", "1", *arguments]
+        self.process = subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment(
+            OMP_NUM_THREADS="1", TESSERA_PYTHON=sys.executable, PYTHONPATH=str(ROOT / "python")), **options)
         self.said = ""
         while not (found := re.search(r"http://\S+:(\d+)", self.said)):
             line = self.process.stderr.readline()
@@ -115,7 +118,6 @@ def memory_of(process) -> int:
 def test_many_connections(server, expected, long_run):
     """None is lost or mixed up, while other clients leave in the middle."""
     texts, threads = list(expected), 32 if long_run else 16
-    sizes = []
 
     def talk(number):
         connection, found = server.connect(), {}
@@ -132,16 +134,30 @@ def test_many_connections(server, expected, long_run):
                 found[text] = answer["text"][0][len(text):]
             else:
                 found[text] = server.ask(greedy(text), connection=connection)["choices"][0]["text"]
-            if number == 0:
-                sizes.append(memory_of(server.process))
         connection.close()
         return found
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         found = {text: written for part in pool.map(talk, range(threads)) for text, written in part.items()}
     assert found == expected
-    if long_run:
-        assert sizes[-1] < 1.1 * sizes[len(sizes) // 3], sizes
+
+
+def test_memory_is_steady(server, expected, long_run):
+    if not long_run:
+        pytest.skip("the long run has it (--long)")
+    texts, sizes = list(expected), []
+
+    def talk(number):
+        connection = server.connect()
+        for text in texts[number::16] * 4:
+            server.ask(greedy(text), connection=connection)
+        connection.close()
+
+    for _ in range(5):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(talk, range(16)))
+        sizes.append(memory_of(server.process))
+    assert sizes[-1] < 1.05 * sizes[1], sizes
 
 
 def test_streams(server, expected):
@@ -246,11 +262,27 @@ def test_a_full_queue_and_the_end(tessera_program, model):
         server.ask({"prompt": "a", "n": 3}, code=429)
         assert len(server.ask({"prompt": "a", "n": 2})["choices"]) == 2
         assert server.stop(signal.SIGINT) < 5
-    with Server(tessera_program, model, "--grace", "20") as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        slow = [pool.submit(server.ask, {"prompt": "a", "max_tokens": 60, "n": 100, "ignore_eos": True}) for _ in range(4)]
+    with Server(tessera_program, model, "--grace", "20", "--batch-size", 1) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        long = {"prompt": "a", "max_tokens": 60, "n": 60, "ignore_eos": True}
+        slow = [pool.submit(server.ask, long) for _ in range(4)]
+        stream, idle = server.connect(), server.connect()
+        stream.request("POST", "/v1/completions", json.dumps({**long, "stream": True}), {"Content-Type": "application/json"})
+        pieces = stream.getresponse()
+        assert server.ask(method="GET", path="/health", connection=idle)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
+        with pytest.raises(OSError):
+            server.connect().request("GET", "/health")
+        server.ask(long, connection=idle, code=503)
+        assert all(len(each.result()["choices"]) == 60 for each in slow)
+        assert sum(piece["choices"][0]["finish_reason"] == "length" for piece in events(pieces)) == 60
         server.stop()
-        assert all(len(each.result()["choices"]) == 100 for each in slow)
+    with Server(tessera_program, model, "--grace", "0", "--batch-size", 1) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(server.ask, long, code=500)
+        time.sleep(0.2)
+        assert server.stop() < 10
+        assert "shut down" in slow.result()["error"]["message"]
 
 
 def test_keys(tessera_program, model, tmp_path):
@@ -301,3 +333,47 @@ def test_layouts(tessera_program, model, expected, layout):
         assert server.ask(greedy(texts[5]))["choices"][0]["text"] == expected[texts[5]]
         server.stop()
     assert not os.path.exists(f"/proc/{server.process.pid}")
+
+
+def test_weights_that_are_damaged(tessera_program, model, tmp_path):
+    """Each request is told, and the server goes on."""
+    broken = transformers.GPT2LMHeadModel.from_pretrained(model)
+    with torch.no_grad():
+        broken.transformer.wte.weight[ord("z")] = float("nan")
+    broken.save_pretrained(tmp_path / "broken")
+    with Server(tessera_program, tmp_path / "broken", "parallel.pipeline=2") as server:
+        for _ in range(3):
+            assert "not finite" in server.ask({"prompt": "a"}, code=500)["error"]["message"]
+            assert "not finite" in server.ask({"prompts": ["a", "b"]}, "/api", "PUT", code=500)["error"]["message"]
+        server.stop()
+
+
+def test_an_encoder_and_a_tokenizer(tessera_program, tmp_path):
+    """T5 with a tokenizer of its own process, which Ctrl-C in a terminal reaches too."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{word: i for i, word in enumerate("one two three four five six".split(), start=3)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = tmp_path / "t5"
+    torch.manual_seed(3)
+    transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=9, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0, initializer_factor=1.5,
+        pad_token_id=0, eos_token_id=1)).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}))
+    lines = [{"prompt": text} for text in ("one two", "three", "six five four three two one")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(tessera_program, "generate", folder, "--temperature", "0", "--max-new-tokens", 6, "--input", tmp_path / "in.jsonl", "--output",
+        tmp_path / "out.jsonl", env={"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "python")})
+    expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    with Server(tessera_program, folder, tokenizer=folder, start_new_session=True) as server:
+        for line in expected:
+            assert server.ask({"prompt": line["prompt"], "max_tokens": 6, "temperature": 0})["choices"][0]["text"] == line["text"]
+            assert server.ask({"prompts": [line["prompt"]], "tokens_to_generate": 6, "top_k": 1}, "/api", "PUT")["text"] == [line["text"]]
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(server.ask, {"prompt": "one", "max_tokens": 500, "n": 100, "ignore_eos": True})
+            time.sleep(0.3)
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert len(slow.result()["choices"]) == 100
+        server.process.communicate(timeout=30)
+        assert server.process.returncode == 0
