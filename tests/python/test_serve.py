@@ -2,6 +2,7 @@
 them, and nobody else feels it."""
 
 import concurrent.futures
+import gzip
 import http.client
 import json
 import os
@@ -174,6 +175,19 @@ def test_streams(server, expected):
         assert len(pieces) > 1
 
 
+def test_streams_that_stop(server, expected):
+    """Nothing of a stop text is shown, not even its beginning."""
+    text = max(expected, key=lambda text: len(set(expected[text])))
+    whole = expected[text]
+    stop = next(whole[i:i + 3] for i in range(2, NEW) if whole.find(whole[i:i + 3]) == i and len(whole[i:i + 3].encode()) == 3)
+    connection = server.connect()
+    connection.request("POST", "/v1/completions", json.dumps(greedy(text, stream=True, stop=["never", stop], logprobs=0)),
+                       {"Content-Type": "application/json"})
+    pieces = events(connection.getresponse())
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole[:whole.find(stop)]
+    assert pieces[-1]["choices"][0]["finish_reason"] == "stop" and pieces[-1]["choices"][0]["logprobs"]["tokens"]
+
+
 def test_what_completions_may_ask(server, expected):
     one, two = list(expected)[3:5]
     both = server.ask(greedy([one, list(two.encode())], n=2))["choices"]
@@ -234,6 +248,24 @@ BAD_API = [({"prompts": "a"}, "prompts"), ({"prompts": [1]}, "prompts[0]"), ({"p
            ({"prompts": ["a"], "tokens_to_generate": 0}, "logprobs"), ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p")]
 
 
+def raw(server, head, body=b"", close=False):
+    """All that comes back for these bytes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        try:
+            connection.sendall(head if close else head + b"Connection: close\r\n\r\n" + body)
+            if close:
+                connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the server has said enough
+        answer = b""
+        try:
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionError:
+            pass
+        return answer
+
+
 def test_bad_bodies(server, expected):
     """Each is refused by what is wrong with it, on one connection, and a good one behind it is answered."""
     connection, text = server.connect(), list(expected)[0]
@@ -250,9 +282,17 @@ def test_bad_bodies(server, expected):
     assert server.ask(method="GET", path="/health", connection=connection) == {"status": "ok"}
     assert server.ask(method="GET", path="/v1/models", connection=connection)["data"][0]["id"] == "tiny"
     server.ask({"prompt": "a" * 5_000_000}, code=413)
-    with socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-        assert b"400" in raw.recv(200)
+    assert b" 400 " in raw(server, b"\x16\x03\x01 no HTTP\r\n\r\n", close=True)
+    assert raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nRange: bytes=500-900,-99999\r\n").endswith(b'{"status":"ok"}')
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    assert b" 411 " in raw(server, head)
+    bomb = gzip.compress(b" " * 10_000_000)
+    assert b" 413 " in raw(server, head + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n" % len(bomb), bomb)
+    pieces = (b"%x\r\n" % 2**20 + b" " * 2**20 + b"\r\n") * 5 + b"0\r\n\r\n"
+    assert b" 413 " in raw(server, head + b"Transfer-Encoding: chunked\r\n", pieces)
+    form = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\nv\r\n--x--\r\n"
+    assert b" 415 " in raw(server, head.replace(b"application/json", b"multipart/form-data; boundary=x") + b"Content-Length: %d\r\n" % len(form),
+                           form)
     assert server.ask(greedy(text))["choices"][0]["text"] == expected[text]
 
 
@@ -288,9 +328,11 @@ def test_a_full_queue_and_the_end(tessera_program, model):
 def test_keys(tessera_program, model, tmp_path):
     (tmp_path / "key").write_text(KEY + "\n")
     (tmp_path / "short").write_text("abc\n")
+    assert "chmod 600" in run(tessera_program, "serve", model, "--api_key_file", tmp_path / "key", code=2).stderr
+    (tmp_path / "key").chmod(0o600)
     refused = run(tessera_program, "serve", model, "--host", "0.0.0.0", "--port", 0, code=2)
     assert "--api_key_file" in refused.stderr
-    assert "16 characters" in run(tessera_program, "serve", model, "--api_key_file", tmp_path / "short", code=2).stderr
+    assert "16 characters" in run(tessera_program, "serve", model, "--api_key_file", tmp_path / "short", "--allow_secret_mode", code=2).stderr
     with Server(tessera_program, model, "--host", "0.0.0.0", "--api_key_file", tmp_path / "key") as server:
         assert "key" in server.ask({"prompt": "a"}, code=401)["error"]["message"]
         server.ask({"prompt": "a"}, code=401, headers={"Authorization": f"Bearer {KEY}x"})

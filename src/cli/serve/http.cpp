@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -87,6 +88,10 @@ class ListeningServer : public httplib::Server {
   void stop_listening() { shutdown(svr_sock_, SHUT_RDWR); }
 };
 
+/// Answers are given whole: the library would cut parts out of them unchecked, and read past their end. The
+/// request is a variable of its process_request(), which hands it out as const.
+void ignore_ranges(const httplib::Request& request) { const_cast<httplib::Request&>(request).ranges.clear(); }
+
 /// All of a body, so that the next request of the connection is found behind it. Errors: BadRequest.
 std::string read_body(const httplib::Request& request, const httplib::ContentReader& read, std::size_t most) {
   std::string body;
@@ -97,6 +102,8 @@ std::string read_body(const httplib::Request& request, const httplib::ContentRea
     body.append(data, count);
     return true;
   };
+  if (!request.has_header("Content-Length") && !request.has_header("Transfer-Encoding"))
+    throw BadRequest{411, "the body is missing, or the header Content-Length"};
   if (request.is_multipart_form_data()) {
     read([](const httplib::MultipartFormData&) { return true; }, take);
     return "";
@@ -162,6 +169,7 @@ struct HttpServer::State {
   void serve(const httplib::Request& request, httplib::Response& response,
              const httplib::ContentReader* read) {
     const auto call = std::make_shared<OpenCall>(open);
+    ignore_ranges(request);
     try {
       std::string body = read != nullptr ? read_body(request, *read, options.max_body) : "";
       admit(request);
@@ -182,7 +190,8 @@ struct HttpServer::State {
     response.set_content_provider(
         size, "application/json",
         [body = std::move(body), call](std::size_t offset, std::size_t length, httplib::DataSink& sink) {
-          return sink.write(body.data() + offset, length);
+          return offset < body.size() &&
+                 sink.write(body.data() + offset, std::min(length, body.size() - offset));
         });
   }
 
