@@ -16,6 +16,7 @@ missing 5                                            UTF-8 message: a package is
 import argparse
 import importlib
 import os
+import signal
 import struct
 import sys
 from array import array
@@ -120,6 +121,9 @@ def answer_with(package, work):
     """Does `work(requests, answers)` on standard input and output, where the package that it needs is there; says why not. The exit
     code."""
     answers = sys.stdout.buffer
+    # A terminal sends Ctrl-C to the program that asks here as well, which may still have questions; where it ends, so does its input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         importlib.import_module(package)
     except ImportError as error:

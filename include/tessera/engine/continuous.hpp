@@ -26,7 +26,7 @@ struct TextNews {
   GeneratedText text;
   std::int64_t prompt_logprobs = 0;  ///< so many of text.logprobs are of the prompt
   bool done = false;
-  std::string failure;  ///< why none of the request's texts goes on; empty as long as all is well
+  std::string failure = {};  ///< why none of the request's texts goes on; empty as long as all is well
 };
 
 struct ContinuousOptions {

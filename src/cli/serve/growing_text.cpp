@@ -38,7 +38,6 @@ void GrowingText::take(const TextNews& news) {
   if (done_) return;
   const GeneratedText& text = news.text;
   const auto before = static_cast<std::size_t>(news.prompt_logprobs);
-  prompt_logprobs_ += news.prompt_logprobs;
   const auto add_told = [&](std::size_t i) {
     if (i < text.logprobs.size()) logprobs_.push_back(text.logprobs[i]);
     if (i < text.top_logprobs.size()) top_logprobs_.push_back(text.top_logprobs[i]);

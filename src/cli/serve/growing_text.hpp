@@ -27,10 +27,9 @@ class GrowingText {
   std::int64_t computed() const { return static_cast<std::int64_t>(all_.size()); }
   /// Of the text: without what ended it.
   const std::vector<std::int32_t>& tokens() const { return tokens_; }
-  /// Of prompt_count tokens of the prompt behind the first, then of tokens().
+  /// Of the tokens of the prompt behind the first where they were asked for, then of tokens().
   const std::vector<float>& logprobs() const { return logprobs_; }
   const std::vector<std::vector<TokenLogprob>>& top_logprobs() const { return top_logprobs_; }
-  std::int64_t prompt_logprobs() const { return prompt_logprobs_; }
 
  private:
   bool find_stop();
@@ -42,7 +41,6 @@ class GrowingText {
   std::vector<std::int32_t> all_, tokens_;
   std::vector<float> logprobs_;
   std::vector<std::vector<TokenLogprob>> top_logprobs_;
-  std::int64_t prompt_logprobs_ = 0;
   std::string text_;         ///< with stop texts: of tokens_
   bool text_known_ = false;  ///< text_ is the end's
 };

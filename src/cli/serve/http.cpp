@@ -7,12 +7,14 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "cli/serve/fields.hpp"
 
@@ -80,6 +82,16 @@ class OpenCall {
   std::atomic<int>& count_;
 };
 
+/// The library's stop() would also cut off what is still being answered.
+class ListeningServer : public httplib::Server {
+ public:
+  void stop_listening() { shutdown(svr_sock_, SHUT_RDWR); }
+};
+
+/// Answers are given whole: the library would cut parts out of them unchecked, and read past their end. The
+/// request is a variable of its process_request(), which hands it out as const.
+void ignore_ranges(const httplib::Request& request) { const_cast<httplib::Request&>(request).ranges.clear(); }
+
 /// All of a body, so that the next request of the connection is found behind it. Errors: BadRequest.
 std::string read_body(const httplib::Request& request, const httplib::ContentReader& read, std::size_t most) {
   std::string body;
@@ -90,6 +102,8 @@ std::string read_body(const httplib::Request& request, const httplib::ContentRea
     body.append(data, count);
     return true;
   };
+  if (!request.has_header("Content-Length") && !request.has_header("Transfer-Encoding"))
+    throw BadRequest{411, "the body is missing, or the header Content-Length"};
   if (request.is_multipart_form_data()) {
     read([](const httplib::MultipartFormData&) { return true; }, take);
     return "";
@@ -111,9 +125,10 @@ bool is_loopback(const std::string& host) {
 struct HttpServer::State {
   HttpOptions options;
   Handler handler;
-  httplib::Server server = {};
+  ListeningServer server = {};
   std::atomic<int> open = 0;
   int port = 0;
+  bool closed = false;
   std::thread thread = {};
 
   void admit(const httplib::Request& request) const {
@@ -129,14 +144,16 @@ struct HttpServer::State {
       throw BadRequest{401, "the key is missing or wrong: send Authorization: Bearer KEY"};
   }
 
-  void answer(const httplib::Request& request, httplib::Response& response, std::string body) {
+  using Call = std::shared_ptr<OpenCall>;  ///< until the last byte of its answer is written
+
+  void answer(const httplib::Request& request, httplib::Response& response, std::string body,
+              const Call& call) {
     const int socket = socket_of(request);
     HttpReply reply =
         handler({request.method, request.path, std::move(body), [socket] { return is_closed(socket); }});
+    if (!reply.stream) return send(response, reply.status, std::move(reply.body), call);
     response.status = reply.status;
-    if (!reply.stream) return response.set_content(std::move(reply.body), "application/json");
     response.set_header("Cache-Control", "no-cache");
-    auto call = std::make_shared<OpenCall>(open);
     response.set_chunked_content_provider("text/event-stream", [stream = std::move(reply.stream), socket,
                                                                 call](std::size_t, httplib::DataSink& sink) {
       bool lost = false;
@@ -151,26 +168,37 @@ struct HttpServer::State {
 
   void serve(const httplib::Request& request, httplib::Response& response,
              const httplib::ContentReader* read) {
-    const OpenCall call(open);
+    const auto call = std::make_shared<OpenCall>(open);
+    ignore_ranges(request);
     try {
       std::string body = read != nullptr ? read_body(request, *read, options.max_body) : "";
       admit(request);
       const std::string type = request.get_header_value("Content-Type");
       if (read != nullptr && !type.starts_with("application/json"))
         throw BadRequest{415, "send JSON, with the header Content-Type: application/json"};
-      answer(request, response, std::move(body));
+      answer(request, response, std::move(body), call);
     } catch (const BadRequest& bad) {
-      refuse(response, bad);
+      refuse(response, bad, call);
     } catch (const std::exception& error) {
-      refuse(response, {500, error.what()});
+      refuse(response, {500, error.what()}, call);
     }
   }
 
-  static void refuse(httplib::Response& response, const BadRequest& bad) {
-    response.status = bad.status;
+  static void send(httplib::Response& response, int status, std::string body, const Call& call) {
+    response.status = status;
+    const std::size_t size = body.size();
+    response.set_content_provider(
+        size, "application/json",
+        [body = std::move(body), call](std::size_t offset, std::size_t length, httplib::DataSink& sink) {
+          return offset < body.size() &&
+                 sink.write(body.data() + offset, std::min(length, body.size() - offset));
+        });
+  }
+
+  static void refuse(httplib::Response& response, const BadRequest& bad, const Call& call) {
     if (bad.status == 401) response.set_header("WWW-Authenticate", "Bearer");
     if (bad.status == 429 || bad.status == 503) response.set_header("Retry-After", "1");
-    response.set_content(error_body(bad), "application/json");
+    send(response, bad.status, error_body(bad), call);
   }
 
   void set_up() {
@@ -182,8 +210,8 @@ struct HttpServer::State {
     server.Get(".*", plain).Delete(".*", plain).Options(".*", plain);
     server.Post(".*", with_body).Put(".*", with_body).Patch(".*", with_body);
     server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-      if (response.body.empty())
-        refuse(response, {response.status, "this is no request that can be answered"});
+      if (response.has_header("Content-Type")) return;  // ours
+      refuse(response, {response.status, "this is no request that can be answered"}, nullptr);
     });
     server.new_task_queue = [this] {
       return new httplib::ThreadPool(static_cast<std::size_t>(options.connections));
@@ -240,7 +268,9 @@ HttpServer::~HttpServer() {
 }
 
 int HttpServer::port() const { return state_->port; }
-void HttpServer::close() { state_->server.stop(); }
+void HttpServer::close() {
+  if (!std::exchange(state_->closed, true)) state_->server.stop_listening();
+}
 int HttpServer::open_calls() const { return state_->open; }
 
 }  // namespace tessera::cli::serving

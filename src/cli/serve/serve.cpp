@@ -35,11 +35,15 @@ struct ServeArguments : ModelArguments {
   std::int64_t batch_size = 32, queue = 512, max_prompt = 0, prefill_chunk = 512;
   std::size_t max_body = 4 * kMegabyte;
   double grace_s = 10;
+  bool any_mode = false;
 };
 
-std::string read_key(const std::string& path) {
+std::string read_key(const std::string& path, bool any_mode) {
   std::ifstream in(path);
   TESSERA_ENSURE(IoError, in, "cannot read ", path, ", the file of --api_key_file");
+  const auto mode = static_cast<unsigned>(std::filesystem::status(path).permissions()) & 0777;
+  TESSERA_ENSURE(ConfigError, any_mode || (mode & 077) == 0, path, " can be read by others: chmod 600 ", path,
+                 "; where the mode is given, as with a mounted Kubernetes secret, --allow_secret_mode");
   std::string key, more;
   std::getline(in, key);
   while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
@@ -151,7 +155,7 @@ void run_serve(const ServeArguments& a, Program& program) {
       "--max-connections, --batch-size, --max-queue, --prefill-chunk and --max-body must be 1 or more");
   TESSERA_ENSURE(ConfigError, a.max_prompt >= 0 && a.grace_s >= 0,
                  "--max-prompt and --grace must not be negative");
-  const std::string key = a.api_key_file.empty() ? "" : read_key(a.api_key_file);
+  const std::string key = a.api_key_file.empty() ? "" : read_key(a.api_key_file, a.any_mode);
   TESSERA_ENSURE(ConfigError, !key.empty() || is_loopback(a.host), "--host ", a.host,
                  " lets other machines ask: give --api_key_file FILE with a key that clients must send");
   on_layout(a, program, [&](const std::shared_ptr<Communicator>& world) { serve(a, program, key, world); });
@@ -170,6 +174,8 @@ void add_serve(CLI::App& app, Program& program) {
   add("--host", a->host, "address to listen on; one that other machines reach needs --api_key_file");
   command->add_option("--api_key_file,--api-key-file", a->api_key_file,
                       "file with a key that clients send: Authorization: Bearer KEY");
+  command->add_flag("--allow_secret_mode,--allow-secret-mode", a->any_mode,
+                    "take a file of a key that others can read");
   command->add_option("--name", a->name, "the model's name for clients; by default its folder's");
   add("--batch-size", a->batch_size, "texts computed at once by a data rank; others wait");
   add("--max-queue", a->queue, "texts computed or waiting; more are refused with 429");
