@@ -14,7 +14,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tesseraConfig.cmake.in
   ${PROJECT_BINARY_DIR}/tesseraConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
-  ${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake DESTINATION ${package_dir} COMPONENT development)
+  ${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake ${PROJECT_SOURCE_DIR}/cmake/Findhttplib.cmake DESTINATION ${package_dir} COMPONENT development)
 
 # Tables of `tessera tune` that come with Tessera: where gemm_tables() looks.
 file(GLOB tables CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_tables/*.txt)

@@ -31,7 +31,7 @@ done
 
 # The names are the same on Debian 12 and Ubuntu 24.04.
 libraries=(libdnnl-dev libgloo-dev libssl-dev libyaml-cpp-dev libspdlog-dev libcli11-dev nlohmann-json3-dev zlib1g-dev
-  libzstd-dev)
+  libzstd-dev libcpp-httplib-dev)
 tools=(cmake:cmake ninja:ninja-build g++:g++) # program:package
 if $with_tests; then
   libraries+=(libgtest-dev libboost-context-dev)

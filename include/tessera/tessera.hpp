@@ -11,6 +11,7 @@
 #include "tessera/device/trace.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/collect.hpp"
+#include "tessera/engine/continuous.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/engine/generate.hpp"
 #include "tessera/engine/plan.hpp"

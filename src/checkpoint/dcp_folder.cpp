@@ -68,7 +68,7 @@ class Metadata {
       if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
         fail("'" + name->text + "'", "is described by a " + facts->describe());
       if (value == RunValue::weight) {
-        if (moment_of(name->text)) {
+        if (moment_of(name->text) || name->text.starts_with("optimizer.")) {
           ++counts.moments;
         } else {
           out.push_back(tensor_of(name->text, *facts));

@@ -43,6 +43,8 @@ struct MegatronModel::Impl {
   std::int64_t iteration = 0, tensor = 1, pipeline = 1, data = 1, version = 0;
   std::vector<std::string> notes;
   std::vector<std::unique_ptr<checkpoint_detail::TorchFile>> files;
+  std::vector<std::unique_ptr<checkpoint_detail::TensorHolder>>
+      holders;  ///< of torch_dist, one of each tensor
   Set weights;
   std::optional<checkpoint_detail::MegatronRunParts> run;
 
@@ -61,6 +63,14 @@ struct MegatronModel::Impl {
                                const checkpoint_detail::MegatronArgs& args, bool first, SymbolicLinks links);
   void take(const Chunk& chunk, std::int64_t first_layer, bool tied, Set& to,
             std::set<std::string>& unexpected) const;
+  void take(const checkpoint_detail::TensorHolder& holder, const std::string& name,
+            const checkpoint_detail::TorchTensor& tensor_of_it, std::int64_t first_layer, bool tied, Set& to,
+            std::set<std::string>& unexpected) const;
+  /// Iteration and version of a checkpoint whose first file this is.
+  void take_version(const checkpoint_detail::TorchFile& file);
+  /// The format torch_dist: whole tensors in parts, those of equal layers as one.
+  void read_distributed(const checkpoint_detail::TorchFile& common, bool tied, SymbolicLinks links,
+                        std::set<std::string>& unexpected);
   void take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                       std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links);
   void check(const std::set<std::string>& unexpected);

@@ -14,7 +14,7 @@ namespace tessera::checkpoint_detail {
 
 /// A tensor of the whole model by tensor rank.
 struct StoredTensor {
-  std::vector<std::pair<const TorchFile*, TorchTensor>> ranks;
+  std::vector<std::pair<const TensorHolder*, TorchTensor>> ranks;
   Shape shape;                         ///< of the whole
   const StoredTensor* copy = nullptr;  ///< of an embedding: what the last stage has of it
 

@@ -59,7 +59,27 @@ std::int64_t whole_number(const PickleValue* value) {
   return value && value->is(Kind::integer) ? value->integer : 0;
 }
 
+std::int64_t iteration_of(const PickleValue& root) {
+  const PickleValue* number = root.find("iteration");
+  return whole_number(number ? number : root.find("total_iters"));
+}
+
+std::int64_t version_of(const PickleValue& root) {
+  const PickleValue* stored = root.find("checkpoint_version");
+  return static_cast<std::int64_t>(!stored                  ? 0
+                                   : stored->is(Kind::real) ? stored->real
+                                                            : static_cast<double>(stored->integer));
+}
+
 }  // namespace
+
+void MegatronModel::Impl::take_version(const TorchFile& file) {
+  iteration = iteration_of(file.root());
+  version = version_of(file.root());
+  if (version < 0 || version > 3)
+    bad_file(file.path(), "checkpoint_version", detail::concat(version, " is not read; 0 to 3 are"),
+             kWholeMegatron);
+}
 
 /// The folder has the ranks that the arguments of its first one, in `path`, say, and no more.
 void MegatronModel::Impl::check_ranks(const MegatronArgs& args, const fs::path& path) const {
@@ -80,21 +100,27 @@ void MegatronModel::Impl::check_ranks(const MegatronArgs& args, const fs::path& 
 void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run) {
   dir = iteration_folder(dir, options.links);
   std::error_code error;
-  if (fs::exists(dir / "metadata.json", error))
-    bad_file(dir, "", "it is of the format torch_dist",
-             "Load it in Megatron and save it with --ckpt-convert-format torch.");
+  const bool distributed = fs::exists(dir / ".metadata", error);  // the format torch_dist
+  if (distributed && with_run)
+    bad_file(dir, "", "it is of the format torch_dist, whose optimizer's state is not read",
+             "Convert the weights alone, or save in Megatron with --ckpt-convert-format torch.");
   // Whether there are stages is known from the first rank's arguments only; its folder is found either way.
-  const std::optional<fs::path> path = rank_file(dir, 0, std::nullopt);
+  const std::optional<fs::path> path = distributed ? dir / "common.pt" : rank_file(dir, 0, std::nullopt);
   if (!path)
-    bad_file(dir, "", "there is no mp_rank_00/model_optim_rng.pt and no mp_rank_00_000", kWholeMegatron);
+    bad_file(dir, "",
+             "there is no mp_rank_00/model_optim_rng.pt, no mp_rank_00_000 and, as torch_dist would have, no "
+             ".metadata",
+             kWholeMegatron);
   const TorchFile first(*path, options.links);
   const PickleValue* given = first.root().find("args");
   if (!given)
     bad_file(*path, "args", "are missing: sizes and activation of the model are not known", kWholeMegatron);
   const MegatronArgs args = read_megatron_args(*given, *path);
-  check_ranks(args, *path);
-  tensor = args.tensor;
-  pipeline = args.pipeline;
+  if (!distributed) {
+    check_ranks(args, *path);
+    tensor = args.tensor;
+    pipeline = args.pipeline;
+  }
   data = args.data;
   architecture.model = args.model;
   if (with_run) {
@@ -103,7 +129,11 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
     run->training.config.model = args.model;
   }
   std::set<std::string> unexpected;
-  for (std::int64_t tp = 0; tp < tensor; ++tp) read_tensor_rank(tp, args, options.links, unexpected);
+  if (distributed) {
+    read_distributed(first, *args.model.tied_head, options.links, unexpected);
+  } else {
+    for (std::int64_t tp = 0; tp < tensor; ++tp) read_tensor_rank(tp, args, options.links, unexpected);
+  }
   settle_family(args);
   settle_vocabulary(args, options);
   check(unexpected);
@@ -161,19 +191,9 @@ std::vector<MegatronChunk> MegatronModel::Impl::read_rank(std::int64_t tp, std::
   files.push_back(std::make_unique<TorchFile>(*path, links));
   const TorchFile& file = *files.back();
   const PickleValue& root = file.root();
-  const PickleValue* number = root.find("iteration");
-  const std::int64_t own = whole_number(number ? number : root.find("total_iters"));
-  const PickleValue* stored_version = root.find("checkpoint_version");
-  const auto own_version = static_cast<std::int64_t>(!stored_version ? 0
-                                                     : stored_version->is(Kind::real)
-                                                         ? stored_version->real
-                                                         : static_cast<double>(stored_version->integer));
+  const std::int64_t own = iteration_of(root), own_version = version_of(root);
   if (first) {
-    iteration = own;
-    version = own_version;
-    if (version < 0 || version > 3)
-      bad_file(*path, "checkpoint_version", detail::concat(version, " is not read; 0 to 3 are"),
-               kWholeMegatron);
+    take_version(file);
   } else if (own != iteration || own_version != version) {
     bad_file(*path, "iteration",
              detail::concat("is ", own, " (version ", own_version, "), that of the first rank ", iteration,
@@ -195,19 +215,23 @@ std::vector<MegatronChunk> MegatronModel::Impl::read_rank(std::int64_t tp, std::
 /// Adds a chunk's tensors, whose layers are numbered from `first_layer` on.
 void MegatronModel::Impl::take(const Chunk& chunk, std::int64_t first_layer, bool tied, Set& to,
                                std::set<std::string>& unexpected) const {
-  for (const auto& [name, each] : chunk.tensors) {
-    const std::optional<MegatronName> known = megatron_name(name);
-    if (!known) {
-      unexpected.insert(name + " " + each.describe());
-      continue;
-    }
-    if (known->ignored) continue;
-    const LayerName layer = layer_name(known->ours);
-    const std::string ours =
-        layer.layer < 0 ? known->ours : with_layer(first_layer + layer.layer, layer.rest);
-    StoredTensor& stored = tied && known->tied_copy ? to.head_copy : to.tensors[ours];
-    stored.ranks.emplace_back(chunk.file, each);
+  for (const auto& [name, each] : chunk.tensors)
+    take(*chunk.file, name, each, first_layer, tied, to, unexpected);
+}
+
+void MegatronModel::Impl::take(const TensorHolder& holder, const std::string& name,
+                               const TorchTensor& tensor_of_it, std::int64_t first_layer, bool tied, Set& to,
+                               std::set<std::string>& unexpected) const {
+  const std::optional<MegatronName> known = megatron_name(name);
+  if (!known) {
+    unexpected.insert(name + " " + tensor_of_it.describe());
+    return;
   }
+  if (known->ignored) return;
+  const LayerName layer = layer_name(known->ours);
+  const std::string ours = layer.layer < 0 ? known->ours : with_layer(first_layer + layer.layer, layer.rest);
+  StoredTensor& stored = tied && known->tied_copy ? to.head_copy : to.tensors[ours];
+  stored.ranks.emplace_back(&holder, tensor_of_it);
 }
 
 /// What the arguments leave open the tensors say: a model with a head for masked tokens is BERT.

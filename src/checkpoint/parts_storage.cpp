@@ -165,6 +165,10 @@ PartedTensor whole_tensor(const std::string& name, const std::shared_ptr<const T
           {{.box = TensorSlice::whole(shape), .count = shape.numel(), .read = elements_of(file, tensor)}}};
 }
 
+std::unique_ptr<HfStorage> parts_of(std::vector<PartedTensor> tensors, const fs::path& origin) {
+  return std::make_unique<Parts>(std::move(tensors), origin);
+}
+
 std::unique_ptr<HfStorage> parts_of(std::vector<PartedTensor> tensors, const ModelSpec& spec,
                                     const fs::path& origin, std::vector<std::string>& notes) {
   for (PartedTensor& tensor : tensors) tensor.name = unwrapped(std::move(tensor.name));
@@ -187,7 +191,7 @@ std::unique_ptr<HfStorage> parts_of(std::vector<PartedTensor> tensors, const Mod
   if (others > 0)
     notes.push_back(
         detail::concat(others, " tensors beside the model's, such as an optimizer's, are not taken over"));
-  return std::make_unique<Parts>(std::move(kept), origin);
+  return parts_of(std::move(kept), origin);
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -32,22 +32,33 @@ constexpr std::int64_t kMostExtent = std::int64_t{1} << 48;
 /// something else.
 std::optional<std::vector<std::int64_t>> extents(const PickleValue& value);
 
-class TorchFile {
+/// What tensors are read from.
+class TensorHolder {
+ public:
+  virtual ~TensorHolder() = default;
+  /// For messages.
+  virtual const std::filesystem::path& path() const = 0;
+  virtual void read(const TorchTensor& tensor, std::span<std::byte> out) const = 0;
+  /// Reads rows [first, first + count) of the first dimension, contiguous.
+  virtual void read_rows(const TorchTensor& tensor, std::int64_t first, std::int64_t count,
+                         std::span<std::byte> out) const = 0;
+};
+
+class TorchFile final : public TensorHolder {
  public:
   explicit TorchFile(const std::filesystem::path& path, SymbolicLinks links = SymbolicLinks::follow);
   /// The one that is bytes [offset, offset + bytes) of a larger file.
   TorchFile(const std::filesystem::path& path, std::uint64_t offset, std::uint64_t bytes,
             SymbolicLinks links = SymbolicLinks::follow);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const override { return path_; }
   const PickleValue& root() const { return pickle_->root(); }
   /// The tensor that a value stands for (a parameter's too), or nothing where it is something else. Errors:
   /// CheckpointError where it reaches beyond its storage or has a kind that is not read.
   std::optional<TorchTensor> tensor(const PickleValue& value) const;
-  /// Reads rows [first, first + count) of the first dimension, contiguous.
   void read_rows(const TorchTensor& tensor, std::int64_t first, std::int64_t count,
-                 std::span<std::byte> out) const;
-  void read(const TorchTensor& tensor, std::span<std::byte> out) const;
+                 std::span<std::byte> out) const override;
+  void read(const TorchTensor& tensor, std::span<std::byte> out) const override;
 
  private:
   void open(std::uint64_t begin, std::uint64_t end);

@@ -43,6 +43,7 @@ int run(std::vector<std::string> args, const std::vector<std::string>& self) {
   cli::add_preprocess(app, program);
   cli::add_generate(app, program);
   cli::add_evaluate(app, program);
+  cli::add_serve(app, program);
   cli::add_convert(app, program);
   cli::add_checkpoint(app, program);
   cli::add_python_commands(app, program);

@@ -37,6 +37,7 @@ void add_test(CLI::App& app, Program& program);
 void add_preprocess(CLI::App& app, Program& program);
 void add_generate(CLI::App& app, Program& program);
 void add_evaluate(CLI::App& app, Program& program);
+void add_serve(CLI::App& app, Program& program);
 void add_convert(CLI::App& app, Program& program);
 void add_checkpoint(CLI::App& app, Program& program);
 void add_data(CLI::App& app, Program& program);

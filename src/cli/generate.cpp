@@ -8,12 +8,8 @@
 
 #include "cli/json_lines.hpp"
 #include "cli/model_command.hpp"
-#include "cli/run_path.hpp"
-#include "tessera/checkpoint/hf.hpp"
+#include "cli/text_ends.hpp"
 #include "tessera/comm/bytes.hpp"
-#include "tessera/data/t5_dataset.hpp"
-#include "tessera/data/tokenizer.hpp"
-#include "tessera/data/tokenizer_record.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -72,7 +68,6 @@ class Writer {
   Writer(const GenerateArguments& a, const Program& program, std::shared_ptr<Communicator> world)
       : a_(a), world_(std::move(world)), first_(world_->rank() == 0), loaded_(load(a, program, world_)) {
     if (first_ || !a.stop.empty()) tokenizer_ = open_tokenizer(loaded_, a, program);
-    encodes_ = loaded_.engine->model().reads_encoder_tokens();
   }
 
   void run() {
@@ -90,15 +85,11 @@ class Writer {
                      "--prompt is empty: generation needs at least one token to begin with");
     }
     GenerationOptions options = a_.sampling;
-    end_ = end_of_document();
-    if (encodes_) settle_ends(options);
-    // As the tokenizers of Transformers' T5 do it; samples of a run of ours have none there.
-    if (encodes_ && end_ >= 0 && is_model_folder(a_.model)) {
-      for (auto& prompt : prompts)
-        if (prompt.empty() || prompt.back() != end_) prompt.push_back(end_);
-    }
+    ends_ = text_ends(loaded_, a_, tokenizer_.get(), *world_);
+    options.decoder_start = ends_.start;
+    for (auto& prompt : prompts) ends_.finish_prompt(prompt);
     prompts = share_prompts(*world_, prompts);
-    if (end_ >= 0) options.stop_tokens = {end_};
+    if (ends_.end >= 0) options.stop_tokens = {ends_.end};
     options.num_samples = options.num_beams > 1 ? 1 : a_.samples;
     options.num_return = options.num_beams > 1 ? a_.samples : 1;
     options.stop = stop_at(a_.stop, tokenizer_);
@@ -115,52 +106,14 @@ class Writer {
   }
 
  private:
-  std::int32_t end_of_document() {
-    if (loaded_.tokenizer) return loaded_.tokenizer->end_of_document;
-    // Ranks without a tokenizer take rank 0's word for it.
-    const std::string word = first_ ? std::to_string(tokenizer_->end_of_document()) : "";
-    return std::stoi(world_->size() == 1 ? word : broadcast_bytes(*world_, word));
-  }
-
-  /// What texts begin and end with whose prompts an encoder reads: as samples of training do.
-  void settle_ends(GenerationOptions& options) {
-    Json ends;
-    if (first_) {
-      const DataConfig& data = loaded_.config.data;
-      const TokenizerOptions given = tokenizer_options(loaded_, a_.tokenizer);
-      SpecialTokens special = given.type == "bytes" ? SpecialTokens() : special_tokens(given);
-      const auto take = [](const std::optional<std::int64_t>& from, std::int32_t& to) {
-        if (from) to = static_cast<std::int32_t>(*from);
-      };
-      take(data.bos_id, special.bos);
-      take(data.eos_id, special.eos);
-      take(data.pad_id, special.pad);
-      std::int64_t ids = tokenizer_->vocab_size();
-      add_t5_tokens(special, ids, data.vocab_extra_ids);
-      ends = {std::max(special.bos, 0), special.eos >= 0 ? special.eos : tokenizer_->end_of_document()};
-    }
-    if (world_->size() > 1) ends = Json::parse(broadcast_bytes(*world_, first_ ? ends.dump() : ""));
-    options.decoder_start = ends[0].get<std::int32_t>();
-    end_ = ends[1].get<std::int32_t>();
-  }
-
-  /// New tokens without the one that ended the text.
-  std::vector<std::int32_t> shown(const GeneratedText& text) const {
-    std::vector<std::int32_t> tokens = text.tokens;
-    if (!tokens.empty() && tokens.back() == end_) tokens.pop_back();
-    // Sentinels that a run of T5 added to the tokenizer's ids have no text.
-    if (encodes_) std::erase_if(tokens, [&](std::int32_t id) { return id >= tokenizer_->vocab_size(); });
-    return tokens;
-  }
-
   void print(const std::vector<std::int32_t>& prompt, const Generated& texts) {
     const std::int64_t positions = loaded_.engine->model().max_positions();
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      std::vector<std::int32_t> text = encodes_ ? std::vector<std::int32_t>() : prompt;
-      const auto added = shown(texts[i]);
+      std::vector<std::int32_t> text = ends_.encodes ? std::vector<std::int32_t>() : prompt;
+      const auto added = ends_.shown(texts[i].tokens);
       text.insert(text.end(), added.begin(), added.end());
       const auto length = static_cast<std::int64_t>(text.size());
-      if (!encodes_ && length == positions &&
+      if (!ends_.encodes && length == positions &&
           length < static_cast<std::int64_t>(prompt.size()) + a_.sampling.max_new_tokens)
         std::cerr << "note: stopped at the model's last position: it has " << length << ", the prompt takes "
                   << prompt.size() << std::endl;
@@ -180,7 +133,7 @@ class Writer {
     std::ostream& out = a_.output.empty() ? std::cout : file;
     for (std::size_t i = 0; i < all.size(); ++i) {
       Json texts = Json::array();
-      for (const GeneratedText& text : all[i]) texts.push_back(tokenizer_->decode(shown(text)));
+      for (const GeneratedText& text : all[i]) texts.push_back(tokenizer_->decode(ends_.shown(text.tokens)));
       Json line = lines_[i];
       if (texts.size() == 1) {
         line["text"] = texts[0];
@@ -207,8 +160,7 @@ class Writer {
   const GenerateArguments& a_;
   std::shared_ptr<Communicator> world_;
   bool first_;
-  bool encodes_ = false;   ///< an encoder reads the prompts
-  std::int32_t end_ = -1;  ///< the token that ends a text, or -1
+  TextEnds ends_;
   LoadedModel loaded_;
   std::shared_ptr<Tokenizer> tokenizer_;
   std::vector<Json> lines_;

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <csignal>
 #include <iostream>
@@ -9,6 +8,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/progress.hpp"
+#include "cli/signal_handlers.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/engine/trainer.hpp"
@@ -38,42 +38,6 @@ void request_interrupt(int signal_number) {
 
 /// A scheduler may send several of them, to the launcher and to each rank: only Ctrl-C ends a save.
 void request_preemption(int) { preemption_requested = true; }
-
-void (*handler_of(int signal_number))(int) {
-  if (signal_number == SIGINT) return request_interrupt;
-  return signal_number == SIGUSR2 ? request_dump : request_preemption;
-}
-
-/// The handler gets a stack of its own: while oneDNN's sgemm runs, the stack pointer may point into the heap
-/// (seen with 2.6.3), and a handler's frame there would overwrite other people's memory.
-class StopSignals {
- public:
-  StopSignals() : stack_(std::size_t{1} << 16) {
-    interrupt_requested = preemption_requested = false;
-    stack_t own{};
-    own.ss_sp = stack_.data();
-    own.ss_size = stack_.size();
-    sigaltstack(&own, &old_stack_);
-    struct sigaction action {};
-    action.sa_flags = SA_ONSTACK | SA_RESTART;
-    for (std::size_t i = 0; i < kSignals.size(); ++i) {
-      action.sa_handler = handler_of(kSignals[i]);
-      sigaction(kSignals[i], &action, &old_[i]);
-    }
-  }
-  ~StopSignals() {
-    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &old_[i], nullptr);
-    sigaltstack(&old_stack_, nullptr);
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
- private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-  std::vector<char> stack_;
-  stack_t old_stack_{};
-  std::array<struct sigaction, kSignals.size()> old_{};
-};
 
 struct TrainArguments {
   std::string config;
@@ -148,7 +112,11 @@ void run_train(const TrainArguments& arguments, Program& program) {
   if (!open.empty() && environment.rank == 0) program.log.warning(open);
   const auto world = connect_world(environment, config.parallel.timeout_s);
   // Not before: who waits for a rank that a signal has ended already would wait for long.
-  const StopSignals signals;
+  interrupt_requested = preemption_requested = false;
+  const SignalHandlers signals({{SIGINT, request_interrupt},
+                                {SIGTERM, request_preemption},
+                                {SIGUSR1, request_preemption},
+                                {SIGUSR2, request_dump}});
   const bool first = world->rank() == 0;
   Progress progress(config.logging.every, isatty(STDERR_FILENO) != 0);
   TrainHooks hooks;

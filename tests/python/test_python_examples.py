@@ -152,3 +152,18 @@ def test_generation_writes_the_same_on_four_processes(run):
     written = [[line for line in output.splitlines() if line.startswith(("the likeliest", "top-", "beam"))] for output in (alone, layout)]
     assert len(written[0]) == 17 and written[0] == written[1]
     assert all(prompt in line for prompt, line in zip(("def __init__(self", "return", "if not isinstance(", "import"), written[0]))
+
+
+def rewards(output: str) -> List[float]:
+    return [float(reward) for reward in re.findall(r"reward (\d+\.\d+)", output)]
+
+
+def test_policy_gradient_raises_the_reward_on_every_layout(python_build, folder, long_run):
+    """The texts a step learns from are those of one process, so the rewards are its too."""
+    script = [EXAMPLES / "11_policy_gradient.py", "--steps", 8, "--texts", 32]
+    alone = rewards(python_build.run(*script, cwd=folder).stdout)
+    assert len(alone) == 3 and alone[-1] > 2 * alone[0] > 0
+    layouts = [["--config_file", EXAMPLES / "configs/megatron_tp2.yaml"], ["--num_processes", 2, "--cpu"]]
+    for flags in layouts if long_run else layouts[:1]:
+        layout = python_build.run(*script, launcher=python_build.launcher("--quiet", *flags), cwd=folder).stdout
+        assert rewards(layout) == pytest.approx(alone, abs=1e-3), flags

@@ -51,6 +51,8 @@ struct GenerationOptions {
   /// With logprobs, of a decoder: those of the prompt's tokens behind the first come before them. With
   /// max_new_tokens 0 these are all.
   bool prompt_logprobs = false;
+  /// With logprobs: beside each of them the tokens that were likeliest there, so many.
+  std::int64_t top_logprobs = 0;
 
   std::int64_t num_beams =
       1;  ///< above 1: beam search instead of drawing; temperature, top_k, top_p are unused
@@ -67,12 +69,18 @@ struct GenerationOptions {
 /// Errors: InvalidArgument for options out of range, or that do not go together, by name.
 void check(const GenerationOptions& options);
 
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+};
+
 struct GeneratedText {
   std::vector<std::int32_t>
       tokens;  ///< new ones, with the stop token if that ended it (beam_rule megatron: without)
   std::vector<float> logprobs = {};  ///< of these, where asked for, and before them the prompt's
-  double score = 0;                  ///< of a beam search
-  bool stopped = false;              ///< by a stop token or `stop`, not by its length
+  std::vector<std::vector<TokenLogprob>> top_logprobs = {};  ///< of each of these, the likeliest first
+  double score = 0;                                          ///< of a beam search
+  bool stopped = false;                                      ///< by a stop token or `stop`, not by its length
 };
 
 /// What becomes of one prompt: num_samples or num_return texts, the best first.

@@ -93,7 +93,7 @@ Choice by_transformers(Unit& unit, std::vector<Branch> branches, const Generatio
     const Branch& each = branches[static_cast<std::size_t>(i)];
     if (!each.ends) continue;
     const double score = penalised(each.sum, length, options);
-    keep(unit, {score, {text_of(unit, each, true), {}, score, each.stops}}, beams);
+    keep(unit, {score, {text_of(unit, each, true), {}, {}, score, each.stops}}, beams);
   }
   const bool nothing_open = std::ranges::all_of(branches, [](const Branch& b) { return b.ends; });
   for (Branch& each : branches) each.sum += each.ends ? kOpen : 0.0;
@@ -117,7 +117,7 @@ Choice by_megatron(Unit& unit, const std::vector<Branch>& branches, const Genera
       open.push_back(each);
     } else if (static_cast<std::int64_t>(i) < beams) {
       const double score = penalised(each.sum, length, options);
-      keep(unit, {score, {text_of(unit, each, false), {}, score, true}}, beams);
+      keep(unit, {score, {text_of(unit, each, false), {}, {}, score, true}}, beams);
     }
   }
   TESSERA_CHECK(static_cast<std::int64_t>(open.size()) == beams, "num_beams (", beams, ") is more than the ",
@@ -127,7 +127,7 @@ Choice by_megatron(Unit& unit, const std::vector<Branch>& branches, const Genera
   if (!done && length >= unit.most_new) {
     for (const Branch& each : open) {
       const double score = penalised(each.sum, length, options);
-      keep(unit, {score, {text_of(unit, each, true), {}, score, false}}, beams);
+      keep(unit, {score, {text_of(unit, each, true), {}, {}, score, false}}, beams);
     }
     done = true;
   }

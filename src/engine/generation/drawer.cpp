@@ -124,7 +124,8 @@ void Drawer::penalise(const Row& row, float penalty, double shift) {
   for (const std::int32_t at : changed_) seen_[static_cast<std::size_t>(at)] = 0;
 }
 
-std::span<float> Drawer::adjusted(std::size_t i, const Row& which, const GenerationOptions& options) {
+std::span<float> Drawer::adjusted(std::size_t i, const Row& which) {
+  const GenerationOptions& options = *which.unit->options;
   const std::span<const float> raw = row(i);
   scores_.assign(raw.begin(), raw.end());
   // A beam search penalises log-probabilities, as Transformers does.
@@ -168,19 +169,35 @@ std::vector<std::vector<Candidate>> Drawer::exchange(std::vector<std::vector<Can
   return own;
 }
 
-std::vector<std::vector<Candidate>> Drawer::candidates(const std::vector<Row>& rows, std::size_t k,
-                                                       const GenerationOptions& options) {
+std::vector<std::vector<Candidate>> Drawer::candidates(const std::vector<Row>& rows, std::size_t k) {
   std::vector<std::vector<Candidate>> best(rows.size());
-  const bool plain = options.repetition_penalty == 1.0 && options.min_new_tokens == 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    select(plain ? row(i) : std::span<const float>(adjusted(i, rows[i], options)), first_token_, k, best[i]);
+    const GenerationOptions& options = *rows[i].unit->options;
+    const bool plain = options.repetition_penalty == 1.0 && options.min_new_tokens == 0;
+    select(plain ? row(i) : std::span<const float>(adjusted(i, rows[i])), first_token_, k, best[i]);
     for (Candidate& each : best[i]) each.raw = row(i)[static_cast<std::size_t>(each.token - first_token_)];
   }
   return several() ? exchange(std::move(best), k) : best;
 }
 
-Choice Drawer::draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from,
-                        const GenerationOptions& options) {
+std::vector<std::vector<Candidate>> Drawer::likeliest(std::size_t rows, std::size_t k) {
+  std::vector<std::vector<Candidate>> best(rows);
+  for (std::size_t i = 0; i < rows; ++i) select(row(i), first_token_, k, best[i]);
+  return several() ? exchange(std::move(best), k) : best;
+}
+
+std::vector<TokenLogprob> Drawer::told(std::size_t i, const std::vector<Candidate>& best,
+                                       std::int64_t count) const {
+  std::vector<TokenLogprob> result;
+  for (const Candidate& each : best) {
+    if (static_cast<std::int64_t>(result.size()) == count) break;
+    result.push_back({each.token, static_cast<float>(static_cast<double>(each.score) - lse_[i])});
+  }
+  return result;
+}
+
+Choice Drawer::draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from) {
+  const GenerationOptions& options = *unit.options;
   const double temperature = is_greedy(options) ? 1.0 : options.temperature;
   const double top_p = top_p_of(unit, options);
   const double uniform = uniform_at(options.seed, unit.number,
@@ -190,7 +207,7 @@ Choice Drawer::draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from,
     if (top_p > 0.0) cut_to_share(*from, temperature, top_p);
     token = generation::draw(*from, temperature, uniform);
   } else {
-    const std::span<const float> scores = adjusted(i, {&unit, 0}, options);
+    const std::span<const float> scores = adjusted(i, {&unit, 0});
     if (top_p > 0.0) {
       std::vector<Candidate> best;
       select_share(scores, temperature, top_p, best);
@@ -222,64 +239,90 @@ void Drawer::score(const Tensor& logits, std::span<const Scored> tokens) {
   find_masses(tokens.size(), true);
   // A token's logit is with the rank that has its column.
   std::vector<float> own;
+  std::int64_t most = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::int64_t at = std::int64_t{tokens[i].token} - first_token_;
     const bool here = at >= 0 && at < static_cast<std::int64_t>(columns_);
     own.push_back(here ? row(i)[static_cast<std::size_t>(at)] : kNone);
+    most = std::max(most, tokens[i].units[0]->options->top_logprobs);
   }
   if (several()) {
     const Tensor sum = Tensor::from(host_, own, {static_cast<std::int64_t>(own.size())});
     tensor_->all_reduce(host_, sum, ReduceOp::max).wait(host_);
     own = sum.to_floats();
   }
+  std::vector<std::vector<Candidate>> best;
+  if (most > 0) best = likeliest(tokens.size(), static_cast<std::size_t>(most));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    for (Unit* unit : tokens[i].units)
+    for (Unit* unit : tokens[i].units) {
       unit->prompt_logprobs.push_back(static_cast<float>(static_cast<double>(own[i]) - lse_[i]));
+      const std::int64_t count = unit->options->top_logprobs;
+      if (count > 0 && !best.empty()) unit->prompt_likeliest.push_back(told(i, best[i], count));
+    }
   }
   held_ = {};
 }
 
-std::vector<Choice> Drawer::draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width,
-                                 const GenerationOptions& options) {
+Choice Drawer::advance(Unit& unit, std::size_t i, std::span<std::vector<Candidate>> best) {
+  std::vector<std::vector<Candidate>> next;
+  for (std::vector<Candidate>& of_beam : best) {
+    next.push_back(std::move(of_beam));
+    for (Candidate& each : next.back())
+      each.score = static_cast<float>(static_cast<double>(each.score) - lse_[i]);
+    ++i;
+  }
+  return advance_beams(unit, next, *unit.options);
+}
+
+std::vector<Choice> Drawer::draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width) {
   std::vector<Row> rows;
+  std::size_t k = 0;
+  std::int64_t most_told = 0;
+  bool whole_rows = false, logprobs = false;
   for (const Unit* unit : units) {
     const std::size_t own = unit->new_tokens() == 0 ? 1 : static_cast<std::size_t>(width);
     for (std::size_t beam = 0; beam < own; ++beam) rows.push_back({unit, beam});
+    const std::size_t few = most_candidates(*unit->options);
+    whole_rows = whole_rows || few == 0;
+    k = std::max(k, few);
+    logprobs = logprobs || unit->options->logprobs;
+    most_told = std::max(most_told, unit->options->top_logprobs);
   }
   read(logits);
-  const bool beams = options.num_beams > 1;
-  const std::size_t k = most_candidates(options);
   // All tensor ranks come to the same end here, so that none waits for another.
-  find_masses(rows.size(), beams || options.logprobs);
-  std::vector<std::vector<Candidate>> best;
-  if (k > 0) {
-    best = candidates(rows, k, options);
-  } else {
+  find_masses(rows.size(), width > 1 || logprobs);
+  std::vector<std::vector<Candidate>> best, likely;
+  if (most_told > 0) likely = likeliest(rows.size(), static_cast<std::size_t>(most_told));
+  if (whole_rows) {
     gather_rows(rows.size());
+  } else {
+    best = candidates(rows, k);
   }
   std::vector<Choice> choices;
   if (!first()) return choices;
   for (std::size_t u = 0, i = 0; u < units.size(); ++u) {
     Unit& unit = *units[u];
+    const std::size_t own = unit.new_tokens() == 0 ? 1 : static_cast<std::size_t>(width);
     if (unit.done) {  // it has not left yet
       const std::vector<std::int32_t> nothing(static_cast<std::size_t>(width), 0);
       choices.push_back({true, nothing, nothing});
-      i += static_cast<std::size_t>(width);
-      continue;
+    } else if (width > 1) {
+      choices.push_back(advance(unit, i, std::span(best).subspan(i, own)));
+    } else {
+      const std::int64_t count = unit.options->top_logprobs;
+      if (count > 0) unit.likeliest.push_back(told(i, likely[i], count));
+      const std::size_t few = most_candidates(*unit.options);
+      std::vector<Candidate> from;
+      if (few > 0 && whole_rows) {
+        select(adjusted(i, {&unit, 0}), 0, few, from);
+        for (Candidate& each : from) each.raw = row(i)[static_cast<std::size_t>(each.token)];
+      } else if (few > 0) {
+        from = std::move(best[i]);
+        from.resize(std::min(from.size(), few));
+      }
+      choices.push_back(draw_one(unit, i, few > 0 ? &from : nullptr));
     }
-    if (!beams) {
-      choices.push_back(draw_one(unit, i, k > 0 ? &best[i] : nullptr, options));
-      ++i;
-      continue;
-    }
-    const std::size_t own = unit.new_tokens() == 0 ? 1 : static_cast<std::size_t>(width);
-    std::vector<std::vector<Candidate>> next;
-    for (std::size_t beam = 0; beam < own; ++beam, ++i) {
-      next.push_back(std::move(best[i]));
-      for (Candidate& each : next.back())
-        each.score = static_cast<float>(static_cast<double>(each.score) - lse_[i]);
-    }
-    choices.push_back(advance_beams(unit, next, options));
+    i += own;
   }
   held_ = {};
   return choices;

@@ -11,9 +11,9 @@
 namespace tessera::generation {
 
 /// Draws on tensor rank 0 of the ranks with the head. Where the number of tokens that can be drawn is known
-/// (greedy, top_k, beams), tensor ranks send their likeliest alone; otherwise top_p and plain drawing look at
-/// whole rows, which are gathered: a threshold on them would take several rounds of messages, each of which
-/// costs more than a row does.
+/// of all texts (greedy, top_k, beams), tensor ranks send their likeliest alone; otherwise top_p and plain
+/// drawing look at whole rows, which are gathered: a threshold on them would take several rounds of messages,
+/// each of which costs more than a row does.
 class Drawer {
  public:
   /// `tensor`: the tensor ranks, or null for one.
@@ -22,8 +22,7 @@ class Drawer {
   /// Collective over the tensor ranks. `logits`: this rank's columns [n, part] of the rows of `units`, one
   /// each before their first token, `width` each from then on. Empty on other ranks than the first. Errors of
   /// that one: InvalidArgument for logits that are not finite, no token left, what `stop` throws.
-  std::vector<Choice> draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width,
-                           const GenerationOptions& options);
+  std::vector<Choice> draw(const Tensor& logits, std::span<Unit* const> units, std::int64_t width);
   /// Collective likewise: adds the log-probability of each token to its units. `logits`: a row for each.
   void score(const Tensor& logits, std::span<const Scored> tokens);
 
@@ -45,12 +44,16 @@ class Drawer {
   void find_masses(std::size_t rows, bool sums);
   void gather_rows(std::size_t rows);
   /// The row with penalties and without what may not be drawn.
-  std::span<float> adjusted(std::size_t i, const Row& row, const GenerationOptions& options);
+  std::span<float> adjusted(std::size_t i, const Row& row);
   void penalise(const Row& row, float penalty, double shift);
-  std::vector<std::vector<Candidate>> candidates(const std::vector<Row>& rows, std::size_t k,
-                                                 const GenerationOptions& options);
+  std::vector<std::vector<Candidate>> candidates(const std::vector<Row>& rows, std::size_t k);
+  /// The k likeliest of each row as the model gave it. Collective.
+  std::vector<std::vector<Candidate>> likeliest(std::size_t rows, std::size_t k);
+  /// The first of these, with their log-probabilities.
+  std::vector<TokenLogprob> told(std::size_t i, const std::vector<Candidate>& best, std::int64_t count) const;
   std::vector<std::vector<Candidate>> exchange(std::vector<std::vector<Candidate>> own, std::size_t k);
-  Choice draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from, const GenerationOptions& options);
+  Choice draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from);
+  Choice advance(Unit& unit, std::size_t i, std::span<std::vector<Candidate>> best);
   bool first() const { return tensor_ == nullptr || tensor_->rank() == 0; }
   bool several() const { return tensor_ != nullptr && tensor_->size() > 1; }
 

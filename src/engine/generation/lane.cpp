@@ -25,8 +25,8 @@ std::vector<std::int32_t> Pass::asked() const {
   return rows;
 }
 
-Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units, bool scores)
-    : ctx_(ctx), model_(model), width_(width), most_units_(most_units), scores_(scores) {}
+Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units)
+    : ctx_(ctx), model_(model), width_(width), most_units_(most_units) {}
 
 void Lane::enter(std::vector<std::unique_ptr<Unit>> units) {
   std::ranges::stable_sort(
@@ -53,6 +53,7 @@ std::vector<Unit*> Lane::samples_of(const Unit& prompt) const {
 void Lane::add_scored(Pass& pass) const {
   for (std::int64_t i = 0; i < pass.batch; ++i) {
     const Unit& prompt = *pass.read[static_cast<std::size_t>(i)];
+    if (!prompt.options->prompt_logprobs) continue;
     const std::vector<Unit*> samples = samples_of(prompt);
     const std::int64_t end = std::min(pass.seq, size_of_prompt(prompt) - 1 - pass.begin);
     for (std::int64_t s = 0; s < end; ++s) {
@@ -71,7 +72,7 @@ Pass Lane::prompt_pass(std::span<const Unit* const> prompts, std::int64_t first,
             .capacity = cache_.capacity,
             .prefill = true,
             .read = {prompts.begin(), prompts.end()}};
-  if (scores_) add_scored(pass);
+  add_scored(pass);
   for (std::int64_t i = 0; i < pass.batch; ++i) {
     const Unit& prompt = *prompts[static_cast<std::size_t>(i)];
     const std::int64_t at = size_of_prompt(prompt) - 1 - begin;
@@ -105,7 +106,8 @@ std::vector<Pass> Lane::prefill(std::int64_t chunk) const {
   if (model_.reads_encoder_tokens()) return encoder_passes(prompts, chunk);
   const std::int64_t longest = size_of_prompt(*prompts.front());
   // Logits of all positions are many: no more of them at once than of one prompt.
-  if (scores_) chunk = std::max<std::int64_t>(1, chunk / static_cast<std::int64_t>(prompts.size()));
+  if (std::ranges::any_of(prompts, [](const Unit* p) { return p->options->prompt_logprobs; }))
+    chunk = std::max<std::int64_t>(1, chunk / static_cast<std::int64_t>(prompts.size()));
   for (std::int64_t begin = 0; begin < longest; begin += chunk) {
     const auto left =
         std::ranges::find_if(prompts, [&](const Unit* p) { return size_of_prompt(*p) <= begin; });

@@ -40,8 +40,7 @@ struct Pass {
 /// it.
 class Lane {
  public:
-  /// `scores`: the probabilities of prompts are asked for.
-  Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units, bool scores);
+  Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units);
 
   std::int64_t units() const { return static_cast<std::int64_t>(units_.size()); }
   std::int64_t free() const { return most_units_ - units(); }
@@ -62,6 +61,9 @@ class Lane {
   void computed(const Pass& pass);
   /// Tokens and beams of a unit that got a choice.
   void apply(Unit& unit, const Choice& choice);
+  void each(const std::function<void(Unit&)>& look) const {
+    for (const auto& unit : units_) look(*unit);
+  }
   /// Takes units that are done out of the lane.
   std::vector<std::unique_ptr<Unit>> leave();
 
@@ -86,7 +88,6 @@ class Lane {
   ExecCtx ctx_;
   Model& model_;
   std::int64_t width_, most_units_;
-  bool scores_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::int64_t read_ = 0;  ///< units whose prompts have been read: the first ones
   KvCache cache_;

@@ -42,6 +42,8 @@ void check(const GenerationOptions& o) {
   TESSERA_CHECK(o.batch_size >= 0, "batch_size must be 0 (all at once) or above, not ", o.batch_size);
   TESSERA_CHECK(o.prefill_chunk >= 1, "prefill_chunk must be 1 or more, not ", o.prefill_chunk);
   TESSERA_CHECK(!o.prompt_logprobs || o.logprobs, "prompt_logprobs go with logprobs");
+  TESSERA_CHECK(o.top_logprobs >= 0, "top_logprobs must be 0 (none) or above, not ", o.top_logprobs);
+  TESSERA_CHECK(o.top_logprobs == 0 || o.logprobs, "top_logprobs go with logprobs");
   check_beams(o);
 }
 

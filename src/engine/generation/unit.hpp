@@ -15,6 +15,7 @@ struct Hypothesis {
 };
 
 struct Unit {
+  const GenerationOptions* options = nullptr;
   std::int64_t prompt = 0, sample = 0;  ///< place among this data rank's prompts, and among its samples
   std::uint64_t number = 0;             ///< of the text, over all prompts and calls
   const std::vector<std::int32_t>* tokens = nullptr;  ///< what the text begins with: the prompt, or
@@ -28,9 +29,10 @@ struct Unit {
   // Where tokens are drawn:
   std::vector<std::vector<float>> logprobs;  ///< by row
   std::vector<float> prompt_logprobs;
-  std::vector<double> sums;          ///< by beam: log-probabilities
-  std::vector<Hypothesis> finished;  ///< the best first
-  bool can_improve = true;           ///< beam_rule transformers
+  std::vector<std::vector<TokenLogprob>> likeliest, prompt_likeliest;  ///< beside each of these
+  std::vector<double> sums;                                            ///< by beam: log-probabilities
+  std::vector<Hypothesis> finished;                                    ///< the best first
+  bool can_improve = true;                                             ///< beam_rule transformers
   bool stopped = false;
 
   std::int64_t new_tokens() const { return static_cast<std::int64_t>(text[0].size()); }
