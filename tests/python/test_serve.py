@@ -279,7 +279,8 @@ def test_bad_bodies(server, expected):
     server.ask(method="GET", path="/nowhere", connection=connection, code=404)
     server.ask(method="GET", path="/v1/completions", connection=connection, code=405)
     server.ask(greedy(text), connection=connection, code=415, headers={"Content-Type": "text/plain"})
-    server.ask(greedy(text), connection=connection, code=403, headers={"Host": "evil.example"})
+    for name in ("evil.example", "127.0.0.1.evil.example"):
+        server.ask(greedy(text), connection=connection, code=403, headers={"Host": name})
     assert server.ask(method="GET", path="/health", connection=connection) == {"status": "ok"}
     assert server.ask(method="GET", path="/v1/models", connection=connection)["data"][0]["id"] == "tiny"
     server.ask({"prompt": "a" * 5_000_000}, code=413)

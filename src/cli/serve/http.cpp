@@ -119,7 +119,9 @@ std::string read_body(const httplib::Request& request, const httplib::ContentRea
 }  // namespace
 
 bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  // No name that only begins as such an address does.
+  const bool is_address = host.find_first_not_of("0123456789.") == std::string::npos;
+  return host == "localhost" || host == "::1" || (is_address && host.starts_with("127."));
 }
 
 struct HttpServer::State {
