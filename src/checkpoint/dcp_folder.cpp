@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -68,7 +69,7 @@ class Metadata {
       if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
         fail("'" + name->text + "'", "is described by a " + facts->describe());
       if (value == RunValue::weight) {
-        if (moment_of(name->text) || name->text.starts_with("optimizer.")) {
+        if (is_moment(name->text) || name->text.starts_with("optimizer.")) {
           ++counts.moments;
         } else {
           out.push_back(tensor_of(name->text, *facts));
@@ -76,9 +77,8 @@ class Metadata {
         continue;
       }
       if (name->text.ends_with(".step")) count(tensor_of(name->text, *facts), counts);
-      const std::optional<std::string> moment = moment_of(name->text);
       const std::string ending = std::string(".") + torch_name(value);
-      if (!moment || !name->text.ends_with(ending)) continue;
+      if (!is_moment(name->text) || !name->text.ends_with(ending)) continue;
       out.push_back(tensor_of(name->text, *facts));
       out.back().name.erase(out.back().name.size() - ending.size());
     }
@@ -103,14 +103,13 @@ class Metadata {
     return *list;
   }
 
-  /// The name without its ending, of a tensor that an optimizer keeps beside a weight.
-  static std::optional<std::string> moment_of(const std::string& name) {
-    for (const std::string ending :
-         {".exp_avg", ".exp_avg_sq", ".max_exp_avg_sq", ".step", ".momentum_buffer"}) {
-      if (name.ends_with(ending) && (name.starts_with("state.") || name.find(".state.") != std::string::npos))
-        return name.substr(0, name.size() - ending.size());
-    }
-    return std::nullopt;
+  /// Whether it is a tensor that an optimizer keeps beside a weight.
+  static bool is_moment(std::string_view name) {
+    constexpr std::array endings = {".exp_avg", ".exp_avg_sq", ".max_exp_avg_sq", ".step",
+                                    ".momentum_buffer"};
+    return (name.starts_with("state.") || name.find(".state.") != std::string_view::npos) &&
+           std::any_of(endings.begin(), endings.end(),
+                       [&](const char* each) { return name.ends_with(each); });
   }
 
   /// One parameter's count of updates, which is that of all.

@@ -62,8 +62,7 @@ TorchTensor described(DType dtype, std::span<const std::int64_t> dims) {
   TorchTensor tensor;
   tensor.dtype = dtype;
   tensor.shape.assign(dims.begin(), dims.end());
-  tensor.strides.assign(dims.size(), 1);
-  for (std::size_t i = dims.size(); i-- > 1;) tensor.strides[i - 1] = tensor.strides[i] * dims[i];
+  tensor.strides = contiguous_strides(dims);
   return tensor;
 }
 

@@ -104,6 +104,10 @@ std::optional<MegatronName> megatron_name(std::string_view name) {
   return std::nullopt;
 }
 
+bool has_weight_decay(std::string_view name, std::size_t dimensions) {
+  return !name.ends_with(".bias") && dimensions > 1;
+}
+
 TensorSplit tensor_split(std::string_view ours) {
   if (ours == "embedding.word_embeddings.weight" || ours == "output_layer.weight" || ours == "lm_head.bias")
     return TensorSplit::vocabulary;

@@ -31,6 +31,9 @@ enum class TensorSplit {
 };
 TensorSplit tensor_split(std::string_view ours);
 
+/// Biases and vectors have no weight decay, whoever named them.
+bool has_weight_decay(std::string_view name, std::size_t dimensions);
+
 /// "decoder.layers.7.mlp.linear_fc1.weight" with another number; npos in `number` where the name has none.
 struct LayerName {
   std::int64_t layer = -1;  ///< -1: not of a layer

@@ -150,11 +150,6 @@ class RankReader {
     return out;
   }
 
-  /// Biases and vectors have no weight decay.
-  static bool decays(const RankParameter& parameter) {
-    return !parameter.name.ends_with(".bias") && parameter.weight.shape.size() > 1;
-  }
-
   TorchTensor tensor_of(const PickleValue* value, const RankParameter& parameter,
                         const std::string& where) const {
     const auto found = value ? rank_.file.tensor(*value) : std::nullopt;
@@ -195,7 +190,8 @@ class RankReader {
                                    const std::string& where) const {
     std::vector<std::size_t> own;
     for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
-      if (decays(rank_.parameters[i]) == group.decays) own.push_back(i);
+      const RankParameter& each = rank_.parameters[i];
+      if (has_weight_decay(each.name, each.weight.shape.size()) == group.decays) own.push_back(i);
     }
     if (own.size() != list.items.size())
       fail(where, detail::concat("a group has ", list.items.size(), " parameters, the model ", own.size(),
@@ -322,9 +318,7 @@ class RankReader {
       const auto view = [&](const TorchTensor& of) {
         TorchTensor part = of;
         part.shape = parameter.weight.shape;
-        part.strides.assign(part.shape.size(), 1);
-        for (std::size_t d = part.shape.size(); d-- > 1;)
-          part.strides[d - 1] = part.strides[d] * part.shape[d];
+        part.strides = contiguous_strides(part.shape);
         part.offset += layout.begins[i];
         return part;
       };

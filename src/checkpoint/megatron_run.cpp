@@ -3,8 +3,8 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
-#include "checkpoint/megatron_slices.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/precision.hpp"
 
 namespace tessera {
 
@@ -84,7 +84,7 @@ void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::
 void MegatronModel::Impl::settle_run() {
   Config& config = run->training.config;
   RunCounters& c = run->training.counters;
-  const DType wanted = weight_type(config.training.precision);
+  const DType wanted = dtype_of_precision(config.training.precision);
   for (const auto& [name, each] : weights.tensors) {
     if (each.dtype() != wanted)
       bad_file(dir, name, detail::concat("is ", each.dtype(), "; the arguments (bf16, fp16) imply ", wanted),

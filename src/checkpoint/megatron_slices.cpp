@@ -53,9 +53,6 @@ void take_query_key_value(const RankCut& cut, std::span<const std::byte> whole, 
   }
 }
 
-/// Biases and vectors have no weight decay.
-bool decays(const RankPart& part) { return !part.ours.ends_with(".bias") && part.shape.rank() > 1; }
-
 void write_group(TorchPickle& pickle, const RunSource& run, bool decay, std::int64_t first,
                  std::int64_t count) {
   const OptimizerConfig& o = run.config().optimizer;
@@ -90,18 +87,6 @@ void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byt
   }
 }
 
-DType weight_type(Precision precision) {
-  switch (precision) {
-    case Precision::bf16:
-      return DType::bf16;
-    case Precision::fp16:
-      return DType::f16;
-    case Precision::fp32:
-      break;
-  }
-  return DType::f32;
-}
-
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,
                          std::vector<RankPart>& parts) {
   const Precision precision = run.config().training.precision;
@@ -109,7 +94,7 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
   std::int64_t counts[2] = {0, 0};
   for (const bool decay : {true, false}) {
     for (const RankPart& each : parameters) {
-      if (decays(each) != decay) continue;
+      if (has_weight_decay(each.ours, static_cast<std::size_t>(each.shape.rank())) != decay) continue;
       ordered.push_back(&each);
       ++counts[decay ? 0 : 1];
     }

@@ -31,9 +31,6 @@ struct RankCut {
 void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byte> whole,
               std::span<std::byte> out);
 
-/// The type of a run's weights.
-DType weight_type(Precision precision);
-
 /// Writes Adam's state of a rank, as the value of a key: Megatron's optimizer of 16-bit weights with fp32
 /// copies, or that of fp32. Its tensors are added to `parts` in the order in which the pickle has them.
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,

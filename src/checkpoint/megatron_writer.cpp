@@ -8,6 +8,7 @@
 #include "checkpoint/megatron_training.hpp"
 #include "checkpoint/torch_file.hpp"
 #include "tessera/base/families.hpp"
+#include "tessera/base/precision.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/checkpoint/staged_directory.hpp"
 
@@ -350,7 +351,7 @@ void export_megatron_run(const fs::path& out, const RunSource& run, const Megatr
       "optimizer.no_decay names parameters without weight decay; Megatron's groups are by their shape");
   TESSERA_ENSURE(ConfigError, run.counters().step > 0, "a run at step 0 has no optimizer's state");
   MegatronExportOptions options = given;
-  options.dtype = weight_type(config.training.precision);
+  options.dtype = dtype_of_precision(config.training.precision);
   write_checkpoint(out, architecture_of(config.model), RunWeights(run), options, &run);
 }
 

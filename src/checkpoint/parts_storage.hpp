@@ -44,10 +44,10 @@ Shape shape_of(const std::vector<std::int64_t>& dims, const std::filesystem::pat
 /// lie outside of their tensor, overlap or leave something out.
 std::unique_ptr<HfStorage> parts_of(std::vector<PartedTensor> tensors, const std::filesystem::path& origin);
 
-/// What of them is the model's, under its names: `embedding` is one of those without what programs put before
-/// it ("model.", "app.model.") and between (names of wrapping modules). What is left out is said in `notes`.
-/// Errors: CheckpointError naming `origin`: none of them is the embedding, two have one name, parts that lie
-/// outside of their tensor, overlap or leave something out.
+/// What of them is the model's, under its names: without what programs put before them ("model.",
+/// "app.model."; it is what stands before the embedding's) and between (names of wrapping modules). What is
+/// left out is said in `notes`. Errors: CheckpointError naming `origin`: none of them is the embedding, two
+/// have one name, parts that lie outside of their tensor, overlap or leave something out.
 std::unique_ptr<HfStorage> parts_of(std::vector<PartedTensor> tensors, const ModelSpec& spec,
                                     const std::filesystem::path& origin, std::vector<std::string>& notes);
 

@@ -48,6 +48,12 @@ std::int64_t TorchTensor::numel() const {
   return count;
 }
 
+std::vector<std::int64_t> contiguous_strides(std::span<const std::int64_t> shape) {
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+
 bool TorchTensor::is_contiguous() const {
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
@@ -237,11 +243,7 @@ TorchPickle& TorchPickle::tensor(DType dtype, const Shape& shape) {
   text(std::to_string(storages_.size())).text("cpu").integer(shape.numel()).put("tQ").integer(0).put("(");
   for (int i = 0; i < shape.rank(); ++i) integer(shape[i]);
   put("t(");
-  for (int i = 0; i < shape.rank(); ++i) {
-    std::int64_t stride = 1;
-    for (int j = i + 1; j < shape.rank(); ++j) stride *= shape[j];
-    integer(stride);
-  }
+  for (const std::int64_t stride : contiguous_strides(shape.dims())) integer(stride);
   put("t\x89").global("collections", "OrderedDict").put(")RtR");
   storages_.push_back({dtype, static_cast<std::uint64_t>(shape.numel()) * size_of(dtype)});
   return *this;

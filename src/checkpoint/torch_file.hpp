@@ -32,6 +32,9 @@ constexpr std::int64_t kMostExtent = std::int64_t{1} << 48;
 /// something else.
 std::optional<std::vector<std::int64_t>> extents(const PickleValue& value);
 
+/// Of a tensor of such a shape whose elements lie in a row.
+std::vector<std::int64_t> contiguous_strides(std::span<const std::int64_t> shape);
+
 /// What tensors are read from.
 class TensorHolder {
  public:

@@ -10,6 +10,7 @@
 #include "engine/stage.hpp"
 #include "engine/traffic.hpp"
 #include "tessera/base/config.hpp"
+#include "tessera/base/precision.hpp"
 #include "tessera/device/flight.hpp"
 #include "tessera/engine/build.hpp"
 #include "tessera/nn/stack.hpp"

@@ -8,6 +8,7 @@
 #include "nn/own_positions.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/config.hpp"
+#include "tessera/base/precision.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/embedding.hpp"
 
@@ -65,18 +66,6 @@ Flow run_block(const Forward& forward, Block& block, Flow flow) {
 }
 
 }  // namespace
-
-DType dtype_of_precision(Precision precision) {
-  switch (precision) {
-    case Precision::fp32:
-      return DType::f32;
-    case Precision::bf16:
-      return DType::bf16;
-    case Precision::fp16:
-      return DType::f16;
-  }
-  throw InternalError("a precision without a dtype");
-}
 
 Numerics numerics_of(const TrainingConfig& training) {
   const DType compute = dtype_of_precision(training.precision);

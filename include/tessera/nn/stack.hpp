@@ -12,7 +12,6 @@ struct Numerics {
   DType compute = DType::f32;   ///< weights and activations as kernels read them
   DType residual = DType::f32;  ///< the residual stream
 };
-DType dtype_of_precision(Precision precision);
 /// bf16 and fp16 keep the residual stream in fp32 if the config says so.
 Numerics numerics_of(const TrainingConfig& training);
 
