@@ -118,9 +118,13 @@ void write_model(const ConvertArguments& a, const Architecture& config, const We
   note_padding(config.model, megatron);
 }
 
+void say(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+}
+
 void convert_from_megatron(const ConvertArguments& a, SymbolicLinks links) {
   const MegatronModel model = open_megatron(a.from[1], {.vocab_size = a.vocab_size, .links = links});
-  for (const std::string& note : model.notes()) std::cerr << "note: " << note << std::endl;
+  say(model.notes());
   write_model(a, model.config(), model, export_options(a));
 }
 
@@ -135,7 +139,7 @@ void convert_from_torch(const ConvertArguments& a, TorchFormat format, SymbolicL
   TorchFacts facts;
   const std::filesystem::path config = config_of(a.from[1], a.config);
   const HfModel model = open_torch(format, a.from[1], config, facts, links);
-  for (const std::string& note : facts.notes) std::cerr << "note: " << note << std::endl;
+  say(facts.notes);
   if (facts.moments > 0)
     std::cerr << "note: " << facts.moments << " tensors of the optimizer are not taken over" << std::endl;
   ExportOptions options = export_options(a);
@@ -185,7 +189,7 @@ void convert_with_optimizer(const ConvertArguments& a, SymbolicLinks links) {
   } else {
     run = open_megatron_run(a.from[1], {.vocab_size = a.vocab_size, .links = links}, notes);
   }
-  for (const std::string& note : notes) std::cerr << "note: " << note << std::endl;
+  say(notes);
   write_run(a.to[1], *run);
 }
 
@@ -243,11 +247,11 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
         ConfigError, side == &a.from || !foreign || name == "dcp", "--to ", name,
         ": these folders are read, not written. Write --to hf or --to dcp, which their programs load");
   }
-  TESSERA_ENSURE(ConfigError, torch_format(a.from[0]) || a.config.empty(),
+  const bool torch = torch_format(a.from[0]).has_value();
+  TESSERA_ENSURE(ConfigError, torch || a.config.empty(),
                  "--hf_config is for --from dcp, deepspeed and accelerate");
   TESSERA_ENSURE(ConfigError, a.to[0] == "dcp" || command.count("--dcp_key") == 0,
                  "--dcp_key is for --to dcp");
-  const bool torch = torch_format(a.from[0]).has_value();
   const bool run = ((a.from[0] == "megatron" || torch) && a.to[0] == "tessera") ||
                    (a.from[0] == "tessera" && a.to[0] == "megatron" && !is_model_folder(a.from[1]));
   TESSERA_ENSURE(

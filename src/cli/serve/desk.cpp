@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace tessera::cli::serving {
+namespace {
+
+/// Texts that are computed at once for a request.
+std::int64_t rows_of(const GenerationOptions& o) { return o.num_beams > 1 ? o.num_beams : o.num_samples; }
+
+}  // namespace
 
 Ticket::~Ticket() {
   for (const std::uint64_t id : ids_) desk_.cancel(id);
@@ -22,7 +28,7 @@ std::unique_ptr<Ticket> Desk::submit(std::vector<TextRequest> requests) {
   std::int64_t texts = 0;
   for (const TextRequest& each : requests) {
     check_(each);
-    texts += each.options.num_beams > 1 ? each.options.num_beams : each.options.num_samples;
+    texts += rows_of(each.options);
   }
   auto inbox = std::make_shared<Inbox>();
   std::vector<std::uint64_t> ids;
@@ -33,8 +39,7 @@ std::unique_ptr<Ticket> Desk::submit(std::vector<TextRequest> requests) {
     for (TextRequest& each : requests) {
       each.id = next_id_++;
       ids.push_back(each.id);
-      const GenerationOptions& o = each.options;
-      known_[each.id] = {inbox, o.num_beams > 1 ? o.num_beams : o.num_samples};
+      known_[each.id] = {inbox, rows_of(each.options)};
       texts_ += known_[each.id].texts;
       orders_.requests.push_back(std::move(each));
     }

@@ -31,6 +31,9 @@ struct Group {
   std::deque<std::unique_ptr<Unit>> waiting = {};
 };
 
+/// Texts that a request asks for.
+std::int64_t texts_of(const GenerationOptions& o) { return o.num_beams > 1 ? o.num_return : o.num_samples; }
+
 TextNews failed(std::uint64_t id, const std::string& why) {
   return {.id = id, .sample = 0, .text = {}, .prompt_logprobs = 0, .done = true, .failure = why};
 }
@@ -60,8 +63,7 @@ struct ContinuousGenerator::State {
       check(request);
       TESSERA_CHECK(!asked.contains(request.id), "request ", request.id, " is under way already");
       const auto least = std::ranges::min_element(load) - load.begin();
-      const GenerationOptions& o = request.options;
-      asked[request.id] = o.num_beams > 1 ? o.num_return : o.num_samples;
+      asked[request.id] = texts_of(request.options);
       load[static_cast<std::size_t>(least)] += asked[request.id];
       placed[request.id] = static_cast<int>(least);
       result.requests.push_back({request, static_cast<int>(least)});
@@ -106,8 +108,7 @@ struct ContinuousGenerator::State {
     const GenerationOptions& o = own.request.options;
     const std::int64_t most_new = most_new_tokens(seat.model, own.request.prompt, o);
     if (most_new == 0 && !o.prompt_logprobs) {
-      const std::int64_t texts = o.num_beams > 1 ? o.num_return : o.num_samples;
-      for (std::int64_t s = 0; s < texts; ++s) tell({.id = id, .sample = s, .text = {}, .done = true});
+      for (std::int64_t s = 0; s < texts_of(o); ++s) tell({.id = id, .sample = s, .text = {}, .done = true});
       live.erase(id);
       return;
     }
