@@ -67,10 +67,10 @@ def environment(**more) -> dict:
     return clean | more
 
 
-def run(program: Path, *args, code: int = 0, env: dict = {}, **options) -> subprocess.CompletedProcess:
+def run(program: Path, *args, code: int = 0, env: dict = {}, timeout: float = 120, **options) -> subprocess.CompletedProcess:
     """Runs the program, which must end with `code` and without the marks of a crash."""
-    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=120, env=environment(**env),
-                          **options)
+    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=timeout,
+                          env=environment(**env), **options)
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     for mark in ("terminate called", "Traceback", "Segmentation", "what():"):
         assert mark not in done.stderr, done.stderr
