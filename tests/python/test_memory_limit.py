@@ -27,12 +27,12 @@ def test_state_on_a_disk_needs_no_memory(tessera_program, tmp_path, long_run):
     corpus = write_corpus(tmp_path / "text", text_documents())
     disk = tmp_path / "disk"
     disk.mkdir()
-    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_DATA, (most, most)), "timeout": 900}
+    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_DATA, (most, most)), "timeout": 1800}
     plain = settings(tmp_path, corpus, "plain", shape)
     offloaded = settings(tmp_path, corpus, "offloaded", shape, offload__optimizer="nvme", offload__path=str(disk))
     assert subprocess.run([tessera_program, "train", plain], capture_output=True, env=environment(), **limited).returncode != 0
     run(tessera_program, "train", offloaded, **limited)
     assert not list(disk.iterdir())
-    run(tessera_program, "train", plain, "logging.dir=" + str(tmp_path / "free"), timeout=900)
+    run(tessera_program, "train", plain, "logging.dir=" + str(tmp_path / "free"), timeout=1800)
     assert len(numbers(tmp_path / "offloaded")) == 2
     assert numbers(tmp_path / "offloaded") == numbers(tmp_path / "free")
