@@ -146,7 +146,7 @@ run_sanitized() {
 # Test programs that have tests of the CUDA backend, each with the filter that picks them: on the emulator, on a GPU.
 cuda_filter='*Cuda*:*cuda*:*Nccl*:*Emulator*'
 # A dozen layouts of the matrix: each axis, schedule and sharding once.
-cuda_engine_filter='*CudaStep*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*'
+cuda_engine_filter='*CudaStep*:DeviceDecoder.*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*'
 cuda_engine_filter+=":Ranks/PlantedDisagreement.*/threads_*"
 for layout in gpt2_tp2sp_pp1_dp1_zero1_mbs1 gpt2_tp3_pp1_dp1_zero1_mbs1 llama_kv2_tp4_pp1_dp1_zero1_mbs1 \
   gpt2_tp1_pp1_dp3_zero0_mbs2 gpt2_tp1_pp1_dp2_zero1_mbs2 gpt2_tp1_pp4_1f1b_dp1_zero1_mbs1 \
@@ -193,7 +193,7 @@ run_cuda_build() {
   fi
   scripts/install_deps.sh --cuda
   # What the emulator runs of the other test programs is the same code.
-  CUDAFLAGS=-Xptxas=-v build_preset cuda cuda tessera_program test_kernels train_bench cuda_{attention,gemm,memory,nccl}_bench || return 0
+  CUDAFLAGS=-Xptxas=-v build_preset cuda cuda tessera_program test_kernels train_bench generate_bench cuda_{attention,gemm,memory,nccl}_bench || return 0
   echo passed >"$results/cuda-build.status"
   run_gtest build/cuda/tests/test_kernels cuda- '--gtest_filter=CublasLt*'
   if command -v cuobjdump >/dev/null || [ -x /usr/local/cuda/bin/cuobjdump ]; then

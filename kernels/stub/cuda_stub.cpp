@@ -11,6 +11,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
 #include "kernels/api/rope.hpp"
+#include "kernels/api/sampling.hpp"
 #include "kernels/api/split_norm.hpp"
 #include "tessera/base/error.hpp"
 
@@ -46,6 +47,8 @@ TESSERA_NO_CUDA(fill_normal, FillNormal)
 TESSERA_NO_CUDA(fill_constant, FillConstant)
 TESSERA_NO_CUDA(embedding_forward, EmbeddingForward)
 TESSERA_NO_CUDA(embedding_backward, EmbeddingBackward)
+TESSERA_NO_CUDA(sample_tokens, SampleTokens)
+TESSERA_NO_CUDA(append_to_cache, AppendToCache)
 TESSERA_NO_CUDA(gemm, Gemm)
 TESSERA_NO_CUDA(add_norm_forward, AddNormForward)
 TESSERA_NO_CUDA(add_norm_backward, AddNormBackward)

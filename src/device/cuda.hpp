@@ -75,6 +75,8 @@ struct MemoryInfo {
 };
 MemoryInfo memory_info(int device);
 
+/// Whether an address is one of a device.
+bool is_device_memory(const void* memory);
 /// In the order of the stream, between any two of device and pinned memory; from or to other host memory the
 /// call may return only when the copy is done.
 void copy(void* target, const void* source, std::size_t bytes, void* stream);

@@ -63,6 +63,19 @@ void StreamGraph::run(const std::string& key, const std::function<void()>& work,
   }
 }
 
+bool StreamGraph::replay(const std::string& key) {
+  const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
+  if (known == turns_.end() || known->executable == nullptr || known->recordings.empty() || stream_->trace())
+    return false;
+  const std::shared_ptr<Recording> recording = known->recordings.back();
+  if (recording->reads_host) return false;
+  turns_.splice(turns_.begin(), turns_, known);
+  stream_->make_current();
+  launch(turns_.front(), recording);
+  ++stats_.replayed;
+  return true;
+}
+
 bool StreamGraph::knows(const std::string& key) const {
   return std::any_of(turns_.begin(), turns_.end(), [&](const Turns& turns) { return turns.key == key; });
 }
@@ -125,8 +138,11 @@ void StreamGraph::launch(Turns& turns, const std::shared_ptr<Recording>& recordi
   cuda::record(recording->end, stream_->native());
   recording->stage = Recording::Stage::launched;
   for (Stream* const stream : recording->joined) cuda::wait(stream->native(), recording->end);
-  while (!turns.recordings.empty() && cuda::done(turns.recordings.front()->end)) turns.recordings.pop_front();
-  turns.recordings.push_back(recording);
+  if (turns.recordings.empty() || turns.recordings.back() != recording) {
+    while (!turns.recordings.empty() && cuda::done(turns.recordings.front()->end))
+      turns.recordings.pop_front();
+    turns.recordings.push_back(recording);
+  }
   ++stats_.launched;
 }
 

@@ -48,6 +48,7 @@ void trim_pool(void*) { refuse(); }
 void* allocate_pinned(std::size_t) { refuse(); }
 void deallocate_pinned(void*) noexcept {}
 MemoryInfo memory_info(int) { refuse(); }
+bool is_device_memory(const void*) { refuse(); }
 void copy(void*, const void*, std::size_t, void*) { refuse(); }
 
 }  // namespace tessera::cuda

@@ -23,6 +23,7 @@ struct Recording {
   Recording& operator=(const Recording&) = delete;
 
   std::atomic<Stage> stage = Stage::open;
+  bool reads_host = false;      ///< it copies from memory of the host, which is another turn's later
   void* end = nullptr;          ///< event after the graph
   std::vector<Stream*> joined;  ///< beside the stream whose turn it is
   std::vector<Event> named;     ///< events outside that the graph waits for or records

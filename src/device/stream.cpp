@@ -168,7 +168,10 @@ void Stream::copy(void* target, const void* source, std::size_t bytes) {
   const TraceSpan span(*this, [&] {
     return Work{.kind = WorkKind::elementwise, .name = "copy", .bytes = 2.0 * static_cast<double>(bytes)};
   });
-  if (native_ != nullptr) return cuda::copy(target, source, bytes, native_);
+  if (native_ != nullptr) {
+    if (recording_ && !cuda::is_device_memory(source)) recording_->reads_host = true;
+    return cuda::copy(target, source, bytes, native_);
+  }
   launch([=] { std::memcpy(target, source, bytes); });
 }
 

@@ -1,11 +1,12 @@
 #include "nn/cached_attention.hpp"
 
 #include <algorithm>
-#include <utility>
+#include <vector>
 
 #include "tessera/ops/attention.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/rope.hpp"
+#include "tessera/ops/sampling.hpp"
 
 namespace tessera::nn {
 namespace {
@@ -27,29 +28,13 @@ void for_equal_lengths(const CachePass& pass, Body body) {
   }
 }
 
-/// Writes the new positions [seq, batch, kv_heads, head_dim] behind those that each row has.
-void append(const ExecCtx& ctx, const CachePass& pass, const Tensor& fresh, const Tensor& kept) {
-  if (pass.lengths.empty()) return ops::copy(ctx, fresh, kept.narrow(0, pass.begin, fresh.size(0)));
-  for_equal_lengths(pass, [&](std::int64_t row, std::int64_t count, std::int64_t length) {
-    ops::copy(ctx, fresh.narrow(1, row, count), kept.narrow(0, length - 1, 1).narrow(1, row, count));
-  });
-}
-
-/// Single queries at places of their own: what each sees is a range of keys.
-void see_own_keys(const ExecCtx& ctx, const CachePass& pass, ops::AttentionOptions& attention) {
+/// Single queries at places of their own: what each sees is a range of keys. `begin`: where it begins.
+void see_own_keys(const CachePass& pass, const Tensor& begin, ops::AttentionOptions& attention) {
   attention.causal = false;
   attention.query_offset = pass.longest - 1;  // biases by distance change by one number for all keys of a row
   attention.key_end = pass.key_end;
-  const std::int64_t window = std::exchange(attention.window, 0);
-  if (window == 0 || window >= pass.longest) return;
-  Tensor& begin = pass.key_begin[window];
-  if (!begin) {
-    std::vector<std::int32_t> first;
-    for (const std::int64_t length : pass.lengths)
-      first.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(0, length - window)));
-    begin = Tensor::from(ctx, first, {static_cast<std::int64_t>(first.size())});
-  }
-  attention.key_begin = begin;
+  attention.window = 0;
+  if (begin) attention.key_begin = begin;
 }
 
 /// The rows of a table of biases [2 capacity - 1, heads] for the last `seq` of `keys` positions.
@@ -99,14 +84,26 @@ Tensor cached_self_attention(const Forward& forward, std::int64_t layer, const T
   if (options.rope != nullptr) {
     ops::rope_in_place(ctx, packed.narrow(2, 0, heads + kv), options.positions, *options.rope, false);
   }
-  append(ctx, pass, packed.narrow(2, heads, kv), keys);
-  append(ctx, pass, packed.narrow(2, heads + kv, kv), values);
+  ops::AttentionOptions attention = options.attention;
+  Tensor begin;
+  if (pass.lengths.empty()) {
+    ops::copy(ctx, packed.narrow(2, heads, kv), keys.narrow(0, pass.begin, seq));
+    ops::copy(ctx, packed.narrow(2, heads + kv, kv), values.narrow(0, pass.begin, seq));
+  } else {
+    const Tensor fresh = qkv.view({batch, heads + 2 * kv, options.head_dim});
+    const auto kept = [&](const std::vector<Tensor>& side) {
+      return side[static_cast<std::size_t>(layer)].narrow(0, pass.row0, batch);
+    };
+    const bool windowed = attention.window > 0 && attention.window < pass.longest;
+    begin = ops::append_to_cache(ctx, fresh.narrow(1, heads, kv), fresh.narrow(1, heads + kv, kv),
+                                 kept(pass.cache->key), kept(pass.cache->value), pass.key_end,
+                                 windowed ? attention.window : 0);
+  }
   const Tensor q = packed.narrow(2, 0, heads);
   const Shape result{seq, batch, heads * options.head_dim};
-  ops::AttentionOptions attention = options.attention;
   if (bias) return attend_with_bias(ctx, pass, q, keys, values, attention, bias).view(result);
   attention.query_offset = pass.begin;
-  if (!pass.lengths.empty()) see_own_keys(ctx, pass, attention);
+  if (!pass.lengths.empty()) see_own_keys(pass, begin, attention);
   return ops::attention(ctx, q, keys.narrow(0, 0, total), values.narrow(0, 0, total), attention)
       .o.view(result);
 }

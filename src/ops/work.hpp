@@ -15,6 +15,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
 #include "kernels/api/rope.hpp"
+#include "kernels/api/sampling.hpp"
 #include "kernels/api/split_norm.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/trace.hpp"
@@ -122,6 +123,14 @@ inline Work work_of(const kernels::EmbeddingForward& e) {
 inline Work work_of(const kernels::EmbeddingBackward& e) {
   const double table = e.beta == 0.0f ? 4.0 * product(e.count, e.cols) : 0.0;
   return moves(product(e.rows, e.cols) * (bytes_of(e.dy_dtype) + 8.0) + table);
+}
+
+inline Work work_of(const kernels::SampleTokens& s) {
+  return moves(product(s.rows, s.cols) * bytes_of(s.dtype));
+}
+/// Keys and values are read and written.
+inline Work work_of(const kernels::AppendToCache& a) {
+  return moves(4.0 * product(a.rows, a.heads) * static_cast<double>(a.head_dim) * bytes_of(a.dtype));
 }
 
 inline Work work_of(const kernels::CrossEntropyForward& c) {

@@ -75,6 +75,41 @@ class StreamGraphOnCuda : public ::testing::Test {
   std::vector<std::shared_ptr<void>> delays_;
 };
 
+/// What changes lies on the device: the same copies give other numbers.
+TEST_F(StreamGraphOnCuda, ReplaysWhatItRecorded) {
+  const auto from = device_memory(4), to = device_memory(4);
+  int ran = 0;
+  const auto work = [&] {
+    ++ran;
+    ctx_.stream->copy(to.get(), from.get(), 4 * sizeof(int));
+  };
+  EXPECT_FALSE(graph_->replay("copy"));
+  graph_->run("copy", work);
+  EXPECT_FALSE(graph_->replay("copy"));  // its first turn was none of a graph
+  graph_->run("copy", work);
+  for (int turn = 0; turn < 5; ++turn) {
+    upload(from.get(), numbers(4, 10 * turn));
+    ASSERT_TRUE(graph_->replay("copy"));
+    EXPECT_EQ(download(to.get(), 4), numbers(4, 10 * turn));
+  }
+  EXPECT_EQ(ran, 2);
+  EXPECT_EQ(graph_->stats().replayed, 5u);
+  EXPECT_EQ(graph_->stats().launched, 6u);
+  // Recorded anew after that, it is replayed as it was last.
+  graph_->run("copy", [&] { ctx_.stream->copy(from.get(), to.get(), 2 * sizeof(int)); });
+  upload(to.get(), numbers(4, 70));
+  ASSERT_TRUE(graph_->replay("copy"));
+  EXPECT_EQ(download(from.get(), 2), numbers(2, 70));
+}
+
+/// The host's memory is another turn's by then.
+TEST_F(StreamGraphOnCuda, DoesNotReplayCopiesFromTheHost) {
+  const auto to = device_memory(4);
+  for (int turn = 0; turn < 3; ++turn) graph_->run("upload", [&] { upload(to.get(), numbers(4, turn)); });
+  EXPECT_FALSE(graph_->replay("upload"));
+  EXPECT_EQ(download(to.get(), 4), numbers(4, 2));
+}
+
 TEST_F(StreamGraphOnCuda, NewNumbersAddressesAndSizesReplaceParameters) {
   std::vector<std::shared_ptr<void>> held;  // every turn has memory of its own
   for (int turn = 0; turn < 6; ++turn) {

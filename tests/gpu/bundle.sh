@@ -36,7 +36,7 @@ cmake -S . -B "$work" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTE
   -DCMAKE_CUDA_FLAGS=-Xfatbin=-compress-all >/dev/null
 programs=()
 for entry in "${cuda_tests[@]}"; do programs+=("test_${entry%%:*}"); done
-benches=(train_bench)
+benches=(train_bench generate_bench)
 for bench in kernels/bench/cuda_*.cpp tests/bench/cuda_*.cpp; do
   [ ! -e "$bench" ] || benches+=("$(basename "$bench" .cpp)")
 done

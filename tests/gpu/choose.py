@@ -38,6 +38,7 @@ PARTS = [
     Part("kernels_gemm", 2, 40, 150),
     Part("tests", 1, 90, 240),
     Part("train", 2, 40, 120),
+    Part("generation", 2, 60, 240),
     Part("compare_124m", 2, 200, 480),
     Part("kernels_attention", 2, 30, 120),
     Part("layouts", 1, 90, 300),

@@ -444,6 +444,18 @@ part_train() {
   return $failed
 }
 
+# Texts on one GPU beside the bound of reading the weights once per token.
+part_generation() {
+  need_gpu
+  local code=0
+  limited 240 "$(python_command)" tests/gpu/generation.py "$(bench_folder)/generate_bench" "$device" $(($(seconds_left) * 9 / 10)) "$results" || code=$?
+  if out_of_time $code; then
+    echo "partly   generation: out of time"
+  elif [ $code -ne 0 ]; then
+    return 1
+  fi
+}
+
 # build_module FOLDER: compiles the Python module for the machine's Python into FOLDER/tessera; prints why it cannot be,
 # and ends with 77 then.
 build_module() {

@@ -11,7 +11,7 @@ usage() {
   cat <<'TEXT'
 usage: tests/gpu/run_all.sh [--build FOLDER] [--within SECONDS] [--rehearse] [PART...]
   PART            info parity tests ranks layouts kernels_memory kernels_gemm kernels_attention (together: kernels)
-                  counters train python faults sanitizer: these when none is named; compare_small compare_124m compare_xl compare_llama
+                  counters train generation python faults sanitizer: these when none is named; compare_small compare_124m compare_xl compare_llama
                   compare_llama3, together: compare
   --within        all of it in so many seconds: what is worth most of the parts named (of all, when none is named), never
                   measured first, correctness before speed, the sanitizer last. What is out of time says "partly"
@@ -25,10 +25,10 @@ TEXT
 }
 
 kernel_parts=(kernels_memory kernels_gemm kernels_attention)
-usual_parts=(info parity tests ranks layouts "${kernel_parts[@]}" counters train python faults sanitizer)
+usual_parts=(info parity tests ranks layouts "${kernel_parts[@]}" counters train generation python faults sanitizer)
 compare_parts=(compare_small compare_124m compare_xl compare_llama compare_llama3)
 declare -A part_seconds=([info]=30 [tests]=240 [ranks]=240 [layouts]=300 [parity]=60 [sanitizer]=180
-  [kernels_memory]=150 [kernels_gemm]=150 [kernels_attention]=120 [counters]=240 [train]=120 [python]=120 [faults]=60 [compare_small]=400 [compare_124m]=480 [compare_xl]=480 [compare_llama]=480
+  [kernels_memory]=150 [kernels_gemm]=150 [kernels_attention]=120 [counters]=240 [train]=120 [generation]=240 [python]=120 [faults]=60 [compare_small]=400 [compare_124m]=480 [compare_xl]=480 [compare_llama]=480
   [compare_llama3]=480)
 parts=()
 build="" device=cuda patience=1 within=""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ["info", "parity", "tests", "ranks", "layouts", "kernels_memory", "kernels_gemm", "kernels_attention", "counters", "train", "python",
-         "faults", "sanitizer",
+PARTS = ["info", "parity", "tests", "ranks", "layouts", "kernels_memory", "kernels_gemm", "kernels_attention", "counters", "train",
+         "generation", "python", "faults", "sanitizer",
          "compare_small", "compare_124m", "compare_xl", "compare_llama", "compare_llama3"]
 OUTCOMES = ("ok", "FAILED", "partly", "skipped")
 PACKAGES = ("torch", "transformers", "numpy", "pybind11")

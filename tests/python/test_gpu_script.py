@@ -1,5 +1,6 @@
 """tests/gpu/run_all.sh, rehearsed on the CPU: its parts run, say what they find, and what they say is summed up."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -42,6 +43,27 @@ def test_rehearsal(script):
     summary = (script.out / "results.md").read_text()
     assert "rehearsal" in summary and "| parity | ok |" in summary
     assert {path.name for path in script.out.iterdir()} == {"results.json", "results.md", "logs.tar.gz"}
+
+
+def test_generation(script, source_dir, build_dir):
+    """Tiny models on the CPU: tokens per second, told beside the bound; what is no graph is a failure on a GPU alone."""
+    if not (build_dir / "tests/bench/generate_bench").exists():
+        pytest.skip("the build has no benches")
+    code, results, printed = script("--rehearse", "generation")
+    assert code == 0, printed
+    lines = [line["text"] for line in results["parts"]["generation"]["lines"]]
+    assert [line.split(":")[0] for line in lines] == [
+        f"{name}, {batch} at once" for name in ("gpt2_124m_fp32", "gpt2_124m_bf16", "llama_7b_bf16") for batch in (1, 8)], printed
+    assert all("tokens/s" in line and "of the bound" in line for line in lines), printed
+
+    spec = importlib.util.spec_from_file_location("generation", source_dir / "tests/gpu/generation.py")
+    part = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(part)
+    row = {"batch": 1, "of_bound": 0.85, "passes_plain": 1, "passes_recorded": 2, "passes_replayed": 252}
+    assert part.judged(row, 0.8, "cuda")
+    assert not part.judged({**row, "of_bound": 0.7}, 0.8, "cuda")
+    assert part.judged({**row, "of_bound": 0.7, "batch": 8}, 0.8, "cuda")
+    assert not part.judged({**row, "passes_replayed": 0, "passes_plain": 255}, 0.0, "cuda")
 
 
 def test_comparison_with_pytorch(script, build_dir):

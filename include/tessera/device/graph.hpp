@@ -22,6 +22,7 @@ class StreamGraph {
   struct Stats {
     std::uint64_t plain = 0;     ///< turns that were launched piece by piece
     std::uint64_t launched = 0;  ///< turns that were launched as a graph
+    std::uint64_t replayed = 0;  ///< of these, without being recorded again
     std::uint64_t made = 0;      ///< graphs made for that; the others replaced parameters of one
     std::string refused_update =
         {};  ///< why the last graph could not replace the one before; empty if it could
@@ -43,6 +44,11 @@ class StreamGraph {
   /// `before_launch` throws, which is called when the graph is ready, with the same effect.
   void run(const std::string& key, const std::function<void()>& work,
            const std::function<void()>& before_launch = nullptr);
+  /// Launches the key's graph once more as it was recorded last: for work that finds on the device all that
+  /// changes, and whose memory still is its own. Returns false, with nothing launched, where there is no
+  /// graph, where it copies from memory of the host, and while the stream has a trace: then run() does it.
+  /// Errors: DeviceError.
+  bool replay(const std::string& key);
   /// Whether the key's first turn is over, and its graph not forgotten.
   bool knows(const std::string& key) const;
   const Stats& stats() const { return stats_; }

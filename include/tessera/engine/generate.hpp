@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/device/graph.hpp"
 #include "tessera/nn/model.hpp"
 
 namespace tessera {
@@ -113,6 +114,10 @@ class Generator {
   /// vocabulary), ranks that came with different ones, logits that are not finite.
   std::vector<Generated> run(const std::vector<std::vector<std::int32_t>>& prompts,
                              const GenerationOptions& options);
+
+  /// How the decoding passes of the last run were launched: as graphs on a GPU that holds the whole model.
+  /// Else zeros.
+  const StreamGraph::Stats& graph() const;
 
  private:
   struct State;

@@ -1,7 +1,6 @@
 #pragma once
 /// What a model's forward gets: the tokens of one micro-batch, where to compute, where to record.
 
-#include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -65,8 +64,6 @@ struct CachePass {
   /// runs in the passes whose input has some, which fill the cache; others read that.
   Tensor encoder_end = {};
   std::int64_t encoder_longest = 0;
-  /// By window: where the keys begin that each row's query sees. Made once for all layers.
-  mutable std::map<std::int64_t, Tensor> key_begin = {};
 };
 
 struct Forward {

@@ -209,6 +209,12 @@ MemoryInfo memory_info(int device) {
   return info;
 }
 
+bool is_device_memory(const void* memory) {
+  cudaPointerAttributes attributes{};
+  TESSERA_CUDA_CHECK(cudaPointerGetAttributes(&attributes, memory));
+  return attributes.type == cudaMemoryTypeDevice;
+}
+
 void copy(void* target, const void* source, std::size_t bytes, void* stream) {
   if (bytes == 0) return;
   TESSERA_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, as_stream(stream)));

@@ -31,6 +31,7 @@ Seat Seat::of(Engine& engine) {
           .mesh = engine.mesh(),
           .schedule = engine.options().layout.schedule,
           .chunks = engine.options().layout.chunks,
+          .graphs = engine.options().cuda_graph,
           .hold_weights = [&engine]() -> std::shared_ptr<void> {
             engine.params().weights().wait();
             return std::make_shared<WeightWalk::Hold>(engine.params().walk());
@@ -52,6 +53,8 @@ Batch::Batch(const Seat& seat, const BatchOptions& options)
   const auto stages = static_cast<std::int64_t>(mesh_.shape().pp);
   for (std::int64_t i = 0; i < stages; ++i)
     lanes_.emplace_back(ctx_, model_, options_.width, (options_.texts + stages - 1) / stages);
+  if (ctx_.device().is_cuda() && stages == 1 && chunks_ == 1 && mesh_.shape().tp == 1 && options_.width == 1)
+    decoder_ = std::make_unique<DeviceDecoder>(ctx_, model_, seat.graphs);
 }
 
 std::int64_t Batch::units() const {
@@ -140,6 +143,7 @@ std::vector<Pass> Batch::prefill_passes() {
 }
 
 void Batch::decode() {
+  if (decoder_ && decoder_->serves(lanes_[0])) return decode_on_device();
   // Where the pieces of a stage are far apart in its order, a lane's next pass may stand before its last
   // one.
   const bool apart = mesh_.shape().pp > 1 && traits_of(schedule_).folded;
@@ -150,6 +154,24 @@ void Batch::decode() {
     for (const Lane& lane : lanes_) passes.push_back(lane.decode());
   }
   run_passes(std::move(passes));
+}
+
+void Batch::decode_on_device() {
+  Lane& lane = lanes_[0];
+  lane.reserve(2);
+  steps_.clear();
+  steps_.push_back({lane.decode(), {}, {}, {}, {}, false, false});
+  std::vector<Choice> choices;
+  unless_failed([&] {
+    const std::vector<DrawnToken> drawn = decoder_->next(lane);
+    auto token = drawn.begin();
+    for (Unit* unit : steps_[0].pass.drawn) {
+      choices.push_back(take_token(*unit, token->token, token->logprob));
+      ++token;
+    }
+  });
+  tell(0, choices);
+  settle(0);
 }
 
 void Batch::run_passes(std::vector<Pass> passes) {
@@ -208,7 +230,11 @@ void Batch::draw(int micro_batch, const Tensor& logits) {
     if (scored > 0) own = rows_of(own, scored, own.numel() / own.size(-1) - scored);
     choices = drawer_.draw(own, step.pass.drawn, options_.width);
   });
-  if (!speaks()) return;
+  if (speaks()) tell(micro_batch, choices);
+}
+
+void Batch::tell(int micro_batch, const std::vector<Choice>& choices) {
+  Step& step = step_of(micro_batch);
   std::vector<std::int32_t> message(static_cast<std::size_t>(words(step)), 0);
   message[0] = failure_.empty() ? 0 : 1;
   auto* to = message.data() + 1;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/generation/device_decoder.hpp"
 #include "engine/generation/drawer.hpp"
 #include "engine/generation/lane.hpp"
 #include "tessera/base/schedules.hpp"
@@ -30,6 +31,8 @@ struct Seat {
   ProcessMesh& mesh;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int chunks = 1;
+  /// On CUDA: whether decoding passes are launched as graphs (device.cuda_graph).
+  AutoSwitch graphs = AutoSwitch::automatic;
   /// All weights are here until the result goes: those that an update still sends, those that are shared out.
   std::function<std::shared_ptr<void>()> hold_weights = {};
   ExecCtx host = ExecCtx::cpu(1);
@@ -60,6 +63,8 @@ class Batch final : public StageProgram {
   /// long as all is well.
   const std::string& failure() const { return failure_; }
   std::int64_t units() const;
+  /// How decoding passes were launched; zeros but for a GPU with the whole model.
+  StreamGraph::Stats graph() const { return decoder_ ? decoder_->stats() : StreamGraph::Stats(); }
   /// Between rounds.
   void each(const std::function<void(Unit&)>& look) const;
   /// Texts that were marked as done leave. Between rounds.
@@ -95,6 +100,7 @@ class Batch final : public StageProgram {
   /// By micro-batch; lanes with fewer chunks have empty ones.
   std::vector<Pass> prefill_passes();
   void decode();
+  void decode_on_device();
   void run_passes(std::vector<Pass> passes);
   /// The first of this rank's pieces is about to compute the pass.
   void begin(int micro_batch);
@@ -104,6 +110,8 @@ class Batch final : public StageProgram {
   void unless_failed(const std::function<void()>& work);
   void score(const Step& step, const Tensor& logits);
   void draw(int micro_batch, const Tensor& logits);
+  /// What was drawn goes to the other ranks of this data rank, and into the texts.
+  void tell(int micro_batch, const std::vector<Choice>& choices);
   /// The rows of logits that were asked for; models that know nothing of `last` give those of all positions.
   Tensor wanted(const Step& step, const Tensor& logits) const;
   /// A rank that is done with a pass begins to receive what becomes of it: before it computes another one, as
@@ -124,6 +132,7 @@ class Batch final : public StageProgram {
   BatchOptions options_;
   Drawer drawer_;
   PipelineExecutor executor_;
+  std::unique_ptr<DeviceDecoder> decoder_;  ///< of a GPU that holds the whole model, for texts of one row
   std::deque<Lane> lanes_;
   std::vector<Step> steps_;
   std::vector<MicroBatchSize> sizes_;

@@ -19,14 +19,14 @@ std::size_t most_candidates(const GenerationOptions& options) {
   return is_greedy(options) ? 1 : static_cast<std::size_t>(options.top_k);
 }
 
+}  // namespace
+
 double top_p_of(const Unit& unit, const GenerationOptions& options) {
   if (options.top_p_decay == 0.0) return options.top_p;
   const double decayed =
       options.top_p * std::pow(options.top_p_decay, static_cast<double>(unit.new_tokens()));
   return std::max(decayed, options.top_p_bound);
 }
-
-}  // namespace
 
 Drawer::Drawer(const ExecCtx& ctx, Communicator* tensor, std::int64_t vocab_size)
     : ctx_(ctx), tensor_(tensor), vocab_size_(vocab_size), seen_(static_cast<std::size_t>(vocab_size)) {}
@@ -223,8 +223,14 @@ Choice Drawer::draw_one(Unit& unit, std::size_t i, std::vector<Candidate>* from)
     } else {
       for (const Candidate& each : *from) raw = each.token == token ? each.raw : raw;
     }
-    unit.logprobs[0].push_back(static_cast<float>(static_cast<double>(raw) - lse_[i]));
+    return take_token(unit, token, static_cast<float>(static_cast<double>(raw) - lse_[i]));
   }
+  return take_token(unit, token, 0.0f);
+}
+
+Choice take_token(Unit& unit, std::int32_t token, float logprob) {
+  const GenerationOptions& options = *unit.options;
+  if (options.logprobs) unit.logprobs[0].push_back(logprob);
   unit.stopped = std::ranges::find(options.stop_tokens, token) != options.stop_tokens.end();
   if (!unit.stopped && options.stop) {
     std::vector<std::int32_t> text = unit.text[0];

@@ -10,6 +10,13 @@
 
 namespace tessera::generation {
 
+/// Of a text's next token, decayed.
+double top_p_of(const Unit& unit, const GenerationOptions& options);
+
+/// What follows from a text's next token: its log-probability is kept, and whether it ends is found. Errors:
+/// what `stop` throws.
+Choice take_token(Unit& unit, std::int32_t token, float logprob);
+
 /// Draws on tensor rank 0 of the ranks with the head. Where the number of tokens that can be drawn is known
 /// of all texts (greedy, top_k, beams), tensor ranks send their likeliest alone; otherwise top_p and plain
 /// drawing look at whole rows, which are gathered: a threshold on them would take several rounds of messages,

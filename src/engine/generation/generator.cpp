@@ -23,6 +23,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 /// One rank's part, between the calls.
 struct Generator::State {
   Seat seat;
+  StreamGraph::Stats graph = {};
 };
 
 namespace {
@@ -115,6 +116,8 @@ Generator::Generator(const ExecCtx& ctx, Model& model) {
 Generator::~Generator() = default;
 Generator::Generator(Generator&&) noexcept = default;
 
+const StreamGraph::Stats& Generator::graph() const { return state_->graph; }
+
 std::vector<Generated> Generator::run(const std::vector<std::vector<std::int32_t>>& prompts,
                                       const GenerationOptions& options) {
   Seat& seat = state_->seat;
@@ -154,6 +157,7 @@ std::vector<Generated> Generator::run(const std::vector<std::vector<std::int32_t
                      .texts = options.batch_size > 0 ? std::min(options.batch_size, all) : all,
                      .prefill_chunk = options.prefill_chunk});
   while (batch.failure().empty() && (batch.units() > 0 || !waiting.empty())) batch.round(waiting, take);
+  state_->graph = batch.graph();
   if (world.size() == 1) {
     TESSERA_CHECK(batch.failure().empty(), batch.failure());
     return results;

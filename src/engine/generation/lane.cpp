@@ -146,7 +146,7 @@ std::int64_t Lane::longest() const {
 
 void Lane::reserve(std::int64_t more) {
   if (units_.empty()) return;
-  const std::int64_t needed = longest() + more, rows = most_units_ * width_;
+  const std::int64_t needed = longest() + more, rows = this->rows();
   std::int64_t encoded = 0;
   for (const auto& unit : units_)
     if (unit->encoded != nullptr) encoded = std::max(encoded, size_of_reading(*unit));
@@ -168,6 +168,7 @@ void Lane::reserve(std::int64_t more) {
   for (const auto side : {&KvCache::key, &KvCache::value}) keep(side, std::min(cache_.capacity, longest()));
   for (const auto side : {&KvCache::cross_key, &KvCache::cross_value}) keep(side, cache_.encoder_capacity);
   cache_ = std::move(grown);
+  ++cache_number_;
 }
 
 std::shared_ptr<const MicroBatch> Lane::encoder_input(const Pass& pass) const {

@@ -44,6 +44,12 @@ class Lane {
 
   std::int64_t units() const { return static_cast<std::int64_t>(units_.size()); }
   std::int64_t free() const { return most_units_ - units(); }
+  /// That the cache has, of all texts that there may be.
+  std::int64_t rows() const { return most_units_ * width_; }
+  KvCache& cache() { return cache_; }
+  const KvCache& cache() const { return cache_; }
+  /// Another one for each cache that there was.
+  std::uint64_t cache_number() const { return cache_number_; }
   /// Units whose prompts are read next.
   void enter(std::vector<std::unique_ptr<Unit>> units);
   /// Passes that read them, `chunk` positions at a time; those with the longest prompts come first.
@@ -91,6 +97,7 @@ class Lane {
   std::vector<std::unique_ptr<Unit>> units_;
   std::int64_t read_ = 0;  ///< units whose prompts have been read: the first ones
   KvCache cache_;
+  std::uint64_t cache_number_ = 0;
 };
 
 }  // namespace tessera::generation

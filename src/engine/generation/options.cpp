@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "engine/generation/candidates.hpp"
-#include "tessera/base/philox.hpp"
+#include "tessera/base/sampling.hpp"
 #include "tessera/engine/generate.hpp"
 
 namespace tessera {
@@ -65,10 +65,7 @@ std::int32_t sample_token(std::span<const float> logits, const GenerationOptions
 }
 
 double uniform_at(std::uint64_t seed, std::uint64_t sample, std::int64_t position) {
-  const std::uint64_t index = (sample << 32) + static_cast<std::uint64_t>(position);
-  const PhiloxBlock block = random_block({seed, site_of("generate"), 0}, index);
-  const std::uint64_t bits = (std::uint64_t{block.word[0]} << 21) ^ (block.word[1] >> 11);
-  return static_cast<double>(bits & ((std::uint64_t{1} << 53) - 1)) * 0x1p-53;
+  return sampling_uniform(seed, sample, position);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "nn/models/cross_attention.hpp"
 #include "nn/models/norm_options.hpp"
 #include "nn/models/t5.hpp"
+#include "nn/models/two_stacks.hpp"
 #include "nn/own_positions.hpp"
 #include "tessera/base/model_math.hpp"
 #include "tessera/nn/layers.hpp"
@@ -184,32 +185,21 @@ class MegatronT5Head : public Head {
 
 namespace {
 
-class MegatronT5 : public Stack {
+class MegatronT5 : public nn::TwoStacks {
  public:
   MegatronT5(const ModelConfig& config, const Numerics& numerics, const Sharding& given)
-      : Stack(config.hidden_size, config.num_layers, numerics, given), config_(config) {
+      : TwoStacks(config, numerics, given) {
     check();
     for (const ModelPiece& piece : sharding().pieces) add_piece(piece);
   }
 
-  std::int64_t vocab_size() const override { return config_.vocab_size; }
-  bool reads_encoder_tokens() const override { return true; }
-  std::int64_t max_positions() const override { return config_.max_positions; }
-  double flops_per_token(const SampleLengths& lengths) const override {
-    return two_stack_flops_per_token(config_, lengths);
-  }
-  void check_generates(std::int64_t length) const override { check_length(length); }
-
  protected:
   std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const override {
-    const MicroBatchSize encoded{size.batch, size.encoder_seq_length, 0, size.generates};
-    const std::int64_t encoder = *config_.encoder_layers;
+    const std::int64_t encoder = encoder_layers();
     if (layer == config_.num_layers) return {stream("residual", size)};
-    // Its encoder rests.
-    if (size.generates && size.encoder_seq_length == 0)
-      return {stream(layer <= encoder ? "decoder_input" : "residual", size)};
-    if (layer <= encoder) return {stream("residual", encoded), stream("decoder_input", size)};
-    std::vector<Port> ports = {stream("residual", size), stream("memory", encoded)};
+    if (remembers(size)) return {stream(layer <= encoder ? "decoder_input" : "residual", size)};
+    if (layer <= encoder) return {stream("residual", encoded(size)), stream("decoder_input", size)};
+    std::vector<Port> ports = {stream("residual", size), stream("memory", encoded(size))};
     ports.back().dtype = numerics().compute;
     return ports;
   }
@@ -222,35 +212,23 @@ class MegatronT5 : public Stack {
     const ModelConfig& c = config_;
     need(c.position_embedding == PositionKind::learned, "has learned positions");
     need(*c.tied_head, "has its head tied to its embedding");
-    need(!*c.parallel_residual, "has its attention and MLP one after the other");
-    need(!c.padding_id, "has no padding row in its table");
-    need(!c.token_types && !c.binary_head.value_or(false) && !c.num_labels, "has a head for tokens alone");
-    TESSERA_ENSURE(ConfigError, *c.encoder_layers >= 1 && *c.encoder_layers < c.num_layers,
-                   "model.encoder_layers (", *c.encoder_layers, ") of model.num_layers (", c.num_layers,
-                   "): encoder and decoder have at least one layer each");
-    const int ranks = sharding().tensor.size();
-    TESSERA_ENSURE(ConfigError, c.vocab_size >= ranks, "model.vocab_size (", c.vocab_size,
-                   ") is less than parallel.tensor (", ranks, ")");
+    check_stacks("Megatron's T5");
   }
 
   void add_piece(const ModelPiece& piece) {
     begin_piece();
     const nn::MegatronT5Options options{numerics(), sharding().tensor,
                                         sharding().recompute.what == Recompute::selective};
-    const std::int64_t encoder = *config_.encoder_layers;
+    const std::int64_t encoder = encoder_layers();
     if (piece.embedding) front_ = &add_front<nn::MegatronT5Front>("", config_, options, !holds_head());
     for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i) {
       if (i == encoder) add_front<nn::MegatronT5DecoderFront>("", config_, options);
-      const bool decodes = i >= encoder;
-      const std::string name =
-          decodes ? "decoder.layers." + std::to_string(i - encoder) : "encoder.layers." + std::to_string(i);
-      add_layer<nn::MegatronT5Layer>(name, config_, i, options, decodes);
+      add_layer<nn::MegatronT5Layer>(layer_name(i), config_, i, options, i >= encoder);
     }
     if (piece.head)
       add_head<nn::MegatronT5Head>("", config_, options, front_ != nullptr ? &front_->table() : nullptr);
   }
 
-  ModelConfig config_;
   nn::MegatronT5Front* front_ = nullptr;
 };
 

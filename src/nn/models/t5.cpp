@@ -10,6 +10,7 @@
 #include "nn/cached_attention.hpp"
 #include "nn/models/cross_attention.hpp"
 #include "nn/models/norm_options.hpp"
+#include "nn/models/two_stacks.hpp"
 #include "nn/own_positions.hpp"
 #include "nn/relative_positions.hpp"
 #include "tessera/base/model_math.hpp"
@@ -356,20 +357,14 @@ class T5Head : public Head {
 
 namespace {
 
-class T5 : public Stack {
+class T5 : public nn::TwoStacks {
  public:
   T5(const ModelConfig& config, const Numerics& numerics, const Sharding& given)
-      : Stack(config.hidden_size, config.num_layers, numerics, given), config_(config), positions_(config_) {
+      : TwoStacks(config, numerics, given), positions_(config_) {
     check();
     for (const ModelPiece& piece : sharding().pieces) add_piece(piece);
   }
 
-  std::int64_t vocab_size() const override { return config_.vocab_size; }
-  bool reads_encoder_tokens() const override { return true; }
-  double flops_per_token(const SampleLengths& lengths) const override {
-    return two_stack_flops_per_token(config_, lengths);
-  }
-  std::int64_t max_positions() const override { return config_.max_positions; }
   std::int64_t position_limit() const override { return nn::RelativePositions::kMost; }
   void check_length(std::int64_t seq_length) const override {
     TESSERA_CHECK(seq_length <= position_limit(), "a sequence of ", seq_length, " tokens is longer than ",
@@ -379,19 +374,15 @@ class T5 : public Stack {
     check_length(positions);
     return positions_.reserve(ctx, positions);
   }
-  void check_generates(std::int64_t length) const override { check_length(length); }
 
  protected:
   std::vector<Port> flow_before(std::int64_t layer, const MicroBatchSize& size) const override {
-    const MicroBatchSize encoded{size.batch, size.encoder_seq_length, 0, size.generates};
-    const std::int64_t encoder = *config_.encoder_layers;
+    const std::int64_t encoder = encoder_layers();
     if (layer == config_.num_layers) return {stream("residual", size)};
-    // Its encoder rests.
-    const bool remembers = size.generates && size.encoder_seq_length == 0;
-    if (layer <= encoder && remembers) return {stream("decoder_input", size)};
-    std::vector<Port> ports = {stream("residual", layer > encoder ? size : encoded)};
-    if (layer > encoder && !remembers) {
-      ports.push_back(stream("memory", encoded));
+    if (layer <= encoder && remembers(size)) return {stream("decoder_input", size)};
+    std::vector<Port> ports = {stream("residual", layer > encoder ? size : encoded(size))};
+    if (layer > encoder && !remembers(size)) {
+      ports.push_back(stream("memory", encoded(size)));
       ports.back().dtype = numerics().compute;
     } else if (layer <= encoder) {
       ports.push_back(stream("decoder_input", size));
@@ -413,16 +404,9 @@ class T5 : public Stack {
     need(c.position_embedding == PositionKind::relative, "has relative positions");
     need(c.norm == NormStyle::rmsnorm, "has RMSNorm");
     need(!*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false), "has no biases in its products");
-    need(!*c.parallel_residual, "has its attention and MLP one after the other");
-    need(!c.padding_id, "has no padding row in its table");
-    need(!c.token_types && !c.binary_head.value_or(false) && !c.num_labels, "has a head for tokens alone");
     need(!*c.scaled_head || *c.tied_head, "whose head is scaled has it tied to its embedding");
-    TESSERA_ENSURE(ConfigError, *c.encoder_layers >= 1 && *c.encoder_layers < c.num_layers,
-                   "model.encoder_layers (", *c.encoder_layers, ") of model.num_layers (", c.num_layers,
-                   "): encoder and decoder have at least one layer each");
+    check_stacks("a T5");
     const int ranks = sharding().tensor.size();
-    TESSERA_ENSURE(ConfigError, c.vocab_size >= ranks, "model.vocab_size (", c.vocab_size,
-                   ") is less than parallel.tensor (", ranks, ")");
     TESSERA_ENSURE(ConfigError, c.dropout == 0.0 || ranks == 1 || c.ffn_hidden_size / ranks % 4 == 0,
                    "model.ffn_hidden_size (", c.ffn_hidden_size, ") shared by ", ranks,
                    " tensor ranks is no multiple of 4 on each, which dropout inside T5's MLP needs");
@@ -432,22 +416,18 @@ class T5 : public Stack {
     begin_piece();
     const nn::T5Options options{numerics(), sharding().tensor,
                                 sharding().recompute.what == Recompute::selective};
-    const std::int64_t encoder = *config_.encoder_layers;
+    const std::int64_t encoder = encoder_layers();
     if (piece.embedding)
       front_ = &add_front<nn::T5Front>("", config_, options, *config_.tied_head && !holds_head(), positions_);
     for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i) {
       if (i == encoder) add_front<nn::T5DecoderFront>("", config_, options, positions_);
-      const bool decodes = i >= encoder;
-      const std::string name =
-          decodes ? "decoder.layers." + std::to_string(i - encoder) : "encoder.layers." + std::to_string(i);
-      add_layer<nn::T5Layer>(name, config_, i, options, decodes);
+      add_layer<nn::T5Layer>(layer_name(i), config_, i, options, i >= encoder);
     }
     if (!piece.head) return;
     Parameter* table = *config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
     add_head<nn::T5Head>("", config_, options, table);
   }
 
-  ModelConfig config_;
   nn::RelativePositions positions_;
   nn::T5Front* front_ = nullptr;
 };
