@@ -328,10 +328,11 @@ void add_evaluate(CLI::App& app, Program& program) {
                                           {"cloze", Task::cloze},
                                           {"multiple-choice", Task::multiple_choice}};
   command
-      ->add_option("--task", a->task,
-                   "perplexity of whole text files; lambada, cloze or multiple-choice of JSON lines")
+      ->add_option_function<std::string>(
+          "--task", [a, tasks](const std::string& name) { a->task = tasks.at(name); },
+          "perplexity of whole text files; lambada, cloze or multiple-choice of JSON lines")
       ->required()
-      ->transform(CLI::CheckedTransformer(tasks));
+      ->check(CLI::IsMember(tasks));
   command->add_option("--files", a->files, "what is read")->required();
   command->add_option("--output", a->output, "file for the results as JSON");
   command->add_option("--seq-length", a->seq_length,

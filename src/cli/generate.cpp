@@ -41,15 +41,17 @@ std::vector<Json> read_prompts(const std::string& path) {
 
 /// Whether a text of new tokens ends in one of `ends`; looks at as many tokens as can hold one.
 std::function<bool(std::span<const std::int32_t>)> stop_at(const std::vector<std::string>& ends,
-                                                           const std::shared_ptr<Tokenizer>& tokenizer) {
+                                                           const std::shared_ptr<Tokenizer>& tokenizer,
+                                                           const TextEnds& known) {
   if (ends.empty()) return {};
   std::size_t longest = 0;
   for (const std::string& end : ends) {
     TESSERA_ENSURE(ConfigError, !end.empty(), "--stop is empty");
     longest = std::max(longest, end.size());
   }
-  return [ends, tokenizer, most = longest + 8](std::span<const std::int32_t> tokens) {
-    const std::string tail = tokenizer->decode(tokens.last(std::min(tokens.size(), most)));
+  return [ends, tokenizer, known, most = longest + 8](std::span<const std::int32_t> tokens) {
+    const auto last = tokens.last(std::min(tokens.size(), most));
+    const std::string tail = tokenizer->decode(known.shown({last.begin(), last.end()}));
     return std::ranges::any_of(ends,
                                [&](const std::string& end) { return tail.find(end) != std::string::npos; });
   };
@@ -92,7 +94,7 @@ class Writer {
     if (ends_.end >= 0) options.stop_tokens = {ends_.end};
     options.num_samples = options.num_beams > 1 ? 1 : a_.samples;
     options.num_return = options.num_beams > 1 ? a_.samples : 1;
-    options.stop = stop_at(a_.stop, tokenizer_);
+    options.stop = stop_at(a_.stop, tokenizer_, ends_);
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<Generated> all = Generator(*loaded_.engine).run(prompts, options);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -16,11 +16,11 @@ struct TextEnds {
   void finish_prompt(std::vector<std::int32_t>& prompt) const {
     if (prompts_end && (prompt.empty() || prompt.back() != end)) prompt.push_back(end);
   }
-  /// New tokens without the one that ended the text, and without sentinels that a run of T5 added to the
-  /// tokenizer's ids, which have no text.
+  /// New tokens without the one that ended the text, and without those that have no text: a model's
+  /// vocabulary may be padded beyond the tokenizer's, and a run of T5 adds sentinels.
   std::vector<std::int32_t> shown(std::vector<std::int32_t> tokens) const {
     if (!tokens.empty() && tokens.back() == end) tokens.pop_back();
-    if (encodes) std::erase_if(tokens, [&](std::int32_t id) { return id >= vocab_size; });
+    std::erase_if(tokens, [&](std::int32_t id) { return id >= vocab_size; });
     return tokens;
   }
 };

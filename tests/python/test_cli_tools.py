@@ -234,6 +234,24 @@ def test_a_runs_tokenizer_follows_from_its_data(tessera_program, tmp_path):
     check_a_moved_tokenizer(tessera_program, tmp_path, text.stdout)
 
 
+def test_tokens_without_a_text(tessera_program, tmp_path):
+    """A model's vocabulary may be padded beyond the tokenizer's: such tokens are drawn by a model that knows nothing, and are no text."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    pytest.importorskip("tokenizers")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a b"}\n{"prompt": "c"}\n')
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=3,
+                                                         eos_token_id=3)).save_pretrained(tmp_path / "model")
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2, "</s>": 3}, "unk_token": "a"}}))
+    run(tessera_program, "generate", tmp_path / "model", "--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "texts.jsonl",
+        "--max-new-tokens", 20, "--stop", "nothing", env={"TESSERA_PYTHON": sys.executable})
+    texts = [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert len(texts) == 2 and all(set(text.split()) <= {"a", "b", "c"} for text in texts)
+
+
 def check_a_moved_tokenizer(program, tmp_path, text):
     """With a run in tmp_path/given, and what it wrote with its tokenizer.json."""
     def write(model, *more, code=0):
