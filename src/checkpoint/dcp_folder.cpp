@@ -85,6 +85,26 @@ class Metadata {
     return out;
   }
 
+  DcpContents everything() {
+    read_places();
+    DcpContents out;
+    for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
+      if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
+      if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) {
+        const auto place = places_.find({name->text, {}});
+        if (place == places_.end()) fail("'" + name->text + "'", "nothing says where it lies");
+        const Place& at = place->second;
+        out.blobs.emplace(name->text, DcpPlace{dir_ / at.file, at.offset, at.bytes});
+      } else if (facts->is(Kind::object) && facts->text.ends_with(".TensorStorageMetadata")) {
+        out.tensors.push_back(tensor_of(name->text, *facts));
+        flatten_back(out.tensors.back());
+      } else {
+        fail("'" + name->text + "'", "is described by a " + facts->describe());
+      }
+    }
+    return out;
+  }
+
  private:
   [[noreturn]] void fail(const std::string& where, const std::string& reason) const {
     bad_file(origin_, where, reason, kDcpRemedy);
@@ -185,6 +205,40 @@ class Metadata {
     return tensor;
   }
 
+  /// Megatron Core stored, until 0.15, what data ranks have of a flat tensor as [blocks of each dimension...,
+  /// elements of a block], and in `mcore_data` which shape the whole has.
+  void flatten_back(PartedTensor& tensor) const {
+    const PickleValue* all = pickle_->root().find("mcore_data");
+    const PickleValue* own = all && all->is(Kind::dict) ? all->find(tensor.name) : nullptr;
+    const PickleValue* given = own ? own->find("nd_reformulated_orig_global_shape") : nullptr;
+    if (!given) return;
+    const Shape whole = shape_of(extents_in(*given, tensor.name), origin_, tensor.name);
+    const auto unfit = [&] {
+      fail("'" + tensor.name + "'", detail::concat("is ", tensor.shape, ", which are no blocks of ", whole));
+    };
+    if (tensor.shape.rank() != whole.rank() + 1) unfit();
+    std::vector<std::int64_t> block;
+    for (int i = 0; i < whole.rank(); ++i) {
+      if (tensor.shape[i] < 1 || whole[i] % tensor.shape[i] != 0) unfit();
+      block.push_back(whole[i] / tensor.shape[i]);
+    }
+    const Shape box{std::span<const std::int64_t>(block)};
+    if (box.numel() != tensor.shape[whole.rank()]) unfit();
+    for (TensorPart& part : tensor.parts) {
+      std::vector<std::int64_t> offset;
+      for (int i = 0; i < whole.rank(); ++i) {
+        if (part.box.shape[i] != 1 || part.box.offset[i] >= tensor.shape[i])
+          fail("'" + tensor.name + "'", "has a part that is of no block, or of several");
+        offset.push_back(part.box.offset[i] * block[static_cast<std::size_t>(i)]);
+      }
+      part.first = part.box.offset[whole.rank()];
+      if (part.first > box.numel() - part.count)
+        fail("'" + tensor.name + "'", "has a part that reaches beyond its block");
+      part.box = {Shape(std::span<const std::int64_t>(offset)), box};
+    }
+    tensor.shape = whole;
+  }
+
   fs::path dir_, origin_;
   std::shared_ptr<Chunks> chunks_;
   std::optional<Pickle> pickle_;
@@ -196,6 +250,10 @@ class Metadata {
 std::vector<PartedTensor> dcp_tensors(const fs::path& dir, SymbolicLinks links, TorchFacts& facts,
                                       RunValue value) {
   return Metadata(dir, links).tensors(facts, value);
+}
+
+DcpContents dcp_contents(const fs::path& dir, SymbolicLinks links) {
+  return Metadata(dir, links).everything();
 }
 
 }  // namespace tessera::checkpoint_detail

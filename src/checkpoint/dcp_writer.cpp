@@ -1,88 +1,129 @@
+#include "checkpoint/dcp_writer.hpp"
+
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_plan.hpp"
 #include "checkpoint/tessera_folder.hpp"
-#include "checkpoint/torch_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/staged_directory.hpp"
 
 namespace tessera {
+namespace checkpoint_detail {
 namespace {
 
-using namespace checkpoint_detail;
-namespace fs = std::filesystem;
-
 constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr const char* kFile = "__0_0.distcp";
 
-struct Stored {
-  TensorSpec tensor;
-  std::string file;
-  std::uint64_t bytes = 0;
-};
-
-Shape origin_of(const Shape& shape) { return TensorSlice::whole(shape).offset; }
-
-void put_tensor(TorchPickle& pickle, const std::string& name, const TensorSpec& tensor) {
-  pickle.text(name).begin_object(kMetadataModule, "TensorStorageMetadata");
+void put_tensor(TorchPickle& pickle, const TensorSpec& tensor, const std::vector<TensorSlice>& boxes) {
+  pickle.begin_object(kMetadataModule, "TensorStorageMetadata");
   pickle.text("properties").tensor_properties(tensor.dtype);
   pickle.text("size").size(tensor.shape);
-  pickle.text("chunks").begin_list().begin_object(kMetadataModule, "ChunkStorageMetadata");
-  pickle.text("offsets").size(origin_of(tensor.shape)).text("sizes").size(tensor.shape);
-  pickle.end_object().end_list().end_object();
+  pickle.text("chunks").begin_list();
+  for (const TensorSlice& box : boxes) {
+    pickle.begin_object(kMetadataModule, "ChunkStorageMetadata");
+    pickle.text("offsets").size(box.offset).text("sizes").size(box.shape).end_object();
+  }
+  pickle.end_list().end_object();
 }
 
-void put_place(TorchPickle& pickle, const std::string& name, const Stored& stored) {
-  pickle.begin_object(kMetadataModule, "MetadataIndex").text("fqn").text(name);
-  pickle.text("offset").size(origin_of(stored.tensor.shape)).text("index").integer(0).end_object();
+/// `part`: where and the how manieth of a tensor it is; null: a blob.
+void put_index(TorchPickle& pickle, const std::string& name, const TensorSlice* part, std::size_t number) {
+  pickle.begin_object(kMetadataModule, "MetadataIndex").text("fqn").text(name).text("offset");
+  part ? pickle.size(part->offset) : pickle.none();
+  pickle.text("index");
+  part ? pickle.integer(static_cast<std::int64_t>(number)) : pickle.none();
+  pickle.end_object();
+}
+
+void put_place(TorchPickle& pickle, std::uint64_t offset, std::uint64_t bytes) {
   pickle.begin_object("torch.distributed.checkpoint.filesystem", "_StorageInfo")
       .text("relative_path")
-      .text(stored.file);
-  pickle.text("offset")
-      .integer(0)
-      .text("length")
-      .integer(static_cast<std::int64_t>(stored.bytes))
-      .end_object();
-}
-
-/// The one pickle that says what is where, and how names were keys of nested dicts.
-std::string metadata_of(const std::vector<Stored>& all, const std::string& key) {
-  const auto name_of = [&](const Stored& stored) {
-    return key.empty() ? stored.tensor.name : key + "." + stored.tensor.name;
-  };
-  TorchPickle pickle;
-  pickle.begin_object(kMetadataModule, "Metadata").text("state_dict_metadata").begin_dict();
-  for (const Stored& stored : all) put_tensor(pickle, name_of(stored), stored.tensor);
-  pickle.end_dict().text("planner_data").begin_dict();
-  for (const Stored& stored : all) {
-    pickle.text(name_of(stored)).begin_tuple();
-    if (!key.empty()) pickle.text(key);
-    pickle.text(stored.tensor.name).end_tuple();
-  }
-  pickle.end_dict().text("storage_data").begin_dict();
-  for (const Stored& stored : all) put_place(pickle, name_of(stored), stored);
-  return pickle.end_dict().end_object().finish();
+      .text(kFile);
+  pickle.text("offset").integer(static_cast<std::int64_t>(offset));
+  pickle.text("length").integer(static_cast<std::int64_t>(bytes)).end_object();
 }
 
 }  // namespace
 
-void export_dcp(const fs::path& out, const Architecture& config, const WeightSource& weights,
+DcpWriter::DcpWriter(std::filesystem::path folder) : folder_(std::move(folder)), file_(folder_ / kFile) {}
+
+DcpWriter::Entry& DcpWriter::entry(const std::string& name) {
+  const auto [it, is_new] = index_.try_emplace(name, entries_.size());
+  if (is_new) entries_.push_back({name, std::nullopt, {}, {}});
+  return entries_[it->second];
+}
+
+DcpWriter::Place DcpWriter::write(TorchPickle pickle, const WriteStorage& body) {
+  const std::uint64_t offset = file_.begin_of_archive();
+  return {offset, write_torch_archive(file_, "archive", std::move(pickle), body)};
+}
+
+void DcpWriter::add(const TensorSpec& whole, const TensorSlice& part,
+                    const std::function<void(const Append&)>& body) {
+  TorchPickle pickle;
+  pickle.tensor(whole.dtype, part.shape);
+  Entry& to = entry(whole.name);
+  to.tensor = whole;
+  to.boxes.push_back(part);
+  to.places.push_back(write(std::move(pickle), [&](std::size_t, const Append& append) { body(append); }));
+}
+
+void DcpWriter::add_blob(const std::string& name, TorchPickle value) {
+  entry(name).places.push_back(write(std::move(value), [](std::size_t, const Append&) {}));
+}
+
+void DcpWriter::finish(const std::optional<std::string>& key) {
+  file_.sync();
+  TorchPickle pickle;
+  pickle.begin_object(kMetadataModule, "Metadata").text("state_dict_metadata").begin_dict();
+  for (const Entry& each : entries_) {
+    pickle.text(each.name);
+    if (each.tensor) {
+      put_tensor(pickle, *each.tensor, each.boxes);
+    } else {
+      pickle.begin_object(kMetadataModule, "BytesStorageMetadata").end_object();
+    }
+  }
+  pickle.end_dict().text("planner_data");
+  if (key) {
+    pickle.begin_dict();
+    for (const Entry& each : entries_) {
+      pickle.text(each.name).begin_tuple();
+      if (!key->empty()) pickle.text(*key);
+      pickle.text(key->empty() ? each.name : each.name.substr(key->size() + 1)).end_tuple();
+    }
+    pickle.end_dict();
+  } else {
+    pickle.none();
+  }
+  pickle.text("storage_data").begin_dict();
+  for (const Entry& each : entries_) {
+    for (std::size_t i = 0; i < each.places.size(); ++i) {
+      put_index(pickle, each.name, each.tensor ? &each.boxes[i] : nullptr, i);
+      put_place(pickle, each.places[i].offset, each.places[i].bytes);
+    }
+  }
+  write_text(folder_ / ".metadata", pickle.end_dict().end_object().finish());
+}
+
+}  // namespace checkpoint_detail
+
+using namespace checkpoint_detail;
+
+void export_dcp(const std::filesystem::path& out, const Architecture& config, const WeightSource& weights,
                 const std::string& key, const ExportOptions& options) {
   require_unused(out);
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
   const HfPlan plan = plan_names(config, options.source, specs, options.dtype);
   const std::string config_json = config_text(config, options, plan.tensors.front().dtype);
   StagedDirectory folder(out, Existing::refuse);
-  std::vector<Stored> all;
-  write_tensors(plan, specs, weights, [&](const TensorSpec& tensor, const auto& body) {
-    TorchPickle pickle;
-    pickle.tensor(tensor.dtype, tensor.shape);
-    Stored& stored = all.emplace_back(Stored{tensor, detail::concat("__0_", all.size(), ".distcp")});
-    const fs::path path = folder.path() / stored.file;
-    write_torch_file(path, std::move(pickle), [&](std::size_t, const HfAppend& append) { body(append); });
-    stored.bytes = fs::file_size(path);
+  DcpWriter writer(folder.path());
+  write_tensors(plan, specs, weights, [&](TensorSpec tensor, const auto& body) {
+    if (!key.empty()) tensor.name = key + "." + tensor.name;
+    writer.add(tensor, TensorSlice::whole(tensor.shape), body);
   });
   if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder.path(), options.links);
   write_text(folder.path() / "config.json", config_json);
-  write_text(folder.path() / ".metadata", metadata_of(all, key));
+  writer.finish(key);
   TorchFacts facts;
   open_torch(TorchFormat::dcp, folder.path(), folder.path() / "config.json",
              facts);  // what will be trusted later

@@ -90,6 +90,21 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
   return out;
 }
 
+namespace {
+
+/// What the checkpoint is one of.
+void write_saving_args(TorchPickle& pickle, const MegatronExportOptions& options, const RunSource* run) {
+  if (options.format == MegatronExportOptions::Format::torch_dist) {
+    pickle.text("ckpt_format").text("torch_dist");
+    pickle.text("no_save_rng").boolean(true).text("no_save_optim").boolean(run == nullptr);
+  }
+  if (!run) return;
+  pickle.text("use_distributed_optimizer").boolean(options.distributed_optimizer);
+  pickle.text("overlap_grad_reduce").boolean(false);  // all of a buffer is one bucket
+}
+
+}  // namespace
+
 void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t padded_vocab, DType dtype,
                          const MegatronExportOptions& options, const RunSource* run) {
   const bool swiglu = m.activation == MlpActivation::swiglu, tanh = m.activation == MlpActivation::gelu_tanh;
@@ -139,6 +154,7 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   real("hidden_dropout", trained.dropout);
   real("attention_dropout", trained.attention_dropout);
   real("init_method_std", trained.init_std);
+  write_saving_args(pickle, options, run);
   if (run) write_training_args(pickle, run->config(), run->counters());
   pickle.end_namespace();
 }

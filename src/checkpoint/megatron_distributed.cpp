@@ -1,16 +1,22 @@
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <memory>
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/megatron_model.hpp"
+#include "checkpoint/megatron_slices.hpp"
 #include "checkpoint/torch_folders.hpp"
 
 namespace tessera {
 
 using namespace checkpoint_detail;
+using Kind = PickleValue::Kind;
 
 namespace {
+
+/// How Megatron Core, until 0.15, calls what data ranks have of the optimizer's tensors, each in a piece.
+constexpr const char* kModelSpace = "fully_sharded_model_space";
 
 /// A tensor of a checkpoint of torch_dist, or one layer's of those that lie in one.
 class DistributedTensor final : public TensorHolder {
@@ -58,6 +64,19 @@ std::optional<std::size_t> missing_number(const std::string& name) {
   return next;
 }
 
+/// Whose value a tensor of the checkpoint is, and the name of the weight.
+std::pair<std::optional<RunValue>, std::string> value_of(const std::string& name) {
+  constexpr std::array<std::pair<std::string_view, RunValue>, 4> kKinds = {
+      {{"optimizer.state.fp32_param.", RunValue::weight},
+       {"optimizer.state.param.", RunValue::weight},
+       {"optimizer.state.exp_avg.", RunValue::exp_avg},
+       {"optimizer.state.exp_avg_sq.", RunValue::exp_avg_sq}}};
+  for (const auto& [prefix, value] : kKinds) {
+    if (name.starts_with(prefix)) return {value, name.substr(prefix.size())};
+  }
+  return {std::nullopt, name};
+}
+
 TorchTensor described(DType dtype, std::span<const std::int64_t> dims) {
   TorchTensor tensor;
   tensor.dtype = dtype;
@@ -68,6 +87,24 @@ TorchTensor described(DType dtype, std::span<const std::int64_t> dims) {
 
 }  // namespace
 
+/// Adds a tensor, or each layer of it where it is of all layers.
+void MegatronModel::Impl::take_whole(const std::shared_ptr<const HfStorage>& all, const PartedName& tensor,
+                                     bool tied, Set& to, std::set<std::string>& unexpected) {
+  const SafetensorsEntry& entry = *all->find(tensor.stored);
+  const std::optional<std::size_t> number = missing_number(tensor.name);
+  const std::span<const std::int64_t> dims = entry.shape.dims();
+  const std::int64_t layers = !number ? 1 : dims.empty() ? 0 : dims[0];
+  const std::int64_t most = architecture.model.num_layers + 1;  // one too many says that there are
+  for (std::int64_t layer = 0; layer < std::min(layers, most); ++layer) {
+    holders.push_back(std::make_unique<DistributedTensor>(all, dir / ".metadata", entry.name,
+                                                          number ? std::optional(layer) : std::nullopt));
+    std::string name = tensor.name;
+    if (number) name.insert(*number, std::to_string(layer) + ".");
+    take(*holders.back(), name, described(entry.dtype, number ? dims.subspan(1) : dims), 0, tied, to,
+         unexpected);
+  }
+}
+
 void MegatronModel::Impl::read_distributed(const TorchFile& common, bool tied, SymbolicLinks links,
                                            std::set<std::string>& unexpected) {
   take_version(common);
@@ -75,23 +112,123 @@ void MegatronModel::Impl::read_distributed(const TorchFile& common, bool tied, S
     bad_file(common.path(), "checkpoint_version", detail::concat(version, " is not one of this format"),
              kWholeMegatron);
   TorchFacts facts;
-  std::vector<PartedTensor> tensors = dcp_tensors(dir, links, facts);
-  std::erase_if(tensors, [](const PartedTensor& each) { return each.name.starts_with("rng_state"); });
-  const std::shared_ptr<const HfStorage> all = parts_of(std::move(tensors), dir);
-  for (const SafetensorsEntry& entry : all->entries()) {
-    const std::optional<std::size_t> number = missing_number(entry.name);
-    const std::span<const std::int64_t> dims = entry.shape.dims();
-    const std::int64_t layers = !number ? 1 : dims.empty() ? 0 : dims[0];
-    for (std::int64_t layer = 0; layer < layers; ++layer) {
-      holders.push_back(std::make_unique<DistributedTensor>(all, dir / ".metadata", entry.name,
-                                                            number ? std::optional(layer) : std::nullopt));
-      std::string name = entry.name;
-      if (number) name.insert(*number, std::to_string(layer) + ".");
-      take(*holders.back(), name, described(entry.dtype, number ? dims.subspan(1) : dims), 0, tied, weights,
-           unexpected);
-    }
+  DcpContents contents;
+  if (run) {
+    contents = dcp_contents(dir, links);
+    take_distributed_facts(common, contents.blobs, links);
+  } else {
+    contents.tensors = dcp_tensors(dir, links, facts);
+  }
+  std::erase_if(contents.tensors,
+                [](const PartedTensor& each) { return each.name.starts_with("rng_state"); });
+  std::vector<std::string> names;
+  for (const PartedTensor& each : contents.tensors) names.push_back(each.name);
+  const std::shared_ptr<const HfStorage> all = parts_of(std::move(contents.tensors), dir);
+  for (const std::string& name : names) {
+    const auto [value, rest] = value_of(name);
+    take_whole(all, {name, rest}, tied, value ? run->values[static_cast<std::size_t>(*value)] : weights,
+               unexpected);
   }
   if (facts.moments > 0) notes.push_back("the optimizer's state is left out");
+}
+
+/// Groups, counts and scaler, and whether the state is one that is read.
+void MegatronModel::Impl::take_distributed_facts(const TorchFile& common,
+                                                 const std::map<std::string, DcpPlace>& blobs,
+                                                 SymbolicLinks links) {
+  OptimizerValues said(common);
+  const PickleValue* state = common.root().find("optimizer");
+  if (!state || !state->is(Kind::dict))
+    said.fail("optimizer", "there is none in this checkpoint", kWeightsAlone);
+  for (const auto& [key, each] : state->entries) {
+    if (key->is(Kind::integer))
+      said.fail("optimizer", "is a chain of several (chained) optimizers, which is not read", kWeightsAlone);
+  }
+  const PickleValue* type = state->find("param_state_sharding_type");
+  if (type && (!type->is(Kind::text) || (type->text != kReshardable && type->text != kModelSpace)))
+    said.fail("optimizer.param_state_sharding_type",
+              (type->is(Kind::text) ? "'" + type->text + "'" : "of a " + type->describe()) +
+                  " follows the layout and is not read; fully_reshardable and fully_sharded_model_space are",
+              "Save once more in Megatron with --dist-ckpt-optim-fully-reshardable, or convert the weights "
+              "alone, without --with_optimizer.");
+  const PickleValue* inner = state->find("optimizer");
+  const PickleValue* groups = inner ? inner : state;
+  if (groups->find("param_groups")) {
+    said.groups(*groups);
+    if (const PickleValue* steps = groups->find("state"))
+      said.count(steps->find("common_step"), "optimizer.state.common_step");
+    said.scaler(*state);
+    if (said.facts().counted) take_facts(said.facts(), common.path());
+  } else {
+    take_group_blobs(blobs, links);
+  }
+  if (!run->counted)
+    said.fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
+}
+
+/// The distributed optimizer's groups of each part of the model, which lie beside its tensors.
+void MegatronModel::Impl::take_group_blobs(const std::map<std::string, DcpPlace>& blobs,
+                                           SymbolicLinks links) {
+  for (const auto& [name, place] : blobs) {
+    const std::size_t slash = name.find(".optimizer/");
+    if (!name.starts_with("optimizer.distributed.") || slash == std::string::npos) continue;
+    const auto open = [&](const DcpPlace& at) {
+      files.push_back(std::make_unique<TorchFile>(at.file, at.offset, at.bytes, links));
+      const PickleValue& root = files.back()->root();
+      if (!root.is(Kind::list) || root.items.size() != 1)
+        bad_file(at.file, name, "is a " + root.describe() + ", not a list of one", kWholeMegatron);
+      return root.items[0];
+    };
+    const PickleValue* inner = open(place);
+    OptimizerValues said(*files.back());
+    said.groups(*inner);
+    OptimizerFacts facts = said.facts();
+    const auto scaler = blobs.find(name.substr(0, slash) + ".grad_scaler/" + name.substr(slash + 11));
+    if (scaler != blobs.end()) {
+      PickleValue key, holder;
+      key.kind = Kind::text;
+      key.text = "grad_scaler";
+      holder.kind = Kind::dict;
+      const PickleValue* own = open(scaler->second);
+      holder.entries.emplace_back(&key, own);
+      OptimizerValues scaled(*files.back());
+      scaled.scaler(holder);
+      const OptimizerFacts& more = scaled.facts();
+      facts.has_scaler = more.has_scaler;
+      facts.loss_scale = more.loss_scale;
+      facts.good_steps = more.good_steps;
+      facts.hysteresis = more.hysteresis;
+    }
+    if (facts.counted) take_facts(facts, place.file);
+  }
+}
+
+/// Every parameter has its main weight and moments, each as large as the weight.
+void MegatronModel::Impl::check_distributed_run() {
+  Set& masters = run->values[static_cast<std::size_t>(RunValue::weight)];
+  const bool plain = masters.tensors.empty();
+  if (plain && run->training.config.training.precision == Precision::fp32) masters.tensors = weights.tensors;
+  for (const RunValue value : kRunValues) {
+    const Set& set = run->values[static_cast<std::size_t>(value)];
+    const char* what = value == RunValue::weight ? "main weight" : torch_name(value);
+    for (const auto& [name, weight] : weights.tensors) {
+      const auto it = set.tensors.find(name);
+      if (it == set.tensors.end() || it->second.ranks.size() != 1)
+        bad_file(dir / ".metadata", name, detail::concat("its ", what, " is missing, or there several times"),
+                 kWeightsAlone);
+      const TorchTensor& found = it->second.ranks[0].second;
+      if (found.dtype != DType::f32 || found.shape != weight.ranks[0].second.shape)
+        bad_file(dir / ".metadata", name,
+                 detail::concat("its ", what, " is ", found.describe(), "; the weight is ",
+                                weight.ranks[0].second.describe(), " and needs as many float32"),
+                 kWeightsAlone);
+    }
+    for (const auto& [name, each] : set.tensors) {
+      if (!weights.tensors.contains(name))
+        bad_file(dir / ".metadata", name, detail::concat("the ", what, " of no weight of the model"),
+                 kWholeMegatron);
+    }
+  }
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include "checkpoint/megatron_optimizer.hpp"
 #include "checkpoint/megatron_parts.hpp"
 #include "checkpoint/megatron_training.hpp"
+#include "checkpoint/torch_folders.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 
 namespace tessera {
@@ -71,6 +72,19 @@ struct MegatronModel::Impl {
   /// The format torch_dist: whole tensors in parts, those of equal layers as one.
   void read_distributed(const checkpoint_detail::TorchFile& common, bool tied, SymbolicLinks links,
                         std::set<std::string>& unexpected);
+  /// `stored`: in the checkpoint; `name`: of the weight whose value it is.
+  struct PartedName {
+    std::string stored, name;
+  };
+  void take_whole(const std::shared_ptr<const checkpoint_detail::HfStorage>& all, const PartedName& tensor,
+                  bool tied, Set& to, std::set<std::string>& unexpected);
+  void take_distributed_facts(const checkpoint_detail::TorchFile& common,
+                              const std::map<std::string, checkpoint_detail::DcpPlace>& blobs,
+                              SymbolicLinks links);
+  void take_group_blobs(const std::map<std::string, checkpoint_detail::DcpPlace>& blobs, SymbolicLinks links);
+  void check_distributed_run();
+  /// What an optimizer says, which is that of all ranks.
+  void take_facts(const checkpoint_detail::OptimizerFacts& facts, const std::filesystem::path& file);
   void take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                       std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links);
   void check(const std::set<std::string>& unexpected);

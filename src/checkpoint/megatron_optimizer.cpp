@@ -1,7 +1,5 @@
 #include "checkpoint/megatron_optimizer.hpp"
 
-#include <cmath>
-#include <cstring>
 #include <map>
 
 #include "checkpoint/file_io.hpp"
@@ -20,6 +18,7 @@ class RankReader {
   RankReader(const RankState& rank, std::vector<std::unique_ptr<TorchFile>>& files)
       : rank_(rank),
         files_(files),
+        said_(rank.file),
         state_(rank.file.root().find("optimizer")),
         args_(rank.file.root().find("args")) {}
 
@@ -37,7 +36,7 @@ class RankReader {
     const fs::path distributed = rank_.file.path().parent_path() / "distrib_optim.pt";
     std::error_code error;
     if (fs::exists(distributed, error)) {
-      read_groups(inner ? *inner : *state_);
+      said_.groups(inner ? *inner : *state_);
       read_distributed(distributed);
     } else if (masters && inner) {
       read_plain(*inner, masters);
@@ -51,103 +50,15 @@ class RankReader {
              kWeightsAlone);
       fail("optimizer", "is of a kind that is not read: it holds " + keys, kWeightsAlone);
     }
-    read_scaler();
+    said_.scaler(*state_);
+    out_.said = said_.facts();
     return std::move(out_);
   }
 
  private:
   [[noreturn]] void fail(const std::string& where, const std::string& reason,
                          const char* remedy = kWholeMegatron) const {
-    bad_file(rank_.file.path(), where, reason, remedy);
-  }
-
-  /// What parameters a group has, told by its factor on weight decay.
-  struct Group {
-    bool decays = true;
-    const PickleValue* params = nullptr;
-  };
-
-  static double number(const PickleValue* value, double absent) {
-    if (!value) return absent;
-    if (value->is(Kind::integer)) return static_cast<double>(value->integer);
-    return value->is(Kind::real) ? value->real : absent;
-  }
-
-  /// A number, or a tensor of one.
-  std::optional<double> scalar(const PickleValue* value) const {
-    if (!value) return std::nullopt;
-    if (value->is(Kind::integer) || value->is(Kind::real)) return number(value, 0);
-    const auto tensor = rank_.file.tensor(*value);
-    if (!tensor || tensor->numel() != 1) return std::nullopt;
-    std::byte bytes[8] = {};
-    rank_.file.read(*tensor, std::span(bytes).first(size_of(tensor->dtype)));
-    float single = 0;
-    double real = 0;
-    std::int64_t whole = 0;
-    switch (tensor->dtype) {
-      case DType::f32:
-        std::memcpy(&single, bytes, sizeof(single));
-        return single;
-      case DType::f64:
-        std::memcpy(&real, bytes, sizeof(real));
-        return real;
-      case DType::i64:
-        std::memcpy(&whole, bytes, sizeof(whole));
-        return static_cast<double>(whole);
-      case DType::i32: {
-        std::int32_t narrow = 0;
-        std::memcpy(&narrow, bytes, sizeof(narrow));
-        return narrow;
-      }
-      default:
-        return std::nullopt;
-    }
-  }
-
-  /// All counts of updates are one.
-  void count(const PickleValue* value, const std::string& where) {
-    const std::optional<double> found = scalar(value);
-    if (!found) return;
-    if (*found < 0 || *found > 1e15 || *found != std::floor(*found))
-      fail(where, detail::concat(*found, " is no number of updates"));
-    const auto updates = static_cast<std::int64_t>(*found);
-    if (counted_ && updates != out_.updates)
-      fail(where, detail::concat("parameters have had ", out_.updates, " and ", updates, " updates"),
-           kWeightsAlone);
-    out_.updates = updates;
-    counted_ = true;
-  }
-
-  std::vector<Group> read_groups(const PickleValue& inner) {
-    const PickleValue* groups = inner.find("param_groups");
-    if (!groups || !groups->is(Kind::list)) fail("optimizer.param_groups", "is missing or no list");
-    std::vector<Group> out;
-    for (std::size_t i = 0; i < groups->items.size(); ++i) {
-      const PickleValue& each = *groups->items[i];
-      const std::string where = detail::concat("optimizer.param_groups[", i, "]");
-      const PickleValue* params = each.find("params");
-      if (params && params->is(Kind::list) && params->items.empty()) continue;
-      if (number(each.find("lr_mult"), 1) != 1)
-        fail(where, "has a learning rate of its own (lr_mult)", kWeightsAlone);
-      for (const char* name : {"is_decoupled_lr", "is_expert_parallel", "amsgrad", "maximize"}) {
-        const PickleValue* value = each.find(name);
-        if (value && value->is(Kind::boolean) && value->integer != 0)
-          fail(where, detail::concat(name, " is true, which is not read"), kWeightsAlone);
-      }
-      if (each.find("momentum") || (!each.find("betas") && params))
-        fail(where, "is of another optimizer than Adam, which alone is read", kWeightsAlone);
-      count(each.find("step"), where + ".step");
-      const PickleValue* factor = each.find("wd_mult");
-      const double decay = factor ? number(factor, 1) : i == 0 ? 1 : 0;
-      if (decay != 0 && decay != 1)
-        fail(where, detail::concat("wd_mult is ", decay, "; 0 and 1 are read"), kWeightsAlone);
-      for (const Group& other : out) {
-        if (params && other.decays == (decay == 1))
-          fail(where, "is a second group of the same weight decay, which is not read", kWeightsAlone);
-      }
-      out.push_back({decay == 1, params});
-    }
-    return out;
+    said_.fail(where, reason, remedy);
   }
 
   TorchTensor tensor_of(const PickleValue* value, const RankParameter& parameter,
@@ -186,7 +97,7 @@ class RankReader {
   }
 
   /// The parameters of a group, checked to be as many as `list` has.
-  std::vector<std::size_t> members(const Group& group, const PickleValue& list,
+  std::vector<std::size_t> members(const OptimizerGroup& group, const PickleValue& list,
                                    const std::string& where) const {
     std::vector<std::size_t> own;
     for (std::size_t i = 0; i < rank_.parameters.size(); ++i) {
@@ -207,7 +118,7 @@ class RankReader {
     ParameterState& to = out_.parameters[index];
     to.exp_avg = tensor_of(state->second->find("exp_avg"), parameter, where + ".exp_avg");
     to.exp_avg_sq = tensor_of(state->second->find("exp_avg_sq"), parameter, where + ".exp_avg_sq");
-    count(state->second->find("step"), where + ".step");
+    said_.count(state->second->find("step"), where + ".step");
     to.main = parameter.weight;
   }
 
@@ -215,7 +126,7 @@ class RankReader {
   void read_plain(const PickleValue& inner, const PickleValue* masters) {
     constexpr const char* kGroups = "optimizer.param_groups";
     constexpr const char* kMasters = "optimizer.fp32_from_fp16_params";
-    const std::vector<Group> groups = read_groups(inner);
+    const std::vector<OptimizerGroup> groups = said_.groups(inner);
     const States states = states_of(inner);
     const std::vector<const PickleValue*> lists =
         masters ? lists_of(*masters) : std::vector<const PickleValue*>{};
@@ -243,12 +154,13 @@ class RankReader {
         fail("optimizer", "has no main weights (fp32_from_fp16_params), and " + each.name + " is " +
                               each.weight.describe());
     }
-    if (!counted_) fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
+    if (!said_.facts().counted)
+      fail("optimizer", "does not say how many updates it has made (step)", kWeightsAlone);
   }
 
   /// The buffer of a chunk: under its number, by the types of weights and gradients.
   void read_distributed(const fs::path& path) {
-    if (!counted_)
+    if (!said_.facts().counted)
       fail("optimizer.param_groups", "do not say how many updates were made (step)", kWeightsAlone);
     files_.push_back(std::make_unique<TorchFile>(path, rank_.links));
     const TorchFile& file = *files_.back();
@@ -336,7 +248,7 @@ class RankReader {
     const bool buckets = overlap && overlap->is(Kind::boolean) && overlap->integer != 0;
     std::optional<std::int64_t> size;
     if (buckets && rank_.stage == 0 && chunk == 0) {
-      const double given = number(args_->find("ddp_bucket_size"), 0);
+      const double given = OptimizerValues::number(args_->find("ddp_bucket_size"), 0);
       size = given >= 1 ? static_cast<std::int64_t>(std::min(given, 1e15))
                         : std::max<std::int64_t>(40'000'000,
                                                  1'000'000 * std::min<std::int64_t>(rank_.data, 1 << 24));
@@ -344,29 +256,11 @@ class RankReader {
     return buffer_layout(parameters, size);
   }
 
-  void read_scaler() {
-    const PickleValue* scaler = state_->find("grad_scaler");
-    if (!scaler || !scaler->is(Kind::dict) || !scaler->find("scale")) return;
-    const auto scale = scalar(scaler->find("scale"));
-    if (!scale || !(*scale > 0) || *scale > 1e38)
-      fail("optimizer.grad_scaler.scale", "is no factor of a loss");
-    out_.has_scaler = true;
-    out_.loss_scale = *scale;
-    const auto tracker = [&](const char* name, double absent) {
-      const double steps = scalar(scaler->find(name)).value_or(absent);
-      if (!(steps >= 0) || steps > INT32_MAX)
-        fail(detail::concat("optimizer.grad_scaler.", name), detail::concat(steps, " is no number of steps"));
-      return static_cast<std::int64_t>(steps);
-    };
-    out_.good_steps = tracker("growth_tracker", 0);
-    out_.hysteresis = tracker("hysteresis_tracker", 2);
-  }
-
   const RankState& rank_;
   std::vector<std::unique_ptr<TorchFile>>& files_;
+  OptimizerValues said_;
   const PickleValue *state_, *args_;
   RankOptimizer out_;
-  bool counted_ = false;
 };
 
 }  // namespace

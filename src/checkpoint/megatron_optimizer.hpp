@@ -8,11 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/torch_file.hpp"
+#include "checkpoint/megatron_groups.hpp"
 
 namespace tessera::checkpoint_detail {
-
-inline constexpr const char* kWeightsAlone = "Convert the weights alone, without --with_optimizer.";
 
 /// A parameter of a rank, in the order in which its model registered them.
 struct RankParameter {
@@ -30,10 +28,7 @@ struct ParameterState {
 struct RankOptimizer {
   const TorchFile* file = nullptr;         ///< that holds the tensors
   std::vector<ParameterState> parameters;  ///< as those given
-  std::int64_t updates = 0;
-  double loss_scale = 1;  ///< with the next two: of fp16
-  std::int64_t good_steps = 0, hysteresis = 0;
-  bool has_scaler = false;
+  OptimizerFacts said;
 };
 
 /// What a rank's optimizer is read from.

@@ -38,6 +38,25 @@ class MegatronRun final : public RunSource {
 
 }  // namespace
 
+void MegatronModel::Impl::take_facts(const OptimizerFacts& facts, const std::filesystem::path& file) {
+  RunCounters& c = run->training.counters;
+  if (run->counted && facts.updates != c.updates)
+    bad_file(file, "optimizer",
+             detail::concat("has made ", facts.updates, " updates, that of the first rank ", c.updates),
+             "All ranks' files have to be of one checkpoint.");
+  c.updates = facts.updates;
+  run->counted = true;
+  if (facts.has_scaler) {
+    c.loss_scale = facts.loss_scale;
+    c.good_steps = facts.good_steps;
+    c.hysteresis = facts.hysteresis;
+  } else {
+    const TrainingConfig& t = run->training.config.training;
+    c.loss_scale = t.precision == Precision::fp16 ? t.loss_scale.value_or(t.initial_loss_scale) : 1;
+    c.hysteresis = t.hysteresis;
+  }
+}
+
 /// Adds, to what is kept of each chunk by value, the optimizer's tensors under the names of the weights.
 void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                                          std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links) {
@@ -56,22 +75,7 @@ void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::
   const TorchFile& file = *chunks.front().file;
   const RankOptimizer found =
       read_rank_optimizer({file, parameters, chunks.size(), stage, data, links}, files);
-  RunCounters& c = run->training.counters;
-  if (run->counted && found.updates != c.updates)
-    bad_file(file.path(), "optimizer",
-             detail::concat("has made ", found.updates, " updates, that of the first rank ", c.updates),
-             "All ranks' files have to be of one checkpoint.");
-  c.updates = found.updates;
-  run->counted = true;
-  if (found.has_scaler) {
-    c.loss_scale = found.loss_scale;
-    c.good_steps = found.good_steps;
-    c.hysteresis = found.hysteresis;
-  } else {
-    const TrainingConfig& t = run->training.config.training;
-    c.loss_scale = t.precision == Precision::fp16 ? t.loss_scale.value_or(t.initial_loss_scale) : 1;
-    c.hysteresis = t.hysteresis;
-  }
+  take_facts(found.said, file.path());
   for (std::vector<Chunk>& each : to) each.assign(chunks.size(), {found.file, {}});
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const ParameterState& state = found.parameters[i];
@@ -112,7 +116,8 @@ void MegatronModel::Impl::read(RunValue value, const std::string& name, std::spa
   const std::span<std::byte> bytes = std::as_writable_bytes(out);
   read_stored(from, name, order(), bytes);
   const StoredTensor& weight = weights.tensors.at(name);
-  const bool same = from.ranks[0].second.storage == weight.ranks[0].second.storage;
+  const bool same = from.ranks[0].first == weight.ranks[0].first &&
+                    from.ranks[0].second.storage == weight.ranks[0].second.storage;
   if (value != RunValue::weight || same) return;
   std::vector<std::byte> stored(out.size() * size_of(weight.dtype())), rounded(stored.size());
   read(name, stored);

@@ -53,8 +53,13 @@ void take_query_key_value(const RankCut& cut, std::span<const std::byte> whole, 
   }
 }
 
-void write_group(TorchPickle& pickle, const RunSource& run, bool decay, std::int64_t first,
-                 std::int64_t count) {
+/// Numbers of a group's parameters.
+struct GroupNumbers {
+  std::int64_t first = 0, count = 0;
+};
+
+/// `params`: nothing where a group does not say which are its own.
+void write_group(TorchPickle& pickle, const RunSource& run, bool decay, std::optional<GroupNumbers> params) {
   const OptimizerConfig& o = run.config().optimizer;
   pickle.begin_dict();
   pickle.text("lr").real(o.lr).text("betas").begin_list().real(o.betas[0]).real(o.betas[1]).end_list();
@@ -62,9 +67,23 @@ void write_group(TorchPickle& pickle, const RunSource& run, bool decay, std::int
   pickle.text("bias_correction").boolean(true).text("step").integer(run.counters().updates);
   pickle.text("wd_mult").real(decay ? 1.0 : 0.0).text("lr_mult").real(1.0);
   pickle.text("is_expert_parallel").boolean(false).text("is_decoupled_lr").boolean(false);
-  pickle.text("params").begin_list();
-  for (std::int64_t i = first; i < first + count; ++i) pickle.integer(i);
-  pickle.end_list().end_dict();
+  if (params) {
+    pickle.text("params").begin_list();
+    for (std::int64_t i = 0; i < params->count; ++i) pickle.integer(params->first + i);
+    pickle.end_list();
+  }
+  pickle.end_dict();
+}
+
+/// The state of the factor on the loss, where it moves; its tensor is added to `parts`.
+void write_scaler(TorchPickle& pickle, const RunSource& run, std::vector<RankPart>& parts) {
+  const TrainingConfig& training = run.config().training;
+  if (training.precision != Precision::fp16 || training.loss_scale) return;
+  const RunCounters& c = run.counters();
+  pickle.text("grad_scaler").begin_dict().text("scale").tensor(DType::f32, Shape{1});
+  parts.push_back({"", {}, Shape{1}, DType::f32, std::nullopt});
+  pickle.text("growth_tracker").integer(c.good_steps).text("hysteresis_tracker").integer(c.hysteresis);
+  pickle.end_dict();
 }
 
 }  // namespace
@@ -114,17 +133,11 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
     pickle.end_dict();
   }
   pickle.end_dict().text("param_groups").begin_list();
-  write_group(pickle, run, true, 0, counts[0]);
-  write_group(pickle, run, false, counts[0], counts[1]);
+  write_group(pickle, run, true, GroupNumbers{0, counts[0]});
+  write_group(pickle, run, false, GroupNumbers{counts[0], counts[1]});
   pickle.end_list().end_dict();
   if (precision == Precision::fp32) return;
-  if (precision == Precision::fp16 && !run.config().training.loss_scale) {
-    const RunCounters& c = run.counters();
-    pickle.text("grad_scaler").begin_dict().text("scale").tensor(DType::f32, Shape{1});
-    parts.push_back({"", {}, Shape{1}, DType::f32, std::nullopt});
-    pickle.text("growth_tracker").integer(c.good_steps).text("hysteresis_tracker").integer(c.hysteresis);
-    pickle.end_dict();
-  }
+  write_scaler(pickle, run, parts);
   pickle.text("fp32_from_fp16_params").begin_list();
   for (std::size_t i = 0, group = 0; group < 2; ++group) {
     pickle.begin_list();
@@ -132,6 +145,23 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
     pickle.end_list();
   }
   pickle.end_list().end_dict();
+}
+
+void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const char* sharding_type,
+                           std::vector<RankPart>& parts) {
+  const bool inner = sharding_type || run.config().training.precision != Precision::fp32;
+  pickle.begin_dict();
+  if (inner) pickle.text("optimizer").begin_dict();
+  pickle.text("param_groups").begin_list();
+  write_group(pickle, run, true, std::nullopt);
+  write_group(pickle, run, false, std::nullopt);
+  pickle.end_list();
+  if (inner) {
+    pickle.end_dict();
+    write_scaler(pickle, run, parts);
+  }
+  if (sharding_type && *sharding_type) pickle.text("param_state_sharding_type").text(sharding_type);
+  pickle.end_dict();
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -36,4 +36,12 @@ void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byt
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,
                          std::vector<RankPart>& parts);
 
+/// How Megatron's distributed optimizer calls its tensors in torch_dist that have the weights' shapes.
+inline constexpr const char* kReshardable = "fully_reshardable";
+/// Writes what an optimizer has beside its tensors where these lie elsewhere, as the value of a key: groups
+/// without parameters, and the scaler, whose tensor is added to `parts`. `sharding_type`: of the distributed
+/// optimizer in torch_dist, "" elsewhere; null: of the plain one.
+void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const char* sharding_type,
+                           std::vector<RankPart>& parts);
+
 }  // namespace tessera::checkpoint_detail

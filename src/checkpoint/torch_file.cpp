@@ -281,12 +281,10 @@ TorchPickle& TorchPickle::tensor_properties(DType type) {
 
 std::string TorchPickle::finish() { return std::exchange(bytes_, {}) + "."; }
 
-void write_torch_file(
-    const fs::path& path, TorchPickle pickle,
-    const std::function<void(std::size_t, const std::function<void(std::span<const std::byte>)>&)>& write) {
-  const std::string folder = path.stem().string() + "/";
+std::uint64_t write_torch_archive(ZipWriter& zip, const std::string& name, TorchPickle pickle,
+                                  const WriteStorage& write) {
+  const std::string folder = name + "/";
   const auto bytes_of = [](std::string_view text) { return std::as_bytes(std::span(text)); };
-  ZipWriter zip(path);
   zip.add(folder + "data.pkl", bytes_of(pickle.finish()));
   zip.add(folder + "byteorder", bytes_of("little"));
   for (std::size_t i = 0; i < pickle.storages().size(); ++i) {
@@ -294,7 +292,13 @@ void write_torch_file(
     write(i, [&](std::span<const std::byte> bytes) { zip.append(bytes); });
   }
   zip.add(folder + "version", bytes_of("3\n"));
-  zip.finish();
+  return zip.end_archive();
+}
+
+void write_torch_file(const fs::path& path, TorchPickle pickle, const WriteStorage& write) {
+  ZipWriter zip(path);
+  write_torch_archive(zip, path.stem().string(), std::move(pickle), write);
+  zip.sync();
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -122,10 +122,13 @@ class TorchPickle {
   std::vector<Storage> storages_;
 };
 
-/// Writes a file: `write(i, append)` hands over the bytes of storage i, in as many pieces as it likes.
-/// Synced. Errors: IoError.
-void write_torch_file(
-    const std::filesystem::path& path, TorchPickle pickle,
-    const std::function<void(std::size_t, const std::function<void(std::span<const std::byte>)>&)>& write);
+/// `write(i, append)` hands over the bytes of storage i, in as many pieces as it likes.
+using WriteStorage =
+    std::function<void(std::size_t, const std::function<void(std::span<const std::byte>)>& append)>;
+/// Writes a file. Synced. Errors: IoError.
+void write_torch_file(const std::filesystem::path& path, TorchPickle pickle, const WriteStorage& write);
+/// The same as the next archive of a file; `name`: of the folder in it. Returns its bytes.
+std::uint64_t write_torch_archive(ZipWriter& zip, const std::string& name, TorchPickle pickle,
+                                  const WriteStorage& write);
 
 }  // namespace tessera::checkpoint_detail

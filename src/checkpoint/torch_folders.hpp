@@ -3,6 +3,8 @@
 /// saved by.
 
 #include <filesystem>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "checkpoint/parts_storage.hpp"
@@ -15,6 +17,19 @@ namespace tessera::checkpoint_detail {
 /// compressed or of a type that is not read; IoError.
 std::vector<PartedTensor> dcp_tensors(const std::filesystem::path& dir, SymbolicLinks links,
                                       TorchFacts& facts, RunValue value = RunValue::weight);
+
+/// Where something lies that is no tensor: a file of torch.save within another.
+struct DcpPlace {
+  std::filesystem::path file;
+  std::uint64_t offset = 0, bytes = 0;
+};
+struct DcpContents {
+  std::vector<PartedTensor> tensors;
+  std::map<std::string, DcpPlace> blobs;  ///< by name
+};
+/// All that such a checkpoint holds, under its own names; flat tensors of Megatron Core's in their own shape.
+/// Errors: as above.
+DcpContents dcp_contents(const std::filesystem::path& dir, SymbolicLinks links);
 
 /// A checkpoint of DeepSpeed on one tensor rank: fp32 weights of ZeRO-1, -2 and -3 from the optimizer's
 /// partitions, those of the universal form, or the module's where nothing is partitioned. `dir`: the folder

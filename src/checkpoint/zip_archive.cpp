@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace tessera::checkpoint_detail {
 namespace {
@@ -208,20 +209,20 @@ void ZipWriter::add(const std::string& name, std::span<const std::byte> bytes) {
   append(bytes);
 }
 
-void ZipWriter::finish() {
+std::uint64_t ZipWriter::end_archive() {
   TESSERA_CHECK(left_ == 0, "entry '", entries_.back().name, "' lacks ", left_, " bytes");
   close_entry();
-  const std::uint64_t directory = at_;
+  const std::uint64_t directory = at_ - begin_;
   Fields all;
   for (const Entry& entry : entries_) {
     constexpr std::uint64_t kZip64 = 28;
     all.put(kCentral, 4).put(45, 2).put(45, 2).put(0, 2).put(0, 2).put(0, 4).put(entry.crc, 4);
     all.put(0xffffffffu, 4).put(0xffffffffu, 4).put(entry.name.size(), 2).put(kZip64, 2).put(0, 2).put(0, 2);
     all.put(0, 2).put(0, 4).put(0xffffffffu, 4).put(entry.name);
-    all.put(kZip64Extra, 2).put(24, 2).put(entry.bytes, 8).put(entry.bytes, 8).put(entry.header, 8);
+    all.put(kZip64Extra, 2).put(24, 2).put(entry.bytes, 8).put(entry.bytes, 8).put(entry.header - begin_, 8);
   }
   write(all.bytes());
-  const std::uint64_t end64 = at_, bytes = end64 - directory, count = entries_.size();
+  const std::uint64_t end64 = at_ - begin_, bytes = end64 - directory, count = entries_.size();
   Fields end;
   end.put(kEnd64, 4).put(kEnd64Bytes - 12, 8).put(45, 2).put(45, 2).put(0, 4).put(0, 4);
   end.put(count, 8).put(count, 8).put(bytes, 8).put(directory, 8);
@@ -235,7 +236,10 @@ void ZipWriter::finish() {
       .put(0xffffffffu, 4)
       .put(0, 2);
   write(end.bytes());
-  sync_file(file_, path_);
+  entries_.clear();
+  return at_ - std::exchange(begin_, at_);
 }
+
+void ZipWriter::sync() { sync_file(file_, path_); }
 
 }  // namespace tessera::checkpoint_detail

@@ -45,7 +45,8 @@ class ZipReader {
   std::unordered_map<std::string_view, std::size_t> by_name_;
 };
 
-/// Writes entries one after the other, each aligned to 64 bytes, with its CRC.
+/// Writes entries one after the other, each aligned to 64 bytes, with its CRC. Several archives may lie back
+/// to back in one file.
 class ZipWriter {
  public:
   /// Errors: IoError.
@@ -55,8 +56,11 @@ class ZipWriter {
   void append(std::span<const std::byte> bytes);
   /// An entry at once.
   void add(const std::string& name, std::span<const std::byte> bytes);
-  /// The directory; syncs.
-  void finish();
+  /// The directory. What is added after it is of another archive. Returns how many bytes the archive has.
+  std::uint64_t end_archive();
+  /// Where in the file the archive begins that is being written.
+  std::uint64_t begin_of_archive() const { return begin_; }
+  void sync();
 
  private:
   struct Entry {
@@ -69,7 +73,7 @@ class ZipWriter {
 
   std::filesystem::path path_;
   File file_;
-  std::uint64_t at_ = 0, left_ = 0;
+  std::uint64_t begin_ = 0, at_ = 0, left_ = 0;
   std::vector<Entry> entries_;
 };
 

@@ -18,7 +18,8 @@ namespace {
 
 struct ConvertArguments {
   std::vector<std::string> from, to;
-  std::string config, settings, dcp_key = "model", dtype, max_shard_size, names = "legacy";
+  std::string config, settings, dcp_key = "model", dtype, max_shard_size, names = "legacy",
+                                ckpt_format = "torch";
   bool follow_symlinks = false, with_optimizer = false;
   std::optional<std::int64_t> vocab_size;
   MegatronExportOptions megatron;
@@ -218,6 +219,14 @@ MegatronExportOptions::Names names_named(const std::string& name) {
   return Names::transformer_engine;
 }
 
+MegatronExportOptions::Format format_named(const std::string& name) {
+  using Format = MegatronExportOptions::Format;
+  if (name == "torch") return Format::torch;
+  TESSERA_ENSURE(ConfigError, name == "torch_dist", "--ckpt_format ", name,
+                 ": torch and torch_dist are written");
+  return Format::torch_dist;
+}
+
 /// What belongs to Megatron's side, so that it is not given in vain.
 void add_megatron_options(CLI::App& command, ConvertArguments& a) {
   command.add_option(
@@ -229,11 +238,15 @@ void add_megatron_options(CLI::App& command, ConvertArguments& a) {
                      "--to megatron: virtual stages of each pipeline rank");
   command.add_option("--data", a.megatron.data, "--to megatron: data ranks that its arguments name");
   command.add_flag("--distributed_optimizer", a.megatron.distributed_optimizer,
-                   "--to megatron: files as its distributed optimizer has them");
+                   "--to megatron: files as its distributed optimizer has them; with --with_optimizer its "
+                   "state of 2024 and later");
   command.add_option("--make_vocab_size_divisible_by", a.megatron.vocab_divisible_by,
                      "--to megatron: pad the vocabulary to a multiple of this times the tensor ranks");
   command.add_option("--names", a.names,
                      "--to megatron: legacy, local or transformer_engine (the layers' names)");
+  command.add_option("--ckpt_format", a.ckpt_format,
+                     "--to megatron: torch (a file of each rank) or torch_dist (one checkpoint that any "
+                     "layout loads)");
 }
 
 void check_formats(const CLI::App& command, const ConvertArguments& a) {
@@ -262,18 +275,21 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
       ConfigError, (torch && a.with_optimizer) != a.settings.empty(),
       "--settings CONFIG.yaml says how a run from dcp, deepspeed or accelerate goes on: it goes with "
       "--with_optimizer, and not without");
-  TESSERA_ENSURE(ConfigError, !a.with_optimizer || !a.megatron.distributed_optimizer,
-                 "--with_optimizer writes the plain optimizer: leave --distributed_optimizer out");
   TESSERA_ENSURE(ConfigError, !a.with_optimizer || a.dtype.empty(),
                  "--dtype is for weights alone: a run with its optimizer keeps its own precision");
   TESSERA_ENSURE(ConfigError, a.to[0] == "hf" || a.max_shard_size.empty(), "--max_shard_size is for --to hf");
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
   for (const char* option : {"--tensor", "--pipeline", "--virtual", "--data", "--distributed_optimizer",
-                             "--make_vocab_size_divisible_by", "--names"}) {
+                             "--make_vocab_size_divisible_by", "--names", "--ckpt_format"}) {
     TESSERA_ENSURE(ConfigError, a.to[0] == "megatron" || command.count(option) == 0, option,
                    " is for --to megatron");
   }
+  TESSERA_ENSURE(ConfigError, a.ckpt_format != "torch_dist" || command.count("--names") == 0,
+                 "--names is for --ckpt_format torch: tensors of torch_dist have one set of names");
+  TESSERA_ENSURE(ConfigError,
+                 a.ckpt_format != "torch_dist" || a.with_optimizer || !a.megatron.distributed_optimizer,
+                 "--distributed_optimizer with --ckpt_format torch_dist is for a run, with --with_optimizer");
 }
 
 }  // namespace
@@ -320,6 +336,7 @@ void add_convert(CLI::App& app, Program&) {
   command->callback([arguments, command] {
     check_formats(*command, *arguments);
     arguments->megatron.names = names_named(arguments->names);
+    arguments->megatron.format = format_named(arguments->ckpt_format);
     run_convert(*arguments);
   });
 }

@@ -4,6 +4,7 @@ Made from what is known of Megatron's formats, not from Tessera's reader or writ
 models of Transformers, which go to ranks in the same way."""
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -132,6 +133,11 @@ def buffer(parameters: List[Tuple[bool, List[torch.Tensor]]], bucket_size: Optio
     return out | {"numel_unpadded": out["param"].numel()}
 
 
+def schedule_state(updates: int) -> Dict[str, Any]:
+    return {"max_lr": 2e-3, "lr_warmup_steps": 20, "num_steps": 4 * updates, "lr_decay_style": "cosine", "lr_decay_steps": 80, "min_lr": 2e-4,
+            "start_wd": 0.1, "end_wd": 0.1, "wd_incr_style": "constant", "wd_incr_steps": 80}
+
+
 def write_run(folder: Path, model: Any, averages: Any, squares: Any, *, updates: int, kind: str = "fp32", iteration: Optional[int] = None,
               torch_step: bool = False, bucket_size: Optional[int] = None, tp: int = 1, pp: int = 1, vpp: int = 1, tied: bool = True,
               change: Any = None, distributed: Any = None, **options: Any) -> Path:
@@ -165,13 +171,106 @@ def write_run(folder: Path, model: Any, averages: Any, squares: Any, *, updates:
             state["optimizer"] = inner if kind == "fp32" else {"optimizer": inner, "fp32_from_fp16_params": masters}
         if kind.endswith("fp16"):
             state["optimizer"]["grad_scaler"] = {"scale": torch.tensor([1024.0]), "growth_tracker": 17, "hysteresis_tracker": 1}
-        state["opt_param_scheduler"] = {"max_lr": 2e-3, "lr_warmup_steps": 20, "num_steps": 4 * updates, "lr_decay_style": "cosine",
-                                        "lr_decay_steps": 80, "min_lr": 2e-4, "start_wd": 0.1, "end_wd": 0.1, "wd_incr_style": "constant",
-                                        "wd_incr_steps": 80}
+        state["opt_param_scheduler"] = schedule_state(updates)
         if change:
             change(state, r, p)
     save(folder, states, iteration)
     for (r, p), whole in others.items():
         rank = f"mp_rank_{r:02d}" + (f"_{p:03d}" if pp > 1 else "")
         torch.save(whole, folder / f"iter_{iteration:07d}" / rank / "distrib_optim.pt")
+    return folder
+
+
+def stacked(tensors: Dict[str, torch.Tensor], layers: int) -> Dict[str, torch.Tensor]:
+    """Those of equal layers as one, as torch_dist has them."""
+    out = dict(tensors)
+    for name in [name for name in tensors if ".layers.0." in name]:
+        each = [out.pop(name.replace(".layers.0.", f".layers.{i}.")) for i in range(layers)]
+        out[name.replace(".layers.0.", ".layers.")] = torch.stack(each)
+    return out
+
+
+def flat_pieces(name: str, value: torch.Tensor, layers: int) -> Dict[str, torch.Tensor]:
+    """Two data ranks' parts of each layer, under NAME@OFFSETS."""
+    out = {}
+    for layer, block in enumerate(value.reshape(layers, -1)):
+        for first, last in ((0, min(100, block.numel() // 2)), (min(100, block.numel() // 2), block.numel())):
+            offsets = [layer if layers > 1 else 0] + [0] * (value.dim() - 1) + [first]
+            out[f"{name}@{','.join(map(str, offsets))}"] = block[first:last].reshape([1] * value.dim() + [-1]).clone()
+    return out
+
+
+def join_pieces(path: Path, shapes: Dict[str, Any]) -> None:
+    """Makes, in `.metadata`, one tensor of what flat_pieces made of each."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+    with open(path, "rb") as file:
+        metadata = pickle.load(file)
+    found: Dict[str, Any] = {}
+    for full in [name for name in metadata.state_dict_metadata if "@" in name]:
+        name, offsets = full.split("@")
+        offset = torch.Size(map(int, offsets.split(",")))
+        facts = metadata.state_dict_metadata.pop(full)
+        found.setdefault(name, []).append((offset, facts))
+        index = next(index for index in metadata.storage_data if index.fqn == full)
+        metadata.storage_data[MetadataIndex(name, offset)] = metadata.storage_data.pop(index)
+    for name, chunks in found.items():
+        size = torch.Size(max(offset[d] + facts.size[d] for offset, facts in chunks) for d in range(len(chunks[0][0])))
+        metadata.state_dict_metadata[name] = TensorStorageMetadata(
+            chunks[0][1].properties, size, [ChunkStorageMetadata(offset, facts.size) for offset, facts in chunks])
+    metadata.mcore_data = shapes
+    path.write_bytes(pickle.dumps(metadata))
+
+
+def write_dist_run(folder: Path, model: Any, averages: Any, squares: Any, *, updates: int, kind: str = "fp32", iteration: Optional[int] = None,
+                   layers_apart: bool = False, torch_step: bool = False, change: Any = None, **options: Any) -> Path:
+    """The same of the format torch_dist, by torch.distributed.checkpoint. `kind`: fp32, bf16, fp16 of the plain optimizer; before that
+    "reshardable" or "flat", the distributed one's fully_reshardable and fully_sharded_model_space, whose tensors Megatron Core stored flat
+    until 0.15. `change(state, tensors)` may change what common.pt holds, and the tensors and blobs."""
+    import torch.distributed.checkpoint as dcp
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind.split()[-1], torch.float32)
+    iteration = updates if iteration is None else iteration
+    settings = SETTINGS | {"consumed_train_samples": 4 * iteration, "bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
+    states = [rank_states(each, **(settings | {"era": "core te", "iteration": iteration} | options))[0, 0] for each in (model, averages, squares)]
+    common = states[0]
+    parts = [{name: value.clone() for name, value in flat(state.pop("model")).items()} for state in states]
+    if not layers_apart:
+        parts = [stacked(part, model.config.num_hidden_layers) for part in parts]
+    tensors: Dict[str, Any] = {name: value.to(dtype) for name, value in parts[0].items()}
+    moved = kind.endswith("fp16")
+    scaler = {"scale": torch.tensor([1024.0]), "growth_tracker": 17, "hysteresis_tracker": 1}
+    groups = [group_settings(decay, None if torch_step else updates) for decay in (1.0, 0.0)]
+    inner: Dict[str, Any] = {"param_groups": groups}
+    if torch_step:
+        inner["state"] = {"common_step": torch.tensor(float(updates))}
+    shapes: Dict[str, Any] = {}
+    names = ["param" if "reshardable" in kind else "fp32_param", "exp_avg", "exp_avg_sq"]
+    for name, values in zip(names, parts):
+        for key, value in values.items() if name != "fp32_param" or kind != "fp32" else ():
+            own = f"optimizer.state.{name}.{key}"
+            if "flat" in kind:
+                shapes[own] = {"nd_reformulated_orig_global_shape": tuple(value.shape)}
+                tensors |= flat_pieces(own, value, value.shape[0] if ".layers." in key and not layers_apart else 1)
+            else:
+                tensors[own] = value
+    if "flat" in kind:
+        common["optimizer"] = {"param_state_sharding_type": "fully_sharded_model_space"}
+        tensors["optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1"] = [inner]
+        if moved:
+            tensors["optimizer.distributed.dp_group_idx_0.grad_scaler/shard_0_1"] = [scaler]
+    elif kind == "fp32":
+        common["optimizer"] = inner
+    else:
+        common["optimizer"] = {"optimizer": inner} | ({"grad_scaler": scaler} if moved else {})
+        if "reshardable" in kind:
+            common["optimizer"]["param_state_sharding_type"] = "fully_reshardable"
+    common["opt_param_scheduler"] = schedule_state(updates)
+    if change:
+        change(common, tensors)
+    place = folder / f"iter_{iteration:07d}"
+    dcp.save(tensors, checkpoint_id=place, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    if shapes:
+        join_pieces(place / ".metadata", shapes)
+    torch.save(common, place / "common.pt")
+    (place / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(iteration))
     return folder

@@ -1,6 +1,5 @@
 """What is written for Megatron Core, against its own classes, where megatron-core is installed (PyPI, without its dependencies)."""
 
-import contextlib
 import types
 
 import pytest
@@ -8,14 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
-import megatron.core.tensor_parallel.random as random_states  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallelConfig  # noqa: E402
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer  # noqa: E402
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, _get_param_groups  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron_core_support import call, gpt, one_process  # noqa: E402
 from megatron_runs import buffer  # noqa: E402
 from test_megatron_runs import TOKENS, Started, to_megatron, to_run  # noqa: E402
 
@@ -23,20 +19,8 @@ from test_megatron_runs import TOKENS, Started, to_megatron, to_run  # noqa: E40
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Megatron Core's model of one rank on the CPU."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    patch.setattr(random_states.CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext())
-    parallel_state.initialize_model_parallel(1, 1)
-    config = TransformerConfig(num_layers=4, hidden_size=24, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0,
-                               attention_dropout=0, masked_softmax_fusion=False, layernorm_epsilon=1e-5,
-                               activation_func=lambda x: torch.nn.functional.gelu(x, approximate="tanh"))
-    yield GPTModel(config, get_gpt_layer_local_spec(), vocab_size=64, max_sequence_length=16, position_embedding_type="learned_absolute",
-                   share_embeddings_and_output_weights=True).eval()
-    parallel_state.destroy_model_parallel()
-    torch.distributed.destroy_process_group()
-    patch.undo()
+    with one_process(tmp_path_factory.mktemp("store")):
+        yield gpt().eval()
 
 
 def test_it_loads_and_numbers_parameters_alike(tessera_program, tmp_path, model):
@@ -45,10 +29,9 @@ def test_it_loads_and_numbers_parameters_alike(tessera_program, tmp_path, model)
     folder = to_megatron(tessera_program, tmp_path / "run", tmp_path / "again", "--names", "local")
     state = torch.load(folder / "iter_0000003/mp_rank_00/model_optim_rng.pt", weights_only=False)
     model.load_state_dict(state["model"])
-    tokens, length = TOKENS[None, :-1], len(TOKENS) - 1
+    tokens = TOKENS[None, :-1]
     with torch.no_grad():
-        found = model(tokens, torch.arange(length)[None], torch.ones(1, 1, length, length).triu(1).bool())
-        torch.testing.assert_close(found[..., :61], started.model.eval()(tokens).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(call(model, tokens)[..., :61], started.model.eval()(tokens).logits, rtol=1e-5, atol=1e-5)
 
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = _get_param_groups([model], OptimizerConfig(lr=1e-3, min_lr=1e-4, weight_decay=0.1), None)

@@ -62,7 +62,8 @@ struct MegatronExportOptions {
   std::int64_t tensor = 1, pipeline = 1;  ///< ranks to write for; heads and layers divide by them
   std::int64_t virtual_stages = 1;        ///< of each pipeline rank: `model0`, `model1`, ... in its file
   std::int64_t data = 1;                  ///< named in the arguments
-  /// Files as Megatron's distributed optimizer had them: weights apart from a file of each data rank.
+  /// Files as Megatron's distributed optimizer has them: of a run those of 2024 and later, of weights alone
+  /// those of 2022 and 2023, the weights apart from a file of each data rank.
   bool distributed_optimizer = false;
   std::optional<DType> dtype = std::nullopt;  ///< float32, bfloat16 or float16; nothing = as the weights are
   std::int64_t vocab_divisible_by = 128;      ///< times `tensor`: the vocabulary is padded to a multiple
@@ -70,18 +71,22 @@ struct MegatronExportOptions {
   /// Core's with local layers or with Transformer Engine's.
   enum class Names { legacy, local, transformer_engine };
   Names names = Names::legacy;
+  /// A file of each rank, or one checkpoint that any layout loads (`--ckpt-format torch_dist`): its tensors
+  /// have one set of names, and ranks and stages are only named in its arguments.
+  enum class Format { torch, torch_dist };
+  Format format = Format::torch;
 };
-/// Writes `out`/release/mp_rank_.. and `out`/latest_checkpointed_iteration.txt, with an optimizer at its step
-/// 0 that has no state, as Transformers' converter does. `out` must not exist or be empty; it appears only
-/// complete. Rows of padding are copies of the last one. Errors: InvalidArgument if the weights do not fit
-/// the config; ConfigError for a model that Megatron does not have, or ranks that do not divide it;
-/// CheckpointError if `out` is in use; IoError.
+/// Writes `out`/release (mp_rank_.. with an optimizer at its step 0 that has no state, as Transformers'
+/// converter does; or the files of torch_dist) and `out`/latest_checkpointed_iteration.txt. `out` must not
+/// exist or be empty; it appears only complete. Rows of padding are copies of the last one. Errors:
+/// InvalidArgument if the weights do not fit the config; ConfigError for a model that Megatron does not have,
+/// or ranks that do not divide it; CheckpointError if `out` is in use; IoError.
 void export_megatron(const std::filesystem::path& out, const Architecture& config,
                      const WeightSource& weights, const MegatronExportOptions& options = {});
 
-/// Writes a run as Megatron goes on with it: `out`/iter_NNNNNNN/mp_rank_../model_optim_rng.pt with Adam's
-/// state, fp32 main weights, the schedule and the arguments. Errors: as above; ConfigError also for settings
-/// that Megatron has nothing for, and for a type or a distributed optimizer in `options`.
+/// Writes a run as Megatron goes on with it: `out`/iter_NNNNNNN/mp_rank_../model_optim_rng.pt (or the files
+/// of torch_dist) with Adam's state, fp32 main weights, the schedule and the arguments. Errors: as above;
+/// ConfigError also for settings that Megatron has nothing for, and for a type in `options`.
 void export_megatron_run(const std::filesystem::path& out, const RunSource& run,
                          const MegatronExportOptions& options = {});
 

@@ -1,0 +1,142 @@
+#include "checkpoint/megatron_dist_writer.hpp"
+
+#include <map>
+
+#include "checkpoint/dcp_writer.hpp"
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/megatron_args.hpp"
+#include "checkpoint/megatron_names.hpp"
+#include "checkpoint/megatron_rank_parts.hpp"
+#include "checkpoint/megatron_training.hpp"
+
+namespace tessera::checkpoint_detail {
+namespace {
+
+/// What of each layer may have a state of its own beside its weights, whoever implements it.
+constexpr const char* kStateful[] = {"self_attention.linear_qkv", "self_attention.core_attention",
+                                     "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
+
+class DistWriter {
+ public:
+  DistWriter(const std::filesystem::path& folder, const RankParts& ranks)
+      : writer_(folder), ranks_(ranks), layers_(ranks.model().num_layers) {
+    for (RankPart& part : ranks.of_stage(0)) {
+      const LayerName layer = layer_name(part.path[0]);
+      const std::string key = layer.layer < 0 ? layer.rest : "decoder.layers." + layer.rest;
+      if (groups_.empty() || layer.layer <= 0) groups_.push_back({key, layer.layer >= 0, {}});
+      for (Group& group : groups_) {
+        if (group.key == key) group.parts.push_back(std::move(part));
+      }
+    }
+  }
+
+  /// All tensors of the weights, or of a value of the optimizer.
+  void add(const std::string& prefix, std::optional<RunValue> value) {
+    for (const Group& group : groups_) {
+      for (std::size_t i = 0; i < group.parts.size(); ++i) {
+        RankPart part = group.parts[i];
+        part.value = value;
+        if (value) part.dtype = DType::f32;
+        add(prefix + group.key, group, part, static_cast<std::int64_t>(i));
+      }
+    }
+  }
+
+  /// States that hold nothing, under the names by which Megatron asks for them.
+  void add_extra_states() {
+    const auto add = [&](const std::string& module, std::int64_t i, std::int64_t count) {
+      TorchPickle pickle;
+      pickle.begin_list().none().end_list();
+      writer_.add_blob(detail::concat(module, "._extra_state/shard_", i, "_", count), std::move(pickle));
+    };
+    for (std::int64_t i = 0; i < layers_; ++i) {
+      for (const char* module : kStateful) add(detail::concat("decoder.layers.", module), i, layers_);
+    }
+    add("decoder.final_layernorm", 0, 1);
+  }
+  void finish() { writer_.finish(std::nullopt); }
+
+ private:
+  /// A tensor of the checkpoint: of a layer those of all layers.
+  struct Group {
+    std::string key;
+    bool of_layers = false;
+    std::vector<RankPart> parts;
+  };
+
+  void add(const std::string& name, const Group& group, const RankPart& part, std::int64_t layer) {
+    std::vector<std::int64_t> shape(part.shape.dims().begin(), part.shape.dims().end()),
+        offset(shape.size(), 0), own = shape;
+    if (group.of_layers) {
+      shape.insert(shape.begin(), layers_);
+      own.insert(own.begin(), 1);
+      offset.insert(offset.begin(), layer);
+    }
+    writer_.add({name, part.dtype, Shape(std::span<const std::int64_t>(shape))},
+                {Shape(std::span<const std::int64_t>(offset)), Shape(std::span<const std::int64_t>(own))},
+                [&](const DcpWriter::Append& append) { append(ranks_.bytes_of(part, 0)); });
+  }
+
+  DcpWriter writer_;
+  const RankParts& ranks_;
+  std::int64_t layers_;
+  std::vector<Group> groups_;
+};
+
+/// What is no tensor of the model or its optimizer. `options`: of the layout that the arguments name.
+void write_common(const std::filesystem::path& path, const RankParts& ranks, DType dtype,
+                  const MegatronExportOptions& options) {
+  const RunSource* run = ranks.run();
+  std::vector<RankPart> parts;
+  TorchPickle pickle;
+  pickle.begin_dict().text("checkpoint_version").real(3.0).text("args");
+  write_megatron_args(pickle, ranks.model(), ranks.padded_vocabulary(), dtype, options, run);
+  pickle.text("iteration").integer(run ? run->counters().step : 0);
+  if (run) {
+    pickle.text("opt_param_scheduler");
+    write_schedule(pickle, run->config(), run->counters());
+    pickle.text("optimizer");
+    write_optimizer_facts(pickle, *run, options.distributed_optimizer ? kReshardable : nullptr, parts);
+  }
+  pickle.text("content_metadata").begin_dict().text("singleton_local_shards").boolean(false);
+  pickle.text("chained_optim_avoid_prefix").boolean(true);
+  if (run && options.distributed_optimizer) {
+    pickle.text("distrib_optim_sharding_type").text(kReshardable);
+    pickle.text("distrib_optim_fully_reshardable_mem_efficient").boolean(false);
+  }
+  pickle.end_dict().end_dict();
+  write_torch_file(path, std::move(pickle), [&](std::size_t i, const DcpWriter::Append& append) {
+    append(ranks.bytes_of(parts[i], 0));
+  });
+}
+
+}  // namespace
+
+void write_megatron_dist(const std::filesystem::path& folder, const Architecture& config,
+                         const WeightSource& weights, const MegatronExportOptions& options,
+                         const RunSource* run) {
+  MegatronExportOptions whole = options;  // of one rank, with the vocabulary's padding of all
+  whole.names = MegatronExportOptions::Names::transformer_engine;
+  whole.vocab_divisible_by *= options.tensor;
+  whole.tensor = whole.pipeline = whole.virtual_stages = 1;
+  const RankParts ranks(config, weights, whole, run);
+  DistWriter writer(folder, ranks);
+  writer.add("", std::nullopt);
+  if (run) {
+    const std::string prefix = "optimizer.state.";
+    if (options.distributed_optimizer) {
+      writer.add(prefix + "param.", RunValue::weight);
+    } else if (run->config().training.precision != Precision::fp32) {
+      writer.add(prefix + "fp32_param.", RunValue::weight);
+    }
+    writer.add(prefix + "exp_avg.", RunValue::exp_avg);
+    writer.add(prefix + "exp_avg_sq.", RunValue::exp_avg_sq);
+  }
+  writer.add_extra_states();
+  writer.finish();
+  write_common(folder / "common.pt", ranks, ranks.of_stage(0).front().dtype, options);
+  write_text(folder / "metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+                                       R"("common_backend": "torch", "common_backend_version": 1})");
+}
+
+}  // namespace tessera::checkpoint_detail

@@ -1,0 +1,157 @@
+#include "checkpoint/megatron_rank_parts.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "checkpoint/megatron_names.hpp"
+#include "tessera/base/families.hpp"
+
+namespace tessera::checkpoint_detail {
+namespace {
+
+constexpr const char* kHead = "output_layer.weight";
+/// How names of what the last stage has begin.
+constexpr std::array kEnd = {"decoder.final_", "pooler.", "lm_head.", "binary_head."};
+
+/// Of a legacy BERT: one dictionary after the other, a module's own parameters before those of its modules.
+int place_in_bert(const std::vector<std::string>& path) {
+  if (path[0] == "language_model") return 0;
+  if (path[0] == "lm_head") return path[1] == "bias" ? 1 : 2;
+  return path[0] == "binary_head" ? 3 : 4;
+}
+
+/// Megatron Core registers an attention's output projection before the one of its input.
+void order_as_core(std::vector<RankPart>& parts) {
+  const auto holds = [](const RankPart& each, const char* module) {
+    return each.path[0].find(module) != std::string::npos;
+  };
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    for (std::size_t j = i; j > 0 && holds(parts[j], "self_attention.linear_proj.") &&
+                            holds(parts[j - 1], "self_attention.linear_qkv.");
+         --j)
+      std::swap(parts[j], parts[j - 1]);
+  }
+}
+
+}  // namespace
+
+RankParts::RankParts(const Architecture& config, const WeightSource& weights,
+                     const MegatronExportOptions& options, const RunSource* run)
+    : model_(config.model), weights_(weights), options_(options), run_(run) {
+  const std::int64_t step = options.vocab_divisible_by * options.tensor;
+  padded_ = (model_.vocab_size + step - 1) / step * step;
+  for (TensorSpec& spec : weights.tensors()) specs_.push_back(std::move(spec));
+  const std::vector<TensorSpec> wanted = parameter_specs(config);
+  for (const TensorSpec& each : wanted) {
+    const auto it =
+        std::find_if(specs_.begin(), specs_.end(), [&](const TensorSpec& s) { return s.name == each.name; });
+    TESSERA_CHECK(it != specs_.end() && it->shape == each.shape,
+                  "the weights do not fit the model's configuration: ", each.name, " ", each.shape,
+                  " is missing or of another shape");
+    order_.push_back(static_cast<std::size_t>(it - specs_.begin()));
+  }
+  TESSERA_CHECK_EQ(wanted.size(), specs_.size(), "tensors of the model");
+}
+
+std::vector<RankPart> RankParts::as_registered(std::vector<RankPart> parts) const {
+  const auto named = [&](std::string_view first) {
+    return std::find_if(parts.begin(), parts.end(),
+                        [&](const RankPart& each) { return each.path[0] == first; });
+  };
+  const auto copy = named("word_embeddings_for_head"), head = named("lm_head");
+  if (copy != parts.end() && options_.pipeline == 1) {
+    parts.erase(copy);
+  } else if (copy != parts.end() && head < copy) {
+    std::rotate(head, copy, copy + 1);
+  }
+  return parts;
+}
+
+void RankParts::add(std::vector<RankPart>& parts, const TensorSpec& spec,
+                    std::vector<std::string> path) const {
+  Shape shape = spec.shape;
+  switch (tensor_split(spec.name)) {
+    case TensorSplit::vocabulary:
+      shape[0] = padded_ / options_.tensor;
+      break;
+    case TensorSplit::query_key_value:
+    case TensorSplit::gate_up:
+      shape[0] /= options_.tensor;
+      break;
+    case TensorSplit::columns:
+      shape[1] /= options_.tensor;
+      break;
+    case TensorSplit::none:
+      break;
+  }
+  parts.push_back({spec.name, std::move(path), shape, options_.dtype.value_or(spec.dtype), std::nullopt});
+}
+
+std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
+  const std::int64_t stages = options_.pipeline * options_.virtual_stages;
+  const std::int64_t layers = model_.num_layers / stages, first = stage * layers;
+  const bool is_first = stage == 0, is_last = stage + 1 == stages;
+  std::vector<RankPart> parts;
+  for (const std::size_t i : order_) {
+    const TensorSpec& spec = specs_[i];
+    LayerName name = layer_name(spec.name);
+    const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* begin) {
+                       return spec.name.starts_with(begin);
+                     });
+    const bool here = name.layer >= 0 ? name.layer >= first && name.layer < first + layers
+                      : end           ? is_last
+                                      : is_first;
+    if (!here) continue;
+    if (name.layer >= 0) name.layer -= first;
+    add(parts, spec, megatron_path(options_.names, name));
+  }
+  // Megatron's model and the converter of Transformers look for the tied head of the last stage here.
+  const bool legacy = options_.names == MegatronExportOptions::Names::legacy;
+  if (*model_.tied_head && is_last && (legacy || !is_first))
+    add(parts, specs_[order_.front()],
+        legacy ? std::vector<std::string>{"word_embeddings_for_head", "weight"}
+               : std::vector<std::string>{kHead});
+  if (!legacy) order_as_core(parts);
+  if (std::string_view(tessera::spec_of(model_.family).body) == "megatron-bert")
+    std::ranges::stable_sort(parts, {}, [](const RankPart& each) { return place_in_bert(each.path); });
+  return parts;
+}
+
+std::vector<std::byte> RankParts::read(const RankPart& part) const {
+  if (part.value) {
+    std::vector<float> values(static_cast<std::size_t>(spec_of(part.ours).shape.numel()));
+    run_->read(*part.value, part.ours, values);
+    const auto bytes = std::as_bytes(std::span<const float>(values));
+    return {bytes.begin(), bytes.end()};
+  }
+  const TensorSpec& spec = spec_of(part.ours);
+  std::vector<std::byte> bytes(spec.bytes());
+  weights_.read(spec.name, bytes);
+  if (part.dtype == spec.dtype) return bytes;
+  std::vector<std::byte> converted(static_cast<std::size_t>(spec.shape.numel()) * size_of(part.dtype));
+  convert_floats(spec.dtype, bytes, part.dtype, converted);
+  return converted;
+}
+
+std::vector<std::byte> RankParts::loss_scale() const {
+  const auto scale = static_cast<float>(run_->counters().loss_scale);
+  const auto bytes = std::as_bytes(std::span(&scale, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+const TensorSpec& RankParts::spec_of(const std::string& name) const {
+  return *std::find_if(specs_.begin(), specs_.end(), [&](const TensorSpec& s) { return s.name == name; });
+}
+
+std::vector<std::byte> RankParts::bytes_of(const RankPart& part, std::int64_t tensor_rank) const {
+  if (part.ours.empty()) return loss_scale();
+  std::vector<std::byte> whole = read(part);
+  if (tensor_split(part.ours) == TensorSplit::none) return whole;
+  const bool moments = part.value && *part.value != RunValue::weight;
+  std::vector<std::byte> out(static_cast<std::size_t>(part.shape.numel()) * size_of(part.dtype));
+  cut_rank({.model = model_, .ranks = options_.tensor, .rank = tensor_rank, .pad_with_last = !moments}, part,
+           whole, out);
+  return out;
+}
+
+}  // namespace tessera::checkpoint_detail
