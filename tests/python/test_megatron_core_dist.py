@@ -67,7 +67,7 @@ class Run:
     def train(self, first: int, steps: int) -> None:
         for update in range(first, first + steps):
             for group in self.optimizer.param_groups:
-                group["lr"] = lr_at(update)
+                group["lr"], group["weight_decay"] = lr_at(update), 0.1 * group["wd_mult"]  # as Megatron's scheduler sets both
             self.ddp.zero_grad_buffer()
             self.optimizer.zero_grad()
             logits = call(self.ddp, TOKENS[None, :-1])[0, :, :61]
