@@ -1,6 +1,7 @@
 // What a rank counts, updates and saves of each parameter.
 
 #include <algorithm>
+#include <map>
 
 #include "optim/runs.hpp"
 #include "tessera/optim/param_store.hpp"
@@ -70,43 +71,80 @@ std::vector<Range> ParamStore::counted(const Parameter& parameter) const {
   return runs;
 }
 
-std::vector<StatePiece> ParamStore::pieces_of(PieceSet set, const std::string& kind,
-                                              const Values& values) const {
-  std::vector<StatePiece> pieces;
-  const auto add = [&](const ParamSlot& slot, const Range& run) {
-    if (run.count == 0) return;
-    const std::int64_t begin = run.begin - slot.offset;
-    pieces.push_back({kind, slot.parameter, begin, begin + run.count, values(slot.bucket, run)});
-  };
+std::vector<ParamStore::PieceRun> ParamStore::piece_runs(PieceSet set, Held ShardPolicy::*of) const {
+  if (set == PieceSet::owned) return owned_runs(of);
+  std::vector<PieceRun> runs;
   for (const Parameter* p : parameters_) {
     const ParamSlot& slot = layout_.slot_of(*p);
-    if (set == PieceSet::held) {
-      add(slot, overlap(slot.run(), shards_.updated(slot.bucket)));
-      continue;
+    runs.push_back({&slot, overlap(slot.run(), shards_.updated(slot.bucket))});
+  }
+  return runs;
+}
+
+/// What is held alike is a row, one parameter after the other, of which each rank takes an equal part: every
+/// holder computes the same cuts from its own layout. Shares are one row, what is whole on all data ranks
+/// another.
+std::vector<ParamStore::PieceRun> ParamStore::owned_runs(Held ShardPolicy::*of) const {
+  std::vector<PieceRun> runs;
+  std::map<Held, std::int64_t> length, done;
+  for (const Parameter* p : parameters_) {
+    const ParamSlot& slot = layout_.slot_of(*p);
+    const Held held = shards_.policy(slot.bucket).*of;
+    const Range here = held == Held::share ? shards_.updated(slot.bucket) : slot.run();
+    for (const Range& local : counted(*p)) {
+      const Range run = overlap({slot.offset + local.begin, local.count}, here);
+      runs.push_back({&slot, run});
+      length[held] += run.count;
     }
-    for (const Range& local : counted(*p))
-      add(slot, overlap({slot.offset + local.begin, local.count}, shards_.share(slot.bucket)));
+  }
+  for (PieceRun& piece : runs) {
+    const Held held = shards_.policy(piece.slot->bucket).*of;
+    const std::int64_t at = done[held];
+    done[held] += piece.run.count;
+    const Range own = overlap({at, piece.run.count}, own_part(length[held], held));
+    piece.run = {piece.run.begin + own.begin - at, own.count};
+  }
+  return runs;
+}
+
+/// Of a row that several ranks hold, what this one saves.
+Range ParamStore::own_part(std::int64_t elements, Held held) const {
+  const Shards::Holders holders = shards_.holders(held);
+  const std::int64_t worth = elements * 4 / std::max<std::int64_t>(options_.least_saved_bytes, 1),
+                     writers = std::clamp<std::int64_t>(worth, 1, holders.ranks);
+  if (holders.rank >= writers) return {elements, 0};
+  const std::int64_t begin = elements * holders.rank / writers;
+  return {begin, elements * (holders.rank + 1) / writers - begin};
+}
+
+std::vector<StatePiece> ParamStore::pieces_of(const std::vector<PieceRun>& runs, const std::string& kind,
+                                              const Values& values) const {
+  std::vector<StatePiece> pieces;
+  for (const auto& [slot, run] : runs) {
+    if (run.count == 0) continue;
+    const std::int64_t begin = run.begin - slot->offset;
+    pieces.push_back({kind, slot->parameter, begin, begin + run.count, values(slot->bucket, run)});
   }
   return pieces;
 }
 
 std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
   weights_->wait();
-  return pieces_of(set, "param",
+  return pieces_of(piece_runs(set, &ShardPolicy::main), "param",
                    [this](std::size_t bucket, const Range& run) { return weights_->values(bucket, run); });
 }
 
 std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
-  return pieces_of(set, "grad", [this](std::size_t bucket, const Range& run) {
-    return StateValues{gradient_->of(bucket, run)};
-  });
+  return pieces_of(
+      piece_runs(set, &ShardPolicy::state), "grad",
+      [this](std::size_t bucket, const Range& run) { return StateValues{gradient_->of(bucket, run)}; });
 }
 
 std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind,
                                            const StateValues& state) const {
   TESSERA_CHECK(state.numel() == shards_.state_numel(), "state of this ParamStore has ",
                 shards_.state_numel(), " elements, not ", state.numel());
-  return pieces_of(set, kind, [&](std::size_t bucket, const Range& run) {
+  return pieces_of(piece_runs(set, &ShardPolicy::state), kind, [&](std::size_t bucket, const Range& run) {
     return state.narrow(shards_.in_state(bucket, run).begin, run.count);
   });
 }

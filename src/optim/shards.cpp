@@ -44,6 +44,12 @@ Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPo
   }
 }
 
+Shards::Holders Shards::holders(Held held) const {
+  const int copy = copies_ ? copies_->rank() : 0, copies = copies_ ? copies_->size() : 1;
+  if (held == Held::share) return {copy, copies};
+  return {copy * ranks_ + rank_, copies * ranks_};
+}
+
 Tensor Shards::gathered(const ExecCtx& ctx, const ParamSlot& slot, const Tensor& own) const {
   const Bucket& bucket = layout_->buckets()[slot.bucket];
   std::vector<std::int64_t> counts;

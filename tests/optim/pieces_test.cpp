@@ -1,5 +1,9 @@
 // What ranks save covers the model once; what they load makes any layout go on as another would have.
 
+#include <array>
+#include <atomic>
+#include <numeric>
+
 #include "tests/optim/distributed_support.hpp"
 
 namespace tessera {
@@ -10,7 +14,11 @@ using namespace test;
 const OptimizerConfig kConfig{.eps = 1e-5, .clip_grad = 0};
 
 ParamStoreOptions options(DType compute, int zero_stage, bool split = false) {
-  return {.compute = compute, .split_main = split, .zero_stage = zero_stage, .bucket_elements = 500};
+  return {.compute = compute,
+          .split_main = split,
+          .zero_stage = zero_stage,
+          .bucket_elements = 500,
+          .least_saved_bytes = 1};
 }
 
 std::vector<StatePiece> all_pieces(Rank& rank, PieceSet set) {
@@ -126,16 +134,86 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Resharding,
                                          std::tuple{Grid{4, 2, 2}, 0, DType::f32, false},
                                          std::tuple{Grid{2, 2, 2}, 1, DType::f32, false}));
 
-TEST(Pieces, SavingIsSpreadOverDataRanks) {
-  for (const int stage : {0, 1}) {
-    std::vector<std::int64_t> saved(4);
+/// Elements that each rank saves: weights, or one kind of state.
+std::vector<std::int64_t> saved_by_rank(const Grid& grid, const ParamStoreOptions& options, bool state) {
+  std::vector<std::int64_t> saved(static_cast<std::size_t>(grid.tp * grid.dp * grid.pp));
+  std::mutex mutex;
+  run_local(grid.tp * grid.dp * grid.pp, [&](auto world) {
+    Rank rank(world, grid, options, kConfig);
+    const std::lock_guard lock(mutex);
+    for (const StatePiece& piece :
+         state ? rank.optimizer->pieces(PieceSet::owned, "adam_m") : rank.store->pieces(PieceSet::owned))
+      saved[static_cast<std::size_t>((rank.at.pp * grid.tp + rank.at.tp) * grid.dp + rank.at.dp)] +=
+          piece.end - piece.begin;
+  });
+  return saved;
+}
+
+TEST(Pieces, WhatDataRanksHoldInCommonIsSavedInEqualParts) {
+  const Grid grid{2, 3, 2};
+  const auto expect_equal = [&](const std::vector<std::int64_t>& saved) {
+    for (std::size_t first = 0; first < saved.size(); first += 3) {
+      const auto [least, most] = std::minmax({saved[first], saved[first + 1], saved[first + 2]});
+      EXPECT_GT(least, 0);
+      EXPECT_LE(most - least, 1) << "tensor and pipeline rank " << first / 3;
+    }
+  };
+  expect_equal(saved_by_rank(grid, options(DType::f32, 0), false));
+  expect_equal(saved_by_rank(grid, options(DType::f32, 0), true));
+  expect_equal(saved_by_rank(grid, options(DType::f32, 1), false));
+  expect_equal(saved_by_rank(grid, options(DType::bf16, 0, true), false));
+  // Shares are saved by those who have them.
+  for (const std::int64_t part : saved_by_rank({.dp = 4}, options(DType::bf16, 1), false))
+    EXPECT_GT(part, 200);
+}
+
+TEST(Pieces, AsManyDataRanksSaveAsItIsWorth) {
+  const auto writers = [](std::int64_t least, bool state, int stage) {
+    ParamStoreOptions few = options(DType::f32, stage);
+    few.least_saved_bytes = least;
+    const auto saved = saved_by_rank({.dp = 4}, few, state);
+    const std::int64_t all = std::accumulate(saved.begin(), saved.end(), std::int64_t{0});
+    const auto first_idle = std::find(saved.begin(), saved.end(), 0);
+    EXPECT_EQ(std::count(first_idle, saved.end(), 0), saved.end() - first_idle);
+    return std::pair(first_idle - saved.begin(), 4 * all);
+  };
+  const std::int64_t bytes = writers(1, false, 1).second;
+  EXPECT_EQ(writers(bytes / 4, false, 1).first, 4);
+  EXPECT_EQ(writers(bytes / 2, false, 1).first, 2);
+  EXPECT_EQ(writers(bytes / 2 + 1, false, 1).first, 1);
+  EXPECT_EQ(writers(bytes / 2, true, 0).first, 2);
+  EXPECT_EQ(writers(10 * bytes, true, 1).first, 4);
+  EXPECT_EQ(writers(ParamStoreOptions{}.least_saved_bytes, false, 1).first, 1);
+}
+
+TEST(Pieces, CopiesOfSharesAreSavedInEqualParts) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    std::array<std::int64_t, 4> weights{}, state{};
+    std::atomic<std::int64_t> numel = 0;
     run_local(4, [&](auto world) {
-      Rank rank(world, {.dp = 4}, options(DType::bf16, stage), kConfig);
-      for (const StatePiece& piece : rank.store->pieces(PieceSet::owned))
-        saved[static_cast<std::size_t>(world->rank())] += piece.end - piece.begin;
+      ProcessMesh mesh(world, {.dp = 4});
+      const auto& [shard, copy, gather] = mesh.share_data(2, false);
+      Declared declared = declare({}, 0, 0);
+      ParamStoreOptions shares = options(compute, 1);
+      shares.groups = {.data = shard.get(), .copies = copy.get(), .world = world.get()};
+      const ExecCtx ctx = ExecCtx::cpu(1);
+      ParamStore store(ctx, declared.parameters, shares);
+      Optimizer optimizer(ctx, store, kConfig);
+      const auto at = static_cast<std::size_t>(world->rank());
+      for (const StatePiece& piece : store.pieces(PieceSet::owned)) weights[at] += piece.end - piece.begin;
+      for (const StatePiece& piece : optimizer.pieces(PieceSet::owned, "adam_m"))
+        state[at] += piece.end - piece.begin;
+      std::int64_t all = 0;
+      for (const Parameter* p : declared.parameters) all += p->shape().numel();
+      numel = all;
     });
-    const std::int64_t all = saved[0] + saved[1] + saved[2] + saved[3];
-    for (const std::int64_t part : saved) EXPECT_GT(part, all / 10);
+    for (const auto& saved : {weights, state}) {
+      EXPECT_EQ(saved[0] + saved[1] + saved[2] + saved[3], numel);
+      // Ranks 0 and 2 have the same share, and so have 1 and 3.
+      EXPECT_LE(std::abs(saved[0] - saved[2]), 2);
+      EXPECT_LE(std::abs(saved[1] - saved[3]), 2);
+      EXPECT_GT(saved[3], numel / 5);
+    }
   }
 }
 

@@ -51,12 +51,17 @@ class Shards {
   const ShardPolicy& policy(std::size_t bucket) const { return policies_[bucket]; }
   /// The elements of `bucket` this rank updates: all of them, or its share.
   const Range& updated(std::size_t bucket) const { return updated_[bucket]; }
-  /// Of `bucket`, sharded or not, the elements this rank alone adds to norms and saves: its share, or nothing
-  /// where another copy of that does.
+  /// Of `bucket`, sharded or not, the elements this rank alone adds to norms: its share, or nothing where
+  /// another copy of that does.
   Range share(std::size_t bucket) const {
     const Range own = layout_->buckets()[bucket].share(rank_, ranks_);
     return copies_ != nullptr && copies_->rank() > 0 ? Range{own.begin, 0} : own;
   }
+  /// Ranks that hold the same, and this one's place among them.
+  struct Holders {
+    int rank = 0, ranks = 1;
+  };
+  Holders holders(Held held) const;
   /// Elements of a buffer of what this rank updates.
   std::int64_t state_numel() const { return state_numel_; }
   /// Where elements `run` of updated(bucket) lie in such a buffer.

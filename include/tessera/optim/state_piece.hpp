@@ -53,7 +53,9 @@ struct StatePiece {
   std::vector<Box> boxes() const;
 };
 enum class PieceSet {
-  /// What this rank saves: pieces of all ranks together cover every element of the model exactly once.
+  /// What this rank saves: pieces of all ranks together cover every element of the model exactly once. What
+  /// several data ranks hold is cut into equal parts, one for each of as many of them as it is worth
+  /// (ParamStoreOptions::least_saved_bytes).
   owned,
   /// What this rank must be given to resume.
   held
