@@ -14,7 +14,8 @@ foreach(source
     checkpoint/file_io checkpoint/json_strict checkpoint/slice_runs checkpoint/safetensors_header checkpoint/manifest
     checkpoint/weight_index checkpoint/hf_config checkpoint/hf_config_json checkpoint/hf_keys checkpoint/hf_names checkpoint/model_json
     checkpoint/tessera_folder checkpoint/pickle checkpoint/zip_archive checkpoint/torch_file checkpoint/torch_json
-    checkpoint/megatron_args
+    checkpoint/megatron_args checkpoint/megatron_training checkpoint/megatron_values
+    checkpoint/dcp_folder checkpoint/deepspeed_folder checkpoint/torch_folders checkpoint/parts_storage checkpoint/hf_storage checkpoint/safetensors_reader checkpoint/sharded_reader
     comm/resolve comm/store_wire comm/store_requests comm/store_barriers
     launch/launch_file launch/file_values launch/accelerate_file launch/accelerate_keys launch/environment)
   list(APPEND readers ${PROJECT_SOURCE_DIR}/src/${source}.cpp)

@@ -161,7 +161,7 @@ std::string to_model_json(const Architecture& config) {
   // Earlier versions do not know these keys: each is written where it is not the family's.
   const ModelConfig usual = resolve(ModelConfig{.family = model.family, .norm = model.norm});
   const auto leave_out = [&](auto... field) {
-    (void)((model.*field == usual.*field ? model.*field = std::nullopt : model.*field), ...);
+    ((void)(model.*field == usual.*field ? model.*field = std::nullopt : model.*field), ...);
   };
   using M = ModelConfig;
   leave_out(&M::parallel_residual, &M::qk_norm, &M::norm_placement, &M::shared_norm, &M::norm_zero_centered,

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cli_support import environment, metrics, text_documents, write_config, write_corpus
+from cli_support import environment, metrics, shards, text_documents, write_config, write_corpus
 from process_support import Job
 
 SCRIPT = Path(__file__).parent / "scripts" / "kill_matrix.py"
@@ -145,28 +145,56 @@ def assert_whole(folder: Path, straight: Path):
     assert not list(folder.rglob("*incomplete*")) and len(list(folder.glob("checkpoints/step-*"))) == 1
 
 
+def point_of(folder: Path) -> str:
+    """How far the save of a run that is or was alive has come, by what lies on the disk: the incomplete folder is there before the
+    copy is made, the file of weights from the first byte on, the manifest last; then names change and the old checkpoint goes."""
+    checkpoints = folder / "checkpoints"
+    try:
+        names = [path.name for path in checkpoints.iterdir()]
+        incomplete = [name for name in names if name.startswith(".incomplete-step-")]
+        inside = [path.name for name in incomplete for path in (checkpoints / name).iterdir()]
+        latest = (checkpoints / "latest").read_text().strip()
+    except FileNotFoundError:  # changed its name while it was read
+        return "between"
+    if incomplete:
+        if any(name.endswith("manifest.json") for name in inside):
+            return "publish"
+        return "write" if inside else "copy"
+    saved = [name for name in names if name.startswith("step-")]
+    return "publish" if saved != [latest] else "between"
+
+
+# Seconds into each point at which a kill comes, at most.
+POINTS = {"copy": 0.004, "write": 0.02, "publish": 0.002}
+
+
 def test_kills_beside_a_save(tessera_program, corpus, tmp_path, matrix, long_run):
-    """At any time: while a copy is made, written or put in place. 26 MB are saved at every step, in the background."""
-    kills, chance = 100 if long_run else 2, random.Random(SEED)
+    """While a copy is made, written or put in place, 26 MB at every step, in the background. Where a kill has hit is told by what
+    it left."""
+    kills, chance = 100 if long_run else 3, random.Random(SEED)
     sizes = {"model__num_layers": 2, "model__hidden_size": 256, "model__num_heads": 4, "training__eval_interval": 0, "device__threads": 1}
-    changes = sizes | {"training__steps": 4 * kills, "checkpoint__every": 1, "checkpoint__keep": 1, "checkpoint__async": True,
+    changes = sizes | {"training__steps": 5 * kills, "checkpoint__every": 1, "checkpoint__keep": 1, "checkpoint__async": True,
                        "lr_schedule__decay_steps": 500}
-    straight = write_config(tmp_path, corpus, "straight", **changes)
+    straight = write_config(tmp_path, corpus, "straight", **changes | {"checkpoint__every": 0})
     subprocess.run([tessera_program, "train", straight], env=environment(), check=True, capture_output=True, timeout=600)
     config, folder = write_config(tmp_path, corpus, "run", **changes), tmp_path / "run"
+    hit = Counter()
     for _ in range(kills):
-        saved = newest(folder)
+        point = min(POINTS, key=lambda name: hit[name])
         job = subprocess.Popen([tessera_program, "train", config], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 60
-        while newest(folder) == saved and job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.15))
+        saved, deadline = newest(folder), time.monotonic() + 60
+        while (newest(folder) == saved or point_of(folder) != point) and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.0003)
+        time.sleep(chance.uniform(0, POINTS[point]))
         job.kill()
         _, said = job.communicate(timeout=60)
-        assert job.returncode in (-signal.SIGKILL, 0), said
-        matrix["kills beside a save"] += 1
+        assert job.returncode == -signal.SIGKILL, said
+        hit[point_of(folder)] += 1
+    matrix.update({f"kills beside a save, point {name}": hit[name] for name in (*POINTS, "between")})
+    assert not long_run or min(hit[point] for point in POINTS) >= 20, hit
     subprocess.run([tessera_program, "train", config], env=environment(), check=True, capture_output=True, timeout=600)
     assert_whole(folder, tmp_path / "straight")
+    assert shards(folder) == shards(tmp_path / "straight")
 
 
 def newest(folder: Path) -> str:
