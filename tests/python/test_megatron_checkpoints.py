@@ -106,7 +106,7 @@ def test_bert_keeps_its_gelu_and_its_heads(tessera_program, tmp_path, gelu, era,
     tokens, types = torch.tensor([[1, 5, 60, 2, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
     with torch.no_grad():
         for found, wanted in zip(loaded(tokens, token_type_ids=types)[:2], model.eval()(tokens, token_type_ids=types)[:2]):
-            assert torch.equal(found, wanted)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # where memory lies decides rounding on some CPUs
     run(tessera_program, "convert", "--from", "megatron", source, "--to", "tessera", tmp_path / "two")
     run(tessera_program, "convert", "--from", "tessera", tmp_path / "two", "--to", "megatron", tmp_path / "three", "--tensor", 4, "--pipeline", 2)
     same(to_hf(tessera_program, tmp_path / "three", tmp_path / "four"), model)
