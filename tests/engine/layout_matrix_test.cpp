@@ -506,7 +506,8 @@ TEST_P(LayoutMatrix, EqualsTheSerialRun) {
   note_errors(c, errors);
   EXPECT_LE(errors.loss, 1e-5);
   EXPECT_LE(errors.gradient, 1e-5) << errors.worst_gradient;
-  EXPECT_LE(errors.weight, 5e-5) << errors.worst_weight;
+  // Adam divides by the gradient's size: where that is rounding, which differs by CPU, so are updates.
+  EXPECT_LE(errors.weight, 1e-4) << errors.worst_weight;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LayoutMatrix, ::testing::ValuesIn(layouts()),
