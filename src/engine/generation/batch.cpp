@@ -158,7 +158,7 @@ void Batch::decode() {
 
 void Batch::decode_on_device() {
   Lane& lane = lanes_[0];
-  lane.reserve(2);
+  lane.reserve(DeviceDecoder::kRoom);
   steps_.clear();
   steps_.push_back({lane.decode(), {}, {}, {}, {}, false, false});
   std::vector<Choice> choices;

@@ -20,12 +20,6 @@ std::vector<const Unit*> units_of(const Lane& lane) {
   return units;
 }
 
-std::int64_t longest_of(const std::vector<const Unit*>& units) {
-  std::int64_t longest = 0;
-  for (const Unit* unit : units) longest = std::max(longest, unit->length);
-  return longest;
-}
-
 SamplingRow row_of(const Unit& unit) {
   const GenerationOptions& o = *unit.options;
   const bool greedy = o.temperature == 0.0 || o.top_k == 1;
@@ -157,7 +151,7 @@ void DeviceDecoder::compute(Lane& lane, std::int64_t ahead, std::int64_t extent)
 }
 
 void DeviceDecoder::launch(Lane& lane, std::int64_t ahead) {
-  const std::int64_t needed = longest_of(units_of(lane)) + 1 + ahead;
+  const std::int64_t needed = lane.longest() + 1 + ahead;
   const std::int64_t extent = std::min(lane.cache().capacity, (needed + kExtent - 1) / kExtent * kExtent);
   const std::string key = detail::concat(used_.tokens.numel(), " texts, ", extent, " keys, cache ",
                                          lane.cache_number(), used_.greedy ? ", greedy" : "",
@@ -187,8 +181,9 @@ std::vector<DrawnToken> DeviceDecoder::next(Lane& lane) {
     launch(lane, 0);
   }
   Result& result = results_[(passes_ - 1) % 2];
-  // A text that ends with this token by its length has no next one.
-  ahead_ = true;
+  // A text that ends with this token by its length has no next one; a cache that grows before it has not its
+  // keys.
+  ahead_ = lane.cache().capacity >= lane.longest() + 1 + kRoom;
   lane.each([&](const Unit& unit) { ahead_ = ahead_ && unit.new_tokens() + 1 < unit.most_new; });
   if (ahead_) launch(lane, 1);
   for (Place& place : here) ++place.length;

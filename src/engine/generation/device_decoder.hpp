@@ -24,7 +24,9 @@ class DeviceDecoder {
 
   /// Whether it computes the next token of the lane's texts: each is drawn, and a decoder's.
   bool serves(const Lane& lane) const;
-  /// Computes it; the lane has room for two. In the order of the units. Errors: InvalidArgument for logits
+  /// Positions that the lane has room for behind each text: the next token's and that of the pass ahead.
+  static constexpr std::int64_t kRoom = 2;
+  /// Computes it. In the order of the units. Errors: InvalidArgument for logits
   /// that are not finite, no token left; DeviceError.
   std::vector<DrawnToken> next(Lane& lane);
   StreamGraph::Stats stats() const { return graph_.stats(); }

@@ -47,7 +47,6 @@ class Lane {
   /// That the cache has, of all texts that there may be.
   std::int64_t rows() const { return most_units_ * width_; }
   KvCache& cache() { return cache_; }
-  const KvCache& cache() const { return cache_; }
   /// Another one for each cache that there was.
   std::uint64_t cache_number() const { return cache_number_; }
   /// Units whose prompts are read next.
@@ -58,6 +57,8 @@ class Lane {
   void spread();
   /// The pass that computes each text's last token.
   Pass decode() const;
+  /// Positions that the longest text has, or that its prompt will have.
+  std::int64_t longest() const;
   /// Sees to room for `more` positions of every text.
   void reserve(std::int64_t more);
   /// What a pass reads, and where it stands.
@@ -89,7 +90,6 @@ class Lane {
                      CachePass& place) const;
   /// Positions [begin, end) of a row, and all that an encoder made of its prompt unless `begin` is above 0.
   void copy_row(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t end);
-  std::int64_t longest() const;
 
   ExecCtx ctx_;
   Model& model_;
