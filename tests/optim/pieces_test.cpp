@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <numeric>
 
 #include "tests/optim/distributed_support.hpp"
 
@@ -14,11 +13,7 @@ using namespace test;
 const OptimizerConfig kConfig{.eps = 1e-5, .clip_grad = 0};
 
 ParamStoreOptions options(DType compute, int zero_stage, bool split = false) {
-  return {.compute = compute,
-          .split_main = split,
-          .zero_stage = zero_stage,
-          .bucket_elements = 500,
-          .least_saved_bytes = 1};
+  return {.compute = compute, .split_main = split, .zero_stage = zero_stage, .bucket_elements = 500};
 }
 
 std::vector<StatePiece> all_pieces(Rank& rank, PieceSet set) {
@@ -165,25 +160,6 @@ TEST(Pieces, WhatDataRanksHoldInCommonIsSavedInEqualParts) {
   // Shares are saved by those who have them.
   for (const std::int64_t part : saved_by_rank({.dp = 4}, options(DType::bf16, 1), false))
     EXPECT_GT(part, 200);
-}
-
-TEST(Pieces, AsManyDataRanksSaveAsItIsWorth) {
-  const auto writers = [](std::int64_t least, bool state, int stage) {
-    ParamStoreOptions few = options(DType::f32, stage);
-    few.least_saved_bytes = least;
-    const auto saved = saved_by_rank({.dp = 4}, few, state);
-    const std::int64_t all = std::accumulate(saved.begin(), saved.end(), std::int64_t{0});
-    const auto first_idle = std::find(saved.begin(), saved.end(), 0);
-    EXPECT_EQ(std::count(first_idle, saved.end(), 0), saved.end() - first_idle);
-    return std::pair(first_idle - saved.begin(), 4 * all);
-  };
-  const std::int64_t bytes = writers(1, false, 1).second;
-  EXPECT_EQ(writers(bytes / 4, false, 1).first, 4);
-  EXPECT_EQ(writers(bytes / 2, false, 1).first, 2);
-  EXPECT_EQ(writers(bytes / 2 + 1, false, 1).first, 1);
-  EXPECT_EQ(writers(bytes / 2, true, 0).first, 2);
-  EXPECT_EQ(writers(10 * bytes, true, 1).first, 4);
-  EXPECT_EQ(writers(ParamStoreOptions{}.least_saved_bytes, false, 1).first, 1);
 }
 
 TEST(Pieces, CopiesOfSharesAreSavedInEqualParts) {

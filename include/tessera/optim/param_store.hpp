@@ -47,9 +47,6 @@ struct ParamStoreOptions {
   /// Parameters that are not trained, alike on all ranks (Parameter::trained): backward computes no gradient
   /// of them, and what is stored as one is zero.
   std::function<bool(const Parameter&)> frozen = {};
-  /// Of what several ranks hold (PieceSet::owned), one saves no less than this, so that small models lie in
-  /// few files.
-  std::int64_t least_saved_bytes = std::int64_t{16} << 20;
 };
 
 /// Weights, gradients and what optimizers keep beside them, all laid out alike (FlatLayout) and shared among
@@ -135,7 +132,6 @@ class ParamStore {
   /// `of`: which of a policy's columns says who holds it.
   std::vector<PieceRun> piece_runs(PieceSet set, Held ShardPolicy::*of) const;
   std::vector<PieceRun> owned_runs(Held ShardPolicy::*of) const;
-  Range own_part(std::int64_t elements, Held held) const;
   using Values = std::function<StateValues(std::size_t bucket, const Range& run)>;
   std::vector<StatePiece> pieces_of(const std::vector<PieceRun>& runs, const std::string& kind,
                                     const Values& values) const;

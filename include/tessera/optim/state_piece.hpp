@@ -54,8 +54,7 @@ struct StatePiece {
 };
 enum class PieceSet {
   /// What this rank saves: pieces of all ranks together cover every element of the model exactly once. What
-  /// several data ranks hold is cut into equal parts, one for each of as many of them as it is worth
-  /// (ParamStoreOptions::least_saved_bytes).
+  /// several data ranks hold is cut into equal parts, one for each of them.
   owned,
   /// What this rank must be given to resume.
   held
