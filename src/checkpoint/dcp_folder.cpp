@@ -61,51 +61,58 @@ class Metadata {
   }
 
   std::vector<PartedTensor> tensors(TorchFacts& counts, RunValue value) {
-    read_places();
     std::vector<PartedTensor> out;
-    for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
-      if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
-      if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) continue;
-      if (!facts->is(Kind::object) || !facts->text.ends_with(".TensorStorageMetadata"))
-        fail("'" + name->text + "'", "is described by a " + facts->describe());
+    const auto take = [&](const std::string& name, const PickleValue& facts) {
       if (value == RunValue::weight) {
-        if (is_moment(name->text) || name->text.starts_with("optimizer.")) {
+        if (is_moment(name) || name.starts_with("optimizer.")) {
           ++counts.moments;
         } else {
-          out.push_back(tensor_of(name->text, *facts));
+          out.push_back(tensor_of(name, facts));
         }
-        continue;
+        return;
       }
-      if (name->text.ends_with(".step")) count(tensor_of(name->text, *facts), counts);
+      if (name.ends_with(".step")) count(tensor_of(name, facts), counts);
       const std::string ending = std::string(".") + torch_name(value);
-      if (!is_moment(name->text) || !name->text.ends_with(ending)) continue;
-      out.push_back(tensor_of(name->text, *facts));
+      if (!is_moment(name) || !name.ends_with(ending)) return;
+      out.push_back(tensor_of(name, facts));
       out.back().name.erase(out.back().name.size() - ending.size());
-    }
+    };
+    for_each(take, [](const std::string&) {});
     return out;
   }
 
   DcpContents everything() {
-    read_places();
     DcpContents out;
-    for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
-      if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
-      if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) {
-        const auto place = places_.find({name->text, {}});
-        if (place == places_.end()) fail("'" + name->text + "'", "nothing says where it lies");
-        const Place& at = place->second;
-        out.blobs.emplace(name->text, DcpPlace{dir_ / at.file, at.offset, at.bytes});
-      } else if (facts->is(Kind::object) && facts->text.ends_with(".TensorStorageMetadata")) {
-        out.tensors.push_back(tensor_of(name->text, *facts));
-        flatten_back(out.tensors.back());
-      } else {
-        fail("'" + name->text + "'", "is described by a " + facts->describe());
-      }
-    }
+    const auto take = [&](const std::string& name, const PickleValue& facts) {
+      out.tensors.push_back(tensor_of(name, facts));
+      flatten_back(out.tensors.back());
+    };
+    for_each(take, [&](const std::string& name) {
+      const auto place = places_.find({name, {}});
+      if (place == places_.end()) fail("'" + name + "'", "nothing says where it lies");
+      const Place& at = place->second;
+      out.blobs.emplace(name, DcpPlace{dir_ / at.file, at.offset, at.bytes});
+    });
     return out;
   }
 
  private:
+  /// What the checkpoint holds: `tensor(name, what is said of it)`, or `blob(name)`.
+  template <typename Tensor, typename Blob>
+  void for_each(Tensor tensor, Blob blob) {
+    read_places();
+    for (const auto& [name, facts] : member(pickle_->root(), "state_dict_metadata", Kind::dict).entries) {
+      if (!name->is(Kind::text)) fail("", "a tensor's name is a " + name->describe());
+      if (facts->is(Kind::object) && facts->text.ends_with(".TensorStorageMetadata")) {
+        tensor(name->text, *facts);
+      } else if (facts->is(Kind::object) && facts->text.ends_with(".BytesStorageMetadata")) {
+        blob(name->text);
+      } else {
+        fail("'" + name->text + "'", "is described by a " + facts->describe());
+      }
+    }
+  }
+
   [[noreturn]] void fail(const std::string& where, const std::string& reason) const {
     bad_file(origin_, where, reason, kDcpRemedy);
   }

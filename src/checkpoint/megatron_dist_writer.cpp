@@ -23,7 +23,7 @@ class DistWriter {
     for (RankPart& part : ranks.of_stage(0)) {
       const LayerName layer = layer_name(part.path[0]);
       const std::string key = layer.layer < 0 ? layer.rest : "decoder.layers." + layer.rest;
-      if (groups_.empty() || layer.layer <= 0) groups_.push_back({key, layer.layer >= 0, {}});
+      if (layer.layer <= 0) groups_.push_back({key, layer.layer >= 0, {}});
       for (Group& group : groups_) {
         if (group.key == key) group.parts.push_back(std::move(part));
       }
@@ -96,7 +96,7 @@ void write_common(const std::filesystem::path& path, const RankParts& ranks, DTy
     pickle.text("opt_param_scheduler");
     write_schedule(pickle, run->config(), run->counters());
     pickle.text("optimizer");
-    write_optimizer_facts(pickle, *run, options.distributed_optimizer ? kReshardable : nullptr, parts);
+    write_optimizer_facts(pickle, *run, options, parts);
   }
   pickle.text("content_metadata").begin_dict().text("singleton_local_shards").boolean(false);
   pickle.text("chained_optim_avoid_prefix").boolean(true);

@@ -157,8 +157,9 @@ void MegatronModel::Impl::take_distributed_facts(const TorchFile& common,
     said.groups(*groups);
     if (const PickleValue* steps = groups->find("state"))
       said.count(steps->find("common_step"), "optimizer.state.common_step");
-    said.scaler(*state);
-    if (said.facts().counted) take_facts(said.facts(), common.path());
+    OptimizerFacts facts = said.facts();
+    facts.scaler = said.scaler(state->find("grad_scaler"));
+    if (facts.counted) take_facts(facts, common.path());
   } else {
     take_group_blobs(blobs, links);
   }
@@ -185,19 +186,8 @@ void MegatronModel::Impl::take_group_blobs(const std::map<std::string, DcpPlace>
     OptimizerFacts facts = said.facts();
     const auto scaler = blobs.find(name.substr(0, slash) + ".grad_scaler/" + name.substr(slash + 11));
     if (scaler != blobs.end()) {
-      PickleValue key, holder;
-      key.kind = Kind::text;
-      key.text = "grad_scaler";
-      holder.kind = Kind::dict;
       const PickleValue* own = open(scaler->second);
-      holder.entries.emplace_back(&key, own);
-      OptimizerValues scaled(*files.back());
-      scaled.scaler(holder);
-      const OptimizerFacts& more = scaled.facts();
-      facts.has_scaler = more.has_scaler;
-      facts.loss_scale = more.loss_scale;
-      facts.good_steps = more.good_steps;
-      facts.hysteresis = more.hysteresis;
+      facts.scaler = OptimizerValues(*files.back()).scaler(own);
     }
     if (facts.counted) take_facts(facts, place.file);
   }

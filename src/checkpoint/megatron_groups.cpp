@@ -100,21 +100,17 @@ std::vector<OptimizerGroup> OptimizerValues::groups(const PickleValue& inner) {
   return out;
 }
 
-void OptimizerValues::scaler(const PickleValue& state) {
-  const PickleValue* scaler = state.find("grad_scaler");
-  if (!scaler || !scaler->is(Kind::dict) || !scaler->find("scale")) return;
-  const auto scale = scalar(scaler->find("scale"));
+std::optional<ScalerFacts> OptimizerValues::scaler(const PickleValue* value) const {
+  if (!value || !value->is(Kind::dict) || !value->find("scale")) return std::nullopt;
+  const auto scale = scalar(value->find("scale"));
   if (!scale || !(*scale > 0) || *scale > 1e38) fail("optimizer.grad_scaler.scale", "is no factor of a loss");
-  facts_.has_scaler = true;
-  facts_.loss_scale = *scale;
   const auto tracker = [&](const char* name, double absent) {
-    const double steps = scalar(scaler->find(name)).value_or(absent);
+    const double steps = scalar(value->find(name)).value_or(absent);
     if (!(steps >= 0) || steps > INT32_MAX)
       fail(detail::concat("optimizer.grad_scaler.", name), detail::concat(steps, " is no number of steps"));
     return static_cast<std::int64_t>(steps);
   };
-  facts_.good_steps = tracker("growth_tracker", 0);
-  facts_.hysteresis = tracker("hysteresis_tracker", 2);
+  return ScalerFacts{*scale, tracker("growth_tracker", 0), tracker("hysteresis_tracker", 2)};
 }
 
 }  // namespace tessera::checkpoint_detail

@@ -19,12 +19,15 @@ struct OptimizerGroup {
   const PickleValue* params = nullptr;  ///< null: it does not say
 };
 
+struct ScalerFacts {
+  double loss_scale = 1;
+  std::int64_t good_steps = 0, hysteresis = 0;
+};
+
 struct OptimizerFacts {
   std::int64_t updates = 0;
-  bool counted = false;   ///< whether `updates` was said
-  double loss_scale = 1;  ///< with the next two: of fp16
-  std::int64_t good_steps = 0, hysteresis = 0;
-  bool has_scaler = false;
+  bool counted = false;                              ///< whether `updates` was said
+  std::optional<ScalerFacts> scaler = std::nullopt;  ///< of fp16
 };
 
 /// Errors of all members: CheckpointError naming the file and the value.
@@ -40,7 +43,8 @@ class OptimizerValues {
   void count(const PickleValue* value, const std::string& where);
   /// The groups of Adam that have parameters.
   std::vector<OptimizerGroup> groups(const PickleValue& inner);
-  void scaler(const PickleValue& state);
+  /// `grad_scaler`; null, or one without a scale: there is none.
+  std::optional<ScalerFacts> scaler(const PickleValue* value) const;
   const OptimizerFacts& facts() const { return facts_; }
 
  private:

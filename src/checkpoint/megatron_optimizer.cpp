@@ -50,8 +50,8 @@ class RankReader {
              kWeightsAlone);
       fail("optimizer", "is of a kind that is not read: it holds " + keys, kWeightsAlone);
     }
-    said_.scaler(*state_);
     out_.said = said_.facts();
+    out_.said.scaler = said_.scaler(state_->find("grad_scaler"));
     return std::move(out_);
   }
 

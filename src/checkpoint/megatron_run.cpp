@@ -46,10 +46,10 @@ void MegatronModel::Impl::take_facts(const OptimizerFacts& facts, const std::fil
              "All ranks' files have to be of one checkpoint.");
   c.updates = facts.updates;
   run->counted = true;
-  if (facts.has_scaler) {
-    c.loss_scale = facts.loss_scale;
-    c.good_steps = facts.good_steps;
-    c.hysteresis = facts.hysteresis;
+  if (facts.scaler) {
+    c.loss_scale = facts.scaler->loss_scale;
+    c.good_steps = facts.scaler->good_steps;
+    c.hysteresis = facts.scaler->hysteresis;
   } else {
     const TrainingConfig& t = run->training.config.training;
     c.loss_scale = t.precision == Precision::fp16 ? t.loss_scale.value_or(t.initial_loss_scale) : 1;

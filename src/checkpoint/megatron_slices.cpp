@@ -147,9 +147,10 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
   pickle.end_list().end_dict();
 }
 
-void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const char* sharding_type,
+void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const MegatronExportOptions& options,
                            std::vector<RankPart>& parts) {
-  const bool inner = sharding_type || run.config().training.precision != Precision::fp32;
+  const bool distributed = options.distributed_optimizer;
+  const bool inner = distributed || run.config().training.precision != Precision::fp32;
   pickle.begin_dict();
   if (inner) pickle.text("optimizer").begin_dict();
   pickle.text("param_groups").begin_list();
@@ -160,7 +161,8 @@ void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const char
     pickle.end_dict();
     write_scaler(pickle, run, parts);
   }
-  if (sharding_type && *sharding_type) pickle.text("param_state_sharding_type").text(sharding_type);
+  if (distributed && options.format == MegatronExportOptions::Format::torch_dist)
+    pickle.text("param_state_sharding_type").text(kReshardable);
   pickle.end_dict();
 }
 

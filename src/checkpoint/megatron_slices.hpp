@@ -9,7 +9,7 @@
 
 #include "checkpoint/torch_file.hpp"
 #include "tessera/base/config_model.hpp"
-#include "tessera/checkpoint/run_source.hpp"
+#include "tessera/checkpoint/megatron.hpp"
 
 namespace tessera::checkpoint_detail {
 
@@ -39,9 +39,8 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
 /// How Megatron's distributed optimizer calls its tensors in torch_dist that have the weights' shapes.
 inline constexpr const char* kReshardable = "fully_reshardable";
 /// Writes what an optimizer has beside its tensors where these lie elsewhere, as the value of a key: groups
-/// without parameters, and the scaler, whose tensor is added to `parts`. `sharding_type`: of the distributed
-/// optimizer in torch_dist, "" elsewhere; null: of the plain one.
-void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const char* sharding_type,
+/// without parameters, and the scaler, whose tensor is added to `parts`.
+void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const MegatronExportOptions& options,
                            std::vector<RankPart>& parts);
 
 }  // namespace tessera::checkpoint_detail

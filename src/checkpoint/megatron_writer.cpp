@@ -162,7 +162,7 @@ void write_rank(const fs::path& folder, const RankParts& of_ranks, const Megatro
     write_schedule(pickle, run->config(), run->counters());
     pickle.text("optimizer");
     if (options.distributed_optimizer) {
-      write_optimizer_facts(pickle, *run, "", parts);
+      write_optimizer_facts(pickle, *run, options, parts);
     } else {
       write_run_optimizer(pickle, *run, of_ranks.as_registered(parts), parts);
     }
