@@ -90,6 +90,7 @@ fi
 
 if $all; then
   run_sanitized asan
+  run_sanitized ubsan
   run_sanitized tsan
   say "Speed beside PyTorch's"
   check compare_torch env "PATH=$environment/bin:$PATH" "$environment/bin/python" tests/bench/compare_torch.py \
