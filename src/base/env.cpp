@@ -32,6 +32,7 @@ constexpr std::array kVariables{
     EnvironmentVariable{"NO_COLOR", "any value but the empty one: no colours on the terminal"},
     EnvironmentVariable{"TESSERA_LOG_LEVEL", "debug, info, warning or error"},
     EnvironmentVariable{"TESSERA_THREADS", "CPU threads per process where `device.threads` is 0"},
+    EnvironmentVariable{"TESSERA_MAX_CPU_ISA", "widest instruction set of CPU kernels: baseline, avx2, avx512"},
     EnvironmentVariable{"TESSERA_PYTHON", "the Python interpreter for the commands that need one"},
     EnvironmentVariable{"CUDA_DEVICE_MAX_CONNECTIONS",
                         "hardware queues of a GPU; the launcher sets 32 for its workers"},
@@ -291,6 +292,11 @@ Environment read_environment() {
 bool set_thread_waits() {
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return false;
   return ::setenv("GOMP_SPINCOUNT", kSpinCount, 0) == 0;
+}
+
+std::optional<std::string> max_cpu_isa() {
+  const char* const name = std::getenv("TESSERA_MAX_CPU_ISA");
+  return name != nullptr && *name != '\0' ? std::optional<std::string>(name) : std::nullopt;
 }
 
 std::span<const EnvironmentVariable> environment_variables() { return kVariables; }

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 
@@ -190,6 +191,13 @@ def test_env(tessera_program):
     text = run(tessera_program, "env").stdout
     for word in ("tessera", "compiler", "threads"):
         assert word in text
+
+
+def test_a_limit_on_instruction_sets(tessera_program):
+    env = {"TESSERA_MAX_CPU_ISA": "baseline"}
+    assert re.search(r"\bbaseline\b", run(tessera_program, "env", env=env).stdout)
+    env = {"TESSERA_MAX_CPU_ISA": "sse9"}
+    assert "baseline, avx2 or avx512" in run(tessera_program, "env", code=2, env=env).stderr
 
 
 def test_usage(tessera_program):

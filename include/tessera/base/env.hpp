@@ -69,6 +69,9 @@ Environment read_environment(std::span<const std::string> variables);
 /// programs started from here on. Returns whether it has set it. Not while other threads run.
 bool set_thread_waits();
 
+/// TESSERA_MAX_CPU_ISA, where it is set: the widest instruction set the kernels may use, in their words.
+std::optional<std::string> max_cpu_isa();
+
 /// One variable that `read_environment` knows.
 struct EnvironmentVariable {
   const char* name;

@@ -33,7 +33,7 @@ namespace tessera::kernels::cpu {
 
 enum class Isa { baseline, avx2, avx512 };
 
-/// The widest set this CPU runs.
+/// The widest set this CPU runs, of those that TESSERA_MAX_CPU_ISA (baseline, avx2, avx512) allows.
 Isa best_isa();
 /// "avx512", "avx2" or "baseline".
 const char* isa_name(Isa isa);
