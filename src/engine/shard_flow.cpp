@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "tessera/engine/engine.hpp"
 
@@ -14,15 +15,25 @@ bool adds_gradients(const Action& action) {
   return action.kind == Kind::backward || action.kind == Kind::weight_gradient;
 }
 
-/// Units of a piece, each once, the last read first.
-std::vector<std::size_t> reversed(const UnitOrder& order) {
+/// Units of a piece, each once, in the order in which their gradients are complete: what the head shares with
+/// the embedding is complete when the embedding is.
+std::vector<std::size_t> completed(const UnitOrder& order) {
   std::vector<std::size_t> units;
-  for (auto visit = order.forward.rbegin(); visit != order.forward.rend(); ++visit) {
-    for (const std::size_t unit : *visit) {
+  for (const auto& visit : order.forward) {
+    for (const std::size_t unit : visit) {
       if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
     }
   }
+  std::ranges::reverse(units);
   return units;
+}
+
+/// Each bucket is complete at the last of the visits that have it; `gradients` keeps those that none has.
+void complete_at_last(std::vector<WeightVisit>& visits, std::vector<std::size_t>& gradients) {
+  std::set<std::size_t> seen;
+  for (auto visit = visits.rbegin(); visit != visits.rend(); ++visit)
+    std::erase_if(visit->completes, [&](std::size_t bucket) { return !seen.insert(bucket).second; });
+  std::erase_if(gradients, [&](std::size_t bucket) { return seen.contains(bucket); });
 }
 
 }  // namespace
@@ -33,7 +44,7 @@ std::function<int(const Parameter&)> unit_numbers(Model& model, const EngineLayo
   std::vector<int> number(units.size(), -1);
   for (std::size_t i = 0; i < units.size() && layout.zero_stage > 2; ++i) number[i] = static_cast<int>(i);
   for (int piece = 0; piece < model.num_pieces() && layout.zero_stage == 2; ++piece) {
-    for (const std::size_t unit : reversed(model.unit_order(piece))) {
+    for (const std::size_t unit : completed(model.unit_order(piece))) {
       if (number[unit] < 0) number[unit] = piece;
     }
   }
@@ -76,6 +87,7 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard)
       for (const std::size_t unit : units) {
         for (const std::size_t bucket : buckets[unit]) {
           if (wanted(bucket)) visit.buckets.push_back(bucket);
+          visit.completes.push_back(bucket);
         }
       }
       if (!visit.buckets.empty()) list.push_back(std::move(visit));
@@ -85,37 +97,42 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard)
   const auto all = [](std::size_t) { return true; };
   for (int i = 0; i < model.num_pieces(); ++i) {
     const UnitOrder order = model.unit_order(i);
-    Piece piece{
-        .forward = visits(order.forward, 1, all),
-        .backward = visits(order.backward, -1, all),
-        .weight_gradient = visits(order.weight_gradient, 0,
-                                  [&](std::size_t bucket) { return flat.buckets()[bucket].reads_main; }),
-        .gradients = {}};
-    for (WeightVisit& visit : piece.forward) {
-      const bool again = std::ranges::any_of(piece.backward, [&](const WeightVisit& other) {
+    Piece piece{.forward = {visits(order.forward, 1, all)},
+                .backward = {visits(order.backward, -1, all)},
+                .weight_gradient = {visits(order.weight_gradient, 0, [&](std::size_t bucket) {
+                  return flat.buckets()[bucket].reads_main;
+                })}};
+    for (WeightVisit& visit : piece.forward.visits) {
+      const bool again = std::ranges::any_of(piece.backward.visits, [&](const WeightVisit& other) {
         return std::ranges::find(other.buckets, visit.buckets[0]) != other.buckets.end();
       });
       if (!again) visit.opens = 0;
     }
-    for (const std::size_t unit : reversed(order)) {
+    for (const std::size_t unit : completed(order)) {
       for (const std::size_t bucket : buckets[unit]) {
         if (std::ranges::find(piece.gradients, bucket) == piece.gradients.end())
           piece.gradients.push_back(bucket);
       }
     }
+    for (Pass* pass : {&piece.backward, &piece.weight_gradient}) {
+      pass->unread = piece.gradients;
+      complete_at_last(pass->visits, pass->unread);
+    }
     pieces_.push_back(std::move(piece));
   }
+}
+
+const ShardFlow::Pass& ShardFlow::pass_of(const Action& action) const {
+  const Piece& piece = pieces_.at(static_cast<std::size_t>(action.chunk));
+  return action.kind == Kind::forward           ? piece.forward
+         : action.kind == Kind::weight_gradient ? piece.weight_gradient
+                                                : piece.backward;
 }
 
 void ShardFlow::begin(const std::vector<Action>& column) {
   run_left_out();
   std::vector<std::vector<WeightVisit>> passes;
-  for (const Action& action : column) {
-    const Piece& piece = pieces_.at(static_cast<std::size_t>(action.chunk));
-    passes.push_back(action.kind == Kind::forward           ? piece.forward
-                     : action.kind == Kind::weight_gradient ? piece.weight_gradient
-                                                            : piece.backward);
-  }
+  for (const Action& action : column) passes.push_back(pass_of(action).visits);
   params_.walk().begin(passes, reshard_);
   column_ = column;
   done_ = 0;
@@ -127,9 +144,16 @@ void ShardFlow::begin_gradients(int chunk) {
 }
 
 void ShardFlow::end_pass() {
-  ++done_;
+  // What a rank without samples left out. Sums wait for sums before them and gathers for the other ranks, so
+  // both come in the order of a rank that computes.
+  GradientPasses gradients = params_.gradient().passes();
+  if (in_gradients_) gradients.complete(pass_of(column_.at(done_)).unread);
+  while (const WeightVisit* visit = params_.walk().advance()) {
+    if (in_gradients_) gradients.complete(visit->completes);
+  }
   params_.walk().end_pass();
-  if (std::exchange(in_gradients_, false)) params_.gradient().passes().end();
+  if (std::exchange(in_gradients_, false)) gradients.end();
+  ++done_;
 }
 
 void ShardFlow::end() {

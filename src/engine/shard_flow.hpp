@@ -35,13 +35,18 @@ class ShardFlow {
   void abandon();
 
  private:
-  /// What a piece reads, in buckets.
+  /// What a pass reads, in buckets.
+  struct Pass {
+    std::vector<WeightVisit> visits;
+    std::vector<std::size_t> unread = {};  ///< whose gradients it makes without a visit
+  };
   struct Piece {
-    std::vector<WeightVisit> forward, backward, weight_gradient;
-    std::vector<std::size_t> gradients;  ///< as backward finishes them
+    Pass forward, backward, weight_gradient;
+    std::vector<std::size_t> gradients = {};  ///< as backward finishes them
   };
 
   ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard);
+  const Pass& pass_of(const Action& action) const;
   void run_left_out();
 
   ParamStore& params_;

@@ -84,6 +84,10 @@ void GradientPasses::begin(std::vector<std::size_t> buckets) {
   if (reduction_ != nullptr) reduction_->begin_pass(std::move(buckets));
 }
 
+void GradientPasses::complete(const std::vector<std::size_t>& buckets) {
+  if (reduction_ != nullptr) reduction_->complete(buckets);
+}
+
 void GradientPasses::end() {
   if (reduction_ != nullptr) reduction_->end_pass();
 }

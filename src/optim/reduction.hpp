@@ -23,6 +23,7 @@ class GradientReduction {
   /// Shares: memory for the gradients of a bucket, zeros, until it is reduced.
   void provide(std::size_t bucket);
   void begin_pass(std::vector<std::size_t> buckets);
+  void complete(const std::vector<std::size_t>& buckets);
   void end_pass();
   std::size_t passing_bytes() const;
   /// Reduces what is left and waits for everything.

@@ -67,6 +67,11 @@ void GradientReduction::begin_pass(std::vector<std::size_t> buckets) {
   }
 }
 
+void GradientReduction::complete(const std::vector<std::size_t>& buckets) {
+  for (const std::size_t bucket : buckets) incomplete_[bucket] = 0;
+  start_next();
+}
+
 void GradientReduction::start_next() {
   while (!order_.empty() && incomplete_[order_.back()] == 0) {
     start_share(order_.back());

@@ -95,10 +95,18 @@ void WeightWalk::free(std::size_t bucket) {
   weights_.release(bucket, [this, bucket] { come_to(bucket); });
 }
 
+const WeightVisit* WeightWalk::advance() {
+  if (!walking_) return nullptr;
+  TESSERA_ENSURE(InternalError, pass_ < ends_.size(), "a pass more than the walk has");
+  if (next_ == ends_[pass_]) return nullptr;
+  enter(next_);
+  return &visits_[next_ - 1];
+}
+
 void WeightWalk::end_pass() {
   if (!walking_) return;
-  TESSERA_ENSURE(InternalError, pass_ < ends_.size(), "a pass more than the walk has");
-  while (next_ < ends_[pass_]) enter(next_);
+  while (advance() != nullptr) {
+  }
   ++pass_;
 }
 

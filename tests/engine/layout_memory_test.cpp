@@ -2,6 +2,7 @@
 /// in flight, what recomputation gives back.
 
 #include <algorithm>
+#include <atomic>
 
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
@@ -212,6 +213,29 @@ const FlightCase kFlights[] = {
 };
 INSTANTIATE_TEST_SUITE_P(All, LayoutInFlight, ::testing::ValuesIn(kFlights),
                          [](const auto& info) { return std::string(info.param.name); });
+
+/// The head shares its table with the embedding, whose gradient is complete last: the layers' do not wait for
+/// it.
+TEST(LayoutGradients, LeaveLayerByLayerWhereTheHeadIsTied) {
+  const auto most = [](int layers) {
+    std::atomic<std::int64_t> most = 0;
+    run_local(2, [&](std::shared_ptr<Communicator> world) {
+      const auto engine =
+          build_engine(config_of({kZero3, "training.recompute=full", "training.micro_batch_size=1",
+                                  "model.num_layers=" + std::to_string(layers)}),
+                       true, world);
+      const Batch batch = data_part(random_batch(2, kSeq, 3, kVocab), engine->mesh().coordinates().dp, 2, 1);
+      engine->step(batch);
+      const std::int64_t persistent = used(*engine);
+      engine->ctx().allocator->reset_peak();
+      engine->forward_backward(batch);
+      most = std::max<std::int64_t>(most, peak(*engine) - persistent);
+    });
+    return most.load();
+  };
+  const std::int64_t gradient = (4 * kWidth * kWidth + 2 * kWidth * kFfn) * 4, input = kSeq * kWidth * 4;
+  EXPECT_LT(most(kLayers) - most(kLayers / 2), kLayers / 2 * (input + gradient / 10));
+}
 
 /// Highest point of a step of one micro-batch over what stays.
 std::int64_t peak_with(const std::vector<std::string>& overrides) {

@@ -156,6 +156,14 @@ TEST(LayoutShards, DataRanksWithoutSamplesTakePart) {
                                  std::string("parallel.schedule=") + schedule};
         expect_serial(edge_config(Family::llama, pipeline + stage(zero)), 6, body);
       }
+      // More layers than gathers and sums that may be under way.
+      const Overrides deep{"parallel.data=3", "training.global_batch_size=12", "model.num_layers=7",
+                           "training.recompute=selective"};
+      expect_serial(edge_config(Family::llama, deep + stage(zero)), 3, body);
+      expect_serial(edge_config(Family::llama, deep + stage(zero) +
+                                                   Overrides{"parallel.pipeline=2", "parallel.schedule=zb-h1",
+                                                             "parallel.zero_reshard=always"}),
+                    6, body);
     }
   }
 }

@@ -28,6 +28,8 @@ class GradientPasses {
   /// complete, at the latest in end(), and are added to the shares. Every data rank has the same passes in
   /// the same order, also one that computes nothing in them.
   void begin(std::vector<std::size_t> buckets);
+  /// This rank contributes nothing more to these buckets.
+  void complete(const std::vector<std::size_t>& buckets);
   void end();
   /// Bytes of memory that is there from a bucket's first contribution to its reduction.
   std::size_t held_bytes() const;

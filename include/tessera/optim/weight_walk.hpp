@@ -15,6 +15,8 @@ struct WeightVisit {
   /// 1: of a forward pass whose backward pass reads them again, until when ZeroReshard::never keeps them; -1:
   /// of that backward pass.
   int opens = 0;
+  /// Whose gradients are complete when this pass has done with it.
+  std::vector<std::size_t> completes = {};
 };
 
 /// The passes of a call, known beforehand: what they read in which order. Reading a parameter comes to the
@@ -33,6 +35,8 @@ class WeightWalk {
   /// Passes to come, each with its visits; what a walk before left undone is made up for, so that all ranks
   /// stay in step. Errors: InternalError inside of Hold.
   void begin(const std::vector<std::vector<WeightVisit>>& passes, ZeroReshard reshard);
+  /// The pass's next visit, as if one of its buckets was read; null where none is left.
+  const WeightVisit* advance();
   /// The pass is over: visits nobody read are made up for.
   void end_pass();
   /// No pass is left; everything is free again.
