@@ -110,8 +110,8 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard)
     }
     for (const std::size_t unit : completed(order)) {
       for (const std::size_t bucket : buckets[unit]) {
-        if (std::ranges::find(piece.gradients, bucket) == piece.gradients.end())
-          piece.gradients.push_back(bucket);
+        std::erase(piece.gradients, bucket);  // of stage 2 that units share: complete with the last of them
+        piece.gradients.push_back(bucket);
       }
     }
     for (Pass* pass : {&piece.backward, &piece.weight_gradient}) {

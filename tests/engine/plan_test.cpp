@@ -42,6 +42,19 @@ double per_parameter(const Config& config, std::int64_t processes) {
   return static_cast<double>(plan.ranks[0].persistent_bytes()) / static_cast<double>(plan.parameters);
 }
 
+/// A gradient is summed as soon as it is complete: two buckets or two layers' are there, of 27 GB in all.
+TEST(Plan, GradientsOfOtherRanksAreNotHeldBack) {
+  for (const Family family : {Family::llama, Family::gpt2}) {  // the second's head is tied
+    for (const int zero : {2, 3}) {
+      Config c = seven_billion();
+      c.model.family = family;
+      c.parallel.zero_stage = zero;
+      c.training.recompute = Recompute::full;
+      EXPECT_LT(make_plan(c, 8).ranks[0].memory_of("temporary"), 3'000'000'000) << zero;
+    }
+  }
+}
+
 TEST(Plan, PersistentBytesPerParameter) {
   Config c = seven_billion();
   // The table that kernels read in fp32, 1.9 % of the parameters, is whole on every rank: +4 (1 - 1/d) of it.
