@@ -21,6 +21,14 @@ SEVEN_B = ("configs/llama_7b_dp8.yaml", "training.micro_batch_size=4", "training
 SMALL = ("configs/llama_7b.yaml", "model.num_layers=24", "model.hidden_size=2048", "model.num_heads=16", "model.ffn_hidden_size=5504",
          "training.micro_batch_size=1", "training.global_batch_size=1", "parallel.data=1",
          "training.precision=bf16", "training.recompute=none", "device.type=cpu")
+# 120 layers 12288 wide, and 1.3 trillion parameters in the same form.
+LARGE = "configs/gpt_218b_tp8_pp4_offload.yaml"
+TRILLION = ("model.num_layers=160", "model.hidden_size=26112", "model.num_heads=192")
+# 32 GPUs: of Megatron alone, of ZeRO-3 alone, of both.
+SCHEMES = (("tensor 8, sequence, pipeline 4", ()),
+           ("ZeRO-3 over data 32", ("parallel.tensor=1", "parallel.sequence=false", "parallel.pipeline=1", "parallel.data=32",
+                                    "parallel.zero_stage=3")),
+           ("tensor 8, sequence, ZeRO-3 over data 4", ("parallel.pipeline=1", "parallel.data=4", "parallel.zero_stage=3")))
 MEMORY_GB = 40
 STEP = 512  # lengths are multiples of it
 
@@ -90,6 +98,16 @@ def stage_rows(planner):
                gigabytes(rank["memory_bytes"]))
 
 
+def scheme_rows(planner):
+    full = "training.recompute=full"
+    for size, model in (("218B", ()), ("1.3T", TRILLION)):
+        for name, layout in SCHEMES:
+            on_disk, on_gpu = (planner.largest(LARGE, full, *layout, *model, *where)
+                               for where in ((), ("offload.optimizer=none", "offload.path=null")))
+            yield (size, name, gigabytes(on_gpu["memory_bytes"]), gigabytes(on_disk["memory_bytes"]),
+                   gigabytes(on_disk["memory"]["weights"] + on_disk["memory"]["gradients"]))
+
+
 def table(heading, rows):
     lines = [f"| {' | '.join(heading)} |", f"|{'|'.join('---' for _ in heading)}|"]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
@@ -106,6 +124,9 @@ def planned(program):
         table(("precision", "data", "zero_stage", "optimizer", "all that stays"), state_rows(planner)),
         "**Pipeline stages**: the same model, 16 micro-batches of 2048 tokens, 1f1b, GB of the rank that needs most.\n",
         table(("pipeline", "all that stays", "activations", "in all"), stage_rows(planner)),
+        "**Megatron, ZeRO-3 and both** on 32 GPUs, bf16 with split main weights, 2048 tokens, everything recomputed, GB of the rank that\n"
+        "needs most, with Adam's moments on the GPU and on disk.\n",
+        table(("parameters", "layout", "on the GPU", "on disk", "of these, weights and gradients"), scheme_rows(planner)),
     ])
 
 

@@ -20,15 +20,21 @@ void column_sum(const ExecCtx& ctx, const Tensor& x, const Tensor& out, float be
 
 Tensor make_sum_runs(const ExecCtx& ctx, std::span<const Range> runs) {
   static_assert(sizeof(kernels::SumRun) == 2 * sizeof(std::int64_t));
-  std::vector<std::int64_t> pieces;
+  std::int64_t count = 0;
   for (const Range& run : runs) {
     TESSERA_CHECK(run.begin >= 0 && run.count >= 0, "a run of ", run.count, " elements from ", run.begin);
+    count += (run.count + kernels::SumRun::kMost - 1) / kernels::SumRun::kMost;
+  }
+  if (ctx.device().is_meta()) return Tensor::empty(ctx, {count, 2}, DType::i64);
+  std::vector<std::int64_t> pieces;
+  pieces.reserve(static_cast<std::size_t>(2 * count));
+  for (const Range& run : runs) {
     for (std::int64_t done = 0; done < run.count; done += kernels::SumRun::kMost) {
       pieces.push_back(run.begin + done);
       pieces.push_back(std::min(kernels::SumRun::kMost, run.count - done));
     }
   }
-  return Tensor::from(ctx, pieces, {static_cast<std::int64_t>(pieces.size()) / 2, 2});
+  return Tensor::from(ctx, pieces, {count, 2});
 }
 
 void add_sum_squares(const ExecCtx& ctx, const Tensor& x, const Tensor& runs, const Tensor& out) {

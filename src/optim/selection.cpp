@@ -101,7 +101,11 @@ void Optimizer::find_parts(Applied& applied) {
   static_assert(FlatLayout::kAlignment % kGroupBlock == 0, "parameters and shares are whole blocks");
   const FlatLayout& layout = store_.layout();
   const Shards& shards = store_.shards();
-  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(shards.state_numel() / kGroupBlock), kNoGroup);
+  struct Updated {
+    Range place;  ///< in the state, whole blocks
+    std::uint8_t cohort;
+  };
+  std::vector<Updated> updated;
   applied.parts.clear();
   for (std::size_t i = 0; i < layout.slots().size(); ++i) {
     const ParamSlot& slot = layout.slots()[i];
@@ -110,20 +114,19 @@ void Optimizer::find_parts(Applied& applied) {
     const std::int64_t blocks = (slot.numel + kGroupBlock - 1) / kGroupBlock;
     const Range own = overlap({slot.offset, blocks * kGroupBlock}, shards.updated(slot.bucket));
     const Range place = shards.in_state(slot.bucket, own);
-    if (place.count > 0) {
-      std::fill_n(of_block.begin() + place.begin / kGroupBlock, place.count / kGroupBlock, cohort_[i]);
-    }
+    if (place.count > 0) updated.push_back({place, cohort_[i]});
   }
   // Without what is left alone before the first and after the last element to update.
   const auto add = [&](std::size_t bucket, const Range& run) {
     const Range place = shards.in_state(bucket, run);
-    std::int64_t first = place.begin / kGroupBlock, last = place.end() / kGroupBlock;
-    const auto in_none = [&](std::int64_t i) { return of_block[static_cast<std::size_t>(i)] == kNoGroup; };
-    while (first < last && in_none(first)) ++first;
-    while (first < last && in_none(last - 1)) --last;
-    if (first == last) return;
-    applied.parts.push_back(
-        {bucket, {run.begin + first * kGroupBlock - place.begin, (last - first) * kGroupBlock}});
+    std::int64_t first = place.end(), last = place.begin;
+    for (const Updated& each : updated) {
+      const Range part = overlap(each.place, place);
+      if (part.count == 0) continue;
+      first = std::min(first, part.begin);
+      last = std::max(last, part.end());
+    }
+    if (first < last) applied.parts.push_back({bucket, {run.begin + first - place.begin, last - first}});
   };
   const auto& buckets = layout.buckets();
   const bool split = std::any_of(buckets.begin(), buckets.end(),
@@ -133,7 +136,16 @@ void Optimizer::find_parts(Applied& applied) {
   } else if (!buckets.empty()) {
     add(0, {0, store_.numel()});
   }
-  applied.of_block = Tensor::from(ctx_, of_block, {static_cast<std::int64_t>(of_block.size())});
+  const std::int64_t blocks = shards.state_numel() / kGroupBlock;
+  if (ctx_.device().is_meta()) {  // nobody reads it, and of a large model it is hundreds of megabytes
+    applied.of_block = Tensor::empty(ctx_, {blocks}, DType::u8);
+    return;
+  }
+  std::vector<std::uint8_t> of_block(static_cast<std::size_t>(blocks), kNoGroup);
+  for (const Updated& each : updated)
+    std::fill_n(of_block.begin() + each.place.begin / kGroupBlock, each.place.count / kGroupBlock,
+                each.cohort);
+  applied.of_block = Tensor::from(ctx_, of_block, {blocks});
 }
 
 void Optimizer::find_counted() {
