@@ -60,6 +60,16 @@ void add_variants(const Candidate& mesh, std::vector<Candidate>& list) {
   }
 }
 
+/// Where the optimizer's state is, and what add_variants does.
+void add_places(Candidate layout, std::vector<Candidate>& list) {
+  add_variants(layout, list);
+  if (detail::is_for_cpu(layout.config.device) || layout.config.offload.optimizer != OffloadTo::none) return;
+  // Each update sends the state there and back.
+  layout.config.offload.optimizer = OffloadTo::cpu;
+  layout.cost += 0.5;
+  add_variants(layout, list);
+}
+
 std::vector<Candidate> candidates(const Plan& plan) {
   const ParallelConfig& now = plan.config.parallel;
   const std::int64_t world = plan.mesh.world();
@@ -86,13 +96,12 @@ std::vector<Candidate> candidates(const Plan& plan) {
           Candidate shared = next;
           shared.config.parallel.zero_stage = stage;
           if (stage > now.zero_stage) shared.cost += stage == 2 ? 0.12 : stage == 3 ? 0.3 : 0;
-          add_variants(shared, list);
-          if (detail::is_for_cpu(plan.config.device) || plan.config.offload.optimizer != OffloadTo::none)
-            continue;
-          // Each update sends the state there and back.
-          shared.config.offload.optimizer = OffloadTo::cpu;
-          shared.cost += 0.5;
-          add_variants(shared, list);
+          add_places(shared, list);
+          if (stage < 3 || pipeline == 1 || now.zero_reshard != ZeroReshard::automatic) continue;
+          // Weights that stages keep from forward to backward are gathered a second time instead.
+          shared.config.parallel.zero_reshard = ZeroReshard::always;
+          shared.cost += 0.1;
+          add_places(shared, list);
         }
       }
     }

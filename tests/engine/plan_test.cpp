@@ -282,6 +282,21 @@ TEST(Advice, PutsOptimizerStateIntoHostMemory) {
   EXPECT_LE(advice->memory_bytes, limit);
 }
 
+/// Stages keep gathered weights from forward to backward, unless these are what does not fit.
+TEST(Advice, GathersWeightsAgainWhereTheyCannotBeKept) {
+  Config c = seven_billion();
+  c.parallel.pipeline = 2;
+  c.parallel.zero_stage = 3;
+  const Plan kept = make_plan(c, 8);
+  c.parallel.zero_reshard = ZeroReshard::always;
+  const std::int64_t again = make_plan(c, 8).largest().memory_bytes();
+  ASSERT_LT(again, kept.largest().memory_bytes());
+  const std::optional<PlanAdvice> advice = advise(kept, again);
+  ASSERT_TRUE(advice);
+  EXPECT_EQ(advice->changes, (std::vector<ConfigItem>{{"parallel.zero_reshard", "always"}}));
+  EXPECT_EQ(advice->memory_bytes, again);
+}
+
 TEST(PlanText, SaysWhatMatters) {
   Config c = gpt();
   c.parallel.tensor = 2;
