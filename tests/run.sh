@@ -59,10 +59,10 @@ say "C++ tests"
 run_gtests "$build" ""
 run_emulated
 
-# run_pytest NAME FOLDER...: files of tests, two at a time where there are two cores, as many wait for something; what failed
+# run_pytest NAME FOLDER...: files of tests, three at a time where there are two cores, as many wait for something; what failed
 # is run once more alone. OpenBLAS is left to choose its kernels for itself. Signals: a background job ignores some.
 run_pytest() {
-  local name="$1" code=0 workers=2
+  local name="$1" code=0 workers=3
   [ "$(nproc)" -gt 1 ] || workers=0
   shift
   local command=(env -u OPENBLAS_CORETYPE --default-signal=INT,QUIT,HUP "PYTHONPATH=$PWD/python" "$environment/bin/python" -m pytest -q
