@@ -31,6 +31,9 @@ LAYOUTS = {
     "pp2 interleaved": (2, {**PIPELINE, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2}, 0.80),
     "pp2 zb-h1": (2, {**PIPELINE, "parallel.schedule": "zb-h1"}, 0.80),
     "pp2 zb-v": (2, {**PIPELINE, "parallel.schedule": "zb-v"}, 0.80),
+    # Four micro-batches of 1024 tokens on each rank: gradients and weights that are shares are sent for each of them.
+    **{f"dp2 zero {stage}": (2, {"parallel.data": 2, "parallel.zero_stage": stage, "training.micro_batch_size": 4,
+                                 "training.global_batch_size": 32}, None) for stage in (1, 2, 3)},
 }
 TORCH = {"torch": 1, "torch ddp2": 2}
 
@@ -38,8 +41,9 @@ TORCH = {"torch": 1, "torch ddp2": 2}
 class Job:
     """The processes of one contender: they step together."""
 
-    def __init__(self, name: str, command: List[str], processes: int):
+    def __init__(self, name: str, command: List[str], processes: int, batch: int):
         self.name = name
+        self.batch = batch
         self.ranks: List[Contender] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -64,7 +68,7 @@ class Job:
             rank.finish()
 
     def tokens_per_s(self) -> float:
-        return BATCH * SEQ / statistics.median(self.ranks[0].seconds)
+        return self.batch * SEQ / statistics.median(self.ranks[0].seconds)
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -80,12 +84,13 @@ def jobs(options: argparse.Namespace) -> Dict[str, Job]:
     found = {}
     for name, (processes, keys, _) in LAYOUTS.items():
         settings = {**MODEL, **keys, "device.threads": 2 // processes}
-        found[name] = ([str(program), str(BATCH), str(SEQ), str(WARMUP), *(f"{k}={v}" for k, v in settings.items())], processes)
+        batch = settings["training.global_batch_size"]
+        found[name] = ([str(program), str(batch), str(SEQ), str(WARMUP), *(f"{k}={v}" for k, v in settings.items())], processes, batch)
     for name, processes in TORCH.items():
         flags = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "seq": SEQ, "batch": BATCH // processes,
                  "threads": 2 // processes, "warmup": WARMUP}
         found[name] = ([sys.executable, str(HERE / "torch_contender.py"),
-                        *(text for k, v in flags.items() for text in (f"--{k}", str(v)))], processes)
+                        *(text for k, v in flags.items() for text in (f"--{k}", str(v)))], processes, BATCH)
     wanted = options.only.split(",") if options.only else list(found)
     return {name: Job(name, *found[name]) for name in wanted}
 
@@ -99,6 +104,9 @@ def table(results: Dict[str, float]) -> str:
         lines.append(f"| {name} | {processes} × {2 // processes} | {rate:.0f} | {share} |")
     if "dp2" in results and "torch ddp2" in results:
         lines += ["", f"dp2 against PyTorch DDP: {results['dp2'] / results['torch ddp2']:.2f}×"]
+    for stage in (2, 3):
+        if "dp2 zero 1" in results and f"dp2 zero {stage}" in results:
+            lines += ["", f"zero_stage {stage} against 1: {results[f'dp2 zero {stage}'] / results['dp2 zero 1']:.2f}× (0.85)"]
     return "\n".join(lines)
 
 
