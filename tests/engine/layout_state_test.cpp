@@ -194,11 +194,10 @@ TEST_F(LayoutState, CheckpointsOfVersionsWithoutCoordinatesLoad) {
 }
 
 TEST_F(LayoutState, OneToEightToThreeProcesses) {
-  const int data = on_cuda() ? 1 : 2;  // eight ranks on one GPU, or as many emulated ones, take minutes
   const std::vector<double> straight = train_part({"one"}, dir_ / "straight", 0, 8);
   train_part({"one"}, dir_ / "run", 0, 3);
   std::vector<double> losses =
-      train_part({"eight", 2, 2, data, true, PipelineSchedule::zb_v}, dir_ / "run", 3, 5);
+      train_part({"eight", 2, 2, 2, true, PipelineSchedule::zb_v}, dir_ / "run", 3, 5);
   const auto rest = train_part({"three", 1, 1, 3, false, PipelineSchedule::one_f_one_b, Precision::fp32, 0},
                                dir_ / "run", 5, 8);
   losses.insert(losses.end(), rest.begin(), rest.end());
