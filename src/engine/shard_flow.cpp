@@ -87,7 +87,7 @@ ShardFlow::ShardFlow(Model& model, ParamStore& params, ZeroReshard reshard)
       for (const std::size_t unit : units) {
         for (const std::size_t bucket : buckets[unit]) {
           if (wanted(bucket)) visit.buckets.push_back(bucket);
-          visit.completes.push_back(bucket);
+          if (opens < 1) visit.completes.push_back(bucket);  // no forward pass
         }
       }
       if (!visit.buckets.empty()) list.push_back(std::move(visit));

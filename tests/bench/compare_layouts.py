@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What parallel layouts cost: two processes with one thread each beside one process with two threads, the same model
-and global batch, and PyTorch alone and under DistributedDataParallel over Gloo.
+and global batch (the ZeRO stages have a larger one), and PyTorch alone and under DistributedDataParallel over Gloo.
 
 All contenders are there at once and take turns, as in compare_torch.py. Prints medians and ratios; --output writes JSON
 and a Markdown table beside it. Needs PyTorch and Transformers (tests/requirements-oracles.txt).

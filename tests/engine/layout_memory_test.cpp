@@ -2,7 +2,6 @@
 /// in flight, what recomputation gives back.
 
 #include <algorithm>
-#include <atomic>
 
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
@@ -218,7 +217,8 @@ INSTANTIATE_TEST_SUITE_P(All, LayoutInFlight, ::testing::ValuesIn(kFlights),
 /// it.
 TEST(LayoutGradients, LeaveLayerByLayerWhereTheHeadIsTied) {
   const auto most = [](int layers) {
-    std::atomic<std::int64_t> most = 0;
+    std::int64_t most = 0;
+    std::mutex mutex;
     run_local(2, [&](std::shared_ptr<Communicator> world) {
       const auto engine =
           build_engine(config_of({kZero3, "training.recompute=full", "training.micro_batch_size=1",
@@ -229,9 +229,10 @@ TEST(LayoutGradients, LeaveLayerByLayerWhereTheHeadIsTied) {
       const std::int64_t persistent = used(*engine);
       engine->ctx().allocator->reset_peak();
       engine->forward_backward(batch);
-      most = std::max<std::int64_t>(most, peak(*engine) - persistent);
+      const std::lock_guard lock(mutex);
+      most = std::max(most, peak(*engine) - persistent);
     });
-    return most.load();
+    return most;
   };
   const std::int64_t gradient = (4 * kWidth * kWidth + 2 * kWidth * kFfn) * 4, input = kSeq * kWidth * 4;
   EXPECT_LT(most(kLayers) - most(kLayers / 2), kLayers / 2 * (input + gradient / 10));

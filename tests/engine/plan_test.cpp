@@ -43,7 +43,7 @@ double per_parameter(const Config& config, std::int64_t processes) {
 }
 
 /// A gradient is summed as soon as it is complete: two buckets or two layers' are there, of 27 GB in all.
-TEST(Plan, GradientsOfOtherRanksAreNotHeldBack) {
+TEST(Plan, GradientsAreNotHeldBack) {
   for (const Family family : {Family::llama, Family::gpt2}) {  // the second's head is tied
     for (const int zero : {2, 3}) {
       Config c = seven_billion();
