@@ -148,6 +148,9 @@ cuda_filter='*Cuda*:*cuda*:*Nccl*:*Emulator*'
 # A dozen layouts of the matrix: each axis, schedule and sharding once.
 cuda_engine_filter='*CudaStep*:DeviceDecoder.*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*'
 cuda_engine_filter+=":Ranks/PlantedDisagreement.*/threads_*"
+for layout in one_rank dp2_zero1_bf16 dp2_zero3_bf16 tp2_partition pp2_interleaved; do
+  cuda_engine_filter+=":Layouts/Offload.*/$layout"
+done
 for layout in gpt2_tp2sp_pp1_dp1_zero1_mbs1 gpt2_tp3_pp1_dp1_zero1_mbs1 llama_kv2_tp4_pp1_dp1_zero1_mbs1 \
   gpt2_tp1_pp1_dp3_zero0_mbs2 gpt2_tp1_pp1_dp2_zero1_mbs2 gpt2_tp1_pp4_1f1b_dp1_zero1_mbs1 \
   gpt2_tp1_pp2_interleaved_v2_dp1_zero1_mbs1 llama_kv4_tp1_pp3_zbh1_dp1_zero1_mbs2 \

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/autograd/activation_offload.hpp"
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
@@ -13,35 +14,48 @@ std::vector<std::int64_t> shares_of(std::int64_t n, const Communicator& ranks) {
   return counts;
 }
 
-/// An input as it is kept: whole (or its recipe), or this rank's share of its elements.
+/// An input as it is kept: whole (or its recipe), or this rank's share of its elements; either may be in host
+/// memory.
 class KeptInput {
  public:
   KeptInput(const ExecCtx& ctx, const Var& x, const Communicator* ranks)
-      : shape_(x.value().shape()), requires_grad_(x.requires_grad()) {
-    if (!x || ranks == nullptr || x.recipe()) {
+      : shape_(x.value().shape()), requires_grad_(x.requires_grad()), shared_(ranks != nullptr) {
+    if (!x || x.recipe() || (ranks == nullptr && !ctx.activations)) {
+      shared_ = false;
       whole_ = SavedInput(x);
       return;
     }
-    const Tensor dense = x.value().is_contiguous() ? x.value() : ops::contiguous(ctx, x.value());
-    const Part part = part_of(dense.numel(), ranks->rank(), ranks->size());
-    share_ = ops::contiguous(ctx, dense.view({-1}).narrow(0, part.begin, part.count));  // a view keeps all
+    Tensor kept = x.value().is_contiguous() ? x.value() : ops::contiguous(ctx, x.value());
+    if (shared_) {
+      const Part part = part_of(kept.numel(), ranks->rank(), ranks->size());
+      kept = ops::contiguous(ctx, kept.view({-1}).narrow(0, part.begin, part.count));  // a view keeps all
+    }
+    if (ctx.activations) {
+      away_ = ctx.activations->keep(kept);
+    } else {
+      share_ = kept;
+    }
   }
 
   bool requires_grad() const { return requires_grad_; }
 
   /// The input; there once `pending` is, where something is pending.
   Tensor restore(const ExecCtx& ctx, Communicator* ranks, Pending& pending) const {
-    if (!share_) return whole_.get(ctx);
-    Tensor whole = Tensor::empty(ctx, shape_, share_.dtype());
-    pending = ranks->all_gather(ctx, share_, whole.view({-1}), shares_of(shape_.numel(), *ranks));
+    if (!share_ && !away_) return whole_.get(ctx);
+    const Tensor kept = away_ ? ctx.activations->restore(away_) : share_;
+    if (!shared_) return kept;
+    Tensor whole = Tensor::empty(ctx, shape_, kept.dtype());
+    pending = ranks->all_gather(ctx, kept, whole.view({-1}), shares_of(shape_.numel(), *ranks));
     return whole;
   }
 
  private:
   SavedInput whole_;
   Tensor share_;
+  std::shared_ptr<ActivationOffload::Kept> away_;
   Shape shape_;
   bool requires_grad_;
+  bool shared_;
 };
 
 class RecomputeFunction final : public Function {
@@ -132,6 +146,17 @@ std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
                            std::vector<Parameter*> parameters, RecomputedPart fn, Communicator* partition,
                            const std::function<bool(std::size_t)>& differs) {
   if (partition != nullptr && partition->size() == 1) partition = nullptr;
+  const auto keep = [&] {
+    std::vector<KeptInput> kept;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      kept.emplace_back(ctx, inputs[i], differs && differs(i) ? nullptr : partition);
+    return kept;
+  };
+  std::vector<KeptInput> kept;
+  if (ctx.activations && tape_of(inputs) != nullptr) {
+    ctx.activations->begin_part();
+    kept = keep();
+  }
   std::vector<Var> constants;
   for (const Var& input : inputs) constants.emplace_back(input.value());
   Tensors outputs;
@@ -144,9 +169,7 @@ std::vector<Var> recompute(const ExecCtx& ctx, const std::vector<Var>& inputs,
   std::erase_if(parameters, [](const Parameter* p) { return !p->trained(); });
   const std::size_t count = outputs.size();
   return record(inputs, std::move(outputs), [&] {
-    std::vector<KeptInput> kept;
-    for (std::size_t i = 0; i < inputs.size(); ++i)
-      kept.emplace_back(ctx, inputs[i], differs && differs(i) ? nullptr : partition);
+    if (kept.empty()) kept = keep();
     return std::make_unique<RecomputeFunction>(std::move(kept), count, std::move(parameters), std::move(fn),
                                                partition);
   });

@@ -113,7 +113,44 @@ void check_heads(Rules& rules, const ModelConfig& c) {
   });
 }
 
-void check_offload(Rules& rules, const OffloadConfig& c) {
+void check_offload(Rules& rules, const Config& config) {
+  const OffloadConfig& c = config.offload;
+  const auto to_memory = [&](std::string_view key, OffloadTo to) {
+    rules.rule({key},
+               [&] { return unless(to != OffloadTo::nvme, key, ": nvme is for offload.optimizer alone"); });
+  };
+  to_memory("offload.gradients", c.gradients);
+  to_memory("offload.parameters", c.parameters);
+  to_memory("offload.activations", c.activations);
+  rules.rule({"offload.gradients", "parallel.zero_stage"}, [&] {
+    return unless(c.gradients == OffloadTo::none || config.parallel.zero_stage >= 2,
+                  "offload.gradients takes this rank's share of them to host memory, which there is from "
+                  "parallel.zero_stage 2 on, not with ",
+                  config.parallel.zero_stage);
+  });
+  rules.rule({"offload.parameters", "parallel.zero_stage"}, [&] {
+    return unless(c.parameters == OffloadTo::none || config.parallel.zero_stage == 3,
+                  "offload.parameters brings weights to the device layer by layer, as parallel.zero_stage 3 "
+                  "does, which is ",
+                  config.parallel.zero_stage, " here");
+  });
+  rules.rule({"offload.parameters", "optimizer.split_main_weights"}, [&] {
+    return unless(c.parameters == OffloadTo::none || !config.optimizer.split_main_weights,
+                  "optimizer.split_main_weights makes main weights of the weights and their low 16 bits, and "
+                  "offload.parameters takes those away: give one of the two");
+  });
+  rules.rule({"offload.activations", "training.recompute"}, [&] {
+    return unless(c.activations == OffloadTo::none || config.training.recompute == Recompute::full,
+                  "offload.activations is of the inputs of recomputed layers: it needs training.recompute "
+                  "full, which is ",
+                  name_of(config.training.recompute), " here");
+  });
+  rules.rule({"offload.ratio", "offload.optimizer", "offload.gradients", "offload.parameters"}, [&] {
+    return unless(c.ratio == 1.0 || c.optimizer != OffloadTo::none || c.gradients != OffloadTo::none ||
+                      c.parameters != OffloadTo::none,
+                  "offload.ratio (", c.ratio,
+                  ") is of the optimizer's state, gradients and parameters, and none of them is offloaded");
+  });
   rules.rule({"offload.optimizer", "offload.path"}, [&] {
     return unless(
         c.optimizer != OffloadTo::nvme || c.path,
@@ -176,7 +213,7 @@ void check_model(Rules& rules, const ModelConfig& c) {
 
 void check_optimizer(Rules& rules, const Config& config) {
   const OptimizerConfig& c = config.optimizer;
-  check_offload(rules, config.offload);
+  check_offload(rules, config);
   rules.rule({"optimizer.betas"}, [&] {
     return unless(c.betas.size() == 2, "optimizer.betas must be two numbers, not ", c.betas.size());
   });

@@ -284,11 +284,27 @@ void describe(Visitor& visit, Section& c) {
 template <typename Visitor, IsSection<OffloadConfig> Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("optimizer", c.optimizer,
-              "where the optimizer's state lies between updates: `none` (on the device), `cpu` (host memory; "
-              "nothing changes where that is the device) or `nvme` (a file in `path`)");
+              "where the optimizer's state and main weights that only it reads lie between updates: `none` "
+              "(on the device), `cpu` (host memory; nothing changes where that is the device) or `nvme` (a "
+              "file in `path`)");
+  visit.field(
+      "gradients", c.gradients,
+      "where this rank's share of the gradient lies, `none` or `cpu`; from `parallel.zero_stage` 2 on");
+  visit.field("parameters", c.parameters,
+              "where this rank's share of the weights lies while no layer reads them, `none` or `cpu`; with "
+              "`parallel.zero_stage` 3");
+  visit.field("activations", c.activations,
+              "where inputs of recomputed layers lie between forward and backward, `none` or `cpu`; with "
+              "`training.recompute` full");
   visit.field("path", c.path, "folder on the disk that holds offloaded state; no file is seen in it");
+  visit.field("ratio", c.ratio,
+              "share of the optimizer's state, main weights, gradients and parameters that is offloaded; the "
+              "rest stays on the device",
+              Limits{.min = 0.0, .max = 1.0, .above = true});
+  visit.field("pin_memory", c.pin_memory,
+              "host memory that GPUs read and write by themselves; without, the host waits for each copy");
   visit.field("tile", c.tile, "elements that travel together, a multiple of 1024", between(1024, 1 << 28));
-  visit.field("buffers", c.buffers, "tiles in host memory at once: read ahead, updated, written",
+  visit.field("buffers", c.buffers, "of `nvme`: tiles in host memory at once: read ahead, updated, written",
               between(2, 64));
 }
 

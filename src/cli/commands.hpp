@@ -42,6 +42,8 @@ void add_convert(CLI::App& app, Program& program);
 void add_checkpoint(CLI::App& app, Program& program);
 void add_data(CLI::App& app, Program& program);
 void add_env(CLI::App& app, Program& program);
+/// Prints the rates of memory, of GPUs' links to it, and of a disk in the folder `disk` (empty: none).
+void measure_rates(const std::string& disk);
 void add_flight(CLI::App& app, Program& program);
 /// Runs `python -m tessera COMMAND ARGS...` in a child that imports nothing from the current folder, and
 /// returns its exit code, 127 if it cannot be run. `quiet`: without what it says on stderr.

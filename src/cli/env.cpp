@@ -37,7 +37,17 @@ void print_numa_nodes() {
 
 void add_env(CLI::App& app, Program& program) {
   auto* command = app.add_subcommand("env", "Print versions, CPU and backends: paste this into bug reports");
-  command->callback([&program] {
+  struct Asked {
+    bool measure = false;
+    std::string disk;
+  };
+  auto asked = std::make_shared<Asked>();
+  auto* measure =
+      command->add_flag("--measure", asked->measure,
+                        "measure memory and the links of GPUs to it, as `offload` uses them (seconds)");
+  command->add_option("--disk", asked->disk, "with --measure: also a disk, in this folder (offload.path)")
+      ->needs(measure);
+  command->callback([&program, asked] {
     std::cout << "tessera      " << version() << "\n";
     std::cout << "compiler     " << __VERSION__ << "\n";
     for (const auto& [name, value] : ops::describe_backends()) {
@@ -57,6 +67,7 @@ void add_env(CLI::App& app, Program& program) {
       std::cout << "python       " << python << " does not run the package tessera (`" << python
                 << " -m tessera packages` says why)" << std::endl;
     }
+    if (asked->measure) measure_rates(asked->disk);
   });
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -16,7 +18,7 @@ struct PlanArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::optional<std::int64_t> processes;
-  std::optional<double> memory_gb;
+  std::optional<double> memory_gb, link_gb_s;
   std::string svg, topology;
   bool json = false;
 };
@@ -47,6 +49,8 @@ void run_plan(const PlanArguments& a, Program& program) {
                  "; at least 1 is needed");
   TESSERA_ENSURE(ConfigError, !a.memory_gb || (*a.memory_gb > 0 && *a.memory_gb < 1e9), "--memory_gb is ",
                  a.memory_gb.value_or(0), "; give the memory of one rank in GB");
+  TESSERA_ENSURE(ConfigError, !a.link_gb_s || *a.link_gb_s > 0, "--link_gb_s is ", a.link_gb_s.value_or(0),
+                 "; give what crosses a GPU's link each way in a second, in GB");
   Config config = load_config(a.config, a.overrides);
   if (a.memory_gb) config.device.memory_gb = a.memory_gb;
   const Plan plan = make_plan(config, a.processes);
@@ -56,6 +60,16 @@ void run_plan(const PlanArguments& a, Program& program) {
   const std::vector<std::string> warnings = link_warnings(plan, topology_for(a, config));
   if (!a.svg.empty()) write_svg(plan, a.svg);
   std::cout << (a.json ? to_json(plan, memory_bytes) : to_text(plan, memory_bytes)) << std::flush;
+  if (a.link_gb_s && !a.json) {
+    std::int64_t most = 0;
+    for (const RankPlan& rank : plan.ranks)
+      most = std::max({most, rank.elsewhere.to_device, rank.elsewhere.to_host});
+    char text[128];
+    std::snprintf(text, sizeof text,
+                  "Offload takes %.3g s of a step at %.3g GB/s each way, beside what is computed.\n",
+                  static_cast<double>(most) / (*a.link_gb_s * 1e9), *a.link_gb_s);
+    std::cout << text << std::flush;
+  }
   for (const std::string& warning : warnings) program.log.warning(warning);
   if (memory_bytes && plan.largest().memory_bytes() > *memory_bytes) program.exit_code = kDoesNotFit;
 }
@@ -73,6 +87,10 @@ void add_plan(CLI::App& app, Program& program) {
   command->add_option("--memory_gb", a->memory_gb,
                       "memory of one rank in GB of 10^9 bytes, in place of device.memory_gb: says whether it "
                       "fits and what to change; exit code 5 if not");
+  command->add_option(
+      "--link_gb_s", a->link_gb_s,
+      "GB/s that cross a GPU's link to host memory each way at once, as `tessera env --measure` "
+      "measures it: says what offloading takes of a step");
   command->add_option(
       "--topology", a->topology,
       "how the GPUs of each machine are connected: a file with what `nvidia-smi topo -m` prints "

@@ -53,6 +53,7 @@ Config config_of_folder(const std::filesystem::path& path) {
 /// Whatever layout trained it, one process generates unless the overrides say more.
 Config settled(Config config, const LoadOptions& options) {
   config.parallel = {};
+  config.offload = {};  // which goes with stages of ZeRO
   if (!options.overrides.empty())
     config = parse_config(to_yaml(resolve(config)), "the model's configuration", options.overrides);
   config.device.threads = options.threads;

@@ -13,6 +13,7 @@ double time_of(const WorkRecord& work) { return work.flops + work.bytes; }
 PartCosts part_costs(const Config& given) {
   Config config = given;
   config.parallel = {};
+  config.offload = {};
   // However a run recomputes and whatever it fits on one device at once, its stages are the same.
   config.training.recompute = Recompute::none;
   const std::int64_t layers = config.model.num_layers;

@@ -7,6 +7,7 @@
 #include "engine/loss_plan.hpp"
 #include "engine/shard_flow.hpp"
 #include "engine/stage.hpp"
+#include "tessera/autograd/activation_offload.hpp"
 #include "tessera/device/trace.hpp"
 
 namespace tessera {
@@ -75,7 +76,7 @@ Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
 }
 
 DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
-                 const MicroBatchSize& micro_batch)
+                 const MicroBatchSize& micro_batch, bool for_gpu)
     : micro_batch_(micro_batch) {
   order_.kind = options.layout.schedule;
   order_.stages = mesh.pp;
@@ -83,6 +84,7 @@ DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& 
   options.layout.mesh = ProcessMesh::alone(mesh, rank);
   options.micro_batch_size = micro_batch.batch;
   auto model = make(*options.layout.mesh);
+  options.offload.memory_apart = options.offload.memory_apart || for_gpu;
   engine_ = std::make_unique<Engine>(std::move(model), options, ExecCtx::meta());
 }
 
@@ -97,7 +99,7 @@ std::int64_t DryRank::parameters() const {
 std::vector<MemoryTerm> DryRank::persistent() const {
   const ParamStore& params = engine_->params();
   const std::int64_t copies = bytes_of(params.weights().model_buffer()),
-                     gradients = bytes_of(params.gradient().buffer());
+                     gradients = static_cast<std::int64_t>(params.gradient().persistent_bytes());
   const auto all = static_cast<std::int64_t>(params.persistent_bytes());
   const auto state = static_cast<std::int64_t>(engine_->optimizer().persistent_bytes());
   std::vector<MemoryTerm> terms{{"weights", all - copies - gradients}};
@@ -108,8 +110,35 @@ std::vector<MemoryTerm> DryRank::persistent() const {
   return terms;
 }
 
-std::int64_t DryRank::offloaded_bytes() const {
-  return static_cast<std::int64_t>(engine_->optimizer().offloaded_bytes());
+Elsewhere DryRank::elsewhere() const {
+  const auto& place = engine_->params().place();
+  if (!place) return {};
+  return {static_cast<std::int64_t>(place->in_memory), static_cast<std::int64_t>(place->on_disk)};
+}
+
+std::int64_t DryRank::host_bytes_of_pass() const {
+  const auto& activations = engine_->ctx().activations;
+  return activations ? static_cast<std::int64_t>(activations->host_bytes()) : 0;
+}
+
+DryRank::Crossed DryRank::crossed() const {
+  const auto& place = engine_->params().place();
+  if (!place) return {};
+  return {place->link.bytes_to_device(), place->link.bytes_to_host()};
+}
+
+DryRank::Crossed DryRank::crossed_by_activations() const {
+  const auto& activations = engine_->ctx().activations;
+  if (!activations) return {};
+  return {activations->link().bytes_to_device(), activations->link().bytes_to_host()};
+}
+
+void DryRank::add_crossed(std::vector<TrafficTerm>& terms, const Crossed& before, const Crossed& after) {
+  const auto add = [&](std::string_view axis, std::uint64_t bytes) {
+    detail::add_traffic(terms, {std::string(axis), "offload", static_cast<std::int64_t>(bytes)});
+  };
+  add(kToDevice, after.to_device - before.to_device);
+  add(kToHost, after.to_host - before.to_host);
 }
 
 std::int64_t DryRank::batch_bytes() const {
@@ -155,25 +184,28 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
                                                    ? engine_->params().shards().gathering()
                                                    : nullptr;
   const std::int64_t reduced = sent(data), gathered = sent(gathering);
+  const Crossed before = crossed();
   const auto gathered_now = [this] {
     return static_cast<std::int64_t>(engine_->params().weights().gathered_bytes());
   };
   flow->begin(column);
   for (std::size_t i = 0; i < column.size(); ++i) {
-    const std::int64_t before = gathered_now();
+    const std::int64_t there = gathered_now();
     flow->skip_pass();
     // A recorded pass gathers nothing where weights are kept: it found them there (begin_piece).
-    record.gathered.push_back(flow->keeps_weights() ? std::max(before, gathered_now()) : before);
+    record.gathered.push_back(flow->keeps_weights() ? std::max(there, gathered_now()) : there);
   }
   flow->end();
   engine_->params().gradient().discard();
   detail::add_traffic(record.sent, {data->name(), "gradients, reduce-scatter", sent(data) - reduced});
   detail::add_traffic(record.sent, {"dp_gather", "weights, all-gather", sent(gathering) - gathered});
+  add_crossed(record.sent, before, crossed());
   return record;
 }
 
 PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
   const ExecCtx& ctx = engine_->ctx();
+  const Crossed crossed_before = crossed_by_activations();
   PieceRecord piece;
   const int place = order_.piece_of(engine_->mesh().coordinates().pp, chunk);
   if (place > 0) piece.inputs = stage.inputs(chunk, 0);
@@ -193,6 +225,12 @@ PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
               [&] { values = stage.backward(chunk, 0, std::move(values), !put_off); });
   values.clear();
   piece.backward.kept = held() - before;
+  Crossed after = crossed_by_activations();
+  // In a pipeline other passes come between forward and backward, but for the last stage: nothing is counted
+  // on to be still on the device.
+  if (order_.pieces() > 1)
+    after.to_device = crossed_before.to_device + after.to_host - crossed_before.to_host;
+  add_crossed(piece.backward.sent, crossed_before, after);
   if (!put_off) return piece;
   piece.weight_gradient.passing = passing();
   record_work(ctx, "weight gradients", piece.weight_gradient, [&] { stage.weight_gradient(chunk, 0); });
@@ -236,7 +274,9 @@ WorkRecord DryRank::once() {
     for (int chunk = 0; chunk < order_.chunks; ++chunk) column.push_back({Action::Kind::backward, chunk, 0});
     engine_->flow_->begin(column);
     engine_->flow_->abandon();
+    engine_->params().gradient().passes().settle();  // as the walk has counted it
   }
+  const Crossed before = crossed();
   record_work(ctx, "gradients", record, [&] {
     engine_->params().gradient().close_call();
     engine_->params().gradient().add_call(1.0);
@@ -244,16 +284,17 @@ WorkRecord DryRank::once() {
   record_work(ctx, "update", record, [&] {
     engine_->optimizer().launch_step([](std::int64_t) { return UpdateRates{1e-3, 0.0}; });
   });
+  add_crossed(record.sent, before, crossed());
   Communicator& world = engine_->mesh().world();
   if (world.size() == 1) return record;
   // Engine::read_loss.
   const auto terms = static_cast<std::int64_t>(1 + engine_->model().extra_losses().size());
   const ExecCtx host = ExecCtx::cpu(1);
-  const std::uint64_t before = world.stats().bytes_sent;
+  const std::uint64_t sent = world.stats().bytes_sent;
   world.all_reduce(host, Tensor::from(host, std::vector<double>(static_cast<std::size_t>(terms)), {terms}))
       .wait(host);
   detail::add_traffic(record.sent,
-                      {"world", "loss", static_cast<std::int64_t>(world.stats().bytes_sent - before)});
+                      {"world", "loss", static_cast<std::int64_t>(world.stats().bytes_sent - sent)});
   return record;
 }
 

@@ -9,6 +9,7 @@
 #include "engine/shard_flow.hpp"
 #include "engine/stage.hpp"
 #include "engine/traffic.hpp"
+#include "tessera/autograd/activation_offload.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/base/precision.hpp"
 #include "tessera/device/flight.hpp"
@@ -28,6 +29,15 @@ LossScale loss_scale_of(const TrainingConfig& training) {
           .rule = {.smallest = static_cast<float>(training.min_loss_scale),
                    .growth_interval = static_cast<std::int32_t>(training.loss_scale_window),
                    .hysteresis = static_cast<std::int32_t>(training.hysteresis)}};
+}
+
+/// What of it means anything: the host's memory is no other place where the device's is that.
+OffloadConfig offload_on(const ExecCtx& ctx, OffloadConfig offload) {
+  if (ctx.device().is_cuda() || offload.memory_apart) return offload;
+  for (OffloadTo* to : {&offload.optimizer, &offload.gradients, &offload.parameters, &offload.activations}) {
+    if (*to == OffloadTo::cpu) *to = OffloadTo::none;
+  }
+  return offload;
 }
 
 std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
@@ -109,23 +119,32 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
                                                          .zero_stage = options.layout.zero_stage,
                                                          .unit = unit_numbers(*model_, options.layout),
                                                          .bucket_elements = options.layout.bucket_elements,
-                                                         .frozen = frozen_by(options.groups)})),
-      optimizer_(options.trainable
-                     ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer, options.loss_scale,
-                                                   options.groups, options.offload)
-                     : nullptr),
+                                                         .frozen = frozen_by(options.groups),
+                                                         .offload = offload_on(ctx_, options.offload)})),
+      optimizer_(options.trainable ? std::make_unique<Optimizer>(ctx_, *params_, options.optimizer,
+                                                                 options.loss_scale, options.groups)
+                                   : nullptr),
       lr_schedule_(options.lr_schedule, options.optimizer.lr, options.steps),
       weight_decay_schedule_(options.lr_schedule, options.optimizer.weight_decay, options.steps),
       executor_(ctx_, (*mesh_)[Axis::pp]),
       flow_(ShardFlow::make(*model_, *params_, options.layout)),
       // Memory that comes and goes, and gathers that follow the passes, are not what a graph records.
-      graph_(ctx_, options.trainable && !flow_ ? options.cuda_graph : AutoSwitch::off, mesh_->world()) {
+      graph_(ctx_,
+             options.trainable && !flow_ && !offload_on(ctx_, options.offload).any() ? options.cuda_graph
+                                                                                     : AutoSwitch::off,
+             mesh_->world()) {
   progress_.seed = ctx_.seed;
+  if (options.trainable && offload_on(ctx_, options.offload).activations != OffloadTo::none)
+    ctx_.activations = std::make_shared<ActivationOffload>(ctx_, options.offload.pin_memory);
   ops::prepare_stream(ctx_);
   if (!ctx_.stream->flight()) ctx_.stream->set_flight(mesh_->world().flight());
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");
   check_ties(*mesh_, *params_);
+  if (options.trainable && offload_on(ctx_, options.offload) != options.offload)
+    offload_notes_.push_back("offload to cpu changes nothing where the CPU is the device");
+  if (const auto& place = params_->place())
+    offload_notes_.insert(offload_notes_.end(), place->notes.begin(), place->notes.end());
 }
 
 Engine::~Engine() {
@@ -299,9 +318,7 @@ std::vector<LossTerm> Engine::evaluate_terms(const Batch& given) {
 std::vector<EngineNote> Engine::take_notes() {
   std::vector<EngineNote> notes;
   for (std::string& text : graph_.take_notes()) notes.push_back({std::move(text)});
-  if (optimizer_) {
-    for (std::string& text : optimizer_->take_notes()) notes.push_back({std::move(text), true});
-  }
+  for (std::string& text : std::exchange(offload_notes_, {})) notes.push_back({std::move(text), true});
   std::string backend = ops::take_backend_notes(ctx_);
   if (!backend.empty()) notes.push_back({std::move(backend), true});
   return notes;

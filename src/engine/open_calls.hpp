@@ -8,7 +8,7 @@ namespace tessera {
 struct OpenCall::State {
   Engine* engine = nullptr;
   double loss = 0;
-  Tensor aside = {};  ///< the gradient; undefined while it is still in the buckets
+  GradientMemory aside = {};  ///< the gradient; undefined while it is still in the buckets
 
   State(Engine& of, double mean_loss) : engine(&of), loss(mean_loss) {}
   ~State();

@@ -113,7 +113,8 @@ std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
     const Range run = params_->shards().updated(i);
     if (run.count == 0) continue;
-    const Tensor sum = ops::sum(ctx_, params_->gradient().buffer().narrow(0, run.begin, run.count));
+    const Tensor sum =
+        ops::sum(ctx_, params_->gradient().latest_call().on_device().narrow(0, run.begin, run.count));
     bits.push_back(std::bit_cast<std::uint64_t>(HostCopy(ctx_, sum).value<double>()));
   }
   return bits;

@@ -60,14 +60,21 @@ void add_variants(const Candidate& mesh, std::vector<Candidate>& list) {
   }
 }
 
-/// Where the optimizer's state is, and what add_variants does.
+/// Where the optimizer's state and shares are, and what add_variants does.
 void add_places(Candidate layout, std::vector<Candidate>& list) {
   add_variants(layout, list);
-  if (detail::is_for_cpu(layout.config.device) || layout.config.offload.optimizer != OffloadTo::none) return;
-  // Each update sends the state there and back.
-  layout.config.offload.optimizer = OffloadTo::cpu;
-  layout.cost += 0.5;
-  add_variants(layout, list);
+  if (detail::is_for_cpu(layout.config.device)) return;
+  const std::int64_t stage = layout.config.parallel.zero_stage;
+  const auto move = [&](OffloadTo OffloadConfig::*what, bool can, double cost) {
+    if (!can || layout.config.offload.*what != OffloadTo::none) return;
+    layout.config.offload.*what = OffloadTo::cpu;
+    layout.cost += cost;
+    add_variants(layout, list);
+  };
+  // Each update sends the state there and back, each micro-batch gradients and weights.
+  move(&OffloadConfig::optimizer, true, 0.5);
+  move(&OffloadConfig::gradients, stage >= 2, 0.4);
+  move(&OffloadConfig::parameters, stage == 3 && !layout.config.optimizer.split_main_weights, 0.4);
 }
 
 std::vector<Candidate> candidates(const Plan& plan) {
@@ -117,8 +124,9 @@ class Memory {
   /// Nothing if the layout is impossible, or if even the parameters need more than `limit`.
   std::optional<std::int64_t> of(const Candidate& candidate, std::int64_t limit) {
     const ParallelConfig& layout = candidate.config.parallel;
+    const OffloadConfig& offload = candidate.config.offload;
     const std::tuple key(layout.tensor, layout.pipeline, *layout.data, layout.sequence, layout.zero_stage,
-                         candidate.config.offload.optimizer);
+                         offload.optimizer, offload.gradients, offload.parameters);
     if (const auto known = persistent_.find(key); known != persistent_.end() && known->second > limit)
       return std::nullopt;
     try {
@@ -133,7 +141,9 @@ class Memory {
   }
 
  private:
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, std::int64_t, OffloadTo>, std::int64_t>
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, std::int64_t, OffloadTo, OffloadTo,
+                      OffloadTo>,
+           std::int64_t>
       persistent_;
   detail::DryRuns runs_;
 };

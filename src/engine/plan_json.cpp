@@ -32,7 +32,10 @@ Json rank_json(const RankPlan& rank) {
           {"memory", memory},
           {"memory_bytes", rank.memory_bytes()},
           {"persistent_bytes", rank.persistent_bytes()},
-          {"offloaded_bytes", rank.offloaded_bytes},
+          {"host_bytes", rank.elsewhere.host_bytes},
+          {"disk_bytes", rank.elsewhere.disk_bytes},
+          {"to_device_bytes", rank.elsewhere.to_device},
+          {"to_host_bytes", rank.elsewhere.to_host},
           {"traffic", traffic},
           {"bytes_sent", sent}};
 }

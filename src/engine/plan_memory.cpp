@@ -13,11 +13,10 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
   Config config = layout.config;
   // Where it is still to be settled, only what does not depend on it is asked.
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
-  // Where the CPU is the device, state in its memory is not elsewhere.
-  if (config.offload.optimizer == OffloadTo::cpu && is_for_cpu(config.device)) config.offload = {};
   return std::make_unique<DryRank>(
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
-      EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size));
+      EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size),
+      !is_for_cpu(config.device));
 }
 
 /// Layers are alike, so which ones a piece has does not matter, but where an encoder comes first.
@@ -32,6 +31,12 @@ std::string key_of(const Plan& layout, const std::vector<ModelPiece>& pieces, in
   return key;
 }
 
+std::string offload_key(const OffloadConfig& c) {
+  if (!c.any()) return "";
+  return concat(" ", name_of(c.optimizer), " ", name_of(c.gradients), " ", name_of(c.parameters), " ",
+                name_of(c.activations), " ", c.ratio);
+}
+
 }  // namespace
 
 bool is_for_cpu(const DeviceConfig& config) {
@@ -44,11 +49,13 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
       concat(key_of(layout, pieces, rank), " ; ", t.micro_batch_size, " ", name_of(t.recompute), " ",
              name_of(t.recompute_method), " ", t.recompute_layers, " ", t.recompute_partition);
   const ParallelConfig& p = layout.config.parallel;
-  const bool shared = p.zero_stage > 1 && layout.mesh.dp > 1;  // then passes depend on the data ranks
+  const std::string offload = offload_key(layout.config.offload);
+  // Then passes depend on the data ranks.
+  const bool shared = p.zero_stage > 1 && (layout.mesh.dp > 1 || !offload.empty());
   const auto [slot, fresh] = passes_.try_emplace(
       shared ? concat(key, " ; ", layout.mesh.dp, " ", p.zero_stage, " ", name_of(p.zero_reshard), " ",
-                      p.zero_group.value_or(0), " ", name_of(p.gradient_dtype))
-             : key);
+                      p.zero_group.value_or(0), " ", name_of(p.gradient_dtype), offload)
+             : key + offload);
   if (!fresh) return slot->second;
   const std::shared_ptr<DryRank> run = dry_rank(layout, pieces, rank);
   if (shared) slot->second.walk = [run](const std::vector<Action>& column) { return run->walk(column); };
@@ -56,6 +63,7 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
   slot->second.pieces = run->pieces(traits_of(layout.config.parallel.schedule).splits_backward);
   slot->second.tables = bytes_of(run->persistent(), "tables") - before;
   slot->second.batch_bytes = run->batch_bytes();
+  slot->second.host_bytes = run->host_bytes_of_pass();
   return slot->second;
 }
 
@@ -63,11 +71,11 @@ const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece
   const std::string key =
       concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
              layout.config.parallel.zero_group.value_or(0), " ",
-             name_of(layout.config.parallel.gradient_dtype), " ", name_of(layout.config.offload.optimizer));
+             name_of(layout.config.parallel.gradient_dtype), offload_key(layout.config.offload));
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;
   const auto run = dry_rank(layout, pieces, rank);
-  slot->second = {run->parameters(), run->persistent(), run->once(), run->offloaded_bytes()};
+  slot->second = {run->parameters(), run->persistent(), run->once(), run->elsewhere()};
   return slot->second;
 }
 

@@ -21,7 +21,7 @@ Plan plan_layout(const Config& config, std::optional<std::int64_t> processes);
 /// The passes of a rank's pieces, and what comes with them.
 struct RankPasses {
   std::vector<PieceRecord> pieces;
-  std::int64_t tables = 0, batch_bytes = 0;
+  std::int64_t tables = 0, batch_bytes = 0, host_bytes = 0;  ///< the last of each micro-batch in flight
   WalkShards walk = nullptr;  ///< where data ranks share out more than what a step does once
 };
 /// What of a rank does not depend on its passes.
@@ -29,7 +29,7 @@ struct RankStore {
   std::int64_t parameters = 0;
   std::vector<MemoryTerm> persistent;
   WorkRecord once;
-  std::int64_t offloaded_bytes = 0;
+  Elsewhere elsewhere;
 };
 
 /// Dry runs by what they depend on. All configurations that are asked about differ in `parallel`, `offload`,

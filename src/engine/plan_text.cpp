@@ -113,16 +113,28 @@ std::string groups_text(const Plan& plan) {
 }
 
 std::string offload_text(const Plan& plan) {
-  std::int64_t most = 0, all = 0;
+  std::string text;
+  const auto add = [&](const std::string& where, std::int64_t Elsewhere::*bytes) {
+    std::int64_t most = 0, all = 0;
+    for (const RankPlan& rank : plan.ranks) {
+      most = std::max(most, rank.elsewhere.*bytes);
+      all += rank.elsewhere.*bytes;
+    }
+    if (all > 0)
+      text += detail::concat("  Offloaded ", where, ": ", bytes_text(most), " of a rank, ", bytes_text(all),
+                             " of all.\n");
+  };
+  add("to host memory", &Elsewhere::host_bytes);
+  add("to disk, in " + plan.config.offload.path.value_or(""), &Elsewhere::disk_bytes);
+  std::int64_t in = 0, out = 0;
   for (const RankPlan& rank : plan.ranks) {
-    most = std::max(most, rank.offloaded_bytes);
-    all += rank.offloaded_bytes;
+    in = std::max(in, rank.elsewhere.to_device);
+    out = std::max(out, rank.elsewhere.to_host);
   }
-  if (all == 0) return "";
-  const bool to_disk = plan.config.offload.optimizer == OffloadTo::nvme;
-  return detail::concat("  Optimizer state ",
-                        to_disk ? "on disk, in " + *plan.config.offload.path : std::string("in host memory"),
-                        ": ", bytes_text(most), " of a rank, ", bytes_text(all), " of all.\n");
+  if (in + out > 0)
+    text += detail::concat("  In a step ", bytes_text(in), " come to the device of a rank and ",
+                           bytes_text(out), " leave it.\n");
+  return text;
 }
 
 std::string memory_text(const Plan& plan) {

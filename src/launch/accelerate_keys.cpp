@@ -50,9 +50,6 @@ std::string refusal_of(std::string_view name, const std::string& value) {
   if (several && name == "megatron_lm_context_parallel_size") {
     return "asks for context parallelism, which is not in this build yet; leave it at 1";
   }
-  if (name == "megatron_lm_use_custom_fsdp" && truth(value) == true) {
-    return "asks for Megatron's FSDP, which is not in this build; use megatron_lm_use_distributed_optimizer";
-  }
   return {};
 }
 

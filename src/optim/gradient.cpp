@@ -6,18 +6,23 @@
 namespace tessera {
 
 GradientAccumulator::GradientAccumulator(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards,
-                                         const StoreGroups& groups, bool trainable, std::vector<bool> frozen)
+                                         const StoreGroups& groups, bool trainable, std::vector<bool> frozen,
+                                         std::shared_ptr<OffloadPlace> place)
     : ctx_(ctx),
       layout_(layout),
       shards_(shards),
       groups_(groups),
       frozen_(std::move(frozen)),
-      trained_(frozen_.size(), false) {
+      trained_(frozen_.size(), false),
+      place_of_memory_(std::move(place)) {
   clear_contributions();
   if (!trainable) return;
-  buckets_ =
-      Tensor::empty(ctx_, {shards_.shares_gradient() ? shards_.state_numel() : layout_.numel()}, DType::f32);
-  ops::fill_zero(ctx_, buckets_);
+  TESSERA_CHECK(
+      shards_.shares_gradient() || !place_of_memory_ || place_of_memory_->config.gradients == OffloadTo::none,
+      "offload.gradients needs zero_stage 2 or 3, which add a pass's gradients to a share");
+  buckets_ = GradientMemory(ctx_, place_of_memory_,
+                            shards_.shares_gradient() ? shards_.state_numel() : layout_.numel());
+  if (!buckets_.away()) buckets_.zero();
   make_reduction();
 }
 
@@ -34,18 +39,25 @@ void GradientAccumulator::make_reduction() {
   reduction_ = std::make_unique<GradientReduction>(ctx_, layout_, groups_, shards_, buckets_, frozen_);
 }
 
-Tensor& GradientAccumulator::sum_memory() {
-  if (!sum_) sum_ = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
+const GradientMemory& GradientAccumulator::sum_memory() {
+  if (!sum_) sum_ = GradientMemory(ctx_, place_of_memory_, shards_.state_numel());
   return sum_;
 }
 
-void GradientAccumulator::add_to_sum(double factor, float beta) {
-  const Tensor& sum = sum_memory();
+/// The latest call's gradient, times `factor`, into memory laid out as ParamStore::zeros().
+void GradientAccumulator::copy_latest(const GradientMemory& to, double factor, bool adds) {
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Range& own = shards_.updated(i);
-    ops::axpby(ctx_, static_cast<float>(factor), latest(i, own), beta,
-               sum.narrow(0, shards_.in_state(i, own).begin, own.count));
+    const Range place = shards_.in_state(i, own);
+    to.change(place, adds, [&](const Tensor& values, const Range& where) {
+      const Range run = latest(i, {own.begin + where.begin - place.begin, where.count});
+      ops::axpby(ctx_, static_cast<float>(factor), buckets_.read(run), adds ? 1.0f : 0.0f, values);
+    });
   }
+}
+
+void GradientAccumulator::add_to_sum(double factor, float beta) {
+  copy_latest(sum_memory(), factor, beta != 0);
 }
 
 /// The buckets are the next call's.
@@ -92,6 +104,10 @@ void GradientPasses::end() {
   if (reduction_ != nullptr) reduction_->end_pass();
 }
 
+void GradientPasses::settle() {
+  if (reduction_ != nullptr) reduction_->settle();
+}
+
 std::size_t GradientPasses::held_bytes() const {
   return reduction_ != nullptr ? reduction_->passing_bytes() : 0;
 }
@@ -125,23 +141,22 @@ void GradientAccumulator::drop_call() {
   call_ = Call::none;
 }
 
-Tensor GradientAccumulator::set_call_aside() {
+GradientMemory GradientAccumulator::set_call_aside() {
   TESSERA_CHECK(call_is_closed(), "set_call_aside needs a close_call before it");
-  Tensor aside = Tensor::empty(ctx_, {shards_.state_numel()}, DType::f32);
-  for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
-    const Range& own = shards_.updated(i);
-    ops::copy(ctx_, latest(i, own), aside.narrow(0, shards_.in_state(i, own).begin, own.count));
-  }
+  GradientMemory aside(ctx_, place_of_memory_, shards_.state_numel());
+  copy_latest(aside, 1.0, false);
   drop_call();
   return aside;
 }
 
-void GradientAccumulator::add_set_aside(const Tensor& gradient, double factor) {
+void GradientAccumulator::add_set_aside(const GradientMemory& gradient, double factor) {
   TESSERA_CHECK(gradient && gradient.numel() == shards_.state_numel(), "a gradient set aside has ",
-                shards_.state_numel(), " elements, not shape ", gradient.shape());
+                shards_.state_numel(), " elements");
   move_to_sum();
-  const float beta = place_ == Place::nowhere ? 0.0f : 1.0f;
-  ops::axpby(ctx_, static_cast<float>(factor), gradient, beta, sum_memory());
+  const bool adds = place_ != Place::nowhere;
+  sum_memory().change({0, gradient.numel()}, adds, [&](const Tensor& values, const Range& where) {
+    ops::axpby(ctx_, static_cast<float>(factor), gradient.read(where), adds ? 1.0f : 0.0f, values);
+  });
   note_finished(Place::sum);
 }
 
@@ -158,7 +173,7 @@ void GradientAccumulator::note_finished(Place place) {
 FlatGradient GradientAccumulator::sum() const {
   const double factor = scale();
   TESSERA_CHECK(!shards_.sharded(), "this rank holds a share of the gradient: whole() gathers it");
-  return {pending().flat, factor};
+  return {pending().flat->on_device(), factor};
 }
 
 double GradientAccumulator::scale() const {
@@ -169,12 +184,11 @@ double GradientAccumulator::scale() const {
 GradientAccumulator::Pending GradientAccumulator::pending() const {
   scale();  // refuses where there is none
   const bool summed = place_ == Place::sum;
-  return {summed ? sum_ : buckets_, summed || shards_.shares_gradient()};
+  return {summed ? &sum_ : &buckets_, summed || shards_.shares_gradient()};
 }
 
-Tensor GradientAccumulator::latest(std::size_t bucket, const Range& run) const {
-  const Range place = shards_.shares_gradient() ? shards_.in_state(bucket, run) : run;
-  return buckets_.narrow(0, place.begin, place.count);
+Range GradientAccumulator::latest(std::size_t bucket, const Range& run) const {
+  return shards_.shares_gradient() ? shards_.in_state(bucket, run) : run;
 }
 
 void GradientAccumulator::bind(std::size_t slot) {
@@ -183,19 +197,21 @@ void GradientAccumulator::bind(std::size_t slot) {
   if (shards_.shares_gradient()) {
     s.parameter->bind_grad_maker([this, bucket = s.bucket] { reduction_->provide(bucket); });
   } else {
-    s.parameter->bind_grad(buckets_.narrow(0, s.offset, s.numel).view(s.parameter->shape()));
+    s.parameter->bind_grad(buckets_.on_device().narrow(0, s.offset, s.numel).view(s.parameter->shape()));
   }
 }
 
-Tensor GradientAccumulator::of(std::size_t bucket, const Range& run) const {
-  if (place_ != Place::sum) return latest(bucket, run);
-  return sum_.narrow(0, shards_.in_state(bucket, run).begin, run.count);
+StateValues GradientAccumulator::of(std::size_t bucket, const Range& run) const {
+  if (place_ != Place::sum) return buckets_.values(latest(bucket, run));
+  return sum_.values(shards_.in_state(bucket, run));
 }
 
 Tensor GradientAccumulator::whole(const Parameter& parameter) const {
   const ParamSlot& slot = layout_.slot_of(parameter);
   const auto factor = static_cast<float>(scale());
-  const Tensor held = of(slot.bucket, overlap(slot.run(), shards_.updated(slot.bucket)));
+  const Range run = overlap(slot.run(), shards_.updated(slot.bucket));
+  const Tensor held = place_ == Place::sum ? sum_.read(shards_.in_state(slot.bucket, run))
+                                           : buckets_.read(latest(slot.bucket, run));
   const Tensor own = Tensor::empty(ctx_, held.shape(), DType::f32);
   if (own.numel() > 0) ops::axpby(ctx_, factor, held, 0.0f, own);
   return shards_.sharded() ? shards_.gathered(ctx_, slot, own) : own.view(parameter.shape());
@@ -224,7 +240,7 @@ void GradientAccumulator::discard() {
 void GradientAccumulator::restore(int calls, const std::function<bool(const Parameter&)>& trained) {
   TESSERA_CHECK(calls > 0, "a gradient of ", calls, " calls");
   discard();
-  ops::fill_zero(ctx_, sum_memory());
+  sum_memory().zero();
   for (std::size_t i = 0; i < frozen_.size(); ++i) trained_[i] = trained(*layout_.slots()[i].parameter);
   place_ = Place::sum;
   call_ = Call::none;
@@ -243,7 +259,9 @@ void GradientAccumulator::set_frozen(std::vector<bool> frozen) {
     if (!frozen[i] || frozen_[i]) continue;
     const Range held =
         shards_.shares_gradient() ? overlap(slot.run(), shards_.updated(slot.bucket)) : slot.run();
-    if (held.count > 0) ops::fill_zero(ctx_, latest(slot.bucket, held));
+    if (held.count == 0) continue;
+    buckets_.change(shards_.shares_gradient() ? latest(slot.bucket, held) : held, false,
+                    [this](const Tensor& values, const Range&) { ops::fill_zero(ctx_, values); });
   }
   frozen_ = std::move(frozen);
   clear_contributions();
@@ -251,7 +269,7 @@ void GradientAccumulator::set_frozen(std::vector<bool> frozen) {
 }
 
 std::size_t GradientAccumulator::persistent_bytes() const {
-  return (buckets_ ? buckets_.nbytes() : 0) + (sum_ ? sum_.nbytes() : 0);
+  return buckets_.resident_bytes() + sum_.resident_bytes();
 }
 
 }  // namespace tessera

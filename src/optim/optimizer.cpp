@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "optim/update_rules.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/optimizer.hpp"
 #include "tessera/ops/reduce.hpp"
+#include "tessera/optim/tile_walk.hpp"
 
 namespace tessera {
 namespace {
@@ -21,7 +23,7 @@ void check_config(const OptimizerConfig& config) {
 }  // namespace
 
 Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-                     const LossScale& loss_scale, ParamGroups groups, const OffloadConfig& offload)
+                     const LossScale& loss_scale, ParamGroups groups)
     : ctx_(ctx), store_(store), config_(config), loss_scale_(loss_scale), groups_(std::move(groups)) {
   TESSERA_CHECK(store_.options().trainable,
                 "an optimizer needs gradients; this ParamStore was made with trainable = false");
@@ -43,7 +45,7 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
       if (rule.keeps_state(rules_.back())) kinds.insert(kind);
     }
   }
-  make_state({kinds.begin(), kinds.end()}, offload);
+  make_state({kinds.begin(), kinds.end()});
   std::vector<bool> active;
   for (const ParamSlot& slot : store_.slots()) {
     excluded_.push_back(groups_.freezes(*slot.parameter));
@@ -58,30 +60,53 @@ Optimizer::Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfi
   state_ = ops::make_update_state(ctx_, first);
 }
 
+struct Optimizer::Offloaded {
+  std::map<std::string, std::shared_ptr<OffloadedBuffer>> state = {};  // by kind
+  // Numbers in the walk.
+  std::map<std::string, std::size_t> kinds = {};
+  std::optional<std::size_t> main = {}, model = {}, gradient = {};
+  std::unique_ptr<TileWalk> walk = {};
+
+  std::shared_ptr<OffloadedBuffer> of(const std::string& kind) const {
+    const auto found = state.find(kind);
+    return found == state.end() ? nullptr : found->second;
+  }
+};
+
 Optimizer::~Optimizer() = default;
 
-void Optimizer::make_state(std::vector<std::string> kinds, const OffloadConfig& offload) {
-  if (offload.optimizer == OffloadTo::cpu && ctx_.device().is_cpu()) {
-    notes_.push_back("offload.optimizer: cpu changes nothing where the CPU is the device");
-  } else if (offload.optimizer != OffloadTo::none && !kinds.empty()) {
-    const Communicator* world = store_.options().groups.world;
-    offloaded_ = std::make_unique<OffloadedState>(ctx_, offload, std::move(kinds),
-                                                  store_.shards().state_numel(), world ? world->rank() : 0);
-    return;
+void Optimizer::make_state(const std::vector<std::string>& kinds) {
+  const std::shared_ptr<OffloadPlace>& place = store_.place();
+  const bool state_goes = place && place->config.optimizer != OffloadTo::none;
+  for (const std::string& kind : kinds) {
+    if (!state_goes) buffers_[kind] = store_.zeros();
   }
-  for (const std::string& kind : kinds) buffers_[kind] = store_.zeros();
+  if (!place) return;
+  Offloaded made;
+  std::vector<TileWalk::Part> parts;
+  const auto add = [&](const std::shared_ptr<OffloadedBuffer>& buffer, bool reads, bool writes) {
+    parts.push_back({buffer, reads, writes});
+    return parts.size() - 1;
+  };
+  for (const std::string& kind : kinds) {
+    if (!state_goes) continue;
+    made.state[kind] = std::make_shared<OffloadedBuffer>(place, place->config.optimizer, kind, DType::f32,
+                                                         store_.shards().state_numel());
+    made.kinds[kind] = add(made.state[kind], true, true);
+  }
+  if (const auto& main = store_.weights().main_away()) made.main = add(main, true, true);
+  if (const auto& model = store_.weights().model_away()) made.model = add(model, true, true);
+  if (place->config.gradients != OffloadTo::none) {
+    const GradientMemory& latest = store_.gradient().latest_call();
+    made.gradient = add(latest.away(), true, false);
+  }
+  if (parts.empty()) return;
+  made.walk = std::make_unique<TileWalk>(place, std::move(parts));
+  offloaded_ = std::make_unique<Offloaded>(std::move(made));
 }
 
 bool Optimizer::keeps(const std::string& kind) const {
-  return offloaded_ ? offloaded_->place_of(kind).has_value() : buffers_.contains(kind);
-}
-
-std::vector<std::string> Optimizer::take_notes() {
-  std::vector<std::string> notes = std::exchange(notes_, {});
-  if (offloaded_) {
-    for (std::string& note : offloaded_->take_notes()) notes.push_back(std::move(note));
-  }
-  return notes;
+  return buffers_.contains(kind) || (offloaded_ && offloaded_->of(kind));
 }
 
 std::size_t Optimizer::group_of(const Parameter& parameter) const {
@@ -119,36 +144,45 @@ void Optimizer::find_squares() {
   squares_of_ = -1;
   const auto [gradient, summed] = store_.gradient().pending();
   const Tensor& runs = summed ? counted_in_sum_ : counted_;
-  if (runs.numel() > 0) ops::add_sum_squares(ctx_, gradient, runs, squares);
+  if (gradient->away()) {
+    for (const auto& [tile, inside] : counted_in_tiles_)
+      ops::add_sum_squares(ctx_, gradient->read(tile), inside, squares);
+  } else if (runs.numel() > 0) {
+    ops::add_sum_squares(ctx_, gradient->on_device(), runs, squares);
+  }
   if (Communicator* world = store_.options().groups.world; world && world->size() > 1)
     world->all_reduce(ctx_, squares).wait(ctx_);
   squares_of_ = store_.gradient().version();
 }
 
-void Optimizer::update(const Applied& applied, const Part& part,
-                       const std::function<Tensor(const char*, const Range&)>& state) const {
-  const auto [gradient, weights, place] = store_.slice(part.bucket, part.run);
+void Optimizer::update(const Applied& applied, const Part& part, const Brought& brought) const {
+  auto [gradient, weights, place] = store_.slice(part.bucket, part.run);
+  if (brought && store_.weights().main_is_away(part.bucket)) weights.main = brought(*offloaded_->main);
+  if (brought && store_.weights().model_is_away(part.bucket)) weights.model = brought(*offloaded_->model);
+  if (brought && offloaded_->gradient) gradient = brought(*offloaded_->gradient);
   RuleInput input{
       state_,
       {applied.factors, applied.of_block.narrow(0, place.begin / kGroupBlock, place.count / kGroupBlock)},
       gradient,
       weights,
       {}};
-  for (const char* kind : applied.rule->state)
-    input.state.push_back(keeps(kind) ? state(kind, place) : Tensor());
+  for (const char* kind : applied.rule->state) {
+    if (const auto found = buffers_.find(kind); found != buffers_.end()) {
+      input.state.push_back(found->second.narrow(0, place.begin, place.count));
+    } else {
+      input.state.push_back(keeps(kind) ? brought(offloaded_->kinds.at(kind)) : Tensor());
+    }
+  }
   applied.rule->update(ctx_, config_, input);
 }
 
 void Optimizer::update_all() {
-  const auto state = [this](const char* kind, const Range& place) {
-    return buffers_.at(kind).narrow(0, place.begin, place.count);
-  };
   // The last bucket holds what the next forward pass reads first: it is under way while the others are
   // updated.
   for (std::size_t i = changes_.size(); i-- > 0;) {
     for (const Applied& applied : applied_) {
       for (const Part& part : applied.parts) {
-        if (part.bucket == i) update(applied, part, state);
+        if (part.bucket == i) update(applied, part, nullptr);
       }
     }
     if (changes_[i]) store_.weights().spread(i);
@@ -161,7 +195,7 @@ void Optimizer::update_offloaded() {
     Part part;
     std::int64_t begin;  ///< in its tile
   };
-  const std::int64_t size = offloaded_->tile();
+  const std::int64_t size = offloaded_->walk->tile();
   std::map<std::int64_t, std::vector<Piece>, std::greater<>> pieces;  // by tile, in the order of update_all
   for (const Applied& applied : applied_) {
     for (const Part& part : applied.parts) {
@@ -181,13 +215,14 @@ void Optimizer::update_offloaded() {
       if (changes_[left - 1]) store_.weights().spread(left - 1);
     }
   };
+  if (offloaded_->gradient)
+    offloaded_->walk->exchange(*offloaded_->gradient, store_.gradient().pending().flat->away());
   std::vector<std::int64_t> tiles;
   for (const auto& [tile, list] : pieces) tiles.push_back(tile);
-  offloaded_->walk(tiles, [&](std::int64_t tile, const std::vector<Tensor>& state) {
+  offloaded_->walk->walk(tiles, [&](std::int64_t tile, const std::vector<Tensor>& values) {
     for (const Piece& piece : pieces.at(tile)) {
-      update(*piece.applied, piece.part, [&](const char* kind, const Range& place) {
-        return state[*offloaded_->place_of(kind)].narrow(0, piece.begin, place.count);
-      });
+      update(*piece.applied, piece.part,
+             [&](std::size_t part) { return values[part].narrow(0, piece.begin, piece.part.run.count); });
     }
     spread_from(tile * size);
   });
@@ -306,7 +341,8 @@ void Optimizer::set_update_state(const UpdateState& state) {
 std::vector<NamedTensor> Optimizer::state() const {
   TESSERA_CHECK(!store_.shards().sharded(),
                 "this rank holds a share of the optimizer state: pieces gives it");
-  TESSERA_CHECK(!offloaded_, "the optimizer state is not on the device: pieces gives it");
+  TESSERA_CHECK(!offloaded_ || offloaded_->state.empty(),
+                "the optimizer state is not on the device: pieces gives it");
   std::vector<NamedTensor> list;
   for (const auto& [kind, buffer] : buffers_) {
     for (const Parameter* p : store_.parameters()) {
@@ -317,10 +353,13 @@ std::vector<NamedTensor> Optimizer::state() const {
 }
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
-  std::vector<std::string> kinds;
-  for (const auto& [kind, buffer] : buffers_) kinds.push_back(kind);
+  std::set<std::string> kinds;
+  for (const auto& [kind, buffer] : buffers_) kinds.insert(kind);
+  if (offloaded_) {
+    for (const auto& [kind, buffer] : offloaded_->state) kinds.insert(kind);
+  }
   std::vector<StatePiece> list;
-  for (const std::string& kind : offloaded_ ? offloaded_->kinds() : kinds) {
+  for (const std::string& kind : kinds) {
     for (StatePiece& piece : pieces(set, kind)) list.push_back(std::move(piece));
   }
   return list;
@@ -328,16 +367,17 @@ std::vector<StatePiece> Optimizer::pieces(PieceSet set) const {
 
 std::vector<StatePiece> Optimizer::pieces(PieceSet set, const std::string& kind) const {
   TESSERA_CHECK(keeps(kind), "this optimizer keeps no ", kind);
-  if (!offloaded_) return store_.pieces(set, kind, StateValues{buffers_.at(kind)});
-  return store_.pieces(set, kind, offloaded_->values(kind, {0, store_.shards().state_numel()}));
+  const auto away = offloaded_ ? offloaded_->of(kind) : nullptr;
+  if (!away) return store_.pieces(set, kind, StateValues{buffers_.at(kind)});
+  return store_.pieces(set, kind, away->values(away, {0, store_.shards().state_numel()}));
 }
 
 std::size_t Optimizer::persistent_bytes() const {
-  std::size_t bytes = offloaded_ ? offloaded_->resident_bytes() : 0;
+  std::size_t bytes = 0;
   for (const auto& [kind, buffer] : buffers_) bytes += buffer.nbytes();
-  return bytes;
+  if (!offloaded_) return bytes;
+  for (const auto& [kind, buffer] : offloaded_->state) bytes += buffer->resident_bytes();
+  return bytes + offloaded_->walk->resident_bytes();
 }
-
-std::size_t Optimizer::offloaded_bytes() const { return offloaded_ ? offloaded_->offloaded_bytes() : 0; }
 
 }  // namespace tessera

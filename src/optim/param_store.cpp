@@ -41,17 +41,24 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
     layout_ = FlatLayout(parameters_, plain);
   }
   std::vector<ShardPolicy> policies;
+  const OffloadConfig& offload = options_.offload;
+  const bool passes = offload.gradients != OffloadTo::none || offload.parameters != OffloadTo::none;
+  const int stage = options_.trainable && (ranks > 1 || passes) ? options_.zero_stage : 0;
   for (const Bucket& bucket : layout_.buckets())
-    policies.push_back(ShardPolicy::of_zero(options_.trainable && ranks > 1 ? options_.zero_stage : 0,
-                                            options_.compute == DType::f32 || bucket.reads_main));
+    policies.push_back(ShardPolicy::of_zero(stage, options_.compute == DType::f32 || bucket.reads_main));
   shards_ = Shards(layout_, options_.groups.data, std::move(policies), options_.groups.gathering,
                    options_.groups.copies);
   for (const ParamSlot& slot : slots())
     frozen_.push_back(options_.trainable && options_.frozen && options_.frozen(*slot.parameter));
-  weights_.emplace(ctx_, layout_, shards_,
-                   Weights::Options{.compute = options_.compute, .split_main = options_.split_main});
-  gradient_.emplace(ctx_, layout_, shards_, options_.groups, options_.trainable, frozen_);
-  weights_->initialise(shards_.shares_gradient() ? Tensor() : gradient_->buffer());
+  if (options_.trainable && (passes || offload.optimizer != OffloadTo::none)) {
+    const Communicator* world = options_.groups.world;
+    place_ = std::make_shared<OffloadPlace>(ctx_, offload, world ? world->rank() : 0);
+  }
+  weights_.emplace(
+      ctx_, layout_, shards_,
+      Weights::Options{.compute = options_.compute, .split_main = options_.split_main, .place = place_});
+  gradient_.emplace(ctx_, layout_, shards_, options_.groups, options_.trainable, frozen_, place_);
+  weights_->initialise(shards_.shares_gradient() ? Tensor() : gradient_->latest_call().on_device());
   bind_all();
   walk_.emplace(layout_, shards_, *weights_);
 }
@@ -99,7 +106,7 @@ Tensor ParamStore::zeros() const {
 }
 
 ParamStore::Slice ParamStore::slice(std::size_t bucket, const Range& run) const {
-  return {gradient_->of(bucket, run), weights_->target(bucket, run), shards_.in_state(bucket, run)};
+  return {gradient_->of(bucket, run).values, weights_->target(bucket, run), shards_.in_state(bucket, run)};
 }
 
 }  // namespace tessera

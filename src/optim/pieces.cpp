@@ -126,9 +126,8 @@ std::vector<StatePiece> ParamStore::pieces(PieceSet set) const {
 }
 
 std::vector<StatePiece> ParamStore::gradient_pieces(PieceSet set) const {
-  return pieces_of(
-      piece_runs(set, &ShardPolicy::state), "grad",
-      [this](std::size_t bucket, const Range& run) { return StateValues{gradient_->of(bucket, run)}; });
+  return pieces_of(piece_runs(set, &ShardPolicy::state), "grad",
+                   [this](std::size_t bucket, const Range& run) { return gradient_->of(bucket, run); });
 }
 
 std::vector<StatePiece> ParamStore::pieces(PieceSet set, const std::string& kind,

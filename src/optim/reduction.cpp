@@ -13,11 +13,12 @@ bool several(const Communicator* group) { return group != nullptr && group->size
 }  // namespace
 
 GradientReduction::GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
-                                     const Shards& shards, Tensor grad, std::vector<bool> frozen)
+                                     const Shards& shards, const GradientMemory& grad,
+                                     std::vector<bool> frozen)
     : ctx_(ctx),
       layout_(layout),
       shards_(shards),
-      grad_(std::move(grad)),
+      grad_(grad),
       frozen_(std::move(frozen)),
       sent_(groups.sent) {
   find_sums(groups);
@@ -96,13 +97,13 @@ void GradientReduction::start(std::size_t bucket) {
   ++started_;
   if (shards_.data() == nullptr || !trains(bucket)) return;
   const Range own = shards_.updated(bucket);
-  running_.push_back(
-      start_sum(*shards_.data(), grad_.narrow(0, b.begin, b.count), {own.begin - b.begin, own.count}));
+  running_.push_back(start_sum(*shards_.data(), grad_.read(b.run()), {own.begin - b.begin, own.count}));
 }
 
 GradientReduction::Sum GradientReduction::start_sum(Communicator& group, const Tensor& whole,
                                                     const Range& own) const {
-  Sum sum{.held = sent_ == DType::f32 ? whole : ops::cast(ctx_, whole, sent_),
+  const bool rounds = sent_ != DType::f32 && group.size() > 1;
+  Sum sum{.held = rounds ? ops::cast(ctx_, whole, sent_) : whole,
           .target = whole.narrow(0, own.begin, own.count),
           .result = {},
           .pending = {}};
@@ -114,7 +115,7 @@ GradientReduction::Sum GradientReduction::start_sum(Communicator& group, const T
 
 void GradientReduction::finish_sum(const Sum& sum) const {
   sum.pending.wait(ctx_);
-  if (sent_ != DType::f32) ops::axpby(ctx_, 1.0f, sum.result, 0.0f, sum.target);
+  if (sum.result.dtype() != DType::f32) ops::axpby(ctx_, 1.0f, sum.result, 0.0f, sum.target);
 }
 
 void GradientReduction::finish_buckets() {
@@ -142,7 +143,13 @@ void GradientReduction::sum_over_copies() const {
     if (!trains(i)) continue;
     const Range own = shards_.updated(i);
     const Range place = shards_.shares_gradient() ? shards_.in_state(i, own) : own;
-    sums.push_back(start_sum(*shards_.copies(), grad_.narrow(0, place.begin, place.count), {0, place.count}));
+    if (!grad_.away()) {
+      sums.push_back(start_sum(*shards_.copies(), grad_.read(place), {0, place.count}));
+      continue;
+    }
+    grad_.change(place, true, [&](const Tensor& values, const Range& where) {
+      finish_sum(start_sum(*shards_.copies(), values, {0, where.count}));
+    });
   }
   for (const Sum& sum : sums) finish_sum(sum);
 }
@@ -159,16 +166,19 @@ void GradientReduction::abandon() {
 
 void GradientReduction::run(const ReplicatedSum& sum) const {
   const Tensor packed = Tensor::empty(ctx_, {sum.elements}, DType::f32);
-  const auto each = [&](auto&& fn) {
-    std::int64_t place = 0;
-    for (const Range& run : sum.runs) {
-      fn(grad_.narrow(0, run.begin, run.count), packed.narrow(0, place, run.count));
-      place += run.count;
-    }
-  };
-  each([&](const Tensor& gradient, const Tensor& part) { ops::copy(ctx_, gradient, part); });
+  std::int64_t place = 0;
+  for (const Range& run : sum.runs) {
+    ops::copy(ctx_, grad_.read(run), packed.narrow(0, place, run.count));
+    place += run.count;
+  }
   sum.group->all_reduce(ctx_, packed).wait(ctx_);
-  each([&](const Tensor& gradient, const Tensor& part) { ops::copy(ctx_, part, gradient); });
+  place = 0;
+  for (const Range& run : sum.runs) {
+    grad_.change(run, false, [&](const Tensor& values, const Range& where) {
+      ops::copy(ctx_, packed.narrow(0, place + where.begin - run.begin, where.count), values);
+    });
+    place += run.count;
+  }
 }
 
 }  // namespace tessera

@@ -12,10 +12,10 @@ namespace tessera {
 class GradientReduction {
  public:
   /// `layout`, `shards` and the groups are kept by reference. `grad`: all buckets, or with
-  /// shards.shares_gradient() this rank's shares, one after the other. `frozen`: by slot, whose gradients are
-  /// zero in `grad` and stay so on all ranks; a bucket of nothing else is not reduced.
+  /// shards.shares_gradient() this rank's shares, one after the other, kept by reference. `frozen`: by slot,
+  /// whose gradients are zero in `grad` and stay so on all ranks; a bucket of nothing else is not reduced.
   GradientReduction(const ExecCtx& ctx, const FlatLayout& layout, const StoreGroups& groups,
-                    const Shards& shards, Tensor grad, std::vector<bool> frozen);
+                    const Shards& shards, const GradientMemory& grad, std::vector<bool> frozen);
 
   /// Starts a call; with counts, buckets are reduced as they become complete.
   void open(const std::function<int(const Parameter&)>& contributions);
@@ -25,6 +25,7 @@ class GradientReduction {
   void begin_pass(std::vector<std::size_t> buckets);
   void complete(const std::vector<std::size_t>& buckets);
   void end_pass();
+  void settle() { settle_shares(0); }
   std::size_t passing_bytes() const;
   /// Reduces what is left and waits for everything.
   void finish();
@@ -68,7 +69,7 @@ class GradientReduction {
   ExecCtx ctx_;
   const FlatLayout& layout_;
   const Shards& shards_;
-  Tensor grad_;
+  const GradientMemory& grad_;
   std::vector<bool> frozen_;
   std::vector<ReplicatedSum> sums_;
   bool counting_ = false;

@@ -131,7 +131,7 @@ void Optimizer::find_parts(Applied& applied) {
   const auto& buckets = layout.buckets();
   const bool split = std::any_of(buckets.begin(), buckets.end(),
                                  [&](const Bucket& bucket) { return store_.weights().splits(bucket); });
-  if (shards.sharded() || split) {
+  if (shards.sharded() || split || store_.weights().main_away()) {
     for (std::size_t i = 0; i < buckets.size(); ++i) add(i, shards.updated(i));
   } else if (!buckets.empty()) {
     add(0, {0, store_.numel()});
@@ -173,6 +173,23 @@ void Optimizer::find_counted() {
   }
   counted_ = ops::make_sum_runs(ctx_, runs);
   counted_in_sum_ = store_.shards().sharded() ? ops::make_sum_runs(ctx_, in_sum) : counted_;
+  find_counted_in_tiles(in_sum);
+}
+
+void Optimizer::find_counted_in_tiles(const std::vector<Range>& runs) {
+  counted_in_tiles_.clear();
+  const auto& place = store_.place();
+  if (!place || place->config.gradients == OffloadTo::none) return;
+  const std::int64_t size = place->config.tile, all = store_.shards().state_numel();
+  for (std::int64_t begin = 0; begin < all; begin += size) {
+    const Range tile{begin, std::min(size, all - begin)};
+    std::vector<Range> inside;
+    for (const Range& run : runs) {
+      const Range part = overlap(run, tile);
+      if (part.count > 0) inside.push_back({part.begin - begin, part.count});
+    }
+    if (!inside.empty()) counted_in_tiles_.emplace_back(tile, ops::make_sum_runs(ctx_, inside));
+  }
 }
 
 }  // namespace tessera

@@ -27,8 +27,8 @@ ShardPolicy ShardPolicy::of_zero(int stage, bool kernels_read_main) {
 Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
                Communicator* gathering, Communicator* copies)
     : layout_(&layout),
-      data_(data != nullptr && data->size() > 1 ? data : nullptr),
-      gathering_(gathering != nullptr ? gathering : data_),
+      data_(data),
+      gathering_(gathering != nullptr ? gathering : data),
       copies_(copies != nullptr && copies->size() > 1 ? copies : nullptr),
       rank_(data != nullptr ? data->rank() : 0),
       ranks_(data != nullptr ? data->size() : 1),
@@ -42,6 +42,7 @@ Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPo
     state_.push_back(state_numel_);
     state_numel_ += updated_.back().count;
   }
+  if (ranks_ == 1 && !sharded_) data_ = nullptr;
 }
 
 Shards::Holders Shards::holders(Held held) const {

@@ -102,8 +102,11 @@ void GradientReduction::settle_shares(std::size_t left) {
     const Leaving& leaving = leaving_.front();
     leaving.sum.pending.wait(ctx_);
     const Range place = shards_.in_state(leaving.bucket, shards_.updated(leaving.bucket));
-    ops::axpby(ctx_, 1.0f, leaving.sum.result, reduced_[leaving.bucket] ? 1.0f : 0.0f,
-               grad_.narrow(0, place.begin, place.count));
+    const bool adds = reduced_[leaving.bucket];
+    grad_.change(place, adds, [&](const Tensor& values, const Range& where) {
+      ops::axpby(ctx_, 1.0f, leaving.sum.result.narrow(0, where.begin - place.begin, where.count),
+                 adds ? 1.0f : 0.0f, values);
+    });
     reduced_[leaving.bucket] = true;
     leaving_.pop_front();
   }

@@ -28,15 +28,16 @@ void scale_first_rows(const ExecCtx& ctx, const Parameter& p, const Tensor& weig
 
 Weights::Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options)
     : ctx_(ctx), layout_(layout), shards_(shards), options_(options) {
+  make_away();
   std::int64_t mains = 0, lows = 0, models = 0;
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
     const Range& own = shards_.updated(i);
     std::int64_t& held = splits(bucket) ? lows : mains;
     main_at_.push_back(held + (main_is_whole(i) ? own.begin - bucket.begin : 0));
-    held += main_is_whole(i) ? bucket.count : own.count;
+    held += main_is_away(i) ? 0 : main_is_whole(i) ? bucket.count : own.count;
     model_at_.push_back(models);
-    models += !has_copy(i) ? 0 : model_is_whole(i) ? bucket.count : own.count;
+    models += !has_copy(i) || model_is_away(i) ? 0 : model_is_whole(i) ? bucket.count : own.count;
   }
   gathers_.resize(main_at_.size());
   whole_.resize(main_at_.size());
@@ -55,6 +56,31 @@ Weights::~Weights() {
   for (const ParamSlot& slot : layout_.slots()) slot.parameter->set_gate(nullptr);
 }
 
+void Weights::make_away() {
+  const auto& place = options_.place;
+  if (!place) return;
+  const OffloadConfig& config = place->config;
+  const bool copies = options_.compute != DType::f32;
+  const auto made = [&](OffloadTo to, const char* what, DType dtype) {
+    return std::make_shared<OffloadedBuffer>(place, to, what, dtype, shards_.state_numel());
+  };
+  TESSERA_CHECK(config.parameters == OffloadTo::none || shards_.shares_model(),
+                "offload.parameters needs zero_stage 3, which brings weights together for each use");
+  TESSERA_CHECK(config.parameters == OffloadTo::none || !options_.split_main,
+                "offload.parameters with split main weights: give one of the two");
+  const bool main_goes = copies ? config.optimizer != OffloadTo::none && !options_.split_main
+                                : config.parameters != OffloadTo::none;
+  if (main_goes) main_away_ = made(copies ? config.optimizer : config.parameters, "main weights", DType::f32);
+  if (copies && config.parameters != OffloadTo::none)
+    model_away_ = made(config.parameters, "weights", options_.compute);
+}
+
+bool Weights::main_is_away(std::size_t bucket) const {
+  return main_away_ && (options_.compute == DType::f32 || !layout_.buckets()[bucket].reads_main);
+}
+
+bool Weights::model_is_away(std::size_t bucket) const { return model_away_ && has_copy(bucket); }
+
 bool Weights::has_copy(std::size_t bucket) const {
   if (options_.compute == DType::f32) return false;
   return model_is_whole(bucket) || !layout_.buckets()[bucket].reads_main;
@@ -68,7 +94,7 @@ Tensor Weights::model_of(std::size_t bucket, const Range& run) const {
 
 /// Whether all of a bucket's main weights are here in fp32.
 bool Weights::in_place(std::size_t bucket) const {
-  return main_is_whole(bucket) && !splits(layout_.buckets()[bucket]);
+  return main_is_whole(bucket) && !splits(layout_.buckets()[bucket]) && !main_is_away(bucket);
 }
 
 void Weights::draw(const ParamSlot& slot, const Tensor& weight) const {
@@ -105,7 +131,11 @@ void Weights::draw_in(const ParamSlot& slot, const Tensor& scratch) {
   const bool whole = has_copy(slot.bucket) && model_is_whole(slot.bucket);
   if (!splits(layout_.buckets()[slot.bucket])) {
     if (whole) ops::axpby(ctx_, 1.0f, scratch, 0.0f, model_of(slot.bucket, slot.run()));
-    if (own.count > 0) ops::copy(ctx_, part, main_of(slot.bucket, own));
+    if (own.count > 0 && main_is_away(slot.bucket)) {
+      main_away_->store(shards_.in_state(slot.bucket, own), part);
+    } else if (own.count > 0) {
+      ops::copy(ctx_, part, main_of(slot.bucket, own));
+    }
     return;
   }
   // The others' shares are rounded like our own.
@@ -154,7 +184,13 @@ Tensor Weights::main_of(std::size_t bucket, const Range& run) const {
   return main_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count);
 }
 
+Tensor Weights::read_main(std::size_t bucket, const Range& run) const {
+  if (main_is_away(bucket)) return main_away_->load(shards_.in_state(bucket, run));
+  return values(bucket, run).read(ctx_);
+}
+
 StateValues Weights::values(std::size_t bucket, const Range& run) const {
+  if (main_is_away(bucket)) return main_away_->values(main_away_, shards_.in_state(bucket, run));
   if (!splits(layout_.buckets()[bucket])) return {main_of(bucket, run)};
   return {model_of(bucket, run),
           low_.narrow(0, main_at_[bucket] + run.begin - shards_.updated(bucket).begin, run.count)};
@@ -166,8 +202,9 @@ ops::MainWeights Weights::target(std::size_t bucket, const Range& run) const {
     return {Tensor(), halves.values, halves.low};
   }
   // Where the fp32 weights are gathered the copy is made from all of them, later.
-  const bool rounds = has_copy(bucket) && !(shards_.sharded() && main_is_whole(bucket));
-  return {main_of(bucket, run), rounds ? model_of(bucket, run) : Tensor()};
+  const bool rounds =
+      has_copy(bucket) && !model_is_away(bucket) && !(shards_.sharded() && main_is_whole(bucket));
+  return {main_is_away(bucket) ? Tensor() : main_of(bucket, run), rounds ? model_of(bucket, run) : Tensor()};
 }
 
 Tensor Weights::main_buffer() const {
@@ -182,6 +219,8 @@ const Tensor& Weights::model_buffer() const {
 
 Tensor Weights::main(const Parameter& parameter) const {
   const ParamSlot& slot = layout_.slot_of(parameter);
+  TESSERA_CHECK(!main_is_away(slot.bucket), "the main weights of ", parameter.name(),
+                " are offloaded: whole() brings them, pieces gives what is here");
   TESSERA_CHECK(in_place(slot.bucket), "this rank holds ",
                 splits(layout_.buckets()[slot.bucket]) ? "the two halves" : "a share",
                 " of the main weights of ", parameter.name(),
@@ -193,19 +232,31 @@ Tensor Weights::main(const Parameter& parameter) const {
 Tensor Weights::whole(const Parameter& parameter) const {
   const ParamSlot& slot = layout_.slot_of(parameter);
   wait();
-  if (main_is_whole(slot.bucket)) return values(slot.bucket, slot.run()).read(ctx_).view(parameter.shape());
+  if (main_is_whole(slot.bucket)) return read_main(slot.bucket, slot.run()).view(parameter.shape());
   const Range own = overlap(slot.run(), shards_.updated(slot.bucket));
-  return shards_.gathered(ctx_, slot, values(slot.bucket, own).read(ctx_));
+  return shards_.gathered(ctx_, slot, read_main(slot.bucket, own));
+}
+
+/// Of what is here of a bucket's main weights.
+void Weights::round(std::size_t bucket, const Range& run) {
+  const Tensor main = main_is_away(bucket) ? read_main(bucket, run) : main_of(bucket, run);
+  const Tensor model =
+      model_is_away(bucket) ? Tensor::empty(ctx_, {run.count}, options_.compute) : model_of(bucket, run);
+  ops::axpby(ctx_, 1.0f, main, 0.0f, model);
+  if (model_is_away(bucket)) model_away_->store(shards_.in_state(bucket, run), model);
 }
 
 void Weights::refresh_copy() {
-  if (!model_) return;
+  if (options_.compute == DType::f32) return;
   wait();
   for (std::size_t i = 0; i < main_at_.size(); ++i) {
     const Bucket& bucket = layout_.buckets()[i];
     if (splits(bucket) || !has_copy(i)) continue;
     const Range held = main_is_whole(i) ? bucket.run() : shards_.updated(i);
-    ops::axpby(ctx_, 1.0f, main_of(i, held), 0.0f, model_of(i, held));
+    // What is elsewhere comes through the device in tiles.
+    const std::int64_t most = main_is_away(i) || model_is_away(i) ? options_.place->config.tile : held.count;
+    for (std::int64_t done = 0; done < held.count; done += most)
+      round(i, {held.begin + done, std::min(most, held.count - done)});
   }
 }
 
@@ -249,7 +300,15 @@ void Weights::fetch(std::size_t bucket) {
   const bool copied = has_copy(bucket);
   const Range& share = shards_.updated(bucket);
   Tensor& into = copied ? whole.model : whole.main;
-  into = Tensor::empty(ctx_, {layout_.buckets()[bucket].count}, copied ? options_.compute : DType::f32);
+  const Bucket& b = layout_.buckets()[bucket];
+  into = Tensor::empty(ctx_, {b.count}, copied ? options_.compute : DType::f32);
+  if (copied ? model_is_away(bucket) : main_is_away(bucket)) {
+    // The gather follows the copy; neither waits for what is computed after this, nor holds it up.
+    const Tensor own = into.narrow(0, share.begin - b.begin, share.count);
+    whole.copied = (copied ? model_away_ : main_away_)->fetch(shards_.in_state(bucket, share), own);
+    whole.pending = shards_.gathering()->all_gather(options_.place->link.incoming(), own, into);
+    return;
+  }
   whole.pending =
       shards_.gathering()->all_gather(ctx_, copied ? model_of(bucket, share) : main_of(bucket, share), into);
 }
@@ -257,7 +316,7 @@ void Weights::fetch(std::size_t bucket) {
 void Weights::arrive(std::size_t bucket) {
   Whole& whole = whole_[bucket];
   TESSERA_ENSURE(InternalError, whole.here, "bucket ", bucket, " arrives and was not fetched");
-  whole.pending.wait(ctx_);
+  whole.wait(ctx_);
   if (options_.compute != DType::f32 && !whole.model) {
     whole.model = Tensor::empty(ctx_, whole.main.shape(), options_.compute);
     ops::axpby(ctx_, 1.0f, whole.main, 0.0f, whole.model);
@@ -270,7 +329,7 @@ void Weights::arrive(std::size_t bucket) {
 }
 
 void Weights::release(std::size_t bucket, const std::function<void()>& gate) {
-  if (whole_[bucket].here) whole_[bucket].pending.wait(ctx_);
+  if (whole_[bucket].here) whole_[bucket].wait(ctx_);
   whole_[bucket] = {};
   for (const ParamSlot& slot : layout_.slots_of(layout_.buckets()[bucket])) {
     slot.parameter->bind_weight({}, {});
@@ -295,6 +354,7 @@ std::size_t Weights::persistent_bytes() const {
   for (const Tensor* buffer : {&main_, &low_, &model_}) {
     if (*buffer) bytes += buffer->nbytes();
   }
+  for (const auto& away : {main_away_, model_away_}) bytes += away ? away->resident_bytes() : 0;
   return bytes;
 }
 

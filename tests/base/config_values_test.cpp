@@ -167,6 +167,25 @@ TEST(Rules, LateRules) {
                   "from 1 to 999");
 }
 
+TEST(Rules, OffloadNeedsWhatItTakesAway) {
+  expect_contains(refusal("offload: {gradients: nvme}\n"),
+                  "offload.gradients: nvme is for offload.optimizer");
+  expect_contains(refusal("offload: {gradients: cpu}\n"), "from parallel.zero_stage 2 on, not with 1");
+  EXPECT_EQ(refusal("offload: {gradients: cpu}\nparallel: {zero_stage: 2}\n"), "");
+  expect_contains(refusal("offload: {parameters: cpu}\nparallel: {zero_stage: 2}\n"),
+                  "as parallel.zero_stage 3 does, which is 2 here");
+  EXPECT_EQ(refusal("offload: {parameters: cpu}\nparallel: {zero_stage: 3}\n"), "");
+  expect_contains(
+      refusal("offload: {parameters: cpu}\nparallel: {zero_stage: 3}\ntraining: {precision: bf16}\n"
+              "optimizer: {split_main_weights: true}\n"),
+      "give one of the two");
+  expect_contains(refusal("offload: {activations: cpu}\n"), "needs training.recompute full, which is none");
+  EXPECT_EQ(refusal("offload: {activations: cpu}\ntraining: {recompute: full}\n"), "");
+  expect_contains(refusal("offload: {optimizer: cpu, ratio: 0}\n"), "offload.ratio must be above 0");
+  expect_contains(refusal("offload: {optimizer: cpu, ratio: 1.5}\n"), "offload.ratio must be");
+  expect_contains(refusal("offload: {ratio: 0.5}\n"), "none of them is offloaded");
+}
+
 TEST(Rules, NothingOverflows) {
   expect_contains(refusal("model: {num_layers: 100000, hidden_size: 16777216, num_heads: 8}\n"),
                   "parameters is beyond any machine");
@@ -225,10 +244,11 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
     truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,
-  pipeline_layout: "0,1,2,0", data: 3, zero_stage: 2, zero_group: 3, zero_reshard: never, gradient_dtype: bf16, timeout_s: 12.5}
+  pipeline_layout: "0,1,2,0", data: 3, zero_stage: 3, zero_group: 3, zero_reshard: never, gradient_dtype: bf16, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
-offload: {optimizer: nvme, path: "/fast disk", tile: 2048, buffers: 5}
+offload: {optimizer: nvme, gradients: cpu, parameters: cpu, activations: cpu, path: "/fast disk", ratio: 0.5, pin_memory: false, tile: 2048,
+  buffers: 5}
 lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
   wsd_decay_steps: 5, weight_decay_style: linear, end_weight_decay: 0.7}
 training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18, precision: fp16, fp32_residual: false,

@@ -19,7 +19,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/bench/bench.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/optim/offloaded_state.hpp"
+#include "tessera/optim/tile_walk.hpp"
 
 namespace {
 
@@ -122,7 +122,11 @@ double raw_seconds(const std::string& folder, std::size_t block, std::int64_t bl
 void disk(const std::string& folder, std::int64_t n, int threads) {
   const ExecCtx ctx = ExecCtx::cpu(threads);
   const OffloadConfig config{.optimizer = OffloadTo::nvme, .path = folder};
-  OffloadedState state(ctx, config, {"adam_m", "adam_v"}, n, 0);
+  const auto place = std::make_shared<OffloadPlace>(ctx, config, 0);
+  std::vector<TileWalk::Part> parts;
+  for (const char* kind : {"adam_m", "adam_v"})
+    parts.push_back({std::make_shared<OffloadedBuffer>(place, config.optimizer, kind, DType::f32, n)});
+  TileWalk state(place, parts);
   std::vector<std::int64_t> tiles;
   for (std::int64_t i = 0; i * state.tile() < n; ++i) tiles.push_back(i);
   Update update(static_cast<std::int64_t>(tiles.size()) * state.tile(), "fp32", threads);
@@ -141,7 +145,7 @@ void disk(const std::string& folder, std::int64_t n, int threads) {
   const double raw = raw_seconds(folder, static_cast<std::size_t>(state.tile()) * 4, blocks,
                                  static_cast<int>(config.buffers));
   std::printf("{\"seconds\": %.6f, \"walk_seconds\": %.6f, \"raw_seconds\": %.6f, \"bytes\": %.0f}\n", whole,
-              walk, raw, 2.0 * static_cast<double>(state.offloaded_bytes()));
+              walk, raw, 2.0 * static_cast<double>(place->on_disk));
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
             const ParamSlot& slot = engine->params().slots()[engine->params().layout().index_of(*p)];
             const Range own_run = overlap(slot.run(), engine->params().shards().share(slot.bucket));
             if (own_run.count > 0) {
-              test::edit(engine->params().gradient().buffer().narrow(0, own_run.begin, 1),
+              test::edit(engine->params().gradient().latest_call().on_device().narrow(0, own_run.begin, 1),
                          [](auto& grad) { grad[0] = std::numeric_limits<float>::infinity(); });
             }
           }

@@ -43,6 +43,7 @@ PARTS = [
     Part("kernels_attention", 2, 30, 120),
     Part("layouts", 1, 90, 300),
     Part("ranks", 1, 60, 240),
+    Part("offload", 2, 120, 400),
     Part("compare_xl", 2, 240, 480, "configs/gpt2_xl.yaml", "gpu_xl_bf16"),
     Part("compare_llama", 2, 240, 480, "configs/llama_7b.yaml", "gpu_llama_7b_bf16"),
     Part("compare_llama3", 2, 240, 480, "configs/llama3_8b.yaml", "gpu_llama3_8b_bf16"),

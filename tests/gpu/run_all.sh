@@ -6,6 +6,7 @@ cd "$here/../.."
 source scripts/common.sh
 source scripts/testing.sh
 source tests/gpu/parts.sh
+source tests/gpu/offload.sh
 
 usage() {
   cat <<'TEXT'

@@ -19,7 +19,7 @@ from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ["info", "parity", "tests", "ranks", "layouts", "kernels_memory", "kernels_gemm", "kernels_attention", "counters", "train",
-         "generation", "python", "faults", "sanitizer",
+         "generation", "offload", "python", "faults", "sanitizer",
          "compare_small", "compare_124m", "compare_xl", "compare_llama", "compare_llama3"]
 OUTCOMES = ("ok", "FAILED", "partly", "skipped")
 PACKAGES = ("torch", "transformers", "numpy", "pybind11")
@@ -120,7 +120,7 @@ def read_part(folder: Path, name: str) -> Optional[Dict]:
 
 
 def figures(folder: Path, name: str) -> Dict:
-    readers = {"tests": tests, "parity": parity, "train": train, "python": beside_torch}
+    readers = {"tests": tests, "parity": parity, "train": train, "offload": train, "python": beside_torch}
     readers |= {part: kernels for part in PARTS if part.startswith("kernels_")}
     readers |= {part: compared for part in PARTS if part.startswith("compare_")}
     try:
@@ -152,7 +152,7 @@ def kernels(folder: Path) -> Dict:
 
 def train(folder: Path) -> Dict:
     found = {}
-    for path in sorted(folder.glob("train_*.txt")):
+    for path in sorted([*folder.glob("train_*.txt"), *folder.glob("offload_*.txt")]):
         lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
         if lines:
             turn = json.loads(lines[-1])

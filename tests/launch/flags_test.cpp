@@ -70,8 +70,6 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
       EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "2")); }), "is not in this build yet");
     }
   }
-  EXPECT_HAS(refusal([] { settings_of(with_layout("megatron_lm_use_custom_fsdp", "true")); }),
-             "Megatron's FSDP");
 }
 
 TEST(AccelerateFlags, TwoNamesOfOneThingAgree) {

@@ -203,8 +203,9 @@ struct Rank {
                       .embedding = &mesh.embedding(),
                       .world = &mesh.world(),
                       .tensor_block = [this](int copies) -> Communicator& { return mesh.tp_block(copies); }};
+    options.offload = offload;
     store = std::make_unique<ParamStore>(ctx, declared.parameters, options);
-    optimizer = std::make_unique<Optimizer>(ctx, *store, config, LossScale{}, groups, offload);
+    optimizer = std::make_unique<Optimizer>(ctx, *store, config, LossScale{}, groups);
   }
   /// One call in the order of a backward pass, reductions during it if `counted`.
   void call(const Contributions& contributions, double factor = 1.0, bool counted = true) {

@@ -28,6 +28,8 @@ OffloadConfig to_disk(const std::filesystem::path& folder, std::int64_t buffers 
   return {.optimizer = OffloadTo::nvme, .path = folder.string(), .tile = 1024, .buffers = buffers};
 }
 
+constexpr OffloadTo kNone = OffloadTo::none, kCpu = OffloadTo::cpu, kNvme = OffloadTo::nvme;
+
 /// All that a rank would load, by name and place.
 std::map<std::string, std::vector<float>> held(Rank& rank) {
   std::map<std::string, std::vector<float>> all;
@@ -73,7 +75,18 @@ struct Case {
   OptimizerConfig config;
   bool split = false;
   std::int64_t buffers = 4;
+  OffloadTo optimizer = kNvme, gradients = kNone, parameters = kNone;
+  double ratio = 1;
 };
+
+OffloadConfig offload_of(const Case& c, const std::filesystem::path& folder) {
+  OffloadConfig config = to_disk(folder, c.buffers);
+  config.optimizer = c.optimizer;
+  config.gradients = c.gradients;
+  config.parameters = c.parameters;
+  config.ratio = c.ratio;
+  return config;
+}
 
 class OptimizerOffload : public testing::TestWithParam<Case> {};
 
@@ -84,13 +97,14 @@ TEST_P(OptimizerOffload, ChangesNoBitAndMovesBothWays) {
     const ParamStoreOptions options{
         .compute = c.compute, .split_main = c.split, .zero_stage = c.zero_stage, .bucket_elements = 500};
     Rank plain(world, c.grid, options, c.config);
-    Rank offloaded(world, c.grid, options, c.config, {}, to_disk(folder.path(), c.buffers));
-    EXPECT_GT(offloaded.optimizer->offloaded_bytes(), 0u);
+    Rank offloaded(world, c.grid, options, c.config, {}, offload_of(c, folder.path()));
+    ASSERT_TRUE(offloaded.store->place());
+    EXPECT_GT(offloaded.store->place()->in_memory + offloaded.store->place()->on_disk, 0u);
     for (Rank* rank : {&plain, &offloaded}) train(*rank, 0, 3);
     expect_same(plain, offloaded);
     // What a checkpoint holds goes on in the other place.
     Rank from_disk(world, c.grid, options, c.config),
-        to_the_disk(world, c.grid, options, c.config, {}, to_disk(folder.path(), c.buffers));
+        to_the_disk(world, c.grid, options, c.config, {}, offload_of(c, folder.path()));
     for (Rank* rank : {&from_disk, &to_the_disk}) train(*rank, 0, 3);  // the same weights
     load(offloaded, from_disk);
     load(plain, to_the_disk);
@@ -108,15 +122,26 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 2, 1}, DType::bf16, 2, kAdamW}, Case{{1, 2, 1}, DType::f32, 3, kAdamW},
                     Case{{4, 1, 2}, DType::bf16, 1, kAdamW},
                     Case{{1, 2, 1}, DType::f32, 1, {.name = OptimizerName::sgd, .momentum = 0.8}},
-                    Case{{}, DType::f32, 1, {.name = OptimizerName::adam}, false, 3}));
+                    Case{{}, DType::f32, 1, {.name = OptimizerName::adam}, false, 3},
+                    // In host memory, by streams of its own.
+                    Case{{}, DType::bf16, 1, kAdamW, false, 2, kCpu},
+                    Case{{1, 2, 1}, DType::f32, 1, kAdamW, false, 2, kCpu, kNone, kNone, 0.4},
+                    Case{{1, 3, 1}, DType::bf16, 2, kAdamW, false, 2, kCpu, kCpu},
+                    Case{{1, 2, 1}, DType::bf16, 2, kAdamW, false, 2, kNone, kCpu, kNone, 0.5},
+                    Case{{1, 3, 1}, DType::bf16, 3, kAdamW, false, 2, kCpu, kCpu, kCpu},
+                    Case{{1, 2, 1}, DType::f32, 3, kAdamW, false, 2, kNvme, kNone, kCpu},
+                    Case{{1, 2, 1}, DType::bf16, 3, kAdamW, false, 2, kNone, kNone, kCpu, 0.7},
+                    Case{{2, 2, 1}, DType::f32, 3, kAdamW, false, 2, kNone, kCpu, kCpu},
+                    Case{{}, DType::f32, 3, kAdamW, false, 2, kCpu, kCpu, kCpu},
+                    Case{{}, DType::bf16, 3, kAdamW, false, 2, kNvme, kCpu, kCpu, 0.6}));
 
 /// One rank on whatever device the tests run on, its state in host memory or in a file.
 TEST(OptimizerOffload, OnAnyDevice) {
   const TempDir folder;
   struct Model {
     explicit Model(const OffloadConfig& offload)
-        : store(ctx, {&weight, &bias}, {.compute = DType::bf16}),
-          optimizer(ctx, store, {.eps = 1e-5}, {}, {}, offload) {}
+        : store(ctx, {&weight, &bias}, {.compute = DType::bf16, .offload = offload}),
+          optimizer(ctx, store, {.eps = 1e-5}) {}
     ExecCtx ctx = test::context(1, 5);
     Parameter weight{"weight", {70, 64}, Init::normal(0.5f)};
     Parameter bias{"bias", {64}, Init::ones()};
@@ -165,8 +190,9 @@ TEST(OptimizerOffload, AStepThatIsSkippedChangesNothing) {
 
 TEST(OptimizerOffload, FoldersThatCannotBeUsedAreRefused) {
   const auto made = [](const OffloadConfig& config, std::int64_t numel = 5000) {
-    OffloadedState state(ExecCtx::cpu(1), config, {"adam_m", "adam_v"}, numel, 3);
-    return state.take_notes();
+    const auto place = std::make_shared<OffloadPlace>(ExecCtx::cpu(1), config, 3);
+    const OffloadedBuffer buffer(place, config.optimizer, "adam_m", DType::f32, numel);
+    return place->notes;
   };
   test::expect_error<ConfigError>([&] { made({.optimizer = OffloadTo::nvme}); }, "offload.path");
   test::expect_error<ConfigError>([&] { made(to_disk("/no/such/folder")); }, "/no/such/folder", "make it");

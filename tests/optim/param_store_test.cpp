@@ -45,7 +45,7 @@ TEST(ParamStore, LaysOutInReverseWithAlignedStarts) {
   EXPECT_EQ(a.value().shape(), (Shape{100, 3}));
   EXPECT_EQ(a.grad().shape(), (Shape{100, 3}));
   EXPECT_EQ(a.value().raw(), store.weights().main_buffer().data<float>() + 256);
-  EXPECT_EQ(a.grad().raw(), store.gradient().buffer().data<float>() + 256);
+  EXPECT_EQ(a.grad().raw(), store.gradient().latest_call().on_device().data<float>() + 256);
   EXPECT_EQ(store.weights().main(a).raw(), a.value().raw());
   const auto main = store.weights().main_buffer().to_vector<float>();
   EXPECT_EQ(std::accumulate(main.begin(), main.end(), 0.0), 300 + 1 + 64 + 65);  // the gaps are zero
@@ -118,7 +118,7 @@ TEST(ParamStore, SplitMainWeightsHoldEveryBit) {
     EXPECT_EQ(w.value().to_floats(), whole_w.value().to_floats());  // no tie among these
     EXPECT_EQ(norm.main().to_floats(), std::vector<float>(19, 1.0f));
     if (trainable) {
-      EXPECT_EQ(split.gradient().buffer().to_floats(), std::vector<float>(384 + 64, 0.0f));
+      EXPECT_EQ(split.gradient().latest_call().on_device().to_floats(), std::vector<float>(384 + 64, 0.0f));
     }
     EXPECT_THROW(w.main(), InvalidArgument);
     EXPECT_THROW(split.weights().main(w), InvalidArgument);
@@ -226,7 +226,7 @@ TEST(ParamStore, InferenceHoldsNoGradients) {
   Parameter w("w", {500, 1000}, Init::normal(0.02f));
   ParamStore store(ctx, {&w}, {.trainable = false});
   EXPECT_FALSE(w.trained());
-  EXPECT_FALSE(store.gradient().buffer());
+  EXPECT_FALSE(store.gradient().latest_call().on_device());
   EXPECT_LT(ctx.allocator->stats().used_bytes, 500'000 * 4.05);
   EXPECT_THROW(store.gradient().begin_call(), InvalidArgument);
   EXPECT_THROW(Optimizer(ctx, store, {}), InvalidArgument);

@@ -221,8 +221,9 @@ TEST(Pieces, AShareIsNotPassedOffAsTheWhole) {
     EXPECT_THROW(rank.optimizer->state(), InvalidArgument);
     rank.call({});
     EXPECT_THROW(rank.store->gradient().sum(), InvalidArgument);
-    EXPECT_THROW(rank.store->pieces(PieceSet::held, "adam_m", {rank.store->gradient().buffer()}),
-                 InvalidArgument);
+    EXPECT_THROW(
+        rank.store->pieces(PieceSet::held, "adam_m", {rank.store->gradient().latest_call().on_device()}),
+        InvalidArgument);
   });
 }
 

@@ -82,7 +82,7 @@ void run(const std::vector<std::string>& args) {
   out.add("loss", {1}, {static_cast<float>(engine->forward_backward(batches[0]))});
   for (const Parameter* parameter : engine->params().parameters()) {
     out.add("grad." + parameter->name(),
-            engine->params().view(engine->params().gradient().buffer(), *parameter));
+            engine->params().view(engine->params().gradient().latest_call().on_device(), *parameter));
   }
   engine->discard();
 

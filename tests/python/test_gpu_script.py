@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-SCRIPTS = ("run_all.sh", "parts.sh", "bundle.sh", "rank.sh")
+SCRIPTS = ("run_all.sh", "parts.sh", "offload.sh", "bundle.sh", "rank.sh")
 
 
 @pytest.fixture(scope="module")

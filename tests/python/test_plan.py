@@ -249,7 +249,7 @@ def test_the_documents_shape_fits_with_offload(tessera_program: Path):
                         "max_positions": 2048})
     assert done["parameters"] == whole and isclose(whole, 218.1e9, rel_tol=1e-3)
     assert done["fits"] and all(isclose(rank["memory_bytes"], 65e9, rel_tol=0.12) for rank in done["ranks"])
-    on_disk = sum(rank["offloaded_bytes"] for rank in done["ranks"])
+    on_disk = sum(rank["disk_bytes"] for rank in done["ranks"])
     held = sum(rank["parameters"] for rank in done["ranks"])  # copies of norms, positions and the tied table among them
     assert isclose(on_disk, 8 * held, rel_tol=1e-3)
     assert not plan(tessera_program, config, "--memory_gb", 80, "offload.optimizer=none", "offload.path=null", code=5)["fits"]

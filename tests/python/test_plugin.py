@@ -107,6 +107,7 @@ LAYOUTS = {
     "pp_degree": ({}, 2, lambda a, b: b[0] < a[0]),
     "sequence_parallelism": ({"tp_degree": 2}, True, lambda a, b: b[1] != a[1]),
     "use_distributed_optimizer": ({}, True, lambda a, b: b[1] < a[1]),
+    "use_custom_fsdp": ({"use_distributed_optimizer": True}, True, lambda a, b: b[1] < a[1]),
     "decoder_last_pipeline_num_layers": (PIPELINE, 3, lambda a, b: b[0] < a[0]),
     "pipeline_model_parallel_split_rank": ({**PIPELINE, "family": "MT5"}, 1, lambda a, b: b[0] < a[0]),
     "num_layers_per_virtual_pipeline_stage": (PIPELINE, 1, lambda a, b: b[1] != a[1]),
@@ -169,7 +170,7 @@ def test_fields_without_effect_are_said_once(name, caplog):
 
 @pytest.mark.parametrize("name", having("refuses"))
 def test_fields_that_are_refused(name):
-    value = {"calculate_per_token_loss": False, "use_custom_fsdp": True}.get(name, len if name.startswith("custom") else 2)
+    value = {"calculate_per_token_loss": False}.get(name, len if name.startswith("custom") else 2)
     for fields in (given(name, value, {}), as_argument(name, value, {})):
         with pytest.raises(ConfigError, match=f"MegatronLMPlugin.{name}="):
             MegatronLMPlugin(**fields)

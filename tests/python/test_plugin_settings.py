@@ -59,6 +59,7 @@ IN_CONFIG = {
     "sequence_parallelism": ({"tp_degree": 2}, True, {"parallel.sequence": True}),
     "recompute_activations": ({}, True, {"training.recompute": "selective"}),
     "use_distributed_optimizer": ({}, True, {"parallel.zero_stage": 1}),
+    "use_custom_fsdp": ({}, True, {"parallel.zero_stage": 3}),
     "use_precision_aware_optimizer": ({"mixed_precision": "bf16"}, True, {"optimizer.split_main_weights": True}),
     "optimizer_cpu_offload": ({}, True, {"offload.optimizer": "cpu"}),
     "num_layers_per_virtual_pipeline_stage": (
@@ -138,7 +139,7 @@ def test_environment(name, monkeypatch):
         text = "no" if name.startswith("att") else "true"
     for variable in variables(name):
         monkeypatch.setenv(variable, text)
-        if name in ("use_custom_fsdp", "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"):
+        if name in ("expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"):
             with pytest.raises(ConfigError, match=name):
                 MegatronLMPlugin()
         else:

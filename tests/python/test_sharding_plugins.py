@@ -51,9 +51,11 @@ def test_hybrid_shards_within_a_machine(monkeypatch):
 def test_torch_strategies():
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     assert parallel(FullyShardedDataParallelPlugin(sharding_strategy=fsdp.ShardingStrategy.SHARD_GRAD_OP)) == {"zero_stage": 2}
-    FullyShardedDataParallelPlugin(cpu_offload=fsdp.CPUOffload(offload_params=False))
-    with pytest.raises(ConfigError, match="offload"):
-        FullyShardedDataParallelPlugin(cpu_offload=fsdp.CPUOffload(offload_params=True))
+    assert FullyShardedDataParallelPlugin(cpu_offload=fsdp.CPUOffload(offload_params=False)).offload == {}
+    plugin = FullyShardedDataParallelPlugin(cpu_offload=fsdp.CPUOffload(offload_params=True))
+    assert plugin.offload == {"optimizer": "cpu", "gradients": "cpu", "parameters": "cpu"}
+    policy = fsdp.CPUOffloadPolicy()
+    assert FullyShardedDataParallelPlugin(fsdp_version=2, cpu_offload=policy).offload["parameters"] == "cpu"
 
 
 def test_the_rest_of_the_configuration(monkeypatch):
@@ -61,10 +63,14 @@ def test_the_rest_of_the_configuration(monkeypatch):
     assert config["optimizer"]["clip_grad"] == 0.5 and "recompute" not in config["training"]
     assert native_config(sharding=DeepSpeedPlugin(gradient_clipping="auto"), world_size=2)["optimizer"]["clip_grad"] == 0
     offloading = {"offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/disk"}
-    assert native_config(sharding=DeepSpeedPlugin(**offloading), world_size=2)["offload"] == {"optimizer": "nvme", "path": "/disk"}
-    assert native_config(sharding=DeepSpeedPlugin(offload_optimizer_device="cpu"), world_size=2)["offload"] == {"optimizer": "cpu"}
-    plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
-    assert native_config(sharding=plugin, world_size=2)["training"]["recompute"] == "full"
+    offload = lambda plugin: native_config(sharding=plugin, world_size=2)["offload"]  # noqa: E731
+    assert offload(DeepSpeedPlugin(zero_stage=1, **offloading)) == {"optimizer": "nvme", "path": "/disk"}
+    assert offload(DeepSpeedPlugin(offload_optimizer_device="cpu")) == {"optimizer": "cpu", "gradients": "cpu"}
+    assert offload(DeepSpeedPlugin(zero_stage=3, offload_param_device="cpu")) == {"optimizer": "none", "parameters": "cpu"}
+    plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True, activation_checkpointing_offload=True)
+    assert native_config(sharding=plugin, world_size=2)["training"]["recompute"] == "full" and offload(plugin) == {"activations": "cpu"}
+    plugin = FullyShardedDataParallelPlugin(sharding_strategy="SHARD_GRAD_OP", cpu_offload=True)
+    assert parallel(plugin) == {"zero_stage": 3, "zero_reshard": "never"}
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.25")
     plugin = DeepSpeedPlugin()
@@ -75,12 +81,16 @@ def test_the_rest_of_the_configuration(monkeypatch):
     (DeepSpeedPlugin, {"zero_stage": 4}, "it is 0, 1, 2 or 3"),
     (DeepSpeedPlugin, {"offload_optimizer_device": "disk"}, "it is none, cpu or nvme"),
     (DeepSpeedPlugin, {"offload_optimizer_device": "nvme"}, "go together"),
-    (DeepSpeedPlugin, {"offload_param_device": "nvme"}, "offload_param_device='nvme'.*not in this build yet"),
+    (DeepSpeedPlugin, {"zero_stage": 3, "offload_param_device": "nvme"}, "none or cpu; weights can lie in host memory"),
+    (DeepSpeedPlugin, {"offload_param_device": "cpu"}, "is for zero_stage=3"),
+    (DeepSpeedPlugin, {"zero_stage": 3, "offload_param_nvme_path": "/tmp"}, "not on disk"),
     (DeepSpeedPlugin, {"offload_optimizer_nvme_path": "/tmp"}, "go together"),
     (DeepSpeedPlugin, {"hf_ds_config": {"a": 1}}, "DeepSpeed's JSON"),
     (DeepSpeedPlugin, {"enable_msamp": True}, "MS-AMP"),
     (DeepSpeedPlugin, {"gradient_clipping": "much"}, "a number or 'auto'"),
-    (FullyShardedDataParallelPlugin, {"cpu_offload": True}, "not in this build yet"),
+    (FullyShardedDataParallelPlugin, {"cpu_offload": "some"}, "True or False"),
+    (FullyShardedDataParallelPlugin, {"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, "there are no shares"),
+    (FullyShardedDataParallelPlugin, {"activation_checkpointing_offload": True}, "needs activation_checkpointing=True"),
     (FullyShardedDataParallelPlugin, {"sharding_strategy": "SOME"}, "is one of FULL_SHARD"),
     (FullyShardedDataParallelPlugin, {"fsdp_version": 2, "reshard_after_forward": 4}, "shares of another size"),
     (FullyShardedDataParallelPlugin, {"mixed_precision_policy": "bf16"}, "give mixed_precision to the Accelerator"),

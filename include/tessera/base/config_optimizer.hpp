@@ -27,11 +27,26 @@ struct OptimizerConfig {
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
 
+/// What lies outside the device's memory while it is not used.
 struct OffloadConfig {
-  OffloadTo optimizer = OffloadTo::none;           ///< where Adam's moments or SGD's momentum lie
+  OffloadTo optimizer = OffloadTo::none;           ///< its state, and main weights that no kernel reads
+  OffloadTo gradients = OffloadTo::none;           ///< this rank's share, none or cpu; from ZeRO-2 on
+  OffloadTo parameters = OffloadTo::none;          ///< what kernels read, none or cpu; ZeRO-3
+  OffloadTo activations = OffloadTo::none;         ///< inputs of recomputed layers, none or cpu
   std::optional<std::string> path = std::nullopt;  ///< of nvme: a folder
+  double ratio = 1.0;                              ///< of the optimizer's numbers that are offloaded
+  bool pin_memory = true;                          ///< host memory that GPUs copy by themselves
   std::int64_t tile = 1 << 20;                     ///< elements that travel together
-  std::int64_t buffers = 4;                        ///< tiles in host memory at once
+  std::int64_t buffers = 4;                        ///< of nvme: tiles in host memory at once
+
+  /// A CPU's memory, and meta's, counts as another place than the host's, as a GPU's is: to plan for a GPU,
+  /// and to try without one what a run on it does. No setting of a file.
+  bool memory_apart = false;
+
+  bool any() const {
+    return optimizer != OffloadTo::none || gradients != OffloadTo::none || parameters != OffloadTo::none ||
+           activations != OffloadTo::none;
+  }
 
   friend bool operator==(const OffloadConfig&, const OffloadConfig&) = default;
 };

@@ -8,6 +8,7 @@
 
 namespace tessera {
 
+class ActivationOffload;
 class GemmTuner;
 class SharedCores;
 
@@ -27,6 +28,8 @@ struct ExecCtx {
   std::shared_ptr<GemmTuner> gemm_tuner = {};
   /// On the CPU whether others want its cores (ops::watch_cores). Null: nobody looks.
   std::shared_ptr<SharedCores> cores = {};
+  /// Who keeps inputs of recomputed parts in host memory. Null: they stay on the device.
+  std::shared_ptr<ActivationOffload> activations = {};
 
   /// A context on the CPU. threads = 0 takes every core this process may run on.
   static ExecCtx cpu(int threads = 0, std::uint64_t seed = 0);

@@ -24,6 +24,14 @@ struct MemoryTerm {
   std::int64_t bytes = 0;
 };
 
+/// What of a rank's lies outside the device, as `offload` says.
+struct Elsewhere {
+  std::int64_t host_bytes = 0, disk_bytes = 0;
+  std::int64_t to_device = 0, to_host = 0;  ///< bytes that cross the device's link in a step
+};
+/// Under these axes a TrafficTerm is what crosses the device's link.
+inline constexpr std::string_view kToDevice = "to_device", kToHost = "to_host";
+
 /// What a rank sends to others for one purpose. `axis` is the group it goes through, as AxisTraffic names it:
 /// "tp", "tp_block", "dp", "pp", "embedding" or "world".
 struct TrafficTerm {
@@ -69,7 +77,7 @@ class DryRank {
   using MakeModel = std::function<std::unique_ptr<Model>(ProcessMesh&)>;
   /// Of `options` the mesh and the size of a micro-batch are replaced. Errors: as Engine's constructor.
   DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
-          const MicroBatchSize& micro_batch);
+          const MicroBatchSize& micro_batch, bool for_gpu = false);
   ~DryRank();
   DryRank(const DryRank&) = delete;
   DryRank& operator=(const DryRank&) = delete;
@@ -79,8 +87,10 @@ class DryRank {
   /// What stays between steps: "weights", "16-bit weights", "gradients", "optimizer", and as "tables" what
   /// belongs to these and, after pieces(), to the model.
   std::vector<MemoryTerm> persistent() const;
-  /// Of the optimizer's state, what lies in host memory or on disk.
-  std::int64_t offloaded_bytes() const;
+  /// What lies in host memory and on disk between steps.
+  Elsewhere elsewhere() const;
+  /// What each pass has in host memory until it is walked backwards; after pieces().
+  std::int64_t host_bytes_of_pass() const;
   /// Bytes of one micro-batch's tokens, labels and positions.
   std::int64_t batch_bytes() const;
   /// Runs forward and backward of each piece. put_off: weight gradients on their own.
@@ -96,6 +106,13 @@ class DryRank {
   PieceRecord run_piece(Stage& stage, int chunk, bool put_off) const;
   void begin_piece(int chunk, bool put_off);
   std::int64_t held() const;
+  struct Crossed {
+    std::uint64_t to_device = 0, to_host = 0;
+  };
+  /// Bytes that crossed the device's link so far, for what stays between steps, or for activations.
+  Crossed crossed() const;
+  Crossed crossed_by_activations() const;
+  static void add_crossed(std::vector<TrafficTerm>& terms, const Crossed& before, const Crossed& after);
 
   MicroBatchSize micro_batch_;
   Schedule order_;  ///< of the pieces; without actions

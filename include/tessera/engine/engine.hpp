@@ -270,7 +270,8 @@ class Engine {
   std::vector<LossTerm> terms_;                ///< of the last loss that was read
   std::map<std::string, std::string> frozen_;  ///< by set_frozen
   std::uint64_t frozen_hash_ = 0;
-  bool frozen_changed_ = false;  ///< since the last update, on every rank alike
+  bool frozen_changed_ = false;             ///< since the last update, on every rank alike
+  std::vector<std::string> offload_notes_;  ///< not taken yet
   std::set<OpenCall::State*> open_calls_;
   std::set<OpenForward::State*> open_forwards_;
   std::int64_t forwards_ = 0;    ///< so far: ranks compare which one a backward is for

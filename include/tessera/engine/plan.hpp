@@ -25,7 +25,7 @@ struct RankPlan {
   std::int64_t parameters = 0;     ///< values it holds, the padding of buffers not counted
   int most_in_flight = 0;          ///< micro-batches x chunks whose activations it holds at once
   std::vector<MemoryTerm> memory;
-  std::int64_t offloaded_bytes = 0;  ///< optimizer state in host memory or on disk, as `offload` says
+  Elsewhere elsewhere;
   std::vector<TrafficTerm> traffic;
 
   /// Of one term; 0 if there is none of that name.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/optim/gradient_memory.hpp"
 #include "tessera/optim/shards.hpp"
 
 namespace tessera {
@@ -31,6 +32,8 @@ class GradientPasses {
   /// This rank contributes nothing more to these buckets.
   void complete(const std::vector<std::size_t>& buckets);
   void end();
+  /// Adds sums that are still on their way.
+  void settle();
   /// Bytes of memory that is there from a bucket's first contribution to its reduction.
   std::size_t held_bytes() const;
 
@@ -46,9 +49,11 @@ class GradientPasses {
 class GradientAccumulator {
  public:
   /// `layout`, `groups` and `shards` are kept by reference. `frozen`: by slot. Not `trainable`: there is no
-  /// memory, and members that compute throw InvalidArgument.
+  /// memory, and members that compute throw InvalidArgument. `place`: what offloads gradients, or null; they
+  /// are then shares.
   GradientAccumulator(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards,
-                      const StoreGroups& groups, bool trainable, std::vector<bool> frozen);
+                      const StoreGroups& groups, bool trainable, std::vector<bool> frozen,
+                      std::shared_ptr<OffloadPlace> place = nullptr);
   ~GradientAccumulator();
   GradientAccumulator(const GradientAccumulator&) = delete;
   GradientAccumulator& operator=(const GradientAccumulator&) = delete;
@@ -78,8 +83,8 @@ class GradientAccumulator {
   bool call_is_closed() const { return call_ == Call::closed; }
   void add_call(double factor);
   void drop_call();
-  Tensor set_call_aside();
-  void add_set_aside(const Tensor& gradient, double factor);
+  GradientMemory set_call_aside();
+  void add_set_aside(const GradientMemory& gradient, double factor);
   /// Calls finished since the last discard().
   int finished_calls() const { return finished_calls_; }
   /// By slot: whether the parameter was trained in one of the finished calls, so that an update acts on it.
@@ -87,10 +92,10 @@ class GradientAccumulator {
   /// Another number whenever pending() or scale() may give something else. The same on all ranks.
   std::int64_t version() const { return version_; }
 
-  /// fp32 [layout.numel()] with the latest call's gradients, or undefined when not trainable. Sharded:
-  /// finished sums in this rank's shares alone. With Shards::shares_gradient() these shares are all there is,
-  /// laid out as ParamStore::zeros().
-  const Tensor& buffer() const { return buckets_; }
+  /// The latest call's gradients, [layout.numel()], or undefined when not trainable. Sharded: finished sums
+  /// in this rank's shares alone. With Shards::shares_gradient() these shares are all there is, laid out as
+  /// ParamStore::zeros().
+  const GradientMemory& latest_call() const { return buckets_; }
   /// The sum over finished calls. Errors: InvalidArgument if there is none, or if sharded.
   FlatGradient sum() const;
   /// What the gradients of pending() are still to be multiplied by. Errors: InvalidArgument if no call was
@@ -99,12 +104,12 @@ class GradientAccumulator {
   /// The gradient an update takes, still to be multiplied by scale(): laid out like the flat buffers, or with
   /// `summed` like a buffer made by ParamStore::zeros(). Errors: InvalidArgument if no call was finished.
   struct Pending {
-    Tensor flat;
+    const GradientMemory* flat;
     bool summed = false;
   };
   Pending pending() const;
-  /// Elements `run` of it, which lie inside Shards::updated(bucket).
-  Tensor of(std::size_t bucket, const Range& run) const;
+  /// Elements `run` of it, which lie inside Shards::updated(bucket), where they are.
+  StateValues of(std::size_t bucket, const Range& run) const;
   /// The gradient an update would take in the parameter's shape, whole on every data rank (always a copy).
   /// Collective over the data ranks. Errors: InvalidArgument if no call was finished.
   Tensor whole(const Parameter& parameter) const;
@@ -121,17 +126,19 @@ class GradientAccumulator {
   void bind(std::size_t slot);
   /// ParamStore::set_frozen, before parameters are bound anew. `frozen`: by slot.
   void set_frozen(std::vector<bool> frozen);
+  /// Of the device's memory.
   std::size_t persistent_bytes() const;
 
  private:
   enum class Call { open, closed, none };
   enum class Place { nowhere, buckets, sum };
 
-  /// Elements `run` of buffer(), which lie inside Shards::updated(bucket).
-  Tensor latest(std::size_t bucket, const Range& run) const;
+  /// Where elements `run` of the latest call's gradient lie, which are inside Shards::updated(bucket).
+  Range latest(std::size_t bucket, const Range& run) const;
   void check_trainable() const;
   void make_reduction();
-  Tensor& sum_memory();
+  const GradientMemory& sum_memory();
+  void copy_latest(const GradientMemory& to, double factor, bool adds);
   void add_to_sum(double factor, float beta);
   void move_to_sum();
   void note_finished(Place place);
@@ -144,8 +151,9 @@ class GradientAccumulator {
   const StoreGroups& groups_;
   std::vector<bool> frozen_;   // by slot
   std::vector<bool> trained_;  // by slot
-  Tensor buckets_;             // see buffer(); undefined: not trainable
-  Tensor sum_;                 // laid out as ParamStore::zeros()
+  std::shared_ptr<OffloadPlace> place_of_memory_;
+  GradientMemory buckets_;  // see latest_call(); undefined: not trainable
+  GradientMemory sum_;      // laid out as ParamStore::zeros()
   std::unique_ptr<GradientReduction> reduction_;
   Call call_ = Call::open;
   Place place_ = Place::nowhere;  // of what finished calls left

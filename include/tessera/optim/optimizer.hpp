@@ -12,7 +12,6 @@
 
 #include "tessera/base/config_optimizer.hpp"
 #include "tessera/base/update_state.hpp"
-#include "tessera/optim/offloaded_state.hpp"
 #include "tessera/optim/param_groups.hpp"
 #include "tessera/optim/param_store.hpp"
 #include "tessera/tensor/host_copy.hpp"
@@ -47,14 +46,15 @@ struct NamedTensor {
 /// sharded or split, one for each bucket.
 class Optimizer {
  public:
-  /// Keeps a reference to `store`. Without groups they are ParamGroups::by_decay(config). What the store has
-  /// frozen stays frozen whatever its group says. Errors: InvalidArgument if the store is not trainable, for
-  /// more than kMostGroups groups or a parameter without one; ConfigError for values that no update can use.
+  /// Keeps a reference to `store`, whose offload says where state lies. Without groups they are
+  /// ParamGroups::by_decay(config). What the store has frozen stays frozen whatever its group says. Errors:
+  /// InvalidArgument if the store is not trainable, for more than kMostGroups groups or a parameter without
+  /// one; ConfigError for values that no update can use.
   ///
   /// An update acts on what the store has gradients of (GradientAccumulator::trained): the rest keeps its
   /// weights and moments and does not count the update, as in PyTorch where a gradient is None.
   Optimizer(const ExecCtx& ctx, ParamStore& store, const OptimizerConfig& config,
-            const LossScale& loss_scale = {}, ParamGroups groups = {}, const OffloadConfig& offload = {});
+            const LossScale& loss_scale = {}, ParamGroups groups = {});
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -109,10 +109,6 @@ class Optimizer {
   /// Bytes of the state on the device, tiles in passing included. What says which group an element is in
   /// takes 1/64 byte beside it.
   std::size_t persistent_bytes() const;
-  /// Bytes of the state elsewhere.
-  std::size_t offloaded_bytes() const;
-  /// What a log should say of where the state lies.
-  std::vector<std::string> take_notes();
 
   const std::vector<ParamGroup>& groups() const { return groups_.groups; }
   /// The place in groups(). Errors: InvalidArgument if the parameter is not in the store.
@@ -152,20 +148,25 @@ class Optimizer {
     std::vector<Part> parts = {};  // in the order of their buckets
   };
 
+  /// What of an update comes from elsewhere, and the tiles in which it does.
+  struct Offloaded;
+  /// What came of it for a part of an update, by its number in the walk.
+  using Brought = std::function<Tensor(std::size_t)>;
+
   /// Buffers of these kinds, on the device or elsewhere.
-  void make_state(std::vector<std::string> kinds, const OffloadConfig& offload);
+  void make_state(const std::vector<std::string>& kinds);
   bool frozen(const Parameter& parameter) const;
   void select(const std::vector<bool>& active);
   void find_cohorts();
   void find_parts();
   void find_parts(Applied& applied);
   void find_counted();
+  void find_counted_in_tiles(const std::vector<Range>& runs);
   /// Puts the squares of the pending gradient into the state, unless they are there.
   void find_squares();
   bool keeps(const std::string& kind) const;
-  /// `state`: of one kind, what of it belongs to `place` of the state.
-  void update(const Applied& applied, const Part& part,
-              const std::function<Tensor(const char* kind, const Range& place)>& state) const;
+  /// `brought`: null where nothing is elsewhere.
+  void update(const Applied& applied, const Part& part, const Brought& brought) const;
   /// Bucket by bucket, and new weights on their way.
   void update_all();
   /// The same tile by tile.
@@ -190,11 +191,11 @@ class Optimizer {
   std::int64_t squares_of_ = -1;         // the store's gradient_version() they belong to, if they are whole
   Tensor counted_;                       // runs this rank adds to the norm, in the store's gradient
   Tensor counted_in_sum_;                // the same, in the sum of several calls
+  std::vector<std::pair<Range, Tensor>> counted_in_tiles_;  // of that, by tiles of offloaded gradients
   std::deque<HostCopy> under_way_;
   std::int64_t updates_ = 0;
-  std::map<std::string, Tensor> buffers_;  // the state by kind, as checkpoints name it; or
-  std::unique_ptr<OffloadedState> offloaded_;
-  std::vector<std::string> notes_;
+  std::map<std::string, Tensor> buffers_;  // the state on the device by kind, as checkpoints name it
+  std::unique_ptr<Offloaded> offloaded_;   // null where nothing is elsewhere
 };
 
 }  // namespace tessera

@@ -47,6 +47,9 @@ struct ParamStoreOptions {
   /// Parameters that are not trained, alike on all ranks (Parameter::trained): backward computes no gradient
   /// of them, and what is stored as one is zero.
   std::function<bool(const Parameter&)> frozen = {};
+  /// What lies outside the device's memory. Gradients need zero_stage 2, parameters 3, which then are stages
+  /// of one rank too.
+  OffloadConfig offload = {};
 };
 
 /// Weights, gradients and what optimizers keep beside them, all laid out alike (FlatLayout) and shared among
@@ -63,8 +66,8 @@ class ParamStore {
 
   /// Allocates, initialises every parameter and binds it. Collective over groups.tensor if that has several
   /// ranks. Errors: InvalidArgument for null or empty parameters, a name used twice, a compute dtype other
-  /// than f32, bf16 and f16, split_main with one other than bf16, a zero_stage above 3, or groups
-  /// without a world.
+  /// than f32, bf16 and f16, split_main with one other than bf16, a zero_stage above 3, offload without the
+  /// stage it needs, or groups without a world; those of OffloadedBuffer.
   ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters, const ParamStoreOptions& options = {});
   ParamStore(const ParamStore&) = delete;
   ParamStore& operator=(const ParamStore&) = delete;
@@ -82,6 +85,8 @@ class ParamStore {
   Weights& weights() { return *weights_; }
   const Weights& weights() const { return *weights_; }
   WeightWalk& walk() { return *walk_; }
+  /// Where offloaded numbers are; null without.
+  const std::shared_ptr<OffloadPlace>& place() const { return place_; }
   GradientAccumulator& gradient() { return *gradient_; }
   const GradientAccumulator& gradient() const { return *gradient_; }
   /// Bytes of the buffers held at present. The optimizer's own are not among them.
@@ -142,6 +147,7 @@ class ParamStore {
   FlatLayout layout_;
   Shards shards_;
   std::vector<bool> frozen_;  // by slot
+  std::shared_ptr<OffloadPlace> place_;
   std::optional<Weights> weights_;
   std::optional<WeightWalk> walk_;
   std::optional<GradientAccumulator> gradient_;

@@ -37,7 +37,7 @@ class Shards {
          Communicator* gathering = nullptr, Communicator* copies = nullptr);
 
   int ranks() const { return ranks_; }
-  /// The data ranks; null for one.
+  /// The data ranks; null for one that shares nothing out.
   Communicator* data() const { return data_; }
   Communicator* gathering() const { return gathering_; }
   /// The ranks that hold the same shares; null for this one alone.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/ops/optimizer.hpp"
+#include "tessera/optim/offloaded_buffer.hpp"
 #include "tessera/optim/shards.hpp"
 #include "tessera/optim/state_piece.hpp"
 
@@ -13,7 +14,8 @@ namespace tessera {
 
 /// fp32 main weights and, in bf16 and f16, the copy that kernels read: flat buffers laid out alike, whole or
 /// in shares as each bucket's ShardPolicy says. Split, the low 16 bits of main weights stand in their place,
-/// except for ParameterTraits::reads_main.
+/// except for ParameterTraits::reads_main. What an OffloadPlace asks for lies outside the device: main
+/// weights that no kernel reads, and with offload.parameters the shares of what kernels read.
 ///
 /// After an update the shares are gathered while the next pass begins: everything here that gives access to
 /// weights waits for that, and so does Parameter::value().
@@ -22,6 +24,7 @@ class Weights {
   struct Options {
     DType compute = DType::f32;
     bool split_main = false;
+    std::shared_ptr<OffloadPlace> place = nullptr;  ///< null: all is on the device
   };
   /// Allocates zeros. `layout` and `shards` are kept by reference.
   Weights(const ExecCtx& ctx, const FlatLayout& layout, const Shards& shards, const Options& options);
@@ -55,7 +58,14 @@ class Weights {
   Tensor whole(const Parameter& parameter) const;
   /// Main weights of `run`, which lies in one bucket and is held here, as they lie.
   StateValues values(std::size_t bucket, const Range& run) const;
-  /// What an update of `run` writes: `model` is undefined where nothing is to be rounded.
+  /// Outside the device, laid out like state (Shards::in_state): main weights, or what kernels read; null.
+  const std::shared_ptr<OffloadedBuffer>& main_away() const { return main_away_; }
+  const std::shared_ptr<OffloadedBuffer>& model_away() const { return model_away_; }
+  /// Whether those of a bucket lie there.
+  bool main_is_away(std::size_t bucket) const;
+  bool model_is_away(std::size_t bucket) const;
+  /// What an update of `run` writes: `model` is undefined where nothing is to be rounded, and so is what is
+  /// away.
   ops::MainWeights target(std::size_t bucket, const Range& run) const;
 
   /// Rounds the main weights this rank holds into what kernels read; needed after main weights were written
@@ -80,6 +90,7 @@ class Weights {
   bool fetched(std::size_t bucket) const { return whole_[bucket].here; }
   /// Waits for all that is under way.
   void wait() const;
+  /// Of the device's memory.
   std::size_t persistent_bytes() const;
 
  private:
@@ -91,8 +102,14 @@ class Weights {
   /// Weights of a bucket that were brought together.
   struct Whole {
     Tensor main, model;
+    Event copied;  ///< this rank's share from where it is offloaded
     Pending pending;
     bool here = false;
+
+    void wait(const ExecCtx& ctx) const {
+      ctx.stream->wait(copied);
+      pending.wait(ctx);
+    }
   };
 
   bool main_is_whole(std::size_t bucket) const { return shards_.policy(bucket).main == Held::whole; }
@@ -105,6 +122,10 @@ class Weights {
   void draw(const ParamSlot& slot, const Tensor& weight) const;
   void draw_in(const ParamSlot& slot, const Tensor& scratch);
   Tensor main_of(std::size_t bucket, const Range& run) const;
+  /// In fp32 on the device, wherever they lie: a view where they lie there as such, else a copy.
+  Tensor read_main(std::size_t bucket, const Range& run) const;
+  void make_away();
+  void round(std::size_t bucket, const Range& run);
   void wait(std::size_t bucket) const;
 
   ExecCtx ctx_;
@@ -116,6 +137,7 @@ class Weights {
   std::vector<std::int64_t> model_at_;  // the same of what is held of the copy
   std::vector<Whole> whole_;            // by bucket
   Tensor main_, low_, model_;
+  std::shared_ptr<OffloadedBuffer> main_away_, model_away_;
   mutable std::vector<Gather> gathers_;  // by bucket
   mutable int gathers_running_ = 0;
 };

@@ -8,9 +8,6 @@ from typing import Any, Dict, Optional
 from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 
-_OFFLOAD = ("offload of weights, gradients and activations is not in this build yet; the optimizer's state can be offloaded: "
-            "DeepSpeedPlugin(offload_optimizer_device=...), MegatronLMPlugin(optimizer_cpu_offload=True) or offload.optimizer")
-
 
 def _refuse(plugin: Any, given: Dict[str, str]) -> None:
     for name, why in given.items():
@@ -38,9 +35,10 @@ class ShardingPlugin:
 
 @dataclass
 class DeepSpeedPlugin(ShardingPlugin):
-    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE), `gradient_clipping` and `offload_optimizer_device` (cpu, or nvme with
-    `offload_optimizer_nvme_path`) as in Accelerate; updates of offloaded state are computed on the device. Stage 3 keeps nothing gathered
-    between passes. Errors: ConfigError for offload of parameters and a `hf_ds_config`, which are not in this build yet, for MS-AMP, and
+    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE), `gradient_clipping`, `offload_optimizer_device` (cpu, or nvme with
+    `offload_optimizer_nvme_path`; from stage 2 on this takes gradients to host memory too, as DeepSpeed's does) and, with stage 3,
+    `offload_param_device` (cpu) as in Accelerate; updates of offloaded state are computed on the device. Stage 3 keeps nothing gathered
+    between passes. Errors: ConfigError for parameters on nvme, for a `hf_ds_config`, which is not read in this build yet, for MS-AMP, and
     for a stage there is not."""
 
     hf_ds_config: Any = None
@@ -67,7 +65,7 @@ class DeepSpeedPlugin(ShardingPlugin):
         if self.gradient_clipping is None:
             self.gradient_clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING")
         _refuse(self, {"hf_ds_config": "DeepSpeed's JSON is not read in this build yet: give the arguments instead",
-                       "offload_param_device": _OFFLOAD, "offload_param_nvme_path": _OFFLOAD,
+                       "offload_param_nvme_path": "weights can lie in host memory, not on disk: offload_param_device='cpu'",
                        "transformer_moe_cls_names": "there are no mixtures of experts in this build yet",
                        "enable_msamp": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'",
                        "msamp_opt_level": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'"})
@@ -90,7 +88,17 @@ class DeepSpeedPlugin(ShardingPlugin):
         path = None if str(path).lower() == "none" else str(path)
         if (device == "nvme") != (path is not None):
             raise ConfigError("DeepSpeedPlugin: offload_optimizer_device='nvme' and offload_optimizer_nvme_path, a folder, go together")
-        return {"optimizer": device} | ({"path": path} if path is not None else {})
+        offload = {"optimizer": device} | ({"path": path} if path is not None else {})
+        if device != "none" and self.zero_stage >= 2:
+            offload["gradients"] = "cpu"
+        weights = str(self.offload_param_device or "none").lower()
+        if weights not in ("none", "cpu"):
+            raise ConfigError(f"DeepSpeedPlugin(offload_param_device={self.offload_param_device!r}): it is none or cpu; weights can lie in "
+                              "host memory, not on disk")
+        if weights == "cpu" and self.zero_stage != 3:
+            raise ConfigError(f"DeepSpeedPlugin(offload_param_device='cpu') is for zero_stage=3, which brings weights together layer by "
+                              f"layer, not {self.zero_stage}")
+        return offload | ({"parameters": "cpu"} if weights == "cpu" else {})
 
     @property
     def parallel(self) -> Dict[str, Any]:
@@ -112,8 +120,10 @@ _STRATEGIES: Dict[str, Dict[str, Any]] = {
 class FullyShardedDataParallelPlugin(ShardingPlugin):
     """`sharding_strategy` FULL_SHARD (the default: ZeRO stage 3), SHARD_GRAD_OP (stage 2), NO_SHARD, HYBRID_SHARD and
     HYBRID_SHARD_ZERO2 (the same stages within a machine, copies across machines); with `fsdp_version=2` `reshard_after_forward`
-    True or False (weights kept from forward to backward). `activation_checkpointing=True` recomputes activations. Errors: ConfigError
-    for what is not in this build yet (offload, shares of another size), and for modules or dtypes of one's own."""
+    True or False (weights kept from forward to backward). `activation_checkpointing=True` recomputes activations, and
+    `activation_checkpointing_offload=True` keeps what that begins from in host memory. `cpu_offload` (True or PyTorch's `CPUOffload`)
+    takes each rank's share of weights, gradients and optimizer state there; updates are computed on the device. Errors: ConfigError for
+    shares of another size, which are not in this build yet, and for modules or dtypes of one's own."""
 
     fsdp_version: Optional[int] = None
     sharding_strategy: Any = None
@@ -138,14 +148,31 @@ class FullyShardedDataParallelPlugin(ShardingPlugin):
     min_num_params: Optional[int] = None
 
     def __post_init__(self):
-        if getattr(self.cpu_offload, "offload_params", self.cpu_offload) is False:
-            self.cpu_offload = None
-        _refuse(self, {"cpu_offload": _OFFLOAD, "activation_checkpointing_offload": _OFFLOAD,
-                       "mixed_precision_policy": "give mixed_precision to the Accelerator: sums of gradients are fp32",
+        _refuse(self, {"mixed_precision_policy": "give mixed_precision to the Accelerator: sums of gradients are fp32",
                        "ignored_modules": "every parameter is shared out; requires_grad_(False) freezes what is not to be trained",
                        "param_init_fn": "weights are those of the model given to prepare()"})
         self._parallel = self._of_version_2() if str(self.fsdp_version or 1) == "2" else self._of_strategy()
         self.recompute = boolean(self.activation_checkpointing) is True
+        self.offload = self._offload()
+
+    def _offload(self) -> Dict[str, Any]:
+        offload: Dict[str, Any] = {}
+        asked = getattr(self.cpu_offload, "offload_params", self.cpu_offload)
+        if asked is not None and type(asked).__name__ not in ("CPUOffloadPolicy", "OffloadPolicy") and boolean(asked) is None:
+            raise ConfigError(f"FullyShardedDataParallelPlugin(cpu_offload={self.cpu_offload!r}): it is True or False")
+        if type(asked).__name__ == "CPUOffloadPolicy" or boolean(asked) is True:
+            if self._parallel["zero_stage"] == 0:
+                raise ConfigError("FullyShardedDataParallelPlugin(cpu_offload=True) takes each rank's share to host memory, and with "
+                                  "NO_SHARD there are no shares")
+            if self._parallel["zero_stage"] == 2:  # weights are whole from forward to backward, and shares otherwise
+                self._parallel.update(zero_stage=3, zero_reshard="never")
+            offload.update(optimizer="cpu", gradients="cpu", parameters="cpu")
+        if boolean(self.activation_checkpointing_offload) is True:
+            if not self.recompute:
+                raise ConfigError("FullyShardedDataParallelPlugin(activation_checkpointing_offload=True) is of what recomputation begins "
+                                  "from: it needs activation_checkpointing=True")
+            offload["activations"] = "cpu"
+        return offload
 
     def _of_version_2(self) -> Dict[str, Any]:
         asked = True if self.reshard_after_forward is None else self.reshard_after_forward

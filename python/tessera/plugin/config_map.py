@@ -242,7 +242,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
 
     model = described(hf_config)
     parallel.update({**_pipeline(plugin, model.get("num_layers")), **_split_rank(plugin, model)}, tensor=plugin.tp_degree,
-                    sequence=plugin.sequence_parallelism, zero_stage=int(plugin.use_distributed_optimizer))
+                    sequence=plugin.sequence_parallelism,
+                    zero_stage=3 if plugin.use_custom_fsdp else int(plugin.use_distributed_optimizer))
     if plugin.sequence_parallelism and plugin.tp_degree == 1:
         warn_once("MegatronLMPlugin without effect: sequence_parallelism=True: sequences are shared out over tensor ranks, and there "
                   "is one; give tp_degree above 1")

@@ -63,11 +63,10 @@ class PluginFields:
         key="tensor-parallel ranks")
     pp_degree: Optional[int] = _field(1, config="parallel.pipeline", megatron=("pipeline_model_parallel_size",),
         key="pipeline stages")
-    use_custom_fsdp: Optional[bool] = _field(False,
-        refuses=(bool, "Megatron's FSDP is not in this build; use_distributed_optimizer=True shards the optimizer"),
-        key="not in this build")
-    overlap_cpu_optimizer_d2h_h2d: Optional[bool] = _field(False, warns=(bool, "offloaded state comes and goes in tiles in one way"),
-        key="without effect")
+    use_custom_fsdp: Optional[bool] = _field(False, config="parallel.zero_stage",
+        key="weights, gradients and optimizer state are shared out over data ranks (ZeRO stage 3)")
+    overlap_cpu_optimizer_d2h_h2d: Optional[bool] = _field(False,
+        warns=(bool, "offloaded state always comes and goes beside the update of what is there"), key="without effect: it always does")
     no_load_optim: Optional[bool] = _field(False, effect=("checkpoint", "load_state leaves the optimizer as it is"),
         key="load_state leaves the optimizer as it is")
     eod_mask_loss: Optional[bool] = _field(False, effect=("documents", "no loss where the input is the end of a document"),
@@ -75,7 +74,7 @@ class PluginFields:
     no_save_optim: Optional[bool] = _field(False, effect=("checkpoint", "save_state writes no optimizer state"),
         key="save_state writes no optimizer state")
     optimizer_cpu_offload: Optional[bool] = _field(False,
-        config="offload.optimizer", key="the optimizer's state lies in host memory and passes through the device")
+        config="offload.optimizer", key="the optimizer's state and main weights lie in host memory and pass through the device")
     use_precision_aware_optimizer: Optional[bool] = _field(False, config="optimizer.split_main_weights",
         key="bf16: keep of the main weights what bf16 weights lack")
     decoder_last_pipeline_num_layers: Optional[int] = _field(config="parallel.pipeline_layout",
