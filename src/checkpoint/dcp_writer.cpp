@@ -115,6 +115,7 @@ void export_dcp(const std::filesystem::path& out, const Architecture& config, co
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
   const HfPlan plan = plan_names(config, options.source, specs, options.dtype);
   const std::string config_json = config_text(config, options, plan.tensors.front().dtype);
+  require_room_for(out, total_bytes(plan.tensors));
   StagedDirectory folder(out, Existing::refuse);
   DcpWriter writer(folder.path());
   write_tensors(plan, specs, weights, [&](TensorSpec tensor, const auto& body) {

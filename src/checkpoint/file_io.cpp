@@ -266,6 +266,13 @@ void require_free_space(const fs::path& dir, std::uint64_t needed) {
                                " free. Free space on that file system, or choose another folder."));
 }
 
+void require_room_for(const fs::path& out, std::uint64_t needed) {
+  std::error_code error;
+  fs::path folder = fs::absolute(out, error);
+  while (!fs::is_directory(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  require_free_space(folder, needed);
+}
+
 bool is_plain_file_name(std::string_view name) {
   if (name.empty() || name.size() > 255 || name.front() == '.') return false;
   return std::none_of(name.begin(), name.end(),

@@ -72,6 +72,8 @@ void copy_file_synced(const std::filesystem::path& from, const std::filesystem::
 std::optional<std::uint64_t> free_bytes(const std::filesystem::path& dir);
 /// Throws IoError unless `needed` bytes fit on the file system of `dir`.
 void require_free_space(const std::filesystem::path& dir, std::uint64_t needed);
+/// The same for a folder `out` that is to be made.
+void require_room_for(const std::filesystem::path& out, std::uint64_t needed);
 
 /// Throws CheckpointError if there is anything in `out`, the folder that something new is to be.
 void require_unused(const std::filesystem::path& out);

@@ -28,6 +28,14 @@ ShardedWriter::Options writer_options(const ExportOptions& options, const HfPlan
   return out;
 }
 
+/// Of a Tessera folder.
+std::vector<TensorSpec> stored_specs(const Architecture& config, const WeightSource& weights,
+                                     const ExportOptions& options) {
+  std::vector<TensorSpec> stored = checked_specs(config, weights);
+  for (TensorSpec& spec : stored) spec.dtype = options.dtype.value_or(spec.dtype);
+  return stored;
+}
+
 }  // namespace
 
 std::vector<TensorSpec> ViewSource::tensors() const {
@@ -62,6 +70,8 @@ void write_hf(const fs::path& folder, const Architecture& config, const WeightSo
 void export_hf(const fs::path& out, const Architecture& config, const WeightSource& weights,
                const ExportOptions& options) {
   require_unused(out);
+  const HfPlan plan = plan_names(config, options.source, checked_specs(config, weights), options.dtype);
+  require_room_for(out, total_bytes(plan.tensors));
   StagedDirectory folder(out, Existing::refuse);
   write_hf(folder.path(), config, weights, options);
   folder.publish();
@@ -70,15 +80,15 @@ void export_hf(const fs::path& out, const Architecture& config, const WeightSour
 void write_tessera(const fs::path& folder, const Architecture& config, const WeightSource& weights,
                    const ExportOptions& options) {
   const std::vector<TensorSpec> specs = checked_specs(config, weights);
-  std::vector<TensorSpec> stored = specs;
-  for (TensorSpec& spec : stored) spec.dtype = options.dtype.value_or(spec.dtype);
+  const std::vector<TensorSpec> stored = stored_specs(config, weights, options);
   ShardedWriter::Options writer_options;
   writer_options.max_shard_bytes = UINT64_MAX;
   writer_options.metadata = {{"format", "tessera"}};
   ShardedWriter writer(folder, stored, std::move(writer_options));
   WeightStage stage(weights);
   for (std::size_t i = 0; i < specs.size(); ++i)
-    writer.append(specs[i].name, stage.read(specs[i], stored[i].dtype));
+    stage.hand_over(specs[i], TensorSlice::whole(specs[i].shape), stored[i].dtype,
+                    [&](std::span<const std::byte> bytes) { writer.append(specs[i].name, bytes); });
   writer.finish();
   if (!options.extra_files.empty()) copy_extra_files(options.extra_files, folder, options.links);
   write_tessera_json(folder, config, options.source);
@@ -88,6 +98,7 @@ void write_tessera(const fs::path& folder, const Architecture& config, const Wei
 void export_tessera(const fs::path& out, const Architecture& config, const WeightSource& weights,
                     const ExportOptions& options) {
   require_unused(out);
+  require_room_for(out, total_bytes(stored_specs(config, weights, options)));
   StagedDirectory folder(out, Existing::refuse);
   write_tessera(folder.path(), config, weights, options);
   folder.publish();

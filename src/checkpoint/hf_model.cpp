@@ -245,6 +245,15 @@ void HfModel::read(const std::string& name, std::span<std::byte> out) const {
   impl_->read_box(mapping, TensorSlice::whole(mapping.shape), out);
 }
 
+bool HfModel::read_box(const std::string& name, const TensorSlice& box, std::span<std::byte> out) const {
+  const HfMapping& mapping = impl_->mapping_of(name);
+  check_slice(name, mapping.shape, box);
+  const std::size_t bytes = static_cast<std::size_t>(box.shape.numel()) * size_of(impl_->dtype_of(mapping));
+  TESSERA_CHECK_EQ(out.size(), bytes, "bytes of a box of '", name, "'");
+  impl_->read_box(mapping, box, out);
+  return true;
+}
+
 void HfModel::read_f32(const std::string& name, std::span<float> out) const {
   read_f32(name, TensorSlice::whole(impl_->mapping_of(name).shape), out);
 }

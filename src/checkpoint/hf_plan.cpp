@@ -4,29 +4,32 @@
 #include <unordered_map>
 
 #include "checkpoint/hf_names.hpp"
+#include "checkpoint/slice_runs.hpp"
 #include "checkpoint/tessera_folder.hpp"
 #include "checkpoint/transpose.hpp"
 
 namespace tessera::checkpoint_detail {
 namespace {
 
-void append_part(const HfPart& part, std::span<const std::byte> rows, std::size_t element,
-                 const HfAppend& append) {
-  if (part.groups > 0) {
-    const std::int64_t heads = part.shape[0] / part.head_dim;
-    const std::size_t bytes = rows.size() / static_cast<std::size_t>(heads);
-    std::vector<std::byte> stored(rows.size());
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const auto place = static_cast<std::size_t>(stored_row(part, head * part.head_dim) / part.head_dim);
-      std::copy_n(rows.data() + static_cast<std::size_t>(head) * bytes, bytes, stored.data() + place * bytes);
-    }
-    return append(stored);
+constexpr std::int64_t kBlockBytes = 8 << 20;
+
+/// A part whose rows lie otherwise in the file than in the parameter.
+void append_reordered(const HfPart& part, std::span<const std::byte> rows, std::size_t element,
+                      const HfAppend& append) {
+  if (part.transposed) {
+    return for_row_blocks(part.shape, element,
+                          [&](std::int64_t row, std::int64_t count, std::span<std::byte> block) {
+                            take_rows_from_columns(rows, block, part.shape, row, count, element);
+                            append(block);
+                          });
   }
-  if (!part.transposed) return append(rows);
-  for_row_blocks(part.shape, element, [&](std::int64_t row, std::int64_t count, std::span<std::byte> block) {
-    take_rows_from_columns(rows, block, part.shape, row, count, element);
-    append(block);
-  });
+  const std::int64_t heads = part.shape[0] / part.head_dim;
+  const std::size_t bytes = rows.size() / static_cast<std::size_t>(heads);
+  std::vector<std::size_t> stored(static_cast<std::size_t>(heads));  // by place in the file: which head
+  for (std::int64_t head = 0; head < heads; ++head)
+    stored[static_cast<std::size_t>(stored_row(part, head * part.head_dim) / part.head_dim)] =
+        static_cast<std::size_t>(head);
+  for (const std::size_t head : stored) append(rows.subspan(head * bytes, bytes));
 }
 
 }  // namespace
@@ -52,13 +55,49 @@ std::vector<TensorSpec> checked_specs(const Architecture& config, const WeightSo
   return specs;
 }
 
-std::span<const std::byte> WeightStage::read(const TensorSpec& spec, DType dtype) {
-  raw_.resize(spec.bytes());
-  weights_.read(spec.name, raw_);
-  if (dtype == spec.dtype) return raw_;
-  converted_.resize(static_cast<std::size_t>(spec.shape.numel()) * size_of(dtype));
-  convert_floats(spec.dtype, raw_, dtype, converted_);
-  return converted_;
+void WeightStage::fetch(const TensorSpec& spec, const TensorSlice& box, std::span<std::byte> out) {
+  if (held_ != spec.name && weights_.read_box(spec.name, box, out)) return;
+  const TensorSlice all = TensorSlice::whole(spec.shape);
+  if (box == all && held_ != spec.name) return weights_.read(spec.name, out);
+  if (held_ != spec.name) {
+    held_.clear();
+    whole_.resize(spec.bytes());
+    weights_.read(spec.name, whole_);
+    held_ = spec.name;
+  }
+  for_each_run(all, box, box, size_of(spec.dtype),
+               [&](std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
+                 std::copy_n(whole_.data() + from, bytes, out.data() + to);
+               });
+}
+
+void WeightStage::read(const TensorSpec& spec, const TensorSlice& box, DType dtype,
+                       std::span<std::byte> out) {
+  if (dtype == spec.dtype) return fetch(spec, box, out);
+  raw_.resize(static_cast<std::size_t>(box.shape.numel()) * size_of(spec.dtype));
+  fetch(spec, box, raw_);
+  convert_floats(spec.dtype, raw_, dtype, out);
+}
+
+void WeightStage::hand_over(const TensorSpec& spec, const TensorSlice& box, DType dtype,
+                            const HfAppend& append) {
+  const std::int64_t rows = box.shape[0], row_elements = rows > 0 ? box.shape.numel() / rows : 0;
+  const auto row_bytes = row_elements * static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::int64_t step = std::max<std::int64_t>(1, kBlockBytes / std::max<std::int64_t>(1, row_bytes));
+  for (std::int64_t row = 0; row < rows; row += step) {
+    TensorSlice part = box;
+    part.offset[0] += row;
+    part.shape[0] = std::min(step, rows - row);
+    block_.resize(static_cast<std::size_t>(part.shape.numel()) * size_of(dtype));
+    read(spec, part, dtype, block_);
+    append(block_);
+  }
+}
+
+std::uint64_t total_bytes(std::span<const TensorSpec> tensors) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
 }
 
 HfPlan plan_names(const Architecture& config, const HfSource* source, const std::vector<TensorSpec>& specs,
@@ -96,22 +135,28 @@ void write_tensors(
     const HfPlan& plan, const std::vector<TensorSpec>& specs, const WeightSource& weights,
     const std::function<void(const TensorSpec&, const std::function<void(const HfAppend&)>&)>& write) {
   WeightStage stage(weights);
+  std::vector<std::byte> reordered;
   std::size_t next = 0;  // of the plan's tensors
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const DType dtype = plan.tensors[next].dtype;
-    const std::span<const std::byte> all = stage.read(specs[i], dtype);
-    std::span<const std::byte> left = all;
+    TensorSlice box = TensorSlice::whole(specs[i].shape);  // of the parameter: what the part gives it
+    box.shape[0] = 0;
     for (const HfPart& part : plan.mappings[i].parts) {
       const TensorSpec& tensor = plan.tensors[next++];
+      box.offset[0] += box.shape[0];
+      box.shape[0] = part.shape[part.transposed ? 1 : 0];
       write(tensor, [&](const HfAppend& append) {
-        append_part(part, left.first(tensor.bytes()), size_of(dtype), append);
+        if (!part.transposed && part.groups == 0) return stage.hand_over(specs[i], box, tensor.dtype, append);
+        reordered.resize(tensor.bytes());
+        stage.read(specs[i], box, tensor.dtype, reordered);
+        append_reordered(part, reordered, size_of(tensor.dtype), append);
       });
-      left = left.subspan(tensor.bytes());
     }
     if (specs[i].name != kEmbedding) continue;
     for (std::size_t copy = plan.tensors.size() - plan.embedding_copies.size(); copy < plan.tensors.size();
          ++copy)
-      write(plan.tensors[copy], [&](const HfAppend& append) { append(all); });
+      write(plan.tensors[copy], [&](const HfAppend& append) {
+        stage.hand_over(specs[i], TensorSlice::whole(specs[i].shape), plan.tensors[copy].dtype, append);
+      });
   }
 }
 

@@ -20,27 +20,36 @@ struct HfPlan {
 /// The weights' specs in model order. Errors: InvalidArgument where they do not fit the configuration.
 std::vector<TensorSpec> checked_specs(const Architecture& config, const WeightSource& weights);
 
+std::uint64_t total_bytes(std::span<const TensorSpec> tensors);
+
 HfPlan plan_names(const Architecture& config, const HfSource* source, const std::vector<TensorSpec>& specs,
                   std::optional<DType> dtype);
 
 /// The config.json: the original text where it still describes the model, else the same with what changed.
 std::string config_text(const Architecture& config, const ExportOptions& options, DType dtype);
 
-/// Reads a tensor and hands it over in the dtype it is to be stored in; the buffers are used again for the
-/// next one.
+using HfAppend = std::function<void(std::span<const std::byte>)>;
+
+/// Boxes of tensors in the dtype they are to be stored in; the buffers are used again for the next one.
 class WeightStage {
  public:
   explicit WeightStage(const WeightSource& weights) : weights_(weights) {}
-  std::span<const std::byte> read(const TensorSpec& spec, DType dtype);
+  void read(const TensorSpec& spec, const TensorSlice& box, DType dtype, std::span<std::byte> out);
+  /// The same in blocks of rows, so small that what was read is still in the cache when it is written. Of a
+  /// source that only has whole tensors the last one is kept.
+  void hand_over(const TensorSpec& spec, const TensorSlice& box, DType dtype, const HfAppend& append);
 
  private:
+  void fetch(const TensorSpec& spec, const TensorSlice& box, std::span<std::byte> out);
+
   const WeightSource& weights_;
-  std::vector<std::byte> raw_, converted_;
+  std::vector<std::byte> raw_, block_, whole_;
+  std::string held_;  // the tensor that whole_ has
 };
 
-using HfAppend = std::function<void(std::span<const std::byte>)>;
 /// Calls `write` for each tensor of the plan with a function that hands its bytes over, in as many pieces as
-/// it likes. One parameter is in memory at a time.
+/// it likes. No more than one of Hugging Face's tensors is in memory at a time, and one parameter where the
+/// weights only have whole ones.
 void write_tensors(
     const HfPlan& plan, const std::vector<TensorSpec>& specs, const WeightSource& weights,
     const std::function<void(const TensorSpec&, const std::function<void(const HfAppend&)>&)>& write);

@@ -18,7 +18,7 @@ constexpr const char* kStateful[] = {"self_attention.linear_qkv", "self_attentio
 
 class DistWriter {
  public:
-  DistWriter(const std::filesystem::path& folder, const RankParts& ranks)
+  DistWriter(const std::filesystem::path& folder, RankParts& ranks)
       : writer_(folder), ranks_(ranks), layers_(ranks.model().num_layers) {
     for (RankPart& part : ranks.of_stage(0)) {
       const LayerName layer = layer_name(part.path[0]);
@@ -74,17 +74,17 @@ class DistWriter {
     }
     writer_.add({name, part.dtype, Shape(std::span<const std::int64_t>(shape))},
                 {Shape(std::span<const std::int64_t>(offset)), Shape(std::span<const std::int64_t>(own))},
-                [&](const DcpWriter::Append& append) { append(ranks_.bytes_of(part, 0)); });
+                [&](const DcpWriter::Append& append) { ranks_.write(part, 0, append); });
   }
 
   DcpWriter writer_;
-  const RankParts& ranks_;
+  RankParts& ranks_;
   std::int64_t layers_;
   std::vector<Group> groups_;
 };
 
 /// What is no tensor of the model or its optimizer. `options`: of the layout that the arguments name.
-void write_common(const std::filesystem::path& path, const RankParts& ranks, DType dtype,
+void write_common(const std::filesystem::path& path, RankParts& ranks, DType dtype,
                   const MegatronExportOptions& options) {
   const RunSource* run = ranks.run();
   std::vector<RankPart> parts;
@@ -105,36 +105,52 @@ void write_common(const std::filesystem::path& path, const RankParts& ranks, DTy
     pickle.text("distrib_optim_fully_reshardable_mem_efficient").boolean(false);
   }
   pickle.end_dict().end_dict();
-  write_torch_file(path, std::move(pickle), [&](std::size_t i, const DcpWriter::Append& append) {
-    append(ranks.bytes_of(parts[i], 0));
-  });
+  write_torch_file(path, std::move(pickle),
+                   [&](std::size_t i, const DcpWriter::Append& append) { ranks.write(parts[i], 0, append); });
+}
+
+/// What the optimizer keeps of each parameter, and how its tensors' names begin.
+std::vector<std::pair<RunValue, const char*>> kept_values(const RunSource* run,
+                                                          const MegatronExportOptions& options) {
+  if (!run) return {};
+  std::vector<std::pair<RunValue, const char*>> values;
+  if (options.distributed_optimizer) {
+    values.emplace_back(RunValue::weight, "optimizer.state.param.");
+  } else if (run->config().training.precision != Precision::fp32) {
+    values.emplace_back(RunValue::weight, "optimizer.state.fp32_param.");
+  }
+  values.emplace_back(RunValue::exp_avg, "optimizer.state.exp_avg.");
+  values.emplace_back(RunValue::exp_avg_sq, "optimizer.state.exp_avg_sq.");
+  return values;
 }
 
 }  // namespace
 
-void write_megatron_dist(const std::filesystem::path& folder, const Architecture& config,
-                         const WeightSource& weights, const MegatronExportOptions& options,
-                         const RunSource* run) {
-  MegatronExportOptions whole = options;  // of one rank, with the vocabulary's padding of all
+MegatronExportOptions undivided(const MegatronExportOptions& options) {
+  MegatronExportOptions whole = options;
   whole.names = MegatronExportOptions::Names::transformer_engine;
   whole.vocab_divisible_by *= options.tensor;
   whole.tensor = whole.pipeline = whole.virtual_stages = 1;
-  const RankParts ranks(config, weights, whole, run);
-  DistWriter writer(folder, ranks);
+  return whole;
+}
+
+std::uint64_t megatron_dist_bytes(const RankParts& parts, const MegatronExportOptions& options) {
+  const std::size_t values = kept_values(parts.run(), options).size();
+  std::uint64_t bytes = 0;
+  for (const RankPart& part : parts.of_stage(0))
+    bytes +=
+        static_cast<std::uint64_t>(part.shape.numel()) * (size_of(part.dtype) + values * size_of(DType::f32));
+  return bytes;
+}
+
+void write_megatron_dist(const std::filesystem::path& folder, RankParts& parts,
+                         const MegatronExportOptions& options) {
+  DistWriter writer(folder, parts);
   writer.add("", std::nullopt);
-  if (run) {
-    const std::string prefix = "optimizer.state.";
-    if (options.distributed_optimizer) {
-      writer.add(prefix + "param.", RunValue::weight);
-    } else if (run->config().training.precision != Precision::fp32) {
-      writer.add(prefix + "fp32_param.", RunValue::weight);
-    }
-    writer.add(prefix + "exp_avg.", RunValue::exp_avg);
-    writer.add(prefix + "exp_avg_sq.", RunValue::exp_avg_sq);
-  }
+  for (const auto& [value, prefix] : kept_values(parts.run(), options)) writer.add(prefix, value);
   writer.add_extra_states();
   writer.finish();
-  write_common(folder / "common.pt", ranks, ranks.of_stage(0).front().dtype, options);
+  write_common(folder / "common.pt", parts, parts.of_stage(0).front().dtype, options);
   write_text(folder / "metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
                                        R"("common_backend": "torch", "common_backend_version": 1})");
 }

@@ -3,14 +3,17 @@
 
 #include <filesystem>
 
-#include "tessera/checkpoint/megatron.hpp"
+#include "checkpoint/megatron_rank_parts.hpp"
 
 namespace tessera::checkpoint_detail {
 
-/// Writes the files of an iteration into `folder`, which is there. `run`: what goes along with the weights;
-/// null: nothing. Errors: InvalidArgument where the weights are not the model's; IoError.
-void write_megatron_dist(const std::filesystem::path& folder, const Architecture& config,
-                         const WeightSource& weights, const MegatronExportOptions& options,
-                         const RunSource* run);
+/// The layout of one rank that has all, with the vocabulary's padding of the layout that `options` name.
+MegatronExportOptions undivided(const MegatronExportOptions& options);
+/// Of all tensors of the checkpoint; `parts`: of that one rank.
+std::uint64_t megatron_dist_bytes(const RankParts& parts, const MegatronExportOptions& options);
+/// Writes the files of an iteration into `folder`, which is there. `options`: of the layout that the
+/// arguments are to name. Errors: IoError.
+void write_megatron_dist(const std::filesystem::path& folder, RankParts& parts,
+                         const MegatronExportOptions& options);
 
 }  // namespace tessera::checkpoint_detail

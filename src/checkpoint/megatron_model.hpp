@@ -53,6 +53,8 @@ struct MegatronModel::Impl {
   void load(const MegatronReadOptions& options, bool with_run);
   /// Reads a weight as it is stored.
   void read(const std::string& name, std::span<std::byte> out) const;
+  /// Reads a box of one.
+  void read_box(const std::string& name, const TensorSlice& box, std::span<std::byte> out) const;
   /// Reads a value of a run; a main weight has to be the one that the model's was made of.
   void read(RunValue value, const std::string& name, std::span<float> out) const;
 

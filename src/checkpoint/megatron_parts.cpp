@@ -6,17 +6,24 @@
 namespace tessera::checkpoint_detail {
 namespace {
 
-std::vector<std::byte> local(const StoredTensor& from, std::size_t rank) {
+/// Rows [first, first + count) of a whole tensor.
+struct Rows {
+  std::int64_t first, count;
+};
+
+std::vector<std::byte> local(const StoredTensor& from, std::size_t rank, Rows rows) {
   const auto& [file, each] = from.ranks[rank];
-  std::vector<std::byte> bytes(static_cast<std::size_t>(each.numel()) * size_of(each.dtype));
-  file->read(each, bytes);
+  TorchTensor part = each;
+  part.shape[0] = rows.count;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(part.numel()) * size_of(each.dtype));
+  file->read_rows(each, rows.first, rows.count, bytes);
   return bytes;
 }
 
-void read_same(const StoredTensor& from, std::span<std::byte> out) {
-  from.ranks[0].first->read(from.ranks[0].second, out);
+void read_same(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
+  from.ranks[0].first->read_rows(from.ranks[0].second, rows.first, rows.count, out);
   for (std::size_t rank = 1; rank < from.ranks.size(); ++rank) {
-    const std::vector<std::byte> other = local(from, rank);
+    const std::vector<std::byte> other = local(from, rank, rows);
     if (!std::equal(other.begin(), other.end(), out.begin(), out.end()))
       bad_file(from.ranks[rank].first->path(), "a tensor that all ranks have",
                "differs from that of tensor rank 0",
@@ -24,91 +31,117 @@ void read_same(const StoredTensor& from, std::span<std::byte> out) {
   }
 }
 
-void read_vocabulary(const StoredTensor& from, std::span<std::byte> out) {
-  const std::size_t row = out.size() / static_cast<std::size_t>(from.shape[0]);
-  std::vector<std::byte> copy;
-  for (std::size_t rank = 0; rank < from.ranks.size() && !out.empty(); ++rank) {
+void compare_copy(const StoredTensor& from, std::size_t rank, Rows own, std::span<const std::byte> part) {
+  const auto& [file, copied] = from.copy->ranks[rank];
+  const TorchTensor& each = from.ranks[rank].second;
+  if (copied.shape != each.shape || copied.dtype != each.dtype)
+    bad_file(file->path(), "the head", "is no copy of the embedding, as that of a tied model is",
+             kWholeMegatron);
+  const std::vector<std::byte> copy = local(*from.copy, rank, own);
+  if (!std::equal(copy.begin(), copy.end(), part.begin(), part.end()))
+    bad_file(file->path(), "the head", "differs from the embedding, although the model is tied",
+             kWholeMegatron);
+}
+
+void read_vocabulary(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
+  const std::size_t row = out.size() / static_cast<std::size_t>(rows.count);
+  std::int64_t begin = 0;  // of the rank's rows
+  for (std::size_t rank = 0; rank < from.ranks.size() && rows.count > 0; ++rank) {
     const auto& [file, each] = from.ranks[rank];
-    const std::int64_t rows = std::min(each.shape[0], static_cast<std::int64_t>(out.size() / row));
-    const std::span<std::byte> part = out.first(static_cast<std::size_t>(rows) * row);
-    file->read_rows(each, 0, rows, part);
-    if (from.copy) {
-      copy.resize(part.size());
-      const auto& [copy_file, copied] = from.copy->ranks[rank];
-      if (copied.shape != each.shape || copied.dtype != each.dtype)
-        bad_file(copy_file->path(), "the head", "is no copy of the embedding, as that of a tied model is",
-                 kWholeMegatron);
-      copy_file->read_rows(copied, 0, rows, copy);
-      if (!std::equal(copy.begin(), copy.end(), part.begin()))
-        bad_file(copy_file->path(), "the head", "differs from the embedding, although the model is tied",
-                 kWholeMegatron);
-    }
+    const Rows own{rows.first - begin, std::min(begin + each.shape[0] - rows.first, rows.count)};
+    begin += each.shape[0];
+    if (own.count <= 0) continue;
+    const std::span<std::byte> part = out.first(static_cast<std::size_t>(own.count) * row);
+    file->read_rows(each, own.first, own.count, part);
+    if (from.copy) compare_copy(from, rank, own, part);
     out = out.subspan(part.size());
+    rows = {rows.first + own.count, rows.count - own.count};
   }
   TESSERA_CHECK(out.empty(), "the vocabulary has more rows than the checkpoint");
 }
 
-void read_columns(const StoredTensor& from, std::span<std::byte> out) {
-  const std::size_t whole = static_cast<std::size_t>(from.shape[1]) * size_of(from.ranks[0].second.dtype);
-  const std::size_t part = whole / from.ranks.size();
+void read_columns(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
+  const std::size_t whole = out.size() / static_cast<std::size_t>(rows.count),
+                    part = whole / from.ranks.size();
+  if (from.ranks.size() == 1)
+    return from.ranks[0].first->read_rows(from.ranks[0].second, rows.first, rows.count, out);
   for (std::size_t rank = 0; rank < from.ranks.size(); ++rank) {
-    const std::vector<std::byte> own = local(from, rank);
+    const std::vector<std::byte> own = local(from, rank, rows);
     for (std::size_t row = 0; row * part < own.size(); ++row)
       std::copy_n(own.data() + row * part, part, out.data() + row * whole + rank * part);
   }
 }
 
 /// Rows one rank after the other, in each of `halves` parts.
-void read_rows(const StoredTensor& from, std::int64_t halves, std::span<std::byte> out) {
-  const std::size_t parts = static_cast<std::size_t>(halves),
-                    block = out.size() / (from.ranks.size() * parts);
-  for (std::size_t rank = 0; rank < from.ranks.size(); ++rank) {
-    const std::vector<std::byte> own = local(from, rank);
-    for (std::size_t half = 0; half < parts; ++half)
-      std::copy_n(own.data() + half * block, block, out.data() + (half * from.ranks.size() + rank) * block);
+void read_halves(const StoredTensor& from, std::int64_t halves, Rows rows, std::span<std::byte> out) {
+  const auto ranks = static_cast<std::int64_t>(from.ranks.size());
+  const std::int64_t block = from.shape[0] / (ranks * halves);  // of a rank in a half
+  const std::size_t row = out.size() / static_cast<std::size_t>(rows.count);
+  for (std::int64_t at = rows.first, end = rows.first + rows.count; at < end;) {
+    const std::int64_t half = at / (block * ranks), rank = at / block % ranks, within = at % block;
+    const std::int64_t count = std::min(end - at, block - within);
+    const auto& [file, each] = from.ranks[static_cast<std::size_t>(rank)];
+    const std::size_t bytes = static_cast<std::size_t>(count) * row;
+    file->read_rows(each, half * block + within, count, out.first(bytes));
+    out = out.subspan(bytes);
+    at += count;
   }
 }
 
 /// To all queries, all keys, all values, from what each version has: 0 these three by rank, 1 by head and
 /// feature, 2 and 3 by head (by group of heads with its key and value).
-void read_query_key_value(const StoredTensor& from, const StoredOrder& order, std::span<std::byte> out) {
+void read_query_key_value(const StoredTensor& from, const StoredOrder& order, Rows rows,
+                          std::span<std::byte> out) {
   const ModelConfig& m = *order.model;
   const auto ranks = static_cast<std::int64_t>(from.ranks.size());
-  const std::int64_t rows = from.shape[0], heads = rows / m.head_dim, own = heads / ranks, per_kind = own / 3;
-  const std::size_t row = out.size() / static_cast<std::size_t>(rows);
-  const HfPart grouped{"", Shape{rows}, false, m.num_kv_heads, m.head_dim};
-  std::vector<std::vector<std::byte>> parts;
-  for (std::size_t rank = 0; rank < from.ranks.size(); ++rank) parts.push_back(local(from, rank));
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const std::int64_t stored_head = stored_row(grouped, head * m.head_dim) / m.head_dim;  // over all ranks
+  const std::int64_t width = m.head_dim, own = from.shape[0] / width / ranks, per_kind = own / 3;
+  const std::size_t row = out.size() / static_cast<std::size_t>(rows.count);
+  const HfPart grouped{"", Shape{from.shape[0]}, false, m.num_kv_heads, width};
+  for (std::int64_t at = rows.first, end = rows.first + rows.count; at < end;) {
+    const std::int64_t head = at / width, feature = at % width, count = std::min(end - at, width - feature);
+    const std::int64_t stored_head = stored_row(grouped, head * width) / width;  // over all ranks
     const auto rank = static_cast<std::size_t>(stored_head / own);
     const std::int64_t place = stored_head % own;  // of [heads of this rank, 3] where there are no groups
-    for (std::int64_t feature = 0; feature < m.head_dim; ++feature) {
-      std::int64_t at = place * m.head_dim + feature;
-      if (order.version == 0) at = (place % 3 * per_kind + place / 3) * m.head_dim + feature;
-      if (order.version == 1) at = (place / 3 * m.head_dim + feature) * 3 + place % 3;
-      std::copy_n(parts[rank].data() + static_cast<std::size_t>(at) * row, row,
-                  out.data() + static_cast<std::size_t>(head * m.head_dim + feature) * row);
+    const std::span<std::byte> part = out.first(static_cast<std::size_t>(count) * row);
+    const auto& [file, each] = from.ranks[rank];
+    if (order.version == 1) {
+      const std::vector<std::byte> all =
+          local(from, rank, {(place / 3 * width + feature) * 3, 3 * count});  // a feature's query, key, value
+      for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
+        std::copy_n(all.data() + (i * 3 + static_cast<std::size_t>(place % 3)) * row, row,
+                    part.data() + i * row);
+    } else {
+      const std::int64_t stored = order.version == 0 ? place % 3 * per_kind + place / 3 : place;
+      file->read_rows(each, stored * width + feature, count, part);
     }
+    out = out.subspan(part.size());
+    at += count;
   }
 }
 
 }  // namespace
 
-void read_stored(const StoredTensor& from, const std::string& name, const StoredOrder& order,
-                 std::span<std::byte> out) {
+void read_stored_rows(const StoredTensor& from, const std::string& name, const StoredOrder& order,
+                      std::int64_t first, std::int64_t count, std::span<std::byte> out) {
+  if (count == 0) return;
+  const Rows rows{first, count};
   switch (tensor_split(name)) {
     case TensorSplit::none:
-      return read_same(from, out);
+      return read_same(from, rows, out);
     case TensorSplit::vocabulary:
-      return read_vocabulary(from, out);
+      return read_vocabulary(from, rows, out);
     case TensorSplit::columns:
-      return read_columns(from, out);
+      return read_columns(from, rows, out);
     case TensorSplit::gate_up:
-      return read_rows(from, order.model->activation == MlpActivation::swiglu ? 2 : 1, out);
+      return read_halves(from, order.model->activation == MlpActivation::swiglu ? 2 : 1, rows, out);
     case TensorSplit::query_key_value:
-      return read_query_key_value(from, order, out);
+      return read_query_key_value(from, order, rows, out);
   }
+}
+
+void read_stored(const StoredTensor& from, const std::string& name, const StoredOrder& order,
+                 std::span<std::byte> out) {
+  read_stored_rows(from, name, order, 0, from.shape[0], out);
 }
 
 }  // namespace tessera::checkpoint_detail

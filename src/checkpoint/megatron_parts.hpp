@@ -36,5 +36,8 @@ struct StoredOrder {
 /// they share; IoError.
 void read_stored(const StoredTensor& from, const std::string& name, const StoredOrder& order,
                  std::span<std::byte> out);
+/// The same of `count` rows from `first` on.
+void read_stored_rows(const StoredTensor& from, const std::string& name, const StoredOrder& order,
+                      std::int64_t first, std::int64_t count, std::span<std::byte> out);
 
 }  // namespace tessera::checkpoint_detail

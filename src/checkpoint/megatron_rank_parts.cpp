@@ -37,7 +37,12 @@ void order_as_core(std::vector<RankPart>& parts) {
 
 RankParts::RankParts(const Architecture& config, const WeightSource& weights,
                      const MegatronExportOptions& options, const RunSource* run)
-    : model_(config.model), weights_(weights), options_(options), run_(run) {
+    : model_(config.model),
+      options_(options),
+      run_(run),
+      weights_(weights),
+      values_{Value{run, RunValue::weight}, Value{run, RunValue::exp_avg}, Value{run, RunValue::exp_avg_sq}},
+      runs_{WeightStage(values_[0]), WeightStage(values_[1]), WeightStage(values_[2])} {
   const std::int64_t step = options.vocab_divisible_by * options.tensor;
   padded_ = (model_.vocab_size + step - 1) / step * step;
   for (TensorSpec& spec : weights.tensors()) specs_.push_back(std::move(spec));
@@ -117,41 +122,66 @@ std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
   return parts;
 }
 
-std::vector<std::byte> RankParts::read(const RankPart& part) const {
-  if (part.value) {
-    std::vector<float> values(static_cast<std::size_t>(spec_of(part.ours).shape.numel()));
-    run_->read(*part.value, part.ours, values);
-    const auto bytes = std::as_bytes(std::span<const float>(values));
-    return {bytes.begin(), bytes.end()};
-  }
-  const TensorSpec& spec = spec_of(part.ours);
-  std::vector<std::byte> bytes(spec.bytes());
-  weights_.read(spec.name, bytes);
-  if (part.dtype == spec.dtype) return bytes;
-  std::vector<std::byte> converted(static_cast<std::size_t>(spec.shape.numel()) * size_of(part.dtype));
-  convert_floats(spec.dtype, bytes, part.dtype, converted);
-  return converted;
-}
-
-std::vector<std::byte> RankParts::loss_scale() const {
-  const auto scale = static_cast<float>(run_->counters().loss_scale);
-  const auto bytes = std::as_bytes(std::span(&scale, 1));
-  return {bytes.begin(), bytes.end()};
+void RankParts::Value::read(const std::string& name, std::span<std::byte> out) const {
+  run_->read(value_, name, {reinterpret_cast<float*>(out.data()), out.size() / sizeof(float)});
 }
 
 const TensorSpec& RankParts::spec_of(const std::string& name) const {
   return *std::find_if(specs_.begin(), specs_.end(), [&](const TensorSpec& s) { return s.name == name; });
 }
 
-std::vector<std::byte> RankParts::bytes_of(const RankPart& part, std::int64_t tensor_rank) const {
-  if (part.ours.empty()) return loss_scale();
-  std::vector<std::byte> whole = read(part);
-  if (tensor_split(part.ours) == TensorSplit::none) return whole;
+void RankParts::write(const RankPart& part, std::int64_t tensor_rank, const HfAppend& append) {
+  if (part.ours.empty()) {
+    const auto scale = static_cast<float>(run_->counters().loss_scale);
+    return append(std::as_bytes(std::span(&scale, 1)));
+  }
+  TensorSpec spec = spec_of(part.ours);
+  if (part.value) spec.dtype = DType::f32;
+  WeightStage& stage = part.value ? runs_[static_cast<std::size_t>(*part.value)] : weights_;
+  const std::vector<TensorSlice> boxes = rank_boxes(
+      {.model = model_, .ranks = options_.tensor, .rank = tensor_rank, .padded_vocabulary = padded_},
+      part.ours, spec.shape);
+  if (tensor_split(part.ours) == TensorSplit::query_key_value)
+    return write_groups(part, boxes, stage, spec, append);
+  std::int64_t rows = 0;
+  for (const TensorSlice& box : boxes) {
+    stage.hand_over(spec, box, part.dtype, append);
+    rows += box.shape[0];
+  }
+  write_padding(part, part.shape[0] - rows, stage, spec, append);
+}
+
+/// By group of heads: its queries, its key, its value.
+void RankParts::write_groups(const RankPart& part, std::span<const TensorSlice> boxes, WeightStage& stage,
+                             const TensorSpec& spec, const HfAppend& append) {
+  const std::int64_t groups = model_.num_kv_heads / options_.tensor;
+  const std::size_t row = static_cast<std::size_t>(part.shape.numel() / part.shape[0]) * size_of(part.dtype);
+  heads_.resize(static_cast<std::size_t>(part.shape[0]) * row);
+  std::array<std::span<std::byte>, 3> kinds;  // queries, keys, values
+  std::span<std::byte> left = heads_;
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    kinds[i] = left.first(static_cast<std::size_t>(boxes[i].shape[0]) * row);
+    left = left.subspan(kinds[i].size());
+    stage.read(spec, boxes[i], part.dtype, kinds[i]);
+  }
+  for (std::int64_t group = 0; group < groups; ++group) {
+    for (const std::span<std::byte> kind : kinds) {
+      const std::size_t own = kind.size() / static_cast<std::size_t>(groups);
+      append(kind.subspan(static_cast<std::size_t>(group) * own, own));
+    }
+  }
+}
+
+/// Rows that pad the vocabulary: of weights copies of the last one, of moments zeros.
+void RankParts::write_padding(const RankPart& part, std::int64_t rows, WeightStage& stage,
+                              const TensorSpec& spec, const HfAppend& append) {
+  if (rows == 0) return;
+  std::vector<std::byte> row(static_cast<std::size_t>(part.shape.numel() / part.shape[0]) *
+                             size_of(part.dtype));
+  const std::int64_t last = spec.shape[0] - 1;
   const bool moments = part.value && *part.value != RunValue::weight;
-  std::vector<std::byte> out(static_cast<std::size_t>(part.shape.numel()) * size_of(part.dtype));
-  cut_rank({.model = model_, .ranks = options_.tensor, .rank = tensor_rank, .pad_with_last = !moments}, part,
-           whole, out);
-  return out;
+  if (!moments) stage.read(spec, TensorSlice::rows(spec.shape, last, last + 1), part.dtype, row);
+  for (std::int64_t i = 0; i < rows; ++i) append(row);
 }
 
 }  // namespace tessera::checkpoint_detail

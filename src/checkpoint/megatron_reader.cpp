@@ -3,6 +3,7 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
+#include "checkpoint/slice_runs.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
@@ -251,6 +252,20 @@ void MegatronModel::Impl::read(const std::string& name, std::span<std::byte> out
   read_stored(it->second, name, order(), out);
 }
 
+void MegatronModel::Impl::read_box(const std::string& name, const TensorSlice& box,
+                                   std::span<std::byte> out) const {
+  const StoredTensor& from = weights.tensors.at(name);
+  check_slice(name, from.shape, box);
+  TensorSlice rows = TensorSlice::rows(from.shape, box.offset[0], box.offset[0] + box.shape[0]);
+  if (rows == box) return read_stored_rows(from, name, order(), box.offset[0], box.shape[0], out);
+  const std::size_t element = size_of(from.dtype());
+  std::vector<std::byte> whole(static_cast<std::size_t>(rows.shape.numel()) * element);
+  read_stored_rows(from, name, order(), box.offset[0], box.shape[0], whole);
+  for_each_run(rows, box, box, element, [&](std::uint64_t at, std::uint64_t to, std::uint64_t bytes) {
+    std::copy_n(whole.data() + at, bytes, out.data() + to);
+  });
+}
+
 MegatronModel::MegatronModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MegatronModel::~MegatronModel() = default;
 MegatronModel::MegatronModel(MegatronModel&&) noexcept = default;
@@ -269,6 +284,11 @@ std::vector<TensorSpec> MegatronModel::tensors() const {
 }
 
 void MegatronModel::read(const std::string& name, std::span<std::byte> out) const { impl_->read(name, out); }
+bool MegatronModel::read_box(const std::string& name, const TensorSlice& box,
+                             std::span<std::byte> out) const {
+  impl_->read_box(name, box, out);
+  return true;
+}
 
 MegatronModel open_megatron(const fs::path& dir, const MegatronReadOptions& options) {
   auto impl = std::make_unique<MegatronModel::Impl>();

@@ -8,49 +8,19 @@
 namespace tessera::checkpoint_detail {
 namespace {
 
-void take_vocabulary(const RankCut& cut, const RankPart& part, std::span<const std::byte> whole,
-                     std::span<std::byte> out) {
-  const std::int64_t all = cut.model.vocab_size;
-  const std::size_t row = out.size() / static_cast<std::size_t>(part.shape[0]);
-  for (std::int64_t i = 0; i < part.shape[0]; ++i) {
-    const std::int64_t from = cut.rank * part.shape[0] + i;
-    const std::span<std::byte> to = out.subspan(static_cast<std::size_t>(i) * row, row);
-    if (from < all || cut.pad_with_last) {
-      std::copy_n(whole.data() + static_cast<std::size_t>(std::min(from, all - 1)) * row, row, to.data());
-    } else {
-      std::ranges::fill(to, std::byte{0});
-    }
-  }
+TensorSlice rows(const Shape& whole, std::int64_t first, std::int64_t count) {
+  TensorSlice box = TensorSlice::whole(whole);
+  box.offset[0] = first;
+  box.shape[0] = count;
+  return box;
 }
 
-void take_columns(std::span<const std::byte> whole, std::int64_t rank, std::size_t part,
-                  std::span<std::byte> out) {
-  const std::size_t rows = out.size() / part, row = whole.size() / rows;
-  for (std::size_t i = 0; i < rows; ++i)
-    std::copy_n(whole.data() + i * row + static_cast<std::size_t>(rank) * part, part, out.data() + i * part);
-}
-
-void take_rows(std::span<const std::byte> whole, std::int64_t rank, std::size_t halves,
-               std::span<std::byte> out) {
-  const std::size_t block = out.size() / halves;
-  for (std::size_t half = 0; half < halves; ++half)
-    std::copy_n(whole.data() + half * (whole.size() / halves) + static_cast<std::size_t>(rank) * block, block,
-                out.data() + half * block);
-}
-
-/// By group of heads: its queries, its key, its value.
-void take_query_key_value(const RankCut& cut, std::span<const std::byte> whole, std::int64_t rows,
-                          std::span<std::byte> out) {
-  const std::int64_t all = rows * cut.ranks, width = cut.model.head_dim, heads = all / width,
-                     own = heads / cut.ranks;
-  const std::size_t head_bytes = whole.size() / static_cast<std::size_t>(heads);
-  const HfPart grouped{"", Shape{all}, false, cut.model.num_kv_heads, width};
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const std::int64_t place = stored_row(grouped, head * width) / width - cut.rank * own;
-    if (place < 0 || place >= own) continue;
-    std::copy_n(whole.data() + static_cast<std::size_t>(head) * head_bytes, head_bytes,
-                out.data() + static_cast<std::size_t>(place) * head_bytes);
-  }
+/// The rank's part of each of equally large ranges of rows.
+std::vector<TensorSlice> parts_of_rows(const RankCut& cut, const Shape& whole, std::int64_t ranges) {
+  const std::int64_t range = whole[0] / ranges, own = range / cut.ranks;
+  std::vector<TensorSlice> boxes;
+  for (std::int64_t i = 0; i < ranges; ++i) boxes.push_back(rows(whole, i * range + cut.rank * own, own));
+  return boxes;
 }
 
 /// Numbers of a group's parameters.
@@ -88,22 +58,33 @@ void write_scaler(TorchPickle& pickle, const RunSource& run, std::vector<RankPar
 
 }  // namespace
 
-void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byte> whole,
-              std::span<std::byte> out) {
-  switch (tensor_split(part.ours)) {
+std::vector<TensorSlice> rank_boxes(const RankCut& cut, const std::string& name, const Shape& whole) {
+  const ModelConfig& m = cut.model;
+  switch (tensor_split(name)) {
     case TensorSplit::none:
-      std::ranges::copy(whole, out.begin());
-      return;
-    case TensorSplit::vocabulary:
-      return take_vocabulary(cut, part, whole, out);
-    case TensorSplit::columns:
-      return take_columns(whole, cut.rank, static_cast<std::size_t>(part.shape[1]) * size_of(part.dtype),
-                          out);
+      break;
+    case TensorSplit::vocabulary: {
+      const std::int64_t own = cut.padded_vocabulary / cut.ranks, first = std::min(whole[0], cut.rank * own);
+      return {rows(whole, first, std::min(whole[0] - first, own))};
+    }
+    case TensorSplit::columns: {
+      TensorSlice box = TensorSlice::whole(whole);
+      box.shape[1] /= cut.ranks;
+      box.offset[1] = cut.rank * box.shape[1];
+      return {box};
+    }
     case TensorSplit::gate_up:
-      return take_rows(whole, cut.rank, cut.model.activation == MlpActivation::swiglu ? 2 : 1, out);
-    case TensorSplit::query_key_value:
-      return take_query_key_value(cut, whole, part.shape[0], out);
+      return parts_of_rows(cut, whole, m.activation == MlpActivation::swiglu ? 2 : 1);
+    case TensorSplit::query_key_value: {
+      const std::int64_t queries = m.num_heads * m.head_dim, keys = m.num_kv_heads * m.head_dim;
+      std::vector<TensorSlice> boxes;
+      for (const auto& [first, count] :
+           {std::pair{std::int64_t{0}, queries}, std::pair{queries, keys}, std::pair{queries + keys, keys}})
+        boxes.push_back(rows(whole, first + cut.rank * (count / cut.ranks), count / cut.ranks));
+      return boxes;
+    }
   }
+  return {TensorSlice::whole(whole)};
 }
 
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,

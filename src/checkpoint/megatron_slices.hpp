@@ -25,11 +25,11 @@ struct RankPart {
 struct RankCut {
   const ModelConfig& model;  ///< resolved
   std::int64_t ranks, rank;
-  bool pad_with_last = true;  ///< rows that pad the vocabulary are copies of the last one; else zeros
+  std::int64_t padded_vocabulary;  ///< rows over all ranks
 };
-/// What the rank has of `whole`.
-void cut_rank(const RankCut& cut, const RankPart& part, std::span<const std::byte> whole,
-              std::span<std::byte> out);
+/// What the rank has of a tensor: boxes of the whole one, whose rows follow each other in the rank's but for
+/// those of query, key and value, which go by group of heads. Rows that pad the vocabulary are in none.
+std::vector<TensorSlice> rank_boxes(const RankCut& cut, const std::string& name, const Shape& whole);
 
 /// Writes Adam's state of a rank, as the value of a key: Megatron's optimizer of 16-bit weights with fp32
 /// copies, or that of fp32. Its tensors are added to `parts` in the order in which the pickle has them.

@@ -101,19 +101,34 @@ void write_optimizer(TorchPickle& pickle) {
   pickle.end_dict().end_list().end_dict();
 }
 
-/// The distributed optimizer's state of a rank (2024 and later), in one long tensor per chunk and value.
-void write_buffers(const fs::path& path, const RankParts& of_ranks, const MegatronExportOptions& options,
-                   std::int64_t tp, std::int64_t pp) {
-  const bool shared = *of_ranks.model().tied_head && options.pipeline > 1;
+/// A rank's file of the distributed optimizer (2024 and later): one long tensor per chunk and value.
+struct BufferFile {
   struct Chunk {
     std::vector<RankPart> parts;
     BufferLayout layout;
   };
   std::vector<Chunk> chunks;
   TorchPickle pickle;
+};
+
+/// What the files of a stage's ranks hold, the same for all of them but for the tensors' bytes.
+struct StageFiles {
+  TorchPickle pickle;
+  std::vector<RankPart> parts;  ///< of all chunks
+  std::optional<BufferFile> buffers;
+
+  std::uint64_t bytes() const {
+    return pickle.storage_bytes() + (buffers ? buffers->pickle.storage_bytes() : 0);
+  }
+};
+
+BufferFile plan_buffers(const RankParts& of_ranks, const MegatronExportOptions& options, std::int64_t pp) {
+  const bool shared = *of_ranks.model().tied_head && options.pipeline > 1;
+  BufferFile file;
+  TorchPickle& pickle = file.pickle;
   pickle.begin_dict().text("buckets_coalesced").boolean(true);
   for (std::int64_t i = 0; i < options.virtual_stages; ++i) {
-    Chunk& chunk = chunks.emplace_back();
+    BufferFile::Chunk& chunk = file.chunks.emplace_back();
     chunk.parts = of_ranks.as_registered(of_ranks.of_stage(i * options.pipeline + pp));
     std::vector<BufferParameter> parameters;
     for (const RankPart& each : chunk.parts)
@@ -126,8 +141,12 @@ void write_buffers(const fs::path& path, const RankParts& of_ranks, const Megatr
     pickle.text("numel_unpadded").integer(chunk.layout.elements).end_dict().end_dict();
   }
   pickle.end_dict();
-  write_torch_file(path, std::move(pickle), [&](std::size_t storage, const auto& append) {
-    const Chunk& chunk = chunks[storage / std::size(kRunValues)];
+  return file;
+}
+
+void write_buffers(const fs::path& path, RankParts& of_ranks, const BufferFile& file, std::int64_t tp) {
+  write_torch_file(path, file.pickle, [&](std::size_t storage, const auto& append) {
+    const BufferFile::Chunk& chunk = file.chunks[storage / std::size(kRunValues)];
     std::int64_t filled = 0;
     for (std::size_t i = chunk.parts.size(); i-- > 0;) {
       RankPart part = chunk.parts[i];
@@ -135,18 +154,17 @@ void write_buffers(const fs::path& path, const RankParts& of_ranks, const Megatr
       part.dtype = DType::f32;
       const std::vector<std::byte> gap(static_cast<std::size_t>(chunk.layout.begins[i] - filled) * 4);
       append(std::span<const std::byte>(gap));
-      append(std::span<const std::byte>(of_ranks.bytes_of(part, tp)));
+      of_ranks.write(part, tp, append);
       filled = chunk.layout.begins[i] + part.shape.numel();
     }
   });
 }
 
-/// A rank's file.
-void write_rank(const fs::path& folder, const RankParts& of_ranks, const MegatronExportOptions& options,
-                std::int64_t tp, std::int64_t pp) {
+StageFiles plan_stage(const RankParts& of_ranks, const MegatronExportOptions& options, std::int64_t pp) {
   const RunSource* run = of_ranks.run();
-  std::vector<RankPart> parts;  // of all chunks
-  TorchPickle pickle;
+  StageFiles files;
+  TorchPickle& pickle = files.pickle;
+  std::vector<RankPart>& parts = files.parts;
   pickle.begin_dict();
   for (std::int64_t i = 0; i < options.virtual_stages; ++i) {
     const std::vector<RankPart> chunk = of_ranks.of_stage(i * options.pipeline + pp);
@@ -163,6 +181,7 @@ void write_rank(const fs::path& folder, const RankParts& of_ranks, const Megatro
     pickle.text("optimizer");
     if (options.distributed_optimizer) {
       write_optimizer_facts(pickle, *run, options, parts);
+      files.buffers = plan_buffers(of_ranks, options, pp);
     } else {
       write_run_optimizer(pickle, *run, of_ranks.as_registered(parts), parts);
     }
@@ -170,27 +189,29 @@ void write_rank(const fs::path& folder, const RankParts& of_ranks, const Megatro
     write_optimizer(pickle);
   }
   pickle.end_dict();
-  const bool apart = options.distributed_optimizer && !run;  // as in 2022 and 2023
+  return files;
+}
+
+void write_rank(const fs::path& folder, RankParts& of_ranks, const MegatronExportOptions& options,
+                const StageFiles& files, std::int64_t tp) {
+  const bool apart = options.distributed_optimizer && !of_ranks.run();  // as in 2022 and 2023
   const char* name = apart ? "model_rng.pt" : "model_optim_rng.pt";
-  write_torch_file(folder / name, std::move(pickle), [&](std::size_t i, const auto& append) {
-    const std::vector<std::byte> bytes = of_ranks.bytes_of(parts[i], tp);
-    append(std::span<const std::byte>(bytes));
-  });
+  write_torch_file(folder / name, files.pickle,
+                   [&](std::size_t i, const auto& append) { of_ranks.write(files.parts[i], tp, append); });
+  if (files.buffers) write_buffers(folder / "distrib_optim.pt", of_ranks, *files.buffers, tp);
 }
 
 /// The files of all ranks, in the folder of an iteration.
-void write_ranks(const fs::path& iteration, const RankParts& of_ranks, const MegatronExportOptions& options) {
+void write_ranks(const fs::path& iteration, RankParts& of_ranks, const MegatronExportOptions& options,
+                 const std::vector<StageFiles>& stages) {
   for (std::int64_t tp = 0; tp < options.tensor; ++tp) {
     for (std::int64_t pp = 0; pp < options.pipeline; ++pp) {
       const fs::path own =
           iteration / rank_folder(tp, options.pipeline > 1 ? std::optional(pp) : std::nullopt);
       fs::create_directories(own);
-      write_rank(own, of_ranks, options, tp, pp);
-      if (options.distributed_optimizer && of_ranks.run()) {
-        write_buffers(own / "distrib_optim.pt", of_ranks, options, tp, pp);
-        continue;
-      }
-      for (std::int64_t dp = 0; options.distributed_optimizer && dp < options.data; ++dp) {
+      write_rank(own, of_ranks, options, stages[static_cast<std::size_t>(pp)], tp);
+      const bool shards = options.distributed_optimizer && !of_ranks.run();
+      for (std::int64_t dp = 0; shards && dp < options.data; ++dp) {
         TorchPickle pickle;
         pickle.begin_dict();
         write_optimizer(pickle);
@@ -209,14 +230,24 @@ void write_checkpoint(const fs::path& out, const Architecture& config, const Wei
   require_unused(out);
   check_model(config.model, options);
   check_layout(config.model, options);
+  const bool whole = options.format == MegatronExportOptions::Format::torch_dist;
+  const MegatronExportOptions laid_out = whole ? undivided(options) : options;
+  RankParts parts(config, weights, laid_out, run);
+  std::vector<StageFiles> stages;
+  std::uint64_t bytes = whole ? megatron_dist_bytes(parts, options) : 0;
+  for (std::int64_t pp = 0; !whole && pp < options.pipeline; ++pp) {
+    stages.push_back(plan_stage(parts, options, pp));
+    bytes += stages.back().bytes() * static_cast<std::uint64_t>(options.tensor);
+  }
+  require_room_for(out, bytes);
   StagedDirectory folder(out, Existing::refuse);
   const fs::path iteration =
       folder.path() / (run ? "iter_" + zero_filled(run->counters().step, 7) : "release");
   fs::create_directories(iteration);
-  if (options.format == MegatronExportOptions::Format::torch_dist) {
-    write_megatron_dist(iteration, config, weights, options, run);
+  if (whole) {
+    write_megatron_dist(iteration, parts, options);
   } else {
-    write_ranks(iteration, RankParts(config, weights, options, run), options);
+    write_ranks(iteration, parts, options, stages);
   }
   write_text(folder.path() / "latest_checkpointed_iteration.txt",
              run ? std::to_string(run->counters().step) : "release");

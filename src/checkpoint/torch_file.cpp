@@ -279,6 +279,12 @@ TorchPickle& TorchPickle::tensor_properties(DType type) {
   return global(kModule, "_MEM_FORMAT_ENCODING").integer(0).put("\x85R\x89tb");
 }
 
+std::uint64_t TorchPickle::storage_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Storage& each : storages_) bytes += each.bytes;
+  return bytes;
+}
+
 std::string TorchPickle::finish() { return std::exchange(bytes_, {}) + "."; }
 
 std::uint64_t write_torch_archive(ZipWriter& zip, const std::string& name, TorchPickle pickle,

@@ -112,6 +112,8 @@ class TorchPickle {
   };
   /// Of its tensors, in the order in which they were written.
   const std::vector<Storage>& storages() const { return storages_; }
+  /// Of all of them.
+  std::uint64_t storage_bytes() const;
   /// The whole pickle; nothing may follow.
   std::string finish();
 

@@ -189,11 +189,15 @@ void ZipWriter::begin(const std::string& name, std::uint64_t bytes) {
 void ZipWriter::append(std::span<const std::byte> bytes) {
   TESSERA_CHECK(bytes.size() <= left_, "entry '", entries_.back().name, "' gets ", bytes.size() - left_,
                 " bytes too many");
-  Entry& entry = entries_.back();
-  entry.crc = static_cast<std::uint32_t>(
-      ::crc32_z(entry.crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-  write(bytes);
   left_ -= bytes.size();
+  Entry& entry = entries_.back();
+  constexpr std::size_t kStep = 1 << 20;  // what was summed up is still in the cache when it is written
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kStep, bytes.size()))) {
+    const std::span<const std::byte> step = bytes.first(std::min(kStep, bytes.size()));
+    entry.crc = static_cast<std::uint32_t>(
+        ::crc32_z(entry.crc, reinterpret_cast<const Bytef*>(step.data()), step.size()));
+    write(step);
+  }
 }
 
 /// Its CRC is known only now.

@@ -135,8 +135,11 @@ void write_run(const fs::path& out, const RunSource& source) {
   config.checkpoint.resume = "auto";
   validate(config);
   const std::string run = random_name(16);
-  StagedDirectory staged(folder, Existing::refuse);
   const std::vector<CheckpointTensor> tensors = tensors_of(source);
+  std::uint64_t bytes = 0;
+  for (const CheckpointTensor& each : tensors) bytes += static_cast<std::uint64_t>(each.shape.numel()) * 4;
+  checkpoint_detail::require_room_for(folder, bytes);
+  StagedDirectory staged(folder, Existing::refuse);
   save_checkpoint(staged.path() / "checkpoints", state_of(config, source.counters(), run), tensors);
   checkpoint_detail::write_text(staged.path() / "config.yaml", to_yaml(config));
   write_identity(staged.path(), {.id = run, .folder = folder.string()});

@@ -101,6 +101,11 @@ class WeightSource {
   virtual std::vector<TensorSpec> tensors() const = 0;
   /// Reads one tensor, contiguous, in its dtype.
   virtual void read(const std::string& name, std::span<std::byte> out) const = 0;
+  /// Reads a box of a tensor, contiguous. False: only whole tensors are read here.
+  virtual bool read_box(const std::string& /*name*/, const TensorSlice& /*box*/,
+                        std::span<std::byte> /*out*/) const {
+    return false;
+  }
 };
 
 /// Weights that lie in host memory.
@@ -144,6 +149,7 @@ class HfModel : public WeightSource {
   const std::filesystem::path& dir() const;
   std::vector<TensorSpec> tensors() const override;
   void read(const std::string& name, std::span<std::byte> out) const override;
+  bool read_box(const std::string& name, const TensorSlice& box, std::span<std::byte> out) const override;
   /// Reads one tensor converted to float32.
   void read_f32(const std::string& name, std::span<float> out) const;
   /// Reads a box of one; of a file no more than that.

@@ -36,6 +36,7 @@ class MegatronModel : public WeightSource {
   std::vector<TensorSpec> tensors() const override;
   /// Errors: CheckpointError where ranks hold different values of what they share; IoError.
   void read(const std::string& name, std::span<std::byte> out) const override;
+  bool read_box(const std::string& name, const TensorSlice& box, std::span<std::byte> out) const override;
 
   struct Impl;
 
