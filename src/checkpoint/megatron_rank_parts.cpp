@@ -89,7 +89,7 @@ void RankParts::add(std::vector<RankPart>& parts, const TensorSpec& spec,
     case TensorSplit::none:
       break;
   }
-  parts.push_back({spec.name, std::move(path), shape, options_.dtype.value_or(spec.dtype), std::nullopt});
+  parts.push_back({spec.name, std::move(path), shape, options_.dtype.value_or(spec.dtype), std::nullopt, 0});
 }
 
 std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
@@ -132,8 +132,7 @@ const TensorSpec& RankParts::spec_of(const std::string& name) const {
 
 void RankParts::write(const RankPart& part, std::int64_t tensor_rank, const HfAppend& append) {
   if (part.ours.empty()) {
-    const auto scale = static_cast<float>(run_->counters().loss_scale);
-    return append(std::as_bytes(std::span(&scale, 1)));
+    return append(std::as_bytes(std::span(&part.number, 1)));
   }
   TensorSpec spec = spec_of(part.ours);
   if (part.value) spec.dtype = DType::f32;

@@ -45,13 +45,19 @@ void write_group(TorchPickle& pickle, const RunSource& run, bool decay, std::opt
   pickle.end_dict();
 }
 
+/// A tensor of one number, which is added to `parts`.
+void write_number(TorchPickle& pickle, const Shape& shape, double number, std::vector<RankPart>& parts) {
+  pickle.tensor(DType::f32, shape);
+  parts.push_back({"", {}, shape, DType::f32, std::nullopt, static_cast<float>(number)});
+}
+
 /// The state of the factor on the loss, where it moves; its tensor is added to `parts`.
 void write_scaler(TorchPickle& pickle, const RunSource& run, std::vector<RankPart>& parts) {
   const TrainingConfig& training = run.config().training;
   if (training.precision != Precision::fp16 || training.loss_scale) return;
   const RunCounters& c = run.counters();
-  pickle.text("grad_scaler").begin_dict().text("scale").tensor(DType::f32, Shape{1});
-  parts.push_back({"", {}, Shape{1}, DType::f32, std::nullopt});
+  pickle.text("grad_scaler").begin_dict().text("scale");
+  write_number(pickle, Shape{1}, c.loss_scale, parts);
   pickle.text("growth_tracker").integer(c.good_steps).text("hysteresis_tracker").integer(c.hysteresis);
   pickle.end_dict();
 }
@@ -88,7 +94,7 @@ std::vector<TensorSlice> rank_boxes(const RankCut& cut, const std::string& name,
 }
 
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,
-                         std::vector<RankPart>& parts) {
+                         const MegatronExportOptions& options, std::vector<RankPart>& parts) {
   const Precision precision = run.config().training.precision;
   std::vector<const RankPart*> ordered;  // by group
   std::int64_t counts[2] = {0, 0};
@@ -101,7 +107,7 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
   }
   const auto tensor = [&](const RankPart& part, RunValue value) {
     pickle.tensor(DType::f32, part.shape);
-    parts.push_back({part.ours, part.path, part.shape, DType::f32, value});
+    parts.push_back({part.ours, part.path, part.shape, DType::f32, value, 0});
   };
   if (precision != Precision::fp32) pickle.begin_dict().text("optimizer");
   pickle.begin_dict().text("state").begin_dict();
@@ -111,6 +117,10 @@ void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::v
     tensor(*ordered[i], RunValue::exp_avg);
     pickle.text("exp_avg_sq");
     tensor(*ordered[i], RunValue::exp_avg_sq);
+    if (options.torch_adam) {
+      pickle.text("step");
+      write_number(pickle, Shape{}, static_cast<double>(run.counters().updates), parts);
+    }
     pickle.end_dict();
   }
   pickle.end_dict().text("param_groups").begin_list();
@@ -134,6 +144,11 @@ void write_optimizer_facts(TorchPickle& pickle, const RunSource& run, const Mega
   const bool inner = distributed || run.config().training.precision != Precision::fp32;
   pickle.begin_dict();
   if (inner) pickle.text("optimizer").begin_dict();
+  if (options.torch_adam) {
+    pickle.text("state").begin_dict().text("common_step");
+    write_number(pickle, Shape{}, static_cast<double>(run.counters().updates), parts);
+    pickle.end_dict();
+  }
   pickle.text("param_groups").begin_list();
   write_group(pickle, run, true, std::nullopt);
   write_group(pickle, run, false, std::nullopt);

@@ -15,11 +15,12 @@ namespace tessera::checkpoint_detail {
 
 /// A tensor of one rank's file.
 struct RankPart {
-  std::string ours;               ///< of the whole model; "": the factor on the loss
+  std::string ours;               ///< of the whole model; "": none of it but `number`
   std::vector<std::string> path;  ///< keys below `model`
   Shape shape;                    ///< of the rank
   DType dtype;
   std::optional<RunValue> value;  ///< of the optimizer; nothing: the weight as the model has it
+  float number = 0;               ///< a count of updates, the factor on the loss
 };
 
 struct RankCut {
@@ -34,7 +35,7 @@ std::vector<TensorSlice> rank_boxes(const RankCut& cut, const std::string& name,
 /// Writes Adam's state of a rank, as the value of a key: Megatron's optimizer of 16-bit weights with fp32
 /// copies, or that of fp32. Its tensors are added to `parts` in the order in which the pickle has them.
 void write_run_optimizer(TorchPickle& pickle, const RunSource& run, const std::vector<RankPart>& parameters,
-                         std::vector<RankPart>& parts);
+                         const MegatronExportOptions& options, std::vector<RankPart>& parts);
 
 /// How Megatron's distributed optimizer calls its tensors in torch_dist that have the weights' shapes.
 inline constexpr const char* kReshardable = "fully_reshardable";

@@ -183,7 +183,7 @@ StageFiles plan_stage(const RankParts& of_ranks, const MegatronExportOptions& op
       write_optimizer_facts(pickle, *run, options, parts);
       files.buffers = plan_buffers(of_ranks, options, pp);
     } else {
-      write_run_optimizer(pickle, *run, of_ranks.as_registered(parts), parts);
+      write_run_optimizer(pickle, *run, of_ranks.as_registered(parts), options, parts);
     }
   } else if (!options.distributed_optimizer) {
     write_optimizer(pickle);
@@ -287,6 +287,8 @@ void export_megatron_run(const fs::path& out, const RunSource& run, const Megatr
   TESSERA_ENSURE(
       ConfigError, config.optimizer.no_decay.empty(),
       "optimizer.no_decay names parameters without weight decay; Megatron's groups are by their shape");
+  TESSERA_ENSURE(ConfigError, !given.torch_adam || !given.distributed_optimizer,
+                 "the distributed optimizer's state is the same for PyTorch's Adam and fused ones");
   TESSERA_ENSURE(ConfigError, run.counters().step > 0, "a run at step 0 has no optimizer's state");
   MegatronExportOptions options = given;
   options.dtype = dtype_of_precision(config.training.precision);

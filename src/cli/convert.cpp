@@ -240,6 +240,9 @@ void add_megatron_options(CLI::App& command, ConvertArguments& a) {
   command.add_flag("--distributed_optimizer", a.megatron.distributed_optimizer,
                    "--to megatron: files as its distributed optimizer has them; with --with_optimizer its "
                    "state of 2024 and later");
+  command.add_flag("--torch_adam", a.megatron.torch_adam,
+                   "--to megatron with --with_optimizer: for PyTorch's Adam, which Megatron takes where "
+                   "neither Apex nor Transformer Engine is installed");
   command.add_option("--make_vocab_size_divisible_by", a.megatron.vocab_divisible_by,
                      "--to megatron: pad the vocabulary to a multiple of this times the tensor ranks");
   command.add_option("--names", a.names,
@@ -281,10 +284,14 @@ void check_formats(const CLI::App& command, const ConvertArguments& a) {
   TESSERA_ENSURE(ConfigError, a.from[0] == "megatron" || command.count("--vocab_size") == 0,
                  "--vocab_size is for --from megatron");
   for (const char* option : {"--tensor", "--pipeline", "--virtual", "--data", "--distributed_optimizer",
-                             "--make_vocab_size_divisible_by", "--names", "--ckpt_format"}) {
+                             "--torch_adam", "--make_vocab_size_divisible_by", "--names", "--ckpt_format"}) {
     TESSERA_ENSURE(ConfigError, a.to[0] == "megatron" || command.count(option) == 0, option,
                    " is for --to megatron");
   }
+  TESSERA_ENSURE(ConfigError, !a.megatron.torch_adam || a.with_optimizer,
+                 "--torch_adam is about an optimizer's state: it goes with --with_optimizer");
+  TESSERA_ENSURE(ConfigError, !a.megatron.torch_adam || !a.megatron.distributed_optimizer,
+                 "--torch_adam is not for --distributed_optimizer, whose state is the same for all of them");
   TESSERA_ENSURE(ConfigError, a.ckpt_format != "torch_dist" || command.count("--names") == 0,
                  "--names is for --ckpt_format torch: tensors of torch_dist have one set of names");
   TESSERA_ENSURE(ConfigError,

@@ -13,6 +13,7 @@ from cli_support import run  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron_core_support import call, gpt, llama, one_process  # noqa: E402
 from megatron_runs import SETTINGS, lr_at, schedule_state  # noqa: E402
 from megatron_writer import Model, arguments  # noqa: E402
@@ -115,3 +116,99 @@ def test_a_real_run_goes_on_here(tessera_program, tmp_path, corpus, distributed,
             if name.endswith("c_attn.bias"):  # that of keys has no gradient but what rounding makes
                 value, expected = torch.cat([value[:24], value[48:]]), torch.cat([expected[:24], expected[48:]])
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+def optimizer_state(theirs: Run) -> dict:
+    """By the model's names: the first moments that its optimizer holds, and how many updates each parameter has had."""
+    names = {parameter: name for name, parameter in theirs.model.named_parameters()}
+    optimizer = getattr(theirs.optimizer, "chained_optimizers", [theirs.optimizer])[0]
+    found = {}
+    if hasattr(optimizer, "_get_main_param_and_optimizer_states"):  # the distributed one, whose world of one has all of each parameter
+        for parameter, name in names.items():
+            values = optimizer._get_main_param_and_optimizer_states(parameter)
+            found[name] = {kind: value if kind == "step" else value.view_as(parameter) for kind, value in values.items()}
+        return found
+    for parameter, name in names.items():
+        main = getattr(parameter, "main_param", parameter)
+        found[name] = {"param": main.detach()} | {key: optimizer.optimizer.state[main][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+    return found
+
+
+@pytest.fixture
+def own_steps(monkeypatch):
+    """With PyTorch's Adam its distributed optimizer loads no state, its own neither: it gives all parameters one tensor as their count of
+    updates, which then counts all of them, and wants it back from a state that it writes none into. Here each has its own, which stays."""
+    put = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def with_step(self, parameter, values):
+        group, place = self.model_param_group_index_map[parameter]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        state["step"] = state["step"].clone()
+        put(self, parameter, {"step": state["step"]} | values)
+    monkeypatch.setattr(DistributedOptimizer, "_set_main_param_and_optimizer_states", with_step)
+
+
+@pytest.mark.parametrize("distributed, bf16", KINDS)
+def test_a_run_from_here_goes_on_there(tessera_program, tmp_path, own_steps, distributed, bf16):
+    """Three updates of plain torch, written here as torch_dist, loaded into its model and optimizer; four more there."""
+    started = Started("gpt2")
+    to_run(tessera_program, started.write(tmp_path / "megatron", kind="bf16" if bf16 else "fp32"), tmp_path / "run")
+    source = dist(tessera_program, "tessera", tmp_path / "run", tmp_path / "dist", "--with_optimizer",
+                  "--distributed_optimizer" if distributed else "--torch_adam")
+    theirs = Run(distributed, bf16)
+    if distributed:
+        theirs.train(0, 1)  # with PyTorch's Adam it says what it would load only after a first update
+    sharded = theirs.model.sharded_state_dict(metadata=theirs.metadata)
+    state = dist_checkpointing.load({"model": sharded, "optimizer": theirs.optimizer.sharded_state_dict(sharded, is_loading=True, metadata=theirs.metadata)},
+                                    str(source / "iter_0000003"))
+    theirs.model.load_state_dict(state["model"])
+    theirs.optimizer.load_state_dict(state["optimizer"])
+
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "megatron", tmp_path / "plain", "--names", "local",
+        "--make_vocab_size_divisible_by", 8, "--with_optimizer")
+    plain = torch.load(tmp_path / "plain/iter_0000003/mp_rank_00/model_optim_rng.pt", weights_only=False)
+    same_state(theirs, plain)
+    if not bf16:
+        goes_on(tessera_program, tmp_path, theirs, started)
+
+
+def same_state(theirs: Run, saved: dict) -> None:
+    """What its optimizer holds against the file of a rank that has the whole model."""
+    held = optimizer_state(theirs)
+    kept = saved["optimizer"]["optimizer"] if theirs.bf16 else saved["optimizer"]
+    order = [name for decays in (True, False) for name, value in saved["model"].items()
+             if value is not None and (value.dim() > 1 and not name.endswith(".bias")) == decays]
+    assert len(order) == len(held)
+    for number, name in enumerate(order):
+        assert held[name]["step"] == 3
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(held[name][kind], kept["state"][number][kind]), (name, kind)
+        assert torch.equal(held[name]["param"].to(saved["model"][name].dtype), saved["model"][name]), name
+
+
+def goes_on(program, tmp_path: Path, theirs: Run, started: Started) -> None:
+    """Four updates there are those of plain torch."""
+    theirs.train(3, 4)
+    theirs.save(tmp_path / "after", 7)
+    run(program, "convert", "--from", "megatron", tmp_path / "after", "--to", "hf", tmp_path / "hf")
+    wanted = started.after.state_dict()
+    for name, value in load_file(tmp_path / "hf/model.safetensors").items():
+        expected = wanted[name]
+        if name.endswith("c_attn.bias"):
+            value, expected = torch.cat([value[:24], value[48:]]), torch.cat([expected[:24], expected[48:]])
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_run_in_a_ranks_file_goes_on_there(tessera_program, tmp_path, bf16):
+    started = Started("gpt2")
+    to_run(tessera_program, started.write(tmp_path / "megatron", kind="bf16" if bf16 else "fp32"), tmp_path / "run")
+    run(tessera_program, "convert", "--from", "tessera", tmp_path / "run", "--to", "megatron", tmp_path / "file", "--names", "local",
+        "--make_vocab_size_divisible_by", 8, "--with_optimizer", "--torch_adam")
+    saved = torch.load(tmp_path / "file/iter_0000003/mp_rank_00/model_optim_rng.pt", weights_only=False)
+    theirs = Run(False, bf16)
+    theirs.model.load_state_dict(saved["model"])
+    theirs.optimizer.load_state_dict(saved["optimizer"])
+    same_state(theirs, torch.load(tmp_path / "file/iter_0000003/mp_rank_00/model_optim_rng.pt", weights_only=False))
+    if not bf16:
+        goes_on(tessera_program, tmp_path, theirs, started)

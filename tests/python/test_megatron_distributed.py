@@ -160,7 +160,8 @@ def test_what_is_written_is_read(tessera_program, tmp_path, kind, tied):
     assert common["args"].tensor_model_parallel_size == 2 and common["args"].no_save_optim and common["iteration"] == 0
 
 
-@pytest.mark.parametrize("kind, family, more", [("fp32", "gpt2", []), ("bf16", "llama", ["--distributed_optimizer"]), ("fp16", "gpt2", []),
+@pytest.mark.parametrize("kind, family, more", [("fp32", "gpt2", []), ("bf16", "llama", ["--distributed_optimizer"]), ("fp16", "gpt2", []), ("fp32", "gpt2", ["--torch_adam"]),
+                                                ("bf16", "llama", ["--torch_adam"]),
                                                 ("fp16", "gpt2", ["--distributed_optimizer"])])
 def test_a_run_there_and_back(tessera_program, tmp_path, request, kind, family, more):
     started = request.getfixturevalue(family)
@@ -174,6 +175,9 @@ def test_a_run_there_and_back(tessera_program, tmp_path, request, kind, family, 
     for key in ("step", "consumed_samples", "user"):
         assert one[key] == two[key]
     assert settings(tmp_path / "one") == settings(tmp_path / "two")
+    done = failing(tessera_program, "convert", "--from", "tessera", tmp_path / "one", "--to", "megatron", tmp_path / "x", "--with_optimizer",
+                   "--torch_adam", "--distributed_optimizer")
+    assert "whose state is the same" in done.stderr and not (tmp_path / "x").exists()
 
 
 def test_what_torch_dist_cannot_be(tessera_program, tmp_path):
@@ -185,6 +189,7 @@ def test_what_torch_dist_cannot_be(tessera_program, tmp_path):
         return done.stderr
     assert "tensors of torch_dist have one set of names" in message("--names", "local")
     assert "is for a run" in message("--distributed_optimizer")
+    assert "it goes with --with_optimizer" in message("--torch_adam")
     assert "torch and torch_dist are written" in message(form="zarr")
     assert "do not divide by 8 tensor ranks" in message("--tensor", 8)
     assert "--ckpt_format torch and --names legacy" in message(source="bert")

@@ -256,6 +256,7 @@ def test_options_that_do_not_go_together(tessera_program, tmp_path, gpt2):
     def message(*more):
         return failing(tessera_program, "convert", "--from", "megatron", source, "--with_optimizer", *more).stderr
     assert "--with_optimizer is for" in message("--to", "hf", tmp_path / "x")
+    assert "--torch_adam is for --to megatron" in message("--to", "tessera", tmp_path / "x", "--torch_adam")
     assert "--dtype is for weights alone" in message("--to", "tessera", tmp_path / "x", "--dtype", "bfloat16")
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").write_text("")
@@ -275,6 +276,7 @@ def settings(folder: Path) -> list:
 
 @pytest.mark.parametrize("kind, family, layout", [
     ("fp32", "gpt2", ["--tensor", 2, "--pipeline", 2]), ("bf16", "gpt2", ["--pipeline", 2, "--virtual", 2, "--names", "local"]),
+    ("fp32", "gpt2", ["--tensor", 2, "--torch_adam"]), ("fp16", "gpt2", ["--pipeline", 2, "--torch_adam"]),
     ("fp16", "gpt2", ["--tensor", 4]), ("fp16", "gpt2", ["--tensor", 2, "--distributed_optimizer"]),
     ("bf16", "bert", ["--pipeline", 2, "--distributed_optimizer"]), ("fp32", "gpt2", ["--distributed_optimizer", "--names", "local"]),
     ("bf16", "gpt2", ["--tensor", 2, "--pipeline", 2, "--virtual", 2, "--distributed_optimizer"]), ("bf16", "bert", ["--tensor", 2, "--pipeline", 2]), ("bf16", "llama", ["--tensor", 2, "--pipeline", 2, "--names", "transformer_engine"])])

@@ -66,6 +66,10 @@ struct MegatronExportOptions {
   /// Files as Megatron's distributed optimizer has them: of a run those of 2024 and later, of weights alone
   /// those of 2022 and 2023, the weights apart from a file of each data rank.
   bool distributed_optimizer = false;
+  /// Of a run: Adam's state as PyTorch's own has it, which Megatron takes where neither Apex nor Transformer
+  /// Engine is installed. It counts updates by parameter, which theirs do not load. The distributed
+  /// optimizer's state is the same for all three.
+  bool torch_adam = false;
   std::optional<DType> dtype = std::nullopt;  ///< float32, bfloat16 or float16; nothing = as the weights are
   std::int64_t vocab_divisible_by = 128;      ///< times `tensor`: the vocabulary is padded to a multiple
   /// Names of the model's tensors: those of Megatron's own GPT model (2021 and later), or those of Megatron
