@@ -70,6 +70,8 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
   out.true_vocab = args.integer({"orig_vocab_size", "vocab_size"}, 0);
   ModelConfig& model = out.model;
   model.num_layers = args.size("num_layers");
+  out.encoder_layers = args.integer({"encoder_num_layers", "num_layers"}, 0);
+  out.decoder_layers = args.integer({"decoder_num_layers", "encoder_num_layers", "num_layers"}, 0);
   model.hidden_size = args.size("hidden_size");
   model.num_heads = args.size("num_attention_heads");
   model.max_positions = args.size("max_position_embeddings");
@@ -118,7 +120,11 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   integer("padded_vocab_size", padded_vocab);
   integer("max_position_embeddings", m.max_positions);
   integer("hidden_size", m.hidden_size);
-  integer("num_layers", m.num_layers);
+  integer("num_layers", m.encoder_layers.value_or(m.num_layers));
+  if (m.encoder_layers) {
+    integer("encoder_num_layers", *m.encoder_layers);
+    integer("decoder_num_layers", m.num_layers - *m.encoder_layers);
+  }
   integer("num_attention_heads", m.num_heads);
   integer("kv_channels", m.head_dim);
   integer("ffn_hidden_size", m.ffn_hidden_size);

@@ -14,8 +14,9 @@ struct MegatronArgs {
   ModelConfig model;            ///< unresolved; vocab_size is the padded one
   std::int64_t true_vocab = 0;  ///< 0 = they do not say
   std::int64_t tensor = 1, pipeline = 1, virtual_stages = 1;
-  bool fused_gelu = false;  ///< the MLP's alone is the one with tanh
-  std::int64_t data = 1;    ///< ranks that share a model, those of its context among them
+  bool fused_gelu = false;                              ///< the MLP's alone is the one with tanh
+  std::int64_t encoder_layers = 0, decoder_layers = 0;  ///< if it is a T5
+  std::int64_t data = 1;  ///< ranks that share a model, those of its context among them
 };
 /// Errors: CheckpointError naming the argument that is missing, of another kind, or of a model that Tessera
 /// does not have.

@@ -79,7 +79,9 @@ void MegatronModel::Impl::check(const std::set<std::string>& unexpected) {
     std::vector<std::int64_t> wanted;
     for (int i = 0; i < spec.shape.rank(); ++i) wanted.push_back(spec.shape[i]);
     if (split == TensorSplit::columns) wanted[1] /= tensor;
-    if (split == TensorSplit::query_key_value || split == TensorSplit::gate_up) wanted[0] /= tensor;
+    const bool shares_rows = split == TensorSplit::rows || split == TensorSplit::query_key_value ||
+                             split == TensorSplit::key_value || split == TensorSplit::gate_up;
+    if (shares_rows) wanted[0] /= tensor;
     for (std::size_t rank = 0; rank < it->second.ranks.size(); ++rank) {
       const auto& [file, each] = it->second.ranks[rank];
       if (split == TensorSplit::vocabulary && rank < rows.size()) wanted[0] = rows[rank];
@@ -93,16 +95,18 @@ void MegatronModel::Impl::check(const std::set<std::string>& unexpected) {
   for (const std::string& name : unexpected) add("unexpected: " + name);
   if (!problems.empty())
     bad_file(dir, "the weights do not fit the model's arguments", problems,
-             "Models of GPT's and Llama's kind are read.");
+             "Models of GPT's and Llama's kind, BERT and T5 are read.");
   settle_copies(weights);
 }
 
-/// A tied head of the last stage is compared with the embedding.
+/// What is there twice is compared.
 void MegatronModel::Impl::settle_copies(Set& set) const {
-  if (set.head_copy.ranks.size() != static_cast<std::size_t>(tensor)) return;
-  StoredTensor& embedding = set.tensors.at(kEmbedding);
-  set.head_copy.shape = embedding.shape;
-  embedding.copy = &set.head_copy;
+  for (auto& [name, copy] : set.copies) {
+    if (copy.ranks.size() != static_cast<std::size_t>(tensor)) continue;
+    StoredTensor& first = set.tensors.at(name);
+    copy.shape = first.shape;
+    first.copy = &copy;
+  }
 }
 
 }  // namespace tessera

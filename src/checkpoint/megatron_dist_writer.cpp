@@ -15,14 +15,18 @@ namespace {
 /// What of each layer may have a state of its own beside its weights, whoever implements it.
 constexpr const char* kStateful[] = {"self_attention.linear_qkv", "self_attention.core_attention",
                                      "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
+/// Of a layer that reads an encoder also:
+constexpr const char* kReading[] = {"pre_cross_attn_layernorm", "cross_attention.linear_q",
+                                    "cross_attention.linear_kv", "cross_attention.core_attention",
+                                    "cross_attention.linear_proj"};
 
 class DistWriter {
  public:
   DistWriter(const std::filesystem::path& folder, RankParts& ranks)
-      : writer_(folder), ranks_(ranks), layers_(ranks.model().num_layers) {
+      : writer_(folder), ranks_(ranks), stacks_(stacks_of(ranks.model())) {
     for (RankPart& part : ranks.of_stage(0)) {
       const LayerName layer = layer_name(part.path[0]);
-      const std::string key = layer.layer < 0 ? layer.rest : "decoder.layers." + layer.rest;
+      const std::string key = layer.layer < 0 ? layer.rest : stack_of(layer.encoder) + "layers." + layer.rest;
       if (layer.layer <= 0) groups_.push_back({key, layer.layer >= 0, {}});
       for (Group& group : groups_) {
         if (group.key == key) group.parts.push_back(std::move(part));
@@ -49,10 +53,21 @@ class DistWriter {
       pickle.begin_list().none().end_list();
       writer_.add_blob(detail::concat(module, "._extra_state/shard_", i, "_", count), std::move(pickle));
     };
-    for (std::int64_t i = 0; i < layers_; ++i) {
-      for (const char* module : kStateful) add(detail::concat("decoder.layers.", module), i, layers_);
+    const ModelConfig& m = ranks_.model();
+    for (const bool encoder : {true, false}) {
+      if (stacks_ != MegatronStacks::both && encoder != (stacks_ == MegatronStacks::encoder)) continue;
+      const std::int64_t first = m.encoder_layers.value_or(0),
+                         layers = stacks_ == MegatronStacks::both && encoder ? first : m.num_layers - first;
+      const std::string stack = stack_of(encoder);
+      for (std::int64_t i = 0; i < layers; ++i) {
+        for (const char* module : kStateful) add(stack + "layers." + module, i, layers);
+        if (stacks_ != MegatronStacks::both || encoder) continue;
+        for (const char* module : kReading) add(stack + "layers." + module, i, layers);
+      }
+      add(stack + "final_layernorm", 0, 1);
     }
-    add("decoder.final_layernorm", 0, 1);
+    if (stacks_ != MegatronStacks::decoder) add("output_layer", 0, 1);
+    if (stacks_ == MegatronStacks::both) add("lm_head.output_layer", 0, 1);
   }
   void finish() { writer_.finish(std::nullopt); }
 
@@ -64,11 +79,13 @@ class DistWriter {
     std::vector<RankPart> parts;
   };
 
+  static std::string stack_of(bool encoder) { return encoder ? "encoder." : "decoder."; }
+
   void add(const std::string& name, const Group& group, const RankPart& part, std::int64_t layer) {
     std::vector<std::int64_t> shape(part.shape.dims().begin(), part.shape.dims().end()),
         offset(shape.size(), 0), own = shape;
     if (group.of_layers) {
-      shape.insert(shape.begin(), layers_);
+      shape.insert(shape.begin(), static_cast<std::int64_t>(group.parts.size()));
       own.insert(own.begin(), 1);
       offset.insert(offset.begin(), layer);
     }
@@ -79,7 +96,7 @@ class DistWriter {
 
   DcpWriter writer_;
   RankParts& ranks_;
-  std::int64_t layers_;
+  MegatronStacks stacks_;
   std::vector<Group> groups_;
 };
 

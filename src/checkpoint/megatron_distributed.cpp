@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "checkpoint/file_io.hpp"
+#include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
 #include "checkpoint/megatron_slices.hpp"
 #include "checkpoint/torch_folders.hpp"
@@ -105,8 +106,15 @@ void MegatronModel::Impl::take_whole(const std::shared_ptr<const HfStorage>& all
   }
 }
 
-void MegatronModel::Impl::read_distributed(const TorchFile& common, bool tied, SymbolicLinks links,
-                                           std::set<std::string>& unexpected) {
+std::vector<MegatronModel::Impl::Set*> MegatronModel::Impl::every_set() {
+  std::vector<Set*> sets = {&weights};
+  for (std::size_t value = 0; run && value < run->values.size(); ++value) sets.push_back(&run->values[value]);
+  return sets;
+}
+
+void MegatronModel::Impl::read_distributed(const TorchFile& common, const MegatronArgs& args,
+                                           SymbolicLinks links, std::set<std::string>& unexpected) {
+  const bool tied = *args.model.tied_head;
   take_version(common);
   if (version < 2)
     bad_file(common.path(), "checkpoint_version", detail::concat(version, " is not one of this format"),
@@ -124,10 +132,18 @@ void MegatronModel::Impl::read_distributed(const TorchFile& common, bool tied, S
   std::vector<std::string> names;
   for (const PartedTensor& each : contents.tensors) names.push_back(each.name);
   const std::shared_ptr<const HfStorage> all = parts_of(std::move(contents.tensors), dir);
+  if (std::ranges::any_of(names, reads_encoder)) take_two_stacks(args);
   for (const std::string& name : names) {
     const auto [value, rest] = value_of(name);
     take_whole(all, {name, rest}, tied, value ? run->values[static_cast<std::size_t>(*value)] : weights,
                unexpected);
+  }
+  for (Set* set : every_set()) {  // an optimizer has one value under either name
+    for (auto it = set->copies.begin(); it != set->copies.end();) {
+      const bool only = it->first != kEmbedding && !set->tensors.contains(it->first);
+      if (only) set->tensors[it->first] = it->second;
+      it = only ? set->copies.erase(it) : std::next(it);
+    }
   }
   if (facts.moments > 0) notes.push_back("the optimizer's state is left out");
 }

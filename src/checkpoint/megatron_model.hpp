@@ -42,6 +42,7 @@ struct MegatronModel::Impl {
   std::filesystem::path dir;
   Architecture architecture;
   std::int64_t iteration = 0, tensor = 1, pipeline = 1, data = 1, version = 0;
+  bool two_stacks = false;  ///< T5
   std::vector<std::string> notes;
   std::vector<std::unique_ptr<checkpoint_detail::TorchFile>> files;
   std::vector<std::unique_ptr<checkpoint_detail::TensorHolder>>
@@ -72,7 +73,8 @@ struct MegatronModel::Impl {
   /// Iteration and version of a checkpoint whose first file this is.
   void take_version(const checkpoint_detail::TorchFile& file);
   /// The format torch_dist: whole tensors in parts, those of equal layers as one.
-  void read_distributed(const checkpoint_detail::TorchFile& common, bool tied, SymbolicLinks links,
+  void read_distributed(const checkpoint_detail::TorchFile& common,
+                        const checkpoint_detail::MegatronArgs& args, SymbolicLinks links,
                         std::set<std::string>& unexpected);
   /// `stored`: in the checkpoint; `name`: of the weight whose value it is.
   struct PartedName {
@@ -89,10 +91,12 @@ struct MegatronModel::Impl {
   void take_facts(const checkpoint_detail::OptimizerFacts& facts, const std::filesystem::path& file);
   void take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                       std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links);
+  void take_two_stacks(const checkpoint_detail::MegatronArgs& args);
   void check(const std::set<std::string>& unexpected);
   void settle_family(const checkpoint_detail::MegatronArgs& args);
   void settle_vocabulary(const checkpoint_detail::MegatronArgs& args, const MegatronReadOptions& options);
   void settle_copies(Set& set) const;
+  std::vector<Set*> every_set();
   void settle_run();
   void note_rest(const checkpoint_detail::PickleValue& root);
   checkpoint_detail::StoredOrder order() const { return {&architecture.model, version}; }

@@ -1,12 +1,15 @@
 #include "checkpoint/megatron_names.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+
+#include "tessera/base/families.hpp"
 
 namespace tessera::checkpoint_detail {
 namespace {
 
-constexpr std::string_view kLayers = "decoder.layers.";
+constexpr std::string_view kDecoderLayers = "decoder.layers.", kEncoderLayers = "encoder.layers.";
 
 struct Pair {
   std::string_view theirs, ours;
@@ -60,6 +63,31 @@ constexpr std::array kOtherNames = {
     Pair{"binary_head.bias", "binary_head.bias"},
     Pair{"output_layer.weight", "output_layer.weight"},
     Pair{"word_embeddings_for_head.weight", "output_layer.weight"}};
+/// Of a decoder that reads an encoder: what else its layers have. A norm goes by its place, so what follows
+/// the attention to itself is before another one.
+constexpr std::array kReadingNames = {Pair{"inter_attention.query.", "cross_attention.linear_q."},
+                                      Pair{"inter_attention.key_value.", "cross_attention.linear_kv."},
+                                      Pair{"inter_attention.dense.", "cross_attention.linear_proj."},
+                                      Pair{"cross_attention.linear_q.", "cross_attention.linear_q."},
+                                      Pair{"cross_attention.linear_kv.", "cross_attention.linear_kv."},
+                                      Pair{"cross_attention.linear_proj.", "cross_attention.linear_proj."},
+                                      Pair{"post_attention_layernorm.", "pre_cross_attn_layernorm."},
+                                      Pair{"post_attention_norm.", "pre_cross_attn_layernorm."},
+                                      Pair{"pre_cross_attn_layernorm.", "pre_cross_attn_layernorm."},
+                                      Pair{"post_inter_attention_layernorm.", "pre_mlp_layernorm."},
+                                      Pair{"post_inter_attention_norm.", "pre_mlp_layernorm."}};
+/// Whole names beside the layers of two stacks, before those of one.
+constexpr std::array kTwoStackNames = {
+    Pair{"encoder.final_layernorm.weight", "encoder.final_layernorm.weight"},
+    Pair{"encoder.final_layernorm.bias", "encoder.final_layernorm.bias"},
+    Pair{"encoder.final_norm.weight", "encoder.final_layernorm.weight"},
+    Pair{"encoder.final_norm.bias", "encoder.final_layernorm.bias"},
+    Pair{"lm_head.bias", "output_layer.bias"},
+    Pair{"lm_head.output_layer.bias", "output_layer.bias"}};
+/// Megatron Core's T5 has two of its modules once more.
+constexpr std::array kSecondNames = {
+    Pair{"position_embeddings.weight", "embedding.position_embeddings.weight"},
+    Pair{"output_layer.bias", "output_layer.bias"}};
 /// What the stack of layers was called.
 constexpr std::array kStacks = {"transformer.", "encoder.", "decoder."};
 
@@ -79,29 +107,55 @@ bool is_value(std::string_view name) { return name == "weight" || name == "bias"
 
 }  // namespace
 
-std::optional<MegatronName> megatron_name(std::string_view name) {
+MegatronStacks stacks_of(const ModelConfig& model) {
+  const std::string_view body = spec_of(model.family).body;
+  if (body == "megatron_t5") return MegatronStacks::both;
+  return body == "megatron-bert" ? MegatronStacks::encoder : MegatronStacks::decoder;
+}
+
+bool reads_encoder(std::string_view name) {
+  return name.find("inter_attention.") != std::string_view::npos ||
+         name.find("cross_attention.") != std::string_view::npos;
+}
+
+std::optional<MegatronName> megatron_name(std::string_view name, bool two_stacks) {
   while (drop(name, "module.")) continue;
   if (holds_nothing(name)) return MegatronName{"", true, false};
   drop(name, "language_model.");
+  const bool encoder = two_stacks && name.starts_with("encoder.");
   std::string in_stack;
   for (const char* stack : kStacks) {
     if (!drop(name, stack)) continue;
-    in_stack = "decoder.";
+    in_stack = encoder ? "encoder." : "decoder.";
     break;
   }
   const std::string whole = in_stack + std::string(name);
-  for (const Pair& pair : kOtherNames) {
-    if (whole == pair.theirs)
-      return MegatronName{std::string(pair.ours), false, pair.ours == "output_layer.weight"};
-  }
+  const auto found = [&](const auto& table) -> const Pair* {
+    const auto it =
+        std::find_if(table.begin(), table.end(), [&](const Pair& each) { return each.theirs == whole; });
+    return it == table.end() ? nullptr : &*it;
+  };
+  if (const Pair* second = two_stacks ? found(kSecondNames) : nullptr)
+    return MegatronName{std::string(second->ours), false, false, true};
+  const Pair* beside = two_stacks ? found(kTwoStackNames) : nullptr;
+  if (!beside) beside = found(kOtherNames);
+  if (beside) return MegatronName{std::string(beside->ours), false, beside->ours == "output_layer.weight"};
   const LayerName layer = layer_name(whole);
   if (layer.layer < 0) return std::nullopt;
-  for (const Pair& pair : kLayerNames) {
-    std::string_view rest = layer.rest;
-    if (drop(rest, pair.theirs) && is_value(rest))
-      return MegatronName{with_layer(layer.layer, std::string(pair.ours) + std::string(rest)), false, false};
+  const auto in_layer = [&](const auto& table) -> std::optional<MegatronName> {
+    for (const Pair& pair : table) {
+      std::string_view rest = layer.rest;
+      if (drop(rest, pair.theirs) && is_value(rest))
+        return MegatronName{
+            full_name({layer.layer, std::string(pair.ours) + std::string(rest), layer.encoder}), false,
+            false};
+    }
+    return std::nullopt;
+  };
+  if (two_stacks && !encoder) {
+    if (const auto name_of_it = in_layer(kReadingNames)) return name_of_it;
   }
-  return std::nullopt;
+  return in_layer(kLayerNames);
 }
 
 bool has_weight_decay(std::string_view name, std::size_t dimensions) {
@@ -109,8 +163,11 @@ bool has_weight_decay(std::string_view name, std::size_t dimensions) {
 }
 
 TensorSplit tensor_split(std::string_view ours) {
-  if (ours == "embedding.word_embeddings.weight" || ours == "output_layer.weight" || ours == "lm_head.bias")
+  if (ours == "embedding.word_embeddings.weight" || ours.starts_with("output_layer.") ||
+      ours == "lm_head.bias")
     return TensorSplit::vocabulary;
+  if (ours.find("cross_attention.linear_q.") != std::string_view::npos) return TensorSplit::rows;
+  if (ours.find("cross_attention.linear_kv.") != std::string_view::npos) return TensorSplit::key_value;
   if (ours.find("linear_qkv.") != std::string_view::npos) return TensorSplit::query_key_value;
   if (ours.find("linear_fc1.") != std::string_view::npos) return TensorSplit::gate_up;
   if (ours.ends_with("linear_proj.weight") || ours.ends_with("linear_fc2.weight"))
@@ -119,17 +176,20 @@ TensorSplit tensor_split(std::string_view ours) {
 }
 
 LayerName layer_name(std::string_view ours) {
-  LayerName name{-1, std::string(ours)};
+  LayerName name{-1, std::string(ours), false};
   std::string_view rest = ours;
-  if (!drop(rest, kLayers)) return name;
+  const bool encoder = drop(rest, kEncoderLayers);
+  if (!encoder && !drop(rest, kDecoderLayers)) return name;
   std::int64_t number = -1;
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
   if (error != std::errc() || number < 0 || end == rest.data() + rest.size() || *end != '.') return name;
-  return {number, std::string(end + 1, rest.data() + rest.size())};
+  return {number, std::string(end + 1, rest.data() + rest.size()), encoder};
 }
 
-std::string with_layer(std::int64_t layer, std::string_view rest) {
-  return std::string(kLayers) + std::to_string(layer) + "." + std::string(rest);
+std::string full_name(const LayerName& name) {
+  if (name.layer < 0) return name.rest;
+  return std::string(name.encoder ? kEncoderLayers : kDecoderLayers) + std::to_string(name.layer) + "." +
+         name.rest;
 }
 
 std::string zero_filled(std::int64_t value, std::size_t width) {
@@ -141,43 +201,73 @@ std::string rank_folder(std::int64_t tp, std::optional<std::int64_t> pp) {
   return "mp_rank_" + zero_filled(tp, 2) + (pp ? "_" + zero_filled(*pp, 3) : "");
 }
 
-std::vector<std::string> megatron_path(MegatronExportOptions::Names names, const LayerName& name) {
-  using Names = MegatronExportOptions::Names;
-  const bool legacy = names == Names::legacy;
-  const std::size_t dot = name.rest.rfind('.');
-  const std::string module = name.rest.substr(0, dot), value = name.rest.substr(dot + 1);
+namespace {
+
+/// In the model that Megatron-LM had before Megatron Core.
+std::vector<std::string> legacy_path(const LayerName& name, const std::string& module,
+                                     const std::string& value, bool two_stacks) {
   if (name.layer < 0) {
-    if (!legacy) return {name.rest};
     if (module == "embedding.token_type_embeddings")
       return {"language_model", "embedding", "tokentype_embeddings", value};
     if (module == "pooler.dense") return {"language_model", "pooler", "dense." + value};
     if (module == "binary_head") return {"binary_head", value};
     if (name.rest.starts_with("lm_head."))
       return {"lm_head", name.rest.substr(std::string_view("lm_head.").size())};
+    if (two_stacks && name.rest == "output_layer.bias") return {"lm_head", "bias"};
     if (module == "embedding.word_embeddings" || module == "embedding.position_embeddings")
       return {"language_model", "embedding", module.substr(module.find('.') + 1), value};
-    if (module == "decoder.final_layernorm") return {"language_model", "encoder", "final_layernorm." + value};
+    if (module == "encoder.final_layernorm") return {"language_model", "encoder", "final_layernorm." + value};
+    if (module == "decoder.final_layernorm")
+      return {"language_model", two_stacks ? "decoder" : "encoder", "final_layernorm." + value};
     return {"language_model", "output_layer", value};
   }
-  const std::string number = "layers." + std::to_string(name.layer) + ".";
-  if (legacy) {
-    constexpr std::array kLegacy = {Pair{"self_attention.linear_qkv", "self_attention.query_key_value"},
-                                    Pair{"self_attention.linear_proj", "self_attention.dense"},
-                                    Pair{"mlp.linear_fc1", "mlp.dense_h_to_4h"},
-                                    Pair{"mlp.linear_fc2", "mlp.dense_4h_to_h"},
-                                    Pair{"pre_mlp_layernorm", "post_attention_layernorm"}};
-    std::string theirs = module;
-    for (const Pair& pair : kLegacy) {
-      if (module == pair.theirs) theirs = pair.ours;
-    }
-    return {"language_model", "encoder", number + theirs + "." + value};
+  constexpr std::array kLegacy = {Pair{"self_attention.linear_qkv", "self_attention.query_key_value"},
+                                  Pair{"self_attention.linear_proj", "self_attention.dense"},
+                                  Pair{"cross_attention.linear_q", "inter_attention.query"},
+                                  Pair{"cross_attention.linear_kv", "inter_attention.key_value"},
+                                  Pair{"cross_attention.linear_proj", "inter_attention.dense"},
+                                  Pair{"pre_cross_attn_layernorm", "post_attention_layernorm"},
+                                  Pair{"mlp.linear_fc1", "mlp.dense_h_to_4h"},
+                                  Pair{"mlp.linear_fc2", "mlp.dense_4h_to_h"}};
+  std::string theirs = module;
+  for (const Pair& pair : kLegacy) {
+    if (module == pair.theirs) theirs = pair.ours;
   }
-  if (names == Names::transformer_engine) {
-    if (module == "input_layernorm")
-      return {"decoder." + number + "self_attention.linear_qkv.layer_norm_" + value};
-    if (module == "pre_mlp_layernorm") return {"decoder." + number + "mlp.linear_fc1.layer_norm_" + value};
+  const bool reads = two_stacks && !name.encoder;
+  if (module == "pre_mlp_layernorm")
+    theirs = reads ? "post_inter_attention_layernorm" : "post_attention_layernorm";
+  return {"language_model", reads ? "decoder" : "encoder",
+          "layers." + std::to_string(name.layer) + "." + theirs + "." + value};
+}
+
+}  // namespace
+
+const char* second_name(MegatronStacks stacks, std::string_view ours) {
+  for (const Pair& pair : kSecondNames) {
+    if (stacks == MegatronStacks::both && pair.ours == ours) return pair.theirs.data();
   }
-  return {"decoder." + number + name.rest};
+  return nullptr;
+}
+
+std::vector<std::string> megatron_path(MegatronExportOptions::Names names, const LayerName& name,
+                                       MegatronStacks stacks) {
+  using Names = MegatronExportOptions::Names;
+  const std::size_t dot = name.rest.rfind('.');
+  const std::string module = name.rest.substr(0, dot), value = name.rest.substr(dot + 1);
+  if (names == Names::legacy) return legacy_path(name, module, value, stacks == MegatronStacks::both);
+  LayerName theirs = name;
+  if (stacks == MegatronStacks::encoder) theirs.encoder = true;
+  if (stacks == MegatronStacks::encoder && module == "decoder.final_layernorm")
+    theirs.rest = "encoder.final_layernorm." + value;
+  if (name.rest == "lm_head.bias") theirs.rest = "output_layer.bias";
+  if (name.rest == "output_layer.bias") theirs.rest = "lm_head.output_layer.bias";
+  if (module == "lm_head.layernorm") theirs.rest = "lm_head.layer_norm." + value;
+  if (module == "embedding.token_type_embeddings") theirs.rest = "embedding.tokentype_embeddings." + value;
+  if (name.layer >= 0 && names == Names::transformer_engine) {
+    if (module == "input_layernorm") theirs.rest = "self_attention.linear_qkv.layer_norm_" + value;
+    if (module == "pre_mlp_layernorm") theirs.rest = "mlp.linear_fc1.layer_norm_" + value;
+  }
+  return {full_name(theirs)};
 }
 
 }  // namespace tessera::checkpoint_detail

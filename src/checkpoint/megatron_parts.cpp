@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_parts.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
@@ -20,8 +21,27 @@ std::vector<std::byte> local(const StoredTensor& from, std::size_t rank, Rows ro
   return bytes;
 }
 
-void read_same(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
+void compare_copy(const StoredTensor& from, const std::string& name, std::size_t rank, Rows own,
+                  std::span<const std::byte> part) {
+  const auto& [file, copied] = from.copy->ranks[rank];
+  const TorchTensor& each = from.ranks[rank].second;
+  const bool tied = name == kEmbedding;
+  const std::string where = tied ? "the head" : "the second tensor that is '" + name + "'";
+  if (copied.shape != each.shape || copied.dtype != each.dtype)
+    bad_file(file->path(), where,
+             tied ? "is no copy of the embedding, as that of a tied model is" : "has another shape or type",
+             kWholeMegatron);
+  const std::vector<std::byte> copy = local(*from.copy, rank, own);
+  if (!std::equal(copy.begin(), copy.end(), part.begin(), part.end()))
+    bad_file(file->path(), where,
+             tied ? "differs from the embedding, although the model is tied" : "differs from the first",
+             kWholeMegatron);
+}
+
+void read_same(const StoredTensor& from, const std::string& name, Rows rows, std::span<std::byte> out) {
   from.ranks[0].first->read_rows(from.ranks[0].second, rows.first, rows.count, out);
+  for (std::size_t rank = 0; from.copy && rank < from.ranks.size(); ++rank)
+    compare_copy(from, name, rank, rows, out);
   for (std::size_t rank = 1; rank < from.ranks.size(); ++rank) {
     const std::vector<std::byte> other = local(from, rank, rows);
     if (!std::equal(other.begin(), other.end(), out.begin(), out.end()))
@@ -31,19 +51,7 @@ void read_same(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
   }
 }
 
-void compare_copy(const StoredTensor& from, std::size_t rank, Rows own, std::span<const std::byte> part) {
-  const auto& [file, copied] = from.copy->ranks[rank];
-  const TorchTensor& each = from.ranks[rank].second;
-  if (copied.shape != each.shape || copied.dtype != each.dtype)
-    bad_file(file->path(), "the head", "is no copy of the embedding, as that of a tied model is",
-             kWholeMegatron);
-  const std::vector<std::byte> copy = local(*from.copy, rank, own);
-  if (!std::equal(copy.begin(), copy.end(), part.begin(), part.end()))
-    bad_file(file->path(), "the head", "differs from the embedding, although the model is tied",
-             kWholeMegatron);
-}
-
-void read_vocabulary(const StoredTensor& from, Rows rows, std::span<std::byte> out) {
+void read_vocabulary(const StoredTensor& from, const std::string& name, Rows rows, std::span<std::byte> out) {
   const std::size_t row = out.size() / static_cast<std::size_t>(rows.count);
   std::int64_t begin = 0;  // of the rank's rows
   for (std::size_t rank = 0; rank < from.ranks.size() && rows.count > 0; ++rank) {
@@ -53,7 +61,7 @@ void read_vocabulary(const StoredTensor& from, Rows rows, std::span<std::byte> o
     if (own.count <= 0) continue;
     const std::span<std::byte> part = out.first(static_cast<std::size_t>(own.count) * row);
     file->read_rows(each, own.first, own.count, part);
-    if (from.copy) compare_copy(from, rank, own, part);
+    if (from.copy) compare_copy(from, name, rank, own, part);
     out = out.subspan(part.size());
     rows = {rows.first + own.count, rows.count - own.count};
   }
@@ -88,30 +96,31 @@ void read_halves(const StoredTensor& from, std::int64_t halves, Rows rows, std::
   }
 }
 
-/// To all queries, all keys, all values, from what each version has: 0 these three by rank, 1 by head and
-/// feature, 2 and 3 by head (by group of heads with its key and value).
-void read_query_key_value(const StoredTensor& from, const StoredOrder& order, Rows rows,
-                          std::span<std::byte> out) {
+/// To all queries, all keys, all values (`kinds`: how many of the three), from what each version has: 0 these
+/// by rank, 1 by head and feature, 2 and 3 by head (by group of heads with its key and value).
+void read_heads(const StoredTensor& from, const StoredOrder& order, std::int64_t kinds, Rows rows,
+                std::span<std::byte> out) {
   const ModelConfig& m = *order.model;
   const auto ranks = static_cast<std::int64_t>(from.ranks.size());
-  const std::int64_t width = m.head_dim, own = from.shape[0] / width / ranks, per_kind = own / 3;
+  const std::int64_t width = m.head_dim, own = from.shape[0] / width / ranks, per_kind = own / kinds;
   const std::size_t row = out.size() / static_cast<std::size_t>(rows.count);
   const HfPart grouped{"", Shape{from.shape[0]}, false, m.num_kv_heads, width};
   for (std::int64_t at = rows.first, end = rows.first + rows.count; at < end;) {
     const std::int64_t head = at / width, feature = at % width, count = std::min(end - at, width - feature);
     const std::int64_t stored_head = stored_row(grouped, head * width) / width;  // over all ranks
     const auto rank = static_cast<std::size_t>(stored_head / own);
-    const std::int64_t place = stored_head % own;  // of [heads of this rank, 3] where there are no groups
+    const std::int64_t place = stored_head % own;  // of [heads of this rank, kinds] where there are no groups
     const std::span<std::byte> part = out.first(static_cast<std::size_t>(count) * row);
     const auto& [file, each] = from.ranks[rank];
     if (order.version == 1) {
-      const std::vector<std::byte> all =
-          local(from, rank, {(place / 3 * width + feature) * 3, 3 * count});  // a feature's query, key, value
+      const std::vector<std::byte> all = local(
+          from, rank, {(place / kinds * width + feature) * kinds, kinds * count});  // all kinds of a feature
       for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
-        std::copy_n(all.data() + (i * 3 + static_cast<std::size_t>(place % 3)) * row, row,
-                    part.data() + i * row);
+        std::copy_n(all.data() +
+                        (i * static_cast<std::size_t>(kinds) + static_cast<std::size_t>(place % kinds)) * row,
+                    row, part.data() + i * row);
     } else {
-      const std::int64_t stored = order.version == 0 ? place % 3 * per_kind + place / 3 : place;
+      const std::int64_t stored = order.version == 0 ? place % kinds * per_kind + place / kinds : place;
       file->read_rows(each, stored * width + feature, count, part);
     }
     out = out.subspan(part.size());
@@ -127,15 +136,19 @@ void read_stored_rows(const StoredTensor& from, const std::string& name, const S
   const Rows rows{first, count};
   switch (tensor_split(name)) {
     case TensorSplit::none:
-      return read_same(from, rows, out);
+      return read_same(from, name, rows, out);
     case TensorSplit::vocabulary:
-      return read_vocabulary(from, rows, out);
+      return read_vocabulary(from, name, rows, out);
     case TensorSplit::columns:
       return read_columns(from, rows, out);
     case TensorSplit::gate_up:
       return read_halves(from, order.model->activation == MlpActivation::swiglu ? 2 : 1, rows, out);
+    case TensorSplit::rows:
+      return read_halves(from, 1, rows, out);
     case TensorSplit::query_key_value:
-      return read_query_key_value(from, order, rows, out);
+      return read_heads(from, order, 3, rows, out);
+    case TensorSplit::key_value:
+      return read_heads(from, order, 2, rows, out);
   }
 }
 

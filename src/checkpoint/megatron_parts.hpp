@@ -16,7 +16,7 @@ namespace tessera::checkpoint_detail {
 struct StoredTensor {
   std::vector<std::pair<const TensorHolder*, TorchTensor>> ranks;
   Shape shape;                         ///< of the whole
-  const StoredTensor* copy = nullptr;  ///< of an embedding: what the last stage has of it
+  const StoredTensor* copy = nullptr;  ///< that is to hold the same
 
   DType dtype() const { return ranks.front().second.dtype; }
 };
@@ -24,7 +24,8 @@ struct StoredTensor {
 /// One value (weights, or one of the optimizer's) of all parameters.
 struct StoredSet {
   std::map<std::string, StoredTensor> tensors;  ///< by Tessera's names
-  StoredTensor head_copy;                       ///< of a tied model with several stages
+  /// What is there twice, by the same names: of a tied model with several stages the embedding.
+  std::map<std::string, StoredTensor> copies;
 };
 
 /// How a checkpoint orders rows.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kHead = "output_layer.weight";
 /// How names of what the last stage has begin.
-constexpr std::array kEnd = {"decoder.final_", "pooler.", "lm_head.", "binary_head."};
+constexpr std::array kEnd = {"decoder.final_", "pooler.", "lm_head.", "binary_head.", "output_layer."};
 
 /// Of a legacy BERT: one dictionary after the other, a module's own parameters before those of its modules.
 int place_in_bert(const std::vector<std::string>& path) {
@@ -20,15 +20,16 @@ int place_in_bert(const std::vector<std::string>& path) {
   return path[0] == "binary_head" ? 3 : 4;
 }
 
-/// Megatron Core registers an attention's output projection before the one of its input.
+/// Megatron Core registers an attention's output projection before those of its input.
 void order_as_core(std::vector<RankPart>& parts) {
   const auto holds = [](const RankPart& each, const char* module) {
     return each.path[0].find(module) != std::string::npos;
   };
+  const auto of_input = [&](const RankPart& each) {
+    return holds(each, "attention.linear_q") || holds(each, "attention.linear_kv.");
+  };
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    for (std::size_t j = i; j > 0 && holds(parts[j], "self_attention.linear_proj.") &&
-                            holds(parts[j - 1], "self_attention.linear_qkv.");
-         --j)
+    for (std::size_t j = i; j > 0 && holds(parts[j], "attention.linear_proj.") && of_input(parts[j - 1]); --j)
       std::swap(parts[j], parts[j - 1]);
   }
 }
@@ -59,6 +60,11 @@ RankParts::RankParts(const Architecture& config, const WeightSource& weights,
 }
 
 std::vector<RankPart> RankParts::as_registered(std::vector<RankPart> parts) const {
+  const MegatronStacks stacks = stacks_of(model_);
+  std::erase_if(parts, [&](const RankPart& each) {
+    const char* second = second_name(stacks, each.ours);
+    return second && each.path == std::vector<std::string>{second};
+  });
   const auto named = [&](std::string_view first) {
     return std::find_if(parts.begin(), parts.end(),
                         [&](const RankPart& each) { return each.path[0] == first; });
@@ -79,7 +85,9 @@ void RankParts::add(std::vector<RankPart>& parts, const TensorSpec& spec,
     case TensorSplit::vocabulary:
       shape[0] = padded_ / options_.tensor;
       break;
+    case TensorSplit::rows:
     case TensorSplit::query_key_value:
+    case TensorSplit::key_value:
     case TensorSplit::gate_up:
       shape[0] /= options_.tensor;
       break;
@@ -96,6 +104,8 @@ std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
   const std::int64_t stages = options_.pipeline * options_.virtual_stages;
   const std::int64_t layers = model_.num_layers / stages, first = stage * layers;
   const bool is_first = stage == 0, is_last = stage + 1 == stages;
+  const MegatronStacks stacks = stacks_of(model_);
+  const bool legacy = options_.names == MegatronExportOptions::Names::legacy;
   std::vector<RankPart> parts;
   for (const std::size_t i : order_) {
     const TensorSpec& spec = specs_[i];
@@ -103,21 +113,23 @@ std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
     const bool end = spec.name == kHead || std::ranges::any_of(kEnd, [&](const char* begin) {
                        return spec.name.starts_with(begin);
                      });
-    const bool here = name.layer >= 0 ? name.layer >= first && name.layer < first + layers
-                      : end           ? is_last
-                                      : is_first;
+    const bool here = stacks == MegatronStacks::both ||
+                      (name.layer >= 0 ? name.layer >= first && name.layer < first + layers
+                       : end           ? is_last
+                                       : is_first);
     if (!here) continue;
     if (name.layer >= 0) name.layer -= first;
-    add(parts, spec, megatron_path(options_.names, name));
+    add(parts, spec, megatron_path(options_.names, name, stacks));
+    const char* second = legacy ? nullptr : second_name(stacks, spec.name);
+    if (second) add(parts, spec, {second});
   }
   // Megatron's model and the converter of Transformers look for the tied head of the last stage here.
-  const bool legacy = options_.names == MegatronExportOptions::Names::legacy;
-  if (*model_.tied_head && is_last && (legacy || !is_first))
+  if (*model_.tied_head && is_last && stacks != MegatronStacks::both && (legacy || !is_first))
     add(parts, specs_[order_.front()],
         legacy ? std::vector<std::string>{"word_embeddings_for_head", "weight"}
                : std::vector<std::string>{kHead});
   if (!legacy) order_as_core(parts);
-  if (std::string_view(tessera::spec_of(model_.family).body) == "megatron-bert")
+  if (legacy && stacks == MegatronStacks::encoder)
     std::ranges::stable_sort(parts, {}, [](const RankPart& each) { return place_in_bert(each.path); });
   return parts;
 }
@@ -140,7 +152,8 @@ void RankParts::write(const RankPart& part, std::int64_t tensor_rank, const HfAp
   const std::vector<TensorSlice> boxes = rank_boxes(
       {.model = model_, .ranks = options_.tensor, .rank = tensor_rank, .padded_vocabulary = padded_},
       part.ours, spec.shape);
-  if (tensor_split(part.ours) == TensorSplit::query_key_value)
+  const TensorSplit split = tensor_split(part.ours);
+  if (split == TensorSplit::query_key_value || split == TensorSplit::key_value)
     return write_groups(part, boxes, stage, spec, append);
   std::int64_t rows = 0;
   for (const TensorSlice& box : boxes) {
@@ -150,13 +163,13 @@ void RankParts::write(const RankPart& part, std::int64_t tensor_rank, const HfAp
   write_padding(part, part.shape[0] - rows, stage, spec, append);
 }
 
-/// By group of heads: its queries, its key, its value.
+/// By group of heads: its queries, its key, its value, or its key and value alone.
 void RankParts::write_groups(const RankPart& part, std::span<const TensorSlice> boxes, WeightStage& stage,
                              const TensorSpec& spec, const HfAppend& append) {
   const std::int64_t groups = model_.num_kv_heads / options_.tensor;
   const std::size_t row = static_cast<std::size_t>(part.shape.numel() / part.shape[0]) * size_of(part.dtype);
   heads_.resize(static_cast<std::size_t>(part.shape[0]) * row);
-  std::array<std::span<std::byte>, 3> kinds;  // queries, keys, values
+  std::vector<std::span<std::byte>> kinds(boxes.size());
   std::span<std::byte> left = heads_;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     kinds[i] = left.first(static_cast<std::size_t>(boxes[i].shape[0]) * row);

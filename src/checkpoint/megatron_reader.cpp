@@ -128,7 +128,7 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
   }
   std::set<std::string> unexpected;
   if (distributed) {
-    read_distributed(first, *args.model.tied_head, options.links, unexpected);
+    read_distributed(first, args, options.links, unexpected);
   } else {
     for (std::int64_t tp = 0; tp < tensor; ++tp) read_tensor_rank(tp, args, options.links, unexpected);
   }
@@ -155,6 +155,11 @@ void MegatronModel::Impl::read_tensor_rank(std::int64_t tp, const MegatronArgs& 
   for (std::int64_t pp = 0; pp < args.pipeline; ++pp) {
     stages.push_back(
         read_rank(tp, args.pipeline > 1 ? std::optional(pp) : std::nullopt, args, tp + pp == 0, links));
+    for (const Chunk& chunk : stages.back()) {
+      for (const auto& [name, each] : chunk.tensors) {
+        if (reads_encoder(name)) take_two_stacks(args);
+      }
+    }
     if (run) take_optimizer(stages.back(), pp, states.emplace_back(), links);
   }
   std::int64_t first_layer = 0;
@@ -163,8 +168,8 @@ void MegatronModel::Impl::read_tensor_rank(std::int64_t tp, const MegatronArgs& 
       const Chunk& piece = stages[pp][chunk];
       std::int64_t layers = 0;
       for (const auto& [name, each] : piece.tensors) {
-        if (const auto known = megatron_name(name))
-          layers = std::max(layers, layer_name(known->ours).layer + 1);
+        const auto known = two_stacks ? std::nullopt : megatron_name(name, false);
+        if (known) layers = std::max(layers, layer_name(known->ours).layer + 1);
       }
       take(piece, first_layer, tied, weights, unexpected);
       for (std::size_t value = 0; run && value < 3; ++value)
@@ -172,10 +177,30 @@ void MegatronModel::Impl::read_tensor_rank(std::int64_t tp, const MegatronArgs& 
       first_layer += layers;
     }
   }
-  if (first_layer != args.model.num_layers)
+  if (!two_stacks && first_layer != args.model.num_layers)
     bad_file(dir, "layers",
              detail::concat("there are ", first_layer, ", the arguments say ", args.model.num_layers),
              kWholeMegatron);
+}
+
+/// The model is Megatron's T5, which the arguments do not say.
+void MegatronModel::Impl::take_two_stacks(const MegatronArgs& args) {
+  if (two_stacks) return;
+  two_stacks = true;
+  if (args.pipeline > 1)
+    bad_file(dir, "args.pipeline_model_parallel_size",
+             detail::concat("is ", args.pipeline, "; T5 is read of one stage"),
+             "Convert it with the program that trained it to one stage first.");
+  ModelConfig& model = architecture.model;
+  model.family = find_spec("megatron_t5")->family;
+  model.encoder_layers = args.encoder_layers;
+  model.num_layers = args.encoder_layers + args.decoder_layers;
+  if (model.norm != NormStyle::layernorm || model.position_embedding != PositionKind::learned ||
+      !*model.tied_head || (model.num_kv_heads != 0 && model.num_kv_heads != model.num_heads))
+    bad_file(dir, "args",
+             "a T5 without LayerNorm, learned positions, a tied head or with groups of heads is not read",
+             "Convert such a model with the program that trained it.");
+  if (run) run->training.config.model = model;
 }
 
 std::vector<MegatronChunk> MegatronModel::Impl::read_rank(std::int64_t tp, std::optional<std::int64_t> pp,
@@ -221,15 +246,18 @@ void MegatronModel::Impl::take(const Chunk& chunk, std::int64_t first_layer, boo
 void MegatronModel::Impl::take(const TensorHolder& holder, const std::string& name,
                                const TorchTensor& tensor_of_it, std::int64_t first_layer, bool tied, Set& to,
                                std::set<std::string>& unexpected) const {
-  const std::optional<MegatronName> known = megatron_name(name);
+  const std::optional<MegatronName> known = megatron_name(name, two_stacks);
   if (!known) {
     unexpected.insert(name + " " + tensor_of_it.describe());
     return;
   }
   if (known->ignored) return;
-  const LayerName layer = layer_name(known->ours);
-  const std::string ours = layer.layer < 0 ? known->ours : with_layer(first_layer + layer.layer, layer.rest);
-  StoredTensor& stored = tied && known->tied_copy ? to.head_copy : to.tensors[ours];
+  LayerName layer = layer_name(known->ours);
+  if (layer.layer >= 0) layer.layer += first_layer;
+  const std::string ours = full_name(layer);
+  StoredTensor& stored = known->again               ? to.copies[ours]
+                         : tied && known->tied_copy ? to.copies[kEmbedding]
+                                                    : to.tensors[ours];
   stored.ranks.emplace_back(&holder, tensor_of_it);
 }
 

@@ -64,9 +64,9 @@ void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::
   std::vector<RankParameter> parameters;
   for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) {
     for (const auto& [name, tensor_of_it] : chunks[chunk].tensors) {
-      const std::optional<MegatronName> known = megatron_name(name);
+      const std::optional<MegatronName> known = megatron_name(name, two_stacks);
       const bool copy = known && known->tied_copy && tied;
-      if (known && (known->ignored || (copy && pipeline == 1))) continue;
+      if (known && (known->ignored || known->again || (copy && pipeline == 1))) continue;
       parameters.push_back({name, tensor_of_it, chunk,
                             tied && pipeline > 1 && (copy || (known && known->ours == kEmbedding))});
     }
@@ -102,7 +102,8 @@ void MegatronModel::Impl::settle_run() {
     bad_file(dir, "optimizer", detail::concat("has made ", c.updates, " updates in ", c.step, " iterations"),
              kWeightsAlone);
   c.skipped = c.step - c.updates;
-  const ModelConfig trained = config.model;  // what the architecture does not say
+  if (!two_stacks) config.training.decoder_seq_length.reset();  // of no meaning there
+  const ModelConfig trained = config.model;                     // what the architecture does not say
   config.model = architecture.model;
   config.model.dropout = trained.dropout;
   config.model.attention_dropout = trained.attention_dropout;

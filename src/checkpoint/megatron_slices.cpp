@@ -79,6 +79,10 @@ std::vector<TensorSlice> rank_boxes(const RankCut& cut, const std::string& name,
       box.offset[1] = cut.rank * box.shape[1];
       return {box};
     }
+    case TensorSplit::rows:
+      return parts_of_rows(cut, whole, 1);
+    case TensorSplit::key_value:
+      return parts_of_rows(cut, whole, 2);
     case TensorSplit::gate_up:
       return parts_of_rows(cut, whole, m.activation == MlpActivation::swiglu ? 2 : 1);
     case TensorSplit::query_key_value: {

@@ -138,6 +138,9 @@ void read_data(const MegatronValues& args, Config& config, std::vector<std::stri
   data.reset_position_ids = args.flag("reset_position_ids").value_or(false);
   data.reset_attention_mask = args.flag("reset_attention_mask").value_or(false);
   data.eod_mask_loss = args.flag("eod_mask_loss").value_or(false);
+  data.mask_prob = args.real({"mask_prob"}, data.mask_prob);
+  data.short_seq_prob = args.real({"short_seq_prob"}, data.short_seq_prob);
+  data.vocab_extra_ids = args.integer({"vocab_extra_ids"}, 0, kMostCount);
   const PickleValue* paths = args.find({"data_path"});
   if (paths && paths->is(Kind::list) && !paths->items.empty()) {
     data.path = data_path(*paths);
@@ -165,6 +168,7 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   t.global_batch_size = args.size("global_batch_size");
   t.micro_batch_size = args.size("micro_batch_size");
   t.seq_length = args.size("seq_length");
+  if (args.holds("decoder_seq_length")) t.decoder_seq_length = args.size("decoder_seq_length");
   t.steps = steps_given(args, "train_iters", "train_samples", t.global_batch_size, 0);
   if (t.steps < 1) args.refuse("train_iters", "is missing: how long the run was to be is not known");
   if (t.steps > kMostCount / t.global_batch_size)
@@ -227,6 +231,8 @@ void write_data_args(TorchPickle& pickle, const DataConfig& data) {
   flag("reset_position_ids", data.reset_position_ids);
   flag("reset_attention_mask", data.reset_attention_mask);
   flag("eod_mask_loss", data.eod_mask_loss);
+  pickle.text("mask_prob").real(data.mask_prob).text("short_seq_prob").real(data.short_seq_prob);
+  pickle.text("vocab_extra_ids").integer(data.vocab_extra_ids);
   pickle.text("data_path");
   if (data.path.empty()) {
     pickle.none();
@@ -257,6 +263,7 @@ void write_training_args(TorchPickle& pickle, const Config& config, const RunCou
   integer("global_batch_size", t.global_batch_size);
   integer("micro_batch_size", t.micro_batch_size);
   integer("seq_length", t.seq_length);
+  if (t.decoder_seq_length) integer("decoder_seq_length", *t.decoder_seq_length);
   integer("train_iters", t.steps);
   pickle.text("train_samples").none();
   pickle.text("rampup_batch_size").none();

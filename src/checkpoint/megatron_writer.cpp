@@ -22,13 +22,13 @@ bool is_bert(const ModelConfig& m) { return std::string_view(spec_of(m.family).b
 
 /// What Megatron's GPT and BERT models can be.
 void check_model(const ModelConfig& m, const MegatronExportOptions& options) {
-  using Options = MegatronExportOptions;
   TESSERA_ENSURE(
       ConfigError, std::string_view(spec_of(m.family).body) != "t5",
       "T5 of Transformers is another model than Megatron's T5: its attention adds a bias by relative "
       "position, its norms take no mean and its layers have no biases; Megatron cannot hold it");
   const char* fault = nullptr;
-  if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m))
+  const bool is_t5 = stacks_of(m) == MegatronStacks::both;
+  if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m) && !is_t5)
     fault = "is an encoder with its norms behind each branch";
   if (m.num_labels) fault = "has a head for classes of samples";
   if (is_bert(m) && is_gated(*m.activation)) fault = "is an encoder with a gate";
@@ -49,10 +49,8 @@ void check_model(const ModelConfig& m, const MegatronExportOptions& options) {
   if (m.proj_bias && *m.proj_bias != *m.linear_bias) fault = "has a bias of the output projection of its own";
   if (*m.linear_bias && !*m.qkv_bias) fault = "has biases, but none of query, key and value";
   TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's model has not");
-  TESSERA_ENSURE(
-      ConfigError,
-      !is_bert(m) || (options.names == Options::Names::legacy && options.format == Options::Format::torch),
-      "BERT is written with --ckpt_format torch and --names legacy");
+  TESSERA_ENSURE(ConfigError, !is_t5 || options.pipeline == 1, "T5 is written for one stage, not ",
+                 options.pipeline);
 }
 
 void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
@@ -65,6 +63,7 @@ void check_layout(const ModelConfig& m, const MegatronExportOptions& options) {
   TESSERA_ENSURE(ConfigError, m.num_heads % t == 0 && m.num_kv_heads % t == 0 && m.ffn_hidden_size % t == 0,
                  m.num_heads, " heads in ", m.num_kv_heads, " groups and ", m.ffn_hidden_size,
                  " features of the MLP do not divide by ", t, " tensor ranks");
+  if (stacks_of(m) == MegatronStacks::both) return;
   TESSERA_ENSURE(ConfigError, m.num_layers % p == 0, m.num_layers, " layers do not divide by ", p, " stages");
   TESSERA_ENSURE(ConfigError, m.num_layers / p % v == 0, m.num_layers / p,
                  " layers of a stage do not divide by ", v, " virtual stages");
