@@ -12,9 +12,11 @@ foreach(source
     data/file data/indexed_dataset data/int_array data/npy data/index_check data/json_depth data/json_texts
     data/tokenizer_options data/tokenizer_record data/python_tokenizer data/worker_process
     checkpoint/file_io checkpoint/json_strict checkpoint/slice_runs checkpoint/safetensors_header checkpoint/manifest
-    checkpoint/weight_index checkpoint/hf_config checkpoint/hf_config_json checkpoint/hf_keys checkpoint/hf_names checkpoint/model_json
+    checkpoint/weight_index checkpoint/hf_config checkpoint/hf_config_json checkpoint/hf_keys checkpoint/hf_names checkpoint/hf_rope checkpoint/hf_window checkpoint/model_json
     checkpoint/tessera_folder checkpoint/pickle checkpoint/zip_archive checkpoint/torch_file checkpoint/torch_json
-    checkpoint/megatron_args checkpoint/megatron_training checkpoint/megatron_values
+    checkpoint/megatron_args checkpoint/megatron_training checkpoint/megatron_values checkpoint/megatron_reader checkpoint/megatron_check
+    checkpoint/megatron_parts checkpoint/megatron_names checkpoint/megatron_distributed checkpoint/megatron_optimizer
+    checkpoint/megatron_groups checkpoint/megatron_run checkpoint/megatron_buffer checkpoint/convert_floats
     checkpoint/dcp_folder checkpoint/deepspeed_folder checkpoint/torch_folders checkpoint/parts_storage checkpoint/hf_storage checkpoint/safetensors_reader checkpoint/sharded_reader
     comm/resolve comm/store_wire comm/store_requests comm/store_barriers
     launch/launch_file launch/file_values launch/accelerate_file launch/accelerate_keys launch/environment)

@@ -46,12 +46,22 @@ limits=(-timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=256)
 # Short stacks of allocations: they are kept for every one of millions.
 export UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS="${ASAN_OPTIONS:-malloc_context_size=2:quarantine_size_mb=8}"
 
+# Targets that write files do so in memory: a disk would take most of their time.
+[ ! -w /dev/shm ] || export TMPDIR=/dev/shm
+
+# Bytes of an input at most: as many as the longest that is stored, or it would be cut off and be no seed.
+longest() {
+  local bytes
+  bytes="$(find "tests/fuzz/corpus/$1" -type f -printf '%s\n' | sort -n | tail -n 1)"
+  echo $((${bytes:-0} > 1024 ? bytes : 1024))
+}
+
 minimise() {
   local target="$1" merged="$build/merged/$1"
   rm -rf "$merged"
   mkdir -p "$merged" "$build/found/$target" "tests/fuzz/corpus/$target"
   # What once was a fault is kept under its own name, whatever it reaches.
-  "$build/fuzz_$target" -merge=1 -use_counters=0 "${limits[@]}" -max_len=2048 "$merged" "tests/fuzz/corpus/$target" "$build/found/$target" \
+  "$build/fuzz_$target" -merge=1 -use_counters=0 "${limits[@]}" "-max_len=$(longest "$target")" "$merged" "tests/fuzz/corpus/$target" "$build/found/$target" \
     >"$build/$target.log" 2>&1 || { tail "$build/$target.log" >&2; die "$target: the merge failed"; }
   find "tests/fuzz/corpus/$target" -type f ! -name 'fault-*' -delete
   cp "$merged"/* "tests/fuzz/corpus/$target/"
@@ -66,7 +76,7 @@ fuzz() {
   mkdir -p "$found" "$crashes" "tests/fuzz/corpus/$target"
   [ ! -f "tests/fuzz/$target.dict" ] || options+=("-dict=tests/fuzz/$target.dict")
   "$build/fuzz_$target" "${limits[@]}" "${options[@]}" -entropic=0 "-max_total_time=$seconds" "-artifact_prefix=$crashes/" \
-    -print_final_stats=1 -max_len=1024 "$found" "tests/fuzz/corpus/$target" >"$log" 2>&1 </dev/null || code=$?
+    -print_final_stats=1 "-max_len=$(longest "$target")" "$found" "tests/fuzz/corpus/$target" >"$log" 2>&1 </dev/null || code=$?
   figures="$(sed -n 's/^stat::number_of_executed_units: *//p; s/^stat::average_exec_per_sec: *//p' "$log" | tr '\n' ' ')"
   note "$(printf '%-18s %s executions, %s/s, coverage %s, crashes %s' "$target" ${figures:-? ?} \
     "$(grep -oE 'cov: [0-9]+' "$log" | tail -n 1 | grep -oE '[0-9]+' || echo '?')" \

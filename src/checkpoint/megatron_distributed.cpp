@@ -186,7 +186,9 @@ void MegatronModel::Impl::take_distributed_facts(const TorchFile& common,
 /// The distributed optimizer's groups of each part of the model, which lie beside its tensors.
 void MegatronModel::Impl::take_group_blobs(const std::map<std::string, DcpPlace>& blobs,
                                            SymbolicLinks links) {
-  for (const auto& [name, place] : blobs) {
+  for (const auto& blob : blobs) {
+    const std::string& name = blob.first;
+    const DcpPlace& place = blob.second;
     const std::size_t slash = name.find(".optimizer/");
     if (!name.starts_with("optimizer.distributed.") || slash == std::string::npos) continue;
     const auto open = [&](const DcpPlace& at) {

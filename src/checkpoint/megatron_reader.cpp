@@ -65,11 +65,15 @@ std::int64_t iteration_of(const PickleValue& root) {
   return whole_number(number ? number : root.find("total_iters"));
 }
 
+/// -1 for what no version is.
 std::int64_t version_of(const PickleValue& root) {
   const PickleValue* stored = root.find("checkpoint_version");
-  return static_cast<std::int64_t>(!stored                  ? 0
-                                   : stored->is(Kind::real) ? stored->real
-                                                            : static_cast<double>(stored->integer));
+  if (!stored) return 0;
+  if (stored->is(Kind::integer)) return stored->integer;
+  constexpr double kMost = 1e6;
+  return stored->is(Kind::real) && stored->real >= 0 && stored->real < kMost
+             ? static_cast<std::int64_t>(stored->real)
+             : -1;
 }
 
 }  // namespace
