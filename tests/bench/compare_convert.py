@@ -129,8 +129,6 @@ def main():
     shutil.rmtree(folder, ignore_errors=True)
     largest = write_model(folder / "hf", options.model)
     convert = [program, "convert", "--from"]
-    for form in ("megatron", "tessera"):
-        timed([*convert, "hf", folder / "hf", "--to", form, folder / form])
     ways = {"hf -> tessera": ("hf", ["hf", "tessera"]), "hf -> megatron": ("hf", ["hf", "megatron"]),
             "hf -> megatron tp2 pp2": ("hf", ["hf", "megatron", "--tensor", 2, "--pipeline", 2]),
             "hf -> torch_dist": ("hf", ["hf", "megatron", "--ckpt_format", "torch_dist"]),
@@ -138,6 +136,8 @@ def main():
             "megatron -> hf": ("megatron", ["megatron", "hf"]), "tessera -> hf": ("tessera", ["tessera", "hf"])}
     if options.ways:
         ways = {way: ways[way] for way in options.ways}
+    for form in {source for source, _ in ways.values()} - {"hf"}:
+        timed([*convert, "hf", folder / "hf", "--to", form, folder / form])
     bytes_read, target = size(folder / "hf"), folder / "target"
     times, processor, memory = {way: [] for way in ("copy", *ways)}, {}, {}
     for _ in range(options.turns):
