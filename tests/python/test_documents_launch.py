@@ -151,6 +151,36 @@ def test_accelerates_launch_command(reader):
     assert [line["epoch"] for line in lines if "eval_loss" in line] == [0, 1, 2, 3, 4]
 
 
+def test_accelerates_generation_script(reader):
+    """A script of the shape of megatron_gpt2_generation.py, with 004/generate.py in it, under the file of its own (two tensor ranks,
+    two stages, two micro-batches) and under 004's: the texts of one process, drawn ones too, on every rank."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    text = " ".join(re.findall("[A-Za-z.,?]+", (ROOT / "CONTRIBUTING.md").read_text()))
+    reader.write("text.txt", text)
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(text.split(". "), vocab_size=500, special_tokens=["<|endoftext|>"], show_progress=False)
+    (reader.folder / "gpt2").mkdir()
+    tokenizer.save_model(str(reader.folder / "gpt2"))
+    transformers.GPT2Config(n_layer=4, n_head=4, n_embd=32, vocab_size=500, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                            initializer_range=0.2).save_pretrained(reader.folder / "gpt2")  # texts do not end at its eos_token_id, 50256
+    whole = changed("004/megatron_gpt_config.yaml")
+    reader.write("megatron_gpt_config.yaml", whole)
+    own = reader.write("generate.yaml", re.sub("(recompute_activations|sequence_parallelism): true", r"\1: false", whole)).read_text()
+    reader.write("one.yaml", re.sub("(tp_degree|pp_degree|num_processes): [24]", r"\1: 1", own))
+    reader.write("script.py", filled(SCRIPTS / "documents/gpt2_generation.py"))
+    found = {}
+    for name in ("one", "generate", "megatron_gpt_config"):
+        reader.type(f"tessera launch --config_file {name}.yaml script.py --resume_from_checkpoint gpt2 --train_file text.txt "
+                    f"--written {name}.json")
+        found[name] = reader.read(f"{name}.json")
+        assert found[name]["losses"] == pytest.approx(found["one"]["losses"], rel=1e-5), name
+        assert found[name]["written"] == found["one"]["written"], name
+    *drawn, likeliest = found["one"]["written"]
+    assert [len(texts) for texts in drawn] == [4, 4, 4, 1] and len(likeliest) == 4
+    assert drawn[2][1].startswith("<|endoftext|>The purpose of life is") and drawn[3][0].startswith("The purpose of life is")
+    assert all(len(set(text[len("The purpose of life is"):].replace("<|endoftext|>", ""))) > 8 for text in likeliest[:2])
+
+
 def plan(reader, layers: int, **parallel) -> str:
     """What `tessera plan` says of a model of 8192 positions."""
     layout = ", ".join(f"{name}: {value}" for name, value in parallel.items())

@@ -196,6 +196,23 @@ def test_megatron_generate():
     assert beams.shape[0] == 4 and torch.equal(beams[:1, :9], ids[:1])
 
 
+def test_where_texts_of_megatron_generate_end(tmp_path):
+    """At the end of the vocabulary that Megatron's arguments name, at the id they name, else at the model's."""
+    ids = torch.tensor([[5, 9, 3]])
+    torch.manual_seed(4)
+    reference = FAMILIES["gpt2"]().eval()
+    free = reference.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=[], pad_token_id=0)[0, 3:].tolist()
+    ends = [token for place, token in enumerate(free) if token not in free[:place]][1:4]
+    vocabulary = tmp_path / "vocab.json"
+    vocabulary.write_text(f'{{"a": 0, "<|endoftext|>": {ends[0]}}}')
+    reference.config.eos_token_id = reference.generation_config.eos_token_id = ends[2]
+    for arguments, end in ((dict(vocab_file=str(vocabulary), merge_file="merges.txt"), ends[0]), (dict(eos_token_id=ends[1]), ends[1]),
+                           (dict(), ends[2])):
+        _, model, _ = prepared(change=lambda _: copy.deepcopy(reference), other_megatron_args=arguments)
+        text = model.eval().megatron_generate(ids, max_new_tokens=12, top_k=1)[0, 3:].tolist()
+        assert text == free[:free.index(end) + 1], arguments
+
+
 def test_the_documents_calls():
     """The calls of 004/generate.py, with a tokenizer that knows bytes."""
     from pathlib import Path

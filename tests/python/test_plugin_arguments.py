@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import plugin_runs as see  # noqa: E402
-from plugin_support import IDS, prepared, step  # noqa: E402
+from plugin_support import IDS, make_encoder, prepared, step  # noqa: E402
 
+from tessera import Accelerator  # noqa: E402
 from tessera.comm import process_group  # noqa: E402
 from tessera.errors import ConfigError  # noqa: E402
 from tessera.plugin import megatron_args  # noqa: E402
@@ -175,9 +176,11 @@ def test_what_only_custom_steps_see(name, caplog):
 def test_the_end_of_documents_without_a_rule(name, caplog, tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"<|endoftext|>": END}))
     arguments = {name: {"vocab_file": str(tmp_path / "vocab.json")}.get(name, END)}
-    found = see.said(caplog, lambda: [loss(arguments) for _ in range(2)])
+    assert not see.said(caplog, lambda: [loss(arguments), loss(arguments, eod_mask_loss=True)])  # texts end with it
+    plugin_support.forget_states()
+    encoder = MegatronLMPlugin(other_megatron_args=arguments)
+    found = see.said(caplog, lambda: [Accelerator(megatron_lm_plugin=encoder).prepare(make_encoder()) for _ in range(2)])
     assert len(found) == 1 and f"'{name}' has no effect here: it says which id ends a document" in found[0]
-    assert not see.said(caplog, lambda: loss(arguments, eod_mask_loss=True))
 
 
 def test_the_gelu_of_openai():

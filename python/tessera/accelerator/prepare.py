@@ -146,7 +146,7 @@ class Preparation:
         """What the plugin says for nothing, as far as these objects show it."""
         if kinds["model"] or kinds["plain"]:
             session = self.prepared.models[0]._session
-            warn_of(unused_by_model(self.plugin, session.rules, encoder=not session.heads.looks_back, indexed=bool(kinds["indexed"])))
+            warn_of(unused_by_model(self.plugin, encoder=not session.heads.looks_back, indexed=bool(kinds["indexed"])))
         if kinds["indexed"]:
             self.accelerator._prepared = replace(self.prepared, indexed=True)
         if kinds["loader"] and not self.prepared.indexed:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
+from tessera.data.documents import eod_id
 from tessera.errors import InvalidArgument
 from tessera.utils.objects import array_of
 
@@ -30,11 +31,11 @@ class GenerationMembers:
         """Ids [batch, longest text]: each prompt, its new tokens right behind it, then the stop token; of a model with an
         encoder its start token in place of the prompt. `inputs`: ids [batch, seq], padded on either side as attention_mask
         says. Tokens are drawn (top_k=1: the likeliest), or searched for with
-        num_beams, by Megatron's rules. Also top_p_decay, top_p_bound, add_BOS, stop_token (default: the model's
-        eos_token_id; None = none), random_seed (default: the texts' numbers go on from call to call),
+        num_beams, by Megatron's rules. Also top_p_decay, top_p_bound, add_BOS, stop_token (default: the id that ends a document
+        by other_megatron_args, else the model's eos_token_id; None = none), random_seed (default: the texts' numbers go on from call to call),
         prevent_newline_after_colon (False only). Collective. Errors: ValueError for what is out of range, by name."""
         _check_kind(self, "megatron_generate")
-        extra = dict(top_p_decay=0.0, top_p_bound=0.0, add_BOS=False, stop_token=_stop_ids(self)[:1] or None, random_seed=None,
+        extra = dict(top_p_decay=0.0, top_p_bound=0.0, add_BOS=False, stop_token=_end_of_documents(self), random_seed=None,
                      prevent_newline_after_colon=False)
         unknown = sorted(set(kwargs) - set(extra))
         _need(not unknown, f"megatron_generate() does not know {', '.join(unknown)}; it takes {', '.join(extra)} by name")
@@ -166,6 +167,15 @@ def _stop_ids(model: Any) -> List[int]:
         if eos is not None:
             return list(eos) if isinstance(eos, (list, tuple)) else [int(eos)]
     return []
+
+
+def _end_of_documents(model: Any) -> Optional[int]:
+    """Megatron's stop token: its tokenizer's end, or the `eos_token_id` of its arguments. Without either the model's."""
+    plugin = model.session.plugin
+    given = {} if plugin is None or model.session.heads.encodes else plugin.given_arguments
+    if given.get("vocab_file") is not None or given.get("eos_token_id") is not None:
+        return eod_id(given, {})
+    return next(iter(_stop_ids(model)), None)
 
 
 def _pad_id(model: Any) -> int:

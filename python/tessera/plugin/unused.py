@@ -20,7 +20,7 @@ OF_DOCUMENTS = ["vocab_file", "eos_token_id"]
 
 _DATA = "MegatronLMDummyDataLoader reads it, and the loaders given to prepare() are of another kind"
 _STEP = ("the tokenizer is the script's, and the model's kind that of its config; only a custom_train_step_class sees it in its args")
-_DOCUMENTS = ("it says which id ends a document, for eod_mask_loss, reset_position_ids and reset_attention_mask, which are off; a "
+_DOCUMENTS = ("it says which id ends a document, and the samples of a model with an encoder are no documents; a "
               "custom_train_step_class sees it in its args")
 
 
@@ -35,14 +35,14 @@ def _given(plugin: Any, names: List[str]) -> List[str]:
     return found
 
 
-def unused_by_model(plugin: Any, rules: Any, encoder: bool = False, indexed: bool = False) -> Dict[str, str]:
-    """Name: why, of what neither the model nor its train step reads. `rules`: the session's DocumentRules, or None. `indexed`: loaders
-    over .idx/.bin are there, which read an encoder's vocabulary."""
+def unused_by_model(plugin: Any, encoder: bool = False, indexed: bool = False) -> Dict[str, str]:
+    """Name: why, of what neither the model nor its train step reads. `indexed`: loaders over .idx/.bin are there, which read an
+    encoder's vocabulary. A decoder's texts end with a document (megatron_generate), whatever its samples do."""
     if plugin is None or plugin.custom_train_step_class is not None:
         return {}
     found = {name: _STEP for name in _given(plugin, OF_TRAIN_STEPS) if not (encoder and name in _CHECKED)}
-    if rules is None:
-        found.update({name: _DOCUMENTS for name in _given(plugin, OF_DOCUMENTS) if not (encoder and indexed and name == "vocab_file")})
+    if encoder:
+        found.update({name: _DOCUMENTS for name in _given(plugin, OF_DOCUMENTS) if not (indexed and name == "vocab_file")})
     return found
 
 
