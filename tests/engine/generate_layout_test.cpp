@@ -106,6 +106,8 @@ const NamedLayout kLayouts[] = {
      2},
     {"zb_v", Family::llama, {"parallel.pipeline=2", "parallel.schedule=zb-v"}, 2},
     {"dp2", Family::gpt2, {"parallel.data=2"}, 2},
+    {"tp2_pp2", Family::gpt2, {"parallel.tensor=2", "parallel.pipeline=2"}, 4},
+    {"tp2_dp2", Family::llama, {"parallel.tensor=2", "parallel.data=2"}, 4},
     {"dp8", Family::gpt2, {"parallel.data=8"}, 8},
     {"tp2_pp2_dp2",
      Family::llama,

@@ -81,6 +81,8 @@ TEST(SampleToken, RefusesOptionsThatMakeNoSense) {
                                 "temperature");
   expect_error<InvalidArgument>([] { check({.top_p = std::numeric_limits<double>::quiet_NaN()}); }, "top_p");
   expect_error<InvalidArgument>([] { check({.max_new_tokens = -1}); }, "max_new_tokens");
+  expect_error<InvalidArgument>([] { check({.max_new_tokens = 5, .min_new_tokens = 6}); },
+                                "min_new_tokens (6)", "max_new_tokens (5)");
 }
 
 /// Always the same logits, whatever the text.

@@ -314,7 +314,7 @@ def test_prompts_that_cannot_be():
             model.megatron_generate(given, None if mask is None else torch.tensor(mask), max_new_tokens=3)
 
 
-def test_what_generate_refuses_and_passes():
+def test_what_generate_refuses_and_passes(caplog):
     model, _ = pair("llama")
     ids, mask = prompts(1)
     for more, part in ((dict(no_repeat_ngram_size=3), "no_repeat_ngram_size"), (dict(penalty_alpha=0.5), "penalty_alpha"),
@@ -323,6 +323,10 @@ def test_what_generate_refuses_and_passes():
                        (dict(return_dict_in_generate=True), "return_dict_in_generate")):
         with pytest.raises(ValueError, match=part):
             model.generate(ids, attention_mask=mask, max_new_tokens=3, **more)
+    for more in (dict(min_new_tokens=9), dict(min_length=20)):
+        assert model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, **more).shape[1] == ids.shape[1] + 3
+    assert [record.getMessage() for record in caplog.records if "at most 3" in record.getMessage()] == [
+        f"generate() was asked for at least {least} new tokens and at most 3: texts have 3" for least in (9, 20 - ids.shape[1])]
     words = type("Words", (), {"decode": staticmethod(lambda ids: " ".join(map(str, ids)))})
     text = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=[])[0, 9:].tolist()
     cut = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=[], stop_strings=f"{text[2]}",

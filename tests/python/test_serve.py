@@ -243,6 +243,7 @@ BAD = [
     ({"prompt": "a", "top_p": 2}, "top_p"), ({"prompt": "a", "n": 0}, "n "), ({"prompt": "a", "stop": [""]}, "stop"),
     ({"prompt": "a", "stream": 1}, "stream"), ({"prompt": "a", "colour": 1}, "colour"), ({"prompt": "a", "logit_bias": {"3": 1}}, "logit_bias"),
     (b'{"prompt": "a", "n": 1e999}', "number"), (b"[" * 100000, "line 1"), ({"prompt": "a", "presence_penalty": 1}, "presence_penalty"),
+    ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, "min_tokens"),
 ]
 BAD_API = [({"prompts": "a"}, "prompts"), ({"prompts": [1]}, "prompts[0]"), ({"prompts": ["a"], "beam_width": 2, "logprobs": True}, "beam_width"),
            ({"prompts": ["a", "b"], "beam_width": 2}, "beam_width"), ({"sentences": ["a"]}, "prompts"),

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 
+from tessera.comm.warnings import warn_once
 from tessera.data.documents import eod_id
 from tessera.errors import InvalidArgument
 from tessera.utils.objects import array_of
@@ -239,6 +240,9 @@ def _options_of(model: Any, config: Dict[str, Any], width: int, tokenizer: Any) 
     eos = given("eos_token_id", _stop_ids(model))
     eos = [int(each) for each in eos] if isinstance(eos, (list, tuple)) else [int(eos)]
     least = max(given("min_new_tokens", 0), given("min_length", 0) - width, 0)
+    if least > new:  # Transformers goes on too
+        warn_once(f"generate() was asked for at least {least} new tokens and at most {new}: texts have {new}")
+        least = new
     beams, count = given("num_beams", 1), given("num_return_sequences", 1)
     options: Dict[str, Any] = dict(max_new_tokens=int(new), min_new_tokens=int(least), stop_tokens=eos,
                                    repetition_penalty=float(given("repetition_penalty", 1.0)))

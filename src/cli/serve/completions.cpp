@@ -81,7 +81,7 @@ std::vector<std::string> read_stops(Fields& fields) {
 void read_completion_sampling(const Service& service, Fields& fields, CompletionFields& wanted) {
   GenerationOptions& o = wanted.options;
   o.max_new_tokens = fields.whole("max_tokens", 0, kMost).value_or(16);
-  o.min_new_tokens = fields.whole("min_tokens", 0, kMost).value_or(0);
+  o.min_new_tokens = fields.whole("min_tokens", 0, o.max_new_tokens).value_or(0);
   o.temperature = fields.number("temperature", 0, 100).value_or(1.0);
   o.top_p = fields.number("top_p", 0, 1).value_or(1.0);
   if (o.top_p == 1.0) o.top_p = 0.0;

@@ -24,6 +24,8 @@ void check(const GenerationOptions& o) {
   TESSERA_CHECK(o.max_new_tokens >= 0, "max_new_tokens is negative: ", o.max_new_tokens);
   TESSERA_CHECK(o.max_length >= 0, "max_length is negative: ", o.max_length);
   TESSERA_CHECK(o.min_new_tokens >= 0, "min_new_tokens is negative: ", o.min_new_tokens);
+  TESSERA_CHECK(o.min_new_tokens <= o.max_new_tokens, "min_new_tokens (", o.min_new_tokens,
+                ") is above max_new_tokens (", o.max_new_tokens, ")");
   TESSERA_CHECK(o.temperature >= 0.0 && std::isfinite(o.temperature),
                 "temperature must be 0 (greedy) or above, not ", o.temperature);
   TESSERA_CHECK(o.top_k >= 0, "top_k must be 0 (off) or above, not ", o.top_k);
