@@ -1,9 +1,11 @@
 """The two ways to install Tessera, each tried from nothing: `cmake --install` and `pip install .`."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -143,6 +145,33 @@ def test_module(wheel_bin, version, tmp_path):
     assert version in run(wheel_bin / "python", "-m", "tessera", "env", cwd=tmp_path, env=clean_environment())
     printed = run(wheel_bin / "python", "-c", "import tessera; print(tessera.__version__)", cwd=tmp_path, env=clean_environment())
     assert printed.strip() == version
+
+
+def test_it_trains_and_serves(wheel_bin, tmp_path):
+    """The server, whose HTTP library is the system's, is in the wheel."""
+    (tmp_path / "text.txt").write_text("some words\n" * 20)
+    tessera, environment = wheel_bin / "tessera", clean_environment()
+    run(tessera, "preprocess", "--input", "text.txt", "--output-prefix", "data", cwd=tmp_path, env=environment)
+    (tmp_path / "run.yaml").write_text(
+        "model: {family: gpt2, num_layers: 1, hidden_size: 8, num_heads: 1, vocab_size: 257, max_positions: 16}\n"
+        "training: {steps: 1, seq_length: 8, micro_batch_size: 1, global_batch_size: 1, eval_interval: 0}\n"
+        'data: {path: data_text_document, split: "100,0,0"}\nlogging: {dir: run}\n')
+    run(tessera, "train", "run.yaml", cwd=tmp_path, env=environment)
+    server = subprocess.Popen([tessera, "serve", "run", "--port", "0"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            line = server.stderr.readline()
+            assert line, said
+            said += line
+        body = json.dumps({"prompt": "some ", "max_tokens": 3, "temperature": 0}).encode()
+        request = urllib.request.Request(f"{found[0]}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 3
+    finally:
+        server.terminate()
+        server.communicate()
+    assert server.returncode == 0
 
 
 def test_plot_says_what_to_install(wheel_bin, tmp_path):
