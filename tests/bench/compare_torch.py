@@ -191,6 +191,7 @@ class Contender:
     def __init__(self, name: str, command: List[str], environment: Dict[str, str], device: str = "cpu"):
         self.name = name
         self.seconds: List[float] = []
+        self.cpu_seconds: List[float] = []  # of all threads; a turn's mean for each of its steps
         self.rss_bytes = 0
         self.loss = float("nan")
         self.device = device
@@ -228,19 +229,31 @@ class Contender:
     def goes_on_from(self, earlier: "Contender") -> None:
         """Takes over the figures of earlier turns."""
         self.seconds[:0] = earlier.seconds
+        self.cpu_seconds[:0] = earlier.cpu_seconds
         self.gpu[:0] = earlier.gpu
         self.rss_bytes = max(self.rss_bytes, earlier.rss_bytes)
 
     def start(self, steps: int) -> None:
+        self.cpu_before = self.cpu_time()
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
 
     def finish(self) -> None:
         answer = json.loads(self.read())
         self.seconds += answer["seconds"]
+        steps = len(answer["seconds"])
+        self.cpu_seconds += [(self.cpu_time() - self.cpu_before) / steps] * steps
         self.loss = answer["loss"]
         self.last_turn = {key: value for key, value in answer.items() if key not in {"seconds", "rss_bytes", "loss"}}
         self.rss_bytes = (self.device == "cpu" and self.peak_rss_bytes()) or answer["rss_bytes"]
+
+    def cpu_time(self) -> float:
+        """Seconds of processor time so far, as Linux counts them; elsewhere 0."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak_rss_bytes(self) -> Optional[int]:
         """Measured from outside, the same way for all."""
@@ -363,13 +376,14 @@ def run_case(case: Case, options: argparse.Namespace) -> Dict:
         contenders, failed = take_turns_alone(case, rounds, found, environment, options.device, options.seconds)
     if "tessera" in contenders:
         contenders["tessera"].last_turn["bytes_per_parameter"] = case.tessera_bytes
-    return {"results": {name: summary(case, contender) for name, contender in contenders.items()}, "failed": failed,
+    return {"results": {name: summary(case, contender, options.clock) for name, contender in contenders.items()}, "failed": failed,
             "turns": turns}
 
 
-def summary(case: Case, contender: Contender) -> Dict:
-    median = statistics.median(contender.seconds)
-    return {"step_s": median, "best_s": min(contender.seconds), "worst_s": max(contender.seconds), "steps": len(contender.seconds),
+def summary(case: Case, contender: Contender, clock: str = "seconds") -> Dict:
+    seconds = getattr(contender, clock)
+    median = statistics.median(seconds)
+    return {"step_s": median, "best_s": min(seconds), "worst_s": max(seconds), "steps": len(seconds),
             "tokens_per_s": case.tokens / median, "rss_bytes": contender.rss_bytes, "loss": contender.loss,
             "recompute": contender.recompute, "gpu": contender.gpu, "last_turn": contender.last_turn}
 
@@ -434,7 +448,7 @@ def compare(case: Case, results: Dict[str, Dict], other: str, key: str, wanted: 
 
 def table(report: Dict) -> str:
     memory = "peak RSS" if report["device"] == "cpu" else "GPU memory"
-    lines = [f"{report['machine']}, {report['threads']} threads, PyTorch {report['torch']}; "
+    lines = [f"{report['machine']}, {report['threads']} threads, {report.get('clock', 'seconds')}, PyTorch {report['torch']}; "
              f"copy bandwidth {report['copy_bytes_per_s'] / 1e9:.1f} GB/s", "",
              f"| case | contender | step (median) | tokens/s | {memory} | loss | how | GPU |", "|---|---|---|---|---|---|---|---|"]
     for name, entry in report["cases"].items():
@@ -471,6 +485,8 @@ def parse_options() -> argparse.Namespace:
                         help="only this one; may be repeated (default: all of the device)")
     parser.add_argument("--contenders", default="tessera,eager,compile", help="comma-separated; default all three")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--clock", choices=["seconds", "cpu_seconds"], default="seconds",
+                        help="cpu_seconds, with --threads 1: what others do to the machine counts less")
     parser.add_argument("--rounds", type=int, help="turns of each contender (default: by case)")
     parser.add_argument("--turns", choices=["beside", "restarted"], help="how contenders take turns (default: by case)")
     parser.add_argument("--seconds", type=float, default=float("inf"),
@@ -490,7 +506,7 @@ def main() -> int:
     import torch
 
     report = {"machine": machine(options.device), "device": options.device, "threads": options.threads,
-              "torch": torch.__version__, "copy_bytes_per_s": copy_bandwidth(options), "cases": {}}
+              "clock": options.clock, "torch": torch.__version__, "copy_bytes_per_s": copy_bandwidth(options), "cases": {}}
     try:
         for case in ALL_CASES if options.case else CUDA_CASES if options.device == "cuda" else CASES:
             if options.case and case.name not in options.case:
