@@ -30,7 +30,7 @@ def expect(kind, *words):
 """
 
 ONE_PROCESS = HEAD + """
-import logging, tessera
+import logging, os, tessera
 plugin = dict(gradient_clipping=0.0, recompute_activations=True)
 accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(**plugin))
 assert Accelerator().state.megatron_lm_plugin is accelerator.state.megatron_lm_plugin
@@ -99,6 +99,10 @@ with expect(tessera.CheckpointError, "does not fit", "decoder.layers.2", "[50, 1
     accelerator.load_state("saved")
 with expect(tessera.CheckpointError, "nowhere holds no whole state"):
     accelerator.load_state("nowhere")
+os.mkdir("megatron")
+open("megatron/latest_checkpointed_iteration.txt", "w").write("5000")
+with expect(tessera.CheckpointError, "megatron is a checkpoint of Megatron-LM", "tessera convert --from megatron"):
+    accelerator.load_state("megatron")
 with expect(NotImplementedError, "LOMO"):
     accelerator.lomo_backward(None, 0.1)
 accelerator.free_memory()

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from tessera.checkpoint.saving import DamagedState
 from tessera.comm.process_group import native
-from tessera.errors import ConfigError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.logging import get_logger
 
 logger = get_logger(__name__)
@@ -27,11 +27,15 @@ def number_of(folder: Path) -> int:
 
 
 def read_facts(folder: Path) -> Dict[str, Any]:
-    """state.json of a state folder. Errors: DamagedState where it or a file that it names is missing or of another size."""
+    """state.json of a state folder. Errors: DamagedState where it or a file that it names is missing or of another size;
+    CheckpointError where another program's checkpoint is."""
     try:
         facts = json.loads((folder / "state.json").read_text())
         sizes = {name: (folder / name).stat().st_size for name in facts.get("files", {})}
     except (OSError, ValueError, AttributeError, TypeError) as error:
+        if (folder.parent / "latest_checkpointed_iteration.txt").is_file():
+            raise CheckpointError(f"{folder.parent} is a checkpoint of Megatron-LM: `tessera convert --from megatron {folder.parent} --to hf "
+                                  "FOLDER` makes a folder of it, whose model prepare() takes on any layout") from error
         raise DamagedState(f"{folder.parent} holds no whole state that save_state() wrote: {error}") from error
     if facts.get("format") != FORMAT:
         raise ConfigError(f"{folder.parent} was saved in format {facts.get('format')}, which this version does not know (it knows "
