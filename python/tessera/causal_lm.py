@@ -45,9 +45,11 @@ class CausalLM:
         """What prepare() makes of it."""
         from tessera import _C
 
-        if self.config.get("model_type") in (*ENCODERS, *ENCODER_DECODERS):
-            raise ConfigError(f"CausalLM is a decoder alone, and a {self.config['model_type']} has an encoder, which looks to both sides: give "
-                              "prepare() the model that Transformers builds (docs/guides/encoders.md)")
+        kind = self.config.get("model_type") or self.config.get("family")  # the latter of a Tessera folder
+        if kind in (*ENCODERS, *ENCODER_DECODERS, "megatron_t5"):
+            remedy = ("train it by `tessera train`, or in C++ (docs/guides/train_t5.md)" if kind == "megatron_t5" else
+                      "give prepare() the model that Transformers builds (docs/guides/encoders.md)")
+            raise ConfigError(f"CausalLM is a decoder alone, and a {kind} has an encoder, which looks to both sides: {remedy}")
         text = json.dumps(self.config)
         parameters = tuple(ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts)
         dtype = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")

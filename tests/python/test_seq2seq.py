@@ -17,6 +17,7 @@ from plugin_support import forget_states, make_t5, step
 from test_bert_data import documents, record_pieces
 
 from tessera import Accelerator
+from tessera.causal_lm import CausalLM
 from tessera.data.key_masks import keys_of
 from tessera.engine.t5_train_step import two_sequences
 from tessera.errors import CheckpointError, ConfigError, DataError, InvalidArgument
@@ -195,6 +196,14 @@ def as_transformers(batch: dict) -> dict:
     return {"input_ids": batch["text_enc"], "decoder_input_ids": batch["text_dec"], "attention_mask": batch["enc_mask"][:, 0],
             "decoder_attention_mask": batch["dec_mask"][:, -1] if batch["dec_mask"][:, -1].any() else None,
             "labels": torch.where(batch["loss_mask"] > 0, batch["labels"], -100)}
+
+
+@pytest.mark.parametrize("config, remedy", [({"model_type": "t5"}, "Transformers builds"), ({"family": "t5"}, "Transformers builds"),
+                                            ({"family": "bert"}, "Transformers builds"), ({"family": "megatron_t5"}, "tessera train")], ids=str)
+def test_a_decoder_alone_is_asked_for(config, remedy):
+    """Also of a Tessera folder, whose section `model` names the family."""
+    with pytest.raises(ConfigError, match=f"CausalLM is a decoder alone.*{remedy}"):
+        CausalLM(config).describe()
 
 
 def test_megatrons_samples():
