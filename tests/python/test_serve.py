@@ -57,7 +57,7 @@ class Server:
             self.process.kill()
         self.process.communicate()
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def ask(self, body=None, path="/v1/completions", method="POST", connection=None, code=200, headers={}):
@@ -307,7 +307,7 @@ def test_a_full_queue_and_the_end(tessera_program, model):
         server.ask({"prompt": "a", "n": 3}, code=429)
         assert len(server.ask({"prompt": "a", "n": 2})["choices"]) == 2
         assert server.stop(signal.SIGINT) < 5
-    with Server(tessera_program, model, "--grace", "20", "--batch-size", 1) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with Server(tessera_program, model, "--grace", "200", "--batch-size", 1) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
         long = {"prompt": "a", "max_tokens": 60, "n": 60, "ignore_eos": True}
         slow = [pool.submit(server.ask, long) for _ in range(4)]
         stream, idle = server.connect(), server.connect()
@@ -413,7 +413,7 @@ def test_an_encoder_and_a_tokenizer(tessera_program, tmp_path):
     run(tessera_program, "generate", folder, "--temperature", "0", "--max-new-tokens", 6, "--input", tmp_path / "in.jsonl", "--output",
         tmp_path / "out.jsonl", env={"TESSERA_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "python")})
     expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    with Server(tessera_program, folder, tokenizer=folder, start_new_session=True) as server:
+    with Server(tessera_program, folder, "--grace", "200", tokenizer=folder, start_new_session=True) as server:
         for line in expected:
             assert server.ask({"prompt": line["prompt"], "max_tokens": 6, "temperature": 0})["choices"][0]["text"] == line["text"]
             assert server.ask({"prompts": [line["prompt"]], "tokens_to_generate": 6, "top_k": 1}, "/api", "PUT")["text"] == [line["text"]]
