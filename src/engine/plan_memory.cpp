@@ -16,7 +16,8 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
   return std::make_unique<DryRank>(
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
       EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size),
-      !is_for_cpu(config.device));
+      // Who plans without a GPU and offloads to host memory plans for one elsewhere.
+      config.device.type != DeviceChoice::cpu);
 }
 
 /// Layers are alike, so which ones a piece has does not matter, but where an encoder comes first.

@@ -6,6 +6,7 @@
 
 #include "tessera/autograd/activation_offload.hpp"
 #include "tessera/engine/plan.hpp"
+#include "tessera/engine/state.hpp"
 #include "tests/engine/layout_edge_support.hpp"
 #include "tests/support/errors.hpp"
 
@@ -14,8 +15,9 @@ namespace {
 
 /// What is offloaded: the optimizer's state, gradients, parameters, activations.
 struct Where {
-  const char* name;
-  OffloadTo optimizer, gradients, parameters, activations;
+  const char* name = "nowhere";
+  OffloadTo optimizer = OffloadTo::none, gradients = OffloadTo::none, parameters = OffloadTo::none,
+            activations = OffloadTo::none;
   double ratio = 1;
 };
 
@@ -161,6 +163,42 @@ TEST(Offload, OneRankBringsWeightsLayerByLayer) {
     EXPECT_EQ(got.losses, expected.losses) << where.name;
     for (const auto& [name, values] : expected.tensors)
       EXPECT_EQ(got.tensors.at(name), values) << where.name << ": " << name;
+  }
+}
+
+/// Steps [first, last) from the checkpoint that is in `root`, if any, and a checkpoint behind them.
+std::vector<double> train_part(const Config& config, const std::filesystem::path& root, std::int64_t first,
+                               std::int64_t last) {
+  std::vector<double> losses;
+  run_ranks(2, {.timeout_s = 120}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    if (first > 0) {
+      load_engine(CheckpointReader(resolve_checkpoint(root)), *engine);
+      engine->params().weights().gather();
+      engine->progress().steps = first;
+    }
+    for (std::int64_t step = first; step < last; ++step) {
+      const Batch batch = random_batch(8, kSeq, static_cast<unsigned>(200 + step), kVocab);
+      const double loss = engine->step(own_part(*engine, batch)).loss;
+      if (world->rank() == 0) losses.push_back(loss);
+    }
+    save_engine(root, *engine, {.step = last, .consumed_samples = last * 8, .config = config}, {});
+  });
+  return losses;
+}
+
+class OffloadState : public FolderTest {};
+
+TEST_F(OffloadState, CheckpointsMoveBetweenAllPlaces) {
+  const Config plain = edge_config(Family::gpt2, kDp2 + kZero3 + kBf16 + kFull);
+  const std::vector<double> straight = train_part(plain, dir_ / "straight", 0, 4);
+  const std::pair<Where, Where> moves[] = {
+      {kAllOfIt, {}}, {{}, kAllOfIt}, {kDiskAndMemory, kPartly}, {kPartly, kDisk}};
+  for (const auto& [from, to] : moves) {
+    const std::filesystem::path root = dir_ / (std::string(from.name) + " to " + to.name);
+    train_part(offloaded(plain, from), root, 0, 2);
+    const std::vector<double> losses = train_part(offloaded(plain, to), root, 2, 4);
+    EXPECT_EQ(losses, std::vector<double>(straight.begin() + 2, straight.end())) << root;
   }
 }
 

@@ -253,6 +253,14 @@ def test_the_documents_shape_fits_with_offload(tessera_program: Path):
     held = sum(rank["parameters"] for rank in done["ranks"])  # copies of norms, positions and the tied table among them
     assert isclose(on_disk, 8 * held, rel_tol=1e-3)
     assert not plan(tessera_program, config, "--memory_gb", 80, "offload.optimizer=none", "offload.path=null", code=5)["fits"]
+    # Everything elsewhere: main weights and moments on disk, gradients, weights and inputs of layers in host memory.
+    sharded = ("parallel.pipeline=1", "parallel.data=4", "parallel.zero_stage=3", "optimizer.split_main_weights=false")
+    away = ("offload.gradients=cpu", "offload.parameters=cpu", "offload.activations=cpu", "training.recompute=full")
+    ranks = plan(tessera_program, config, *sharded, *away)["ranks"]
+    assert max(rank["memory_bytes"] for rank in ranks) < 3.5e9
+    assert isclose(sum(rank["host_bytes"] for rank in ranks), 1.36e12, rel_tol=0.01)
+    assert isclose(sum(rank["disk_bytes"] for rank in ranks), 12 * whole, rel_tol=0.01)
+    assert isclose(max(rank["to_device_bytes"] for rank in ranks), 1.02e12, rel_tol=0.01)
 
 
 def test_recompute_auto_is_the_cheapest_that_fits(tessera_program: Path):
