@@ -20,7 +20,7 @@ class ActivationOffload : public std::enable_shared_from_this<ActivationOffload>
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
 
-  /// A value that is kept; give it back with restore() once.
+  /// A value that is kept until its last holder is gone; several parts may hold one and restore() it.
   class Kept;
   /// What is kept from here on leaves beside the work of the next part; what was kept before has left.
   void begin_part();

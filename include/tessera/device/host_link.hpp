@@ -25,7 +25,8 @@ class HostLink {
   /// Zeros in host memory, aligned to 4096 bytes; null on meta. `what` it is for is named when the system has
   /// not got as much: IoError.
   std::shared_ptr<void> memory(std::size_t bytes, const std::string& what) const;
-  /// The same, never pinned: to give that back waits for the device.
+  /// The same, never pinned, for what comes and goes beside work: to give pinned memory back waits for the
+  /// device.
   static std::shared_ptr<void> host_memory(std::size_t bytes, const std::string& what);
   /// Copies begin once all is done that ctx.stream was given so far; those to the device also after those to
   /// the host that were asked for before. The event: when it is there. Both ends stay until then.
