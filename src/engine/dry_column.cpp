@@ -116,6 +116,13 @@ void add_traffic(std::vector<TrafficTerm>& terms, const TrafficTerm& more) {
   }
 }
 
+void take_crossed(std::vector<TrafficTerm>& terms, Elsewhere& elsewhere) {
+  elsewhere.to_device += bytes_of(terms, kToDevice);
+  elsewhere.to_host += bytes_of(terms, kToHost);
+  std::erase_if(terms,
+                [](const TrafficTerm& term) { return term.axis == kToDevice || term.axis == kToHost; });
+}
+
 Columns::Columns(PipelineSchedule kind, int stages, int chunks, std::int64_t micro_batches)
     : micro_batches_(micro_batches) {
   const std::int64_t settled = std::int64_t{4} * stages * chunks;  // a multiple of the stages

@@ -323,7 +323,8 @@ DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, con
   DryRank dry(make, options, mesh, rank, micro_batch);
   const detail::Columns columns(options.layout.schedule, mesh.pp, options.layout.chunks, micro_batches);
   DryRun run{.parameters = dry.parameters(),
-             .pieces = dry.pieces(traits_of(options.layout.schedule).splits_backward)};
+             .pieces = dry.pieces(traits_of(options.layout.schedule).splits_backward),
+             .elsewhere = dry.elsewhere()};
   const ColumnRecord column =
       columns.run(coordinates_of(mesh, rank).pp, run.pieces, dry.batch_bytes(),
                   [&](const std::vector<Action>& actions) { return dry.walk(actions); });
@@ -335,6 +336,8 @@ DryRun dry_run(const DryRank::MakeModel& make, const EngineOptions& options, con
   for (const TrafficTerm& term : once.sent) detail::add_traffic(run.traffic, term);
   if (mesh.world() > 1)
     detail::add_traffic(run.traffic, {"world", "agreement on the batch", dry.agreement_bytes()});
+  detail::take_crossed(run.traffic, run.elsewhere);
+  run.elsewhere.host_bytes += dry.host_bytes_of_pass() * column.most_in_flight;
   return run;
 }
 

@@ -13,6 +13,10 @@ Batch blank_batch(const MicroBatchSize& size, const Model& model);
 /// Adds to the term of that axis and name, or makes one; nothing for 0 bytes.
 void add_traffic(std::vector<TrafficTerm>& terms, const TrafficTerm& more);
 
+/// Moves what crosses the device's link from `terms`, which then hold what goes to other ranks, to
+/// `elsewhere`.
+void take_crossed(std::vector<TrafficTerm>& terms, Elsewhere& elsewhere);
+
 /// The columns of a step of any length. What grows with the micro-batches does so evenly once all stages are
 /// busy, so long steps are told by two shorter ones.
 class Columns {

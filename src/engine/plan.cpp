@@ -40,11 +40,9 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
                   .elsewhere = store.elsewhere,
                   .traffic = detail::traffic_of(passes.pieces, plan.micro_batches, needs.column)};
   common.elsewhere.host_bytes += passes.host_bytes * common.most_in_flight;
-  for (const std::vector<TrafficTerm>& terms : {common.traffic, store.once.sent}) {
-    common.elsewhere.to_device += bytes_of(terms, kToDevice);
-    common.elsewhere.to_host += bytes_of(terms, kToHost);
-  }
-  std::vector<TrafficTerm> once;
+  detail::take_crossed(common.traffic, common.elsewhere);
+  std::vector<TrafficTerm> once = store.once.sent;
+  detail::take_crossed(once, common.elsewhere);
   for (int data = 0; data < mesh.dp; ++data) {
     const int number = rank_of(mesh, {.tp = tensor_rank, .dp = data, .pp = stage});
     RankPlan& rank = plan.ranks[static_cast<std::size_t>(number)] = common;
@@ -55,13 +53,6 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
     // Which parameters lie in a data rank's share only matters where tensor ranks or stages sum some of them.
     if (data < 2 || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
     for (const TrafficTerm& term : once) detail::add_traffic(rank.traffic, term);
-  }
-  for (int data = 0; data < mesh.dp; ++data) {
-    RankPlan& rank =
-        plan.ranks[static_cast<std::size_t>(rank_of(mesh, {.tp = tensor_rank, .dp = data, .pp = stage}))];
-    std::erase_if(rank.traffic, [](const TrafficTerm& term) {
-      return term.axis == kToDevice || term.axis == kToHost;  // they are in `elsewhere`
-    });
   }
   if (tensor_rank > 0) return;
   for (std::size_t chunk = 0; chunk < passes.pieces.size(); ++chunk) {

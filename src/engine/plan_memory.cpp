@@ -92,7 +92,10 @@ std::int64_t DryRuns::agreement_bytes(const Plan& layout, const std::vector<Mode
 }
 
 std::vector<TrafficTerm> DryRuns::once(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
-  return dry_rank(layout, pieces, rank)->once().sent;
+  std::vector<TrafficTerm> sent = dry_rank(layout, pieces, rank)->once().sent;
+  Elsewhere crossed;
+  take_crossed(sent, crossed);
+  return sent;
 }
 
 std::int64_t persistent_bytes(const std::vector<MemoryTerm>& terms) {

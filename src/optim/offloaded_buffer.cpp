@@ -23,6 +23,11 @@ constexpr std::int64_t kAlignedFloats = 4096 / sizeof(float);
 
 std::string text_of(int code) { return std::generic_category().message(code); }
 
+/// Once, however many files there are.
+void note(std::vector<std::string>& notes, const std::string& text) {
+  if (std::find(notes.begin(), notes.end(), text) == notes.end()) notes.push_back(text);
+}
+
 }  // namespace
 
 OffloadPlace::OffloadPlace(const ExecCtx& on, const OffloadConfig& settings, int of_rank)
@@ -45,7 +50,7 @@ class OffloadedBuffer::File {
     open_nameless(O_DIRECT);
     if (fd_ < 0 && errno == EINVAL) {
       open_nameless(0);
-      notes.push_back("offload.path: the file system of " + folder_ +
+      note(notes, "offload.path: the file system of " + folder_ +
                       " reads and writes through the system's cache only, which takes memory and time");
     }
     if (fd_ < 0) fail("make a file in", errno);
@@ -59,8 +64,7 @@ class OffloadedBuffer::File {
     }
     struct statfs system = {};
     if (::fstatfs(fd_, &system) == 0 && system.f_type == TMPFS_MAGIC)
-      notes.push_back("offload.path: " + folder_ +
-                      " is memory (tmpfs), so that nothing is gained; name a disk");
+      note(notes, "offload.path: " + folder_ + " is memory (tmpfs), so that nothing is gained; name a disk");
   }
   ~File() { ::close(fd_); }
   File(const File&) = delete;

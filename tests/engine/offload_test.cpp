@@ -223,6 +223,13 @@ TEST(Offload, PlansAreWhatRunsHold) {
     config.training.micro_batch_size = 2;
     config.model.head_dim = 16;
     const Plan plan = make_plan(config, layout.ranks);
+    const DryRun dry = dry_run(
+        [&](ProcessMesh& mesh) {
+          return make_model(plan.config, mesh, pieces_of(plan.config, 0), {DeviceType::meta});
+        },
+        EngineOptions::from(plan.config), plan.mesh, 0, {2, kSeq}, plan.micro_batches);
+    EXPECT_EQ(dry.elsewhere, plan.ranks[0].elsewhere) << layout.where.name;
+    EXPECT_EQ(dry.bytes_sent(), bytes_of(plan.ranks[0].traffic)) << layout.where.name;
     std::mutex mutex;
     run_local(layout.ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
       const auto engine = build_engine(config, true, world);

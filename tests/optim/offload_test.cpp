@@ -192,6 +192,7 @@ TEST(OptimizerOffload, FoldersThatCannotBeUsedAreRefused) {
   const auto made = [](const OffloadConfig& config, std::int64_t numel = 5000) {
     const auto place = std::make_shared<OffloadPlace>(ExecCtx::cpu(1), config, 3);
     const OffloadedBuffer buffer(place, config.optimizer, "adam_m", DType::f32, numel);
+    const OffloadedBuffer second(place, config.optimizer, "adam_v", DType::f32, numel);
     return place->notes;
   };
   test::expect_error<ConfigError>([&] { made({.optimizer = OffloadTo::nvme}); }, "offload.path");
@@ -205,6 +206,7 @@ TEST(OptimizerOffload, FoldersThatCannotBeUsedAreRefused) {
   const auto notes = made(to_disk("/dev/shm"));
   ASSERT_FALSE(notes.empty());
   EXPECT_NE(notes.back().find("tmpfs"), std::string::npos);
+  EXPECT_EQ(std::ranges::count(notes, notes.back()), 1);  // of the folder, not of each file
 }
 
 }  // namespace

@@ -28,16 +28,18 @@ struct MemoryTerm {
 struct Elsewhere {
   std::int64_t host_bytes = 0, disk_bytes = 0;
   std::int64_t to_device = 0, to_host = 0;  ///< bytes that cross the device's link in a step
-};
-/// Under these axes a TrafficTerm is what crosses the device's link.
-inline constexpr std::string_view kToDevice = "to_device", kToHost = "to_host";
 
-/// What a rank sends to others for one purpose. `axis` is the group it goes through, as AxisTraffic names it:
-/// "tp", "tp_block", "dp", "pp", "embedding" or "world".
+  bool operator==(const Elsewhere&) const = default;
+};
+/// What a rank sends to others, or over its device's link, for one purpose. `axis` is the group it goes
+/// through, as AxisTraffic names it: "tp", "tp_block", "dp", "pp", "embedding" or "world".
 struct TrafficTerm {
   std::string axis, name;
   std::int64_t bytes = 0;
 };
+
+/// Axes of what crosses the device's link.
+inline constexpr std::string_view kToDevice = "to_device", kToHost = "to_host";
 
 /// Together, or those of one name alone.
 std::int64_t bytes_of(const std::vector<MemoryTerm>& terms, std::string_view name = {});
@@ -142,6 +144,7 @@ struct DryRun {
   int most_in_flight = 0;
   std::vector<MemoryTerm> memory = {};    ///< together what the rank's allocator has at its peak
   std::vector<TrafficTerm> traffic = {};  ///< together what its communicators count
+  Elsewhere elsewhere = {};
 
   std::int64_t memory_bytes() const { return bytes_of(memory); }
   /// Along one axis, or all of them.
