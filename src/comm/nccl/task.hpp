@@ -40,7 +40,9 @@ class NcclTask {
   /// that stream.
   void order(Stream& stream) {
     const std::lock_guard lock(mutex_);
-    if (!arrived_ && held_up && !end.done()) {
+    // Not in a recording, whose events all tell of the graph's end: what is recorded must not depend on how
+    // far the GPU has come, or the graph is made anew.
+    if (!arrived_ && held_up && !stream.is_recorded() && !end.done()) {
       arrived_.emplace();
       stream.record(*arrived_);
     }
