@@ -378,11 +378,16 @@ class DeepSpeedFolder {
 
   /// The form of ds_to_universal.py: a folder for each parameter.
   void read_universal() {
+    if (!models_.empty())
+      states_.push_back(std::make_shared<const TorchFile>(models_.begin()->second, links_));
+    const PickleValue* shared = states_.empty() ? nullptr : states_[0]->root().find("shared_params");
     for (const auto& entry : fs::directory_iterator(dir_ / "zero")) {
       if (!entry.is_directory()) continue;
       const fs::path path =
           entry.path() / (value_ == RunValue::weight ? "fp32.pt" : std::string(torch_name(value_)) + ".pt");
       const std::string name = entry.path().filename();
+      // The moments of a tied weight lie under its first name alone.
+      if (value_ != RunValue::weight && shared && shared->find(name) && !fs::exists(path)) continue;
       const auto file = std::make_shared<const TorchFile>(path, links_);
       const PickleValue* value = file->root().find("param");
       const TorchTensor tensor = tensor_in(*file, value ? *value : file->root(), name);
@@ -393,12 +398,12 @@ class DeepSpeedFolder {
         count(stored, value ? value : &stored->root());
       }
     }
-    if (!models_.empty()) {
-      states_.push_back(std::make_shared<const TorchFile>(models_.begin()->second, links_));
+    if (!states_.empty()) {
       found_.steps = counted("global_steps");
       found_.samples = counted("global_samples");
       if (found_.updates < 0 && found_.steps >= 0)
         found_.updates = found_.steps - std::max<std::int64_t>(0, counted("skipped_steps"));
+      share();
     }
     std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   }

@@ -94,12 +94,16 @@ def write_stage3(model, folder: Path, ranks: int, frozen: tuple = (), moments=No
 
 
 def write_universal(model, folder: Path, moments=None, updates: int = 3) -> Path:
+    """A tied weight's second name has the weight, and no moments."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
+    state = _state(model, _groups(model), global_steps=updates, global_samples=4 * updates)
     for kind, values in _values(model, moments).items():
-        for name, value in values.items():
+        second = {name: values[source] for name, source in state["shared_params"].items()} if kind == "fp32" else {}
+        for name, value in (values | second).items():
             place = folder / "zero" / name
             place.mkdir(parents=True, exist_ok=True)
-            torch.save({"param": value.view(shapes[name]), "cat_dim": 0}, place / f"{kind}.pt")
+            torch.save({"param": value.view(shapes[state["shared_params"].get(name, name)]), "cat_dim": 0}, place / f"{kind}.pt")
             if kind == "exp_avg":
                 torch.save(torch.tensor(float(updates)), place / "step.pt")
+    torch.save(state, folder / "mp_rank_00_model_states.pt")
     return folder

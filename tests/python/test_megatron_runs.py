@@ -1,5 +1,6 @@
 """Runs of Megatron-LM that go on in Tessera, against plain torch, and back."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -18,7 +19,7 @@ TOKENS = torch.tensor([(7 * i * i + 3 * i) % 61 for i in range(SEQUENCE)] + [0])
 
 
 class Started:
-    """A model after some updates of torch's, its two moments, and what it is after some more."""
+    """A model before and after some updates of torch's, its two moments, and what it is after some more."""
 
     def __init__(self, kind: str, updates: int = 3, more: int = 4) -> None:
         self.updates, self.more = updates, more
@@ -29,6 +30,7 @@ class Started:
         for each in model.modules():
             if isinstance(each, torch.nn.Dropout):
                 each.p = 0.0
+        self.before = copy.deepcopy(model)
         optimizer = optimizer_of(model)
         train(model, optimizer, TOKENS, 0, updates)
         self.model = random_model(kind, tied=kind == "gpt2")
