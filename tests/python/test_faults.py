@@ -175,10 +175,14 @@ def test_a_killed_launcher_leaves_nothing(tessera_program, tmp_path):
 # Restarts and resumes
 
 
-def test_restarts_go_on_with_the_same_losses(tessera_program, tmp_path):
-    settings = {"training__steps": 15, "checkpoint__every": 4}
-    train(tessera_program, make_config(tmp_path, "straight", **settings), *FOUR_RANKS)
-    with start(tessera_program, make_config(tmp_path, **settings), *FOUR_RANKS, "--max_restarts", 2) as job:
+@pytest.mark.parametrize("layout,on_disk", [(FOUR_RANKS, False), (("parallel.data=2", "parallel.pipeline=2", "parallel.zero_stage=3"), True)])
+def test_restarts_go_on_with_the_same_losses(tessera_program, tmp_path, layout, on_disk):
+    """`on_disk`: with weights' shares and moments in files, of which nothing is left; the run that nothing happens to has them in memory."""
+    settings, disk = {"training__steps": 15, "checkpoint__every": 4}, tmp_path / "disk"
+    disk.mkdir()
+    train(tessera_program, make_config(tmp_path, "straight", **settings), *layout)
+    away = ("offload.optimizer=nvme", f"offload.path={disk}") if on_disk else ()
+    with start(tessera_program, make_config(tmp_path, **settings), *layout, *away, "--max_restarts", 2) as job:
         for step, victim in ((5, 2), (10, 0)):
             pid = job.worker(victim)
             job.wait_for_step(tmp_path / "run", step)
@@ -188,6 +192,7 @@ def test_restarts_go_on_with_the_same_losses(tessera_program, tmp_path):
     assert "restart 1 of 2" in job.err and "restart 2 of 2" in job.err and "error: rank" not in job.err
     assert job.err.count("resuming from") == 2
     assert figures(tmp_path / "run") == figures(tmp_path / "straight")
+    assert not list(disk.iterdir())
 
 
 def kill_at_random(job: Job, run, chance: random.Random, target: str) -> str:
