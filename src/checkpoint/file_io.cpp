@@ -154,7 +154,9 @@ void read_exactly(const File& file, const fs::path& path, std::uint64_t offset, 
 
 void write_exactly(const File& file, const fs::path& path, std::uint64_t offset,
                    std::span<const std::byte> bytes, std::uint64_t needed_bytes) {
-  constexpr std::size_t kStep = std::size_t{1} << 26;
+  constexpr std::size_t kStep = std::size_t{1} << 26, kWorthTheDisk = std::size_t{1} << 20;
+  const std::uint64_t first = offset;
+  const std::size_t all = bytes.size();
   while (!bytes.empty()) {
     const ssize_t put =
         ::pwrite(file.fd(), bytes.data(), std::min(bytes.size(), kStep), static_cast<off_t>(offset));
@@ -164,6 +166,10 @@ void write_exactly(const File& file, const fs::path& path, std::uint64_t offset,
     offset += static_cast<std::uint64_t>(put);
     bytes = bytes.subspan(static_cast<std::size_t>(put));
   }
+  // The disk may begin with what the system would hold back until the sync. No file system need take the
+  // hint.
+  if (all >= kWorthTheDisk)
+    ::sync_file_range(file.fd(), static_cast<off_t>(first), static_cast<off_t>(all), SYNC_FILE_RANGE_WRITE);
 }
 
 void sync_file(const File& file, const fs::path& path) {

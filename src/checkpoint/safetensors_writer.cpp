@@ -88,10 +88,17 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
   TESSERA_CHECK(bytes.size() <= left, "tensor '", name, "' lacks ", left, " bytes; ", bytes.size(),
                 " were given");
   if (bytes.empty()) return;
-  write_exactly(self.file, self.path, entry.begin + self.written[it->second], bytes, self.layout.file_bytes);
-  if (self.options.chunk_bytes > 0) self.add_to_crc(it->second, bytes);
-  self.written[it->second] += bytes.size();
-  if (bytes.size() == left) --self.unfinished;
+  const bool last = bytes.size() == left;
+  // In blocks that are still in the cache when they are written.
+  for (constexpr std::size_t kBlock = std::size_t{4} << 20; !bytes.empty();) {
+    const auto block = bytes.first(std::min(kBlock, bytes.size()));
+    if (self.options.chunk_bytes > 0) self.add_to_crc(it->second, block);
+    write_exactly(self.file, self.path, entry.begin + self.written[it->second], block,
+                  self.layout.file_bytes);
+    self.written[it->second] += block.size();
+    bytes = bytes.subspan(block.size());
+  }
+  if (last) --self.unfinished;
 }
 
 bool SafetensorsWriter::complete() const { return impl_->unfinished == 0; }

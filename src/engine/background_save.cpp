@@ -24,6 +24,7 @@
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/device/flight.hpp"
+#include "tessera/device/host_link.hpp"
 
 namespace tessera {
 namespace {
@@ -40,13 +41,25 @@ fs::path record_of(const fs::path& staging, int rank) {
   return staging / detail::concat("rank-", rank, ".record");
 }
 
+/// Training waits for it, so with as many threads as training has.
+void copy_with(int threads, std::byte* to, const std::byte* from, std::size_t bytes) {
+  constexpr std::size_t kWorthAThread = std::size_t{4} << 20;
+  const auto most = static_cast<std::size_t>(threads);
+  const std::size_t parts = std::clamp<std::size_t>(bytes / kWorthAThread, 1, most);
+  const std::size_t part = (bytes + parts - 1) / parts;
+  std::vector<std::jthread> others;
+  for (std::size_t begin = part; begin < bytes; begin += part)
+    others.emplace_back([=] { std::memcpy(to + begin, from + begin, std::min(part, bytes - begin)); });
+  std::memcpy(to, from, std::min(part, bytes));
+}
+
 /// Copies all boxes to `memory`, one after the other; the shards then read them from there.
-void stage(std::vector<Shard>& shards, StagingMemory& memory) {
+void stage(std::vector<Shard>& shards, StagingMemory& memory, int threads) {
   std::byte* at = memory.at_least(static_cast<std::size_t>(bytes_of(shards)));
   for (Shard& shard : shards) {
     for (CheckpointTensor& tensor : shard.tensors) {
       const auto bytes = static_cast<std::size_t>(tensor.slice.shape.numel()) * size_of(tensor.dtype);
-      if (bytes > 0) std::memcpy(at, tensor.read().get(), bytes);
+      if (bytes > 0) copy_with(threads, at, tensor.read().get(), bytes);
       tensor.data = at;
       tensor.read = nullptr;
       at += bytes;
@@ -84,10 +97,10 @@ std::uintmax_t bytes_in(const fs::path& folder) {
 std::byte* StagingMemory::at_least(std::size_t bytes) {
   if (bytes > size_) {
     bytes_.reset();
-    bytes_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    bytes_ = HostLink::host_memory(bytes, "the copy that is saved in the background");
     size_ = bytes;
   }
-  return bytes_.get();
+  return static_cast<std::byte*>(bytes_.get());
 }
 
 struct BackgroundSave::Impl {
@@ -220,7 +233,8 @@ BackgroundSave::BackgroundSave(const fs::path& root, Engine& engine, const RunSt
   self.options = options;
   self.timeout_s = run.config.parallel.timeout_s;
   self.staging = begin_save(root, engine, run.step, self.shards, options, self.save);
-  on_every_rank(ExecCtx::cpu(1), self.world, [&] { stage(self.shards, memory); });
+  on_every_rank(ExecCtx::cpu(1), self.world,
+                [&] { stage(self.shards, memory, engine.ctx().stream->threads()); });
   self.state = checkpoint_state(engine, run, parts);
   self.thread = start_quietly([&self] { self.work(); });
 }
