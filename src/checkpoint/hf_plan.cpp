@@ -1,6 +1,7 @@
 #include "checkpoint/hf_plan.hpp"
 
 #include <algorithm>
+#include <future>
 #include <unordered_map>
 
 #include "checkpoint/hf_names.hpp"
@@ -11,7 +12,7 @@
 namespace tessera::checkpoint_detail {
 namespace {
 
-constexpr std::int64_t kBlockBytes = 8 << 20;
+constexpr std::int64_t kBlockBytes = 2 << 20;
 
 /// A part whose rows lie otherwise in the file than in the parameter.
 void append_reordered(const HfPart& part, std::span<const std::byte> rows, std::size_t element,
@@ -84,13 +85,21 @@ void WeightStage::hand_over(const TensorSpec& spec, const TensorSlice& box, DTyp
   const std::int64_t rows = box.shape[0], row_elements = rows > 0 ? box.shape.numel() / rows : 0;
   const auto row_bytes = row_elements * static_cast<std::int64_t>(size_of(spec.dtype));
   const std::int64_t step = std::max<std::int64_t>(1, kBlockBytes / std::max<std::int64_t>(1, row_bytes));
-  for (std::int64_t row = 0; row < rows; row += step) {
+  const auto read_from = [&](std::int64_t row, std::vector<std::byte>& block) {
     TensorSlice part = box;
     part.offset[0] += row;
     part.shape[0] = std::min(step, rows - row);
-    block_.resize(static_cast<std::size_t>(part.shape.numel()) * size_of(dtype));
-    read(spec, part, dtype, block_);
+    block.resize(static_cast<std::size_t>(part.shape.numel()) * size_of(dtype));
+    read(spec, part, dtype, block);
+  };
+  if (rows > 0) read_from(0, block_);
+  for (std::int64_t row = 0; row < rows; row += step) {
+    std::future<void> next;  // its end waits for the thread, whatever append does
+    if (row + step < rows)
+      next = std::async(std::launch::async, [&, row] { read_from(row + step, next_block_); });
     append(block_);
+    if (next.valid()) next.get();
+    block_.swap(next_block_);
   }
 }
 

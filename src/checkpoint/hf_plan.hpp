@@ -35,15 +35,15 @@ class WeightStage {
  public:
   explicit WeightStage(const WeightSource& weights) : weights_(weights) {}
   void read(const TensorSpec& spec, const TensorSlice& box, DType dtype, std::span<std::byte> out);
-  /// The same in blocks of rows, so small that what was read is still in the cache when it is written. Of a
-  /// source that only has whole tensors the last one is kept.
+  /// The same in blocks of rows, so small that what was read is still in the cache when it is written, each
+  /// read while the one before is handed over. Of a source that only has whole tensors the last one is kept.
   void hand_over(const TensorSpec& spec, const TensorSlice& box, DType dtype, const HfAppend& append);
 
  private:
   void fetch(const TensorSpec& spec, const TensorSlice& box, std::span<std::byte> out);
 
   const WeightSource& weights_;
-  std::vector<std::byte> raw_, block_, whole_;
+  std::vector<std::byte> raw_, block_, next_block_, whole_;
   std::string held_;  // the tensor that whole_ has
 };
 

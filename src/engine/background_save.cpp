@@ -24,7 +24,6 @@
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/device/flight.hpp"
-#include "tessera/device/host_link.hpp"
 
 namespace tessera {
 namespace {
@@ -97,10 +96,10 @@ std::uintmax_t bytes_in(const fs::path& folder) {
 std::byte* StagingMemory::at_least(std::size_t bytes) {
   if (bytes > size_) {
     bytes_.reset();
-    bytes_ = HostLink::host_memory(bytes, "the copy that is saved in the background");
+    bytes_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     size_ = bytes;
   }
-  return static_cast<std::byte*>(bytes_.get());
+  return bytes_.get();
 }
 
 struct BackgroundSave::Impl {

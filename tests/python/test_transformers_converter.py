@@ -38,10 +38,10 @@ def convert(python_build, program: Path, *flags) -> None:
     python_build.run(program / "checkpoint_reshaping_and_interoperability.py", *flags, plain=True, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
 
 
-def gpt2(gelu: str):
+def gpt2(gelu: str, inner: int):
     torch.manual_seed(3)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=61, n_positions=16, n_embd=24, n_layer=4, n_head=4, n_inner=80, bos_token_id=0, eos_token_id=0, activation_function=gelu))
+        vocab_size=61, n_positions=16, n_embd=24, n_layer=4, n_head=4, n_inner=inner, bos_token_id=0, eos_token_id=0, activation_function=gelu))
     with torch.no_grad():
         for value in model.parameters():
             value.normal_()
@@ -51,8 +51,8 @@ def gpt2(gelu: str):
 @pytest.mark.parametrize("tp, pp, dtype, gelu", [(1, 1, "fp32", "gelu_new"), (2, 2, "bf16", "gelu"), (4, 1, "fp16", "gelu_new"),
                                                  (1, 4, "fp32", "gelu")])
 def test_to_megatron(python_build, tmp_path, megatron, tp, pp, dtype, gelu):
-    gpt2(gelu).save_pretrained(tmp_path / "hf", safe_serialization=False, max_shard_size="40KB")
-    gpt2(gelu).save_pretrained(tmp_path / "hf")
+    gpt2(gelu, 80).save_pretrained(tmp_path / "hf", safe_serialization=False, max_shard_size="40KB")
+    gpt2(gelu, 80).save_pretrained(tmp_path / "hf")
     flags = ("--load_path", tmp_path / "hf", "--target_tensor_model_parallel_size", tp, "--target_pipeline_model_parallel_size", pp,
              "--target_params_dtype", dtype, "--make_vocab_size_divisible_by", 8)
     convert(python_build, FOLDER, *flags, "--megatron-path", megatron, "--save_path", tmp_path / "theirs")
@@ -77,7 +77,7 @@ def test_to_transformers(python_build, tmp_path, tp, pp, gelu):
     from tokenizers import Tokenizer, models
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    write(tmp_path / "megatron", gpt2(gelu), era="2021", version=3, tp=tp, pp=pp, namespace=types.SimpleNamespace)
+    write(tmp_path / "megatron", gpt2(gelu, 96), era="2021", version=3, tp=tp, pp=pp, namespace=types.SimpleNamespace)
     flags = ("--convert_checkpoint_from_megatron_to_transformers", "--load_path", tmp_path / "megatron/iter_0000007",
              "--tokenizer_name", tmp_path / "tokenizer")
     convert(python_build, FOLDER, *flags, "--save_path", tmp_path / "theirs")

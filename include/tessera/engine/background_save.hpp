@@ -13,12 +13,12 @@ namespace tessera {
 /// Host memory for a copy of what is saved, kept from one save to the next: its pages are there already.
 class StagingMemory {
  public:
-  /// At least so many bytes; what was in it may be lost. Errors: IoError.
+  /// At least so many bytes; what was in it may be lost.
   std::byte* at_least(std::size_t bytes);
   std::size_t size() const { return size_; }
 
  private:
-  std::shared_ptr<void> bytes_;
+  std::unique_ptr<std::byte[]> bytes_;
   std::size_t size_ = 0;
 };
 
