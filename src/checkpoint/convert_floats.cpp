@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 /// float16(value) without branches: what a compiler can do for several values at once.
-std::uint16_t half_bits(float value) {
+TESSERA_INLINE std::uint16_t half_bits(float value) {
   const auto word = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
   const std::uint32_t small =

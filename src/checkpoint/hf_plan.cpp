@@ -12,7 +12,7 @@
 namespace tessera::checkpoint_detail {
 namespace {
 
-constexpr std::int64_t kBlockBytes = 2 << 20;
+constexpr std::int64_t kBlockBytes = 8 << 20;
 
 /// A part whose rows lie otherwise in the file than in the parameter.
 void append_reordered(const HfPart& part, std::span<const std::byte> rows, std::size_t element,

@@ -101,8 +101,8 @@ class WeightSource {
   virtual std::vector<TensorSpec> tensors() const = 0;
   /// Reads one tensor, contiguous, in its dtype.
   virtual void read(const std::string& name, std::span<std::byte> out) const = 0;
-  /// Reads a box of a tensor, contiguous. False: only whole tensors are read here. One call at a time, but not
-  /// always from the same thread.
+  /// Reads a box of a tensor, contiguous. False: only whole tensors are read here. One call at a time, but
+  /// not always from the same thread.
   virtual bool read_box(const std::string& /*name*/, const TensorSlice& /*box*/,
                         std::span<std::byte> /*out*/) const {
     return false;
