@@ -21,7 +21,7 @@ TESSERA_INLINE std::uint16_t half_bits(float value) {
 }
 
 template <typename To>
-To rounded(float value) {
+TESSERA_INLINE To rounded(float value) {
   if constexpr (std::is_same_v<To, float16>) return std::bit_cast<float16>(half_bits(value));
   return To(value);
 }
