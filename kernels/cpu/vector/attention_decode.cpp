@@ -14,8 +14,8 @@ struct Row {
 /// scores[r][i] = q[r] . k[key0 + i], i in [0, keys): products of kLanes keys, transposed, add up to a
 /// register of scores.
 template <int Rows, typename T>
-void decode_scores(const DecodeScratch& scratch, const KeyRows<T>& k, std::int64_t key0, int keys,
-                   std::int64_t d) {
+void decode_scores(const DecodeScratch& scratch, const KeyRows<T>& k, const KeyRows<T>& v, std::int64_t key0,
+                   int keys, std::int64_t d) {
   const std::int64_t padded = (d + kLanes - 1) / kLanes * kLanes;
   for (int key = 0; key < keys; key += kLanes) {
     F products[Rows][kLanes];
@@ -26,6 +26,8 @@ void decode_scores(const DecodeScratch& scratch, const KeyRows<T>& k, std::int64
       // Past the last key its row is read again; the scores it gives are ignored.
       const int own = smaller(i, last);
       const T* row = together ? first + own * k.stride : k.at(key0 + key + own);
+      k.fetch(key0 + key + i + kPrefetchRows);
+      v.fetch(key0 + key + i);
       F sums[Rows] = {};
       for (std::int64_t c = 0; c < padded; c += kLanes) {
         const F x = load(row + c);
@@ -100,7 +102,7 @@ void decode_values(const DecodeScratch& scratch, const KeyRows<T>& v, std::int64
 template <int Rows, typename T>
 void decode_block(const AttentionShape& shape, Row* rows, const DecodeScratch& scratch, const KeyRows<T>& k,
                   const KeyRows<T>& v, std::int64_t from, std::int64_t key0, int keys) {
-  decode_scores<Rows>(scratch, k, from, keys, shape.head_dim);
+  decode_scores<Rows>(scratch, k, v, from, keys, shape.head_dim);
   for (int r = 0; r < Rows; ++r) {
     decode_softmax(rows[r], key0, keys, static_cast<float>(rows[r].query + shape.query_offset),
                    shape.softcap * kLog2E, scratch.width, scratch.scores + r * kKeyBlock,
