@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/api/launch.hpp"
+#include "tessera/base/cache_page.hpp"
 #include "tessera/base/philox.hpp"
 
 namespace tessera::kernels {
@@ -21,7 +22,13 @@ struct AttentionShape {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::f32;  ///< of q, k, v, o and their gradients; scores and sums in fp32
   HeadStrides q_stride, k_stride, v_stride, o_stride;
-  float scale = 1.0f;  ///< scores = scale * q.k + slope * (j - (i + query_offset)) + bias
+  /// Where keys and values lie in pages of kCachePage rows (forward alone), [batch, page_entries]: key j of
+  /// sample b is row j % kCachePage of page pages[b, j / kCachePage]; the strides are those within a page,
+  /// `batch` of k and v is not used. Entries for keys from key_end on may be anything.
+  const std::int32_t* pages = nullptr;
+  std::int64_t page_entries = 0;
+  std::int64_t k_page = 0, v_page = 0;  ///< elements from one page to the next
+  float scale = 1.0f;                   ///< scores = scale * q.k + slope * (j - (i + query_offset)) + bias
   bool causal = true;
   std::int64_t query_offset = 0;        ///< > 0 when earlier keys come from a KV cache
   std::int64_t window = 0;              ///< keys a query sees at most, the last up to its position; 0 = all

@@ -1,4 +1,5 @@
 #include "kernels/cuda/attention_cudnn.hpp"
+#include "kernels/cuda/attention_decode.hpp"
 #include "kernels/cuda/attention_own.hpp"
 #include "kernels/cuda/notes.hpp"
 #include "tessera/base/error.hpp"
@@ -32,7 +33,10 @@ std::string take_attention_note() { return attention_notes().take(); }
 
 // What the workspace was asked for is what is launched: only there a refusal that may have passed is asked
 // again.
-std::size_t attention_forward_workspace(const AttentionShape& shape, int) {
+std::size_t attention_forward_workspace(const AttentionShape& shape, int threads) {
+  if (decodes(shape)) return decode_attention_workspace(shape);
+  if (shape.pages != nullptr)
+    return gathered_bytes(shape) + attention_forward_workspace(gathered_shape(shape), threads);
   if (is_fast(shape, false, true)) return cudnn_attention_forward_workspace(shape);
   return own_attention_forward_workspace(shape);
 }
@@ -43,7 +47,11 @@ std::size_t attention_backward_workspace(const AttentionShape& shape, int) {
 }
 
 void attention_forward(const AttentionForward& params, const Launch& launch) {
-  if (is_fast(params.shape, false, false)) {
+  if (decodes(params.shape)) {
+    decode_attention(params, launch);
+  } else if (params.shape.pages != nullptr) {
+    attention_forward(gather_pages(params, launch), launch);
+  } else if (is_fast(params.shape, false, false)) {
     cudnn_attention_forward(params, launch);
   } else {
     own_attention_forward(params, launch);

@@ -39,7 +39,7 @@ inline bool suits_cudnn(const HeadStrides& stride, std::int64_t seq, std::int64_
 /// - ALiBi: its slopes are computed from the number of heads, ours are handed in.
 /// - softcap: ours is applied to fp32 scores in units of log 2.
 /// - dropout: its random bits are not those of the CPU.
-/// - query_offset > 0 and single queries: our decoding kernel serves them.
+/// - query_offset > 0 and single queries: those of generation, which have ways of their own.
 inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability) {
   if (compute_capability < 8) return "the GPU is older than compute capability 8.0";
   if (s.dtype != DType::bf16 && s.dtype != DType::f16) return "it is computed in fp32";

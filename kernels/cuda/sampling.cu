@@ -289,19 +289,40 @@ __global__ void __launch_bounds__(kThreads, 1) sample_tokens_kernel(const Sample
   if (p.seen != nullptr) p.seen[r * words + token / 32] |= 1u << (token % 32);
 }
 
-/// A block for a text and a head.
+/// A block for a position of a text. A head is `cols` words of `per_word` elements.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) append_to_cache_kernel(const AppendToCache p, int cols) {
-  const std::int64_t r = blockIdx.x, head = blockIdx.y;
-  const std::int64_t length = p.length[r];
-  const std::int64_t from = r * p.x_row + head * p.x_head;
-  const std::int64_t to = r * p.kept_row + head * p.kept_head + (length - 1) * p.kept_position;
-  for (int i = static_cast<int>(threadIdx.x); i < cols; i += static_cast<int>(blockDim.x)) {
-    static_cast<Word*>(p.kept_key)[to + i] = static_cast<const Word*>(p.key)[from + i];
-    static_cast<Word*>(p.kept_value)[to + i] = static_cast<const Word*>(p.value)[from + i];
+__global__ void __launch_bounds__(kThreads)
+    append_to_cache_kernel(const AppendToCache p, int cols, int per_word) {
+  const std::int64_t r = blockIdx.x % p.rows, i = blockIdx.x / p.rows;
+  const std::int64_t position = p.position_of(i, r);
+  if (position < 0) return;
+  const std::int64_t from = i * p.x_position + r * p.x_row, to = p.kept(r, position);
+  const int words = static_cast<int>(p.heads) * cols;
+  for (int w = static_cast<int>(threadIdx.x); w < words; w += static_cast<int>(blockDim.x)) {
+    const int head = w / cols, col = w % cols;
+    const std::int64_t source = (from + head * p.x_head) / per_word + col;
+    const std::int64_t target = (to + head * p.kept_head) / per_word + col;
+    detail::check_access(static_cast<const Word*>(p.key) + source);
+    detail::check_access(static_cast<Word*>(p.kept_key) + target);
+    static_cast<Word*>(p.kept_key)[target] = static_cast<const Word*>(p.key)[source];
+    static_cast<Word*>(p.kept_value)[target] = static_cast<const Word*>(p.value)[source];
   }
-  if (p.begin != nullptr && head == 0 && threadIdx.x == 0)
-    p.begin[r] = static_cast<std::int32_t>(length > p.window ? length - p.window : 0);
+  if (p.begin != nullptr && threadIdx.x == 0)
+    p.begin[r] = static_cast<std::int32_t>(position + 1 > p.window ? position + 1 - p.window : 0);
+}
+
+/// Whether heads are whole words of 16 bytes, wherever they begin.
+bool has_wide_words(const AppendToCache& p) {
+  const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(p.dtype));
+  for (const std::int64_t step :
+       {p.head_dim, p.x_position, p.x_row, p.x_head, p.kept_page, p.kept_head, p.kept_position}) {
+    if (step % elements != 0) return false;
+  }
+  for (const void* x :
+       {p.key, p.value, static_cast<const void*>(p.kept_key), static_cast<const void*>(p.kept_value)}) {
+    if (!is_aligned(x, 16)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -314,13 +335,19 @@ void sample_tokens(const SampleTokens& p, const Launch& where) {
 }
 
 void append_to_cache(const AppendToCache& p, const Launch& where) {
-  const auto cols = static_cast<int>(p.head_dim);
-  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(p.heads));
-  const dim3 block(static_cast<unsigned>(std::min(ceil_div(cols, kWarp) * kWarp, kThreads)));
-  if (size_of(p.dtype) == 4) {
-    launch(append_to_cache_kernel<std::uint32_t>, grid, block, 0, where, p, cols);
+  const dim3 grid(static_cast<unsigned>(p.positions * p.rows));
+  const auto start = [&](auto kernel, int per_word) {
+    const auto cols = static_cast<int>(p.head_dim) / per_word;
+    const int words = static_cast<int>(p.heads) * cols;
+    const dim3 block(static_cast<unsigned>(std::clamp(ceil_div(words, kWarp) * kWarp, kWarp, kThreads)));
+    launch(kernel, grid, block, 0, where, p, cols, per_word);
+  };
+  if (has_wide_words(p)) {
+    start(append_to_cache_kernel<uint4>, 16 / static_cast<int>(size_of(p.dtype)));
+  } else if (size_of(p.dtype) == 4) {
+    start(append_to_cache_kernel<std::uint32_t>, 1);
   } else {
-    launch(append_to_cache_kernel<std::uint16_t>, grid, block, 0, where, p, cols);
+    start(append_to_cache_kernel<std::uint16_t>, 1);
   }
 }
 

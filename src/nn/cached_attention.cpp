@@ -11,7 +11,8 @@
 namespace tessera::nn {
 namespace {
 
-/// [rows, kv_heads, capacity, head_dim] as [positions, rows, kv_heads, head_dim] of a pass's rows.
+/// What is kept of an encoder's result, [rows, kv_heads, positions, head_dim], as [positions, rows, kv_heads,
+/// head_dim] of a pass's rows.
 Tensor rows_of(const Tensor& kept, const CachePass& pass, std::int64_t batch) {
   return kept.narrow(0, pass.row0, batch).transpose(1, 2).transpose(0, 1);
 }
@@ -42,21 +43,28 @@ Tensor bias_of(const Tensor& table, std::int64_t seq, std::int64_t keys) {
   return table.narrow(0, (table.size(0) + 1) / 2 - seq, seq + keys - 1);
 }
 
+/// Keys and values of a layer that a pass reads.
+struct Kept {
+  Tensor keys, values;
+  Tensor pages;  ///< rows of the table where they lie in pages; else they are the input's own
+};
+
 /// Biases go by the distance from each query, so rows are computed with those that are as long.
-Tensor attend_with_bias(const ExecCtx& ctx, const CachePass& pass, const Tensor& q, const Tensor& keys,
-                        const Tensor& values, ops::AttentionOptions attention, const Tensor& bias) {
+Tensor attend_with_bias(const ExecCtx& ctx, const CachePass& pass, const Tensor& q, const Kept& kept,
+                        ops::AttentionOptions attention, const Tensor& bias) {
   const std::int64_t seq = q.size(0), batch = q.size(1);
   if (pass.lengths.empty()) {
     TESSERA_CHECK(pass.begin == 0, "with biases by distance a text's first positions are computed at once");
     attention.bias = bias_of(bias, seq, seq);
-    return ops::attention(ctx, q, keys.narrow(0, 0, seq), values.narrow(0, 0, seq), attention).o;
+    return ops::attention(ctx, q, kept.keys, kept.values, attention).o;
   }
   attention.causal = false;
   Tensor all;
   for_equal_lengths(pass, [&](std::int64_t row, std::int64_t count, std::int64_t length) {
     attention.bias = bias_of(bias, 1, length);
-    const auto seen = [&](const Tensor& kept) { return kept.narrow(0, 0, length).narrow(1, row, count); };
-    const Tensor o = ops::attention(ctx, q.narrow(1, row, count), seen(keys), seen(values), attention).o;
+    attention.pages = kept.pages.narrow(0, row, count);
+    attention.keys = length;
+    const Tensor o = ops::attention(ctx, q.narrow(1, row, count), kept.keys, kept.values, attention).o;
     if (count == batch) {
       all = o;
       return;
@@ -73,39 +81,42 @@ Tensor cached_self_attention(const Forward& forward, std::int64_t layer, const T
                              const SelfAttentionOptions& options, const Tensor& bias) {
   const ExecCtx& ctx = forward.exec;
   const CachePass& pass = *forward.cache;
+  const KvCache& cache = *pass.cache;
   const std::int64_t seq = qkv.size(0), batch = qkv.size(1), heads = options.heads, kv = options.kv_heads;
   const std::int64_t total = length_of(forward);
-  TESSERA_CHECK(total <= pass.cache->capacity && pass.row0 + batch <= pass.cache->rows, "the KV cache holds ",
-                pass.cache->capacity, " positions of ", pass.cache->rows, " texts, ", total, " of ",
-                pass.row0 + batch, " are needed");
-  const Tensor keys = rows_of(pass.cache->key[static_cast<std::size_t>(layer)], pass, batch);
-  const Tensor values = rows_of(pass.cache->value[static_cast<std::size_t>(layer)], pass, batch);
+  TESSERA_CHECK(total <= cache.capacity && pass.row0 + batch <= cache.rows, "the KV cache holds ",
+                cache.capacity, " positions of ", cache.rows, " texts, ", total, " of ", pass.row0 + batch,
+                " are needed");
   const Tensor packed = qkv.view({seq, batch, heads + 2 * kv, options.head_dim});
   if (options.rope != nullptr) {
     ops::rope_in_place(ctx, packed.narrow(2, 0, heads + kv), options.positions, *options.rope, false);
   }
   ops::AttentionOptions attention = options.attention;
-  Tensor begin;
-  if (pass.lengths.empty()) {
-    ops::copy(ctx, packed.narrow(2, heads, kv), keys.narrow(0, pass.begin, seq));
-    ops::copy(ctx, packed.narrow(2, heads + kv, kv), values.narrow(0, pass.begin, seq));
-  } else {
-    const Tensor fresh = qkv.view({batch, heads + 2 * kv, options.head_dim});
-    const auto kept = [&](const std::vector<Tensor>& side) {
-      return side[static_cast<std::size_t>(layer)].narrow(0, pass.row0, batch);
-    };
-    const bool windowed = attention.window > 0 && attention.window < pass.longest;
-    begin = ops::append_to_cache(ctx, fresh.narrow(1, heads, kv), fresh.narrow(1, heads + kv, kv),
-                                 kept(pass.cache->key), kept(pass.cache->value), pass.key_end,
-                                 windowed ? attention.window : 0);
-  }
+  const bool single = !pass.lengths.empty();
+  const bool windowed = single && attention.window > 0 && attention.window < pass.longest;
+  const auto at = static_cast<std::size_t>(layer);
+  const ops::CachePlace place{.key = cache.key[at],
+                              .value = cache.value[at],
+                              .pages = cache.pages.narrow(0, pass.row0, batch),
+                              .lengths = pass.key_end,
+                              .first = single ? -1 : pass.begin,
+                              .window = windowed ? attention.window : 0};
+  Kept kept{packed.narrow(2, heads, kv), packed.narrow(2, heads + kv, kv), {}};
+  const Tensor begin = ops::append_to_cache(ctx, kept.keys, kept.values, place);
+  // The first positions of texts attend to each other alone, and these are here.
+  if (single || pass.begin > 0) kept = {place.key, place.value, place.pages};
   const Tensor q = packed.narrow(2, 0, heads);
   const Shape result{seq, batch, heads * options.head_dim};
-  if (bias) return attend_with_bias(ctx, pass, q, keys, values, attention, bias).view(result);
+  if (bias) return attend_with_bias(ctx, pass, q, kept, attention, bias).view(result);
+  attention.pages = kept.pages;
+  attention.keys = total;
   attention.query_offset = pass.begin;
-  if (!pass.lengths.empty()) see_own_keys(pass, begin, attention);
-  return ops::attention(ctx, q, keys.narrow(0, 0, total), values.narrow(0, 0, total), attention)
-      .o.view(result);
+  if (single) {
+    see_own_keys(pass, begin, attention);
+  } else if (pass.begin > 0) {
+    attention.key_end = pass.key_end;
+  }
+  return ops::attention(ctx, q, kept.keys, kept.values, attention).o.view(result);
 }
 
 Tensor cached_cross_attention(const Forward& forward, std::int64_t layer, const Tensor& q, const Tensor& kv,

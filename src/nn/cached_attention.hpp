@@ -6,7 +6,7 @@
 
 namespace tessera::nn {
 
-/// Writes the pass's keys and values into the cache of layer `layer`, and attends to all that are there.
+/// Writes the pass's keys and values into the pages of layer `layer`, and attends to all that are there.
 /// `qkv`: [seq, batch, width] as self_attention reads it. `bias`: by distance, [2 capacity - 1, heads], or
 /// undefined. Returns [seq, batch, heads * head_dim].
 Tensor cached_self_attention(const Forward& forward, std::int64_t layer, const Tensor& qkv,

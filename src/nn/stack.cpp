@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
 #include "nn/own_positions.hpp"
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/base/cache_page.hpp"
 #include "tessera/base/config.hpp"
 #include "tessera/base/precision.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -247,6 +249,10 @@ KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t ca
                           std::int64_t encoder_capacity) const {
   check_generates(0);
   KvCache cache{.rows = rows, .capacity = capacity, .encoder_capacity = encoder_capacity};
+  const std::int64_t entries = cache_pages(capacity), pages = rows * entries;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(pages));
+  std::iota(table.begin(), table.end(), 0);
+  cache.pages = Tensor::from(ctx, table, {rows, entries});
   // Zeros: a key that a query does not see has the weight 0 on some devices, and 0 times anything is not
   // always 0.
   const auto put = [&](std::vector<Tensor>& side, std::size_t layer, const Shape& shape) {
@@ -260,7 +266,7 @@ KvCache Stack::make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t ca
       for (const Block* block : run.layers) {
         const Block::CacheShape kept = block->cache_shape();
         for (std::vector<Tensor>* side : {&cache.key, &cache.value})
-          if (kept.kv_heads > 0) put(*side, layer, {rows, kept.kv_heads, capacity, kept.head_dim});
+          if (kept.kv_heads > 0) put(*side, layer, {pages, kept.kv_heads, kCachePage, kept.head_dim});
         for (std::vector<Tensor>* side : {&cache.cross_key, &cache.cross_value})
           if (kept.reads_encoder) put(*side, layer, {rows, kept.kv_heads, encoder_capacity, kept.head_dim});
         ++layer;

@@ -23,9 +23,9 @@ const std::int32_t* ints(const Tensor& t, const Shape& shape, const char* what) 
   return t.data<std::int32_t>();
 }
 
-kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const AttentionOptions& options) {
-  kernels::AttentionShape s;
+/// Sizes and strides of q, k and v.
+void describe_operands(kernels::AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const AttentionOptions& options) {
   s.q_stride = strides_of(q, "q");
   s.k_stride = strides_of(k, "k");
   s.v_stride = strides_of(v, "v");
@@ -35,14 +35,32 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
   s.head_dim = q.size(3);
   s.seq_k = k.size(0);
   s.kv_heads = k.size(2);
-  TESSERA_CHECK(k.shape() == v.shape() && k.size(1) == s.batch && k.size(3) == s.head_dim, "attention of q ",
-                q.shape(), " over k ", k.shape(), " and v ", v.shape());
+  bool fits = k.shape() == v.shape() && k.size(3) == s.head_dim;
+  if (options.pages) {
+    s.kv_heads = k.size(1);
+    s.seq_k = options.keys;
+    s.page_entries = options.pages.size(1);
+    s.pages = ints(options.pages, {s.batch, s.page_entries}, "pages");
+    s.k_page = k.strides()[0], s.k_stride = {k.strides()[2], 0, k.strides()[1]};
+    s.v_page = v.strides()[0], s.v_stride = {v.strides()[2], 0, v.strides()[1]};
+    fits = fits && k.size(2) == kCachePage && cache_pages(s.seq_k) <= s.page_entries;
+  } else {
+    fits = fits && k.size(1) == s.batch;
+  }
+  TESSERA_CHECK(fits, "attention of q ", q.shape(), " over k ", k.shape(), " and v ", v.shape(),
+                options.pages ? ", which lie in pages" : "");
   TESSERA_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, s.heads, " query heads cannot share ",
                 s.kv_heads, " KV heads");
   TESSERA_CHECK(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "q, k and v need one dtype");
   detail::check_float(q.dtype(), "q, k and v");
   s.dtype = q.dtype();
   s.o_stride = {s.batch * s.heads * s.head_dim, s.heads * s.head_dim, s.head_dim};
+}
+
+kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const AttentionOptions& options) {
+  kernels::AttentionShape s;
+  describe_operands(s, q, k, v, options);
   s.scale = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   s.causal = options.causal;
   s.query_offset = options.query_offset;
@@ -102,6 +120,7 @@ AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, 
 void attention_backward(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& saved, const Tensor& d_o, const AttentionOptions& options,
                         const AttentionGrads& grads) {
+  TESSERA_CHECK(!options.pages, "attention to keys in pages has no backward: text is generated without one");
   const kernels::AttentionShape shape = describe(ctx, q, k, v, options);
   detail::check_contiguous(d_o, "d_o");
   TESSERA_CHECK(d_o.numel() == saved.o.numel() && d_o.dtype() == saved.o.dtype(), "d_o must be like o");

@@ -35,35 +35,45 @@ void sample_tokens(const ExecCtx& ctx, const Tensor& logits, const SamplingState
                                           params);
 }
 
-Tensor append_to_cache(const ExecCtx& ctx, const Tensor& key, const Tensor& value, const Tensor& kept_key,
-                       const Tensor& kept_value, const Tensor& lengths, std::int64_t window) {
-  TESSERA_CHECK(key.rank() == 3 && key.strides() == value.strides() && key.strides()[2] == 1 &&
+Tensor append_to_cache(const ExecCtx& ctx, const Tensor& key, const Tensor& value, const CachePlace& place) {
+  TESSERA_CHECK(key.rank() == 4 && key.strides() == value.strides() && key.strides()[3] == 1 &&
                     key.shape() == value.shape(),
-                "keys and values are laid out alike, [texts, heads, features], not ", key.shape(), " and ",
-                value.shape());
-  TESSERA_CHECK(kept_key.rank() == 4 && kept_key.strides() == kept_value.strides() &&
-                    kept_key.strides()[3] == 1 && kept_key.size(0) == key.size(0) &&
-                    kept_key.size(1) == key.size(1) && kept_key.size(3) == key.size(2) &&
-                    kept_key.dtype() == key.dtype(),
-                "keys ", key.shape(), " do not go into a cache ", kept_key.shape());
+                "keys and values are laid out alike, [positions, texts, heads, features], not ", key.shape(),
+                " and ", value.shape());
+  const Tensor &kept = place.key, &pages = place.pages;
+  TESSERA_CHECK(kept.rank() == 4 && kept.strides() == place.value.strides() && kept.strides()[3] == 1 &&
+                    kept.size(1) == key.size(2) && kept.size(2) == kCachePage &&
+                    kept.size(3) == key.size(3) && kept.dtype() == key.dtype(),
+                "keys ", key.shape(), " do not go into pages ", kept.shape());
+  const bool single = place.first < 0;
+  TESSERA_CHECK(pages.rank() == 2 && pages.size(0) == key.size(1) && pages.is_contiguous() &&
+                    (single || place.first + key.size(0) <= pages.size(1) * kCachePage),
+                "keys ", key.shape(), " from position ", place.first, " on do not go by a table ",
+                pages.shape());
+  TESSERA_CHECK(!single || (key.size(0) == 1 && place.lengths), "texts that end apart get one position each");
   Tensor begin;
-  if (window > 0) begin = Tensor::empty(ctx, {key.size(0)}, DType::i32);
-  const kernels::AppendToCache params{.rows = key.size(0),
-                                      .heads = key.size(1),
-                                      .head_dim = key.size(2),
+  if (place.window > 0) begin = Tensor::empty(ctx, {key.size(1)}, DType::i32);
+  const kernels::AppendToCache params{.positions = key.size(0),
+                                      .rows = key.size(1),
+                                      .heads = key.size(2),
+                                      .head_dim = key.size(3),
                                       .dtype = key.dtype(),
                                       .key = key.raw(),
                                       .value = value.raw(),
-                                      .x_row = key.strides()[0],
-                                      .x_head = key.strides()[1],
-                                      .kept_key = kept_key.raw(),
-                                      .kept_value = kept_value.raw(),
-                                      .kept_row = kept_key.strides()[0],
-                                      .kept_head = kept_key.strides()[1],
-                                      .kept_position = kept_key.strides()[2],
-                                      .length = lengths.data<std::int32_t>(),
+                                      .x_position = key.strides()[0],
+                                      .x_row = key.strides()[1],
+                                      .x_head = key.strides()[2],
+                                      .kept_key = kept.raw(),
+                                      .kept_value = place.value.raw(),
+                                      .kept_page = kept.strides()[0],
+                                      .kept_head = kept.strides()[1],
+                                      .kept_position = kept.strides()[2],
+                                      .pages = pages.data<std::int32_t>(),
+                                      .page_entries = pages.size(1),
+                                      .first = place.first,
+                                      .length = place.lengths ? place.lengths.data<std::int32_t>() : nullptr,
                                       .begin = begin ? begin.data<std::int32_t>() : nullptr,
-                                      .window = window};
+                                      .window = place.window};
   TESSERA_DISPATCH(ctx, append_to_cache, params);
   return begin;
 }

@@ -130,7 +130,7 @@ inline Work work_of(const kernels::SampleTokens& s) {
 }
 /// Keys and values are read and written.
 inline Work work_of(const kernels::AppendToCache& a) {
-  return moves(4.0 * product(a.rows, a.heads) * static_cast<double>(a.head_dim) * bytes_of(a.dtype));
+  return moves(4.0 * product(a.positions, a.rows) * product(a.heads, a.head_dim) * bytes_of(a.dtype));
 }
 
 inline Work work_of(const kernels::CrossEntropyForward& c) {

@@ -249,6 +249,51 @@ Outputs<T> run_on_cpu(const Problem<T>& p, int threads) {
   return out;
 }
 
+/// A problem's keys and values in pages, which lie in any order and no closer than they must; where there are
+/// none of either, nobody may look.
+template <typename T>
+struct Paged {
+  AttentionShape shape;
+  std::vector<T> k, v;
+  std::vector<std::int32_t> pages;
+
+  explicit Paged(const Problem<T>& p) : shape(p.shape) {
+    const AttentionShape& s = p.shape;
+    const std::int64_t each = cache_pages(s.seq_k), count = s.batch * each + 3,
+                       page = s.kv_heads * kCachePage * s.head_dim;
+    shape.page_entries = each + 1;
+    shape.k_page = page;
+    shape.v_page = page + 8 * s.head_dim;
+    shape.k_stride = shape.v_stride = {s.head_dim, 0, kCachePage * s.head_dim};
+    const T nothing(std::numeric_limits<float>::quiet_NaN());
+    k.assign(static_cast<std::size_t>(count * shape.k_page), nothing);
+    v.assign(static_cast<std::size_t>(count * shape.v_page), nothing);
+    std::vector<std::int32_t> order(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+    std::ranges::shuffle(order, std::mt19937(9));
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      for (std::int64_t i = 0; i < each; ++i) pages.push_back(order[static_cast<std::size_t>(b * each + i)]);
+      pages.push_back(-12345);
+      for (std::int64_t j = 0; j < s.seq_k; ++j) {
+        const std::int64_t at_page = pages[static_cast<std::size_t>(b * shape.page_entries + j / kCachePage)];
+        for (std::int64_t h = 0; h < s.kv_heads; ++h) {
+          const std::size_t within = at(shape.k_stride, j % kCachePage, 0, h);
+          const auto copy = [&](const std::vector<T>& from, std::size_t source, std::vector<T>& to,
+                                std::int64_t step) {
+            std::copy_n(
+                from.begin() + static_cast<std::ptrdiff_t>(source), s.head_dim,
+                to.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(at_page * step) + within));
+          };
+          copy(p.k, at(s.k_stride, j, b, h), k, shape.k_page);
+          copy(p.v, at(s.v_stride, j, b, h), v, shape.v_page);
+        }
+      }
+    }
+    shape.pages = pages.data();
+  }
+  Paged(const Paged&) = delete;
+};
+
 /// Expects ||actual - expected|| <= tolerance ||expected|| over the rows of heads, and untouched gaps.
 template <typename T>
 void expect_close(const char* name, const std::vector<T>& actual, const std::vector<double>& expected,

@@ -319,6 +319,28 @@ TEST_P(Attention, Float16) { check<float16>(GetParam(), GetParam().range > 1.0f 
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention, testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
+/// Keys in pages give the bits that they give where they lie together.
+template <typename T>
+void check_pages(const Case& c) {
+  const Problem<T> problem(c);
+  const Paged<T> paged(problem);
+  const Outputs<T> expected = run_on_cpu(problem, 1);
+  for (const int threads : {1, 2}) {
+    std::vector<T> o(problem.q.size(), T(kUntouched));
+    std::vector<float> lse(expected.lse.size());
+    std::vector<unsigned char> space(cpu::attention_forward_workspace(paged.shape, threads), 0xff);
+    cpu::attention_forward(
+        {paged.shape, problem.q.data(), paged.k.data(), paged.v.data(), o.data(), lse.data(), space.data()},
+        {nullptr, threads});
+    EXPECT_TRUE((Outputs<T>{o, {}, {}, {}, lse}) == (Outputs<T>{expected.o, {}, {}, {}, expected.lse}))
+        << threads << " threads";
+  }
+}
+
+TEST_P(Attention, PagedFloat32) { check_pages<float>(GetParam()); }
+TEST_P(Attention, PagedBfloat16) { check_pages<bfloat16>(GetParam()); }
+TEST_P(Attention, PagedFloat16) { check_pages<float16>(GetParam()); }
+
 /// q, k and v as views of one [seq, batch, 3 heads d] buffer, gradients written into another: as the models
 /// do.
 TEST(AttentionViews, PackedQkv) {

@@ -151,6 +151,7 @@ TEST_P(DecoderVariant, KvCacheGivesTheFullForwardsLogits) {
   const std::vector<std::vector<std::int32_t>> tokens = {some_tokens(13, 1), some_tokens(13, 2)};
   const auto full = decoder.logits(Samples{.tokens = tokens}.on(ctx));
   KvCache cache = decoder.model.make_cache(ctx, 3, 13);
+  cache.pages = Tensor::from(ctx, std::vector<std::int32_t>{2, 0, 1}, {3, 1});  // a page may be any row's
   const auto piece = [&](std::size_t sample, std::size_t begin, std::size_t count) {
     const auto from = tokens[sample].begin() + static_cast<std::ptrdiff_t>(begin);
     std::vector<std::int32_t> positions;

@@ -40,13 +40,18 @@ struct MicroBatch {
 };
 
 /// Keys and values of earlier positions: generation computes each position once. Every row is a text of its
-/// own, which begins at position 0.
+/// own, which begins at position 0 and has pages for as many positions as it needs.
 struct KvCache {
-  std::vector<Tensor> key = {}, value = {};  ///< by layer of the model, [rows, kv_heads, capacity, head_dim];
-                                             ///< undefined for layers of other ranks, and those without any
+  /// By layer of the model, pools of pages [n, kv_heads, kCachePage, head_dim]; undefined for layers of other
+  /// ranks, and those without any.
+  std::vector<Tensor> key = {}, value = {};
+  /// [rows, entries] int32, one table for all layers: entry i of a row is its page of the positions
+  /// [kCachePage i, kCachePage (i + 1)). Rows may share pages. What stands in entries that a row has no
+  /// positions for is read by nobody.
+  Tensor pages = {};
   /// What a decoder's layers read of an encoder's result, [rows, kv_heads, encoder_capacity, head_dim].
   std::vector<Tensor> cross_key = {}, cross_value = {};
-  std::int64_t rows = 0, capacity = 0, encoder_capacity = 0;
+  std::int64_t rows = 0, capacity = 0, encoder_capacity = 0;  ///< capacity: positions that a row may have
 };
 
 /// A pass of generation: its samples are rows [row0, row0 + batch) of the cache. Either all of them have
@@ -58,8 +63,10 @@ struct CachePass {
   std::int64_t begin = 0;
   std::vector<std::int64_t> lengths = {};
   std::int64_t longest = 0;  ///< of the lengths
-  Tensor key_end = {};       ///< [batch] int32: the lengths
-  Tensor last = {};          ///< [n] int32: rows of the residual stream that the head is asked for
+  /// [batch] int32: the lengths; where the samples have `begin` positions, where each of them ends, and
+  /// nothing is kept of the input behind that. Undefined there: all of it is kept.
+  Tensor key_end = {};
+  Tensor last = {};  ///< [n] int32: rows of the residual stream that the head is asked for
   /// Of models with an encoder: how long the sequences are that it read, [batch] int32, and the longest. It
   /// runs in the passes whose input has some, which fill the cache; others read that.
   Tensor encoder_end = {};

@@ -95,8 +95,9 @@ class Model : public Module {
     (void)lengths;
     return 0.0;
   }
-  /// A cache of zeros for this rank's pieces; `encoder_capacity`: positions of what an encoder reads. Errors:
-  /// as check_generates(0).
+  /// A cache of zeros for this rank's pieces: pages for `capacity` positions of each row, whose order the
+  /// table has; `encoder_capacity`: positions of what an encoder reads. With a capacity of 0 the pools are
+  /// empty, for the caller to give them pages. Errors: as check_generates(0).
   virtual KvCache make_cache(const ExecCtx& ctx, std::int64_t rows, std::int64_t capacity,
                              std::int64_t encoder_capacity = 0) const;
   /// Whether the model writes texts of so many tokens, prompts included. Errors: InvalidArgument, the same on

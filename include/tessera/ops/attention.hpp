@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/base/cache_page.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/tensor/tensor.hpp"
 
@@ -18,6 +19,11 @@ struct AttentionOptions {
   /// seq_k
   /// - 1. Without query_offset, ALiBi and softcap.
   Tensor bias;
+  /// Where keys lie in the pages of a cache: [batch, entries] int32 or undefined. k and v are pools then,
+  /// [pages, kv_heads, kCachePage, d], and key j of sample b is row j % kCachePage of page pages[b, j /
+  /// kCachePage], for the first `keys` of them. Forward alone.
+  Tensor pages;
+  std::int64_t keys = 0;
   Tensor key_begin, key_end;  ///< [batch] int32 or undefined: each sample's range of real tokens
   Tensor document;       ///< [batch, seq_k] int32 or undefined: non-decreasing document numbers (packing)
   float dropout = 0.0f;  ///< on the probabilities
@@ -34,8 +40,8 @@ struct AttentionResult {
   Tensor lse;  ///< [batch, heads, seq_q] fp32
 };
 
-/// q [seq_q, batch, heads, d], k and v [seq_k, batch, kv_heads, d]: views with contiguous d. Never holds a
-/// matrix of scores (Dao, "FlashAttention-2"). Errors: InvalidArgument on shapes, dtypes, heads not a
+/// q [seq_q, batch, heads, d], k and v [seq_k, batch, kv_heads, d] (or pages): views with contiguous d. Never
+/// holds a matrix of scores (Dao, "FlashAttention-2"). Errors: InvalidArgument on shapes, dtypes, heads not a
 /// multiple of kv_heads.
 AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                           const AttentionOptions& options);

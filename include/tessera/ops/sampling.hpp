@@ -1,6 +1,7 @@
 #pragma once
 /// Tokens of texts: drawn on the device, and their keys and values kept.
 
+#include "tessera/base/cache_page.hpp"
 #include "tessera/base/sampling.hpp"
 #include "tessera/tensor/tensor.hpp"
 
@@ -23,10 +24,18 @@ struct SamplingState {
 /// Errors: InvalidArgument on another device than CUDA.
 void sample_tokens(const ExecCtx& ctx, const Tensor& logits, const SamplingState& state);
 
-/// Writes the keys and values [n, kv_heads, head_dim] of each text's last position into its rows of the cache
-/// [n, kv_heads, capacity, head_dim]; lengths [n] int32 count that position. With a `window` above 0 returns
-/// where the keys begin that its query sees, [n] int32.
-Tensor append_to_cache(const ExecCtx& ctx, const Tensor& key, const Tensor& value, const Tensor& kept_key,
-                       const Tensor& kept_value, const Tensor& lengths, std::int64_t window = 0);
+/// Where new keys and values of n texts go.
+struct CachePlace {
+  Tensor key, value;    ///< pools of pages, [pages, kv_heads, kCachePage, head_dim]
+  Tensor pages;         ///< [n, entries] int32: entry i of a text is its page of positions [64 i, 64 i + 64)
+  Tensor lengths = {};  ///< [n] int32: positions from there on are not written; undefined = all are
+  std::int64_t first = -1;  ///< position of the first; below 0: one of each text, the last of its length
+  std::int64_t window = 0;
+};
+
+/// Writes the keys and values [positions, n, kv_heads, head_dim] of a pass into the pages of their texts.
+/// With a window above 0, for single positions, returns where the keys begin that each text's query sees, [n]
+/// int32.
+Tensor append_to_cache(const ExecCtx& ctx, const Tensor& key, const Tensor& value, const CachePlace& place);
 
 }  // namespace tessera::ops

@@ -1,5 +1,5 @@
 #include "kernels/cpu/vector/attention.hpp"
-#include "kernels/cpu/vector/attention_block.hpp"
+#include "kernels/cpu/vector/attention_keys.hpp"
 
 namespace tessera::kernels::cpu::TESSERA_ISA {
 namespace {
@@ -11,16 +11,23 @@ struct Row {
   float slope = 0.0f, max = 0.0f, sum = 0.0f;
 };
 
-/// scores[r][key] = q[r] . k[key], keys [0, keys): products of kLanes keys, transposed, add up to a register
-/// of scores.
+/// scores[r][i] = q[r] . k[key0 + i], i in [0, keys): products of kLanes keys, transposed, add up to a
+/// register of scores.
 template <int Rows, typename T>
-void decode_scores(const DecodeScratch& scratch, const T* k, std::int64_t stride, int keys, std::int64_t d) {
+void decode_scores(const DecodeScratch& scratch, const KeyRows<T>& k, const KeyRows<T>& v, std::int64_t key0,
+                   int keys, std::int64_t d) {
   const std::int64_t padded = (d + kLanes - 1) / kLanes * kLanes;
   for (int key = 0; key < keys; key += kLanes) {
     F products[Rows][kLanes];
+    const int last = smaller(kLanes, keys - key) - 1;
+    const T* const first = k.at(key0 + key);
+    const bool together = k.run(key0 + key, last + 1) > last;
     for (int i = 0; i < kLanes; ++i) {
       // Past the last key its row is read again; the scores it gives are ignored.
-      const T* row = k + smaller(key + i, keys - 1) * stride;
+      const int own = smaller(i, last);
+      const T* row = together ? first + own * k.stride : k.at(key0 + key + own);
+      k.fetch(key0 + key + i + kPrefetchRows);
+      v.fetch(key0 + key + i);
       F sums[Rows] = {};
       for (std::int64_t c = 0; c < padded; c += kLanes) {
         const F x = load(row + c);
@@ -67,17 +74,23 @@ void decode_softmax(Row& row, std::int64_t key0, int keys, float position, float
   for (std::int64_t c = 0; c < width; c += kLanes) store(o + c, load(o + c) * factor);
 }
 
-/// o[r] += sum over keys of scores[r][key] * v[key], for `Vectors` registers of columns.
+/// o[r] += sum over i in [0, keys) of scores[r][i] * v[key0 + i], for `Vectors` registers of columns.
 template <int Rows, int Vectors, typename T>
-void decode_values(const DecodeScratch& scratch, const T* v, std::int64_t stride, int keys, float* o) {
+void decode_values(const DecodeScratch& scratch, const KeyRows<T>& v, std::int64_t key0, int keys,
+                   std::int64_t column) {
+  float* const o = scratch.o + column;
   F sums[Rows][Vectors];
   for (int r = 0; r < Rows; ++r) {
     for (int i = 0; i < Vectors; ++i) sums[r][i] = load(o + r * scratch.width + i * kLanes);
   }
-  for (int key = 0; key < keys; ++key) {
-    for (int i = 0; i < Vectors; ++i) {
-      const F x = load(v + key * stride + i * kLanes);
-      for (int r = 0; r < Rows; ++r) sums[r][i] += splat(scratch.scores[r * kKeyBlock + key]) * x;
+  for (int key = 0; key < keys;) {
+    const T* row = v.at(key0 + key) + column;
+    const int end = key + v.run(key0 + key, keys - key);
+    for (; key < end; ++key, row += v.stride) {
+      for (int i = 0; i < Vectors; ++i) {
+        const F x = load(row + i * kLanes);
+        for (int r = 0; r < Rows; ++r) sums[r][i] += splat(scratch.scores[r * kKeyBlock + key]) * x;
+      }
     }
   }
   for (int r = 0; r < Rows; ++r) {
@@ -85,10 +98,11 @@ void decode_values(const DecodeScratch& scratch, const T* v, std::int64_t stride
   }
 }
 
+/// Keys [key0, key0 + keys), which are [from, from + keys) of k and v.
 template <int Rows, typename T>
-void decode_block(const AttentionShape& shape, Row* rows, const DecodeScratch& scratch, const T* k,
-                  std::int64_t k_stride, const T* v, std::int64_t v_stride, std::int64_t key0, int keys) {
-  decode_scores<Rows>(scratch, k, k_stride, keys, shape.head_dim);
+void decode_block(const AttentionShape& shape, Row* rows, const DecodeScratch& scratch, const KeyRows<T>& k,
+                  const KeyRows<T>& v, std::int64_t from, std::int64_t key0, int keys) {
+  decode_scores<Rows>(scratch, k, v, from, keys, shape.head_dim);
   for (int r = 0; r < Rows; ++r) {
     decode_softmax(rows[r], key0, keys, static_cast<float>(rows[r].query + shape.query_offset),
                    shape.softcap * kLog2E, scratch.width, scratch.scores + r * kKeyBlock,
@@ -96,9 +110,8 @@ void decode_block(const AttentionShape& shape, Row* rows, const DecodeScratch& s
   }
   const std::int64_t padded = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
   std::int64_t c = 0;
-  for (; c + 4 * kLanes <= padded; c += 4 * kLanes)
-    decode_values<Rows, 4>(scratch, v + c, v_stride, keys, scratch.o + c);
-  for (; c < padded; c += kLanes) decode_values<Rows, 1>(scratch, v + c, v_stride, keys, scratch.o + c);
+  for (; c + 4 * kLanes <= padded; c += 4 * kLanes) decode_values<Rows, 4>(scratch, v, from, keys, c);
+  for (; c < padded; c += kLanes) decode_values<Rows, 1>(scratch, v, from, keys, c);
 }
 
 template <int Rows, typename T>
@@ -111,17 +124,17 @@ void decode_keys(const AttentionForward& call, const TileRange& range, Row* rows
     first_key = smaller<std::int64_t>(first_key, rows[r].begin);
     last_key = larger<std::int64_t>(last_key, rows[r].end);
   }
+  const KeyRows<T> k = keys_of<T>(call, range.batch, range.kv_head);
+  const KeyRows<T> v = values_of<T>(call, range.batch, range.kv_head);
+  const KeyRows<float> packed_k{scratch.k, scratch.width}, packed_v{scratch.v, scratch.width};
   for (std::int64_t key0 = first_key; key0 < last_key; key0 += kKeyBlock) {
     const int keys = static_cast<int>(smaller<std::int64_t>(kKeyBlock, last_key - key0));
-    const T* k = head_rows<T>(call.k, shape.k_stride, range.batch, range.kv_head, key0);
-    const T* v = head_rows<T>(call.v, shape.v_stride, range.batch, range.kv_head, key0);
     if (shape.head_dim % kLanes == 0) {
-      decode_block<Rows>(shape, rows, scratch, k, shape.k_stride.seq, v, shape.v_stride.seq, key0, keys);
+      decode_block<Rows>(shape, rows, scratch, k, v, key0, key0, keys);
     } else {
-      pack_rows(k, shape.k_stride.seq, keys, shape.head_dim, scratch.k, scratch.width);
-      pack_rows(v, shape.v_stride.seq, keys, shape.head_dim, scratch.v, scratch.width);
-      decode_block<Rows, float>(shape, rows, scratch, scratch.k, scratch.width, scratch.v, scratch.width,
-                                key0, keys);
+      pack_keys(k, key0, keys, shape.head_dim, scratch.k, scratch.width);
+      pack_keys(v, key0, keys, shape.head_dim, scratch.v, scratch.width);
+      decode_block<Rows>(shape, rows, scratch, packed_k, packed_v, 0, key0, keys);
     }
   }
 }

@@ -1,4 +1,5 @@
 #include "kernels/cpu/vector/attention.hpp"
+#include "kernels/cpu/vector/attention_keys.hpp"
 #include "kernels/cpu/vector/attention_lanes.hpp"
 
 namespace tessera::kernels::cpu::TESSERA_ISA {
@@ -134,12 +135,12 @@ void forward_tiles(const AttentionForward& call, const TileRange& range, const F
     first_key = smaller<std::int64_t>(first_key, tile.begin[0]);
     last_key = larger<std::int64_t>(last_key, tile.end[kQueryTile - 1]);
   }
+  const KeyRows<T> k = keys_of<T>(call, range.batch, range.kv_head);
+  const KeyRows<T> v = values_of<T>(call, range.batch, range.kv_head);
   for (std::int64_t key0 = first_key / 4 * 4; key0 < last_key; key0 += kKeyBlock) {
     const int keys = static_cast<int>(smaller<std::int64_t>(kKeyBlock, last_key - key0));
-    pack_rows(head_rows<T>(call.k, shape.k_stride, range.batch, range.kv_head, key0), shape.k_stride.seq,
-              keys, shape.head_dim, scratch.k, scratch.width);
-    pack_rows(head_rows<T>(call.v, shape.v_stride, range.batch, range.kv_head, key0), shape.v_stride.seq,
-              keys, shape.head_dim, scratch.v, scratch.width);
+    pack_keys(k, key0, keys, shape.head_dim, scratch.k, scratch.width);
+    pack_keys(v, key0, keys, shape.head_dim, scratch.v, scratch.width);
     for (int t = 0; t < range.count; ++t) {
       Block block{&scratch.tiles[t], key0, keys, {}};
       block.span = seen_by_any(block, 0, kQueryTile - 1);

@@ -7,8 +7,14 @@
 namespace tessera::generation {
 namespace {
 
-/// The cache grows to multiples of this many positions.
-constexpr std::int64_t kStep = 64;
+/// By half of what there is, so that little is copied often.
+std::int64_t grown(std::int64_t has, std::int64_t wants) {
+  return has >= wants ? has : std::max(wants, has + has / 2);
+}
+/// The same for positions, in whole pages.
+std::int64_t grown_positions(std::int64_t has, std::int64_t wants) {
+  return has >= wants ? has : cache_pages(grown(has, wants)) * kCachePage;
+}
 
 std::int64_t size_of_prompt(const Unit& unit) { return static_cast<std::int64_t>(unit.tokens->size()); }
 /// Of what a model reads, be it by an encoder.
@@ -26,7 +32,7 @@ std::vector<std::int32_t> Pass::asked() const {
 }
 
 Lane::Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units)
-    : ctx_(ctx), model_(model), width_(width), most_units_(most_units) {}
+    : ctx_(ctx), model_(model), width_(width), most_units_(most_units), pages_(most_units * width) {}
 
 void Lane::enter(std::vector<std::unique_ptr<Unit>> units) {
   std::ranges::stable_sort(
@@ -121,12 +127,16 @@ void Lane::spread() {
   const std::vector<const Unit*> prompts = fresh_prompts();
   auto prompt = static_cast<std::int64_t>(prompts.size()) - 1;
   const std::int64_t first = read_ * width_;
-  // From the last one on, so that no row is written over before it was copied.
+  // From the last one on, so that no row becomes another's before it was shared.
   for (std::int64_t i = units() - read_ - 1; i >= 0; --i) {
     const Unit& unit = *units_[static_cast<std::size_t>(read_ + i)];
     if (prompts[static_cast<std::size_t>(prompt)]->prompt != unit.prompt) --prompt;
-    for (std::int64_t beam = width_ - 1; beam >= 0; --beam)
-      copy_row(first + prompt, first + i * width_ + beam, 0, unit.length);
+    for (std::int64_t beam = width_ - 1; beam >= 0; --beam) {
+      const std::int64_t from = first + prompt, to = first + i * width_ + beam;
+      if (from == to) continue;
+      pages_.share(from, to, unit.length);
+      copy_encoded(from, to);
+    }
   }
   read_ = units();
 }
@@ -146,29 +156,86 @@ std::int64_t Lane::longest() const {
 
 void Lane::reserve(std::int64_t more) {
   if (units_.empty()) return;
-  const std::int64_t needed = longest() + more, rows = this->rows();
   std::int64_t encoded = 0;
   for (const auto& unit : units_)
     if (unit->encoded != nullptr) encoded = std::max(encoded, size_of_reading(*unit));
-  if (cache_.capacity >= needed && cache_.encoder_capacity >= encoded && cache_.rows == rows) return;
-  // By half of what there is, so that few texts are copied often.
-  const auto grow = [](std::int64_t has, std::int64_t wants) {
-    return has >= wants ? has : (std::max(wants, has + has / 2) + kStep - 1) / kStep * kStep;
-  };
-  KvCache grown =
-      model_.make_cache(ctx_, rows, grow(cache_.capacity, needed), grow(cache_.encoder_capacity, encoded));
+  reserve_tables(longest() + more, encoded);
+  own_next(more);
+  const std::vector<const Unit*> prompts = fresh_prompts();
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    pages_.own(read_ * width_ + static_cast<std::int64_t>(i), 0, size_of_prompt(*prompts[i]));
+  settle_pages();
+}
+
+void Lane::own_next(std::int64_t more) {
+  for (std::int64_t row = 0; row < read_ * width_; ++row) {
+    const std::int64_t length = units_[static_cast<std::size_t>(row / width_)]->length;
+    pages_.own(row, length, length + more);
+  }
+}
+
+void Lane::reserve_tables(std::int64_t positions, std::int64_t encoded) {
+  const bool fresh = cache_.rows == 0;
+  if (!fresh && cache_.capacity >= positions && cache_.encoder_capacity >= encoded) return;
+  const std::int64_t capacity = grown_positions(cache_.capacity, positions);
+  if (fresh || cache_.encoder_capacity < encoded) {
+    KvCache made = model_.make_cache(ctx_, rows(), 0, grown_positions(cache_.encoder_capacity, encoded));
+    const auto keep = [&](const std::vector<Tensor>& from, const std::vector<Tensor>& to) {
+      for (std::size_t i = 0; i < from.size() && cache_.encoder_capacity > 0; ++i)
+        if (from[i]) ops::copy(ctx_, from[i], to[i].narrow(2, 0, cache_.encoder_capacity));
+    };
+    keep(cache_.cross_key, made.cross_key);
+    keep(cache_.cross_value, made.cross_value);
+    if (!fresh) made.key = std::move(cache_.key), made.value = std::move(cache_.value);
+    made.rows = rows();
+    made.encoder_capacity = grown_positions(cache_.encoder_capacity, encoded);
+    cache_ = std::move(made);
+  }
   // Where positions are told apart by their distance, this is how many of them there may be.
-  if (encoded > 0) model_.reserve_positions(ctx_, std::min(grown.capacity, model_.position_limit()));
-  const auto keep = [&](std::vector<Tensor> KvCache::*side, std::int64_t kept) {
-    for (std::size_t i = 0; i < (cache_.*side).size() && kept > 0; ++i) {
-      const Tensor& from = (cache_.*side)[i];
-      if (from) ops::copy(ctx_, from.narrow(2, 0, kept), (grown.*side)[i].narrow(2, 0, kept));
-    }
-  };
-  for (const auto side : {&KvCache::key, &KvCache::value}) keep(side, std::min(cache_.capacity, longest()));
-  for (const auto side : {&KvCache::cross_key, &KvCache::cross_value}) keep(side, cache_.encoder_capacity);
-  cache_ = std::move(grown);
+  if (encoded > 0) model_.reserve_positions(ctx_, std::min(capacity, model_.position_limit()));
+  cache_.capacity = capacity;
+  cache_.pages = Tensor();  // made by settle_pages
   ++cache_number_;
+}
+
+void Lane::grow_pools(std::int64_t pages) {
+  // Layer by layer: not all of them are there twice at once.
+  for (auto* side : {&cache_.key, &cache_.value}) {
+    for (Tensor& kept : *side) {
+      if (!kept) continue;
+      const std::int64_t before = kept.size(0);
+      const Tensor larger =
+          Tensor::empty(ctx_, {pages, kept.size(1), kept.size(2), kept.size(3)}, kept.dtype());
+      if (before > 0) ops::copy(ctx_, kept, larger.narrow(0, 0, before));
+      // A key that a query does not see has the weight 0 on some devices, and 0 times anything is not always
+      // 0.
+      ops::fill_zero(ctx_, larger.narrow(0, before, pages - before));
+      kept = larger;
+    }
+  }
+  pool_ = pages;
+  ++cache_number_;
+}
+
+void Lane::settle_pages() {
+  if (pages_.made() > pool_) grow_pools(grown(pool_, pages_.made()));
+  for (const Pages::Copy& each : pages_.take_copies()) {
+    for (const auto* side : {&cache_.key, &cache_.value}) {
+      for (const Tensor& kept : *side)
+        if (kept) ops::copy(ctx_, kept.narrow(0, each.from, 1), kept.narrow(0, each.to, 1));
+    }
+  }
+  if (!pages_.take_changed() && cache_.pages) return;
+  const auto entries = static_cast<std::size_t>(cache_pages(cache_.capacity));
+  std::vector<std::int32_t> table(static_cast<std::size_t>(rows()) * entries, 0);
+  for (std::int64_t row = 0; row < rows(); ++row)
+    std::ranges::copy(pages_.of(row), table.begin() + row * static_cast<std::ptrdiff_t>(entries));
+  const Tensor now = Tensor::from(ctx_, table, {rows(), static_cast<std::int64_t>(entries)});
+  if (!cache_.pages) {
+    cache_.pages = now;
+  } else {
+    ops::copy(ctx_, now, cache_.pages);  // where it was: recorded passes read it there
+  }
 }
 
 std::shared_ptr<const MicroBatch> Lane::encoder_input(const Pass& pass) const {
@@ -226,9 +293,14 @@ CachePass Lane::place(const Pass& pass) {
   if (pass.prefill) {
     const std::vector<std::int32_t> asked = pass.asked();
     place.last = Tensor::from(ctx_, asked, {static_cast<std::int64_t>(asked.size())});
+    std::vector<std::int32_t> ends;
+    for (const Unit* unit : pass.read) ends.push_back(static_cast<std::int32_t>(size_of_prompt(*unit)));
+    place.key_end = Tensor::from(ctx_, ends, {pass.batch});
     place_encoded(pass, pass.read, 1, place);
     return place;
   }
+  own_next(1);
+  settle_pages();
   std::vector<std::int32_t> ends;
   std::vector<const Unit*> all;
   for (const auto& unit : units_) {
@@ -270,16 +342,13 @@ void Lane::apply(Unit& unit, const Choice& choice) {
   const bool spread_out = unit.text.size() == choice.tokens.size();
   unit.text.resize(choice.tokens.size());
   const std::int64_t row = row_of(unit);
-  // A row that is continued is continued in its place at least, so that no row is written over before it was
-  // copied. What both texts have is in both rows.
+  // A row that is continued is continued in its place at least, so that none becomes another's before it was
+  // shared.
   for (std::size_t i = 0; i < choice.tokens.size(); ++i) {
     const std::int32_t parent = choice.parents[i];
     if (parent == static_cast<std::int32_t>(i)) continue;
-    const std::vector<std::int32_t>& text = unit.text[static_cast<std::size_t>(parent)];
-    const auto same = std::ranges::mismatch(unit.text[i], text).in1 - unit.text[i].begin();
-    if (spread_out && !unit.done)
-      copy_row(row + parent, row + static_cast<std::int64_t>(i), size_of_prompt(unit) + same, unit.length);
-    unit.text[i] = text;
+    if (spread_out && !unit.done) pages_.share(row + parent, row + static_cast<std::int64_t>(i), unit.length);
+    unit.text[i] = unit.text[static_cast<std::size_t>(parent)];
   }
   for (std::size_t i = 0; i < choice.tokens.size(); ++i) unit.text[i].push_back(choice.tokens[i]);
 }
@@ -289,18 +358,11 @@ std::int64_t Lane::row_of(const Unit& unit) const {
   return (at - units_.begin()) * width_;
 }
 
-void Lane::copy_row(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t end) {
-  if (from == to) return;
-  const auto copy = [&](const std::vector<Tensor>& side, std::int64_t first, std::int64_t count) {
-    for (const Tensor& kept : side) {
-      if (kept && count > 0)
-        ops::copy(ctx_, kept.narrow(0, from, 1).narrow(2, first, count),
-                  kept.narrow(0, to, 1).narrow(2, first, count));
-    }
-  };
-  for (const auto* side : {&cache_.key, &cache_.value}) copy(*side, begin, end - begin);
-  if (begin > 0) return;
-  for (const auto* side : {&cache_.cross_key, &cache_.cross_value}) copy(*side, 0, cache_.encoder_capacity);
+void Lane::copy_encoded(std::int64_t from, std::int64_t to) {
+  for (const auto* side : {&cache_.cross_key, &cache_.cross_value}) {
+    for (const Tensor& kept : *side)
+      if (kept && kept.numel() > 0) ops::copy(ctx_, kept.narrow(0, from, 1), kept.narrow(0, to, 1));
+  }
 }
 
 std::vector<std::unique_ptr<Unit>> Lane::leave() {
@@ -312,15 +374,14 @@ std::vector<std::unique_ptr<Unit>> Lane::leave() {
     }
     left.push_back(std::move(units_[u]));
     // The last one moves to the free place.
-    if (u + 1 < units_.size()) {
-      const auto last = static_cast<std::int64_t>(units_.size()) - 1;
-      if (!units_.back()->done) {
-        for (std::int64_t beam = 0; beam < width_; ++beam)
-          copy_row(last * width_ + beam, static_cast<std::int64_t>(u) * width_ + beam, 0,
-                   units_.back()->length);
-      }
-      units_[u] = std::move(units_.back());
+    const std::size_t last = units_.size() - 1;
+    for (std::int64_t beam = 0; beam < width_; ++beam) {
+      const std::int64_t from = static_cast<std::int64_t>(last) * width_ + beam;
+      const std::int64_t to = static_cast<std::int64_t>(u) * width_ + beam;
+      pages_.move(from, to);
+      if (last != u && !units_[last]->done) copy_encoded(from, to);
     }
+    if (last != u) units_[u] = std::move(units_[last]);
     units_.pop_back();
   }
   read_ = units();

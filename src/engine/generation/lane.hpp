@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/generation/pages.hpp"
 #include "engine/generation/unit.hpp"
 
 namespace tessera::generation {
@@ -37,7 +38,7 @@ struct Pass {
 
 /// Units in the order of their rows: unit u has rows [u * width, (u + 1) * width) of the cache. While prompts
 /// are read each has one row, behind those of the units that are there already; samples of one prompt share
-/// it.
+/// it, and then its pages.
 class Lane {
  public:
   Lane(const ExecCtx& ctx, Model& model, std::int64_t width, std::int64_t most_units);
@@ -47,7 +48,7 @@ class Lane {
   /// That the cache has, of all texts that there may be.
   std::int64_t rows() const { return most_units_ * width_; }
   KvCache& cache() { return cache_; }
-  /// Another one for each cache that there was.
+  /// Another one whenever memory of the cache is another.
   std::uint64_t cache_number() const { return cache_number_; }
   /// Units whose prompts are read next.
   void enter(std::vector<std::unique_ptr<Unit>> units);
@@ -88,8 +89,15 @@ class Lane {
   /// Where the encoder's results of these units lie, `rows_each` rows of each.
   void place_encoded(const Pass& pass, std::span<const Unit* const> units, std::int64_t rows_each,
                      CachePass& place) const;
-  /// Positions [begin, end) of a row, and all that an encoder made of its prompt unless `begin` is above 0.
-  void copy_row(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t end);
+  /// What an encoder made of a row's prompt.
+  void copy_encoded(std::int64_t from, std::int64_t to);
+  /// Pages of its own for the next `more` positions of every text that is written.
+  void own_next(std::int64_t more);
+  /// Room in the table for `positions` of each row, and `encoded` positions of what an encoder made.
+  void reserve_tables(std::int64_t positions, std::int64_t encoded);
+  void grow_pools(std::int64_t pages);
+  /// The device's pages become what the rows have.
+  void settle_pages();
 
   ExecCtx ctx_;
   Model& model_;
@@ -97,6 +105,8 @@ class Lane {
   std::vector<std::unique_ptr<Unit>> units_;
   std::int64_t read_ = 0;  ///< units whose prompts have been read: the first ones
   KvCache cache_;
+  Pages pages_;            ///< by row of the cache
+  std::int64_t pool_ = 0;  ///< pages that the cache has memory for
   std::uint64_t cache_number_ = 0;
 };
 

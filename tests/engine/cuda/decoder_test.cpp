@@ -248,6 +248,21 @@ TEST_F(DeviceDecoder, APassIsOneGraph) {
   }
 }
 
+/// Samples that share a prompt's pages, its last one half full; then each goes on in pages of its own.
+TEST_F(DeviceDecoder, SamplesShareThePagesOfAPrompt) {
+  Prompts prompts(2);
+  for (std::int32_t i = 0; i < 125; ++i) prompts[0].push_back(i * 7 % 250);
+  for (std::int32_t i = 0; i < 64; ++i) prompts[1].push_back(i * 11 % 250);
+  const GenerationOptions options{.max_new_tokens = 7, .seed = 6, .num_samples = 2, .batch_size = 3};
+  const auto texts = [&](DeviceChoice device, AutoSwitch graphs) {
+    const auto engine = build_engine(config_for(tiny_llama(), device, graphs), false);
+    return Generator(*engine).run(prompts, options);
+  };
+  const auto expected = texts(DeviceChoice::cpu, AutoSwitch::off);
+  expect_same(texts(DeviceChoice::cuda, AutoSwitch::off), expected);
+  expect_same(texts(DeviceChoice::cuda, AutoSwitch::on), expected);
+}
+
 TEST_F(DeviceDecoder, FailuresAreToldAndTheNextCallWorks) {
   const auto engine =
       build_engine(config_for(tiny_llama(), DeviceChoice::cuda, AutoSwitch::automatic), false);
