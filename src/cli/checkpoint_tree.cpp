@@ -7,6 +7,7 @@
 
 #include "cli/checkpoint_tools.hpp"
 #include "cli/run_path.hpp"
+#include "tessera/checkpoint/checkpoint.hpp"
 #include "tessera/checkpoint/hf.hpp"
 #include "tessera/checkpoint/megatron.hpp"
 #include "tessera/checkpoint/sharded.hpp"
