@@ -118,6 +118,7 @@ struct BackgroundSave::Impl {
   std::atomic<bool> leaving = false;
   mutable std::mutex mutex;
   mutable std::condition_variable ended;
+  bool recorded = false;  // this rank's record is written
   bool done = false;
   std::exception_ptr error;
   fs::path folder;
@@ -141,7 +142,7 @@ struct BackgroundSave::Impl {
   }
 
   /// What the others must know of it is in the record.
-  std::exception_ptr write_own() const {
+  std::exception_ptr write_own() {
     std::exception_ptr failure;
     nlohmann::json record = {{"records", nlohmann::json::array()}};
     try {
@@ -156,6 +157,7 @@ struct BackgroundSave::Impl {
     try {
       const std::string text = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
       checkpoint_detail::write_text(record_of(staging, rank), text);
+      recorded = true;
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
@@ -167,6 +169,7 @@ struct BackgroundSave::Impl {
     std::vector<std::string> records;
     std::string problem;
     for (int each_rank = 0; each_rank < ranks; ++each_rank) {
+      if (each_rank == rank && !recorded) continue;  // it failed, and nobody will write it
       const fs::path path = record_of(staging, each_rank);
       await(path, each_rank);
       const auto record =
