@@ -118,21 +118,24 @@ struct BackgroundSave::Impl {
   std::atomic<bool> leaving = false;
   mutable std::mutex mutex;
   mutable std::condition_variable ended;
-  bool recorded = false;  // this rank's record is written
   bool done = false;
   std::exception_ptr error;
   fs::path folder;
 
   void work() {
-    std::exception_ptr failure = write_own();
-    // Whoever still writes into the folder must be done before it goes, so all are heard whatever happened.
-    if (save) {
-      try {
-        const std::vector<std::string> records = hear_all();
+    std::exception_ptr failure;
+    const nlohmann::json own = write_own(failure);
+    try {
+      // Whoever still writes into the folder must be done before it goes, so all are heard whatever happened.
+      if (save) {
+        const std::vector<std::string> records = hear_all(own);
         if (!failure) commit(records);
-      } catch (...) {
-        if (!failure) failure = std::current_exception();
+      } else {
+        checkpoint_detail::write_text(record_of(staging, rank),
+                                      own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       }
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
     }
     save.reset();  // removes the incomplete folder, unless it has its name
     const std::lock_guard lock(mutex);
@@ -141,9 +144,8 @@ struct BackgroundSave::Impl {
     ended.notify_all();
   }
 
-  /// What the others must know of it is in the record.
-  std::exception_ptr write_own() {
-    std::exception_ptr failure;
+  /// What rank 0 must know of it: what this rank's files hold, or why there are none.
+  nlohmann::json write_own(std::exception_ptr& failure) const {
     nlohmann::json record = {{"records", nlohmann::json::array()}};
     try {
       for (const Shard& shard : shards) {
@@ -154,31 +156,29 @@ struct BackgroundSave::Impl {
       failure = std::current_exception();
       record = {{"error", problem.what()}};
     }
-    try {
-      const std::string text = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-      checkpoint_detail::write_text(record_of(staging, rank), text);
-      recorded = true;
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
-    }
-    return failure;
+    return record;
+  }
+
+  /// The record that another rank leaves; it is removed.
+  nlohmann::json hear(int writer) const {
+    const fs::path path = record_of(staging, writer);
+    await(path, writer);
+    auto record =
+        nlohmann::json::parse(checkpoint_detail::read_text(path, kMostRecordBytes, SymbolicLinks::refuse));
+    fs::remove(path);
+    return record;
   }
 
   /// What all ranks' files hold. Errors: IoError naming the first rank that failed, when all have ended.
-  std::vector<std::string> hear_all() const {
+  std::vector<std::string> hear_all(const nlohmann::json& own) const {
     std::vector<std::string> records;
     std::string problem;
     for (int each_rank = 0; each_rank < ranks; ++each_rank) {
-      if (each_rank == rank && !recorded) continue;  // it failed, and nobody will write it
-      const fs::path path = record_of(staging, each_rank);
-      await(path, each_rank);
-      const auto record =
-          nlohmann::json::parse(checkpoint_detail::read_text(path, kMostRecordBytes, SymbolicLinks::refuse));
+      const nlohmann::json record = each_rank == rank ? own : hear(each_rank);
       if (record.contains("error") && problem.empty())
         problem = detail::concat("rank ", each_rank, ": ", record.at("error").get<std::string>());
       for (const auto& each : record.value("records", nlohmann::json::array()))
         records.push_back(each.get<std::string>());
-      fs::remove(path);
     }
     TESSERA_ENSURE(IoError, problem.empty(), problem);
     return records;
