@@ -29,24 +29,22 @@ struct KeyRows {
 };
 
 template <typename T>
-KeyRows<T> keys_of(const AttentionForward& call, std::int64_t batch, std::int64_t kv_head) {
-  const AttentionShape& shape = call.shape;
-  return {head_rows<T>(call.k, shape.k_stride, batch, kv_head, 0),
-          shape.k_stride.seq,
+KeyRows<T> rows_of(const AttentionShape& shape, const void* base, const HeadStrides& stride,
+                   std::int64_t page, std::int64_t batch, std::int64_t kv_head) {
+  return {head_rows<T>(base, stride, batch, kv_head, 0),
+          stride.seq,
           shape.pages ? shape.pages + batch * shape.page_entries : nullptr,
-          shape.k_page,
+          page,
           shape.seq_k,
           shape.head_dim};
 }
 template <typename T>
+KeyRows<T> keys_of(const AttentionForward& call, std::int64_t batch, std::int64_t kv_head) {
+  return rows_of<T>(call.shape, call.k, call.shape.k_stride, call.shape.k_page, batch, kv_head);
+}
+template <typename T>
 KeyRows<T> values_of(const AttentionForward& call, std::int64_t batch, std::int64_t kv_head) {
-  const AttentionShape& shape = call.shape;
-  return {head_rows<T>(call.v, shape.v_stride, batch, kv_head, 0),
-          shape.v_stride.seq,
-          shape.pages ? shape.pages + batch * shape.page_entries : nullptr,
-          shape.v_page,
-          shape.seq_k,
-          shape.head_dim};
+  return rows_of<T>(call.shape, call.v, call.shape.v_stride, call.shape.v_page, batch, kv_head);
 }
 
 /// pack_rows of the `count` keys from `key` on.
