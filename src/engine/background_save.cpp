@@ -131,11 +131,11 @@ struct BackgroundSave::Impl {
         const std::vector<std::string> records = hear_all(own);
         if (!failure) commit(records);
       } else {
-        checkpoint_detail::write_text(record_of(staging, rank),
-                                      own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+        leave(own);
       }
-    } catch (...) {
+    } catch (const std::exception& problem) {
       if (!failure) failure = std::current_exception();
+      if (!save) leave_failure(problem);
     }
     save.reset();  // removes the incomplete folder, unless it has its name
     const std::lock_guard lock(mutex);
@@ -157,6 +157,19 @@ struct BackgroundSave::Impl {
       record = {{"error", problem.what()}};
     }
     return record;
+  }
+
+  void leave(const nlohmann::json& record) const {
+    checkpoint_detail::write_text(record_of(staging, rank),
+                                  record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  /// In place of a record that could not be written, so that rank 0 does not wait for it.
+  void leave_failure(const std::exception& problem) const noexcept {
+    try {
+      leave({{"error", problem.what()}});
+    } catch (const std::exception&) {
+      // Nothing can be written any more: rank 0 gives up when it sees that nobody writes.
+    }
   }
 
   /// The record that another rank leaves; it is removed.
