@@ -187,6 +187,8 @@ void Lane::reserve_tables(std::int64_t positions, std::int64_t encoded) {
     keep(cache_.cross_key, made.cross_key);
     keep(cache_.cross_value, made.cross_value);
     if (!fresh) made.key = std::move(cache_.key), made.value = std::move(cache_.value);
+    made.rows = rows();  // a model of a user's own may hand back an empty cache
+    made.encoder_capacity = grown_positions(cache_.encoder_capacity, encoded);
     cache_ = std::move(made);
   }
   // Where positions are told apart by their distance, this is how many of them there may be.
