@@ -19,7 +19,10 @@ SignalHandlers::SignalHandlers(const std::vector<std::pair<int, Handler>>& handl
 }
 
 SignalHandlers::~SignalHandlers() {
-  for (const auto& [signal_number, action] : old_) sigaction(signal_number, &action, nullptr);
+  for (auto& [signal_number, action] : old_) {
+    if (late_ones_ignored_) action.sa_handler = SIG_IGN;
+    sigaction(signal_number, &action, nullptr);
+  }
   sigaltstack(&old_stack_, nullptr);
 }
 

@@ -15,8 +15,12 @@ class SignalHandlers {
   ~SignalHandlers();
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;
+  /// At its end the signals are ignored instead of given back: in a rank that has done its part, and whose
+  /// launcher may only just be asking the ranks one by one to end.
+  void ignore_late_ones() { late_ones_ignored_ = true; }
 
  private:
+  bool late_ones_ignored_ = false;
   std::vector<char> stack_;
   stack_t old_stack_{};
   std::vector<std::pair<int, struct sigaction>> old_;

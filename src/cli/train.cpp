@@ -113,10 +113,10 @@ void run_train(const TrainArguments& arguments, Program& program) {
   const auto world = connect_world(environment, config.parallel.timeout_s);
   // Not before: who waits for a rank that a signal has ended already would wait for long.
   interrupt_requested = preemption_requested = false;
-  const SignalHandlers signals({{SIGINT, request_interrupt},
-                                {SIGTERM, request_preemption},
-                                {SIGUSR1, request_preemption},
-                                {SIGUSR2, request_dump}});
+  SignalHandlers signals({{SIGINT, request_interrupt},
+                          {SIGTERM, request_preemption},
+                          {SIGUSR1, request_preemption},
+                          {SIGUSR2, request_dump}});
   const bool first = world->rank() == 0;
   Progress progress(config.logging.every, isatty(STDERR_FILENO) != 0);
   TrainHooks hooks;
@@ -139,6 +139,7 @@ void run_train(const TrainArguments& arguments, Program& program) {
   if (result.interrupted) {
     program.exit_code = result.preempted ? exit_code::kPreempted : exit_code::kSignal + SIGINT;
   }
+  if (environment.launched()) signals.ignore_late_ones();
   if (!first) return;
   progress.finish();
   report(result, config);

@@ -1,6 +1,7 @@
 /// The command line inside one process: exit codes, nothing thrown, nothing left behind. Whole commands are
 /// tested on the program, in tests/python.
 
+#include "cli/signal_handlers.hpp"
 #include "tessera/cli/cli.hpp"
 
 #include <gtest/gtest.h>
@@ -87,6 +88,19 @@ TEST(Cli, SignalHandlersAreGivenBack) {
   EXPECT_EQ(stack_before.ss_sp, stack_after.ss_sp);
   EXPECT_EQ(stack_before.ss_flags, stack_after.ss_flags);
   std::filesystem::remove_all(dir);
+}
+
+TEST(Cli, ARankThatIsDoneIsNotEndedByALateSignal) {
+  struct sigaction before {};
+  sigaction(SIGTERM, nullptr, &before);
+  {
+    cli::SignalHandlers signals({{SIGTERM, [](int) {}}});
+    signals.ignore_late_ones();
+  }
+  raise(SIGTERM);
+  struct sigaction after {};
+  sigaction(SIGTERM, &before, &after);
+  EXPECT_EQ(after.sa_handler, SIG_IGN);
 }
 
 }  // namespace

@@ -203,6 +203,9 @@ def train(how):
     if how == "fail" and state.process_index == 2:
         raise ValueError("boom")
     state.wait_for_everyone()
+    if how == "leave" and state.process_index != 1:
+        time.sleep(1)
+        gather(np.array([0]))
     if how == "wait":
         os.write(1, f"waiting {os.getpid()}\\n".encode())  # in one piece: print() may take several writes
         time.sleep(60)
@@ -234,6 +237,9 @@ def test_real_processes(tmp_path, launch):
     assert bad.returncode == 1 and "rank 2 failed: ValueError: boom\n\nTraceback" in bad.stderr
     assert 'raise ValueError("boom")' in bad.stderr
     assert "Then ended: ranks 0, 1." in bad.stderr
+    # Whoever is done takes its leave: nobody takes that for a lost connection, as one that it still waits for would be.
+    left = run("leave")
+    assert left.returncode == 1 and "has ended its part in the job" in left.stderr and "lost" not in left.stderr, left.stderr
 
 
 class Long(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.util
 import os
 import re
 import socket
@@ -61,7 +62,10 @@ def close_at_exit(user: Any) -> None:
 
 def _await_the_end() -> None:
     if _Connection.ends_in != os.getpid():
-        atexit.register(_close_all, os.getpid())
+        if multiprocessing.parent_process() is None:
+            atexit.register(_close_all, os.getpid())
+        else:  # such a process calls what atexit has from Python 3.13 on only
+            multiprocessing.util.Finalize(None, _close_all, args=(os.getpid(),), exitpriority=0)
         _Connection.ends_in = os.getpid()
 
 

@@ -130,7 +130,7 @@ void serve(const ServeArguments& a, const Program& program, const std::string& k
            const std::shared_ptr<Communicator>& world) {
   ends_asked = 0;
   // Before the model is read, so that an end that is asked for meanwhile is not forgotten.
-  const SignalHandlers signals({{SIGINT, ask_to_end}, {SIGTERM, ask_to_end}});
+  SignalHandlers signals({{SIGINT, ask_to_end}, {SIGTERM, ask_to_end}});
   const LoadedModel loaded = load(a, program, world);
   std::shared_ptr<Tokenizer> tokenizer;
   if (world->rank() == 0) tokenizer = open_tokenizer(loaded, a, program);
@@ -139,11 +139,12 @@ void serve(const ServeArguments& a, const Program& program, const std::string& k
                                 {.batch_size = a.batch_size, .prefill_chunk = a.prefill_chunk});
   if (world->rank() != 0) {
     while (!generator.round({}, ends_asked > 0).end) continue;
-    return;
+  } else {
+    Texts texts(tokenizer, ends);
+    const Model& model = loaded.engine->model();
+    Server(a, generator, texts, ends.encodes ? model.position_limit() : model.max_positions(), key).run();
   }
-  Texts texts(tokenizer, ends);
-  const Model& model = loaded.engine->model();
-  Server(a, generator, texts, ends.encodes ? model.position_limit() : model.max_positions(), key).run();
+  if (program.environment.launched()) signals.ignore_late_ones();
 }
 
 void run_serve(const ServeArguments& a, Program& program) {
