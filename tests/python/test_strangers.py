@@ -95,11 +95,10 @@ def disturbed(jobs: list, run_folder, seed: int) -> Strangers:
 
 
 @pytest.fixture(scope="module")
-def quiet(tessera_program, tmp_path_factory, long_run):
-    """Configuration and figures of the run that nobody disturbs."""
+def quiet(tessera_program, tmp_path_factory):
+    """Configuration and figures of the run that nobody disturbs: long enough for visits while it trains."""
     folder = tmp_path_factory.mktemp("quiet")
-    steps = 60 if long_run else 12
-    config = make_config(folder, training__steps=steps, checkpoint__every=0)
+    config = make_config(folder, training__steps=60, checkpoint__every=0)
     train(tessera_program, config, *FOUR_RANKS)
     return config, figures(folder / "run")
 
