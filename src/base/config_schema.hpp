@@ -488,7 +488,7 @@ void describe(Visitor& visit, Section& c) {
   visit.field("gemm_cache", c.gemm_cache,
               "CUDA: file that keeps the choice of algorithms between runs, by GPU and cuBLASLt version");
   visit.field("require_fast_attention", c.require_fast_attention,
-              "CUDA: attention that cuDNN does not compute is an error that says why, not a slower way");
+              "CUDA: attention that no fast kernel computes is an error that says why, not a slower way");
   visit.field(
       "deterministic", c.deterministic,
       "the same run gives the same bits, resumed or not; false = on CUDA attention's backward adds in any "

@@ -33,7 +33,9 @@ ExecCtx ExecCtx::cuda(int index, std::uint64_t seed) {
                  " (counted from 0). Start as many processes on a host as it has GPUs");
   auto stream = std::make_shared<Stream>(Device{DeviceType::cuda, index});
   auto allocator = std::make_shared<CachingAllocator>(stream);
-  return {std::move(stream), std::move(allocator), seed};
+  ExecCtx ctx{std::move(stream), std::move(allocator), seed};
+  ctx.logit_bytes = kLogitBytesOnCuda;
+  return ctx;
 }
 
 ExecCtx ExecCtx::meta(std::uint64_t seed) {

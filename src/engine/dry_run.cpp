@@ -76,7 +76,7 @@ Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
 }
 
 DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
-                 const MicroBatchSize& micro_batch, bool for_gpu)
+                 const MicroBatchSize& micro_batch, const DryDevice& device)
     : micro_batch_(micro_batch) {
   order_.kind = options.layout.schedule;
   order_.stages = mesh.pp;
@@ -84,8 +84,10 @@ DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& 
   options.layout.mesh = ProcessMesh::alone(mesh, rank);
   options.micro_batch_size = micro_batch.batch;
   auto model = make(*options.layout.mesh);
-  options.offload.memory_apart = options.offload.memory_apart || for_gpu;
-  engine_ = std::make_unique<Engine>(std::move(model), options, ExecCtx::meta());
+  options.offload.memory_apart = options.offload.memory_apart || device.memory_apart;
+  ExecCtx ctx = ExecCtx::meta();
+  ctx.logit_bytes = device.logit_bytes;
+  engine_ = std::make_unique<Engine>(std::move(model), options, ctx);
 }
 
 DryRank::~DryRank() = default;

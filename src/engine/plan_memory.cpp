@@ -17,7 +17,8 @@ std::unique_ptr<DryRank> dry_rank(const Plan& layout, const std::vector<ModelPie
       [&](ProcessMesh& mesh) { return make_model(config, mesh, pieces, {DeviceType::meta}); },
       EngineOptions::from(config), layout.mesh, rank, size_of(config, config.training.micro_batch_size),
       // Who plans without a GPU and offloads to host memory plans for one elsewhere.
-      config.device.type != DeviceChoice::cpu);
+      DryDevice{.memory_apart = config.device.type != DeviceChoice::cpu,
+                .logit_bytes = is_for_cpu(config.device) ? 0 : ExecCtx::kLogitBytesOnCuda});
 }
 
 /// Layers are alike, so which ones a piece has does not matter, but where an encoder comes first.

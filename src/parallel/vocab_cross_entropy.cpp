@@ -11,9 +11,14 @@
 namespace tessera {
 namespace {
 
-/// Rows of logits that exist at a time. Fewer save memory, but every chunk reads and writes the weight
-/// gradient once.
-constexpr std::int64_t kChunkRows = 512;
+/// Rows of logits that exist at a time: the same on every tensor rank, which exchange numbers for each part.
+std::int64_t rows_at_once(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& weight,
+                          const Placement& vocabulary) {
+  constexpr std::int64_t kLeast = 512;
+  const std::int64_t columns = part_of(vocabulary.global()[0], 0, tp.size()).count;
+  const auto row_bytes = columns * static_cast<std::int64_t>(size_of(weight.dtype()));
+  return std::max(kLeast, ctx.logit_bytes / row_bytes / kLeast * kLeast);
+}
 
 /// Loss of every row into `loss`; returns its log-sum-exp over the whole vocabulary. logits: this rank's
 /// columns, from token `first` on. Two numbers per row and rank are exchanged.
@@ -114,8 +119,9 @@ class ChunkedHead {
     const std::int64_t rows = in.x.size(0), vocab_begin = detail::first_row(tp_, weights_.weight.placement());
     Tensor loss = Tensor::empty(ctx_, {rows}, DType::f32);
     Tensor dx = in.wanted ? Tensor::empty(ctx_, in.x.shape(), in.x.dtype()) : Tensor();
-    for (std::int64_t first = 0; first < rows; first += kChunkRows) {
-      const std::int64_t count = std::min(kChunkRows, rows - first);
+    const std::int64_t most = rows_at_once(ctx_, tp_, weights_.weight.value(), weights_.weight.placement());
+    for (std::int64_t first = 0; first < rows; first += most) {
+      const std::int64_t count = std::min(most, rows - first);
       const Tensor x = in.x.narrow(0, first, count), labels = in.labels.narrow(0, first, count);
       LogitCap cap(cap_);
       const Tensor logits =

@@ -190,17 +190,45 @@ struct Head {
 };
 
 TEST_P(FusedLinear, LinearCrossEntropyIsItsTwoParts) {
-  for (const std::int64_t rows : {1, 7, 512, 1029}) {  // less than a chunk, one, several and a rest
-    Head head(ctx, rows, 5, 11);
-    for (const bool wanted : {true, false}) {
-      const auto expected = head.run(false, wanted), got = head.run(true, wanted);
-      for (std::size_t i = 0; i < 3; ++i)
-        EXPECT_LE(distance(got[i], expected[i]), 2e-6) << rows << " rows, " << i;
+  constexpr std::int64_t kVocab = 11;
+  for (const std::int64_t at_once : {512, 1024}) {
+    ctx.logit_bytes = at_once * kVocab * 4 + 1;
+    for (const std::int64_t rows : {1, 7, 512, 1029, 2100}) {  // less than a part, one, several and a rest
+      Head head(ctx, rows, 5, kVocab);
+      for (const bool wanted : {true, false}) {
+        const auto expected = head.run(false, wanted), got = head.run(true, wanted);
+        for (std::size_t i = 0; i < 3; ++i)
+          EXPECT_LE(distance(got[i], expected[i]), 2e-6) << rows << " rows, " << i;
+      }
+      const Var plain = linear_cross_entropy(ctx, head.x, *head.weight, head.labels, {});
+      EXPECT_EQ(plain.tape(), nullptr);
+      EXPECT_LE(distance(plain.value().to_floats(), head.run(false)[0]), 1e-6);
     }
-    const Var plain = linear_cross_entropy(ctx, head.x, *head.weight, head.labels, {});
-    EXPECT_EQ(plain.tape(), nullptr);
-    EXPECT_LE(distance(plain.value().to_floats(), head.run(false)[0]), 1e-6);
   }
+}
+
+/// Logits of as many rows as have room, in whole 512s.
+TEST(HeadMemory, LogitsTakeTheMemoryThatTheyAreGiven) {
+  constexpr std::int64_t kVocab = 1000;
+  const auto peak = [](std::int64_t logit_bytes) {
+    ExecCtx ctx = ExecCtx::meta();
+    ctx.logit_bytes = logit_bytes;
+    const auto weight = make_parameter(ctx, "weight", {kVocab, 8}, 5);
+    const Tensor x = Tensor::empty(ctx, {4096, 8}, DType::f32);
+    const Tensor labels = Tensor::empty(ctx, {4096}, DType::i32);
+    ctx.allocator->reset_peak();
+    const auto before = ctx.allocator->stats().used_bytes;
+    linear_cross_entropy(ctx, x, *weight, labels, {});
+    return static_cast<std::int64_t>(ctx.allocator->stats().peak_used_bytes - before);
+  };
+  const std::int64_t part = 512 * kVocab * 4;
+  const auto expect_parts = [&](std::int64_t logit_bytes, std::int64_t parts) {
+    EXPECT_GE(peak(logit_bytes), parts * part) << logit_bytes;
+    EXPECT_LT(peak(logit_bytes), (parts + 1) * part) << logit_bytes;
+  };
+  expect_parts(0, 1);
+  expect_parts(2 * part - 1, 1);
+  expect_parts(3 * part + 5, 3);
 }
 
 TEST_P(FusedLinear, LinearCrossEntropyAddsToWhatIsThere) {

@@ -1,7 +1,8 @@
 /// Causal attention of CUDA device 0 in bf16 at the four shapes of docs/performance.md: by cuDNN, backward in
-/// a fixed order and in any (device.deterministic), and by our own path, beside the device's GEMM rate. FLOPs
-/// are counted over the causal half: forward 4 S^2/2 d a head, backward 2.5 times that. Ends with 1 where
-/// cuDNN does not take one of them. Usage: cuda_attention_bench [text that a shape's name must contain]
+/// a fixed order and in any (device.deterministic), by our fused kernels, without and with dropout, and with
+/// scores in memory, beside the device's GEMM rate. FLOPs are counted over the causal half: forward 4 S^2/2 d
+/// a head, backward 2.5 times that. Ends with 1 where cuDNN does not take one of them. Usage:
+/// cuda_attention_bench [text that a shape's name must contain]
 
 #include <algorithm>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "kernels/api/attention.hpp"
 #include "kernels/api/gemm.hpp"
 #include "kernels/cuda/attention_cudnn.hpp"
+#include "kernels/cuda/attention_fused.hpp"
 #include "kernels/cuda/attention_own.hpp"
 
 namespace tessera::bench {
@@ -44,6 +46,8 @@ AttentionShape shape_of(const Case& c) {
   s.q_stride = s.k_stride = s.v_stride = {c.batch * row, row, c.head_dim};
   s.o_stride = {c.batch * c.heads * c.head_dim, c.heads * c.head_dim, c.head_dim};
   s.scale = 0.1f;
+  s.total_heads = c.heads;
+  s.seq_length = c.seq;
   return s;
 }
 
@@ -87,6 +91,7 @@ bool measure(const Gpu& gpu, const Case& c, double ceiling) {
   const Memory space(std::max({kernels::cuda::attention_forward_workspace(s, 0),
                                kernels::cuda::attention_backward_workspace(s, 0),
                                kernels::cuda::attention_backward_workspace(any_order, 0),
+                               kernels::cuda::fused_attention_backward_workspace(s),
                                kernels::cuda::own_attention_forward_workspace(s),
                                kernels::cuda::own_attention_backward_workspace(s)}));
   const auto* q = static_cast<const bfloat16*>(qkv.data());
@@ -107,9 +112,21 @@ bool measure(const Gpu& gpu, const Case& c, double ceiling) {
   row("backward", 2.5 * flops, time([&] { kernels::cuda::attention_backward(backward, launch); }), ceiling);
   row("backward, any order", 2.5 * flops, time([&] { kernels::cuda::attention_backward(loose, launch); }),
       ceiling);
-  row("own forward", flops, time([&] { kernels::cuda::own_attention_forward(forward, launch); }), ceiling);
-  row("own backward", 2.5 * flops, time([&] { kernels::cuda::own_attention_backward(backward, launch); }),
-      ceiling);
+  const auto own = [&](const char* f, const char* b, auto&& run_forward, auto&& run_backward, float dropout) {
+    kernels::AttentionForward one = forward;
+    kernels::AttentionBackward other = backward;
+    one.shape.dropout = other.shape.dropout = dropout;
+    row(f, flops, time([&] { run_forward(one, launch); }), ceiling);
+    row(b, 2.5 * flops, time([&] { run_backward(other, launch); }), ceiling);
+  };
+  using namespace kernels::cuda;
+  own("fused forward", "fused backward", fused_attention_forward, fused_attention_backward, 0.0f);
+  own("fused forward, dropout", "fused backward, dropout", fused_attention_forward, fused_attention_backward,
+      0.1f);
+  own(
+      "scores in memory, forward", "scores in memory, backward",
+      [](const auto& params, const auto& on) { own_attention_forward(params, on); },
+      [](const auto& params, const auto& on) { own_attention_backward(params, on); }, 0.0f);
   return taken;
 }
 

@@ -29,7 +29,8 @@ struct Case {
   float range = 1.0f;  ///< q and k are uniform in [-range, range]
   std::int64_t window = 0;
   float softcap = 0.0f;
-  bool bias = false;  ///< by distance
+  bool bias = false;     ///< by distance
+  std::int64_t gap = 5;  ///< elements that rows are wider than their contents
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -53,9 +54,8 @@ struct Problem {
   std::vector<std::int32_t> documents;
 
   explicit Problem(const Case& c) : config(c) {
-    // Rows a little wider than their contents: strides, not shapes, must lead.
-    const std::int64_t gap = 5;
-    const std::int64_t q_row = c.heads * c.d + gap, k_row = c.kv_heads * c.d + gap;
+    // Strides, not shapes, must lead.
+    const std::int64_t q_row = c.heads * c.d + c.gap, k_row = c.kv_heads * c.d + c.gap;
     q = uniform<T>(static_cast<std::size_t>(c.seq_q * c.batch * q_row), c.range, 1);
     k = uniform<T>(static_cast<std::size_t>(c.seq_k * c.batch * k_row), c.range, 2);
     v = uniform<T>(k.size(), 1.0f, 3);
@@ -297,11 +297,11 @@ struct Paged {
 /// Expects ||actual - expected|| <= tolerance ||expected|| over the rows of heads, and untouched gaps.
 template <typename T>
 void expect_close(const char* name, const std::vector<T>& actual, const std::vector<double>& expected,
-                  std::int64_t row, double tolerance) {
+                  std::int64_t row, double tolerance, std::int64_t gap = 5) {
   double error = 0.0, norm = 0.0;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const double value = static_cast<float>(actual[i]);
-    if (static_cast<std::int64_t>(i) % (row + 5) >= row) {
+    if (static_cast<std::int64_t>(i) % (row + gap) >= row) {
       ASSERT_EQ(value, static_cast<double>(static_cast<float>(T(kUntouched))))
           << name << " wrote between rows, at " << i;
       continue;

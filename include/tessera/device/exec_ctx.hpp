@@ -23,6 +23,10 @@ struct ExecCtx {
   /// The same call gives the same bits; without, CUDA's attention may add in any order
   /// (device.deterministic).
   bool deterministic = true;
+  /// Memory for the logits of a head that exist at a time, on all tensor ranks alike; 0 = that of 512 rows.
+  /// Each part of the rows reads and writes the weight gradient of the head once.
+  std::int64_t logit_bytes = 0;
+  static constexpr std::int64_t kLogitBytesOnCuda = std::int64_t{768} << 20;
   /// On CUDA how matrix products choose among cuBLASLt's algorithms (ops::make_gemm_tuner). Null: its first
   /// suggestions.
   std::shared_ptr<GemmTuner> gemm_tuner = {};

@@ -72,6 +72,12 @@ struct ShardRecord {
   std::vector<TrafficTerm> sent = {};
 };
 
+/// Where the device that a dry run stands for is no CPU.
+struct DryDevice {
+  bool memory_apart = false;     ///< OffloadConfig::memory_apart
+  std::int64_t logit_bytes = 0;  ///< ExecCtx::logit_bytes
+};
+
 /// One rank of a mesh, alone.
 class DryRank {
  public:
@@ -79,7 +85,7 @@ class DryRank {
   using MakeModel = std::function<std::unique_ptr<Model>(ProcessMesh&)>;
   /// Of `options` the mesh and the size of a micro-batch are replaced. Errors: as Engine's constructor.
   DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
-          const MicroBatchSize& micro_batch, bool for_gpu = false);
+          const MicroBatchSize& micro_batch, const DryDevice& device = {});
   ~DryRank();
   DryRank(const DryRank&) = delete;
   DryRank& operator=(const DryRank&) = delete;

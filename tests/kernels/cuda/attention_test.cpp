@@ -107,10 +107,10 @@ Results widened(const Outputs<T>& out) {
 template <typename T>
 void expect_like(const Case& c, const Outputs<T>& actual, const Results& expected, double tolerance) {
   const std::int64_t q_row = c.heads * c.d, k_row = c.kv_heads * c.d;
-  expect_close("o", actual.o, expected.o, q_row, tolerance);
-  expect_close("dq", actual.dq, expected.dq, q_row, tolerance);
-  expect_close("dk", actual.dk, expected.dk, k_row, tolerance);
-  expect_close("dv", actual.dv, expected.dv, k_row, tolerance);
+  expect_close("o", actual.o, expected.o, q_row, tolerance, c.gap);
+  expect_close("dq", actual.dq, expected.dq, q_row, tolerance, c.gap);
+  expect_close("dk", actual.dk, expected.dk, k_row, tolerance, c.gap);
+  expect_close("dv", actual.dv, expected.dv, k_row, tolerance, c.gap);
   expect_bias_close(actual.dbias, expected.dbias, tolerance);
   for (std::size_t i = 0; i < actual.lse.size(); ++i) {
     if (std::isinf(expected.lse[i])) {
@@ -178,6 +178,24 @@ const Case kCases[] = {
     {.name = "bias_long_rows", .seq_q = 5, .seq_k = 1100, .heads = 2, .kv_heads = 2, .d = 8, .causal = false, .bias = true},
     {.name = "bias_one_query", .batch = 2, .seq_q = 1, .seq_k = 33, .heads = 4, .kv_heads = 2, .d = 8, .causal = false, .bias = true},
     {.name = "large_scores", .seq_q = 70, .seq_k = 70, .heads = 2, .kv_heads = 2, .d = 64, .range = 6.0f},
+    // Rows that begin on 16 bytes: 16-bit operands take the fused kernel.
+    {.name = "fused", .batch = 2, .seq_q = 70, .seq_k = 70, .heads = 6, .kv_heads = 2, .d = 64, .gap = 8},
+    {.name = "fused_two_queries", .batch = 3, .seq_q = 2, .seq_k = 3, .heads = 5, .kv_heads = 5, .d = 64, .causal = false, .gap = 8},
+    {.name = "fused_one_kv_head", .seq_q = 129, .seq_k = 129, .heads = 3, .kv_heads = 1, .d = 80, .gap = 8},
+    {.name = "fused_wide", .seq_q = 67, .seq_k = 67, .heads = 4, .kv_heads = 2, .d = 128, .gap = 8},
+    {.name = "fused_full", .batch = 2, .seq_q = 70, .seq_k = 129, .heads = 3, .kv_heads = 3, .d = 24, .causal = false, .key_end = {129, 65}, .gap = 8},
+    {.name = "fused_few_queries", .batch = 2, .seq_q = 5, .seq_k = 200, .heads = 2, .d = 16, .query_offset = 195, .gap = 8},
+    {.name = "fused_before_the_keys", .seq_q = 70, .seq_k = 70, .d = 8, .query_offset = -40, .gap = 8},
+    {.name = "fused_outside_the_keys", .batch = 4, .seq_q = 5, .seq_k = 5, .d = 8, .causal = false, .key_begin = {-3, 9, 7, 2}, .key_end = {99, 200, 8, -5}, .gap = 8},
+    {.name = "fused_all_masked", .batch = 2, .seq_q = 70, .seq_k = 70, .d = 8, .causal = false, .key_end = {0, 70}, .gap = 8},
+    {.name = "fused_alibi", .seq_q = 70, .seq_k = 70, .heads = 3, .kv_heads = 3, .d = 24, .alibi = true, .gap = 8},
+    {.name = "fused_documents", .batch = 2, .seq_q = 200, .seq_k = 200, .heads = 2, .kv_heads = 2, .d = 16, .documents = true, .gap = 8},
+    {.name = "fused_window", .batch = 2, .seq_q = 260, .seq_k = 260, .heads = 2, .d = 16, .window = 37, .gap = 8},
+    {.name = "fused_dropout", .batch = 2, .seq_q = 70, .seq_k = 70, .heads = 3, .kv_heads = 3, .d = 64, .dropout = 0.3f, .gap = 8},
+    {.name = "fused_softcap", .seq_q = 70, .seq_k = 70, .heads = 6, .kv_heads = 2, .d = 40, .dropout = 0.2f, .range = 3.0f, .softcap = 2.0f, .gap = 8},
+    {.name = "fused_everything", .batch = 3, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 24, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {0, 9, 60}, .key_end = {129, 100, 127}, .dropout = 0.1f, .gap = 8},
+    {.name = "fused_everything_full", .batch = 2, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 3, .d = 96, .causal = false, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {2, 9}, .key_end = {120, 100}, .dropout = 0.2f, .window = 60, .gap = 8},
+    {.name = "fused_large_scores", .seq_q = 70, .seq_k = 70, .heads = 2, .kv_heads = 2, .d = 64, .range = 6.0f, .gap = 8},
 };
 // clang-format on
 
@@ -192,30 +210,37 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(kCases),
 
 /// With values that are rows of the unit matrix o holds the probabilities: the same ones are dropped as on
 /// the CPU.
-TEST(CudaAttentionDropout, SameBitsAsCpu) {
+template <typename T>
+void check_dropped(std::int64_t gap) {
   SKIP_WITHOUT_CUDA();
-  Case c{
-      .name = "", .batch = 2, .seq_q = 61, .seq_k = 61, .heads = 3, .kv_heads = 3, .d = 64, .dropout = 0.4f};
-  Problem<float> problem(c);
+  Case c{.name = "", .batch = 2, .seq_q = 61, .seq_k = 61, .heads = 3, .kv_heads = 3, .d = 64};
+  c.dropout = 0.4f, c.gap = gap;
+  Problem<T> problem(c);
   problem.shape.sample0 = std::int64_t{1} << 33;  // rows beyond 32 bits
-  std::fill(problem.v.begin(), problem.v.end(), 0.0f);
+  std::fill(problem.v.begin(), problem.v.end(), T(0.0f));
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
       for (std::int64_t j = 0; j < c.seq_k; ++j)
-        problem.v[at(problem.shape.v_stride, j, b, h) + static_cast<std::size_t>(j)] = 1.0f;
+        problem.v[at(problem.shape.v_stride, j, b, h) + static_cast<std::size_t>(j)] = T(1.0f);
     }
   }
-  const Outputs<float> expected = run_on_cpu(problem, 1);
+  const Outputs<T> expected = run_on_cpu(problem, 1);
   for (const std::size_t block_bytes : {kLauncher, std::size_t{20} << 10}) {
-    const Outputs<float> actual = run(problem, block_bytes);
+    const Outputs<T> actual = run(problem, block_bytes);
     std::size_t dropped = 0;
     for (std::size_t i = 0; i < actual.o.size(); ++i) {
-      ASSERT_EQ(actual.o[i] == 0.0f, expected.o[i] == 0.0f) << i;
-      dropped += actual.o[i] == 0.0f ? 1 : 0;
+      const bool is_zero = static_cast<float>(actual.o[i]) == 0.0f;
+      ASSERT_EQ(is_zero, static_cast<float>(expected.o[i]) == 0.0f) << i;
+      dropped += is_zero ? 1 : 0;
     }
     EXPECT_GT(dropped, actual.o.size() / 2);  // what is above the diagonal, and two fifths of the rest
     EXPECT_LT(dropped, actual.o.size() * 9 / 10);
   }
+}
+
+TEST(CudaAttentionDropout, SameBitsAsCpu) {
+  check_dropped<float>(5);
+  check_dropped<bfloat16>(8);
 }
 
 /// q, k and v as views of one [seq, batch, kv_heads (group + 2) d] buffer, gradients written into another: as
@@ -286,31 +311,42 @@ TEST(CudaAttentionViews, PackedQkvOneKvHead) {
 }
 
 /// A NaN must reach the output of the queries that see it, and of no others.
-TEST(CudaAttentionViews, NanComesThrough) {
+template <typename T>
+void check_nan(const Case& c) {
   SKIP_WITHOUT_CUDA();
-  Case c{.name = "", .seq_q = 67, .seq_k = 67, .d = 12};
-  Problem<float> problem(c);
-  problem.k[at(problem.shape.k_stride, 20, 0, 0) + 3] = std::numeric_limits<float>::quiet_NaN();
-  const Outputs<float> out = run(problem, kLauncher);
+  Problem<T> problem(c);
+  problem.k[at(problem.shape.k_stride, 20, 0, 0) + 3] = T(std::numeric_limits<float>::quiet_NaN());
+  const Outputs<T> out = run(problem, kLauncher);
   for (std::int64_t i = 0; i < 67; ++i) {
-    EXPECT_EQ(std::isnan(out.o[at(problem.shape.o_stride, i, 0, 0)]), i >= 20) << "query " << i;
+    EXPECT_EQ(std::isnan(static_cast<float>(out.o[at(problem.shape.o_stride, i, 0, 0)])), i >= 20)
+        << "query " << i;
   }
 }
 
+TEST(CudaAttentionViews, NanComesThrough) {
+  check_nan<float>({.name = "", .seq_q = 67, .seq_k = 67, .d = 12});
+  check_nan<bfloat16>({.name = "", .seq_q = 67, .seq_k = 67, .d = 16, .gap = 8});
+}
+
 /// Without an lse to write, forward gives the same o.
-TEST(CudaAttentionViews, LseIsOptional) {
+template <typename T>
+void check_without_lse(const Case& c) {
   SKIP_WITHOUT_CUDA();
-  Case c{.name = "", .seq_q = 33, .seq_k = 33, .d = 12};
-  const Problem<float> p(c);
-  const Outputs<float> expected = run(p, kLauncher);
+  const Problem<T> p(c);
+  const Outputs<T> expected = run(p, kLauncher);
   const DeviceStream stream;
-  const DeviceProblem<float> device(stream, p);
-  const DeviceBuffer<float> o(stream, std::vector<float>(p.q.size(), kUntouched));
+  const DeviceProblem<T> device(stream, p);
+  const DeviceBuffer<T> o(stream, std::vector<T>(p.q.size(), T(kUntouched)));
   const DeviceBuffer<char> space(stream, std::vector<char>(cuda::attention_forward_workspace(p.shape, 0)));
   cuda::attention_forward(
       {device.shape, device.q.data(), device.k.data(), device.v.data(), o.data(), nullptr, space.data()},
       stream.launch());
-  EXPECT_EQ(o.host(), expected.o);
+  EXPECT_EQ(widened(o.host()), widened(expected.o));
+}
+
+TEST(CudaAttentionViews, LseIsOptional) {
+  check_without_lse<float>({.name = "", .seq_q = 33, .seq_k = 33, .d = 12});
+  check_without_lse<float16>({.name = "", .seq_q = 33, .seq_k = 33, .d = 16, .gap = 8});
 }
 
 /// Without queries there are no gradients, and without keys no outputs.

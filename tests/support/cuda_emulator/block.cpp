@@ -1,6 +1,7 @@
 #include "block.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr std::size_t kSharedGuard = 256;
 constexpr unsigned char kPoison = 0xff, kGuard = 0xa5;
+constexpr std::size_t kCopied = 16;  // bytes of a copy beside the work
 
 /// Unwinds a thread of a block that was given up.
 struct Cancelled {};
@@ -79,7 +81,11 @@ void Runner::run(const Grid& grid) {
 }
 
 void Runner::run_block() {
-  for (Thread& thread : threads_) thread.at = At::start;
+  for (Thread& thread : threads_) {
+    thread.at = At::start;
+    thread.copies.clear();
+    thread.groups.clear();
+  }
   for (std::size_t warp = 0; warp < warps_.size(); ++warp) {
     const std::size_t lanes = std::min(kLanes, threads_.size() - warp * kLanes);
     warps_[warp] = {lanes == kLanes ? ~0u : (1u << lanes) - 1, 0};
@@ -207,12 +213,15 @@ void Runner::complete_warp(std::size_t warp, unsigned mask) {
     }
     if (lanes[lane].predicate) ballot |= std::uint64_t{1} << lane;
   });
+  if (first.wait == WarpWait::gather)
+    each([&](int lane) { it.given[static_cast<std::size_t>(lane)] = lanes[lane].bits; });
   each([&](int lane) {
     Thread& thread = lanes[lane];
     const bool there = thread.source >= 0 && (taking_part >> thread.source & 1u) != 0;
-    thread.result = first.wait == WarpWait::ballot ? ballot
-                    : there                        ? lanes[thread.source].bits
-                                                   : ~std::uint64_t{0};
+    thread.result = first.wait == WarpWait::ballot   ? ballot
+                    : first.wait == WarpWait::gather ? reinterpret_cast<std::uintptr_t>(it.given.data())
+                    : there                          ? lanes[thread.source].bits
+                                                     : ~std::uint64_t{0};
   });
   each([&](int lane) { lanes[lane].at = At::ready; });
   it.waiting &= ~taking_part;
@@ -296,10 +305,37 @@ int block_barrier(Barrier kind, bool predicate) { return here().wait_for_block(k
 std::uint64_t warp_exchange(unsigned mask, std::uint64_t bits, int source) {
   return here().wait_for_warp(WarpWait::exchange, mask, bits, source, false);
 }
+const std::uint64_t* warp_gather(unsigned mask, std::uint64_t bits) {
+  return reinterpret_cast<const std::uint64_t*>(here().wait_for_warp(WarpWait::gather, mask, bits, 0, false));
+}
 unsigned warp_ballot(unsigned mask, bool predicate) {
   return static_cast<unsigned>(here().wait_for_warp(WarpWait::ballot, mask, 0, 0, predicate));
 }
 void warp_barrier(unsigned mask) { here().wait_for_warp(WarpWait::barrier, mask, 0, 0, false); }
+void copy_async(void* to, const void* from, bool zeros) {
+  if (!zeros) check_access(from, kCopied);
+  check_access(to, kCopied);
+  std::memset(to, 0xff, kCopied);
+  here().thread().copies.push_back({to, zeros ? nullptr : from});
+}
+void commit_copies() { here().thread().groups.push_back(here().thread().copies.size()); }
+void await_copies(std::size_t open_groups) {
+  Thread& thread = here().thread();
+  if (thread.groups.size() <= open_groups) return;
+  const auto last = thread.groups.end() - static_cast<std::ptrdiff_t>(open_groups);
+  const std::size_t done = last[-1];
+  for (std::size_t i = 0; i < done; ++i) {
+    const AsyncCopy& copy = thread.copies[i];
+    if (copy.from == nullptr) {
+      std::memset(copy.to, 0, kCopied);
+    } else {
+      std::memcpy(copy.to, copy.from, kCopied);
+    }
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(done));
+  thread.groups.erase(thread.groups.begin(), last);
+  for (std::size_t& group : thread.groups) group -= done;
+}
 unsigned live_lanes() { return here().live(); }
 int lane() { return here().lane(); }
 void trap() { throw Fault("__trap was called"); }

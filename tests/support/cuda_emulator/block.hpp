@@ -18,7 +18,12 @@
 namespace tessera_emulator {
 
 enum class At : std::uint8_t { start, ready, warp, block, end };
-enum class WarpWait : std::uint8_t { exchange, ballot, barrier };
+enum class WarpWait : std::uint8_t { exchange, gather, ballot, barrier };
+
+struct AsyncCopy {
+  void* to;
+  const void* from;  // null: zeros
+};
 
 struct Thread {
   At at = At::start;
@@ -31,10 +36,13 @@ struct Thread {
   unsigned mask = 0;
   int source = 0;
   std::uint64_t bits = 0, result = 0;
+  std::vector<AsyncCopy> copies;    // not awaited yet
+  std::vector<std::size_t> groups;  // how many of them there were at each commit
 };
 
 struct Warp {
   unsigned live = 0, waiting = 0;  // lanes
+  std::array<std::uint64_t, 32> given{};
 };
 
 /// Of one stream's host thread.
@@ -51,6 +59,7 @@ class Runner {
   unsigned live() const { return warps_[current_ / kLanes].live; }
   std::uint64_t wait_for_warp(WarpWait wait, unsigned mask, std::uint64_t bits, int source, bool predicate);
   int wait_for_block(Barrier kind, bool predicate);
+  Thread& thread() { return threads_[current_]; }
 
  private:
   static constexpr std::size_t kLanes = 32;

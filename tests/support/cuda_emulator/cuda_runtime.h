@@ -11,6 +11,7 @@
 #include "emulator.hpp"
 #include "emulator_device.hpp"
 #include "emulator_math.hpp"
+#include "emulator_matrix.hpp"
 
 enum cudaError_t {
   cudaSuccess = 0,

@@ -25,6 +25,8 @@ int block_barrier(Barrier kind, bool predicate);
 /// Waits for the lanes of `mask` that have not ended. The bits of the value lane `source` gave; all ones if
 /// that lane takes no part.
 std::uint64_t warp_exchange(unsigned mask, std::uint64_t bits, int source);
+/// Waits likewise; what each lane gave, until the warp's next operation.
+const std::uint64_t* warp_gather(unsigned mask, std::uint64_t bits);
 /// Waits likewise; the lanes whose predicate is set.
 unsigned warp_ballot(unsigned mask, bool predicate);
 void warp_barrier(unsigned mask);
