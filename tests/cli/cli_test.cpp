@@ -1,8 +1,8 @@
 /// The command line inside one process: exit codes, nothing thrown, nothing left behind. Whole commands are
 /// tested on the program, in tests/python.
 
-#include "cli/signal_handlers.hpp"
 #include "tessera/cli/cli.hpp"
+#include "cli/signal_handlers.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
