@@ -91,7 +91,7 @@ struct ReadState {
   /// Every key there is, in the order of the schema; listed when a fault first asks for them.
   const std::vector<std::string>& all_keys() {
     if (keys_.empty()) {
-      const Config defaults;
+      const Settings defaults;
       KeyLister lister(keys_, "");
       describe(lister, defaults);
       sorted_ = keys_;
@@ -283,15 +283,15 @@ Config parse_config(std::string_view text, const std::string& name,
   for (std::size_t i = 0; i < overrides.size(); ++i) {
     apply_override(root, overrides[i], static_cast<int>(i) + 1, state.issues);
   }
-  Config config;
+  Settings settings;
   SectionReader reader(root, "", state);
-  describe(reader, config);
+  describe(reader, settings);
   reader.refuse_unknown();
-  for (const Finding& finding : check(config, state.unreadable)) {
+  for (const Finding& finding : check(settings, state.unreadable)) {
     state.issues.add(place_of(finding, state, file), finding.message);
   }
   state.issues.throw_if_any();
-  return resolve(config);
+  return settings;
 }
 
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {

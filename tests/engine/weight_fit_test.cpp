@@ -7,7 +7,7 @@ namespace tessera::test {
 namespace {
 
 Architecture decoder(const std::string& type) {
-  ModelConfig config;
+  ModelSettings config;
   config.family = type == "gpt2" ? Family::gpt2 : Family::llama;
   config.num_layers = 2;
   config.hidden_size = 8;
