@@ -9,6 +9,7 @@
 #include "base/config_schema.hpp"
 #include "base/config_values.hpp"
 #include "base/model_counts.hpp"
+#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -42,7 +43,6 @@ class RangeCheck {
     RangeCheck inner(prefix_ + name + ".", unreadable_, findings_);
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   static bool is_low(double value, const Limits& limits) {

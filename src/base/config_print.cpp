@@ -23,7 +23,6 @@ class YamlPrinter {
     YamlPrinter inner(text_, indent_ + 2);
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   std::string& text_;
@@ -44,7 +43,6 @@ class ItemLister {
     ItemLister inner(items_, prefix_ + name + ".");
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   std::vector<ConfigItem>& items_;
@@ -168,9 +166,6 @@ class MarkdownPrinter {
     MarkdownPrinter inner(text_, depth_ == 0 ? "" : prefix_ + name + ".", depth_ + 1);
     describe(inner, section);
     if constexpr (std::is_same_v<Section, ModelSettings>) text_ += detail::concat("\n", family_table());
-  }
-  void later(const char* name, const char*) {
-    text_ += detail::concat("| `", prefix_, name, "` | | | not in this build yet |\n");
   }
 
  private:

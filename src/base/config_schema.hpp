@@ -1,7 +1,7 @@
 #pragma once
 /// The one description of every section: key, member, meaning, limits. Reading, checking, printing and
 /// documenting are visitors that walk it; `Section` is a section's struct, const or not. A visitor has
-///   field(name, member, meaning, limits)   group(name, struct, meaning)   later(name, instead)
+///   field(name, member, meaning, limits)   group(name, struct, meaning)
 
 #include <limits>
 
