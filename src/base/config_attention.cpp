@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/config_rules.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {

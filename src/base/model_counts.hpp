@@ -2,7 +2,7 @@
 /// Weight counts in any number type: in double they cannot overflow, so sizes can be checked before they are
 /// used.
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config_model.hpp"
 
 namespace tessera {
 

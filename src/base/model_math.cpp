@@ -1,6 +1,7 @@
 #include "tessera/base/model_math.hpp"
 
 #include "base/model_counts.hpp"
+#include "tessera/base/config.hpp"
 
 namespace tessera {
 

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "checkpoint/hf_read.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {

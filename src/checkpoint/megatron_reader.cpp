@@ -4,7 +4,6 @@
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
 #include "checkpoint/slice_runs.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {

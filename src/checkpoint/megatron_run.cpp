@@ -3,7 +3,6 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/precision.hpp"
 
 namespace tessera {

@@ -4,7 +4,6 @@
 #include "base/config_schema.hpp"
 #include "checkpoint/hf_rules.hpp"
 #include "checkpoint/json_strict.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 #include <array>
 
 #include "checkpoint/file_io.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {

@@ -1,6 +1,5 @@
 #include "tessera/engine/build.hpp"
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/engine/agreement.hpp"

@@ -1,7 +1,7 @@
 /// Which layers a pipeline stage holds.
 
 #include "engine/dry_terms.hpp"
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/engine/build.hpp"
 
 namespace tessera {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/data/bert_dataset.hpp"
 #include "tessera/data/dataset_record.hpp"

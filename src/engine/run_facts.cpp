@@ -1,6 +1,6 @@
 #include "tessera/engine/run_facts.hpp"
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/comm/placement.hpp"
 #include "tessera/engine/build.hpp"
 

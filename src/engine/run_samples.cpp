@@ -1,5 +1,5 @@
 #include "engine/run_data.hpp"
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/data/bert_dataset.hpp"
 #include "tessera/data/t5_dataset.hpp"
 

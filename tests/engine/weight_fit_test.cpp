@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/engine/pretrained.hpp"
 
 namespace tessera::test {

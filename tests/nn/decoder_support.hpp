@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tests/support/gradcheck.hpp"

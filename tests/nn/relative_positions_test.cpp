@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
 
 namespace tessera::nn {
