@@ -36,7 +36,7 @@ Batch data_share(std::int64_t step, int rank, int ranks) {
 }
 
 Config small_gpt(int tensor, int pipeline) {
-  Config config;
+  Settings config;
   config.model = {
       .num_layers = 2, .hidden_size = 64, .num_heads = 4, .vocab_size = 128, .max_positions = kLength};
   config.model.dropout = 0.1;
@@ -49,7 +49,7 @@ Config small_gpt(int tensor, int pipeline) {
   config.training.global_batch_size = kSamples;
   config.training.micro_batch_size = 1;
   config.device.threads = 1;
-  return resolve(config);
+  return config;
 }
 
 // Every rank comes here, each with its own end of `world`.

@@ -45,14 +45,6 @@ std::map<std::string, std::vector<std::int64_t>> row_orders(const std::string& a
   return orders;
 }
 
-std::vector<std::pair<std::string, std::string>> model_items_of(const Config& config) {
-  std::vector<std::pair<std::string, std::string>> items;
-  for (const ConfigItem& item : list_items(config)) {
-    if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
-  }
-  return items;
-}
-
 const ModelSpec& row_of(const std::string& type) {
   const ModelSpec* row = find_spec(type);
   TESSERA_CHECK(row != nullptr, "no model type '", type, "' is known");
@@ -61,9 +53,13 @@ const ModelSpec& row_of(const std::string& type) {
 
 /// The model section for an architecture.
 std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
-  Config config;
+  Settings config;
   config.model = parse_architecture(architecture, kOrigin).model;
-  return model_items_of(config);
+  std::vector<std::pair<std::string, std::string>> items;
+  for (const ConfigItem& item : list_items(config)) {
+    if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
+  }
+  return items;
 }
 
 /// The architecture with other values of some keys of the section `model`; its tensors are named as before.

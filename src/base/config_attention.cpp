@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/config_rules.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -23,12 +22,7 @@ void check_windows(Rules& rules, const ModelConfig& c) {
                   "model.sliding_window, and that is null; give both");
   });
   rules.rule({"model.attention_softcap", "model.position_embedding", "model.family"}, [&] {
-    ModelConfig choice;
-    choice.family = c.family;
-    choice.position_embedding = c.position_embedding;
-    choice.attention_softcap = c.attention_softcap;
-    choice = resolve(choice);
-    return unless(*choice.attention_softcap == 0.0 || choice.position_embedding != PositionKind::alibi,
+    return unless(c.attention_softcap == 0.0 || c.position_embedding != PositionKind::alibi,
                   "model.attention_softcap is not computed with ALiBi positions; make it 0");
   });
 }
@@ -37,18 +31,17 @@ void check_norms(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.norm_placement", "model.parallel_residual", "model.shared_norm", "model.norm",
               "model.norm_bias", "model.family"},
              [&] {
-               const ModelConfig m = resolve(c);
-               if (*m.parallel_residual && *m.norm_placement != NormPlacement::pre)
+               if (c.parallel_residual && c.norm_placement != NormPlacement::pre)
                  return detail::concat("model.parallel_residual needs model.norm_placement pre, not ",
-                                       name_of(*m.norm_placement));
-               if (*m.shared_norm && !*m.parallel_residual)
+                                       name_of(c.norm_placement));
+               if (c.shared_norm && !c.parallel_residual)
                  return std::string(
                      "model.shared_norm needs model.parallel_residual: branches that follow one "
                      "another have norms of their own");
-               return unless(!*m.norm_bias || m.norm == NormStyle::layernorm,
+               return unless(!*c.norm_bias || c.norm == NormStyle::layernorm,
                              "model.norm_bias: RMSNorm has no bias; leave it out or choose layernorm");
              });
-  rules.rule({"model.family"}, [&] { return setting_of_others(resolve(c)); });
+  rules.rule({"model.family"}, [&] { return setting_of_others(c); });
 }
 
 void check_problem(Rules& rules, const ModelConfig& c) {
@@ -83,8 +76,7 @@ void check_scaling(Rules& rules, const ModelConfig& c) {
           return unless(s.short_factor.empty() && s.long_factor.empty(),
                         "model.rope_scaling.short_factor and long_factor are of type longrope, not of ",
                         name_of(s.type));
-        const ModelConfig m = resolve(c);
-        const auto pairs = static_cast<std::size_t>(static_cast<double>(m.head_dim) * m.rope_fraction / 2);
+        const auto pairs = static_cast<std::size_t>(static_cast<double>(c.head_dim) * c.rope_fraction / 2);
         return unless(s.short_factor.size() == pairs && s.long_factor.size() == pairs,
                       "model.rope_scaling.short_factor and long_factor must have ", pairs,
                       " numbers each, one for each pair of rotated features, not ", s.short_factor.size(),

@@ -9,6 +9,7 @@
 #include "base/config_schema.hpp"
 #include "base/config_values.hpp"
 #include "base/model_counts.hpp"
+#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -42,7 +43,6 @@ class RangeCheck {
     RangeCheck inner(prefix_ + name + ".", unreadable_, findings_);
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   static bool is_low(double value, const Limits& limits) {
@@ -101,7 +101,7 @@ class RangeCheck {
   std::vector<Finding>& findings_;
 };
 
-void check_heads(Rules& rules, const ModelConfig& c) {
+void check_heads(Rules& rules, const ModelSettings& c) {
   rules.rule({"model.num_heads", "model.hidden_size", "model.head_dim"}, [&] {
     return unless(c.head_dim != 0 || c.hidden_size % c.num_heads == 0, "model.hidden_size (", c.hidden_size,
                   ") is not a multiple of model.num_heads (", c.num_heads,
@@ -183,12 +183,11 @@ void check_rotary(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.head_dim", "model.num_heads", "model.hidden_size", "model.rope_fraction",
               "model.position_embedding", "model.family"},
              [&] {
-               const ModelConfig m = resolve(c);
-               if (m.position_embedding != PositionKind::rotary) return std::string();
-               const double rotated = static_cast<double>(m.head_dim) * m.rope_fraction;
+               if (c.position_embedding != PositionKind::rotary) return std::string();
+               const double rotated = static_cast<double>(c.head_dim) * c.rope_fraction;
                return unless(rotated >= 2 && std::fmod(rotated, 2.0) == 0.0,
                              "rotary positions need an even number of features per head, not ", rotated,
-                             " (model.head_dim ", m.head_dim, ", model.rope_fraction ", m.rope_fraction, ")");
+                             " (model.head_dim ", c.head_dim, ", model.rope_fraction ", c.rope_fraction, ")");
              });
 }
 
@@ -196,14 +195,14 @@ void check_size(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.hidden_size", "model.num_layers", "model.ffn_hidden_size", "model.vocab_size",
               "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.max_positions"},
              [&] {
-               const double count = count_parameters<double>(resolve(c));
+               const double count = count_parameters<double>(c);
                return unless(count < kMostElements, "a model of ", count,
                              " parameters is beyond any machine");
              });
 }
 
-void check_model(Rules& rules, const ModelConfig& c) {
-  check_heads(rules, c);
+void check_model(Rules& rules, const ModelSettings& given, const ModelConfig& c) {
+  check_heads(rules, given);
   check_rotary(rules, c);
   check_attention(rules, c);
   check_padding(rules, c);
@@ -226,7 +225,7 @@ void check_optimizer(Rules& rules, const Config& config) {
   });
 }
 
-void check_schedule(Rules& rules, const Config& c) {
+void check_schedule(Rules& rules, const Settings& c) {
   const LrScheduleConfig& s = c.lr_schedule;
   const std::int64_t end = s.decay_steps > 0 ? s.decay_steps : c.training.steps;
   const char* end_name =
@@ -276,23 +275,19 @@ void check_loss_scale(Rules& rules, const TrainingConfig& c) {
 
 void check_batches(Rules& rules, const Config& c) {
   const TrainingConfig& t = c.training;
+  const bool learned = c.model.position_embedding == PositionKind::learned;
   rules.rule({"training.global_batch_size", "training.micro_batch_size"}, [&] {
     return unless(t.global_batch_size % t.micro_batch_size == 0, "training.global_batch_size (",
                   t.global_batch_size, ") is not a multiple of training.micro_batch_size (",
                   t.micro_batch_size, ")");
   });
   rules.rule({"training.seq_length", "model.max_positions", "model.position_embedding", "model.family"}, [&] {
-    ModelConfig choice;
-    choice.family = c.model.family;
-    choice.position_embedding = c.model.position_embedding;
-    if (resolve(choice).position_embedding != PositionKind::learned) return std::string();
-    return unless(t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
+    return unless(!learned || t.seq_length <= c.model.max_positions, "training.seq_length (", t.seq_length,
                   ") is more than model.max_positions (", c.model.max_positions, ")");
   });
   rules.rule(
       {"training.decoder_seq_length", "model.max_positions", "model.position_embedding", "model.family"},
       [&] {
-        const bool learned = resolve(c.model).position_embedding == PositionKind::learned;
         return unless(!learned || t.decoder_seq_length.value_or(0) <= c.model.max_positions,
                       "training.decoder_seq_length (", t.decoder_seq_length.value_or(0),
                       ") is more than model.max_positions (", c.model.max_positions, ")");
@@ -300,7 +295,7 @@ void check_batches(Rules& rules, const Config& c) {
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
               "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},
              [&] {
-               const ModelConfig m = resolve(c.model);
+               const ModelConfig& m = c.model;
                const double widest = std::max(
                    {static_cast<double>(m.hidden_size), 2.0 * static_cast<double>(m.ffn_hidden_size),
                     static_cast<double>(m.vocab_size), 3.0 * static_cast<double>(m.num_heads * m.head_dim)});
@@ -321,13 +316,13 @@ void check_encoder(Rules& rules, const Config& c) {
   const auto encodes = [&] { return spec_of(c.model.family).encoder_decoder; };
   rules.rule({"model.family", "model.encoder_layers", "model.num_layers"}, [&] {
     if (!encodes()) return std::string();
-    return unless(c.model.num_layers >= 2 && c.model.encoder_layers.value_or(1) < c.model.num_layers,
-                  "model.encoder_layers (", c.model.encoder_layers.value_or(c.model.num_layers / 2),
-                  ") of model.num_layers (", c.model.num_layers,
+    return unless(c.model.num_layers >= 2 && *c.model.encoder_layers < c.model.num_layers,
+                  "model.encoder_layers (", *c.model.encoder_layers, ") of model.num_layers (",
+                  c.model.num_layers,
                   "), which counts the encoder's and the decoder's: each has at least one layer");
   });
   rules.rule({"model.family", "model.relative_buckets", "model.relative_max_distance"}, [&] {
-    const ModelConfig m = resolve(c.model);
+    const ModelConfig& m = c.model;
     if (!m.relative_buckets || !m.relative_max_distance) return std::string();
     return unless(*m.relative_max_distance > *m.relative_buckets / 2, "model.relative_max_distance (",
                   *m.relative_max_distance, ") is not above half of model.relative_buckets (",
@@ -400,18 +395,19 @@ void throw_findings(const std::vector<Finding>& findings) {
   throw ConfigError(text);
 }
 
-std::vector<Finding> check(const Config& config, KeySet unreadable) {
+std::vector<Finding> check(const Settings& settings, KeySet unreadable) {
   std::vector<Finding> findings;
   RangeCheck ranges("", unreadable, findings);
-  describe(ranges, config);
+  describe(ranges, settings);
   add_keys(unreadable, findings);
   Rules rules(std::move(unreadable), findings);
-  check_model(rules, config.model);
+  const Config config = settings;
+  check_model(rules, settings.model, config.model);
   check_optimizer(rules, config);
-  check_schedule(rules, config);
+  check_schedule(rules, settings);
   check_loss_scale(rules, config.training);
   check_batches(rules, config);
-  check_layout(rules, config);
+  check_layout(rules, settings.model, config);
   check_encoder(rules, config);
   check_samples(rules, config);
   check_profile(rules, config);
@@ -419,20 +415,20 @@ std::vector<Finding> check(const Config& config, KeySet unreadable) {
   return findings;
 }
 
-std::vector<Finding> check(const ModelConfig& config) {
+std::vector<Finding> check(const ModelSettings& settings) {
   std::vector<Finding> findings;
   const KeySet unreadable;
   RangeCheck ranges("model.", unreadable, findings);
-  describe(ranges, config);
+  describe(ranges, settings);
   KeySet unsound;
   add_keys(unsound, findings);
   Rules rules(std::move(unsound), findings);
-  check_model(rules, config);
+  check_model(rules, settings, settings);
   return findings;
 }
 
-void validate(const Config& config) { throw_findings(check(config)); }
-void validate(const ModelConfig& config) { throw_findings(check(config)); }
+void validate(const Settings& settings) { throw_findings(check(settings)); }
+void validate(const ModelSettings& settings) { throw_findings(check(settings)); }
 
 std::array<double, 3> split_shares(const std::string& split) {
   std::array<double, 3> shares{};

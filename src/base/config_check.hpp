@@ -20,8 +20,8 @@ struct Finding {
 };
 
 /// All findings. Rules that need a key in `unreadable` are left out: their verdict would mean nothing.
-std::vector<Finding> check(const Config& config, KeySet unreadable = {});
-std::vector<Finding> check(const ModelConfig& config);
+std::vector<Finding> check(const Settings& settings, KeySet unreadable = {});
+std::vector<Finding> check(const ModelSettings& settings);
 
 /// Errors: ConfigError, one line per finding, if there is one.
 void throw_findings(const std::vector<Finding>& findings);

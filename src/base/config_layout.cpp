@@ -43,7 +43,7 @@ std::string choices(std::int64_t most, Holds&& holds) {
   return text;
 }
 
-void check_tensor(Rules& rules, const Config& c) {
+void check_tensor(Rules& rules, const ModelSettings& given, const Config& c) {
   const std::int64_t t = c.parallel.tensor;
   const auto keys = [&](std::string_view culprit, std::initializer_list<std::string_view> more) {
     std::vector<std::string_view> list{"parallel.tensor", culprit};
@@ -58,9 +58,9 @@ void check_tensor(Rules& rules, const Config& c) {
   });
   rules.rule(keys("model.num_kv_heads", {"model.num_heads"}), [&] {
     const std::int64_t heads = c.model.num_heads;
-    const std::int64_t kv = c.model.num_kv_heads == 0 ? heads : c.model.num_kv_heads;
+    const std::int64_t kv = c.model.num_kv_heads;
     // Without a number of their own they are the heads, whose fault is reported already.
-    if (c.model.num_kv_heads == 0) return std::string();
+    if (given.num_kv_heads == 0) return std::string();
     const auto fits = [&](std::int64_t n) { return kv % n == 0 || n % kv == 0; };
     if (fits(t)) return std::string();
     return detail::concat("parallel.tensor (", t, ") and model.num_kv_heads (", kv,
@@ -68,7 +68,7 @@ void check_tensor(Rules& rules, const Config& c) {
                           choices(heads, [&](std::int64_t n) { return heads % n == 0 && fits(n); }));
   });
   rules.rule(keys("model.ffn_hidden_size", {"model.family", "model.hidden_size", "model.num_heads"}), [&] {
-    const std::int64_t width = resolve(c.model).ffn_hidden_size;
+    const std::int64_t width = c.model.ffn_hidden_size;
     return unless(width % t == 0, "parallel.tensor (", t, ") does not divide model.ffn_hidden_size (", width,
                   "); the next that fits is ", (width + t - 1) / t * t);
   });
@@ -130,7 +130,7 @@ std::string layout_fault(const Config& c) {
 std::string split_fault(const Config& c) {
   const ParallelConfig& p = c.parallel;
   const std::int64_t rank = *p.pipeline_split_rank;
-  const ModelConfig m = resolve(c.model);
+  const ModelConfig& m = c.model;
   if (!m.encoder_layers)
     return detail::concat(
         "parallel.pipeline_split_rank is for models with an encoder and a decoder; model.family ",
@@ -296,8 +296,8 @@ std::string settle_data(ParallelConfig& p, std::optional<std::int64_t> world_siz
 
 }  // namespace
 
-void check_layout(Rules& rules, const Config& config) {
-  check_tensor(rules, config);
+void check_layout(Rules& rules, const ModelSettings& given, const Config& config) {
+  check_tensor(rules, given, config);
   check_pipeline(rules, config);
   check_data(rules, config);
   check_recompute(rules, config);
@@ -328,8 +328,8 @@ std::int64_t processes_needed(const Config& config, std::int64_t devices) {
   return model * config.parallel.data.value_or(std::max<std::int64_t>(1, devices / model));
 }
 
-ParallelConfig resolve_layout(const Config& config, std::optional<std::int64_t> world_size) {
-  Config whole = resolve(config);
+ParallelConfig resolve_layout(const Settings& settings, std::optional<std::int64_t> world_size) {
+  Config whole = settings;
   const std::string fault = settle_data(whole.parallel, world_size);
   std::vector<Finding> findings = check(whole);
   if (!fault.empty()) findings.push_back({{"parallel.data"}, fault});

@@ -23,7 +23,6 @@ class YamlPrinter {
     YamlPrinter inner(text_, indent_ + 2);
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   std::string& text_;
@@ -44,7 +43,6 @@ class ItemLister {
     ItemLister inner(items_, prefix_ + name + ".");
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   std::vector<ConfigItem>& items_;
@@ -119,9 +117,9 @@ std::string family_table() {
   std::string text =
       row("Left open", [](const ModelSpec& each) { return detail::concat("`", each.name, "`"); });
   text += row("---", [](const ModelSpec&) { return std::string("---"); });
-  const auto add = [&](const char* key, auto ModelConfig::*field) {
+  const auto add = [&](const char* key, auto field) {
     text += row(detail::concat("`", key, "`"), [&](const ModelSpec& each) {
-      return yaml_text(resolve(ModelConfig{.family = each.family}).*field);
+      return yaml_text(ModelConfig(ModelSettings{.family = each.family}).*field);
     });
   };
   add("position_embedding", &ModelConfig::position_embedding);
@@ -167,11 +165,7 @@ class MarkdownPrinter {
     }
     MarkdownPrinter inner(text_, depth_ == 0 ? "" : prefix_ + name + ".", depth_ + 1);
     describe(inner, section);
-    if constexpr (std::is_same_v<std::remove_const_t<Section>, ModelConfig>)
-      text_ += detail::concat("\n", family_table());
-  }
-  void later(const char* name, const char*) {
-    text_ += detail::concat("| `", prefix_, name, "` | | | not in this build yet |\n");
+    if constexpr (std::is_same_v<Section, ModelSettings>) text_ += detail::concat("\n", family_table());
   }
 
  private:
@@ -182,23 +176,23 @@ class MarkdownPrinter {
 
 }  // namespace
 
-std::string to_yaml(const Config& config) {
+std::string to_yaml(const Settings& settings) {
   std::string text;
   YamlPrinter printer(text, 0);
-  describe(printer, config);
+  describe(printer, settings);
   return text;
 }
 
-std::vector<ConfigItem> list_items(const Config& config) {
+std::vector<ConfigItem> list_items(const Settings& settings) {
   std::vector<ConfigItem> items;
   ItemLister lister(items, "");
-  describe(lister, config);
+  describe(lister, settings);
   return items;
 }
 
 std::string config_markdown() {
   std::string text;
-  const Config defaults;
+  const Settings defaults;
   MarkdownPrinter printer(text, "", 0);
   describe(printer, defaults);
   return text;

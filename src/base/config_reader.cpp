@@ -75,7 +75,6 @@ class KeyLister {
     KeyLister inner(keys_, prefix_ + name + ".");
     describe(inner, section);
   }
-  void later(const char*, const char*) {}
 
  private:
   std::vector<std::string>& keys_;
@@ -91,7 +90,7 @@ struct ReadState {
   /// Every key there is, in the order of the schema; listed when a fault first asks for them.
   const std::vector<std::string>& all_keys() {
     if (keys_.empty()) {
-      const Config defaults;
+      const Settings defaults;
       KeyLister lister(keys_, "");
       describe(lister, defaults);
       sorted_ = keys_;
@@ -167,21 +166,12 @@ class SectionReader {
     inner.refuse_unknown();
   }
 
-  void later(const char* name, const char* instead) { later_.push_back({name, instead}); }
-
   void refuse_unknown() {
     for (const auto& [key, value] : mapping_.entries) {
       if (state_.issues.full()) return;
       if (std::find(known_.begin(), known_.end(), key.text) != known_.end()) continue;
-      const auto coming =
-          std::find_if(later_.begin(), later_.end(),
-                       [&word = key.text](const LaterName& name) { return name.name == word; });
-      if (coming != later_.end()) {
-        state_.issues.add(key.place, key_of(key.text), " is not in this build yet; ", coming->instead);
-      } else {
-        state_.issues.add(key.place, path_.empty() ? "unknown section " : "unknown key ", in_quotes(key.text),
-                          path_.empty() ? "" : " in '" + path_ + "'", remedy(key.text));
-      }
+      state_.issues.add(key.place, path_.empty() ? "unknown section " : "unknown key ", in_quotes(key.text),
+                        path_.empty() ? "" : " in '" + path_ + "'", remedy(key.text));
     }
   }
 
@@ -208,7 +198,6 @@ class SectionReader {
   std::string path_;
   ReadState& state_;
   std::vector<std::string_view> known_;
-  std::vector<LaterName> later_;
 };
 
 /// The key's place, else that of the section it would stand in.
@@ -283,15 +272,15 @@ Config parse_config(std::string_view text, const std::string& name,
   for (std::size_t i = 0; i < overrides.size(); ++i) {
     apply_override(root, overrides[i], static_cast<int>(i) + 1, state.issues);
   }
-  Config config;
+  Settings settings;
   SectionReader reader(root, "", state);
-  describe(reader, config);
+  describe(reader, settings);
   reader.refuse_unknown();
-  for (const Finding& finding : check(config, state.unreadable)) {
+  for (const Finding& finding : check(settings, state.unreadable)) {
     state.issues.add(place_of(finding, state, file), finding.message);
   }
   state.issues.throw_if_any();
-  return resolve(config);
+  return settings;
 }
 
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {

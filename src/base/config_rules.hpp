@@ -39,8 +39,8 @@ std::string unless(bool holds, const Parts&... parts) {
 /// Windows, caps, norms, what a head is for and the stretching of rotary positions (config_attention.cpp).
 void check_attention(Rules& rules, const ModelConfig& config);
 
-/// The layout against model and batches (config_layout.cpp).
-void check_layout(Rules& rules, const Config& config);
+/// The layout against model and batches (config_layout.cpp); `given`: before anything was filled in.
+void check_layout(Rules& rules, const ModelSettings& given, const Config& config);
 /// What samples are made of (config_samples.cpp).
 void check_samples(Rules& rules, const Config& config);
 

@@ -1,7 +1,7 @@
 #pragma once
 /// The one description of every section: key, member, meaning, limits. Reading, checking, printing and
 /// documenting are visitors that walk it; `Section` is a section's struct, const or not. A visitor has
-///   field(name, member, meaning, limits)   group(name, struct, meaning)   later(name, instead)
+///   field(name, member, meaning, limits)   group(name, struct, meaning)
 
 #include <limits>
 
@@ -34,6 +34,10 @@ constexpr double kMostLossScale = 1e18;  // scaled sums of squares stay far from
 
 template <typename T, typename Struct>
 concept IsSection = std::same_as<std::remove_const_t<T>, Struct>;
+
+/// Either form of the section `model`.
+template <typename T>
+concept IsModel = IsSection<T, ModelSettings> || IsSection<T, ModelConfig>;
 
 template <typename Visitor, IsSection<RopeScaling> Section>
 void describe(Visitor& visit, Section& c) {
@@ -160,7 +164,7 @@ void describe_encoder(Visitor& visit, Section& c) {
               "T5: what the head reads is divided by the root of `hidden_size`; null = `tied_head`");
 }
 
-template <typename Visitor, IsSection<ModelConfig> Section>
+template <typename Visitor, IsModel Section>
 void describe(Visitor& visit, Section& c) {
   visit.field("family", c.family, "supplies what is left open below");
   visit.field("num_layers", c.num_layers, "transformer blocks, T5's of encoder and decoder together",
@@ -500,7 +504,7 @@ void describe(Visitor& visit, Section& c) {
       Limits{.min = 0, .max = 1e9, .above = true});
 }
 
-template <typename Visitor, IsSection<Config> Section>
+template <typename Visitor, IsSection<Settings> Section>
 void describe(Visitor& visit, Section& c) {
   visit.group("model", c.model, "The decoder.");
   visit.group("parallel", c.parallel, "The layout: how the work is divided among processes.");

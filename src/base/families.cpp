@@ -11,16 +11,16 @@ namespace {
 const char* setting_of_decoders(const ModelConfig& c) {
   if (c.sliding_window) return "sliding_window";
   if (c.window_pattern) return "window_pattern";
-  if (c.qk_norm.value_or(QkNorm::none) != QkNorm::none) return "qk_norm";
-  if (c.norm_placement.value_or(NormPlacement::pre) != NormPlacement::pre) return "norm_placement";
-  if (c.shared_norm.value_or(false)) return "shared_norm";
-  if (c.norm_zero_centered.value_or(false)) return "norm_zero_centered";
+  if (c.qk_norm != QkNorm::none) return "qk_norm";
+  if (c.norm_placement != NormPlacement::pre) return "norm_placement";
+  if (c.shared_norm) return "shared_norm";
+  if (c.norm_zero_centered) return "norm_zero_centered";
   if (has_norm_bias(c) != (c.norm == NormStyle::layernorm)) return "norm_bias";
-  if (c.embedding_norm.value_or(false)) return "embedding_norm";
-  if (c.embedding_scaled.value_or(false)) return "embedding_scaled";
+  if (c.embedding_norm) return "embedding_norm";
+  if (c.embedding_scaled) return "embedding_scaled";
   if (c.attention_scale) return "attention_scale";
-  if (c.attention_softcap.value_or(0) > 0) return "attention_softcap";
-  if (c.logit_softcap.value_or(0) > 0) return "logit_softcap";
+  if (c.attention_softcap > 0) return "attention_softcap";
+  if (c.logit_softcap > 0) return "logit_softcap";
   if (c.rope_local_theta) return "rope_local_theta";
   return nullptr;
 }

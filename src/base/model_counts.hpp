@@ -2,18 +2,17 @@
 /// Weight counts in any number type: in double they cannot overflow, so sizes can be checked before they are
 /// used.
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config_model.hpp"
 
 namespace tessera {
 
-/// `m` is resolved.
 template <typename N>
 N count_matmul_weights(const ModelConfig& m) {
   const N width = static_cast<N>(m.hidden_size);
   const N head_dim = static_cast<N>(m.head_dim);
   const N qkv = static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * head_dim * width;
   const N projection = width * static_cast<N>(m.num_heads) * head_dim;
-  const N matrices = is_gated(*m.activation) ? 3 : 2;
+  const N matrices = is_gated(m.activation) ? 3 : 2;
   const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
   // A decoder behind an encoder attends twice.
   const N crossing = m.encoder_layers ? static_cast<N>(m.num_layers - *m.encoder_layers) : N{0};
@@ -32,32 +31,31 @@ N count_bert_heads(const ModelConfig& m, N norm) {
   return total;
 }
 
-/// `m` is resolved.
 template <typename N>
 N count_parameters(const ModelConfig& m) {
   const N width = static_cast<N>(m.hidden_size);
   const N norm = has_norm_bias(m) ? 2 * width : width;
-  N layer_norms = (*m.norm_placement == NormPlacement::sandwich ? 4 : *m.shared_norm ? 1 : 2) * norm;
-  if (*m.qk_norm == QkNorm::head) layer_norms += 2 * static_cast<N>(m.head_dim);
-  if (*m.qk_norm == QkNorm::full)
+  N layer_norms = (m.norm_placement == NormPlacement::sandwich ? 4 : m.shared_norm ? 1 : 2) * norm;
+  if (m.qk_norm == QkNorm::head) layer_norms += 2 * static_cast<N>(m.head_dim);
+  if (m.qk_norm == QkNorm::full)
     layer_norms += static_cast<N>(m.num_heads + m.num_kv_heads) * static_cast<N>(m.head_dim);
   N layer_biases = 0;
-  if (*m.qkv_bias)
+  if (m.qkv_bias)
     layer_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
-  if (*m.linear_bias) {
-    const N fc1 = static_cast<N>(m.ffn_hidden_size) * static_cast<N>(is_gated(*m.activation) ? 2 : 1);
+  if (m.linear_bias) {
+    const N fc1 = static_cast<N>(m.ffn_hidden_size) * static_cast<N>(is_gated(m.activation) ? 2 : 1);
     layer_biases += fc1 + width;
   }
-  if (m.proj_bias.value_or(*m.linear_bias)) layer_biases += width;
+  if (has_proj_bias(m)) layer_biases += width;
   N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (layer_norms + layer_biases) + norm;
-  if (*m.embedding_norm) total += norm;
-  if (!*m.tied_head) total += static_cast<N>(m.vocab_size) * width;
+  if (m.embedding_norm) total += norm;
+  if (!m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;
   if (m.encoder_layers) {
     N crossing_biases = 0;
-    if (*m.qkv_bias)
+    if (m.qkv_bias)
       crossing_biases += static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * static_cast<N>(m.head_dim);
-    if (m.proj_bias.value_or(*m.linear_bias)) crossing_biases += width;
+    if (has_proj_bias(m)) crossing_biases += width;
     total += static_cast<N>(m.num_layers - *m.encoder_layers) * (norm + crossing_biases) + norm;
     // Positions by tables of buckets, or, in Megatron's, learned, with a bias before the vocabulary.
     total += m.relative_buckets ? 2 * static_cast<N>(*m.relative_buckets) * static_cast<N>(m.num_heads)

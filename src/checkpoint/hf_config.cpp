@@ -47,7 +47,7 @@ Json nested_again(Json document, const char* nested) {
 
 namespace {
 
-std::int64_t size_of_default(const ModelConfig& model, const HfDefault& from) {
+std::int64_t size_of_default(const ModelSettings& model, const HfDefault& from) {
   auto value = static_cast<std::int64_t>(from.value);
   if (from.times) value *= model.*from.times;
   if (from.over) value /= model.*from.over;
@@ -55,12 +55,12 @@ std::int64_t size_of_default(const ModelConfig& model, const HfDefault& from) {
 }
 
 void read_size(const Reader& in, const HfKey& key) {
-  if (const auto* field = std::get_if<std::optional<std::int64_t> ModelConfig::*>(&key.field)) {
+  if (const auto* field = std::get_if<std::optional<std::int64_t> ModelSettings::*>(&key.field)) {
     in.model.** field = in.size(key.key, size_of_default(in.model, key.absent));
     return;
   }
-  auto& value = in.model.*std::get<std::int64_t ModelConfig::*>(key.field);
-  const bool layers = std::get<std::int64_t ModelConfig::*>(key.field) == &ModelConfig::num_layers;
+  auto& value = in.model.*std::get<std::int64_t ModelSettings::*>(key.field);
+  const bool layers = std::get<std::int64_t ModelSettings::*>(key.field) == &ModelSettings::num_layers;
   auto found = in.root.find(key.key);
   if (!found && key.alias) found = in.root.find(key.alias);
   if (found) {
@@ -127,16 +127,16 @@ void read_padding(const Reader& in) {
 }
 
 /// The name in config.json of a field; null if it has none there.
-const char* key_of(const ModelSpec& spec, std::int64_t ModelConfig::*field) {
+const char* key_of(const ModelSpec& spec, std::int64_t ModelSettings::*field) {
   for (const HfKey& key : spec.keys) {
     if (key.field == HfKey::Field(field)) return key.key;
   }
   return nullptr;
 }
 
-void check_multiple(const Reader& in, std::int64_t ModelConfig::*whole, std::int64_t ModelConfig::*part) {
+void check_multiple(const Reader& in, std::int64_t ModelSettings::*whole, std::int64_t ModelSettings::*part) {
   if (in.model.*whole % in.model.*part == 0) return;
-  const auto told = [&](std::int64_t ModelConfig::*field) {
+  const auto told = [&](std::int64_t ModelSettings::*field) {
     const char* key = key_of(in.spec, field);
     return detail::concat(key, " ", in.model.*field,
                           in.is_absent(key) ? " (Transformers' default, as the key is absent)" : "");
@@ -145,7 +145,7 @@ void check_multiple(const Reader& in, std::int64_t ModelConfig::*whole, std::int
 }
 
 void check_sizes(const Reader& in) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   if (key_of(in.spec, &M::num_kv_heads)) check_multiple(in, &M::num_heads, &M::num_kv_heads);
   const char* head_dim = key_of(in.spec, &M::head_dim);
   if (!head_dim || !in.root.find(head_dim)) check_multiple(in, &M::hidden_size, &M::num_heads);
@@ -240,7 +240,7 @@ void read_scaled_head(const Reader& in) {
 /// heads; the older ones have one norm, and one key and value head or as many as heads.
 void read_falcon(const Reader& in) {
   if (!in.spec.falcon_layers) return;
-  ModelConfig& model = in.model;
+  ModelSettings& model = in.model;
   const bool is_new = in.flag("new_decoder_architecture", false);
   const bool parallel = in.flag("parallel_attn", true);
   if (is_new && !parallel)
@@ -269,7 +269,7 @@ void check_gate(const Reader& in) {
 
 /// Reads what a row says, in its order: defaults may follow from what was read before.
 ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
-  ModelConfig model = spec.model;
+  ModelSettings model = spec.model;
   model.family = spec.family;
   const Reader in{root, spec, model};
   for (const HfKey& key : spec.keys) read_key(in, key);
@@ -283,7 +283,7 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   read_padding(in);
   read_heads(in);
   if (model.position_embedding == PositionKind::rotary) read_rope(in);
-  return canonical(std::move(model));
+  return canonical(model);
 }
 
 Architecture read_config(const std::string& text, const std::string& origin) {

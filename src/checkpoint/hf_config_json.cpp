@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "checkpoint/hf_read.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -13,7 +12,7 @@ namespace {
 
 /// Of what few types have.
 const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const ModelSpec& type) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   const auto reads = [&](auto M::*field) {
     return std::ranges::any_of(type.keys, [&](const HfKey& key) { return key.field == HfKey::Field(field); });
   };
@@ -38,24 +37,23 @@ const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const
 
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
   if (type.architectures.empty()) return "Transformers has no such type";
-  ModelConfig own = type.model;
-  own.family = type.family;
-  own = resolve(std::move(own));
+  ModelSettings usual = type.model;
+  usual.family = type.family;
+  const ModelConfig own = usual;
   if (std::string_view(spec_of(c.family).body) != spec_of(type.family).body) return "its layers are others";
   if (c.position_embedding != own.position_embedding)
-    return detail::concat("its positions are ", name_of(*own.position_embedding), ", not ",
-                          name_of(*c.position_embedding));
-  if (c.norm != own.norm)
-    return detail::concat("its norm is ", name_of(*own.norm), ", not ", name_of(*c.norm));
+    return detail::concat("its positions are ", name_of(own.position_embedding), ", not ",
+                          name_of(c.position_embedding));
+  if (c.norm != own.norm) return detail::concat("its norm is ", name_of(own.norm), ", not ", name_of(c.norm));
   const auto& listed = type.activations.names;
-  const bool known = std::any_of(listed.begin(), listed.end(),
-                                 [&](const auto& each) { return each.value == *c.activation; });
+  const bool known =
+      std::any_of(listed.begin(), listed.end(), [&](const auto& each) { return each.value == c.activation; });
   // Types without a gate take any activation of that kind.
-  const bool other = is_gated(*c.activation) ? c.activation != own.activation : is_gated(*own.activation);
+  const bool other = is_gated(c.activation) ? c.activation != own.activation : is_gated(own.activation);
   if (other && !known)
-    return detail::concat("its MLP has ", is_gated(*own.activation) ? name_of(*own.activation) : "no gate",
-                          ", not ", name_of(*c.activation));
-  if (*c.parallel_residual && !*own.parallel_residual) return "its attention and MLP follow one another";
+    return detail::concat("its MLP has ", is_gated(own.activation) ? name_of(own.activation) : "no gate",
+                          ", not ", name_of(c.activation));
+  if (c.parallel_residual && !own.parallel_residual) return "its attention and MLP follow one another";
   if (c.position_embedding == PositionKind::rotary &&
       (c.rope_interleaved != type.rope.interleaved || (c.rope_fraction != 1.0 && !type.rope.partial)))
     return detail::concat("it rotates pairs ", type.rope.interleaved ? "(2i, 2i+1)" : "(i, i + d/2)",
@@ -68,7 +66,7 @@ std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
 }
 
 /// Of a scale its inverse square, which is a whole number in Transformers.
-Json root_of(const ModelConfig& model) {
+Json root_of(const ModelSettings& model) {
   const double scale = model.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(model.head_dim)));
   const double value = 1.0 / (scale * scale), whole = std::round(value);
   return std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<std::int64_t>(whole)) : Json(value);
@@ -76,7 +74,7 @@ Json root_of(const ModelConfig& model) {
 
 /// The way back of read_falcon. One that says new_decoder_architecture goes on saying it where it can.
 void write_falcon(const ModelConfig& model, Json& out) {
-  const bool parallel = *model.parallel_residual, two_norms = parallel && !*model.shared_norm;
+  const bool parallel = model.parallel_residual, two_norms = parallel && !model.shared_norm;
   const bool few_heads = model.num_kv_heads == 1 || model.num_kv_heads == model.num_heads;
   const bool is_new = parallel && (two_norms || !few_heads || out.value("new_decoder_architecture", false));
   out["parallel_attn"] = parallel;
@@ -86,16 +84,16 @@ void write_falcon(const ModelConfig& model, Json& out) {
   out["num_ln_in_parallel_attn"] = two_norms ? Json(2) : is_new ? Json(1) : Json(nullptr);
 }
 
-void write_key(const ModelConfig& model, const HfKey& key, Json& out) {
+void write_key(const ModelSettings& model, const HfKey& key, Json& out) {
   if (key.kind == HfKey::Kind::root) return void(out[key.key] = root_of(model));
   if (key.kind == HfKey::Kind::cap) {
-    const double cap = (model.*std::get<std::optional<double> ModelConfig::*>(key.field)).value_or(0.0);
+    const double cap = (model.*std::get<std::optional<double> ModelSettings::*>(key.field)).value_or(0.0);
     return void(out[key.key] = cap == 0.0 ? Json(nullptr) : Json(cap));
   }
   const auto write = [&]<typename T>(const T& value) { out[key.key] = value; };
   // Transformers 5 takes a whole number alone for MPT's.
   if (key.kind == HfKey::Kind::probability && key.whole_zero &&
-      model.*std::get<double ModelConfig::*>(key.field) == 0.0)
+      model.*std::get<double ModelSettings::*>(key.field) == 0.0)
     return void(out[key.key] = 0);
   std::visit(
       [&](auto field) {
@@ -151,7 +149,6 @@ void write_scaled_head(bool scaled, Json& out) {
 namespace checkpoint_detail {
 
 ModelConfig canonical(ModelConfig model) {
-  model = resolve(std::move(model));
   model.init_from.reset();
   model.reinitialize = false;
   if (model.proj_bias == model.linear_bias) model.proj_bias.reset();
@@ -164,7 +161,7 @@ ModelConfig canonical(ModelConfig model) {
   if (model.attention_scale == 1.0 / std::sqrt(static_cast<double>(model.head_dim)))
     model.attention_scale.reset();
   if (model.position_embedding != PositionKind::rotary) {
-    const ModelConfig none;
+    const ModelSettings none;
     model.rope_theta = none.rope_theta;
     model.rope_fraction = none.rope_fraction;
     model.rope_interleaved = none.rope_interleaved;
@@ -225,7 +222,8 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   if (!model.padding_id && row.absent_padding) out["pad_token_id"] = nullptr;
   if (out.contains("dtype")) out["dtype"] = name_of(dtype);
   if (!out.contains("dtype") || out.contains("torch_dtype")) out["torch_dtype"] = name_of(dtype);
-  for (const HfKey& key : row.keys) write_key(model, key, out);
+  const ModelSettings fields = model;
+  for (const HfKey& key : row.keys) write_key(fields, key, out);
   for (const auto& [key, value] : row.constants) out[key] = value;
   write_activation(model, row.activations, out);
   if (model.encoder_layers) out["num_decoder_layers"] = model.num_layers - *model.encoder_layers;

@@ -173,7 +173,7 @@ void HfModel::Impl::describe_source(const std::string& prefix, const std::string
     const std::string name = prefix + copy + ".weight";
     if (tensors->find(name)) facts.embedding_names.push_back(name);
   }
-  if (*config.model.tied_head && tensors->find(head)) facts.embedding_names.push_back(head);
+  if (config.model.tied_head && tensors->find(head)) facts.embedding_names.push_back(head);
   if (facts.embedding_names.empty()) facts.embedding_names.push_back(embedding);
   source = std::move(facts);
 }

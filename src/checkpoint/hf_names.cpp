@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kPositions = "embedding.position_embeddings.weight";
 
-bool is_gated(const ModelConfig& model) { return tessera::is_gated(*model.activation); }
+bool is_gated(const ModelConfig& model) { return tessera::is_gated(model.activation); }
 
 /// A module's weight [rows, columns], of a norm [rows], and whether it has a bias [rows].
 struct Extent {
@@ -18,18 +18,18 @@ struct Extent {
 
 Extent extent_of(const ModelConfig& m, std::string_view module) {
   const std::int64_t heads = m.num_heads * m.head_dim, kv = m.num_kv_heads * m.head_dim;
-  if (module.ends_with("linear_q")) return {heads, m.hidden_size, *m.qkv_bias};
-  if (module.ends_with("linear_kv")) return {2 * kv, m.hidden_size, *m.qkv_bias};
+  if (module.ends_with("linear_q")) return {heads, m.hidden_size, m.qkv_bias};
+  if (module.ends_with("linear_kv")) return {2 * kv, m.hidden_size, m.qkv_bias};
   if (module.ends_with("relative_attention_bias")) return {*m.relative_buckets, m.num_heads, false};
-  if (module.ends_with("linear_qkv")) return {heads + 2 * kv, m.hidden_size, *m.qkv_bias};
-  if (module.ends_with("linear_proj")) return {m.hidden_size, heads, m.proj_bias.value_or(*m.linear_bias)};
+  if (module.ends_with("linear_qkv")) return {heads + 2 * kv, m.hidden_size, m.qkv_bias};
+  if (module.ends_with("linear_proj")) return {m.hidden_size, heads, has_proj_bias(m)};
   if (module.ends_with("linear_fc1"))
-    return {m.ffn_hidden_size * (is_gated(m) ? 2 : 1), m.hidden_size, *m.linear_bias};
+    return {m.ffn_hidden_size * (is_gated(m) ? 2 : 1), m.hidden_size, m.linear_bias};
   if (module.ends_with("token_type_embeddings")) return {*m.token_types, m.hidden_size, false};
   if (module == "pooler.dense" || module == "lm_head.dense") return {m.hidden_size, m.hidden_size, true};
   if (module == "binary_head") return {2, m.hidden_size, true};
   if (module == "classifier") return {*m.num_labels, m.hidden_size, true};
-  if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, *m.linear_bias};
+  if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, m.linear_bias};
   const bool full = m.qk_norm == QkNorm::full;
   if (module.ends_with("q_layernorm")) return {full ? heads : m.head_dim, 0, false};
   if (module.ends_with("k_layernorm")) return {full ? kv : m.head_dim, 0, false};
@@ -140,7 +140,7 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
   layers("decoder.layers.", names.layers, names.layer, m.num_layers - encoder);
   if (names.final_norm) map_module(m, names, "decoder.final_layernorm", prefix, {{names.final_norm}}, out);
   map_beside(m, names, prefix, names.end, out);
-  if (!*m.tied_head) table("output_layer.weight", head, m.vocab_size);
+  if (!m.tied_head) table("output_layer.weight", head, m.vocab_size);
   return out;
 }
 

@@ -9,7 +9,7 @@ namespace tessera::checkpoint_detail {
 struct Reader {
   JsonView root;
   const ModelSpec& spec;
-  ModelConfig& model;
+  ModelSettings& model;
 
   bool is_absent(const char* key) const { return !root.object().contains(key); }
   double number(const char* key, double absent) const {
@@ -45,6 +45,7 @@ void write_rope(const ModelConfig& model, const HfRope& keys, Json& out);
 void write_window(const ModelConfig& model, const HfWindow& window, Json& out);
 
 /// The window and its pattern for layers that slide or not: none, or the shortest pattern that repeats.
-void set_windows(ModelConfig& model, std::int64_t window, const std::vector<bool>& slides);
+template <typename Model>
+void set_windows(Model& model, std::int64_t window, const std::vector<bool>& slides);
 
 }  // namespace tessera::checkpoint_detail

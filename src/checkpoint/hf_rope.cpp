@@ -61,7 +61,7 @@ double yarn_factor(double factor, double scale) {
   return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
 }
 
-void check_scaling(const JsonView& scaling, const ModelConfig& model, const RopeScaling& rope) {
+void check_scaling(const JsonView& scaling, const ModelSettings& model, const RopeScaling& rope) {
   const auto rotated =
       static_cast<std::int64_t>(static_cast<double>(model.head_dim) * model.rope_fraction) / 2 * 2;
   if (rope.factor < 1) scaling["factor"].fail("must be at least 1", Reader::kWay);

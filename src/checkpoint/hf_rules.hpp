@@ -28,7 +28,7 @@ constexpr bool has_original(RopeType type) {
 /// Only what its rule reads.
 RopeScaling canonical(const RopeScaling& scaling);
 
-/// A model resolved, without what says how it is trained, spelt in one way of several that mean the same.
+/// A model without what says how it is trained, spelt in one way of several that mean the same.
 ModelConfig canonical(ModelConfig model);
 
 }  // namespace tessera::checkpoint_detail

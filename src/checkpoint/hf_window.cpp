@@ -31,7 +31,8 @@ std::vector<bool> usual_layers(const Reader& in) {
 
 }  // namespace
 
-void set_windows(ModelConfig& model, std::int64_t window, const std::vector<bool>& slides) {
+template <typename Model>
+void set_windows(Model& model, std::int64_t window, const std::vector<bool>& slides) {
   model.sliding_window.reset();
   model.window_pattern.reset();
   if (window == 0 || std::ranges::find(slides, true) == slides.end()) return;
@@ -49,6 +50,8 @@ void set_windows(ModelConfig& model, std::int64_t window, const std::vector<bool
   // Null is the family's.
   if (pattern != "S" || spec_of(model.family).model.window_pattern) model.window_pattern = pattern;
 }
+template void set_windows(ModelSettings&, std::int64_t, const std::vector<bool>&);
+template void set_windows(ModelConfig&, std::int64_t, const std::vector<bool>&);
 
 void read_window(const Reader& in) {
   const HfWindow& spec = in.spec.window;

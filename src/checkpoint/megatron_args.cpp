@@ -31,7 +31,7 @@ MlpActivation activation(const MegatronValues& args) {
   return tanh ? MlpActivation::gelu_tanh : MlpActivation::gelu;
 }
 
-void read_positions(const MegatronValues& args, ModelConfig& model) {
+void read_positions(const MegatronValues& args, ModelSettings& model) {
   const bool rotary = args.flag("use_rotary_position_embeddings").value_or(false);
   const std::string kind = args.text("position_embedding_type", rotary ? "rope" : "learned_absolute");
   if (kind == "learned_absolute" && !rotary) {
@@ -48,7 +48,7 @@ void read_positions(const MegatronValues& args, ModelConfig& model) {
   }
 }
 
-void read_norm(const MegatronValues& args, ModelConfig& model) {
+void read_norm(const MegatronValues& args, ModelSettings& model) {
   const std::string norm = args.text("normalization", "LayerNorm");
   if (norm != "LayerNorm" && norm != "RMSNorm")
     args.refuse("normalization", "'" + norm + "' is not read; LayerNorm and RMSNorm are");
@@ -68,7 +68,7 @@ MegatronArgs read_megatron_args(const PickleValue& value, const std::filesystem:
   out.fused_gelu = args.flag("bias_gelu_fusion").value_or(false) && !args.flag("openai_gelu").value_or(false);
   out.data = args.integer({"data_parallel_size"}, 1) * args.integer({"context_parallel_size"}, 1);
   out.true_vocab = args.integer({"orig_vocab_size", "vocab_size"}, 0);
-  ModelConfig& model = out.model;
+  ModelSettings& model = out.model;
   model.num_layers = args.size("num_layers");
   out.encoder_layers = args.integer({"encoder_num_layers", "num_layers"}, 0);
   out.decoder_layers = args.integer({"decoder_num_layers", "encoder_num_layers", "num_layers"}, 0);
@@ -142,9 +142,9 @@ void write_megatron_args(TorchPickle& pickle, const ModelConfig& m, std::int64_t
   flag("swiglu", swiglu);
   flag("bias_gelu_fusion", false);
   flag("openai_gelu", tanh);
-  flag("add_bias_linear", *m.linear_bias);
-  flag("add_qkv_bias", *m.qkv_bias && !*m.linear_bias);
-  flag("untie_embeddings_and_output_weights", !*m.tied_head);
+  flag("add_bias_linear", m.linear_bias);
+  flag("add_qkv_bias", m.qkv_bias && !m.linear_bias);
+  flag("untie_embeddings_and_output_weights", !m.tied_head);
   text("position_embedding_type", rotary                                       ? "rope"
                                   : m.position_embedding == PositionKind::none ? "none"
                                                                                : "learned_absolute");

@@ -11,7 +11,7 @@
 namespace tessera::checkpoint_detail {
 
 struct MegatronArgs {
-  ModelConfig model;            ///< unresolved; vocab_size is the padded one
+  ModelSettings model;          ///< vocab_size is the padded one
   std::int64_t true_vocab = 0;  ///< 0 = they do not say
   std::int64_t tensor = 1, pipeline = 1, virtual_stages = 1;
   bool fused_gelu = false;                              ///< the MLP's alone is the one with tanh

@@ -3,7 +3,6 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -14,7 +13,7 @@ using namespace checkpoint_detail;
 void MegatronModel::Impl::settle_family(const MegatronArgs& args) {
   const auto has = [&](const char* name) { return weights.tensors.contains(name); };
   if (!has("lm_head.dense.weight")) return;
-  ModelConfig& model = architecture.model;
+  ModelSettings& model = settings;
   model.family = find_spec("megatron-bert")->family;
   model.binary_head = has("binary_head.weight");
   const auto types = weights.tensors.find("embedding.token_type_embeddings.weight");
@@ -40,13 +39,13 @@ void MegatronModel::Impl::settle_vocabulary(const MegatronArgs& args, const Mega
     bad_file(dir, "embedding.word_embeddings.weight",
              detail::concat("has ", rows, " rows; the vocabulary has ", wanted),
              "Give the size of the vocabulary that it was trained with.");
-  architecture.model.vocab_size = wanted > 0 ? wanted : rows;
+  settings.vocab_size = wanted > 0 ? wanted : rows;
   if (wanted > 0 && wanted < rows)
     notes.push_back(detail::concat(rows - wanted, " rows of padding of the vocabulary are left out"));
   if (wanted == 0)
     notes.push_back(detail::concat("the arguments do not say how many of the ", rows,
                                    " rows of the vocabulary are padding: all are kept"));
-  architecture = architecture_of(resolve(architecture.model));
+  architecture = architecture_of(settings);
 }
 
 /// Compares what is there with what the model has.

@@ -95,7 +95,7 @@ void MegatronModel::Impl::take_whole(const std::shared_ptr<const HfStorage>& all
   const std::optional<std::size_t> number = missing_number(tensor.name);
   const std::span<const std::int64_t> dims = entry.shape.dims();
   const std::int64_t layers = !number ? 1 : dims.empty() ? 0 : dims[0];
-  const std::int64_t most = architecture.model.num_layers + 1;  // one too many says that there are
+  const std::int64_t most = settings.num_layers + 1;  // one too many says that there are
   for (std::int64_t layer = 0; layer < std::min(layers, most); ++layer) {
     holders.push_back(std::make_unique<DistributedTensor>(all, dir / ".metadata", entry.name,
                                                           number ? std::optional(layer) : std::nullopt));
@@ -215,7 +215,8 @@ void MegatronModel::Impl::take_group_blobs(const std::map<std::string, DcpPlace>
 void MegatronModel::Impl::check_distributed_run() {
   Set& masters = run->values[static_cast<std::size_t>(RunValue::weight)];
   const bool plain = masters.tensors.empty();
-  if (plain && run->training.config.training.precision == Precision::fp32) masters.tensors = weights.tensors;
+  if (plain && run->training.settings.training.precision == Precision::fp32)
+    masters.tensors = weights.tensors;
   for (const RunValue value : kRunValues) {
     const Set& set = run->values[static_cast<std::size_t>(value)];
     const char* what = value == RunValue::weight ? "main weight" : torch_name(value);

@@ -29,6 +29,7 @@ struct MegatronChunk {
 /// What goes on with a run, beside the weights.
 struct MegatronRunParts {
   MegatronTraining training;
+  Config config = Settings{};       ///< its settings with the model, once that is known
   std::array<StoredSet, 3> values;  ///< by RunValue
   bool counted = false;             ///< whether a rank has said how far the optimizer is
 };
@@ -40,7 +41,8 @@ struct MegatronModel::Impl {
   using Set = checkpoint_detail::StoredSet;
 
   std::filesystem::path dir;
-  Architecture architecture;
+  ModelSettings settings;     ///< what arguments and tensors say of the model so far
+  Architecture architecture;  ///< once that is all
   std::int64_t iteration = 0, tensor = 1, pipeline = 1, data = 1, version = 0;
   bool two_stacks = false;  ///< T5
   std::vector<std::string> notes;

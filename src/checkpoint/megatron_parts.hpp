@@ -30,8 +30,8 @@ struct StoredSet {
 
 /// How a checkpoint orders rows.
 struct StoredOrder {
-  const ModelConfig* model;  ///< resolved
-  std::int64_t version;      ///< checkpoint_version: of rows of query, key and value
+  const ModelConfig* model;
+  std::int64_t version;  ///< checkpoint_version: of rows of query, key and value
 };
 /// Reads a whole tensor in Tessera's order. Errors: CheckpointError where ranks hold different values of what
 /// they share; IoError.

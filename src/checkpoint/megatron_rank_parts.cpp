@@ -124,7 +124,7 @@ std::vector<RankPart> RankParts::of_stage(std::int64_t stage) const {
     if (second) add(parts, spec, {second});
   }
   // Megatron's model and the converter of Transformers look for the tied head of the last stage here.
-  if (*model_.tied_head && is_last && stacks != MegatronStacks::both && (legacy || !is_first))
+  if (model_.tied_head && is_last && stacks != MegatronStacks::both && (legacy || !is_first))
     add(parts, specs_[order_.front()],
         legacy ? std::vector<std::string>{"word_embeddings_for_head", "weight"}
                : std::vector<std::string>{kHead});

@@ -4,7 +4,6 @@
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
 #include "checkpoint/slice_runs.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 
 namespace tessera {
@@ -124,11 +123,10 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
     pipeline = args.pipeline;
   }
   data = args.data;
-  architecture.model = args.model;
+  settings = args.model;
   if (with_run) {
     run.emplace();
     run->training = read_megatron_training(first.root(), *path, notes);
-    run->training.config.model = args.model;
   }
   std::set<std::string> unexpected;
   if (distributed) {
@@ -142,7 +140,7 @@ void MegatronModel::Impl::load(const MegatronReadOptions& options, bool with_run
   if (run) {
     if (distributed) check_distributed_run();
     settle_run();
-    check_schedule(first.root(), *path, run->training.config, run->training.counters);
+    check_schedule(first.root(), *path, run->config, run->training.counters);
   } else {
     note_rest(first.root());
   }
@@ -195,7 +193,7 @@ void MegatronModel::Impl::take_two_stacks(const MegatronArgs& args) {
     bad_file(dir, "args.pipeline_model_parallel_size",
              detail::concat("is ", args.pipeline, "; T5 is read of one stage"),
              "Convert it with the program that trained it to one stage first.");
-  ModelConfig& model = architecture.model;
+  ModelSettings& model = settings;
   model.family = find_spec("megatron_t5")->family;
   model.encoder_layers = args.encoder_layers;
   model.num_layers = args.encoder_layers + args.decoder_layers;
@@ -204,7 +202,6 @@ void MegatronModel::Impl::take_two_stacks(const MegatronArgs& args) {
     bad_file(dir, "args",
              "a T5 without LayerNorm, learned positions, a tied head or with groups of heads is not read",
              "Convert such a model with the program that trained it.");
-  if (run) run->training.config.model = model;
 }
 
 std::vector<MegatronChunk> MegatronModel::Impl::read_rank(std::int64_t tp, std::optional<std::int64_t> pp,

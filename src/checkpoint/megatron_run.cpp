@@ -3,7 +3,6 @@
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/hf_names.hpp"
 #include "checkpoint/megatron_model.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/precision.hpp"
 
 namespace tessera {
@@ -25,7 +24,7 @@ void order_as_registered(std::vector<RankParameter>& parameters) {
 class MegatronRun final : public RunSource {
  public:
   explicit MegatronRun(std::unique_ptr<MegatronModel::Impl> impl) : impl_(std::move(impl)) {}
-  const Config& config() const override { return impl_->run->training.config; }
+  const Config& config() const override { return impl_->run->config; }
   const RunCounters& counters() const override { return impl_->run->training.counters; }
   std::vector<TensorSpec> parameters() const override { return parameter_specs(impl_->architecture); }
   void read(RunValue value, const std::string& name, std::span<float> out) const override {
@@ -51,7 +50,7 @@ void MegatronModel::Impl::take_facts(const OptimizerFacts& facts, const std::fil
     c.good_steps = facts.scaler->good_steps;
     c.hysteresis = facts.scaler->hysteresis;
   } else {
-    const TrainingConfig& t = run->training.config.training;
+    const TrainingConfig& t = run->training.settings.training;
     c.loss_scale = t.precision == Precision::fp16 ? t.loss_scale.value_or(t.initial_loss_scale) : 1;
     c.hysteresis = t.hysteresis;
   }
@@ -60,7 +59,7 @@ void MegatronModel::Impl::take_facts(const OptimizerFacts& facts, const std::fil
 /// Adds, to what is kept of each chunk by value, the optimizer's tensors under the names of the weights.
 void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::int64_t stage,
                                          std::array<std::vector<Chunk>, 3>& to, SymbolicLinks links) {
-  const bool tied = *architecture.model.tied_head;
+  const bool tied = *settings.tied_head;
   std::vector<RankParameter> parameters;
   for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) {
     for (const auto& [name, tensor_of_it] : chunks[chunk].tensors) {
@@ -86,7 +85,7 @@ void MegatronModel::Impl::take_optimizer(const std::vector<Chunk>& chunks, std::
 }
 
 void MegatronModel::Impl::settle_run() {
-  Config& config = run->training.config;
+  Settings config = run->training.settings;
   RunCounters& c = run->training.counters;
   const DType wanted = dtype_of_precision(config.training.precision);
   for (const auto& [name, each] : weights.tensors) {
@@ -103,12 +102,11 @@ void MegatronModel::Impl::settle_run() {
              kWeightsAlone);
   c.skipped = c.step - c.updates;
   if (!two_stacks) config.training.decoder_seq_length.reset();  // of no meaning there
-  const ModelConfig trained = config.model;                     // what the architecture does not say
   config.model = architecture.model;
-  config.model.dropout = trained.dropout;
-  config.model.attention_dropout = trained.attention_dropout;
-  config.model.init_std = trained.init_std;
-  config = resolve(config);
+  config.model.dropout = settings.dropout;  // what the architecture does not say
+  config.model.attention_dropout = settings.attention_dropout;
+  config.model.init_std = settings.init_std;
+  run->config = config;
 }
 
 void MegatronModel::Impl::read(RunValue value, const std::string& name, std::span<float> out) const {

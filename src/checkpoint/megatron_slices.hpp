@@ -24,7 +24,7 @@ struct RankPart {
 };
 
 struct RankCut {
-  const ModelConfig& model;  ///< resolved
+  const ModelConfig& model;
   std::int64_t ranks, rank;
   std::int64_t padded_vocabulary;  ///< rows over all ranks
 };

@@ -71,7 +71,7 @@ void read_precision(const MegatronValues& args, TrainingConfig& t) {
 }
 
 /// The schedule as its own state says it, else as the arguments do: the state is what the run went by.
-void read_schedule(const MegatronValues& args, const MegatronValues* state, Config& config) {
+void read_schedule(const MegatronValues& args, const MegatronValues* state, Settings& config) {
   const std::int64_t batch = config.training.global_batch_size;
   LrScheduleConfig& s = config.lr_schedule;
   s.style = word(args, "lr_decay_style", "linear", LrStyle::linear);
@@ -132,7 +132,7 @@ std::vector<std::pair<double, std::string>> data_path(const PickleValue& list) {
   return paths;
 }
 
-void read_data(const MegatronValues& args, Config& config, std::vector<std::string>& notes) {
+void read_data(const MegatronValues& args, Settings& config, std::vector<std::string>& notes) {
   DataConfig& data = config.data;
   data.split = args.text("split", "969,30,1");
   data.reset_position_ids = args.flag("reset_position_ids").value_or(false);
@@ -164,7 +164,7 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   const MegatronValues args(*root.find("args"), file);
   refuse_others(args);
   MegatronTraining out;
-  TrainingConfig& t = out.config.training;
+  TrainingConfig& t = out.settings.training;
   t.global_batch_size = args.size("global_batch_size");
   t.micro_batch_size = args.size("micro_batch_size");
   t.seq_length = args.size("seq_length");
@@ -178,7 +178,7 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   t.eval_iters = std::max<std::int64_t>(1, args.integer({"eval_iters"}, 10, kMostCount));
   if (args.integer({"eval_iters"}, 10, kMostCount) == 0) t.eval_interval = 0;
   read_precision(args, t);
-  OptimizerConfig& o = out.config.optimizer;
+  OptimizerConfig& o = out.settings.optimizer;
   o.name = args.flag("decoupled_weight_decay").value_or(true) ? OptimizerName::adamw : OptimizerName::adam;
   o.betas = {args.real({"adam_beta1"}, 0.9), args.real({"adam_beta2"}, 0.999)};
   o.eps = args.real({"adam_eps"}, 1e-8);
@@ -186,9 +186,9 @@ MegatronTraining read_megatron_training(const PickleValue& root, const std::file
   const PickleValue* state = schedule_of(root);
   std::optional<MegatronValues> schedule;
   if (state) schedule.emplace(*state, file, "opt_param_scheduler");
-  read_schedule(args, schedule ? &*schedule : nullptr, out.config);
-  read_data(args, out.config, notes);
-  out.config.checkpoint.every = args.integer({"save_interval"}, 0, kMostCount);
+  read_schedule(args, schedule ? &*schedule : nullptr, out.settings);
+  read_data(args, out.settings, notes);
+  out.settings.checkpoint.every = args.integer({"save_interval"}, 0, kMostCount);
 
   const PickleValue* number = root.find("iteration");
   if (!number) number = root.find("total_iters");
@@ -221,9 +221,6 @@ namespace {
 
 /// As Megatron writes it.
 std::string style_word(LrStyle style) { return style == LrStyle::wsd ? kWsd : std::string(name_of(style)); }
-double end_decay(const Config& config) {
-  return config.lr_schedule.end_weight_decay.value_or(config.optimizer.weight_decay);
-}
 
 void write_data_args(TorchPickle& pickle, const DataConfig& data) {
   const auto flag = [&](const char* name, bool value) { pickle.text(name).boolean(value); };
@@ -291,7 +288,7 @@ void write_training_args(TorchPickle& pickle, const Config& config, const RunCou
   integer("lr_wsd_decay_iters", s.wsd_decay_steps);
   real("weight_decay", o.weight_decay);
   real("start_weight_decay", o.weight_decay);
-  real("end_weight_decay", end_decay(config));
+  real("end_weight_decay", *s.end_weight_decay);
   text("weight_decay_incr_style", name_of(s.weight_decay_style));
   real("adam_beta1", o.betas[0]);
   real("adam_beta2", o.betas[1]);
@@ -313,7 +310,7 @@ void write_schedule(TorchPickle& pickle, const Config& config, const RunCounters
   integer("lr_decay_steps", s.decay_steps * batch);
   real("min_lr", s.min_lr);
   real("start_wd", config.optimizer.weight_decay);
-  real("end_wd", end_decay(config));
+  real("end_wd", *s.end_weight_decay);
   pickle.text("wd_incr_style").text(name_of(s.weight_decay_style));
   integer("wd_incr_steps", config.training.steps * batch);
   pickle.end_dict();

@@ -12,7 +12,7 @@
 namespace tessera::checkpoint_detail {
 
 struct MegatronTraining {
-  Config config;         ///< all sections but the model and the layout
+  Settings settings;     ///< all sections but the model and the layout
   RunCounters counters;  ///< but for what the optimizer's state says
 };
 /// `root`: what a rank's file holds; what is not taken over is said in `notes`. Errors: CheckpointError

@@ -31,23 +31,22 @@ void check_model(const ModelConfig& m, const MegatronExportOptions& options) {
   if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m) && !is_t5)
     fault = "is an encoder with its norms behind each branch";
   if (m.num_labels) fault = "has a head for classes of samples";
-  if (is_bert(m) && is_gated(*m.activation)) fault = "is an encoder with a gate";
+  if (is_bert(m) && is_gated(m.activation)) fault = "is an encoder with a gate";
   if (m.position_embedding == PositionKind::alibi) fault = "has ALiBi positions";
-  if (m.parallel_residual.value_or(false)) fault = "has attention and MLP side by side";
+  if (m.parallel_residual) fault = "has attention and MLP side by side";
   if (m.sliding_window) fault = "has a window";
   if (m.activation == MlpActivation::relu || m.activation == MlpActivation::geglu)
     fault = "has another activation";
   if (m.qk_norm == QkNorm::head) fault = "norms queries and keys";
-  if (m.norm_placement != NormPlacement::pre || m.norm_zero_centered.value_or(false) ||
-      m.embedding_norm.value_or(false) || has_norm_bias(m) != (m.norm == NormStyle::layernorm))
+  if (m.norm_placement != NormPlacement::pre || m.norm_zero_centered || m.embedding_norm ||
+      has_norm_bias(m) != (m.norm == NormStyle::layernorm))
     fault = "has other norms";
-  if (m.embedding_scaled.value_or(false) || m.attention_scale || m.attention_softcap.value_or(0) > 0 ||
-      m.logit_softcap.value_or(0) > 0)
+  if (m.embedding_scaled || m.attention_scale || m.attention_softcap > 0 || m.logit_softcap > 0)
     fault = "scales or caps embeddings, scores or logits";
   if (m.rope_scaling != RopeScaling{}) fault = "has scaled rotary positions";
-  if (m.norm == NormStyle::rmsnorm && *m.linear_bias) fault = "has RMSNorm and biases";
-  if (m.proj_bias && *m.proj_bias != *m.linear_bias) fault = "has a bias of the output projection of its own";
-  if (*m.linear_bias && !*m.qkv_bias) fault = "has biases, but none of query, key and value";
+  if (m.norm == NormStyle::rmsnorm && m.linear_bias) fault = "has RMSNorm and biases";
+  if (has_proj_bias(m) != m.linear_bias) fault = "has a bias of the output projection of its own";
+  if (m.linear_bias && !m.qkv_bias) fault = "has biases, but none of query, key and value";
   TESSERA_ENSURE(ConfigError, fault == nullptr, "this model ", fault, ", which Megatron's model has not");
   TESSERA_ENSURE(ConfigError, !is_t5 || options.pipeline == 1, "T5 is written for one stage, not ",
                  options.pipeline);
@@ -122,7 +121,7 @@ struct StageFiles {
 };
 
 BufferFile plan_buffers(const RankParts& of_ranks, const MegatronExportOptions& options, std::int64_t pp) {
-  const bool shared = *of_ranks.model().tied_head && options.pipeline > 1;
+  const bool shared = of_ranks.model().tied_head && options.pipeline > 1;
   BufferFile file;
   TorchPickle& pickle = file.pickle;
   pickle.begin_dict().text("buckets_coalesced").boolean(true);

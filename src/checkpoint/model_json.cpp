@@ -4,7 +4,6 @@
 #include "base/config_schema.hpp"
 #include "checkpoint/hf_rules.hpp"
 #include "checkpoint/json_strict.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -30,7 +29,7 @@ struct KeyLister {
 /// Visitor of the section `model`: its fields as members of a JSON object.
 class FieldWriter {
  public:
-  explicit FieldWriter(const ModelConfig& model)
+  explicit FieldWriter(const ModelSettings& model)
       : rotary_(model.position_embedding == PositionKind::rotary) {}
   Json out = Json::object();
 
@@ -156,14 +155,14 @@ class FieldReader {
 }  // namespace
 
 std::string to_model_json(const Architecture& config) {
-  ModelConfig model = config.model;
+  ModelSettings model = config.model;
   model.proj_bias = model.proj_bias.value_or(*model.linear_bias);
   // Earlier versions do not know these keys: each is written where it is not the family's.
-  const ModelConfig usual = resolve(ModelConfig{.family = model.family, .norm = model.norm});
+  const ModelSettings usual = ModelConfig(ModelSettings{.family = model.family, .norm = model.norm});
   const auto leave_out = [&](auto... field) {
     ((void)(model.*field == usual.*field ? model.*field = std::nullopt : model.*field), ...);
   };
-  using M = ModelConfig;
+  using M = ModelSettings;
   leave_out(&M::parallel_residual, &M::qk_norm, &M::norm_placement, &M::shared_norm, &M::norm_zero_centered,
             &M::embedding_norm, &M::embedding_scaled, &M::attention_softcap, &M::logit_softcap);
   FieldWriter writer(model);
@@ -175,13 +174,13 @@ std::string to_model_json(const Architecture& config) {
 Architecture parse_model_json(const std::string& text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   const JsonView in(document, origin);
-  Architecture config;
+  ModelSettings model;
   KeyLister known;
-  describe(known, config.model);
+  describe(known, model);
   in.only(known.keys);
   FieldReader reader(in);
-  describe(reader, config.model);
-  config.model = canonical(std::move(config.model));
+  describe(reader, model);
+  Architecture config{canonical(model)};
   if (config.model.position_embedding == PositionKind::rotary) (void)in["rope_theta"].number();
   const auto type = in.find("hf_model_type");
   if (type && !find_spec(type->text())) type->fail("\"" + type->text() + "\" is not known");

@@ -1,7 +1,6 @@
 #include <array>
 
 #include "checkpoint/file_io.hpp"
-#include "tessera/base/config_file.hpp"
 #include "tessera/checkpoint/hf.hpp"
 
 namespace tessera {
@@ -10,13 +9,13 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The model of config.json with what settings alone say of it.
-ModelConfig model_of(const ModelConfig& settings, const Architecture& found) {
-  ModelConfig model = found.model;
+ModelSettings model_of(const ModelConfig& settings, const Architecture& found) {
+  ModelSettings model = found.model;
   model.dropout = settings.dropout;
   model.attention_dropout = settings.attention_dropout;
   model.init_std = settings.init_std;
   const ModelConfig given = architecture_of(settings).model;
-  TESSERA_ENSURE(ConfigError, given == found.model || given == architecture_of(resolve(ModelConfig{})).model,
+  TESSERA_ENSURE(ConfigError, given == found.model || given == architecture_of(ModelSettings{}).model,
                  "the section `model` of the settings is not the model of config.json. Leave it out");
   return model;
 }
@@ -73,11 +72,11 @@ std::unique_ptr<RunSource> open_torch_run(TorchFormat format, const fs::path& di
     facts.steps = std::max(facts.steps, each.steps);
     facts.samples = std::max(facts.samples, each.samples);
   }
-  Config config = settings;
-  config.model = model_of(settings.model, values[0]->config());
-  config = resolve(config);
+  Settings given = settings;
+  given.model = model_of(settings.model, values[0]->config());
+  const Config config = given;
   const RunCounters counters = counters_of(facts, config, dir);
-  return std::make_unique<TorchRun>(std::move(values), std::move(config), counters);
+  return std::make_unique<TorchRun>(std::move(values), config, counters);
 }
 
 }  // namespace tessera

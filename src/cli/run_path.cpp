@@ -35,10 +35,10 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
 namespace {
 
 Config config_of_folder(const std::filesystem::path& path) {
-  Config config;
+  Settings config;
   config.model = open_model(path).config().model;
   // Nothing is trained on it, but layouts are checked with it.
-  config.training.seq_length = std::min(config.training.seq_length, resolve(config.model).max_positions);
+  config.training.seq_length = std::min(config.training.seq_length, config.model.max_positions);
   for (const char* file : {"tokenizer.json", "vocab.json", "merges.txt"}) {
     if (std::filesystem::exists(path / file))
       checkpoint_detail::open_for_reading(path / file, SymbolicLinks::within_folder);  // no link elsewhere
@@ -55,7 +55,7 @@ Config settled(Config config, const LoadOptions& options) {
   config.parallel = {};
   config.offload = {};  // which goes with stages of ZeRO
   if (!options.overrides.empty())
-    config = parse_config(to_yaml(resolve(config)), "the model's configuration", options.overrides);
+    config = parse_config(to_yaml(config), "the model's configuration", options.overrides);
   config.device.threads = options.threads;
   if (!config.device.index) config.device.index = options.device_index;
   return config;

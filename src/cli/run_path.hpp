@@ -19,7 +19,7 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
 
 /// A model for inference, and how its text is tokenized.
 struct LoadedModel {
-  Config config;
+  Config config = Settings{};
   std::unique_ptr<Engine> engine;
   std::optional<TokenizerRecord> tokenizer;  ///< of what it was trained on, where its checkpoint says
 };

@@ -1,6 +1,5 @@
 #include "tessera/engine/build.hpp"
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/engine/agreement.hpp"
@@ -45,7 +44,7 @@ void refuse_without_data(const ModelConfig& model, std::string_view what) {
 void check_no_decay(const Config& config) {
   if (config.optimizer.no_decay.empty()) return;
   std::vector<std::string> names;
-  const auto whole = make_model(resolve(config.model), numerics_of(config.training));
+  const auto whole = make_model(config.model, numerics_of(config.training));
   for (const Parameter* parameter : whole->parameters()) names.push_back(parameter->name());
   check_no_decay(config.optimizer, names);
 }
@@ -78,7 +77,7 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
 
 std::unique_ptr<Model> make_model(const Config& config, const ProcessMesh& mesh,
                                   const std::vector<ModelPiece>& pieces, Device device) {
-  return make_model(resolve(config.model), numerics_of(config.training),
+  return make_model(config.model, numerics_of(config.training),
                     Sharding{.tensor = {.comm = &mesh[Axis::tp],
                                         .sequence = config.parallel.sequence,
                                         .chunks = tensor_chunks(config.parallel, device)},

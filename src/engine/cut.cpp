@@ -1,7 +1,7 @@
 /// Which layers a pipeline stage holds.
 
 #include "engine/dry_terms.hpp"
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/engine/build.hpp"
 
 namespace tessera {
@@ -17,7 +17,7 @@ PartCosts part_costs(const Config& given) {
   // However a run recomputes and whatever it fits on one device at once, its stages are the same.
   config.training.recompute = Recompute::none;
   const std::int64_t layers = config.model.num_layers;
-  const std::int64_t encoder = resolve(config.model).encoder_layers.value_or(0);
+  const std::int64_t encoder = config.model.encoder_layers.value_or(0);
   std::vector<ModelPiece> parts = {{0, 0, true, false}, {0, 1, false, false}};
   if (encoder > 0) parts.push_back({layers - 1, 1, false, false});  // the decoder's
   parts.push_back({layers, 0, false, true});
@@ -47,7 +47,7 @@ namespace {
 /// Of an encoder and a decoder on stages of their own: each cut by itself.
 std::vector<PieceLayers> cut_at_split(const Config& config,
                                       const std::function<PartCosts(const Config&)>& costs) {
-  const std::int64_t encoder = *resolve(config.model).encoder_layers, layers = config.model.num_layers;
+  const std::int64_t encoder = *config.model.encoder_layers, layers = config.model.num_layers;
   const auto split = static_cast<int>(*config.parallel.pipeline_split_rank);
   const int stages = static_cast<int>(config.parallel.pipeline);
   const PartCosts whole = encoder > split || layers - encoder > stages - split ? costs(config) : PartCosts{};

@@ -91,8 +91,8 @@ namespace detail {
 Plan plan_layout(const Config& config, std::optional<std::int64_t> processes) {
   refuse_without_data(config.model, "a plan");
   Plan plan;
-  plan.config = resolve(config);
-  plan.config.parallel = resolve_layout(plan.config, processes);
+  plan.config = config;
+  plan.config.parallel = resolve_layout(config, processes);
   plan.mesh = mesh_shape(plan.config.parallel, static_cast<int>(processes_needed(plan.config)));
   const TrainingConfig& t = plan.config.training;
   plan.micro_batches = t.global_batch_size / (t.micro_batch_size * plan.mesh.dp);

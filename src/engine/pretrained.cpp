@@ -14,9 +14,9 @@ void check_same_model(const ModelConfig& config, const ModelConfig& stored, cons
   const bool new_head = config.num_labels && !stored.num_labels;
   // How it is trained is the user's to choose; everything else is the model's own.
   auto comparable = [new_head](const ModelConfig& model) {
-    Config whole;
-    whole.model = architecture_of(model).model;
-    ModelConfig& c = whole.model;
+    Settings whole;
+    ModelSettings& c = whole.model;
+    c = architecture_of(model).model;
     c.dropout = c.attention_dropout = 0.0;
     c.embedding_dropout.reset();
     c.padding_id.reset();

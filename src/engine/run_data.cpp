@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/data/bert_dataset.hpp"
 #include "tessera/data/dataset_record.hpp"
@@ -210,7 +209,7 @@ void tell_unread_keys(const Config& config, const Logger& log) {
 void tell_unusable(const Config& config, const IndexedDataset& data, const Logger& log) {
   if (!reads_sentences(config)) return;
   const bool pairs =
-      samples_of(config) == Samples::masked_sentences && resolve(config.model).binary_head.value_or(false);
+      samples_of(config) == Samples::masked_sentences && config.model.binary_head.value_or(false);
   const std::int64_t sentences = pairs ? 2 : 1;
   const UnusableDocuments unusable =
       count_unusable(data.lengths(), data.document_begins(0, data.documents() + 1), sentences);

@@ -75,7 +75,7 @@ class SavedRun final : public RunSource {
  public:
   explicit SavedRun(const fs::path& checkpoint) : reader_(checkpoint) {
     const RunState run = read_run_state(reader_);
-    config_ = resolve(run.config);
+    config_ = run.config;
     const auto fail = [&](const std::string& reason) {
       checkpoint_detail::bad_file(reader_.dir(), "", reason,
                                   "Convert the weights alone, without --with_optimizer.");
@@ -119,7 +119,7 @@ class SavedRun final : public RunSource {
 
  private:
   CheckpointReader reader_;
-  Config config_;
+  Config config_ = Settings{};
   RunCounters counters_;
   std::vector<TensorSpec> specs_;
 };

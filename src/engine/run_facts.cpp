@@ -1,6 +1,6 @@
 #include "tessera/engine/run_facts.hpp"
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/comm/placement.hpp"
 #include "tessera/engine/build.hpp"
 
@@ -34,17 +34,17 @@ std::string optimizer_text(const OptimizerConfig& o) {
 
 std::string schedule_text(const Config& config) {
   const LrScheduleConfig& s = config.lr_schedule;
-  const std::int64_t end = s.decay_steps > 0 ? s.decay_steps : config.training.steps;
   std::string text = detail::concat("learning rate: ", name_of(s.style));
   if (s.warmup_steps > 0) text += detail::concat(", ", s.warmup_steps, " steps of warm-up");
-  if (s.style != LrStyle::constant) text += detail::concat(", down to ", s.min_lr, " at step ", end);
+  if (s.style != LrStyle::constant)
+    text += detail::concat(", down to ", s.min_lr, " at step ", s.decay_steps);
   return text + detail::concat(", of ", config.training.steps, " steps");
 }
 
 }  // namespace
 
 std::vector<std::string> model_lines(const Config& given) {
-  Config config = resolve(given);
+  Config config = given;
   if (config.training.recompute == Recompute::automatic) config.training.recompute = Recompute::none;
   const auto tp = static_cast<int>(config.parallel.tensor), pp = static_cast<int>(config.parallel.pipeline);
   const MeshShape mesh{.tp = tp, .pp = pp};

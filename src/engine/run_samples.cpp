@@ -1,5 +1,5 @@
 #include "engine/run_data.hpp"
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/data/bert_dataset.hpp"
 #include "tessera/data/t5_dataset.hpp"
 
@@ -48,7 +48,7 @@ DatasetSplits open_bert(const Config& config, const RunTokenizer& tokenizer,
   return build_bert_data({splits_of(config, on_progress),
                           {.seq_length = config.training.seq_length,
                            .seed = static_cast<std::uint32_t>(config.training.seed),
-                           .binary_head = resolve(config.model).binary_head.value_or(false),
+                           .binary_head = config.model.binary_head.value_or(false),
                            .short_seq_prob = d.short_seq_prob,
                            .masking = masking_of(d, BertDatasetOptions{}.masking),
                            .special = tokenizer.special,

@@ -17,20 +17,20 @@ SelfAttention::SelfAttention(std::string name, const ModelConfig& config, std::i
       qkv_(submodule<Linear>(
           "linear_qkv",
           Linear::Options{config.hidden_size, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-                          *config.qkv_bias, config.init_std, tensor, Linear::Split::column,
+                          config.qkv_bias, config.init_std, tensor, Linear::Split::column,
                           qkv_rows(config, heads_)})),
       proj_(submodule<Linear>(
           "linear_proj",
           Linear::Options{config.num_heads * config.head_dim,
                           config.hidden_size,
-                          config.proj_bias.value_or(*config.linear_bias),
+                          has_proj_bias(config),
                           config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
                           tensor,
                           Linear::Split::row,
                           {}})) {
-  if (*config.qk_norm == QkNorm::none) return;
-  const Init init = *config.norm_zero_centered ? Init::zeros() : Init::ones();
-  if (*config.qk_norm == QkNorm::full) {
+  if (config.qk_norm == QkNorm::none) return;
+  const Init init = config.norm_zero_centered ? Init::zeros() : Init::ones();
+  if (config.qk_norm == QkNorm::full) {
     declare_full_norms(init);
     return;
   }
@@ -65,8 +65,8 @@ Var SelfAttention::norm_heads(const Forward& forward, Var qkv) {
                                 .query_weight = *query_norm_,
                                 .key_weight = *key_norm_,
                                 .eps = static_cast<float>(config_.norm_eps),
-                                .zero_centered = *config_.norm_zero_centered};
-  if (*config_.qk_norm == QkNorm::full) return full_head_norm(forward.exec, tensor_, std::move(qkv), options);
+                                .zero_centered = config_.norm_zero_centered};
+  if (config_.qk_norm == QkNorm::full) return full_head_norm(forward.exec, tensor_, std::move(qkv), options);
   return head_norm(forward.exec, std::move(qkv), options);
 }
 
@@ -77,7 +77,7 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
   if (alibi_slopes) options.attention.alibi_slopes = alibi_slopes.narrow(0, heads_.first, heads_.heads);
   options.attention.causal = causal_;
   options.attention.window = window_of(config_, layer_);
-  options.attention.softcap = static_cast<float>(*config_.attention_softcap);
+  options.attention.softcap = static_cast<float>(config_.attention_softcap);
   options.attention.scale = static_cast<float>(config_.attention_scale.value_or(0.0));
   options.attention.key_begin = input.key_begin;
   options.attention.key_end = input.key_end;

@@ -53,7 +53,7 @@ std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& t
                  ") does not divide by parallel.tensor (", tensor.size(), ")");
   const Part part = part_of(width, tensor.rank(), tensor.size());
   std::vector<Segment> rows{{.local = 0, .global = part.begin, .count = part.count}};
-  if (is_gated(*config.activation))
+  if (is_gated(config.activation))
     rows.push_back({.local = part.count, .global = width + part.begin, .count = part.count});
   return rows;
 }

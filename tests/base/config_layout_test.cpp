@@ -221,7 +221,7 @@ TEST(ResolveLayout, DataIsWhatIsLeft) {
   EXPECT_EQ(resolve_layout(sound("tensor: 2, pipeline: 2"), std::nullopt).data, 1);
   EXPECT_EQ(resolve_layout(sound("tensor: 2, data: 3"), 6).data, 3);
   EXPECT_EQ(resolve_layout(sound("tensor: 2, data: 3"), std::nullopt).data, 3);
-  EXPECT_EQ(resolve_layout(Config{}, 1).data, 1);
+  EXPECT_EQ(resolve_layout(Settings{}, 1).data, 1);
   EXPECT_EQ(processes_needed(sound("tensor: 2, pipeline: 2")), 4);
   EXPECT_EQ(processes_needed(sound("tensor: 2, pipeline: 2, data: 3")), 12);
 }

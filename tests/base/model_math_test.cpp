@@ -27,12 +27,12 @@ TEST(ParameterCount, NamedModels) {
   EXPECT_EQ(parameter_count(shipped("olmo2_7b")), 7'298'617'344);
   EXPECT_EQ(parameter_count(shipped("glm4_9b")), 9'400'279'040);
   // Without a file: the defaults are GPT-2 small.
-  EXPECT_EQ(parameter_count(ModelConfig{}), 124'439'808);
+  EXPECT_EQ(parameter_count(ModelSettings{}), 124'439'808);
 }
 
 /// Width 12, 4 heads, MLP 48, vocabulary 100, 4 positions, untied head, like the model counted by hand below.
-ModelConfig small(std::int64_t layers) {
-  ModelConfig c;
+ModelSettings small(std::int64_t layers) {
+  ModelSettings c;
   c.num_layers = layers;
   c.hidden_size = 12;
   c.num_heads = 4;
@@ -47,13 +47,13 @@ TEST(ParameterCount, ByHand) {
   EXPECT_EQ(parameter_count(small(2)) - parameter_count(small(1)), 1884);
   // Two layers, token table, position table, final norm, head.
   EXPECT_EQ(parameter_count(small(2)), 2 * 1884 + 1200 + 48 + 24 + 1200);
-  ModelConfig tied = small(2);
+  ModelSettings tied = small(2);
   tied.tied_head = true;
   EXPECT_EQ(parameter_count(tied), 6240 - 1200);
 }
 
 TEST(ParameterCount, EveryOption) {
-  ModelConfig c = small(1);
+  ModelSettings c = small(1);
   const std::int64_t plain = parameter_count(c);
   c.position_embedding = PositionKind::alibi;
   EXPECT_EQ(parameter_count(c), plain - 48);
@@ -77,16 +77,16 @@ TEST(ParameterCount, EveryOption) {
 
 TEST(MatmulWeights, WithoutTablesBiasesAndNorms) {
   // GPT-2 small: 12 layers of 12 * 768^2, and the head.
-  EXPECT_EQ(matmul_weight_count(ModelConfig{}), 12LL * 12 * 768 * 768 + 50257LL * 768);
+  EXPECT_EQ(matmul_weight_count(ModelSettings{}), 12LL * 12 * 768 * 768 + 50257LL * 768);
   // Llama 3 8B: everything but one of the two tables and 65 norms.
   EXPECT_EQ(matmul_weight_count(shipped("llama3_8b")), 8'030'261'248 - 128256LL * 4096 - 65 * 4096);
 }
 
 TEST(Flops, BothConventions) {
   const double n = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
-  EXPECT_DOUBLE_EQ(flops_per_token(ModelConfig{}, 1024, FlopConvention::causal),
+  EXPECT_DOUBLE_EQ(flops_per_token(ModelSettings{}, 1024, FlopConvention::causal),
                    6 * n + 6.0 * 12 * 768 * 1024);
-  EXPECT_DOUBLE_EQ(flops_per_token(ModelConfig{}, 1024, FlopConvention::palm),
+  EXPECT_DOUBLE_EQ(flops_per_token(ModelSettings{}, 1024, FlopConvention::palm),
                    6 * n + 12.0 * 12 * 768 * 1024);
   // Published rates of Llama 3 8B at 8192 positions come from these two figures.
   EXPECT_NEAR(flops_per_token(shipped("llama3_8b"), 8192, FlopConvention::causal), 51.5e9, 0.05e9);
@@ -95,7 +95,7 @@ TEST(Flops, BothConventions) {
 
 // One layer on either side, by hand.
 TEST(Flops, OfAnEncoderAndADecoder) {
-  ModelConfig c;
+  ModelSettings c;
   c.family = {"t5"};
   c.num_layers = 2;
   c.hidden_size = 8;
@@ -117,7 +117,7 @@ TEST(Flops, OfAnEncoderAndADecoder) {
 
 // Twice the positions add exactly 6 L (heads * head_dim) S, whatever else the model has.
 TEST(Flops, AttentionFollowsTheQueryWidth) {
-  ModelConfig c = small(3);
+  ModelSettings c = small(3);
   c.head_dim = 5;
   const double once = flops_per_token(c, 64, FlopConvention::causal);
   EXPECT_DOUBLE_EQ(flops_per_token(c, 128, FlopConvention::causal) - once, 6.0 * 3 * 4 * 5 * 64);

@@ -52,8 +52,8 @@ double weight_bytes(Engine& engine, const Config& config) {
   double values = 0;
   for (const Parameter* parameter : engine.params().parameters()) {
     const std::string& name = parameter->name();
-    const bool table = name.starts_with("embedding.") && (name != "embedding.word_embeddings.weight" ||
-                                                          !config.model.tied_head.value_or(false));
+    const bool table = name.starts_with("embedding.") &&
+                       (name != "embedding.word_embeddings.weight" || !config.model.tied_head);
     if (parameter->shape().rank() == 2 && !table) values += static_cast<double>(parameter->shape().numel());
   }
   return values * (config.training.precision == Precision::fp32 ? 4.0 : 2.0);
@@ -88,7 +88,7 @@ void measure(Engine& engine, const Config& config, std::int64_t batch, std::int6
 void run(const std::vector<std::string>& args) {
   std::vector<std::string> overrides = {"data.path=none"};
   overrides.insert(overrides.end(), args.begin() + 4, args.end());
-  const Config config = resolve(load_config(args[0], overrides));
+  const Config config = load_config(args[0], overrides);
   const auto engine = build_engine(config, false);
   const double bytes_per_s = bytes_read_per_s(engine->ctx());
   std::istringstream batches(args[3]);

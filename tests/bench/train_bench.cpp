@@ -48,7 +48,7 @@ void run(const std::vector<std::string>& args) {
   const std::int64_t batch = std::stoll(args[0]), warmup = std::stoll(args[2]);
   std::vector<std::string> overrides = {"training.seq_length=" + args[1]};
   overrides.insert(overrides.end(), args.begin() + 3, args.end());
-  const Config config = resolve(parse_config("data: {path: none}", "defaults", overrides));
+  const Config config = parse_config("data: {path: none}", "defaults", overrides);
   const auto world = connect_world(read_environment(), 600);
   const auto engine = build_engine(config, true, world);
   const ProcessMesh& mesh = engine->mesh();

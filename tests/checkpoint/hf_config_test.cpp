@@ -43,7 +43,7 @@ TEST(HfConfig, Gpt2Fields) {
   EXPECT_EQ(got.model.max_positions, 5);
   EXPECT_EQ(got.model.dropout, 0.2);
   EXPECT_EQ(got.model.attention_dropout, 0.0);
-  EXPECT_TRUE(*got.model.tied_head && *got.model.qkv_bias && *got.model.linear_bias && !got.model.proj_bias);
+  EXPECT_TRUE(got.model.tied_head && got.model.qkv_bias && got.model.linear_bias && !got.model.proj_bias);
   EXPECT_EQ(got.model.embedding_dropout, 0.1);
   for (const auto& [theirs, ours] :
        std::map<std::string, MlpActivation>{{"gelu_new", MlpActivation::gelu_tanh},
@@ -68,7 +68,7 @@ TEST(HfConfig, LlamaFieldsAndDefaults) {
   EXPECT_EQ(got.model.max_positions, 2048);
   EXPECT_EQ(got.model.rope_theta, 10000.0);
   EXPECT_EQ(got.model.rope_scaling, RopeScaling{});
-  EXPECT_FALSE(*got.model.tied_head || *got.model.qkv_bias || got.model.proj_bias || *got.model.linear_bias);
+  EXPECT_FALSE(got.model.tied_head || got.model.qkv_bias || got.model.proj_bias || got.model.linear_bias);
 }
 
 TEST(HfConfig, BigcodeIsAGpt2WithOneKeyAndValueHead) {
@@ -93,15 +93,15 @@ TEST(HfConfig, Starcoder2FieldsAndDefaults) {
   EXPECT_EQ(got.model.head_dim, 4);
   EXPECT_EQ(got.model.max_positions, 4096);
   EXPECT_EQ(got.model.init_std, 0.018042);
-  EXPECT_TRUE(*got.model.tied_head && *got.model.qkv_bias && *got.model.linear_bias && !got.model.proj_bias);
+  EXPECT_TRUE(got.model.tied_head && got.model.qkv_bias && got.model.linear_bias && !got.model.proj_bias);
   EXPECT_FALSE(got.model.sliding_window);
   Json config = starcoder2();
   config["use_bias"] = false;
   config["sliding_window"] = 5;
   config["residual_dropout"] = 0.2;
   config["hidden_act"] = "relu";
-  EXPECT_FALSE(*parse(config).model.qkv_bias || parse(config).model.proj_bias ||
-               *parse(config).model.linear_bias);
+  EXPECT_FALSE(parse(config).model.qkv_bias || parse(config).model.proj_bias ||
+               parse(config).model.linear_bias);
   EXPECT_EQ(parse(config).model.sliding_window, 5);
   EXPECT_EQ(parse(config).model.dropout, 0.2);
   EXPECT_EQ(parse(config).model.embedding_dropout, 0.0);
@@ -124,7 +124,7 @@ TEST(HfConfig, AChangedModelHasTheTypeThatComputesTheSame) {
   EXPECT_EQ(type_of(gpt2(), [](C& c) { c.position_embedding = PositionKind::alibi; }), "none");
   EXPECT_EQ(type_of(gpt2(), [](C& c) { c.norm = NormStyle::rmsnorm; }), "none");
   EXPECT_EQ(type_of(gpt2(), [](C& c) { c.activation = MlpActivation::swiglu; }), "none");
-  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.linear_bias = c.proj_bias = false; }), "none");
+  EXPECT_EQ(type_of(gpt2(), [](C& c) { c.proj_bias = c.linear_bias = false; }), "none");
   EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.rope_interleaved = true; }), "none");
   EXPECT_EQ(type_of(starcoder2(), [](C& c) { c.qkv_bias = false; }), "none");
   EXPECT_EQ(type_of(llama(), [](C& c) { c.qkv_bias = true; }), "qwen2");
@@ -145,7 +145,7 @@ TEST(HfConfig, GptNeoxFieldsAndDefaults) {
   EXPECT_EQ(got.model.rope_fraction, 0.25);
   EXPECT_EQ(got.model.rope_theta, 10000.0);
   EXPECT_EQ(got.model.activation, MlpActivation::gelu);
-  EXPECT_TRUE(*got.model.parallel_residual && !*got.model.tied_head);
+  EXPECT_TRUE(got.model.parallel_residual && !got.model.tied_head);
   Json config = small;
   config["rotary_pct"] = 0.5;
   config["rotary_emb_base"] = 5e4;
@@ -153,7 +153,7 @@ TEST(HfConfig, GptNeoxFieldsAndDefaults) {
   config["attention_bias"] = false;
   EXPECT_EQ(parse(config).model.rope_fraction, 0.5);
   EXPECT_EQ(parse(config).model.rope_theta, 5e4);
-  EXPECT_FALSE(*parse(config).model.parallel_residual || *parse(config).model.qkv_bias ||
+  EXPECT_FALSE(parse(config).model.parallel_residual || parse(config).model.qkv_bias ||
                *parse(config).model.proj_bias);
   config["rope_parameters"] = {{"rope_theta", 7.0}, {"partial_rotary_factor", 1.0}, {"rope_type", "default"}};
   EXPECT_EQ(parse(config).model.rope_fraction, 1.0);
@@ -187,7 +187,7 @@ TEST(HfConfig, UnknownSettingsThatMayCountAreRefused) {
   mistral["model_type"] = "mistral";
   mistral.erase("architectures");
   mistral["attention_bias"] = true;  // Transformers' Mistral passes over it
-  EXPECT_FALSE(*parse(mistral).model.qkv_bias);
+  EXPECT_FALSE(parse(mistral).model.qkv_bias);
 }
 
 TEST(HfConfig, RopeInBothSpellings) {
@@ -257,7 +257,7 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   config.erase("architectures");
   config["sliding_window"] = 4096;
   config["use_sliding_window"] = false;
-  EXPECT_TRUE(*parse(config).model.qkv_bias);
+  EXPECT_TRUE(parse(config).model.qkv_bias);
   EXPECT_EQ(parse(config).model.proj_bias, std::nullopt);
   refuse(config, "layer_types", {"full_attention", "sliding_attention"}, "$.layer_types[1]");
   config.erase("vocab_size");

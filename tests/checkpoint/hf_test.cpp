@@ -205,17 +205,17 @@ TEST_F(Hf, T5sHeadIsScaledOrOwnOrNeither) {
   EXPECT_EQ(first.relative_max_distance, 128);  // Transformers' default
   EXPECT_EQ(first.dropout, 0.1);
   EXPECT_EQ(first.attention_dropout, 0.1);
-  EXPECT_TRUE(*first.tied_head && *first.scaled_head);
+  EXPECT_TRUE(first.tied_head && *first.scaled_head);
   const ModelConfig own = open(HfFolder::t5(true), "own");
   EXPECT_EQ(own.activation, MlpActivation::geglu);
-  EXPECT_FALSE(*own.tied_head || *own.scaled_head);
+  EXPECT_FALSE(own.tied_head || *own.scaled_head);
   HfFolder saved = HfFolder::t5(true);  // as Transformers 5 saves it
   saved.config["tie_word_embeddings"] = true;
   saved.config["scale_decoder_outputs"] = false;
   EXPECT_EQ(open(saved, "saved"), own);
   saved.tensors().at("lm_head.weight") = saved.tensors().at("shared.weight");
   const ModelConfig neither = open(saved, "neither");
-  EXPECT_TRUE(*neither.tied_head);
+  EXPECT_TRUE(neither.tied_head);
   EXPECT_FALSE(*neither.scaled_head);
   HfFolder other = HfFolder::t5(false);
   other.add("lm_head.weight", {11, 12});

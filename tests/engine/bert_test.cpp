@@ -14,13 +14,13 @@ namespace {
 using test::expect_error;
 
 ModelConfig small(Family family) {
-  return resolve(ModelConfig{.family = family,
-                             .num_layers = 2,
-                             .hidden_size = 16,
-                             .num_heads = 2,
-                             .ffn_hidden_size = 24,
-                             .vocab_size = 31,
-                             .max_positions = 12});
+  return ModelSettings{.family = family,
+                       .num_layers = 2,
+                       .hidden_size = 16,
+                       .num_heads = 2,
+                       .ffn_hidden_size = 24,
+                       .vocab_size = 31,
+                       .max_positions = 12};
 }
 
 TEST(Bodies, EveryFamilyHasOneAndNamesNoOther) {

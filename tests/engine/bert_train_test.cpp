@@ -51,22 +51,22 @@ struct BertTraining : test::FolderTest {
 
   Config bert_run(const std::string& name, double dropout = 0.0) {
     Config c = run_config(name, dropout);
-    c.model = ModelConfig{.family = {"bert"},
-                          .num_layers = 2,
-                          .hidden_size = 16,
-                          .num_heads = 2,
-                          .ffn_hidden_size = 24,
-                          .vocab_size = kVocab,
-                          .max_positions = 24,
-                          .dropout = dropout,
-                          .attention_dropout = dropout};
+    c.model = ModelSettings{.family = {"bert"},
+                            .num_layers = 2,
+                            .hidden_size = 16,
+                            .num_heads = 2,
+                            .ffn_hidden_size = 24,
+                            .vocab_size = kVocab,
+                            .max_positions = 24,
+                            .dropout = dropout,
+                            .attention_dropout = dropout};
     c.training.seq_length = 22;
     c.training.steps = 8;
     c.training.eval_interval = 4;
     c.training.eval_iters = 2;
     c.checkpoint.every = 4;
     c.data.path = {{1.0, write_data("sentences")}};
-    return resolve(c);
+    return c;
   }
 };
 

@@ -75,7 +75,6 @@ void expect_equal(const Run& plain, const Run& graph) {
 
 void compare(Config config, int ranks) {
   config.device.type = DeviceChoice::cuda;
-  config = resolve(config);
   run_ranks(ranks, {.timeout_s = 120}, [&](const std::shared_ptr<Communicator>& world) {
     Run runs[2];
     for (const bool graph : {false, true}) {

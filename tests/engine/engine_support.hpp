@@ -23,7 +23,7 @@ namespace tessera::test {
 
 /// Resolved; no schedule, so that the first update already moves the weights.
 inline Config tiny_config(double dropout = 0.0) {
-  Config c;
+  Settings c;
   c.model = {.family = Family::gpt2,
              .num_layers = 2,
              .hidden_size = 20,
@@ -42,31 +42,31 @@ inline Config tiny_config(double dropout = 0.0) {
   c.training.global_batch_size = 4;
   c.training.eval_interval = 0;
   c.device.threads = 1;
-  return resolve(c);
+  return c;
 }
 
 inline Config tiny_llama(double dropout = 0.0) {
   Config c = tiny_config(dropout);
-  ModelConfig m{.family = Family::llama,
-                .num_layers = 2,
-                .hidden_size = 24,
-                .num_heads = 6,
-                .num_kv_heads = 2,
-                .ffn_hidden_size = 19,
-                .vocab_size = 257,
-                .max_positions = 16,
-                .dropout = dropout,
-                .attention_dropout = dropout,
-                .init_std = 0.1};
+  ModelSettings m{.family = Family::llama,
+                  .num_layers = 2,
+                  .hidden_size = 24,
+                  .num_heads = 6,
+                  .num_kv_heads = 2,
+                  .ffn_hidden_size = 19,
+                  .vocab_size = 257,
+                  .max_positions = 16,
+                  .dropout = dropout,
+                  .attention_dropout = dropout,
+                  .init_std = 0.1};
   c.model = m;
-  return resolve(c);
+  return c;
 }
 
 using Overrides = std::vector<std::string>;
 
 /// As a command line changes a file.
 inline Config with_overrides(const Config& config, const Overrides& overrides) {
-  return parse_config(to_yaml(resolve(config)), "case", overrides);
+  return parse_config(to_yaml(config), "case", overrides);
 }
 
 /// A layout of `ranks` for a parametrised test.

@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kBatches = 24;
 
 Config config_of(Family family, const std::vector<std::string>& overrides) {
-  Config c;
+  Settings c;
   c.model = {.family = family,
              .num_layers = 4,
              .hidden_size = 48,

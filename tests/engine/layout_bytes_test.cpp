@@ -30,7 +30,7 @@ constexpr std::int64_t kWidth = 24, kHeads = 8, kHeadDim = 6, kFfn = 40, kVocab 
                        kSeq = 16, kMicro = 3, kGlobal = 24, kLayers = 6;
 
 Config config_of(const BytesCase& c) {
-  Config config;
+  Settings config;
   config.model = {.family = c.llama ? Family::llama : Family::gpt2,
                   .num_layers = kLayers,
                   .hidden_size = kWidth,
@@ -66,7 +66,7 @@ Config config_of(const BytesCase& c) {
     config.parallel.pipeline_layout = layout;
   }
   config.device.threads = 1;
-  return resolve(config);
+  return config;
 }
 
 /// Elements of rank `rank` when `n` are shared out, longer parts first.

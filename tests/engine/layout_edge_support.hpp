@@ -12,7 +12,7 @@ namespace tessera::test::edge {
 inline constexpr std::int64_t kSeq = 8, kVocab = 61;
 
 inline Config edge_config(Family family, const Overrides& overrides) {
-  Config c;
+  Settings c;
   c.model = {.family = family,
              .num_layers = 4,
              .hidden_size = 24,

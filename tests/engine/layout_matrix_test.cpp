@@ -134,7 +134,7 @@ std::string describe(const LayoutCase& c) {
 }
 
 /// Windows, caps, norms: what later families have.
-void set_later(Kind kind, ModelConfig& model) {
+void set_later(Kind kind, ModelSettings& model) {
   const auto windowed = [&](const char* family, std::int64_t kv, const char* pattern) {
     model.family = {family};
     model.num_kv_heads = kv;
@@ -160,7 +160,7 @@ void set_later(Kind kind, ModelConfig& model) {
 
 /// 12 heads, odd vocabulary, dropout on, 5 layers so that stages are uneven.
 Config matrix_config(Kind kind) {
-  Config c;
+  Settings c;
   c.model = {.family = kind == Kind::gpt2 || kind == Kind::alibi ? Family::gpt2 : Family::llama,
              .num_layers = 5,
              .hidden_size = 48,
@@ -214,7 +214,7 @@ Config matrix_config(Kind kind) {
   c.training.micro_batch_size = 2;
   c.training.eval_interval = 0;
   c.device.threads = 1;
-  return resolve(c);
+  return c;
 }
 
 Config config_of(const LayoutCase& c) {

@@ -13,7 +13,7 @@ constexpr std::int64_t kWidth = 64, kFfn = 256, kHeads = 4, kVocab = 128, kSeq =
                        kLayers = 8, kRows = kSeq * kMicro;
 
 Config config_of(const std::vector<std::string>& overrides) {
-  Config c;
+  Settings c;
   c.model = {.family = Family::gpt2,
              .num_layers = kLayers,
              .hidden_size = kWidth,

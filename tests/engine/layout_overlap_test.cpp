@@ -63,7 +63,7 @@ std::unique_ptr<Engine> engine_with_buckets(const Config& config, std::shared_pt
                           .pieces = pieces_of(config, mesh.coordinates().pp),
                           .recompute = RecomputeOptions::from(config.training)};
   return std::make_unique<Engine>(
-      std::make_unique<Decoder>(resolve(config.model), numerics_of(config.training), sharding), options,
+      std::make_unique<Decoder>(config.model, numerics_of(config.training), sharding), options,
       test::context(1, 1234));
 }
 

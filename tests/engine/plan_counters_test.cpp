@@ -19,7 +19,7 @@ const Family kNeox{"gpt_neox"};
 
 /// Sizes whose tensors all fill whole blocks of the allocator.
 Config base(Family family) {
-  Config c;
+  Settings c;
   c.model = {.family = family,
              .num_layers = 4,
              .hidden_size = 64,
@@ -32,7 +32,7 @@ Config base(Family family) {
   c.training.micro_batch_size = 4;
   c.training.global_batch_size = 48;
   c.device.threads = 1;
-  return resolve(c);
+  return c;
 }
 
 Config config_of(const NamedLayout& c) { return test::with_overrides(base(c.family), c.overrides); }

@@ -12,7 +12,7 @@ constexpr const char* kPairs =
 constexpr const char* kNoLinks = "GPU0 GPU1\nGPU0 X PHB\nGPU1 PHB X\n";
 
 std::vector<std::string> warnings(int tensor, int pipeline, int data, const char* table) {
-  Config config;
+  Settings config;
   config.model.num_layers = 8;
   config.model.hidden_size = 48;
   config.model.num_heads = 24;
@@ -28,7 +28,7 @@ TEST(LinkWarnings, NoneWhereGroupsStayInTheirIsland) {
   EXPECT_TRUE(warnings(2, 1, 1, kPairs).empty());
   EXPECT_TRUE(warnings(2, 2, 2, kPairs).empty());  // over two machines
   EXPECT_TRUE(warnings(1, 4, 3, kNoLinks).empty());
-  EXPECT_TRUE(link_warnings(make_plan(Config{}), Topology{}).empty());
+  EXPECT_TRUE(link_warnings(make_plan(Settings{}), Topology{}).empty());
 }
 
 TEST(LinkWarnings, GroupsThatLeaveTheirIsland) {

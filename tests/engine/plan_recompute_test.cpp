@@ -20,7 +20,7 @@ using test::Overrides;
 constexpr Recompute kAuto = Recompute::automatic;
 
 Config base(const Overrides& overrides) {
-  Config c;
+  Settings c;
   c.model = {.family = Family::llama,
              .num_layers = 8,
              .hidden_size = 64,

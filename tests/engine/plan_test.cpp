@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-Config gpt(std::int64_t layers = 4) {
-  Config c;
+Settings gpt(std::int64_t layers = 4) {
+  Settings c;
   c.model = {.num_layers = layers, .hidden_size = 64, .num_heads = 4, .vocab_size = 256, .max_positions = 32};
   c.training.seq_length = 32;
   c.training.micro_batch_size = 2;
@@ -22,7 +22,7 @@ Config gpt(std::int64_t layers = 4) {
 }
 
 Config seven_billion() {
-  Config c;
+  Settings c;
   c.model = {.family = Family::llama,
              .num_layers = 32,
              .hidden_size = 4096,
@@ -152,10 +152,10 @@ TEST(Plan, TensorTrafficIsTheFormula) {
 /// which counts for 7 products instead of 6, and causality leaves the diagonal.
 TEST(Plan, KernelsDoTheOperationsOfTheFormula) {
   for (const char* family : {"gpt2", "llama", "gpt_neox"}) {
-    Config c = gpt(3);
-    c.model.family = Family{family};
-    c.model.num_kv_heads = 2;
-    c = resolve(c);
+    Settings settings = gpt(3);
+    settings.model.family = Family{family};
+    settings.model.num_kv_heads = 2;
+    const Config c = settings;
     const std::vector<ModelPiece> pieces = pieces_of(c, 0);
     const DryRun run =
         dry_run([&](ProcessMesh& mesh) { return make_model(c, mesh, pieces, {DeviceType::meta}); },

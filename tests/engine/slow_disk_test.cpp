@@ -69,7 +69,7 @@ struct SlowDisks : test::FolderTest {
     c.training.steps = 4;
     c.checkpoint.every = 2;
     c.parallel.data = 2;
-    return resolve(c);
+    return c;
   }
   /// As `tessera train` runs it on two ranks, of which the second has the slow disk; returns what rank 0 was
   /// told.

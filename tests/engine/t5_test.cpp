@@ -13,17 +13,17 @@ using test::expect_error;
 
 Config t5_config() {
   Config config = test::tiny_config();
-  config.model = {.family = {"t5"},
-                  .num_layers = 4,
-                  .hidden_size = 16,
-                  .num_heads = 2,
-                  .head_dim = 5,
-                  .ffn_hidden_size = 24,
-                  .vocab_size = 31,
-                  .max_positions = 12};
+  config.model = ModelSettings{.family = {"t5"},
+                               .num_layers = 4,
+                               .hidden_size = 16,
+                               .num_heads = 2,
+                               .head_dim = 5,
+                               .ffn_hidden_size = 24,
+                               .vocab_size = 31,
+                               .max_positions = 12};
   config.training.seq_length = 13;
   config.training.decoder_seq_length = 7;
-  return resolve(config);
+  return config;
 }
 
 Batch t5_batch(unsigned seed = 3) {
@@ -138,14 +138,14 @@ TEST(T5, SaysWhatItCosts) {
 
 Config megatron_config() {
   Config config = t5_config();
-  config.model = {.family = {"megatron_t5"},
-                  .num_layers = 4,
-                  .hidden_size = 16,
-                  .num_heads = 2,
-                  .ffn_hidden_size = 24,
-                  .vocab_size = 31,
-                  .max_positions = 13};
-  return resolve(config);
+  config.model = ModelSettings{.family = {"megatron_t5"},
+                               .num_layers = 4,
+                               .hidden_size = 16,
+                               .num_heads = 2,
+                               .ffn_hidden_size = 24,
+                               .vocab_size = 31,
+                               .max_positions = 13};
+  return config;
 }
 
 TEST(MegatronT5, KnowsPositionsUpToItsTable) {

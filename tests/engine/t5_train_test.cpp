@@ -50,15 +50,15 @@ struct T5Training : test::FolderTest {
 
   Config t5_run(const std::string& name) {
     Config c = run_config(name, 0.1);
-    c.model = ModelConfig{.family = {"t5"},
-                          .num_layers = 4,
-                          .hidden_size = 16,
-                          .num_heads = 2,
-                          .ffn_hidden_size = 24,
-                          .vocab_size = 60,
-                          .max_positions = 24,
-                          .dropout = 0.1,
-                          .attention_dropout = 0.1};
+    c.model = ModelSettings{.family = {"t5"},
+                            .num_layers = 4,
+                            .hidden_size = 16,
+                            .num_heads = 2,
+                            .ffn_hidden_size = 24,
+                            .vocab_size = 60,
+                            .max_positions = 24,
+                            .dropout = 0.1,
+                            .attention_dropout = 0.1};
     c.training.seq_length = 22;
     c.training.decoder_seq_length = 10;
     c.training.steps = 8;
@@ -67,7 +67,7 @@ struct T5Training : test::FolderTest {
     c.checkpoint.every = 4;
     c.data.path = {{1.0, write_data()}};
     c.data.vocab_extra_ids = 8;
-    return resolve(c);
+    return c;
   }
 };
 

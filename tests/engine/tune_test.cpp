@@ -20,7 +20,7 @@ namespace {
 using test::NamedLayout;
 
 Config config_of(const NamedLayout& c) {
-  Config config;
+  Settings config;
   config.model = {.family = c.family,
                   .num_layers = 4,
                   .hidden_size = 48,

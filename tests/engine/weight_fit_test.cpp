@@ -1,13 +1,12 @@
 #include <gtest/gtest.h>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/engine/pretrained.hpp"
 
 namespace tessera::test {
 namespace {
 
 Architecture decoder(const std::string& type) {
-  ModelConfig config;
+  ModelSettings config;
   config.family = type == "gpt2" ? Family::gpt2 : Family::llama;
   config.num_layers = 2;
   config.hidden_size = 8;

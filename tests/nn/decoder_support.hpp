@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/config_file.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/nn/models/decoder.hpp"
 #include "tessera/ops/elementwise.hpp"
 #include "tests/support/gradcheck.hpp"
@@ -19,7 +19,7 @@ namespace tessera::test {
 /// A decoder whose weights are wide enough for every path to matter.
 class BoundDecoder {
  public:
-  BoundDecoder(const ExecCtx& context, const ModelConfig& config) : ctx(context), model(resolve(config), {}) {
+  BoundDecoder(const ExecCtx& context, const ModelConfig& config) : ctx(context), model(config, {}) {
     for (Parameter* p : model.parameters()) {
       const Tensor value = Tensor::empty(ctx, p->shape(), DType::f32);
       ops::fill_normal(ctx, value, 0.15f, {11, site_of(p->name()), 0}, {});
@@ -91,24 +91,24 @@ inline std::vector<std::int32_t> some_tokens(std::size_t count, unsigned seed, s
 }
 
 /// One configuration per kind of decoder, at odd sizes.
-inline std::map<std::string, ModelConfig> decoder_variants() {
-  ModelConfig gpt2{.family = Family::gpt2,
-                   .num_layers = 2,
-                   .hidden_size = 30,
-                   .num_heads = 5,
-                   .ffn_hidden_size = 37,
-                   .vocab_size = 31,
-                   .max_positions = 23};
-  ModelConfig llama{.family = Family::llama,
-                    .num_layers = 2,
-                    .hidden_size = 24,
-                    .num_heads = 6,
-                    .num_kv_heads = 2,
-                    .ffn_hidden_size = 29,
-                    .vocab_size = 31,
-                    .max_positions = 23};
-  std::map<std::string, ModelConfig> all{{"gpt2", gpt2}, {"llama_gqa", llama}};
-  ModelConfig c = gpt2;
+inline std::map<std::string, ModelSettings> decoder_variants() {
+  ModelSettings gpt2{.family = Family::gpt2,
+                     .num_layers = 2,
+                     .hidden_size = 30,
+                     .num_heads = 5,
+                     .ffn_hidden_size = 37,
+                     .vocab_size = 31,
+                     .max_positions = 23};
+  ModelSettings llama{.family = Family::llama,
+                      .num_layers = 2,
+                      .hidden_size = 24,
+                      .num_heads = 6,
+                      .num_kv_heads = 2,
+                      .ffn_hidden_size = 29,
+                      .vocab_size = 31,
+                      .max_positions = 23};
+  std::map<std::string, ModelSettings> all{{"gpt2", gpt2}, {"llama_gqa", llama}};
+  ModelSettings c = gpt2;
   c.tied_head = false;
   c.num_kv_heads = 1;
   c.activation = MlpActivation::relu;

@@ -21,12 +21,12 @@ std::vector<std::pair<std::string, Shape>> listed(Model& model) {
 }
 
 TEST(DecoderNames, Gpt2) {
-  Decoder model(resolve(ModelConfig{.num_layers = 1,
-                                    .hidden_size = 6,
-                                    .num_heads = 3,
-                                    .ffn_hidden_size = 10,
-                                    .vocab_size = 7,
-                                    .max_positions = 5}),
+  Decoder model(ModelSettings{.num_layers = 1,
+                              .hidden_size = 6,
+                              .num_heads = 3,
+                              .ffn_hidden_size = 10,
+                              .vocab_size = 7,
+                              .max_positions = 5},
                 {});
   const std::vector<std::pair<std::string, Shape>> expected = {
       {"embedding.word_embeddings.weight", {7, 6}},
@@ -50,14 +50,14 @@ TEST(DecoderNames, Gpt2) {
 }
 
 TEST(DecoderNames, Llama) {
-  Decoder model(resolve(ModelConfig{.family = Family::llama,
-                                    .num_layers = 1,
-                                    .hidden_size = 8,
-                                    .num_heads = 4,
-                                    .num_kv_heads = 2,
-                                    .ffn_hidden_size = 5,
-                                    .vocab_size = 7,
-                                    .max_positions = 5}),
+  Decoder model(ModelSettings{.family = Family::llama,
+                              .num_layers = 1,
+                              .hidden_size = 8,
+                              .num_heads = 4,
+                              .num_kv_heads = 2,
+                              .ffn_hidden_size = 5,
+                              .vocab_size = 7,
+                              .max_positions = 5},
                 {});
   const std::vector<std::pair<std::string, Shape>> expected = {
       {"embedding.word_embeddings.weight", {7, 8}},
@@ -75,12 +75,12 @@ TEST(DecoderNames, Llama) {
 
 TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
   // Megatron's rule: what is added to the residual stream has std / sqrt(2 layers); norms are 1, biases 0.
-  Decoder model(resolve(ModelConfig{.num_layers = 8,
-                                    .hidden_size = 6,
-                                    .num_heads = 3,
-                                    .vocab_size = 7,
-                                    .max_positions = 5,
-                                    .init_std = 0.04}),
+  Decoder model(ModelSettings{.num_layers = 8,
+                              .hidden_size = 6,
+                              .num_heads = 3,
+                              .vocab_size = 7,
+                              .max_positions = 5,
+                              .init_std = 0.04},
                 {});
   for (const Parameter* p : model.parameters()) {
     SCOPED_TRACE(p->name());
@@ -102,7 +102,7 @@ TEST(DecoderNames, ResidualOutputsStartSmallerWithDepth) {
 /// them.
 TEST(DecoderStretched, RefusesWhatItsLengthDoesNotSay) {
   const ExecCtx ctx = ExecCtx::cpu(1, 3);
-  ModelConfig config = test::decoder_variants().at("llama_gqa");  // 23 positions
+  ModelSettings config = test::decoder_variants().at("llama_gqa");  // 23 positions
   config.rope_scaling.type = RopeType::dynamic;
   config.rope_scaling.factor = 2.0;
   BoundDecoder decoder(ctx, config);
@@ -134,12 +134,12 @@ TEST(AlibiSlopes, AreTheOnesOfThePaper) {
 
 class DecoderVariant : public ::testing::TestWithParam<std::string> {
  protected:
-  ModelConfig config = test::decoder_variants().at(GetParam());
+  ModelSettings config = test::decoder_variants().at(GetParam());
   ExecCtx ctx = test::context(2, 5);
 };
 
 TEST_P(DecoderVariant, ParameterCountAgreesWithTheFormula) {
-  Decoder model(resolve(config), {});
+  Decoder model(config, {});
   std::int64_t count = 0;
   for (const Parameter* p : model.parameters()) count += p->shape().numel();
   EXPECT_EQ(count, parameter_count(config));

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/base/config_file.hpp"
 #include "tessera/base/model_math.hpp"
 
 namespace tessera::nn {
@@ -31,10 +30,9 @@ TEST(RelativePositions, LongDistancesShareBucketsByTheirLogarithm) {
 }
 
 TEST(RelativePositions, ShorterSequencesReadAPartOfTheTable) {
-  ModelConfig config;
+  ModelSettings config;
   config.family = {"t5"};
   config.max_positions = 9;
-  config = resolve(config);
   const ExecCtx ctx = ExecCtx::cpu(1);
   RelativePositions positions(config);
   EXPECT_EQ(positions.reserve(ctx, 9), 0);
@@ -60,7 +58,7 @@ TEST(RelativePositions, ShorterSequencesReadAPartOfTheTable) {
 
 ModelConfig t5(std::int64_t width, std::int64_t ffn, std::int64_t layers, std::int64_t heads,
                std::int64_t vocabulary, bool gated) {
-  ModelConfig config;
+  ModelSettings config;
   config.family = {"t5"};
   config.num_layers = 2 * layers;
   config.hidden_size = width;

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kSequence = 128;
 
 ModelConfig gpt(std::int64_t layers, std::int64_t width, std::int64_t vocab) {
-  ModelConfig model;
+  ModelSettings model;
   model.num_layers = layers;
   model.hidden_size = width;
   model.num_heads = 4;

@@ -149,8 +149,8 @@ struct DeviceConfig {
   friend bool operator==(const DeviceConfig&, const DeviceConfig&) = default;
 };
 
-struct Config {
-  ModelConfig model;
+/// The sections that are alike before and after they are resolved.
+struct Sections {
   ParallelConfig parallel;
   OptimizerConfig optimizer;
   OffloadConfig offload;
@@ -161,6 +161,24 @@ struct Config {
   LoggingConfig logging;
   DeviceConfig device;
 
+  friend bool operator==(const Sections&, const Sections&) = default;
+};
+
+/// A configuration as somebody writes it. Wherever a `Config` is asked for, it may be given.
+struct Settings : Sections {
+  ModelSettings model;
+
+  friend bool operator==(const Settings&, const Settings&) = default;
+};
+
+/// The resolved configuration: what settings leave open (0 or nullopt) is filled in from the family and from
+/// other keys. Nothing else changes. `parallel.data` may stay null: it depends on the processes there are
+/// (resolve_layout).
+struct Config : Sections {
+  ModelConfig model;
+
+  Config(const Settings& settings);
+  operator Settings() const;
   friend bool operator==(const Config&, const Config&) = default;
 };
 

@@ -24,19 +24,13 @@ Config parse_config(std::string_view text, const std::string& name,
 
 /// Checks every range and every rule between keys.
 /// Errors: ConfigError, one line per fault: "model.num_heads ...".
-void validate(const Config& config);
-void validate(const ModelConfig& config);
-
-/// Fills in what is left open (0 or nullopt) from the family and from other keys. Nothing else changes; what
-/// is resolved stays as it is. `parallel.data` stays null: it depends on the processes there are
-/// (resolve_layout).
-ModelConfig resolve(ModelConfig config);
-Config resolve(Config config);
+void validate(const Settings& settings);
+void validate(const ModelSettings& settings);
 
 /// `parallel` with `data` settled: what `world_size` processes leave (null: 1 where it is not given), and
 /// every rule that needs it checked. Errors: ConfigError with one line per fault, all at once; product of the
 /// degrees and processes that differ are one of them.
-ParallelConfig resolve_layout(const Config& config, std::optional<std::int64_t> world_size);
+ParallelConfig resolve_layout(const Settings& settings, std::optional<std::int64_t> world_size);
 
 /// Processes a run needs when no launcher says how many there are: tensor * pipeline * context * data. Where
 /// data is null it takes what is left of `devices`, at least 1.
@@ -46,7 +40,7 @@ std::int64_t processes_needed(const Config& config, std::int64_t devices = 1);
 std::vector<std::int64_t> layers_per_piece(const std::string& layout);
 
 /// The whole configuration as YAML; `parse_config` of it gives an equal one.
-std::string to_yaml(const Config& config);
+std::string to_yaml(const Settings& settings);
 
 /// One key and its value in YAML's spelling, such as {"model.num_layers", "12"}.
 struct ConfigItem {
@@ -57,7 +51,7 @@ struct ConfigItem {
 };
 
 /// Every key of the configuration, in the order of the documentation.
-std::vector<ConfigItem> list_items(const Config& config);
+std::vector<ConfigItem> list_items(const Settings& settings);
 
 /// Shares of training, validation and test from "98,1,1" (one to three numbers, missing ones are 0), summing
 /// to 1. Errors: ConfigError for anything else, for a negative or non-finite share, or no training share.

@@ -4,14 +4,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "tessera/base/config_words.hpp"
 
 namespace tessera {
 
-/// model: what it is made of. Values of 0 or nullopt are filled in by `resolve`, from other keys or the
-/// family's row.
-struct ModelConfig {
+/// model: what it is made of. Open<T> is what every model has and settings may leave open.
+template <template <typename> typename Open>
+struct ModelFields {
   Family family = {};
   std::int64_t num_layers = 12;
   std::int64_t hidden_size = 768;
@@ -24,15 +25,15 @@ struct ModelConfig {
   double dropout = 0.0;  ///< on embeddings and residual branches
   double attention_dropout = 0.0;
   std::optional<double> embedding_dropout = std::nullopt;  ///< null = dropout
-  std::optional<PositionKind> position_embedding = std::nullopt;
-  std::optional<NormStyle> norm = std::nullopt;
+  Open<PositionKind> position_embedding = {};
+  Open<NormStyle> norm = {};
   double norm_eps = 1e-5;
-  std::optional<MlpActivation> activation = std::nullopt;
-  std::optional<bool> tied_head = std::nullopt;
-  std::optional<bool> linear_bias = std::nullopt;  ///< biases of the output projection and the MLP
-  std::optional<bool> proj_bias = std::nullopt;    ///< of the output projection alone; null = linear_bias
-  std::optional<bool> qkv_bias = std::nullopt;
-  std::optional<bool> parallel_residual = std::nullopt;  ///< attention and MLP read the same residual stream
+  Open<MlpActivation> activation = {};
+  Open<bool> tied_head = {};
+  Open<bool> linear_bias = {};                   ///< biases of the output projection and the MLP
+  std::optional<bool> proj_bias = std::nullopt;  ///< of the output projection alone; null = linear_bias
+  Open<bool> qkv_bias = {};
+  Open<bool> parallel_residual = {};  ///< attention and MLP read the same residual stream
   std::optional<std::int64_t> token_types = std::nullopt;     ///< BERT's segments; null = the family's
   std::optional<bool> binary_head = std::nullopt;             ///< BERT's pooler and head for two sentences
   std::optional<std::int64_t> num_labels = std::nullopt;      ///< classes of samples, instead of a token head
@@ -44,17 +45,17 @@ struct ModelConfig {
   std::optional<std::int64_t> sliding_window = std::nullopt;  ///< keys that a position sees, itself included
   /// Which layers have it: S (sliding) or F (full) for each, repeated over the layers; null = all.
   std::optional<std::string> window_pattern = std::nullopt;
-  std::optional<QkNorm> qk_norm = std::nullopt;
-  std::optional<NormPlacement> norm_placement = std::nullopt;
-  std::optional<bool> shared_norm = std::nullopt;         ///< parallel_residual: one norm feeds both branches
-  std::optional<bool> norm_zero_centered = std::nullopt;  ///< norms multiply by 1 + weight
+  Open<QkNorm> qk_norm = {};
+  Open<NormPlacement> norm_placement = {};
+  Open<bool> shared_norm = {};                            ///< parallel_residual: one norm feeds both branches
+  Open<bool> norm_zero_centered = {};                     ///< norms multiply by 1 + weight
   std::optional<bool> norm_bias = std::nullopt;           ///< of LayerNorm
-  std::optional<bool> embedding_norm = std::nullopt;      ///< a norm behind the token table
-  std::optional<bool> embedding_scaled = std::nullopt;    ///< embeddings times the root of hidden_size
+  Open<bool> embedding_norm = {};                         ///< a norm behind the token table
+  Open<bool> embedding_scaled = {};                       ///< embeddings times the root of hidden_size
   std::optional<double> attention_scale = std::nullopt;   ///< of scores; null = 1 / sqrt(head_dim)
-  std::optional<double> attention_softcap = std::nullopt;  ///< c tanh(score / c); 0 = none
-  std::optional<double> logit_softcap = std::nullopt;      ///< the same of logits
-  std::optional<std::int64_t> padding_id = std::nullopt;   ///< token whose lookup gives no gradient
+  Open<double> attention_softcap = {};                    ///< c tanh(score / c); 0 = none
+  Open<double> logit_softcap = {};                        ///< the same of logits
+  std::optional<std::int64_t> padding_id = std::nullopt;  ///< token whose lookup gives no gradient
   double rope_theta = 10000.0;
   double rope_fraction = 1.0;     ///< share of each head's features that is rotated
   bool rope_interleaved = false;  ///< pairs (2i, 2i+1) instead of (i, i + d/2)
@@ -66,12 +67,30 @@ struct ModelConfig {
       std::nullopt;           ///< Hugging Face folder or converted folder to start from
   bool reinitialize = false;  ///< init_from may be of another model: what does not fit is drawn anew
 
-  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+  friend bool operator==(const ModelFields&, const ModelFields&) = default;
+};
+
+/// A model as somebody writes it: 0 and nullopt say that other keys or the family's row are to fill it in.
+using ModelSettings = ModelFields<std::optional>;
+
+/// A model with all of that filled in. Made of settings, so that nobody can leave anything open; what
+/// resolved ones say stays as it is.
+struct ModelConfig : ModelFields<std::type_identity_t> {
+  ModelConfig(const ModelSettings& settings);
+  operator ModelSettings() const;
 };
 
 /// Whether norms have a bias.
 inline bool has_norm_bias(const ModelConfig& config) {
   return config.norm_bias.value_or(config.norm == NormStyle::layernorm);
+}
+
+/// Whether the output projection of attention has a bias.
+inline bool has_proj_bias(const ModelConfig& config) { return config.proj_bias.value_or(config.linear_bias); }
+
+/// The dropout on embeddings.
+inline double embedding_dropout(const ModelConfig& config) {
+  return config.embedding_dropout.value_or(config.dropout);
 }
 
 /// Keys that a position of layer `layer` sees, itself included; 0 = all before it.

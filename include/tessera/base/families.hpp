@@ -12,17 +12,17 @@ namespace tessera {
 /// What a key that is absent stands for: value * times / over.
 struct HfDefault {
   double value = 0;
-  std::int64_t ModelConfig::*times = nullptr;
-  std::int64_t ModelConfig::*over = nullptr;
+  std::int64_t ModelSettings::*times = nullptr;
+  std::int64_t ModelSettings::*over = nullptr;
 };
 
 /// A key of config.json that is a field of the section `model`, both ways.
 struct HfKey {
   /// cap: a number above 0, or null for none. root: a number whose inverse root the field is.
   enum class Kind { size, positive, probability, flag, cap, root };
-  using Field = std::variant<std::int64_t ModelConfig::*, double ModelConfig::*,
-                             std::optional<std::int64_t> ModelConfig::*, std::optional<double> ModelConfig::*,
-                             std::optional<bool> ModelConfig::*>;
+  using Field = std::variant<std::int64_t ModelSettings::*, double ModelSettings::*,
+                             std::optional<std::int64_t> ModelSettings::*,
+                             std::optional<double> ModelSettings::*, std::optional<bool> ModelSettings::*>;
   Kind kind;
   const char* key;
   Field field;
@@ -35,19 +35,19 @@ struct HfKey {
   static HfKey size(const char* key, Field field, HfDefault absent, const char* alias = nullptr) {
     return {Kind::size, key, field, absent, alias};
   }
-  static HfKey positive(const char* key, double ModelConfig::*field, double absent, double most = 1.0) {
+  static HfKey positive(const char* key, double ModelSettings::*field, double absent, double most = 1.0) {
     return {Kind::positive, key, field, {absent}, nullptr, std::nullopt, most};
   }
   static HfKey probability(const char* key, Field field, double absent) {
     return {Kind::probability, key, field, {absent}};
   }
-  static HfKey cap(const char* key, std::optional<double> ModelConfig::*field, double absent) {
+  static HfKey cap(const char* key, std::optional<double> ModelSettings::*field, double absent) {
     return {Kind::cap, key, field, {absent}};
   }
-  static HfKey root(const char* key, std::optional<double> ModelConfig::*field, double absent) {
+  static HfKey root(const char* key, std::optional<double> ModelSettings::*field, double absent) {
     return {Kind::root, key, field, {absent}};
   }
-  static HfKey flag(const char* key, std::optional<bool> ModelConfig::*field, bool absent) {
+  static HfKey flag(const char* key, std::optional<bool> ModelSettings::*field, bool absent) {
     return {Kind::flag, key, field, {absent ? 1.0 : 0.0}};
   }
 };
@@ -157,7 +157,7 @@ struct ModelSpec {
   const char* name;  ///< model_type; of a family itself also the YAML's `family`
   Family family;     ///< whose defaults the YAML takes
   /// What models of the type always are, and what a family's models are where the YAML leaves it open.
-  ModelConfig model;
+  ModelSettings model;
   std::int64_t (*ffn_width)(std::int64_t hidden_size) = nullptr;  ///< of a family, where it is left open
   /// The one with a head first; of a family that Transformers has no type for none.
   std::vector<const char*> architectures;
@@ -205,7 +205,7 @@ const ModelSpec* find_spec(std::string_view name);
 /// The row of a family.
 const ModelSpec& spec_of(Family family);
 
-/// Why a resolved model has a setting that no layer of its family reads, so that it would be passed over
+/// Why a model has a setting that no layer of its family reads, so that it would be passed over
 /// without a word; "" where it has none.
 std::string setting_of_others(const ModelConfig& config);
 

@@ -8,7 +8,7 @@ namespace tessera {
 struct ModelConfig;
 struct SampleLengths;
 
-/// Number of trainable values; a tied head counts once. `config` may be unresolved.
+/// Number of trainable values; a tied head counts once.
 std::int64_t parameter_count(const ModelConfig& config);
 
 /// Number of weights that multiply every token: attention and MLP matrices and the head (tied or not),

@@ -23,12 +23,12 @@ namespace tessera {
 
 /// A decoder, and the one of Transformers' types by which its tensors are named.
 struct Architecture {
-  ModelConfig model;      ///< resolved, as architecture_of leaves it
-  std::string type = {};  ///< one of hf_model_types(), or "" where Transformers has none
+  ModelConfig model = ModelSettings{};  ///< as architecture_of leaves it
+  std::string type = {};                ///< one of hf_model_types(), or "" where Transformers has none
 
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
-/// A section `model` as an architecture: resolved, without what says how it is trained, and each model spelt
+/// A section `model` as an architecture: without what says how it is trained, and each model spelt
 /// in one way only. Its type is hf_model_type_of's.
 Architecture architecture_of(const ModelConfig& config);
 

@@ -36,7 +36,7 @@ struct RunCounters {
 class RunSource {
  public:
   virtual ~RunSource() = default;
-  /// Resolved. Where its folders are is not the source's to say.
+  /// Where its folders are is not the source's to say.
   virtual const Config& config() const = 0;
   virtual const RunCounters& counters() const = 0;
   /// Names and shapes of the model's parameters, in its order; dtype is float32.

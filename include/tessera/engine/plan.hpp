@@ -71,7 +71,7 @@ struct RankGroups {
 };
 
 struct Plan {
-  Config config;  ///< resolved, parallel.data and what to recompute given
+  Config config = Settings{};  ///< parallel.data and what to recompute given
   MeshShape mesh;
   std::int64_t parameters = 0;     ///< of the model
   std::int64_t micro_batches = 0;  ///< per step and data rank

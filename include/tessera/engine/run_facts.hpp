@@ -9,8 +9,7 @@ namespace tessera {
 struct Config;
 
 /// Parameters of each (tensor, pipeline) rank as Megatron prints them, and the parts of the vocabulary. Of
-/// the model that the ranks would build, without building it; `config` may be unresolved, its layout is
-/// given.
+/// the model that the ranks would build, without building it; the layout is given.
 std::vector<std::string> model_lines(const Config& config);
 
 /// Micro-batches and total batch on `data_ranks`, optimizer, the learning rate's way.

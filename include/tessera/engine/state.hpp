@@ -15,7 +15,7 @@ namespace tessera {
 /// What a run remembers besides tensors.
 struct RunState {
   std::int64_t step = 0, consumed_samples = 0, tokens = 0, skipped = 0;
-  Config config;
+  Config config = Settings{};
   std::string run = "";  ///< identity of the run (RunFolder); "" where there is none
   /// What made the ids that were trained on; none where nothing says.
   std::optional<TokenizerRecord> tokenizer = {};

@@ -55,7 +55,7 @@ struct TrainOptions {
   std::vector<std::string> gemm_tables = {};  ///< as for build_engine
 };
 
-/// Trains as `config` (resolved) says, going on from the last whole checkpoint if there is one and
+/// Trains as `config` says, going on from the last whole checkpoint if there is one and
 /// checkpoint.resume allows it. `world`: all ranks of the job, null = this one alone; every rank calls train
 /// with the same configuration, rank 0 writes the run's folder and is the one whose hooks are told
 /// (should_stop and should_preempt are asked on every rank: one that says yes stops all). A Watchdog with

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Builds what a rank holds of a model: blocks, head and loss. `config` is resolved. Errors: ConfigError for
-/// a sharding that does not fit it.
+/// Builds what a rank holds of a model: blocks, head and loss. Errors: ConfigError for a sharding that does
+/// not fit it.
 using BuildBody = std::unique_ptr<Model> (*)(const ModelConfig& config, const Numerics& numerics,
                                              const Sharding& sharding);
 
@@ -24,7 +24,7 @@ struct Body {
 /// Every body there is.
 std::span<const Body> bodies();
 
-/// The model of a resolved configuration, by the body of its family. Errors: as BuildBody.
+/// The model of a configuration, by the body of its family. Errors: as BuildBody.
 std::unique_ptr<Model> make_model(const ModelConfig& config, const Numerics& numerics,
                                   const Sharding& sharding = {});
 

@@ -26,7 +26,6 @@ bool reads_pairs(const ModelConfig& c) { return c.binary_head.value_or(false); }
 bool pools(const ModelConfig& c) { return reads_pairs(c) || reads_samples(c); }
 
 HfNames bert_names() {
-  using M = ModelConfig;
   return {.prefix = "bert.",
           .layers = "encoder.layer.",
           .embedding = "embeddings.word_embeddings",
@@ -38,7 +37,7 @@ HfNames bert_names() {
           .front = {{"embedding.token_type_embeddings", {{"embeddings.token_type_embeddings"}}}},
           .end = {{"lm_head.dense", {outside("cls.predictions.transform.dense")}, reads_tokens},
                   {"lm_head.layernorm", {outside("cls.predictions.transform.LayerNorm")}, reads_tokens},
-                  {"lm_head.bias", {outside("cls.predictions.bias")}, reads_tokens, &M::vocab_size},
+                  {"lm_head.bias", {outside("cls.predictions.bias")}, reads_tokens, &ModelConfig::vocab_size},
                   {"pooler.dense", {{"pooler.dense"}}, pools},
                   {"binary_head", {outside("cls.seq_relationship")}, reads_pairs},
                   {"classifier", {outside("classifier")}, reads_samples}}};
@@ -47,7 +46,7 @@ HfNames bert_names() {
 /// Both: learned positions, segments, attention to both sides, a head for masked tokens and one for pairs of
 /// sentences.
 ModelSpec bert_shape(const char* name, const Sizes& absent) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   return {
       .name = name,
@@ -88,15 +87,15 @@ ModelSpec bert_shape(const char* name, const Sizes& absent) {
                   {"tie_word_embeddings", Only::is_true}},
       .inert = {"classifier_dropout", "position_embedding_type"},
       .names = bert_names(),
-      .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
+      .needs = {{[](const ModelConfig& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
-                {[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },
+                {[](const ModelConfig& c) { return c.head_dim * c.num_heads == c.hidden_size; },
                  "its heads together are as wide as the model"},
-                {[](const M& c) { return !c.sliding_window; }, "it has no window"},
-                {[](const M& c) { return !c.embedding_dropout || c.embedding_dropout == c.dropout; },
+                {[](const ModelConfig& c) { return !c.sliding_window; }, "it has no window"},
+                {[](const ModelConfig& c) { return embedding_dropout(c) == c.dropout; },
                  "it has one dropout"},
-                {[](const M& c) { return *c.tied_head; }, "its head is its embedding"},
-                {[](const M& c) { return *c.qkv_bias && *c.linear_bias && c.proj_bias.value_or(true); },
+                {[](const ModelConfig& c) { return c.tied_head; }, "its head is its embedding"},
+                {[](const ModelConfig& c) { return c.qkv_bias && c.linear_bias && has_proj_bias(c); },
                  "it has all biases"}},
       .attributes = {},
       .megatron_tokenizer = "BertWordPieceLowerCase",

@@ -4,7 +4,7 @@ namespace tessera::rows {
 
 /// ALiBi, a norm behind the embedding, query, key and value of each head together.
 ModelSpec bloom() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   ModelSpec row = gpt2();
   row.name = "bloom";
@@ -41,14 +41,13 @@ ModelSpec bloom() {
                          {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
                .final_norm = "ln_f",
                .front = {{"embedding.norm", {{"word_embeddings_layernorm"}}}}};
-  row.needs.push_back({[](const M& c) {
+  row.needs.push_back({[](const ModelConfig& c) {
                          return c.ffn_hidden_size == 4 * c.hidden_size &&
                                 c.activation == MlpActivation::gelu_tanh;
                        },
                        "its MLP is four times as wide as the model, with the GELU of tanh"});
-  row.needs.push_back(
-      {[](const M& c) { return !c.padding_id && c.embedding_dropout.value_or(c.dropout) == 0.0; },
-       "its embedding has no dropout and no padding row"});
+  row.needs.push_back({[](const ModelConfig& c) { return !c.padding_id && embedding_dropout(c) == 0.0; },
+                       "its embedding has no dropout and no padding row"});
   row.attributes = {{"num_heads", "transformer.h.0.self_attention.num_heads"},
                     {"head_dim", "transformer.h.0.self_attention.head_dim"},
                     {"norm_eps", "transformer.h.0.input_layernorm.eps"}};

@@ -3,7 +3,7 @@
 namespace tessera::rows {
 namespace {
 
-bool has_two_norms(const ModelConfig& c) { return *c.parallel_residual && !*c.shared_norm; }
+bool has_two_norms(const ModelConfig& c) { return c.parallel_residual && !c.shared_norm; }
 
 HfNames falcon_names() {
   return {
@@ -19,7 +19,7 @@ HfNames falcon_names() {
                 {"pre_mlp_layernorm", {{"ln_mlp"}}, has_two_norms},
                 {"pre_mlp_layernorm",
                  {{"post_attention_layernorm"}},
-                 [](const auto& c) { return !*c.parallel_residual; }},
+                 [](const auto& c) { return !c.parallel_residual; }},
                 {"mlp.linear_fc1", {{"mlp.dense_h_to_4h"}}},
                 {"mlp.linear_fc2", {{"mlp.dense_4h_to_h"}}}},
       .final_norm = "ln_f",
@@ -30,7 +30,7 @@ HfNames falcon_names() {
 
 /// Attention and MLP beside each other behind one norm (7B) or one each (40B).
 ModelSpec falcon() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   constexpr const char* kDropout = "is not supported: Falcon drops out the sum of both branches at once";
   constexpr const char* kNoDropout = "Set it to 0.";
@@ -71,16 +71,16 @@ ModelSpec falcon() {
       .inert = {"apply_residual_connection_post_layernorm", "attn_config"},
       .names = falcon_names(),
       .needs =
-          {{[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },
+          {{[](const ModelConfig& c) { return c.head_dim * c.num_heads == c.hidden_size; },
             "its heads together are as wide as the model"},
-           {[](const M& c) { return !c.sliding_window && !c.padding_id; },
+           {[](const ModelConfig& c) { return !c.sliding_window && !c.padding_id; },
             "it has no window and no padding row"},
-           {[](const M& c) {
-              return *c.linear_bias == *c.qkv_bias && c.proj_bias.value_or(*c.linear_bias) == *c.linear_bias;
+           {[](const ModelConfig& c) {
+              return c.linear_bias == c.qkv_bias && has_proj_bias(c) == c.linear_bias;
             },
             "it has all biases or none"},
-           {[](const M& c) {
-              return *c.parallel_residual || c.num_kv_heads == 1 || c.num_kv_heads == c.num_heads;
+           {[](const ModelConfig& c) {
+              return c.parallel_residual || c.num_kv_heads == 1 || c.num_kv_heads == c.num_heads;
             },
             "where attention and MLP follow one another it has one key and value head, or as many as heads"}},
       .attributes = {{"num_heads", "transformer.h.0.self_attention.num_heads"},

@@ -8,7 +8,7 @@ namespace {
 /// Both: a norm before and behind each branch, with weights around zero; a scaled embedding; a gate through
 /// GELU; windows in most layers.
 ModelSpec gemma_shape(const char* name, const Sizes& absent, double score_cap, double logit_cap) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape(name, absent);
   row.family = {name};
   row.model.activation = MlpActivation::geglu;
@@ -39,9 +39,8 @@ ModelSpec gemma_shape(const char* name, const Sizes& absent, double score_cap, d
   row.names.layer[3].ours = "post_attention_layernorm";
   row.names.layer.insert(row.names.layer.begin() + 4, {"pre_mlp_layernorm", {{"pre_feedforward_layernorm"}}});
   row.names.layer.push_back({"post_mlp_layernorm", {{"post_feedforward_layernorm"}}});
-  row.needs = {
-      {[](const M& c) { return c.qkv_bias == c.proj_bias.value_or(*c.linear_bias) && !*c.linear_bias; },
-       "its four projections of attention have biases, or none has, and its MLP has none"}};
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias == has_proj_bias(c) && !c.linear_bias; },
+                "its four projections of attention have biases, or none has, and its MLP has none"}};
   row.attributes[1].path = "model.layers.0.input_layernorm.eps";
   return row;
 }

@@ -5,7 +5,7 @@ namespace {
 
 /// Neighbouring features rotate together, in half of each head; biases of query, key and value alone.
 ModelSpec glm_shape(const char* name) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape(name, {40, 4096, 32, 2, 13696, 151552, 131072});
   row.model.qkv_bias = true;
   set_head_dim(row, 128);
@@ -18,7 +18,7 @@ ModelSpec glm_shape(const char* name) {
   row.rope.interleaved = true;
   row.absent_padding = 151329;
   stack_gate_and_up(row);
-  row.needs = {{[](const M& c) { return !*c.linear_bias && !c.proj_bias.value_or(false); },
+  row.needs = {{[](const ModelConfig& c) { return !c.linear_bias && !has_proj_bias(c); },
                 "it has no biases but those of query, key and value"}};
   return row;
 }

@@ -15,7 +15,7 @@ HfActivations plain_activations(const char* key, const char* gelu_tanh) {
 }
 
 ModelSpec gpt2() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   return {
       .name = "gpt2",
@@ -62,12 +62,12 @@ ModelSpec gpt2() {
                 .final_norm = "ln_f",
                 .transposed = true,
                 .buffers = {"h.*.attn.bias", "h.*.attn.masked_bias"}},
-      .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
+      .needs = {{[](const ModelConfig& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
-                {[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },
+                {[](const ModelConfig& c) { return c.head_dim * c.num_heads == c.hidden_size; },
                  "its heads together are as wide as the model"},
-                {[](const M& c) { return !c.sliding_window; }, "it has no window"},
-                {[](const M& c) { return *c.qkv_bias && *c.linear_bias && c.proj_bias.value_or(true); },
+                {[](const ModelConfig& c) { return !c.sliding_window; }, "it has no window"},
+                {[](const ModelConfig& c) { return c.qkv_bias && c.linear_bias && has_proj_bias(c); },
                  "it has all biases"}},
       .attributes = {{"num_heads", "transformer.h.0.attn.num_heads"},
                      {"head_dim", "transformer.h.0.attn.head_dim"},

@@ -24,7 +24,7 @@ HfNames names() {
 
 /// Attention and MLP beside each other, each with its own norm; a quarter of each head rotates.
 ModelSpec gpt_neox() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   return {
       .name = "gpt_neox",
       .family = {"gpt_neox"},
@@ -63,15 +63,15 @@ ModelSpec gpt_neox() {
                .partial = true},
       .inert = {"classifier_dropout"},
       .names = names(),
-      .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
+      .needs = {{[](const ModelConfig& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
-                {[](const M& c) { return c.head_dim * c.num_heads == c.hidden_size; },
+                {[](const ModelConfig& c) { return c.head_dim * c.num_heads == c.hidden_size; },
                  "its heads together are as wide as the model"},
-                {[](const M& c) { return !c.sliding_window && !c.padding_id; },
+                {[](const ModelConfig& c) { return !c.sliding_window && !c.padding_id; },
                  "it has no window and no padding row"},
-                {[](const M& c) { return !c.embedding_dropout || c.embedding_dropout == c.dropout; },
+                {[](const ModelConfig& c) { return embedding_dropout(c) == c.dropout; },
                  "it has one dropout"},
-                {[](const M& c) { return *c.linear_bias && c.qkv_bias == c.proj_bias.value_or(true); },
+                {[](const ModelConfig& c) { return c.linear_bias && c.qkv_bias == has_proj_bias(c); },
                  "its MLP has biases, and all of attention or none"}},
       .attributes = {{"head_dim", "gpt_neox.layers.0.attention.head_size"},
                      {"norm_eps", "gpt_neox.layers.0.input_layernorm.eps"},

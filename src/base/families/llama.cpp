@@ -5,7 +5,7 @@
 namespace tessera::rows {
 
 std::vector<HfKey> llama_sizes(const Sizes& absent, bool tied_head) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   std::vector<HfKey> keys = {HfKey::size("num_hidden_layers", &M::num_layers, {absent.layers}),
                              HfKey::size("hidden_size", &M::hidden_size, {absent.width}),
                              HfKey::size("num_attention_heads", &M::num_heads, {absent.heads}),
@@ -24,7 +24,7 @@ std::vector<HfKey> llama_sizes(const Sizes& absent, bool tied_head) {
 }
 
 ModelSpec llama_shape(const char* name, const Sizes& absent) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Rows = HfTensor::Rows;
   ModelSpec row{
       .name = name,
@@ -74,7 +74,7 @@ ModelSpec llama_shape(const char* name, const Sizes& absent) {
 
 void set_head_dim(ModelSpec& row, double absent) {
   for (HfKey& key : row.keys) {
-    if (key.field == HfKey::Field(&ModelConfig::head_dim)) key.absent = {absent};
+    if (key.field == HfKey::Field(&ModelSettings::head_dim)) key.absent = {absent};
   }
 }
 
@@ -88,7 +88,7 @@ void add_head_norms(ModelSpec& row) {
 }
 
 ModelSpec llama() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape("llama", {32, 4096, 32, 0, 11008, 32000, 2048});
   // Two thirds of 4 * width, rounded up to a multiple of 256.
   row.ffn_width = [](std::int64_t width) { return (8 * width / 3 + 255) / 256 * 256; };
@@ -97,9 +97,9 @@ ModelSpec llama() {
   row.keys.push_back(HfKey::flag("attention_bias", &M::proj_bias, false));
   row.keys.push_back(HfKey::flag("mlp_bias", &M::linear_bias, false));
   row.names_untyped = true;
-  row.needs = {{[](const M& c) { return c.qkv_bias == c.proj_bias.value_or(*c.linear_bias); },
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias == has_proj_bias(c); },
                 "its four projections of attention have biases, or none has"},
-               {[](const M& c) { return !c.sliding_window; }, "it has no window"}};
+               {[](const ModelConfig& c) { return !c.sliding_window; }, "it has no window"}};
   return row;
 }
 

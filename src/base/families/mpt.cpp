@@ -21,7 +21,7 @@ HfNames mpt_names() {
 
 /// ALiBi, norms without biases, and no other bias.
 ModelSpec mpt() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   ModelSpec row = gpt2();
   row.name = "mpt";
@@ -61,16 +61,15 @@ ModelSpec mpt() {
                "emb_pdrop",
                "norm_type"};
   row.names = mpt_names();
-  row.needs.back() = {
-      [](const M& c) { return !*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false); },
-      "it has no biases"};
-  row.needs.push_back({[](const M& c) {
+  row.needs.back() = {[](const ModelConfig& c) { return !c.qkv_bias && !c.linear_bias && !has_proj_bias(c); },
+                      "it has no biases"};
+  row.needs.push_back({[](const ModelConfig& c) {
                          return c.ffn_hidden_size == 4 * c.hidden_size && c.activation == MlpActivation::gelu;
                        },
                        "its MLP is four times as wide as the model, with the GELU of erf"});
-  row.needs.push_back({[](const M& c) {
-                         return c.attention_dropout == c.dropout &&
-                                c.embedding_dropout.value_or(c.dropout) == 0.0 && !c.padding_id;
+  row.needs.push_back({[](const ModelConfig& c) {
+                         return c.attention_dropout == c.dropout && embedding_dropout(c) == 0.0 &&
+                                !c.padding_id;
                        },
                        "it has one dropout and none on the embedding, and no padding row"});
   row.attributes = {{"num_heads", "transformer.blocks.0.attn.n_heads"},

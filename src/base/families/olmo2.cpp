@@ -4,7 +4,7 @@ namespace tessera::rows {
 
 /// Norms only behind each branch, and over all queries and all keys of a position.
 ModelSpec olmo2() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape("olmo2", {32, 4096, 32, 0, 11008, 50304, 2048});
   row.family = {"olmo2"};
   row.model.norm_placement = NormPlacement::post;
@@ -21,9 +21,8 @@ ModelSpec olmo2() {
   row.names.layer.erase(row.names.layer.begin() + 3);
   row.names.layer.push_back({"post_mlp_layernorm", {{"post_feedforward_layernorm"}}});
   add_head_norms(row);
-  row.needs = {
-      {[](const M& c) { return c.qkv_bias == c.proj_bias.value_or(*c.linear_bias) && !*c.linear_bias; },
-       "its four projections of attention have biases, or none has, and its MLP has none"}};
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias == has_proj_bias(c) && !c.linear_bias; },
+                "its four projections of attention have biases, or none has, and its MLP has none"}};
   row.attributes[1].path = "model.layers.0.post_attention_layernorm.variance_epsilon";
   return row;
 }

@@ -12,7 +12,7 @@ void stack_gate_and_up(ModelSpec& row) {
 
 /// Llama whose query, key and value are one matrix, as are gate and up.
 ModelSpec phi3() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape("phi3", {32, 3072, 32, 0, 8192, 32064, 4096});
   row.architectures = {"Phi3ForCausalLM", "Phi3Model"};
   for (HfKey& key : row.keys) {
@@ -26,7 +26,7 @@ ModelSpec phi3() {
   row.inert.push_back("embd_pdrop");  // Transformers' model has no dropout there
   row.names.layer[1].theirs = {{"self_attn.qkv_proj"}};
   stack_gate_and_up(row);
-  row.needs = {{[](const M& c) { return !*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false); },
+  row.needs = {{[](const ModelConfig& c) { return !c.qkv_bias && !c.linear_bias && !has_proj_bias(c); },
                 "it has no biases"}};
   return row;
 }

@@ -7,9 +7,8 @@ ModelSpec qwen2() {
   row.model.qkv_bias = true;
   row.architectures = {"Qwen2ForCausalLM", "Qwen2Model"};
   row.window = {HfWindow::Use::by_switch, 4096};
-  row.needs = {
-      {[](const ModelConfig& c) { return *c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false); },
-       "its biases are those of query, key and value alone"}};
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias && !c.linear_bias && !has_proj_bias(c); },
+                "its biases are those of query, key and value alone"}};
   return row;
 }
 

@@ -4,7 +4,7 @@ namespace tessera::rows {
 
 /// Llama with normed queries and keys, and heads whose width is given.
 ModelSpec qwen3() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape("qwen3", {32, 4096, 32, 32, 22016, 151936, 32768});
   row.family = {"qwen3"};
   row.model.qk_norm = QkNorm::head;
@@ -15,9 +15,8 @@ ModelSpec qwen3() {
   row.keys.push_back(HfKey::flag("attention_bias", &M::proj_bias, false));
   row.window = {HfWindow::Use::by_switch, 4096};
   add_head_norms(row);
-  row.needs = {
-      {[](const M& c) { return c.qkv_bias == c.proj_bias.value_or(*c.linear_bias) && !*c.linear_bias; },
-       "its four projections of attention have biases, or none has, and its MLP has none"}};
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias == has_proj_bias(c) && !c.linear_bias; },
+                "its four projections of attention have biases, or none has, and its MLP has none"}};
   return row;
 }
 

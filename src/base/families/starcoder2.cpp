@@ -4,7 +4,7 @@ namespace tessera::rows {
 
 /// LayerNorm, GELU and biases as in GPT-2, positions and query groups as in Llama.
 ModelSpec starcoder2() {
-  using M = ModelConfig;
+  using M = ModelSettings;
   ModelSpec row = llama_shape("starcoder2", {30, 3072, 24, 2, 12288, 49152, 4096});
   row.family = Family::gpt2;
   row.model = gpt2().model;
@@ -23,11 +23,9 @@ ModelSpec starcoder2() {
   row.inert.insert(row.inert.end(), {"norm_type", "mlp_type", "rms_norm_eps", "hidden_dropout_prob"});
   row.names.layer[4].theirs = {{"mlp.c_fc"}};
   row.names.layer[5].theirs = {{"mlp.c_proj"}};
-  row.needs = {{[](const M& c) {
-                  return *c.qkv_bias == *c.linear_bias &&
-                         c.proj_bias.value_or(*c.linear_bias) == *c.linear_bias;
-                },
-                "it has all biases or none"}};
+  row.needs = {
+      {[](const ModelConfig& c) { return c.qkv_bias == c.linear_bias && has_proj_bias(c) == c.linear_bias; },
+       "it has all biases or none"}};
   row.attributes[1].path = "model.layers.0.input_layernorm.eps";
   row.megatron_tokenizer = "GPT2BPETokenizer";
   return row;

@@ -84,7 +84,7 @@ HfActivations activations(MlpActivation absent) {
 
 ModelSpec t5_shape(const char* name, const char* architecture, const T5Sizes& absent,
                    MlpActivation activation) {
-  using M = ModelConfig;
+  using M = ModelSettings;
   using Only = HfDemand::Only;
   return {
       .name = name,
@@ -118,15 +118,14 @@ ModelSpec t5_shape(const char* name, const char* architecture, const T5Sizes& ab
       .inert = {"classifier_dropout", "tie_word_embeddings", "scale_decoder_outputs", "is_gated_act",
                 "dense_act_fn"},
       .names = t5_names(),
-      .needs = {{[](const M& c) { return c.num_kv_heads == c.num_heads; },
+      .needs = {{[](const ModelConfig& c) { return c.num_kv_heads == c.num_heads; },
                  "it has as many key and value heads as heads"},
-                {[](const M& c) { return !c.padding_id; }, "it has no padding row"},
-                {[](const M& c) {
-                   return c.attention_dropout == c.dropout &&
-                          c.embedding_dropout.value_or(c.dropout) == c.dropout;
+                {[](const ModelConfig& c) { return !c.padding_id; }, "it has no padding row"},
+                {[](const ModelConfig& c) {
+                   return c.attention_dropout == c.dropout && embedding_dropout(c) == c.dropout;
                  },
                  "it has one dropout"},
-                {[](const M& c) { return !*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false); },
+                {[](const ModelConfig& c) { return !c.qkv_bias && !c.linear_bias && !has_proj_bias(c); },
                  "it has no biases"}},
       .attributes = {},
       .body = "t5",

@@ -26,7 +26,7 @@ class BertFront : public Block {
       : Block(std::move(name)),
         tensor_(options.tensor),
         residual_(options.numerics.residual),
-        dropout_(config.embedding_dropout.value_or(config.dropout)),
+        dropout_(embedding_dropout(config)),
         embedding_(submodule<Embedding>("embedding",
                                         Embedding::Options{.vocab_size = config.vocab_size,
                                                            .size = config.hidden_size,
@@ -206,7 +206,7 @@ class BertHead : public PooledHead {
  public:
   BertHead(std::string name, const ModelConfig& config, const Options& options)
       : PooledHead(std::move(name), config, options),
-        activation_(activation_kind(*config.activation)),
+        activation_(activation_kind(config.activation)),
         transform_(submodule<Linear>("lm_head.dense", square(config, options.tensor.sharded_sequence()))),
         norm_(submodule<Norm>("lm_head.layernorm", norm_options(config, options.tensor, options.compute))),
         bias_(parameter("lm_head.bias", rows(Shape{config.vocab_size}), Init::zeros())),
@@ -289,9 +289,9 @@ class Bert : public Stack {
       TESSERA_ENSURE(ConfigError, holds, "a BERT ", what);
     };
     need(config_.position_embedding == PositionKind::learned, "has learned positions");
-    need(*config_.tied_head, "has a head tied to its embedding");
-    need(!is_gated(*config_.activation), "has no gate in its MLP");
-    need(!*config_.parallel_residual, "has its attention and MLP one after the other");
+    need(config_.tied_head, "has a head tied to its embedding");
+    need(!is_gated(config_.activation), "has no gate in its MLP");
+    need(!config_.parallel_residual, "has its attention and MLP one after the other");
     need(config_.token_types.value_or(0) > 0, "has model.token_types above 0");
     need(!config_.num_labels || !*config_.binary_head,
          "classifies samples (model.num_labels) or pairs of segments (model.binary_head), not both");

@@ -26,7 +26,7 @@ std::int64_t PositionTables::key_of(std::int64_t length) const {
 void PositionTables::make(const ExecCtx& ctx, std::int64_t length) {
   if (rotary() && !ropes_.contains(key_of(length)))
     make_rope(ctx, std::max({made_, config_.max_positions, length}), length);
-  if (*config_.position_embedding == PositionKind::alibi && !alibi_slopes_)
+  if (config_.position_embedding == PositionKind::alibi && !alibi_slopes_)
     alibi_slopes_ = Tensor::from(ctx, nn::alibi_slopes(config_.num_heads), {config_.num_heads});
 }
 
@@ -63,7 +63,7 @@ namespace {
 
 /// sqrt(hidden_size) as the models in circulation have it: rounded to their weights' dtype.
 float embedding_scale(const ModelConfig& config, DType compute) {
-  if (!*config.embedding_scaled) return 1.0f;
+  if (!config.embedding_scaled) return 1.0f;
   const auto root = static_cast<float>(std::sqrt(static_cast<double>(config.hidden_size)));
   if (compute == DType::bf16) return static_cast<float>(bfloat16(root));
   return compute == DType::f16 ? static_cast<float>(float16(root)) : root;
@@ -81,10 +81,10 @@ DecoderFront::DecoderFront(std::string name, const ModelConfig& config, const Nu
     : Block(std::move(name)),
       tensor_(options.tensor),
       scale_(embedding_scale(config, numerics.compute)),
-      dropout_(*config.embedding_norm ? options.dropout : 0.0),
+      dropout_(config.embedding_norm ? options.dropout : 0.0),
       embedding_(
-          submodule<Embedding>("embedding", *config.embedding_norm ? without_dropout(options) : options)),
-      norm_(*config.embedding_norm
+          submodule<Embedding>("embedding", config.embedding_norm ? without_dropout(options) : options)),
+      norm_(config.embedding_norm
                 ? &submodule<Norm>("embedding.norm", norm_options(config, options.tensor, numerics.residual))
                 : nullptr) {}
 
@@ -104,18 +104,18 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
       layer_(layer),
       dropout_(config.dropout),
       compute_(options.compute),
-      parallel_(*config.parallel_residual),
+      parallel_(config.parallel_residual),
       cache_{head_share(config, options.tensor).kv_heads, config.head_dim},
       positions_(positions),
       input_norm_(nullptr),
       attention_(declare_attention(config, layer, options)),
       attention_norm_(declare_norm("post_attention_layernorm", config, options,
-                                   *config.norm_placement != NormPlacement::pre)),
+                                   config.norm_placement != NormPlacement::pre)),
       mlp_norm_(declare_norm("pre_mlp_layernorm", config, options,
-                             *config.norm_placement != NormPlacement::post && !*config.shared_norm)),
+                             config.norm_placement != NormPlacement::post && !config.shared_norm)),
       mlp_(submodule<Mlp>("mlp", config, options.tensor)),
-      behind_norm_(declare_norm("post_mlp_layernorm", config, options,
-                                *config.norm_placement != NormPlacement::pre)) {}
+      behind_norm_(
+          declare_norm("post_mlp_layernorm", config, options, config.norm_placement != NormPlacement::pre)) {}
 
 Norm* DecoderLayer::declare_norm(const char* name, const ModelConfig& config, const Options& options,
                                  bool wanted) {
@@ -127,7 +127,7 @@ SelfAttention& DecoderLayer::declare_attention(const ModelConfig& config, std::i
                                                const Options& options) {
   // Declared first, as it comes first.
   input_norm_ =
-      declare_norm("input_layernorm", config, options, *config.norm_placement != NormPlacement::post);
+      declare_norm("input_layernorm", config, options, config.norm_placement != NormPlacement::post);
   return submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal);
 }
 
@@ -171,7 +171,7 @@ VocabHead::VocabHead(std::string name, const ModelConfig& config, const TensorPa
                      Parameter* table)
     : Head(std::move(name)),
       tensor_(tensor),
-      softcap_(static_cast<float>(*config.logit_softcap)),
+      softcap_(static_cast<float>(config.logit_softcap)),
       norm_(submodule<Norm>("decoder.final_layernorm", norm_options(config, tensor, compute))),
       table_(table),
       weight_(table != nullptr ? *table : declare_weight(config)) {}
@@ -180,7 +180,7 @@ Parameter& VocabHead::declare_weight(const ModelConfig& config) {
   const Placement rows =
       Placement::split({config.vocab_size, config.hidden_size}, 0, tensor_.rank(), tensor_.size());
   const Init init = Init::normal(static_cast<float>(config.init_std));
-  if (!*config.tied_head) return parameter("output_layer.weight", rows, init);
+  if (!config.tied_head) return parameter("output_layer.weight", rows, init);
   // A tied head whose embedding is on another stage is a copy of it under the same name, laid out alike.
   return parameter("embedding.word_embeddings.weight", rows, init,
                    {.reads_main = true, .tied = true, .counted = false});
@@ -222,12 +222,12 @@ Decoder::Decoder(const ModelConfig& config, const Numerics& numerics, const Shar
 nn::Embedding::Options Decoder::embedding_options() const {
   return {.vocab_size = config_.vocab_size,
           .size = config_.hidden_size,
-          .max_positions = *config_.position_embedding == PositionKind::learned ? config_.max_positions : 0,
+          .max_positions = config_.position_embedding == PositionKind::learned ? config_.max_positions : 0,
           .std = config_.init_std,
-          .dropout = config_.embedding_dropout.value_or(config_.dropout),
+          .dropout = embedding_dropout(config_),
           .out = numerics().residual,
           .tensor = sharding().tensor,
-          .tied = *config_.tied_head && !holds_head(),
+          .tied = config_.tied_head && !holds_head(),
           .padding_id = config_.padding_id.value_or(-1)};
 }
 
@@ -241,7 +241,7 @@ void Decoder::add_piece(const ModelPiece& piece) {
   for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i)
     add_layer<nn::DecoderLayer>("decoder.layers." + std::to_string(i), config_, i, positions_, options);
   if (!piece.head) return;
-  Parameter* table = *config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
+  Parameter* table = config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
   add_head<nn::VocabHead>("", config_, sharding().tensor, numerics().compute, table);
 }
 
@@ -250,7 +250,7 @@ double Decoder::flops_per_token(const SampleLengths& lengths) const {
 }
 
 std::int64_t Decoder::position_limit() const {
-  if (*config_.position_embedding == PositionKind::learned) return config_.max_positions;
+  if (config_.position_embedding == PositionKind::learned) return config_.max_positions;
   return std::max(config_.max_positions, kMostComputedPositions);
 }
 

@@ -29,7 +29,7 @@ class MegatronT5Front : public Block {
   MegatronT5Front(std::string name, const ModelConfig& config, const MegatronT5Options& options, bool tied)
       : Block(std::move(name)),
         tensor_(options.tensor),
-        dropout_(config.embedding_dropout.value_or(config.dropout)),
+        dropout_(embedding_dropout(config)),
         embedding_(submodule<Embedding>("embedding", Embedding::Options{.vocab_size = config.vocab_size,
                                                                         .size = config.hidden_size,
                                                                         .max_positions = config.max_positions,
@@ -125,8 +125,8 @@ class MegatronT5Layer : public Block {
             .query_std = config.init_std,
             .kv_std = config.init_std,
             .proj_std = config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
-            .bias = *config.qkv_bias,
-            .proj_bias = config.proj_bias.value_or(*config.linear_bias)};
+            .bias = config.qkv_bias,
+            .proj_bias = has_proj_bias(config)};
   }
 
   double dropout_;
@@ -211,7 +211,7 @@ class MegatronT5 : public nn::TwoStacks {
     };
     const ModelConfig& c = config_;
     need(c.position_embedding == PositionKind::learned, "has learned positions");
-    need(*c.tied_head, "has its head tied to its embedding");
+    need(c.tied_head, "has its head tied to its embedding");
     check_stacks("Megatron's T5");
   }
 

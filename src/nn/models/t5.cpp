@@ -71,7 +71,7 @@ class T5Front : public Block {
           const RelativePositions& positions)
       : Block(std::move(name)),
         tensor_(options.tensor),
-        dropout_(config.embedding_dropout.value_or(config.dropout)),
+        dropout_(embedding_dropout(config)),
         out_(options.numerics.residual),
         embedding_(submodule<Embedding>("embedding", Embedding::Options{.vocab_size = config.vocab_size,
                                                                         .size = config.hidden_size,
@@ -218,12 +218,12 @@ class T5Mlp : public Module {
       : Module(std::move(name)),
         config_(config),
         tensor_(tensor),
-        activation_(activation_kind(*config.activation)),
-        fc1_(submodule<Linear>(
-            "linear_fc1", Linear::Options{config.hidden_size,
-                                          config.ffn_hidden_size * (is_gated(*config.activation) ? 2 : 1),
-                                          false, init_factor(config) * inverse_root(config.hidden_size),
-                                          tensor, Linear::Split::column, fc1_rows(config, tensor)})),
+        activation_(activation_kind(config.activation)),
+        fc1_(submodule<Linear>("linear_fc1",
+                               Linear::Options{config.hidden_size,
+                                               config.ffn_hidden_size * (is_gated(config.activation) ? 2 : 1),
+                                               false, init_factor(config) * inverse_root(config.hidden_size),
+                                               tensor, Linear::Split::column, fc1_rows(config, tensor)})),
         fc2_(submodule<Linear>("linear_fc2",
                                Linear::Options{config.ffn_hidden_size,
                                                config.hidden_size,
@@ -339,7 +339,7 @@ class T5Head : public Head {
     const Placement rows =
         Placement::split({config.vocab_size, config.hidden_size}, 0, tensor_.rank(), tensor_.size());
     const Init init = Init::normal(static_cast<float>(init_factor(config)));
-    if (!*config.tied_head) return parameter("output_layer.weight", rows, init);
+    if (!config.tied_head) return parameter("output_layer.weight", rows, init);
     return parameter("embedding.word_embeddings.weight", rows, init,
                      {.reads_main = true, .tied = true, .counted = false});
   }
@@ -403,8 +403,8 @@ class T5 : public nn::TwoStacks {
     const ModelConfig& c = config_;
     need(c.position_embedding == PositionKind::relative, "has relative positions");
     need(c.norm == NormStyle::rmsnorm, "has RMSNorm");
-    need(!*c.qkv_bias && !*c.linear_bias && !c.proj_bias.value_or(false), "has no biases in its products");
-    need(!*c.scaled_head || *c.tied_head, "whose head is scaled has it tied to its embedding");
+    need(!c.qkv_bias && !c.linear_bias && !has_proj_bias(c), "has no biases in its products");
+    need(!*c.scaled_head || c.tied_head, "whose head is scaled has it tied to its embedding");
     check_stacks("a T5");
     const int ranks = sharding().tensor.size();
     TESSERA_ENSURE(ConfigError, c.dropout == 0.0 || ranks == 1 || c.ffn_hidden_size / ranks % 4 == 0,
@@ -418,13 +418,13 @@ class T5 : public nn::TwoStacks {
                                 sharding().recompute.what == Recompute::selective};
     const std::int64_t encoder = encoder_layers();
     if (piece.embedding)
-      front_ = &add_front<nn::T5Front>("", config_, options, *config_.tied_head && !holds_head(), positions_);
+      front_ = &add_front<nn::T5Front>("", config_, options, config_.tied_head && !holds_head(), positions_);
     for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i) {
       if (i == encoder) add_front<nn::T5DecoderFront>("", config_, options, positions_);
       add_layer<nn::T5Layer>(layer_name(i), config_, i, options, i >= encoder);
     }
     if (!piece.head) return;
-    Parameter* table = *config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
+    Parameter* table = config_.tied_head && front_ != nullptr ? &front_->table() : nullptr;
     add_head<nn::T5Head>("", config_, options, table);
   }
 

@@ -14,7 +14,7 @@ double TwoStacks::flops_per_token(const SampleLengths& lengths) const {
 void TwoStacks::check_stacks(const std::string& family) const {
   const ModelConfig& c = config_;
   const auto need = [&](bool holds, const char* what) { TESSERA_ENSURE(ConfigError, holds, family, what); };
-  need(!*c.parallel_residual, " has its attention and MLP one after the other");
+  need(!c.parallel_residual, " has its attention and MLP one after the other");
   need(!c.padding_id, " has no padding row in its table");
   need(!c.token_types && !c.binary_head.value_or(false) && !c.num_labels, " has a head for tokens alone");
   TESSERA_ENSURE(ConfigError, *c.encoder_layers >= 1 && *c.encoder_layers < c.num_layers,

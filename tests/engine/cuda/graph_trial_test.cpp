@@ -65,7 +65,6 @@ class CudaGraphTrial : public ::testing::Test {
     run_ranks(ranks, {.timeout_s = 30}, [&](const std::shared_ptr<Communicator>& world) {
       Config own = config;
       own.device.index = world->rank();
-      own = resolve(own);
       const Trained plain = train(own, AutoSwitch::off, world),
                     tried = train(own, AutoSwitch::automatic, world);
       EXPECT_EQ(plain.numbers, tried.numbers);

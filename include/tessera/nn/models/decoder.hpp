@@ -30,7 +30,7 @@ class PositionTables {
   const Tensor& alibi_slopes() const { return alibi_slopes_; }
 
  private:
-  bool rotary() const { return *config_.position_embedding == PositionKind::rotary; }
+  bool rotary() const { return config_.position_embedding == PositionKind::rotary; }
   ops::RopeRule rule() const;
   /// Lengths with the same angles have the same key.
   std::int64_t key_of(std::int64_t length) const;
@@ -120,8 +120,7 @@ class VocabHead : public Head {
 
 class Decoder : public Stack {
  public:
-  /// config must be resolved (base/config_file.hpp: resolve). Errors: ConfigError for a sharding that does
-  /// not fit.
+  /// Errors: ConfigError for a sharding that does not fit.
   Decoder(const ModelConfig& config, const Numerics& numerics, const Sharding& sharding = {});
 
   std::int64_t vocab_size() const override { return config_.vocab_size; }
