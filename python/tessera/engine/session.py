@@ -140,7 +140,7 @@ class Session:
         self.unwanted.clear()
         self.trainable, self._built_for = trainable, self.training.optimizer
         self.clip_grad = config.optimizer.clip_grad
-        self.engine = _C.Engine(config, self.state.world, trainable, self._groups.values, self._groups.of)
+        self.engine = _C.Engine(config, self.mesh, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
             self.freezing.follow()
