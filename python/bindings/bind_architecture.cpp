@@ -52,28 +52,20 @@ const ModelSpec& row_of(const std::string& type) {
 }
 
 /// The model section for an architecture.
-std::vector<std::pair<std::string, std::string>> model_items(const std::string& architecture) {
+py::dict model_items(const std::string& architecture) {
   Settings config;
   config.model = parse_architecture(architecture, kOrigin).model;
-  std::vector<std::pair<std::string, std::string>> items;
-  for (const ConfigItem& item : list_items(config)) {
-    if (item.key.starts_with("model.")) items.emplace_back(item.key.substr(6), item.value);
+  py::dict items;
+  for (const auto& [key, value] : list_values(config)) {
+    if (key.starts_with("model.")) items[py::str(key.substr(6))] = value;
   }
   return items;
 }
 
-/// The architecture with other values of some keys of the section `model`; its tensors are named as before.
-std::string changed_model(const std::string& architecture,
-                          const std::vector<std::pair<std::string, std::string>>& changes) {
-  const Architecture before = parse_architecture(architecture, kOrigin);
-  std::vector<std::string> overrides{"training.seq_length=1"};
-  for (const auto& [key, value] : model_items(architecture)) {
-    if (value != "null") overrides.push_back("model." + key + "=" + value);
-  }
-  for (const auto& [key, value] : changes) overrides.push_back("model." + key + "=" + value);
-  Architecture after =
-      architecture_of(parse_config("{}", "the model that the plugin asks for", overrides).model);
-  after.type = before.type;
+/// The architecture of a configuration's model, with its tensors named as those of another one.
+std::string changed_model(const std::string& architecture, const Config& config) {
+  Architecture after = architecture_of(config.model);
+  after.type = parse_architecture(architecture, kOrigin).type;
   return to_model_json(after);
 }
 
@@ -114,7 +106,7 @@ void bind_architecture(py::module_& module) {
   module.def("hf_parameters", &parameters_of, py::arg("architecture"));
   module.def("hf_row_orders", &row_orders, py::arg("architecture"),
              "Where each of Tessera's rows is stored.");
-  module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("changes"));
+  module.def("changed_model", &changed_model, py::arg("architecture"), py::arg("config"));
   module.def("weight_fit", &fit_of, py::arg("before"), py::arg("after"));
 }
 

@@ -2,6 +2,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "mesh.hpp"
 #include "tessera/comm/bytes.hpp"
 #include "tessera/comm/heartbeat.hpp"
 #include "tessera/comm/meeting.hpp"
@@ -139,6 +140,41 @@ void bind_comm(py::module_& module) {
            "Parts from the other processes: what was called is finished, later calls on any group of this "
            "process "
            "fail.");
+  py::class_<ScriptMesh, std::shared_ptr<ScriptMesh>>(
+      module, "ProcessMesh", "The ranks as a grid in Megatron's order: tp varies fastest, then dp, then pp.")
+      .def(py::init([](const std::shared_ptr<Communicator>& world, int tp, int dp, int pp) {
+             return std::make_shared<ScriptMesh>(world, MeshShape{.tp = tp, .dp = dp, .pp = pp});
+           }),
+           py::arg("world"), py::kw_only(), py::arg("tp"), py::arg("dp"), py::arg("pp"), Released(),
+           "Collective over `world`.")
+      .def_property_readonly("tp", [](const ScriptMesh& self) { return self.shape().tp; })
+      .def_property_readonly("dp", [](const ScriptMesh& self) { return self.shape().dp; })
+      .def_property_readonly("pp", [](const ScriptMesh& self) { return self.shape().pp; })
+      .def_property_readonly(
+          "world",
+          [](const std::shared_ptr<ScriptMesh>& self) {
+            return std::shared_ptr<Communicator>(self, &self->world());
+          },
+          "All ranks.")
+      .def_readonly("data", &ScriptMesh::data, "Those that differ from this one in dp alone.")
+      .def_property_readonly(
+          "coordinates",
+          [](const ScriptMesh& self) {
+            const MeshCoordinates& at = self.coordinates();
+            return py::dict(py::arg("tp") = at.tp, py::arg("pp") = at.pp, py::arg("dp") = at.dp);
+          },
+          "The place of this rank.")
+      .def("__repr__", [](const ScriptMesh& self) {
+        const auto& [shape, at] = std::pair(self.shape(), self.coordinates());
+        return detail::concat("Mesh(tp=", shape.tp, ", pp=", shape.pp, ", dp=", shape.dp,
+                              ", this rank at tp ", at.tp, ", pp ", at.pp, ", dp ", at.dp, ")");
+      });
+  module.def(
+      "local_communicators",
+      [](int size, double timeout_s) {
+        return make_local_communicators(size, "world", {.timeout_s = timeout_s});
+      },
+      py::arg("size"), py::arg("timeout_s"), "Ranks that are threads of this process, one each.");
   module.def(
       "connect_world",
       [](double timeout_s) {

@@ -10,7 +10,8 @@
 #include "bindings.hpp"
 #include "dlpack.hpp"
 #include "generation.hpp"
-#include "tessera/base/config_file.hpp"
+#include "mesh.hpp"
+#include "tessera/base/config.hpp"
 #include "tessera/base/env.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/comm/heartbeat.hpp"
@@ -111,10 +112,9 @@ std::map<std::string, double> by_name(const std::vector<LossTerm>& terms) {
 /// The engine and what Python gives it over and over.
 class PyEngine {
  public:
-  PyEngine(const std::string& config, const std::vector<std::string>& overrides,
-           std::shared_ptr<Communicator> world, bool trainable, const std::vector<ParamGroup>& groups,
-           std::map<std::string, std::size_t> group_of)
-      : config_(parse_config(config, "the configuration made from the plugin", overrides)) {
+  PyEngine(const Config& config, const std::shared_ptr<ScriptMesh>& mesh, bool trainable,
+           const std::vector<ParamGroup>& groups, std::map<std::string, std::size_t> group_of)
+      : config_(config) {
     ParamGroups param_groups;
     if (!groups.empty()) {
       param_groups.groups = groups;
@@ -124,12 +124,10 @@ class PyEngine {
         return it->second;
       };
     }
-    const std::shared_ptr<FlightRecorder> flight = world->flight();
-    if (world->size() == 1) world = nullptr;
-    world_ = world;
-    engine_ = build_engine(config_, trainable, std::move(world), std::move(param_groups),
-                           gemm_tables(read_environment()));
-    engine_->ctx().stream->set_flight(flight);
+    if (mesh->world().size() > 1) world_ = {mesh, &mesh->world()};
+    engine_ = build_engine(config_, trainable, world_, std::move(param_groups),
+                           gemm_tables(read_environment()), mesh);
+    engine_->ctx().stream->set_flight(mesh->world().flight());
     find_head();
   }
 
@@ -441,17 +439,15 @@ void bind_engine(py::module_& module) {
       .def("wait_here", &BackgroundSave::wait_here, Released(),
            "Until rank 0's checkpoint is in place, or another rank's part is written.");
   py::class_<PyEngine>(module, "Engine", "One rank's part of training.")
-      .def(py::init([](const std::string& config, const std::vector<std::string>& overrides,
-                       std::shared_ptr<Communicator> world, bool trainable, const py::list& groups,
-                       std::map<std::string, std::size_t> names) {
+      .def(py::init([](const Config& config, const std::shared_ptr<ScriptMesh>& mesh, bool trainable,
+                       const py::list& groups, std::map<std::string, std::size_t> names) {
              std::vector<ParamGroup> list;
              for (const auto& group : groups) list.push_back(group_of(group.cast<py::dict>()));
              const py::gil_scoped_release release;
-             return std::make_unique<PyEngine>(config, overrides, std::move(world), trainable, list,
-                                               std::move(names));
+             return std::make_unique<PyEngine>(config, mesh, trainable, list, std::move(names));
            }),
-           py::arg("config"), py::arg("overrides"), py::arg("world"), py::arg("trainable") = true,
-           py::arg("groups") = py::list(), py::arg("group_of") = std::map<std::string, std::size_t>())
+           py::arg("config"), py::arg("mesh"), py::arg("trainable") = true, py::arg("groups") = py::list(),
+           py::arg("group_of") = std::map<std::string, std::size_t>())
       .def("agree", &agree_on, py::arg("batch"), py::arg("call"), py::arg("place"), py::arg("give"))
       .def("take_batch", &take_from_peer, py::arg("call"), py::arg("place"))
       .def("load_weights", &load_weights_of, py::arg("architecture"), py::arg("tensors"), py::arg("folder"),

@@ -25,6 +25,7 @@ auto unlocked(Fn&& fn) {
 void bind_architecture(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
+void bind_config(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);

@@ -77,6 +77,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Tessera's C++ side.";
   give_signals_a_stack();
   bind_errors(module);
+  bind_config(module);
   bind_architecture(module);
   bind_checkpoint(module);
   bind_comm(module);

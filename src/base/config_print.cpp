@@ -29,14 +29,35 @@ class YamlPrinter {
   int indent_;
 };
 
+void spell(std::string& item, const auto& value) { item = yaml_text(value); }
+
+template <typename T>
+void spell(ConfigValue& item, const T& value) {
+  if constexpr (IsChoice<T>) {
+    item = std::string(name_of(value));
+  } else {
+    item = value;
+  }
+}
+void spell(ConfigValue& item, const WeightedPaths& value) {
+  if (!value.empty()) item = value;  // none is null in the YAML too
+}
+template <typename T>
+void spell(ConfigValue& item, const std::optional<T>& value) {
+  if (value) spell(item, *value);
+}
+
+/// Lists pairs of a key and its value, as text or as such.
+template <typename Item>
 class ItemLister {
  public:
-  ItemLister(std::vector<ConfigItem>& items, std::string prefix)
-      : items_(items), prefix_(std::move(prefix)) {}
+  ItemLister(std::vector<Item>& items, std::string prefix) : items_(items), prefix_(std::move(prefix)) {}
 
   template <typename T>
   void field(const char* name, const T& value, const char*, const Limits& = {}) {
-    items_.push_back({prefix_ + name, yaml_text(value)});
+    auto& [key, item] = items_.emplace_back();
+    key = prefix_ + name;
+    spell(item, value);
   }
   template <typename Section>
   void group(const char* name, const Section& section, const char*) {
@@ -45,7 +66,7 @@ class ItemLister {
   }
 
  private:
-  std::vector<ConfigItem>& items_;
+  std::vector<Item>& items_;
   std::string prefix_;
 };
 
@@ -196,6 +217,13 @@ std::string config_markdown() {
   MarkdownPrinter printer(text, "", 0);
   describe(printer, defaults);
   return text;
+}
+
+std::vector<std::pair<std::string, ConfigValue>> list_values(const Settings& settings) {
+  std::vector<std::pair<std::string, ConfigValue>> values;
+  ItemLister lister(values, "");
+  describe(lister, settings);
+  return values;
 }
 
 }  // namespace tessera

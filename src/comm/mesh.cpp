@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -190,6 +191,8 @@ const ProcessMesh::DataGroups& ProcessMesh::share_data(int size, bool gathers) {
   Communicator& dp = (*this)[Axis::dp];
   TESSERA_ENSURE(ConfigError, size >= 1 && dp.size() % size == 0, "parallel.zero_group (", size,
                  ") does not divide the ", dp.size(), " data ranks");
+  if (shared_ == std::pair(size, gathers)) return data_groups_;
+  data_groups_ = {};
   const auto part = [&](Communicator& of, int color, int at, int count, const char* name) {
     if (count == 1) return make_self_communicator(name, world_->options());
     return alone_ ? make_absent_communicator(at, count, name) : of.split(color, at, name);
@@ -200,6 +203,7 @@ const ProcessMesh::DataGroups& ProcessMesh::share_data(int size, bool gathers) {
   }
   Communicator& shard = data_groups_.shard ? *data_groups_.shard : dp;
   if (gathers) data_groups_.gather = part(shard, 0, shard.rank(), shard.size(), "dp_gather");
+  shared_ = {size, gathers};
   return data_groups_;
 }
 

@@ -86,7 +86,8 @@ std::unique_ptr<Model> make_model(const Config& config, const ProcessMesh& mesh,
 }
 
 std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::shared_ptr<Communicator> world,
-                                     ParamGroups groups, const std::vector<std::string>& gemm_tables) {
+                                     ParamGroups groups, const std::vector<std::string>& gemm_tables,
+                                     std::shared_ptr<ProcessMesh> mesh) {
   if (world) agree_on_config(given, *world);
   Config config = trainable ? settle_recompute(given, world) : given;
   // What is not trained keeps nothing that could be computed again.
@@ -98,11 +99,15 @@ std::unique_ptr<Engine> build_engine(const Config& given, bool trainable, std::s
   std::shared_ptr<GemmTuner> tuner;
   if (!device.is_cpu())
     tuner = ops::make_gemm_tuner(config.device.tune_gemm, config.device.gemm_cache.value_or(""), gemm_tables);
-  if (world && world->size() > 1 && !device.is_cpu())
+  if (world && world->size() > 1 && !device.is_cpu()) {
     world = make_nccl_communicator(std::move(world), device);
+    mesh = nullptr;  // its groups know nothing of GPUs
+  }
   const int ranks = world ? world->size() : 1;
   const MeshShape shape = mesh_shape(config.parallel, ranks);
-  options.layout.mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
+  if (!mesh) mesh = world ? std::make_shared<ProcessMesh>(std::move(world), shape) : ProcessMesh::self();
+  TESSERA_CHECK(mesh->shape() == shape, "the mesh given is not that of the section parallel");
+  options.layout.mesh = std::move(mesh);
   return assemble(config, device, options, std::move(tuner));
 }
 

@@ -1,3 +1,5 @@
+#include <map>
+
 #include "config_test_support.hpp"
 #include "tests/support/errors.hpp"
 
@@ -293,6 +295,27 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
                         (key.starts_with("data.") && key.ends_with("_path"));
     EXPECT_EQ(items[i].value == defaults[i].value, single) << key << " = " << items[i].value;
   }
+}
+
+TEST(ListValues, WordsAreTextsAndNullIsEmpty) {
+  const Config config = unusual();
+  const auto values = list_values(config);
+  const auto items = list_items(config);
+  ASSERT_EQ(values.size(), items.size());
+  std::map<std::string, ConfigValue> by_key;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    EXPECT_EQ(values[i].first, items[i].key);
+    EXPECT_EQ(std::holds_alternative<std::monostate>(values[i].second), items[i].value == "null")
+        << items[i].key;
+    by_key.insert(values[i]);
+  }
+  EXPECT_EQ(by_key["model.num_layers"], ConfigValue(config.model.num_layers));
+  EXPECT_EQ(by_key["model.family"], ConfigValue(std::string(name_of(config.model.family))));
+  EXPECT_EQ(by_key["model.rope_scaling.factor"], ConfigValue(config.model.rope_scaling.factor));
+  EXPECT_EQ(by_key["training.recompute"], ConfigValue(std::string("full")));
+  EXPECT_EQ(by_key["data.reset_position_ids"], ConfigValue(true));
+  EXPECT_EQ(by_key["data.sentinel_ids"], ConfigValue(config.data.sentinel_ids));
+  EXPECT_EQ(by_key["logging.trackers"], ConfigValue(config.logging.trackers));
 }
 
 TEST(ToYaml, DataAreNamedInOneOfSeveralWays) {

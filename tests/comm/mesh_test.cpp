@@ -210,6 +210,19 @@ TEST(ProcessMesh, GroupsAlongSeveralAxes) {
   EXPECT_EQ(alone->group({Axis::dp, Axis::cp}).rank(), 2);
 }
 
+TEST(ProcessMesh, DataRanksShareOutInTheSameGroupsUntilAskedForOthers) {
+  run_local(4, [](const auto& world) {
+    ProcessMesh mesh(world, {.dp = 4});
+    const Communicator* shard = mesh.share_data(2, true).shard.get();
+    EXPECT_EQ(shard->size(), 2);
+    EXPECT_EQ(mesh.share_data(2, true).shard.get(), shard);
+    EXPECT_EQ(mesh.share_data(2, true).gather->size(), 2);
+    const ProcessMesh::DataGroups& all = mesh.share_data(4, true);
+    EXPECT_TRUE(all.shard == nullptr && all.copy == nullptr);
+    EXPECT_EQ(all.gather->size(), 4);
+  });
+}
+
 TEST(ProcessMesh, OneRankNeedsNobody) {
   const auto mesh = ProcessMesh::self();
   EXPECT_EQ(mesh->shape(), MeshShape{});

@@ -144,6 +144,26 @@ TEST(LayoutEngine, AGradientThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
   }
 }
 
+TEST(LayoutEngine, EnginesShareAMesh) {
+  const Config config = edge_config(
+      Family::gpt2, kTp2 + Overrides{"parallel.data=2", "parallel.zero_stage=3", "device.type=cpu"});
+  run_local(4, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    const auto losses_on = [&](std::shared_ptr<ProcessMesh> mesh) {
+      const auto engine = build_engine(config, true, world, {}, {}, mesh);
+      if (mesh) EXPECT_EQ(&engine->mesh(), mesh.get());
+      const Batch own = own_part(*engine, random_batch(8, kSeq, 7, kVocab));
+      const double first = engine->step(own).loss;
+      return std::pair(first, engine->step(own).loss);
+    };
+    const auto mesh = std::make_shared<ProcessMesh>(world, MeshShape{.tp = 2, .dp = 2});
+    const auto expected = losses_on(nullptr);
+    EXPECT_EQ(losses_on(mesh), expected);
+    EXPECT_EQ(losses_on(mesh), expected);
+    const auto other = std::make_shared<ProcessMesh>(world, MeshShape{.dp = 4});
+    expect_error<InvalidArgument>([&] { losses_on(other); }, "the mesh given is not that");
+  });
+}
+
 TEST(LayoutEngine, NamesOfAllStagesCountForNoDecay) {
   run_ranks(2, {.timeout_s = 60}, [](std::shared_ptr<Communicator> world) {
     Config config = edge_config(Family::gpt2, kPp2);

@@ -1,123 +1,32 @@
-"""Ranks as threads of one test, with a communicator that moves Python objects: what the Python API does with several
-processes, without processes. Also ranks as processes of their own, for the compiled module."""
+"""Ranks as threads of one test, with the library's communicators for them: what the Python API does with several processes,
+without processes. Also ranks as processes of their own."""
 
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tessera.comm import process_group
-from tessera.errors import CommunicationError, InvalidArgument
+from tessera.errors import CommunicationError
 from tessera.state import AcceleratorState, GradientState, PartialState, ThreadLocalSharedDict
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = (PartialState, AcceleratorState, GradientState)
 
 
-class Group:
-    """What the ranks of one communicator share."""
-
-    def __init__(self, size: int, name: str, timeout_s: float, first: "Group" = None):
-        self.size, self.name, self.timeout_s = size, name, timeout_s
-        self.first, self.heartbeat = first or self, 0.0  # heartbeat: the last one, of the group that all were split from
-        self.changed, self.calls, self.reason, self.children = threading.Condition(), {}, "", []
-
-    def fail(self, reason: str):
-        with self.changed:
-            self.reason = self.reason or reason
-            self.changed.notify_all()
-        for child in self.children:
-            child.fail(reason)
-
-
-class Communicator:
-    """A rank of a Group; the interface of tessera._C.Communicator."""
-
-    def __init__(self, group: Group, rank: int):
-        self.group, self.rank, self.size, self.name = group, rank, group.size, group.name
-        self.sequence, self.operations = 0, []
-
-    def exchange(self, operation: str, value) -> list:
-        sequence, self.sequence = self.sequence, self.sequence + 1
-        self.operations.append(operation)
-        group, deadline = self.group, time.monotonic() + self.group.timeout_s
-        with group.changed:
-            call = group.calls.setdefault(sequence, {})
-            call[self.rank] = (operation, value)
-            group.changed.notify_all()
-            while len(call) < self.size:
-                if group.reason:
-                    raise CommunicationError(f"{group.reason} [{operation} on {self.name}]")
-                if not group.changed.wait(deadline - time.monotonic()):
-                    deadline = max(deadline, group.first.heartbeat + group.timeout_s)
-                    if time.monotonic() < deadline:
-                        continue
-                    missing = sorted(set(range(self.size)) - set(call))
-                    raise CommunicationError(f"{operation} on group {self.name}: no answer from ranks {missing}")
-        assert {name for name, _ in call.values()} == {operation}, call
-        return [call[rank][1] for rank in range(self.size)]
-
-    def meet(self, call, values=(), place=None):
-        told = self.exchange("meet", (call, [*values, *[0] * (7 - len(values))]))
-        if len({name for name, _ in told}) > 1:
-            raise InvalidArgument(f"ranks called different things: {[name for name, _ in told]}")
-        return [numbers for _, numbers in told]
-
-    def barrier(self):
-        self.exchange("barrier", None)
-
-    def all_reduce(self, array, op="sum"):
-        assert (
-            array.dtype in (np.float32, np.float64, np.int32, np.int64)
-            and array.flags.c_contiguous
-            and op in ("sum", "max")
-        )
-        parts = self.exchange("all_reduce", array.copy())
-        array[...] = sum(parts) if op == "sum" else np.max(parts, axis=0)
-
-    def all_gather(self, array):
-        return np.stack(self.exchange("all_gather", array.copy()))
-
-    def broadcast(self, array, root=0):
-        array[...] = self.exchange("broadcast", array.copy())[root]
-
-    def all_gather_bytes(self, data):
-        assert type(data) is bytes
-        return self.exchange("all_gather_bytes", data)
-
-    def broadcast_bytes(self, data, root=0):
-        assert self.rank != root or type(data) is bytes
-        return self.exchange("broadcast_bytes", data)[root]
-
-    def split(self, color, key, name):
-        places = self.exchange("split", (color, key))
-        members = sorted((k, rank) for rank, (c, k) in enumerate(places) if c == color)
-        own = None
-        if members[0][1] == self.rank:
-            own = Group(len(members), name, self.group.timeout_s, self.group.first)
-            self.group.children.append(own)
-        group = self.exchange("split", own)[members[0][1]]
-        return None if color < 0 else Communicator(group, members.index((key, self.rank)))
-
-    def abort(self, reason):
-        self.group.fail(reason)
-
-    def heartbeat(self):
-        self.group.first.heartbeat = time.monotonic()
-
-
 class Ranks:
     """Starts functions on `size` ranks, each a thread with states of its own."""
 
     def __init__(self, monkeypatch):
-        self.place = threading.local()
+        needs_module()
+        from tessera import _C
+
+        self.module, self.place = _C, threading.local()
         self.gpus = []
         for state in STATES:
             monkeypatch.setattr(state, "_shared_state", ThreadLocalSharedDict())
@@ -129,27 +38,28 @@ class Ranks:
             lambda: SimpleNamespace(
                 environment=lambda: {"local_rank": getattr(self.place, "local_rank", None)},
                 cuda_devices=lambda: self.gpus,
+                ProcessMesh=_C.ProcessMesh,
             ),
         )
 
     def connect(self, timeout_s):
         world = getattr(self.place, "world", None)
-        return world if world is not None else Communicator(Group(1, "world", timeout_s), 0)
+        return world if world is not None else self.module.local_communicators(1, timeout_s)[0]
 
     def run(self, size: int, function, *args, machines: int = 1, timeout_s: float = 20, failing: bool = False) -> list:
         """function(rank, *args) on each; the results, or with `failing` the exceptions, in the order of ranks."""
-        group = Group(size, "world", timeout_s)
+        worlds = self.module.local_communicators(size, timeout_s)
         results = [None] * size
 
         def work(rank: int):
-            self.place.world = Communicator(group, rank)
+            self.place.world = worlds[rank]
             self.place.local_rank = rank % (size // machines)
             try:
                 results[rank] = function(rank, *args)
             except BaseException as error:
                 results[rank] = error
                 if not failing:
-                    group.fail(f"rank {rank} failed: {error!r}")
+                    worlds[rank].abort(f"rank {rank} failed: {error!r}")
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
         for thread in threads:

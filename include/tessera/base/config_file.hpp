@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/base/config.hpp"
@@ -52,6 +54,14 @@ struct ConfigItem {
 
 /// Every key of the configuration, in the order of the documentation.
 std::vector<ConfigItem> list_items(const Settings& settings);
+
+/// A value as programs hold it: a word of the YAML is a text, null the empty one.
+using ConfigValue = std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<double>,
+                                 std::vector<std::int64_t>, std::vector<std::string>,
+                                 std::vector<std::pair<double, std::string>>>;
+
+/// The same keys with their values.
+std::vector<std::pair<std::string, ConfigValue>> list_values(const Settings& settings);
 
 /// Shares of training, validation and test from "98,1,1" (one to three numbers, missing ones are 0), summing
 /// to 1. Errors: ConfigError for anything else, for a negative or non-finite share, or no training share.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.hpp"
@@ -76,7 +77,8 @@ class ProcessMesh {
     std::shared_ptr<Communicator> gather;  ///< as `shard`, for what is gathered beside its collectives
   };
   /// Makes groups of `size` neighbours along dp (shard and copy are null where that is all of dp); `gathers`:
-  /// also DataGroups::gather. Called once, collective over dp. Errors: ConfigError unless `size` divides dp.
+  /// also DataGroups::gather. Collective over dp, but for a call like the last one, whose groups it returns;
+  /// another one ends these. Errors: ConfigError unless `size` divides dp.
   const DataGroups& share_data(int size, bool gathers);
   const DataGroups& data_groups() const { return data_groups_; }
   int rank() const { return world_->rank(); }
@@ -89,6 +91,7 @@ class ProcessMesh {
   MeshCoordinates coordinates_;
   std::shared_ptr<Communicator> world_, embedding_;
   DataGroups data_groups_;
+  std::pair<int, bool> shared_{0, false};  ///< what they were made for
   std::array<std::shared_ptr<Communicator>, 5> axes_;
   std::vector<std::shared_ptr<Communicator>> tp_blocks_;  // by copies
   std::map<std::vector<Axis>, std::shared_ptr<Communicator>> groups_;

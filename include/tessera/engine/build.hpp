@@ -22,11 +22,13 @@ struct ParallelConfig;
 /// Context, this rank's part of the model, and engine for `config`; training.recompute auto is settled
 /// first. trainable = false leaves gradients and optimizer state out. `world`: all ranks of the job, null =
 /// this one alone; then the call is collective over it. `groups`: instead of those of config.optimizer.
-/// `gemm_tables`: files that `tessera tune` wrote, for products on CUDA (gemm_tables() of tune.hpp).
-/// Errors: ConfigError for a layout that does not fit the model or the number of ranks.
+/// `gemm_tables`: files that `tessera tune` wrote, for products on CUDA (gemm_tables() of tune.hpp). `mesh`:
+/// of `world` and of the layout's shape, which engines on CPUs share instead of making their own. Errors:
+/// ConfigError for a layout that does not fit the model or the number of ranks.
 std::unique_ptr<Engine> build_engine(const Config& config, bool trainable = true,
                                      std::shared_ptr<Communicator> world = nullptr, ParamGroups groups = {},
-                                     const std::vector<std::string>& gemm_tables = {});
+                                     const std::vector<std::string>& gemm_tables = {},
+                                     std::shared_ptr<ProcessMesh> mesh = nullptr);
 
 /// This rank's `pieces` of the model of `config`, for a device of that type; training.recompute is not auto.
 /// Errors: ConfigError for a layout that does not fit the model.

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -270,35 +269,15 @@ def local_group(world: Any, local_rank: int) -> Any:
     return world.split(machine_numbers(places)[world.rank], local_rank, "local_main_process_first")
 
 
-@dataclass
-class Mesh:
-    """How the ranks are arranged: tensor parallelism varies fastest, then data, then pipeline (Megatron's order).
-
-    `world` is the communicator of all ranks, `data` that of the ranks which differ from this one in `dp` alone;
-    `coordinates` = {"tp": i, "pp": i, "dp": i} is the place of this rank."""
-
-    tp: int
-    pp: int
-    dp: int
-    world: Any = field(repr=False)
-    data: Any = field(repr=False)
-    coordinates: Dict[str, int]
-
-    @classmethod
-    def make(cls, world: Any, tp: int = 1, pp: int = 1) -> "Mesh":
-        """Collective over `world`. Errors: ConfigError unless tp * pp divides the number of processes."""
-        if tp < 1 or pp < 1 or world.size % (tp * pp) != 0:
-            raise ConfigError(
-                f"tp_degree {tp} x pp_degree {pp} = {tp * pp} does not divide the {world.size} "
-                f"process{'es' if world.size != 1 else ''} of this job: start a multiple of {tp * pp} (`tessera "
-                f"launch --num_processes {tp * pp} ...`), or lower the degrees"
-            )
-        dp = world.size // (tp * pp)
-        coordinates = {"tp": world.rank % tp, "pp": world.rank // (tp * dp), "dp": world.rank // tp % dp}
-        data = world
-        if tp * pp > 1:
-            data = world.split(coordinates["tp"] + tp * coordinates["pp"], coordinates["dp"], "dp")
-        return cls(tp, pp, dp, world, data, coordinates)
+def make_mesh(world: Any, tp: int = 1, pp: int = 1) -> Any:
+    """The mesh of all ranks. Collective over `world`. Errors: ConfigError unless tp * pp divides the number of processes."""
+    if tp < 1 or pp < 1 or world.size % (tp * pp) != 0:
+        raise ConfigError(
+            f"tp_degree {tp} x pp_degree {pp} = {tp * pp} does not divide the {world.size} "
+            f"process{'es' if world.size != 1 else ''} of this job: start a multiple of {tp * pp} (`tessera "
+            f"launch --num_processes {tp * pp} ...`), or lower the degrees"
+        )
+    return native().ProcessMesh(world, tp=tp, dp=world.size // (tp * pp), pp=pp)
 
 
 class Device(str):

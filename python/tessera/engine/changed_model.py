@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from tessera.comm.warnings import warn_once
 from tessera.errors import ConfigError
-from tessera.plugin.model_shape import asked_structure, described
+from tessera.plugin.model_shape import asked_structure, described, section_with
 
 # Of a config.json, what stays true of a model of another type.
 _TOKENS = ("bos_token_id", "eos_token_id")
@@ -42,7 +42,9 @@ def change_of(plugin: Any, architecture: str, from_files: bool, names: Iterable[
     config = json.loads(architecture)
     own = described(config)
     asked = {key: value for key, value in asked_structure(plugin, config, from_files).items() if own.get(key) != value}
-    changed = _C.changed_model(architecture, [(key, json.dumps(value)) for key, value in asked.items()]) if asked else architecture
+    changed = architecture
+    if asked:
+        changed = _C.changed_model(architecture, _C.Config({"training": {"seq_length": 1}, "model": section_with(own, asked)}))
     now = described(json.loads(changed))
     changes = [f"{key} {_word(now[key])} instead of {_word(own[key])}" for key in now if now[key] != own[key]]
     if not changes:

@@ -138,11 +138,11 @@ def _check_engine(twin: Any, config_json: str) -> None:
     for name in {**theirs, **ours}:
         if theirs.get(name) != ours.get(name):
             raise _unlike(name, theirs.get(name), ours.get(name))
-    items = dict(_C.hf_model_items(config_json))
+    items = _C.hf_model_items(config_json)
     for key, path in _C.hf_attributes(twin.config.model_type):
         place, _, attribute = path.rpartition(".")
         value = getattr(twin.get_submodule(place), attribute)
-        if json.loads(items[key]) != value:
+        if items[key] != value:
             raise _unlike(key, value, items[key])
 
 

@@ -24,6 +24,7 @@ from tessera.errors import ConfigError, InvalidArgument
 from tessera.launch.progress import progress
 from tessera.logging import get_logger
 from tessera.plugin.config_map import native_config
+from tessera.plugin.model_shape import section_with
 from tessera.utils.objects import decode, encode
 
 logger = get_logger(__name__)
@@ -66,7 +67,7 @@ class Session:
         # Python may collect garbage in any thread, also while the engine computes: it is told at the next call.
         self.unwanted: List[Any] = []  # what nobody wants any more of the engine's open calls
         self._groups = EngineGroups()
-        self._items: Dict[str, str] = dict(_C.hf_model_items(plan.architecture))
+        self._items: Dict[str, Any] = _C.hf_model_items(plan.architecture)
         self._told_length = False
         self.mappings = dict(_C.hf_parameters(plan.architecture))
         self.row_orders = _C.hf_row_orders(plan.architecture)
@@ -128,9 +129,9 @@ class Session:
 
         start = self._start = self._start or Start.of(self.plan.source, self.state.world)
         with agreed(self.state.world, "the engine's configuration") as facts:
-            config, overrides, changed = self._configuration(start)
+            config = _C.Config(self._sections(start))
             self._groups = EngineGroups(self.training.optimizer if trainable else None, self.parameters)
-            facts.update(engine_facts(config, overrides, changed, self._groups.values, self._groups.of, trainable))
+            facts.update(engine_facts(config, self._groups.values, self._groups.of, trainable))
         if self.plan.change is not None and self.engine is None:
             logger.warning(self.plan.change.note(self.kind, weights=start.pretrained))
         evaluated = None if self.engine is None else self.collect()
@@ -138,7 +139,8 @@ class Session:
         self.generation += 1
         self.unwanted.clear()
         self.trainable, self._built_for = trainable, self.training.optimizer
-        self.engine = _C.Engine(json.dumps(config), overrides, self.state.world, trainable, self._groups.values, self._groups.of)
+        self.clip_grad = config.optimizer.clip_grad
+        self.engine = _C.Engine(config, self.mesh, trainable, self._groups.values, self._groups.of)
         self.engine.set_micro_batches(self.num_micro_batches)
         if trainable:
             self.freezing.follow()
@@ -147,8 +149,8 @@ class Session:
         else:
             whole_weights.load(self, evaluated, strict=True, unknown_pass=False)
 
-    def _configuration(self, start: Start) -> Tuple[dict, List[str], dict]:
-        """Of the engine: its sections, overrides of its model, and what of the model the plugin changes."""
+    def _sections(self, start: Start) -> Dict[str, dict]:
+        """The engine's configuration."""
         plan, optimizer = self.plan, self.training.optimizer or OptimizerDescription()
         first = optimizer.groups[0] if optimizer.groups else Group([])
         defaults: Dict[str, Any] = {"name": optimizer.kind, "weight_decay": 0.0}
@@ -165,12 +167,7 @@ class Session:
             sharding=self.state.sharding_plugin)
         if self.state._device.type == "cuda":
             config["device"].update(type="cuda", index=self.state._device.index or 0)
-        self.clip_grad = config["optimizer"]["clip_grad"]
-        model = {**self._items, **{key: json.dumps(value) for key, value in plan.values.items()}}
-        changed = config.pop("model")
-        overrides = [f"model.{key}={value}" for key, value in model.items() if key not in changed and value != "null"]
-        overrides += [f"model.{key}={json.dumps(value)}" for key, value in changed.items()]
-        return config, overrides, changed
+        return {**config, "model": section_with(self._items, plan.values, config["model"])}
 
     # Batches.
 
@@ -186,7 +183,7 @@ class Session:
         return batch
 
     def _warn_of_length(self, length: int) -> None:
-        positions = int(self._items["max_positions"])
+        positions = self._items["max_positions"]
         if length > positions and self._items["position_embedding"] == "rotary" and not self._told_length:
             self._told_length = True
             warn_once(f"sequences of {length} tokens are longer than the {positions} positions of the model's "

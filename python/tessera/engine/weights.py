@@ -56,15 +56,12 @@ class Start:
         return self.kinds[0] != _NONE
 
 
-def engine_facts(config: dict, overrides: List[str], changed: dict, groups: List[dict], group_of: Dict[str, int],
-                 trainable: bool) -> Dict[str, Any]:
+def engine_facts(config: Any, groups: List[dict], group_of: Dict[str, int], trainable: bool) -> Dict[str, Any]:
     """What of an engine's configuration must be equal on all ranks: all but a process's own device, threads and patience."""
     own = {"device.index", "device.threads", "parallel.timeout_s"}
-    facts: Dict[str, Any] = {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()
-                             if f"{section}.{key}" not in own}
-    facts.update(dict(override.split("=", 1) for override in overrides))
+    facts: Dict[str, Any] = {key: value for key, value in config.values().items() if key not in own}
     facts.update({f"the group of {name}": groups[number] for name, number in group_of.items()})
-    facts.update({"model changed by the plugin": changed, "groups": groups, "training (not evaluation only)": trainable})
+    facts.update({"groups": groups, "training (not evaluation only)": trainable})
     return facts
 
 

@@ -34,7 +34,15 @@ def described(config: Optional[dict]) -> Dict[str, Any]:
     config = config or {}
     if "hf_model_type" not in config and config.get("model_type") not in _C.hf_model_types():
         return {}
-    return {key: _value(text) for key, text in _C.hf_model_items(json.dumps(config, default=str))}
+    return _C.hf_model_items(json.dumps(config, default=str))
+
+
+def section_with(own: Dict[str, Any], *changes: Dict[str, Any]) -> Dict[str, Any]:
+    """The section `model` of a model described so, with what changes it; what is open is left out."""
+    values = dict(own)
+    for each in changes:
+        values.update(each)
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def length_given(plugin, config: Optional[dict]) -> Optional[int]:
@@ -65,14 +73,6 @@ def _said(plugin, name: str, kind: Optional[str]) -> Optional[int]:
     """A length of the plugin's, or of the loader's over .idx/.bin, which counts over it: of two stacks no batch says both."""
     loaders = plugin.given_arguments.get(name) if kind in ENCODER_DECODERS else None
     return getattr(plugin, name) if loaders is None else loaders
-
-
-def _value(text: str) -> Any:
-    """Of a native configuration: a number, a switch, null, or a word."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _one_of(name: str, value: Any, table: Dict[str, str]) -> str:

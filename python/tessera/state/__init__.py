@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from tessera.comm import process_group
 from tessera.comm.agreement import agreed
-from tessera.comm.process_group import Device, Mesh, Turns
+from tessera.comm.process_group import Device, Turns
 from tessera.comm.warnings import warn_once
 from tessera.compat.enums import DistributedType
 from tessera.compat.refusals import LAYOUT, not_ours
@@ -41,6 +41,12 @@ __all__ = [
 
 SharedDict = dict
 _BACKENDS = (None, "gloo", "nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Mesh":  # of the compiled module, which this one does not need to be imported
+        return process_group.native().ProcessMesh
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def is_initialized() -> bool:
@@ -372,7 +378,7 @@ class AcceleratorState(_Processes):
             facts.update({"device": partial_state._device.type, "mixed_precision": precision})
             facts.update(plugin_facts(megatron_lm_plugin))
             facts.update({} if sharding is None else sharding.facts())
-        mesh = Mesh.make(partial_state._connected(), *degrees)
+        mesh = process_group.make_mesh(partial_state._connected(), *degrees)
         if megatron_lm_plugin is not None:
             PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
         self.__dict__.update(PartialState._shared_state)
