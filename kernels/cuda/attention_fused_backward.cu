@@ -130,9 +130,15 @@ struct QueryFacts {
 struct Visits {
   const KeyRange* seen;  ///< of the sample
   int tiles, head0, key0, count;
+  int first;  ///< of a head: those before it are too early under a causal mask
 
   __device__ int next(int at) const {
-    while (at < count && (seen[at % tiles].begin >= key0 + kTile || seen[at % tiles].end <= key0)) ++at;
+    for (; at < count; ++at) {
+      const int tile = at % tiles;
+      if (tile < first) at += first - tile;
+      const KeyRange keys = seen[at % tiles];
+      if (keys.begin < key0 + kTile && keys.end > key0) break;
+    }
     return at;
   }
   __device__ int head(int at) const { return head0 + at / tiles; }
@@ -193,8 +199,15 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
   T* const v = tiles + kElements<D>;
   T* const queries[2] = {tiles + 2 * kElements<D>, tiles + 3 * kElements<D>};
   T* const outputs[2] = {tiles + 4 * kElements<D>, tiles + 5 * kElements<D>};
-  const Visits visits{p.problem.seen + batch * tiles_of_queries, static_cast<int>(tiles_of_queries),
-                      static_cast<int>(kv * group), key0, static_cast<int>(group * tiles_of_queries)};
+  const int last_tile = static_cast<int>(tiles_of_queries) - 1;
+  const int earliest =
+      s.causal && key0 > s.query_offset ? (key0 - static_cast<int>(s.query_offset)) / kTile : 0;
+  const Visits visits{.seen = p.problem.seen + batch * tiles_of_queries,
+                      .tiles = static_cast<int>(tiles_of_queries),
+                      .head0 = static_cast<int>(kv * group),
+                      .key0 = key0,
+                      .count = static_cast<int>(group * tiles_of_queries),
+                      .first = earliest < last_tile ? earliest : last_tile};
   const auto fetch = [&](int at, int to) {
     const std::int64_t head = visits.head(at);
     const int query0 = visits.query0(at);
