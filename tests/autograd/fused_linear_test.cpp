@@ -1,6 +1,8 @@
 /// The functions that fuse a linear with its neighbour: against differences, and against the pair they
 /// replace.
 
+#include <map>
+
 #include "tessera/ops/reduce.hpp"
 #include "tessera/parallel/functions.hpp"
 #include "tests/support/device.hpp"
@@ -191,9 +193,12 @@ struct Head {
 
 TEST_P(FusedLinear, LinearCrossEntropyIsItsTwoParts) {
   constexpr std::int64_t kVocab = 11;
-  for (const std::int64_t at_once : {512, 1024}) {
+  // Less than a part, one, several and a rest.
+  const std::map<std::int64_t, std::vector<std::int64_t>> rows_by_part = {{512, {1, 7, 512, 1029}},
+                                                                          {1024, {2100}}};
+  for (const auto& [at_once, counts] : rows_by_part) {
     ctx.logit_bytes = at_once * kVocab * 4 + 1;
-    for (const std::int64_t rows : {1, 7, 512, 1029, 2100}) {  // less than a part, one, several and a rest
+    for (const std::int64_t rows : counts) {
       Head head(ctx, rows, 5, kVocab);
       for (const bool wanted : {true, false}) {
         const auto expected = head.run(false, wanted), got = head.run(true, wanted);
