@@ -57,7 +57,7 @@ void bind_config(py::module_& module) {
       .def("__getattr__", &look_up)
       .def(
           "__eq__", [](const Config& self, const Config& other) { return self == other; }, py::is_operator())
-      .def("__repr__", &to_yaml)
+      .def("__repr__", [](const Config& self) { return to_yaml(self); })
       .def(
           "values",
           [](const Config& self) {
