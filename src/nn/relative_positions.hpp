@@ -19,6 +19,7 @@ class RelativePositions {
 
   /// `config` must outlive it.
   explicit RelativePositions(const ModelConfig& config) : config_(config) {}
+  explicit RelativePositions(ModelConfig&&) = delete;
   /// For max_positions, on first use.
   void make(const ExecCtx& ctx);
   /// Sees to sequences of `positions`. Returns how long they may be; 0 = nothing is made yet.

@@ -30,9 +30,7 @@ TEST(RelativePositions, LongDistancesShareBucketsByTheirLogarithm) {
 }
 
 TEST(RelativePositions, ShorterSequencesReadAPartOfTheTable) {
-  ModelSettings config;
-  config.family = {"t5"};
-  config.max_positions = 9;
+  const ModelConfig config(ModelSettings{.family = {"t5"}, .max_positions = 9});
   const ExecCtx ctx = ExecCtx::cpu(1);
   RelativePositions positions(config);
   EXPECT_EQ(positions.reserve(ctx, 9), 0);

@@ -4,6 +4,7 @@ the current folder is not taken for Python's own."""
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import sys
@@ -79,18 +80,23 @@ class Strangers:
         return MAGIC + noise(32) + noise(64) + struct.pack("<I", 9) + b"\x05" + bytes(8) + noise(32)
 
 
-LATE = '[ "$RANK" != 3 ] || sleep 1; exec "$@"'  # a rank for which the others wait, so that there is time to come
+LATE = 'while [ "$RANK" = 3 ] && [ ! -e "$0" ]; do sleep 0.02; done; exec "$@"'  # a rank for which the others wait
 
 
-def disturbed(jobs: list, run_folder, seed: int) -> Strangers:
-    """Finishes the jobs under attack; at least one visit comes while they train."""
+def disturbed(jobs: list, begin, run_folder, seed: int) -> Strangers:
+    """Finishes the jobs under attack: strangers come to the store and to three ranks while rank 3 waits for the file `begin`,
+    and at least once while the ranks train."""
     with Strangers(jobs, seed) as strangers:
-        wait_for(lambda: len(strangers.visits) >= 4 or jobs[0].process.poll() is not None, "ports to come to")
+        wait_for(lambda: len(strangers.visits) >= 4, "ports to come to", 120)
+        begin.touch()
         jobs[0].wait_for_step(run_folder, 1)
+        stopped = jobs[-1].worker(3)
+        os.kill(stopped, signal.SIGSTOP)
         before = sum(strangers.visits.values())
+        wait_for(lambda: sum(strangers.visits.values()) > before, "a visit while the ranks train")
+        os.kill(stopped, signal.SIGCONT)
         for job in jobs:
             job.finish()
-        assert sum(strangers.visits.values()) > before
     return strangers
 
 
@@ -107,10 +113,10 @@ def test_strangers_change_nothing(tessera_program, tmp_path, quiet, long_run):
     """Under the launcher: its store, and the ranks' ports, which close when all are connected."""
     config, expected = quiet
     for seed in range(3 if long_run else 1):
+        begin = tmp_path / f"begin{seed}"
         command = [tessera_program, "train", config, f"logging.dir={tmp_path}/{seed}", *FOUR_RANKS]
-        with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", LATE, "-", *command) as job:
-            strangers = disturbed([job], tmp_path / str(seed), seed)
-        assert len(strangers.visits) >= 4, strangers.visits  # the store and those ranks that waited
+        with Job(tessera_program, "launch", "--num_processes", 4, "bash", "-c", LATE, begin, *command) as job:
+            disturbed([job], begin, tmp_path / str(seed), seed)
         assert figures(tmp_path / str(seed)) == expected
 
 
@@ -121,12 +127,12 @@ def test_strangers_change_nothing_without_a_launcher(tessera_program, tmp_path, 
     config, expected = quiet
     for seed in range(2):
         place = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": str(free_port())}
-        command = ["bash", "-c", LATE, "-", tessera_program, "train", config, f"logging.dir={tmp_path}/{seed}", *FOUR_RANKS]
+        begin = tmp_path / f"begin{seed}"
+        command = ["bash", "-c", LATE, begin, tessera_program, "train", config, f"logging.dir={tmp_path}/{seed}", *FOUR_RANKS]
         with ExitStack() as stack:
             jobs = [stack.enter_context(Job(*command, env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
                     for rank in range(4)]
-            strangers = disturbed(jobs, tmp_path / str(seed), seed)
-        assert len(strangers.visits) >= 4, strangers.visits
+            disturbed(jobs, begin, tmp_path / str(seed), seed)
         assert figures(tmp_path / str(seed)) == expected
 
 

@@ -95,8 +95,10 @@ class Embedding : public Module {
 /// windows, caps, normed queries and keys, and a KV cache.
 class SelfAttention : public Module {
  public:
+  /// `config` must outlive it.
   SelfAttention(std::string name, const ModelConfig& config, std::int64_t layer,
                 const TensorParallel& tensor = {}, bool causal = true);
+  SelfAttention(std::string, ModelConfig&&, std::int64_t, const TensorParallel& = {}, bool = true) = delete;
   /// x: [seq, batch, hidden]; rope: the model's table, or null.
   Var forward(const Forward& forward, const Var& x, const ops::RopeTable* rope, const Tensor& alibi_slopes);
 

@@ -17,6 +17,7 @@ class PositionTables {
  public:
   /// `config` must outlive it.
   explicit PositionTables(const ModelConfig& config) : config_(config) {}
+  explicit PositionTables(ModelConfig&&) = delete;
   /// For a pass over sequences of `length` positions, which some rules depend on.
   void make(const ExecCtx& ctx, std::int64_t length);
   /// Sees to rotary angles of `positions` positions, of at most `limit`. Returns how many there are.
