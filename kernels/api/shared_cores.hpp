@@ -21,14 +21,14 @@ class SharedCores {
   bool crowded();
 
   /// What `looked` seconds with `waited` seconds of waiting mean: cores are wanted by others when a tenth of
-  /// the time went by waiting, and no more when it was almost nothing, ten times.
+  /// the last quarter of a second or so went by waiting, and no more when it was almost nothing.
   class Verdict {
    public:
     bool after(double looked_s, double waited_s);
 
    private:
     bool crowded_ = false;
-    int quiet_ = 0;
+    double share_ = 0.0;  ///< of the time, looks long ago counting less
   };
 
  private:

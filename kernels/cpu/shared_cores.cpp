@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 
@@ -11,9 +12,9 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kBetweenLooks_ns = 50'000'000;
-constexpr double kCrowded = 0.1, kQuiet = 0.03;
-// A team that sleeps has a thread for each core: it is not made and ended at every turn.
-constexpr int kQuietLooks = 10;
+// A share of the time, over so long that a program which wants a core for some milliseconds counts little.
+// Far apart: a team that sleeps has a thread for each core, and is not made and ended at every turn.
+constexpr double kCrowded = 0.1, kQuiet = 0.03, kOver_s = 0.25;
 
 std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
@@ -27,10 +28,9 @@ double waited_s(const std::string& file) {
 }  // namespace
 
 bool SharedCores::Verdict::after(double looked_s, double waited_s) {
-  const double share = waited_s / looked_s;
-  if (share > kCrowded) crowded_ = true;
-  quiet_ = share < kQuiet ? quiet_ + 1 : 0;
-  if (quiet_ >= kQuietLooks) crowded_ = false;
+  share_ += std::min(1.0, looked_s / kOver_s) * (waited_s / looked_s - share_);
+  if (share_ > kCrowded) crowded_ = true;
+  if (share_ < kQuiet) crowded_ = false;
   return crowded_;
 }
 

@@ -15,17 +15,17 @@
 namespace tessera {
 namespace {
 
-TEST(SharedCores, AreWantedWhenATenthOfTheTimeIsWaitingAndNoMoreAfterTenQuietLooks) {
+TEST(SharedCores, AreWantedWhenATenthOfTheTimeIsWaitingAndNoMoreWhenItIsAlmostNothing) {
   SharedCores::Verdict verdict;
   EXPECT_FALSE(verdict.after(0.05, 0.0));
-  EXPECT_FALSE(verdict.after(0.05, 0.004)) << "a little";
-  EXPECT_TRUE(verdict.after(0.05, 0.006));
-  EXPECT_TRUE(verdict.after(0.05, 0.003)) << "neither much nor nothing";
-  for (int look = 0; look < 9; ++look) EXPECT_TRUE(verdict.after(0.05, 0.0)) << look;
-  EXPECT_TRUE(verdict.after(0.05, 0.003)) << "not ten in a row";
-  for (int look = 0; look < 9; ++look) EXPECT_TRUE(verdict.after(0.05, 0.0)) << look;
+  EXPECT_FALSE(verdict.after(0.05, 0.02)) << "somebody came by";
+  for (int look = 0; look < 50; ++look) EXPECT_FALSE(verdict.after(0.05, 0.004)) << "a little";
+  EXPECT_TRUE(verdict.after(0.05, 0.025)) << "a program that takes turns with this one";
+  for (int look = 0; look < 50; ++look) EXPECT_TRUE(verdict.after(0.05, 0.003)) << "neither much nor nothing";
+  for (int look = 0; look < 3; ++look) EXPECT_TRUE(verdict.after(0.05, 0.0)) << look;
   EXPECT_FALSE(verdict.after(0.05, 0.0));
-  EXPECT_TRUE(verdict.after(0.05, 0.04));
+  EXPECT_TRUE(verdict.after(1.0, 0.11)) << "a long look counts alone";
+  EXPECT_FALSE(verdict.after(1.0, 0.02));
 }
 
 /// Seconds of processor time that a team of two takes while the thread that leads it mostly sleeps.
