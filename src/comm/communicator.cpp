@@ -269,15 +269,12 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
       recorded.recorder->end(recorded.number, FlightOperation::Kind::communication);
     };
   }
-  if (options_.on_event || trace) {
-    const CommEvent event{name_, name_of(request.operation), request.sequence, now_s(), 0};
-    request.finished = [event, work, trace, report = options_.on_event,
+  if (trace) {
+    // Called before a wait returns on the CPU; on CUDA a little later, before the communicator is gone.
+    request.finished = [lane = "communication " + name_, begin_s = now_s(), work, trace,
                         noted = std::move(request.finished)](double end_s) {
       if (noted) noted(end_s);
-      if (trace) trace->add("communication " + event.group, {work, event.begin_s, end_s});
-      CommEvent finished = event;
-      finished.end_s = end_s;
-      if (report) report(finished);
+      trace->add(lane, {work, begin_s, end_s});
     };
   }
   request.held_up = [counters = counters_](double held_up_s) {
@@ -411,7 +408,6 @@ std::shared_ptr<Communicator> Communicator::split_on(Communicator& other, int co
 }
 
 void Communicator::make_helper(Communicator& other, double timeout_s) {
-  other.options_.on_event = nullptr;
   other.options_.flight = nullptr;
   other.set_timeout(timeout_s);
 }

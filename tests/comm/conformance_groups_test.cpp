@@ -1,7 +1,7 @@
 #include <atomic>
-#include <map>
 
 #include "tests/comm/conformance.hpp"
+#include "tests/support/timeline.hpp"
 
 // Messages, overlap, groups, counters, refusals.
 
@@ -233,34 +233,27 @@ TEST_P(Conformance, BlockedTimeIsCounted) {
   });
 }
 
-TEST_P(Conformance, EventsTellWhatFinished) {
-  std::mutex mutex;
-  std::vector<CommEvent> events;
-  CommOptions options{.timeout_s = 60};
-  options.on_event = [&](const CommEvent& event) {
-    const std::lock_guard lock(mutex);
-    events.push_back(event);
-  };
-  on_each_size(
-      2, 2,
-      [](const auto& comm) {
-        const ExecCtx ctx = context();
-        const Tensor x = tensor_of(ctx, DType::f32, {1.0});
-        comm->all_reduce(ctx, x).wait(ctx);
-        comm->broadcast(ctx, x, 0).wait(ctx);
-        (comm->rank() == 0 ? comm->send(ctx, x, 1) : comm->recv(ctx, x, 0)).wait(ctx);
-        comm->barrier(ctx);
-      },
-      options);
-  if (GetParam().max_ranks < 2) GTEST_SKIP() << "a group of one has no events";
-  std::map<std::string, int> seen;
-  for (const CommEvent& event : events) {
-    ++seen[event.operation + std::to_string(event.sequence)];
-    EXPECT_EQ(event.group, "world");
-    EXPECT_LE(event.begin_s, event.end_s);
+TEST_P(Conformance, TracesTellWhatFinished) {
+  Timeline timeline;
+  on_each_size(2, 2, [&](const auto& comm) {
+    const ExecCtx ctx = context();
+    ctx.stream->set_trace(timeline.start(comm->rank(), *ctx.stream));
+    const Tensor x = tensor_of(ctx, DType::f32, {1.0});
+    comm->all_reduce(ctx, x).wait(ctx);
+    comm->broadcast(ctx, x, 0).wait(ctx);
+    (comm->rank() == 0 ? comm->send(ctx, x, 1) : comm->recv(ctx, x, 0)).wait(ctx);
+    comm->barrier(ctx);
+  });
+  if (GetParam().max_ranks < 2) GTEST_SKIP() << "a group of one has no operations";
+  for (const int rank : {0, 1}) {
+    std::vector<std::string> names;
+    for (const TimedWork& each : timeline.of(rank, "world")) {
+      names.push_back(each.work.name);
+      EXPECT_LE(each.begin_s, each.end_s);
+    }
+    EXPECT_EQ(names, (std::vector<std::string>{"all_reduce world", "broadcast world", "exchange world",
+                                               "barrier world"}));
   }
-  EXPECT_EQ(seen, (std::map<std::string, int>{
-                      {"all_reduce0", 2}, {"broadcast1", 2}, {"exchange0", 2}, {"barrier2", 2}}));
 }
 
 TEST_P(Conformance, BadArgumentsNameOperationAndGroup) {

@@ -6,36 +6,10 @@
 #include "tests/engine/engine_support.hpp"
 #include "tests/engine/layout_support.hpp"
 #include "tests/support/device.hpp"
+#include "tests/support/timeline.hpp"
 
 namespace tessera::test {
 namespace {
-
-/// Events of all ranks.
-class Timeline {
- public:
-  std::function<void(const CommEvent&)> recorder() {
-    return [this](const CommEvent& event) {
-      const std::lock_guard lock(mutex_);
-      events_.push_back(event);
-    };
-  }
-  std::vector<CommEvent> of(const std::string& group, const std::string& operation) {
-    const std::lock_guard lock(mutex_);
-    std::vector<CommEvent> found;
-    for (const CommEvent& event : events_) {
-      if (event.group == group && event.operation == operation) found.push_back(event);
-    }
-    return found;
-  }
-  void clear() {
-    const std::lock_guard lock(mutex_);
-    events_.clear();
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<CommEvent> events_;
-};
 
 Config config_of(const std::vector<std::string>& overrides) {
   Config c = tiny_config();
@@ -82,8 +56,9 @@ TEST(LayoutOverlap, GradientsAreReducedWhileBackwardRuns) {
   std::mutex mutex;
   double first_end = 1e300, first_begin = 1e300;
   std::size_t buckets = 0;
-  run_local(2, {.timeout_s = 60, .on_event = timeline.recorder()}, [&](std::shared_ptr<Communicator> world) {
+  run_local(2, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
     const auto engine = engine_with_buckets(config, world, kSmallBucket);
+    engine->set_trace(timeline.start(world->rank(), *engine->ctx().stream));
     const StepReport report = engine->step(own_part(*engine, batch, config));
     const ExecutedAction& last = report.executed.back();
     ASSERT_EQ(last.action.kind, Action::Kind::backward);
@@ -92,15 +67,17 @@ TEST(LayoutOverlap, GradientsAreReducedWhileBackwardRuns) {
     first_end = std::min(first_end, last.end_s);
     buckets = engine->params().layout().buckets().size();
   });
-  const auto reductions = timeline.of("dp", "reduce_scatter");
   ASSERT_GE(buckets, 8u);
-  ASSERT_EQ(reductions.size(), 2 * buckets);
+  std::ptrdiff_t early = 0;
+  for (const int rank : {0, 1}) {
+    const auto reductions = timeline.of(rank, "dp", "reduce_scatter");
+    ASSERT_EQ(reductions.size(), buckets);
+    early += std::ranges::count_if(reductions, [&](const TimedWork& sum) { return sum.begin_s < first_end; });
+    // None starts before the last micro-batch's backward.
+    for (const TimedWork& sum : reductions) EXPECT_GE(sum.begin_s, first_begin);
+  }
   // The rank that ends first has started most of its reductions by then; without overlap nobody has any.
-  const auto early = std::count_if(reductions.begin(), reductions.end(),
-                                   [&](const CommEvent& event) { return event.begin_s < first_end; });
   EXPECT_GE(early, static_cast<std::ptrdiff_t>(buckets / 2));
-  // And none starts before the last micro-batch's backward.
-  for (const CommEvent& event : reductions) EXPECT_GE(event.begin_s, first_begin);
 }
 
 /// Seconds of the quickest of some steps, and how many operations delayed it (of one rank).
@@ -159,24 +136,26 @@ TEST(LayoutOverlap, SharesTravelWhileTheLayerBeforeComputes) {
   const Config config = config_of({"parallel.data=2", "parallel.zero_stage=3"});
   const Batch batch = random_batch(8, 32, 1);
   Timeline timeline;
-  run_local(2, {.timeout_s = 60, .delay_s = 0.02, .on_event = timeline.recorder()},
-            [&](std::shared_ptr<Communicator> world) {
-              const auto engine = build_engine(config, true, world);
-              engine->step(own_part(*engine, batch, config));
-            });
-  // Of both ranks: how many were under way at once when one of a kind began.
-  const auto most_at_once = [&](const char* group, const char* operation) {
-    const std::vector<CommEvent> events = timeline.of(group, operation);
+  run_local(2, {.timeout_s = 60, .delay_s = 0.02}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = build_engine(config, true, world);
+    engine->set_trace(timeline.start(world->rank(), *engine->ctx().stream));
+    engine->step(own_part(*engine, batch, config));
+  });
+  // How many of a rank's were under way at once when one of a kind began.
+  const auto most_at_once = [&](int rank, const char* group, const char* operation) {
+    const std::vector<TimedWork> all = timeline.of(rank, group, operation);
     std::ptrdiff_t most = 0;
-    for (const CommEvent& one : events) {
-      most = std::max(most, std::ranges::count_if(events, [&](const CommEvent& other) {
+    for (const TimedWork& one : all) {
+      most = std::max(most, std::ranges::count_if(all, [&](const TimedWork& other) {
                         return other.begin_s <= one.begin_s && one.begin_s < other.end_s;
                       }));
     }
     return most;
   };
-  EXPECT_GE(most_at_once("dp_gather", "all_gather"), 2 * 3);
-  EXPECT_GE(most_at_once("dp", "reduce_scatter"), 2 * 2);
+  for (const int rank : {0, 1}) {
+    EXPECT_GE(most_at_once(rank, "dp_gather", "all_gather"), 3);
+    EXPECT_GE(most_at_once(rank, "dp", "reduce_scatter"), 2);
+  }
 }
 
 /// Per layer 10 collectives depend on each other in 8 steps: what a linear needs before it can begin waits,
@@ -187,24 +166,22 @@ TEST(LayoutOverlap, TensorParallelStepsHideWhatDoesNotDependOnEachOther) {
                                    "training.global_batch_size=2", "training.micro_batch_size=2"});
   const Batch batch = random_batch(2, 32, 3);
   Timeline timeline;
-  run_local(2, {.timeout_s = 60, .delay_s = 0.02, .on_event = timeline.recorder()},
-            [&](std::shared_ptr<Communicator> world) {
-              const auto engine = engine_with_buckets(config, world, kSmallBucket);
-              engine->step(batch);
-              world->barrier(engine->ctx());
-              if (world->rank() == 0) timeline.clear();
-              world->barrier(engine->ctx());
-              engine->step(batch);
-            });
-  std::size_t beside = 0;
-  const auto gathers = timeline.of("tp", "all_gather"), sums = timeline.of("tp", "reduce_scatter");
-  for (const CommEvent& sum : sums) {
-    beside += std::any_of(gathers.begin(), gathers.end(), [&](const CommEvent& gather) {
-      return gather.begin_s < sum.begin_s && gather.end_s > sum.begin_s && gather.sequence < sum.sequence;
-    });
+  run_local(2, {.timeout_s = 60, .delay_s = 0.02}, [&](std::shared_ptr<Communicator> world) {
+    const auto engine = engine_with_buckets(config, world, kSmallBucket);
+    engine->step(batch);
+    engine->set_trace(timeline.start(world->rank(), *engine->ctx().stream));
+    engine->step(batch);
+  });
+  for (const int rank : {0, 1}) {
+    std::size_t beside = 0;
+    const auto gathers = timeline.of(rank, "tp", "all_gather");
+    for (const TimedWork& sum : timeline.of(rank, "tp", "reduce_scatter")) {
+      beside += std::ranges::any_of(gathers, [&](const TimedWork& gather) {
+        return gather.begin_s < sum.begin_s && gather.end_s > sum.begin_s;
+      });
+    }
+    EXPECT_GE(beside, 4u) << "two column linears per layer, two layers";
   }
-  // Two column linears per layer, two layers, two ranks.
-  EXPECT_GE(beside, 8u);
 }
 
 /// Of 10 L + 9 operations (embedding 2, head 2, loss, norms' gradients, and three numbers over the world

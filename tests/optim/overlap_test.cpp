@@ -1,42 +1,15 @@
 // When reductions and gathers start, who waits for them, and what they send.
 
 #include <chrono>
-#include <condition_variable>
+#include <thread>
 
 #include "tests/optim/distributed_support.hpp"
+#include "tests/support/timeline.hpp"
 
 namespace tessera {
 namespace {
 
 using namespace test;
-
-/// Collects finished operations; waits for one with a deadline.
-class Log {
- public:
-  void add(const CommEvent& event) {
-    {
-      const std::lock_guard lock(mutex_);
-      events_.push_back(event);
-    }
-    changed_.notify_all();
-  }
-  bool wait_for(std::size_t count, const std::string& group) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return of(group).size() >= count; });
-  }
-  std::vector<CommEvent> of(const std::string& group) const {
-    std::vector<CommEvent> found;
-    for (const CommEvent& e : events_) {
-      if (e.group == group) found.push_back(e);
-    }
-    return found;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<CommEvent> events_;
-};
 
 ParamStoreOptions one_parameter_per_bucket(DType compute, int zero_stage) {
   return {.compute = compute, .zero_stage = zero_stage, .bucket_elements = 1};
@@ -44,9 +17,11 @@ ParamStoreOptions one_parameter_per_bucket(DType compute, int zero_stage) {
 
 TEST(Overlap, ABucketIsReducedBeforeTheRestOfBackward) {
   for (const int stage : {0, 1}) {
-    Log log;
-    run_local(2, {.timeout_s = 60, .on_event = [&](const CommEvent& e) { log.add(e); }}, [&](auto world) {
+    Timeline timeline;
+    run_local(2, {.timeout_s = 60}, [&](auto world) {
       Rank rank(world, {.dp = 2}, one_parameter_per_bucket(DType::f32, stage), {});
+      rank.ctx.stream->set_trace(timeline.start(world->rank(), *rank.ctx.stream));
+      world->barrier(rank.ctx);
       rank.store->gradient().begin_call([](const Parameter&) { return 1; });
       const auto give = [&](std::size_t slot) {
         Parameter& p = *rank.store->slots()[slot].parameter;
@@ -55,13 +30,19 @@ TEST(Overlap, ABucketIsReducedBeforeTheRestOfBackward) {
       };
       give(0);
       // On both ranks the first bucket is done while all other gradients are still to come.
-      EXPECT_TRUE(log.wait_for(2, "dp"));
+      for (const int each : {0, 1}) {
+        for (int i = 0; i < 20'000 && timeline.of(each, "dp").empty(); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_FALSE(timeline.of(each, "dp").empty());
+      }
       for (std::size_t i = 1; i < rank.store->slots().size(); ++i) give(i);
       rank.store->gradient().finish_call();
       world->barrier(rank.ctx);
     });
-    EXPECT_EQ(log.of("dp")[0].operation, stage == 0 ? "all_reduce" : "reduce_scatter");
-    EXPECT_EQ(log.of("dp").size(), 2 * 16u);
+    for (const int each : {0, 1}) {
+      EXPECT_EQ(timeline.of(each, "dp", stage == 0 ? "all_reduce" : "reduce_scatter").size(), 16u);
+      EXPECT_EQ(timeline.of(each, "dp").size(), 16u);
+    }
   }
 }
 

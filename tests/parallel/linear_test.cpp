@@ -1,6 +1,7 @@
 /// Column and row linear, alone and together, against plain linear with the whole weights.
 
 #include "tests/parallel/layouts.hpp"
+#include "tests/support/timeline.hpp"
 
 namespace tessera {
 namespace {
@@ -307,22 +308,18 @@ TEST(ColumnLinear, TheInputGradientTravelsDuringTheWeightGradient) {
 
 // First the input is gathered, then dx is scattered: both before the weight gradient needs the first.
 TEST(ColumnLinear, OrderOfCommunicationWithSequenceParallelism) {
-  if (test::on_cuda()) GTEST_SKIP() << "on a GPU events are told later, in any order";
-  std::mutex mutex;
-  std::vector<std::string> operations;
-  CommOptions options{.timeout_s = 60};
-  options.on_event = [&](const CommEvent& event) {
-    const std::lock_guard lock(mutex);
-    if (event.group == "world") operations.push_back(event.operation);
-  };
-  test::run_on_device(2, options, [&](const std::shared_ptr<Communicator>& comm) {
+  test::Timeline timeline;
+  test::run_on_device(2, {.timeout_s = 60}, [&](const std::shared_ptr<Communicator>& comm) {
     Rank r({comm.get(), true});
+    r.ctx.stream->set_trace(timeline.start(comm->rank(), *r.ctx.stream));
     column(r, 7, 13, true, 1, false);
   });
-  std::vector<std::string> expected;
-  for (const char* name : {"all_gather", "all_gather", "reduce_scatter"})
-    expected.insert(expected.end(), 2, name);
-  EXPECT_EQ(operations, expected);
+  for (const int rank : {0, 1}) {
+    std::vector<std::string> operations;
+    for (const TimedWork& each : timeline.of(rank, "world")) operations.push_back(each.work.name);
+    EXPECT_EQ(operations,
+              (std::vector<std::string>{"all_gather world", "all_gather world", "reduce_scatter world"}));
+  }
 }
 
 TEST(ParallelLinear, PositionsMustDivide) {

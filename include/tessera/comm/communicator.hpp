@@ -69,13 +69,6 @@ struct CommStats {
   double wait_s = 0;  ///< seconds Pending::wait held up the host or the stream: communication nothing hid
 };
 
-/// One finished operation, for timelines. Groups of one rank have none.
-struct CommEvent {
-  std::string group, operation;
-  std::uint64_t sequence = 0;     ///< collectives of a group are counted together, exchanges on their own
-  double begin_s = 0, end_s = 0;  ///< in the seconds of now_s()
-};
-
 struct CommOptions {
   double timeout_s = 600;
   /// Ranks compare operation, shape and order before each operation; a mismatch is an error that names both
@@ -85,9 +78,6 @@ struct CommOptions {
   int cuda_connections = 0;
   /// Every operation takes at least so long from its start (tests of overlap; local only).
   double delay_s = 0;
-  /// Called after each operation, from any thread; does not throw. On the CPU before its wait returns, on
-  /// CUDA shortly after the operation, at the latest before the communicator is gone.
-  std::function<void(const CommEvent&)> on_event = {};
   std::shared_ptr<FlightRecorder> flight = {};  ///< Communicator::set_flight
 };
 
