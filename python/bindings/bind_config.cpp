@@ -21,16 +21,22 @@ struct Section {
 };
 
 /// Of {section: {key: value}}. A value is spelled as an override, so that what is wrong with it is said of
-/// its key.
+/// its key; a section without keys as a file has it.
 std::shared_ptr<Config> config_of(const py::dict& sections) {
   const py::object spelled = py::module_::import("json").attr("dumps");
+  py::dict others;
   std::vector<std::string> values;
   for (const auto& [section, keys] : sections) {
-    for (const auto& [key, value] : keys.cast<py::dict>())
-      values.push_back(detail::concat(section.cast<std::string>(), ".", key.cast<std::string>(), "=",
+    if (!py::isinstance<py::dict>(keys) || py::len(keys) == 0) {
+      others[section] = keys;
+      continue;
+    }
+    for (const auto& [key, value] : py::cast<py::dict>(keys))
+      values.push_back(detail::concat(std::string(py::str(section)), ".", std::string(py::str(key)), "=",
                                       spelled(value).cast<std::string>()));
   }
-  return std::make_shared<Config>(parse_config("{}", "the configuration", values));
+  return std::make_shared<Config>(
+      parse_config(spelled(others).cast<std::string>(), "the configuration", values));
 }
 
 /// A value, or the section of this name.

@@ -56,6 +56,7 @@ def test_it_is_compared_and_printed_and_never_changes():
     ({"training": {"precision": "bf17"}}, ["did you mean 'bf16'?"]),
     ({"training": {"micro_batch": 1}, "model": {"norm_eps": float("nan")}}, ["unknown key", "must be a finite number"]),
     ({"modell": {"num_layers": 1}}, ["unknown section 'modell'"]),
+    ({"modell": {}, "model": 3, 1: {"x": 2}}, ["unknown section 'modell'", "model must be", "unknown section '1'"]),
     ({"training": {"steps": None}}, ["training.steps must be an integer, not null"])])
 def test_every_fault_is_told_at_once(sections, texts):
     with pytest.raises(ConfigError) as error:
