@@ -83,7 +83,7 @@ class Strangers:
 LATE = 'while [ "$RANK" = 3 ] && [ ! -e "$0" ]; do sleep 0.02; done; exec "$@"'  # a rank for which the others wait
 
 
-def disturbed(jobs: list, begin, run_folder, seed: int) -> Strangers:
+def disturbed(jobs: list, begin, run_folder, seed: int) -> None:
     """Finishes the jobs under attack: strangers come to the store and to three ranks while rank 3 waits for the file `begin`,
     and at least once while the ranks train."""
     with Strangers(jobs, seed) as strangers:
@@ -97,7 +97,6 @@ def disturbed(jobs: list, begin, run_folder, seed: int) -> Strangers:
         os.kill(stopped, signal.SIGCONT)
         for job in jobs:
             job.finish()
-    return strangers
 
 
 @pytest.fixture(scope="module")
