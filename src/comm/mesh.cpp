@@ -109,9 +109,7 @@ ProcessMesh::ProcessMesh(std::shared_ptr<Communicator> world, const MeshShape& s
                 " has ", world_->size());
   const int rank = world_->rank();
   coordinates_ = coordinates_of(shape, rank);
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
-    axes_.at(static_cast<std::size_t>(axis)) = make_group(std::array{axis});
-  }
+  make_groups();
   if (shape.pp > 1) {
     // Stages exchange messages with their neighbours, the last one with the first where pieces are
     // interleaved.
@@ -139,9 +137,7 @@ std::shared_ptr<ProcessMesh> ProcessMesh::alone(const MeshShape& shape, int rank
   mesh->world_ = group(rank, shape.world(), "world");
   const MeshCoordinates& at = mesh->coordinates_;
   mesh->alone_ = true;
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
-    mesh->axes_.at(static_cast<std::size_t>(axis)) = mesh->make_group(std::array{axis});
-  }
+  mesh->make_groups();
   const bool holds = shape.pp > 1 && (at.pp == 0 || at.pp == shape.pp - 1);
   mesh->embedding_ = group(holds && at.pp > 0 ? 1 : 0, holds ? 2 : 1, "embedding");
   mesh->tp_blocks_.resize(static_cast<std::size_t>(shape.tp));
@@ -153,6 +149,15 @@ std::shared_ptr<ProcessMesh> ProcessMesh::alone(const MeshShape& shape, int rank
 }
 
 Communicator& ProcessMesh::operator[](Axis axis) const { return *axes_.at(static_cast<std::size_t>(axis)); }
+
+void ProcessMesh::make_groups() {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    axes_.at(static_cast<std::size_t>(axis)) = make_group(std::array{axis});
+  }
+  // Also where dp is 1: sums of gradients do not wait for what passes exchange along cp.
+  replicas_ = shape_.cp > 1 ? make_group(std::array{Axis::dp, Axis::cp})
+                            : axes_.at(static_cast<std::size_t>(Axis::dp));
+}
 
 std::shared_ptr<Communicator> ProcessMesh::make_group(std::span<const Axis> axes) const {
   std::string name;
@@ -188,20 +193,20 @@ Communicator& ProcessMesh::group(std::span<const Axis> axes) {
 }
 
 const ProcessMesh::DataGroups& ProcessMesh::share_data(int size, bool gathers) {
-  Communicator& dp = (*this)[Axis::dp];
-  TESSERA_ENSURE(ConfigError, size >= 1 && dp.size() % size == 0, "parallel.zero_group (", size,
-                 ") does not divide the ", dp.size(), " data ranks");
+  Communicator& all = *replicas_;
+  TESSERA_ENSURE(ConfigError, size >= 1 && all.size() % size == 0, "parallel.zero_group (", size,
+                 ") does not divide the ", all.size(), " data ranks");
   if (shared_ == std::pair(size, gathers)) return data_groups_;
   data_groups_ = {};
   const auto part = [&](Communicator& of, int color, int at, int count, const char* name) {
     if (count == 1) return make_self_communicator(name, world_->options());
     return alone_ ? make_absent_communicator(at, count, name) : of.split(color, at, name);
   };
-  if (size < dp.size()) {
-    data_groups_.shard = part(dp, dp.rank() / size, dp.rank() % size, size, "dp_shard");
-    data_groups_.copy = part(dp, dp.rank() % size, dp.rank() / size, dp.size() / size, "dp_copy");
+  if (size < all.size()) {
+    data_groups_.shard = part(all, all.rank() / size, all.rank() % size, size, "dp_shard");
+    data_groups_.copy = part(all, all.rank() % size, all.rank() / size, all.size() / size, "dp_copy");
   }
-  Communicator& shard = data_groups_.shard ? *data_groups_.shard : dp;
+  Communicator& shard = data_groups_.shard ? *data_groups_.shard : all;
   if (gathers) data_groups_.gather = part(shard, 0, shard.rank(), shard.size(), "dp_gather");
   shared_ = {size, gathers};
   return data_groups_;

@@ -47,15 +47,15 @@ std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
 
 /// The ranks that hold the parameters of this one.
 StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
-  StoreGroups groups{.data = &mesh[Axis::dp],
+  StoreGroups groups{.data = &mesh.replicas(),
                      .tensor = &mesh[Axis::tp],
                      .embedding = &mesh.embedding(),
                      .world = &mesh.world(),
                      .sent = options.layout.gradient_dtype,
                      .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
   const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
-  const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().dp;
-  if (!options.trainable || !(gathers || size < mesh.shape().dp)) return groups;
+  const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().replicas();
+  if (!options.trainable || !(gathers || size < mesh.shape().replicas())) return groups;
   const auto& [shard, copy, gather] = mesh.share_data(size, gathers);
   if (shard) groups.data = shard.get();
   groups.copies = copy.get();

@@ -43,15 +43,16 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
   detail::take_crossed(common.traffic, common.elsewhere);
   std::vector<TrafficTerm> once = store.once.sent;
   detail::take_crossed(once, common.elsewhere);
-  for (int data = 0; data < mesh.dp; ++data) {
-    const int number = rank_of(mesh, {.tp = tensor_rank, .dp = data, .pp = stage});
+  for (int replica = 0; replica < mesh.replicas(); ++replica) {
+    const int number =
+        rank_of(mesh, {.tp = tensor_rank, .cp = replica % mesh.cp, .dp = replica / mesh.cp, .pp = stage});
     RankPlan& rank = plan.ranks[static_cast<std::size_t>(number)] = common;
     rank.rank = number;
     rank.at = coordinates_of(mesh, number);
     if (mesh.world() == 1) continue;
     detail::add_traffic(rank.traffic, agreement);
-    // Which parameters lie in a data rank's share only matters where tensor ranks or stages sum some of them.
-    if (data < 2 || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
+    // Which parameters lie in a replica's share only matters where tensor ranks or stages sum some of them.
+    if (replica < 2 || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
     for (const TrafficTerm& term : once) detail::add_traffic(rank.traffic, term);
   }
   if (tensor_rank > 0) return;

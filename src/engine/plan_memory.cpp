@@ -53,10 +53,10 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
   const ParallelConfig& p = layout.config.parallel;
   const std::string offload = offload_key(layout.config.offload);
   // Then passes depend on the data ranks.
-  const bool shared = p.zero_stage > 1 && (layout.mesh.dp > 1 || !offload.empty());
+  const bool shared = p.zero_stage > 1 && (layout.mesh.replicas() > 1 || !offload.empty());
   const auto [slot, fresh] = passes_.try_emplace(
-      shared ? concat(key, " ; ", layout.mesh.dp, " ", p.zero_stage, " ", name_of(p.zero_reshard), " ",
-                      p.zero_group.value_or(0), " ", name_of(p.gradient_dtype), offload)
+      shared ? concat(key, " ; ", layout.mesh.replicas(), " ", p.zero_stage, " ", name_of(p.zero_reshard),
+                      " ", p.zero_group.value_or(0), " ", name_of(p.gradient_dtype), offload)
              : key + offload);
   if (!fresh) return slot->second;
   const std::shared_ptr<DryRank> run = dry_rank(layout, pieces, rank);
@@ -71,8 +71,8 @@ const RankPasses& DryRuns::passes(const Plan& layout, const std::vector<ModelPie
 
 const RankStore& DryRuns::store(const Plan& layout, const std::vector<ModelPiece>& pieces, int rank) {
   const std::string key =
-      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.dp, " ", layout.config.parallel.zero_stage, " ",
-             layout.config.parallel.zero_group.value_or(0), " ",
+      concat(key_of(layout, pieces, rank), " ; ", layout.mesh.replicas(), " ",
+             layout.config.parallel.zero_stage, " ", layout.config.parallel.zero_group.value_or(0), " ",
              name_of(layout.config.parallel.gradient_dtype), offload_key(layout.config.offload));
   const auto [slot, fresh] = stores_.try_emplace(key);
   if (!fresh) return slot->second;

@@ -75,10 +75,11 @@ std::vector<StatePiece> gradient_pieces(const ParamStore& store, PieceSet set) {
 
 std::vector<Shard> shards_of(Engine& engine, const StateParts& parts) {
   const MeshCoordinates& at = engine.mesh().coordinates();
-  const std::string stage = detail::concat("tp_", at.tp, "_pp_", at.pp), data = detail::concat("_dp_", at.dp);
-  Shard model{
-      .file = detail::concat("model_", stage, engine.mesh().shape().dp > 1 ? data : "", ".safetensors"),
-      .tensors = {}};
+  const std::string stage = detail::concat("tp_", at.tp, "_pp_", at.pp),
+                    data = detail::concat("_dp_", engine.mesh().replicas().rank());
+  Shard model{.file = detail::concat("model_", stage, engine.mesh().shape().replicas() > 1 ? data : "",
+                                     ".safetensors"),
+              .tensors = {}};
   for (const StatePiece& piece : engine.params().pieces(PieceSet::owned))
     add_boxes(model.tensors, engine, piece);
   Shard optimizer{.file = detail::concat("optimizer_", stage, data, ".safetensors"), .tensors = {}};

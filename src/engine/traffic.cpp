@@ -24,7 +24,8 @@ std::vector<AxisTraffic> TrafficSpan::so_far() const {
     list.push_back({axis, stats.bytes_sent, stats.wait_s});
   };
   add("tp", mesh_[Axis::tp]);
-  add("dp", mesh_[Axis::dp]);
+  if (mesh_.shape().cp > 1) add("cp", mesh_[Axis::cp]);
+  add(mesh_.replicas().name().c_str(), mesh_.replicas());
   const auto& [shard, copy, gather] = mesh_.data_groups();
   for (const auto& group : {shard, copy, gather}) {
     if (group && group->size() > 1) add(group->name().c_str(), *group);

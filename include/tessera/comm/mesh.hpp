@@ -22,6 +22,8 @@ std::string_view name_of(Axis axis);
 struct MeshShape {
   int tp = 1, cp = 1, ep = 1, dp = 1, pp = 1;
   int world() const { return tp * cp * dp * pp; }
+  /// Ranks that hold the same part of the model.
+  int replicas() const { return cp * dp; }
   int along(Axis axis) const;
   friend bool operator==(const MeshShape&, const MeshShape&) = default;
 };
@@ -61,6 +63,9 @@ class ProcessMesh {
   Communicator& group(std::initializer_list<Axis> axes) {
     return group(std::span(axes.begin(), axes.size()));
   }
+  /// The ranks along cp and dp, cp fastest, which hold the same part of the model: they add up its gradients,
+  /// and share out what parallel.zero_stage says. Where cp is 1 it is that of dp.
+  Communicator& replicas() const { return *replicas_; }
   /// First and last stage of this rank's pipeline: those that share a tied embedding. Of one rank for stages
   /// between them and where pp is 1.
   Communicator& embedding() const { return *embedding_; }
@@ -70,26 +75,27 @@ class ProcessMesh {
   /// Those asked for so far that are neither this rank alone nor all of tp; by copies, null where there is
   /// none.
   const std::vector<std::shared_ptr<Communicator>>& tp_blocks() const { return tp_blocks_; }
-  /// How the ranks along dp share things out.
+  /// How replicas share things out.
   struct DataGroups {
     std::shared_ptr<Communicator> shard;   ///< neighbours that have a share each
     std::shared_ptr<Communicator> copy;    ///< those with the same one
     std::shared_ptr<Communicator> gather;  ///< as `shard`, for what is gathered beside its collectives
   };
-  /// Makes groups of `size` neighbours along dp (shard and copy are null where that is all of dp); `gathers`:
-  /// also DataGroups::gather. Collective over dp, but for a call like the last one, whose groups it returns;
-  /// another one ends these. Errors: ConfigError unless `size` divides dp.
+  /// Makes groups of `size` neighbouring replicas (shard and copy are null where that is all of them);
+  /// `gathers`: also DataGroups::gather. Collective over replicas(), but for a call like the last one, whose
+  /// groups it returns; another one ends these. Errors: ConfigError unless `size` divides their number.
   const DataGroups& share_data(int size, bool gathers);
   const DataGroups& data_groups() const { return data_groups_; }
   int rank() const { return world_->rank(); }
 
  private:
   ProcessMesh() = default;
+  void make_groups();
   std::shared_ptr<Communicator> make_group(std::span<const Axis> axes) const;
 
   MeshShape shape_;
   MeshCoordinates coordinates_;
-  std::shared_ptr<Communicator> world_, embedding_;
+  std::shared_ptr<Communicator> world_, embedding_, replicas_;
   DataGroups data_groups_;
   std::pair<int, bool> shared_{0, false};  ///< what they were made for
   std::array<std::shared_ptr<Communicator>, 5> axes_;
