@@ -141,13 +141,14 @@ void bind_comm(py::module_& module) {
            "process "
            "fail.");
   py::class_<ScriptMesh, std::shared_ptr<ScriptMesh>>(
-      module, "ProcessMesh", "The ranks as a grid in Megatron's order: tp varies fastest, then dp, then pp.")
-      .def(py::init([](const std::shared_ptr<Communicator>& world, int tp, int dp, int pp) {
-             return std::make_shared<ScriptMesh>(world, MeshShape{.tp = tp, .dp = dp, .pp = pp});
+      module, "ProcessMesh", "The ranks as a grid in Megatron's order: tp varies fastest, then cp, dp, pp.")
+      .def(py::init([](const std::shared_ptr<Communicator>& world, int tp, int dp, int pp, int cp) {
+             return std::make_shared<ScriptMesh>(world, MeshShape{.tp = tp, .cp = cp, .dp = dp, .pp = pp});
            }),
-           py::arg("world"), py::kw_only(), py::arg("tp"), py::arg("dp"), py::arg("pp"), Released(),
-           "Collective over `world`.")
+           py::arg("world"), py::kw_only(), py::arg("tp"), py::arg("dp"), py::arg("pp"), py::arg("cp") = 1,
+           Released(), "Collective over `world`.")
       .def_property_readonly("tp", [](const ScriptMesh& self) { return self.shape().tp; })
+      .def_property_readonly("cp", [](const ScriptMesh& self) { return self.shape().cp; })
       .def_property_readonly("dp", [](const ScriptMesh& self) { return self.shape().dp; })
       .def_property_readonly("pp", [](const ScriptMesh& self) { return self.shape().pp; })
       .def_property_readonly(
@@ -161,13 +162,15 @@ void bind_comm(py::module_& module) {
           "coordinates",
           [](const ScriptMesh& self) {
             const MeshCoordinates& at = self.coordinates();
-            return py::dict(py::arg("tp") = at.tp, py::arg("pp") = at.pp, py::arg("dp") = at.dp);
+            return py::dict(py::arg("tp") = at.tp, py::arg("cp") = at.cp, py::arg("pp") = at.pp,
+                            py::arg("dp") = at.dp);
           },
           "The place of this rank.")
       .def("__repr__", [](const ScriptMesh& self) {
         const auto& [shape, at] = std::pair(self.shape(), self.coordinates());
-        return detail::concat("Mesh(tp=", shape.tp, ", pp=", shape.pp, ", dp=", shape.dp,
-                              ", this rank at tp ", at.tp, ", pp ", at.pp, ", dp ", at.dp, ")");
+        return detail::concat("Mesh(tp=", shape.tp, ", cp=", shape.cp, ", pp=", shape.pp, ", dp=", shape.dp,
+                              ", this rank at tp ", at.tp, ", cp ", at.cp, ", pp ", at.pp, ", dp ", at.dp,
+                              ")");
       });
   module.def(
       "local_communicators",

@@ -1,27 +1,13 @@
+#include "autograd/packed_heads.hpp"
 #include "tessera/ops/elementwise.hpp"
-
-#include "tessera/autograd/functions.hpp"
 
 namespace tessera {
 namespace {
 
-/// q, k and v as [seq, batch, heads, head_dim] views of a packed qkv.
-struct Heads {
-  Tensor q, k, v;
-};
-
-Heads split(const Tensor& qkv, const SelfAttentionOptions& o) {
-  const Tensor heads = qkv.view({qkv.size(0), qkv.size(1), o.heads + 2 * o.kv_heads, o.head_dim});
-  return {heads.narrow(2, 0, o.heads), heads.narrow(2, o.heads, o.kv_heads),
-          heads.narrow(2, o.heads + o.kv_heads, o.kv_heads)};
-}
-
-/// q and k heads lie next to each other: one rotation serves both.
-void rotate(const ExecCtx& ctx, const Tensor& qkv, const SelfAttentionOptions& o, bool inverse) {
-  if (o.rope == nullptr) return;
-  const Tensor heads = qkv.view({qkv.size(0), qkv.size(1), o.heads + 2 * o.kv_heads, o.head_dim});
-  ops::rope_in_place(ctx, heads.narrow(2, 0, o.heads + o.kv_heads), o.positions, *o.rope, inverse);
-}
+using detail::Heads;
+using detail::rotate;
+using detail::split_kv;
+using detail::split_qkv;
 
 /// Memory for the gradient of the bias; undefined without one.
 Tensor like_bias(const ExecCtx& ctx, const SelfAttentionOptions& o) {
@@ -37,8 +23,8 @@ class SelfAttention final : public Function {
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
     const Tensor d_o = grads[0].view(result_.o.shape());
     Tensor dqkv = Tensor::empty(ctx, qkv_.shape(), qkv_.dtype());
-    const Heads value = split(qkv_, options_);
-    const Heads grad = split(dqkv, options_);
+    const Heads value = split_qkv(qkv_, options_);
+    const Heads grad = split_qkv(dqkv, options_);
     Tensor dbias = like_bias(ctx, options_);
     ops::attention_backward(ctx, value.q, value.k, value.v, result_, d_o, options_.attention,
                             {grad.q, grad.k, grad.v, dbias});
@@ -51,12 +37,6 @@ class SelfAttention final : public Function {
   ops::AttentionResult result_;
   SelfAttentionOptions options_;
 };
-
-/// k and v as [seq, batch, kv_heads, head_dim] views of a packed kv.
-std::pair<Tensor, Tensor> split_kv(const Tensor& kv, const SelfAttentionOptions& o) {
-  const Tensor heads = kv.view({kv.size(0), kv.size(1), 2 * o.kv_heads, o.head_dim});
-  return {heads.narrow(2, 0, o.kv_heads), heads.narrow(2, o.kv_heads, o.kv_heads)};
-}
 
 class CrossAttention final : public Function {
  public:
@@ -83,6 +63,18 @@ class CrossAttention final : public Function {
 
 }  // namespace
 
+Tensor detail::take_rotated(const ExecCtx& ctx, Var& qkv, const SelfAttentionOptions& o) {
+  Tensor value = qkv.take();
+  TESSERA_CHECK(value.rank() == 3 && value.size(2) == (o.heads + 2 * o.kv_heads) * o.head_dim,
+                "packed qkv of shape ", value.shape(), " for ", o.heads, " + 2 x ", o.kv_heads, " heads of ",
+                o.head_dim);
+  if (o.rope != nullptr) {
+    if (!value.is_unique()) value = ops::contiguous(ctx, value);
+    rotate(ctx, value, o, false);
+  }
+  return value;
+}
+
 Var cross_attention(const ExecCtx& ctx, const Var& q, const Var& kv, const SelfAttentionOptions& options) {
   const Tensor& x = q.value();
   TESSERA_CHECK(x.rank() == 3 && x.size(2) == options.heads * options.head_dim && kv.value().rank() == 3 &&
@@ -102,16 +94,8 @@ Var cross_attention(const ExecCtx& ctx, const Var& q, const Var& kv, const SelfA
 Var self_attention(const ExecCtx& ctx, Var qkv, const SelfAttentionOptions& given, const Var& bias) {
   SelfAttentionOptions options = given;
   options.attention.bias = bias.value();
-  Tensor value = qkv.take();
-  TESSERA_CHECK(
-      value.rank() == 3 && value.size(2) == (options.heads + 2 * options.kv_heads) * options.head_dim,
-      "packed qkv of shape ", value.shape(), " for ", options.heads, " + 2 x ", options.kv_heads,
-      " heads of ", options.head_dim);
-  if (options.rope != nullptr) {
-    if (!value.is_unique()) value = ops::contiguous(ctx, value);
-    rotate(ctx, value, options, false);
-  }
-  const Heads heads = split(value, options);
+  Tensor value = detail::take_rotated(ctx, qkv, options);
+  const Heads heads = split_qkv(value, options);
   ops::AttentionResult result = ops::attention(ctx, heads.q, heads.k, heads.v, options.attention);
   Tensor o = result.o.view({value.size(0), value.size(1), options.heads * options.head_dim});
   return record({qkv, bias}, std::move(o), [&] {

@@ -81,8 +81,20 @@ void check_tensor(Rules& rules, const ModelSettings& given, const Config& c) {
                   ") is not a multiple of parallel.tensor (", t, "), which parallel.sequence needs; use ",
                   (length + t - 1) / t * t);
   };
-  rules.rule({"training.seq_length", "parallel.tensor", "parallel.sequence"},
-             [&] { return shares_evenly("training.seq_length", c.training.seq_length); });
+  rules.rule({"training.seq_length", "parallel.tensor", "parallel.sequence", "parallel.context"}, [&] {
+    if (c.parallel.context == 1) return shares_evenly("training.seq_length", c.training.seq_length);
+    const std::int64_t least = c.parallel.context * std::lcm<std::int64_t>(2, c.parallel.sequence ? t : 1);
+    const std::int64_t length = c.training.seq_length;
+    return unless(length % least == 0, "training.seq_length (", length, ") is not a multiple of ", least,
+                  ", which parallel.context (", c.parallel.context, ") needs",
+                  c.parallel.sequence ? " beside parallel.sequence" : "", ": two chunks for each rank; use ",
+                  (length + least - 1) / least * least);
+  });
+  rules.rule({"parallel.context", "model.family"}, [&] {
+    return unless(c.parallel.context == 1 || std::string_view(spec_of(c.model.family).body) == "decoder",
+                  "parallel.context (", c.parallel.context, ") is for decoders; model.family ",
+                  c.model.family.name, " computes whole samples only: use 1");
+  });
   rules.rule({"training.decoder_seq_length", "parallel.tensor", "parallel.sequence"}, [&] {
     return shares_evenly("training.decoder_seq_length", c.training.decoder_seq_length.value_or(t));
   });
@@ -214,16 +226,18 @@ void check_data(Rules& rules, const Config& c) {
                   "), but there are ", micro_batches, " (training.global_batch_size ", t.global_batch_size,
                   " / (micro_batch_size ", t.micro_batch_size, " x data ", *p.data, "))");
   });
-  rules.rule({"device.cuda_graph", "parallel.zero_stage", "parallel.data"}, [&] {
-    const bool passing = p.zero_stage > 1 && p.data.value_or(1) > 1;
+  rules.rule({"device.cuda_graph", "parallel.zero_stage", "parallel.data", "parallel.context"}, [&] {
+    const bool passing = p.zero_stage > 1 && p.data.value_or(1) * p.context > 1;
     return unless(!passing || c.device.cuda_graph != AutoSwitch::on, "device.cuda_graph true needs ",
                   "parallel.zero_stage 0 or 1: memory that is there for a part of a pass is not recorded");
   });
-  rules.rule({"parallel.zero_group", "parallel.data", "parallel.zero_stage"}, [&] {
+  rules.rule({"parallel.zero_group", "parallel.data", "parallel.zero_stage", "parallel.context"}, [&] {
     if (!p.zero_group) return std::string();
     if (p.zero_stage == 0)
       return std::string("parallel.zero_group needs parallel.zero_stage above 0, which shares something out");
-    return unless(!p.data || *p.data % *p.zero_group == 0, "parallel.data (", p.data.value_or(1),
+    const std::int64_t replicas = p.data.value_or(1) * p.context;
+    return unless(!p.data || replicas % *p.zero_group == 0,
+                  p.context > 1 ? "parallel.data x context" : "parallel.data", " (", replicas,
                   ") is not a multiple of parallel.zero_group (", *p.zero_group, ")");
   });
   rules.rule({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context"}, [&] {

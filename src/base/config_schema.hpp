@@ -240,8 +240,11 @@ void describe(Visitor& visit, Section& c) {
       "T5: stages before this one hold the encoder's layers, it and later ones the decoder's, each even "
       "by cost; null = cut wherever it is even",
       at_least(1));
-  visit.field("context", c.context, "context-parallel ranks",
-              up_to(1, 1, "context parallelism is not in this build yet; use 1"));
+  visit.field(
+      "context", c.context,
+      "context-parallel ranks, which share out the positions of each sample: decoders' training on long "
+      "sequences, `training.seq_length` a multiple of twice as many",
+      between(1, 4096));
   visit.field("expert", c.expert, "expert-parallel ranks",
               up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",

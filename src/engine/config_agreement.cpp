@@ -126,8 +126,8 @@ void agree_on_backward(const ProcessMesh& mesh, std::int64_t forward, const Tens
     if (failure) std::rethrow_exception(failure);
     return;
   }
-  const bool marked =
-      !failure && mesh.shape().tp > 1 && upstream && upstream.device().is_cpu() && upstream.is_contiguous();
+  const bool marked = !failure && mesh.shape().tp * mesh.shape().cp > 1 && upstream &&
+                      upstream.device().is_cpu() && upstream.is_contiguous();
   const Mark own = marked ? mark_of(upstream) : Mark{};
   const auto told = meet(world, "Engine::backward()",
                          {forward, failure ? 1 : 0, marked ? 1 : 0, std::bit_cast<std::int64_t>(own.sum),
@@ -149,7 +149,8 @@ void agree_on_backward(const ProcessMesh& mesh, std::int64_t forward, const Tens
       return Mark{std::bit_cast<double>(told[rank][3]), std::bit_cast<double>(told[rank][4])};
     };
     TESSERA_ENSURE(DataError, !differ(mark(other), mark(r)), "ranks ", other, " and ", r,
-                   " gave backward() different gradients, and both are tensor ranks of data rank ", data_rank,
+                   " gave backward() different gradients, and both are tensor or context ranks of data rank ",
+                   data_rank,
                    ", which computes one loss together: their loss needs the same labels and weights");
   }
 }

@@ -146,7 +146,8 @@ void DryRank::add_crossed(std::vector<TrafficTerm>& terms, const Crossed& before
 std::int64_t DryRank::batch_bytes() const {
   const std::int64_t before = used(engine_->ctx());
   const MicroBatch micro_batch =
-      to_micro_batch(engine_->ctx(), detail::blank_batch(micro_batch_, engine_->model()));
+      to_micro_batch(engine_->ctx(), detail::blank_batch(micro_batch_, engine_->model()),
+                     engine_->context().part(micro_batch_.seq_length));
   return used(engine_->ctx()) - before;
 }
 
@@ -254,6 +255,7 @@ std::vector<PieceRecord> DryRank::pieces(bool put_off) {
                    [this](Parameter& p) {
                      if (engine_->flow_) engine_->params().gradient().ready(p);
                    },
+               .context = engine_->context(),
                .flow = engine_->flow_.get()});
   engine_->params().gradient().begin_call();
   std::vector<PieceRecord> records;

@@ -54,7 +54,8 @@ StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
                      .sent = options.layout.gradient_dtype,
                      .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
   const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
-  const int size = shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().replicas();
+  const int size =
+      shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().replicas();
   if (!options.trainable || !(gathers || size < mesh.shape().replicas())) return groups;
   const auto& [shard, copy, gather] = mesh.share_data(size, gathers);
   if (shard) groups.data = shard.get();
@@ -141,6 +142,8 @@ Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, ExecC
   TESSERA_CHECK_EQ(model_->num_pieces(), options.layout.chunks,
                    "pieces of the model on this rank, chunks of the layout");
   check_ties(*mesh_, *params_);
+  TESSERA_ENSURE(ConfigError, !context().active() || model_->takes_sequence_parts(), "parallel.context ",
+                 context().size(), ": this model computes whole samples only; use 1");
   if (options.trainable && offload_on(ctx_, options.offload) != options.offload)
     offload_notes_.push_back("offload to cpu changes nothing where the CPU is the device");
   if (const auto& place = params_->place())
@@ -334,6 +337,7 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
   ctx_.seed = progress_.seed;
   // Where data ranks work on each other's shares they make the same passes, some of them without samples.
   const std::int64_t most = flow_ ? std::max(batch.batch, batch.most_samples) : batch.batch;
+  options.context = context();
   options.step = static_cast<std::uint32_t>(progress_.steps);
   options.samples_before = progress_.samples;
   options.micro_batch_size =
@@ -377,6 +381,7 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   validate(batch, model_->vocab_size(), model_->position_limit());
   validate_extras(batch, model_->token_types(), model_->sample_classes(), model_->reads_encoder_tokens());
   model_->check_length(batch.seq_length);
+  context().part(batch.seq_length).runs();
   if (batch.encoder_seq_length > 0) model_->check_length(batch.encoder_seq_length);
   const bool whole = model_->reads_whole_samples();
   TESSERA_CHECK(!whole || batch.labels.empty(),
@@ -384,6 +389,8 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   TESSERA_CHECK(!needs_labels || !(whole ? batch.sample_labels : batch.labels).empty(), "this batch has no ",
                 whole ? "sample_labels" : "labels");
 }
+
+ContextParallel Engine::context() const { return {&(*mesh_)[Axis::cp]}; }
 
 bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }
 

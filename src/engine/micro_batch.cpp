@@ -75,12 +75,38 @@ std::vector<std::int32_t> number_documents(const Batch& batch) {
   return numbers;
 }
 
+/// The positions that a rank holds, with their numbers; masks stay those of whole samples.
+Batch own_positions(const Batch& batch, const SequencePart& part) {
+  Batch own = batch;
+  own.seq_length = part.held();
+  const auto cut = [&](std::vector<std::int32_t>& values) {
+    if (values.empty()) return;
+    std::vector<std::int32_t> held;
+    for (std::int64_t b = 0; b < batch.batch; ++b) {
+      for (const auto& run : part.runs()) {
+        const auto first = values.begin() + b * part.length + run.whole;
+        held.insert(held.end(), first, first + run.count);
+      }
+    }
+    values = std::move(held);
+  };
+  for (auto* values : {&own.tokens, &own.labels, &own.position_ids, &own.token_types}) cut(*values);
+  return own;
+}
+
 }  // namespace
 
-MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch) {
+MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const SequencePart& part) {
+  Batch numbered = whole;
+  if (numbered.position_ids.empty()) {
+    for (std::int64_t i = 0; i < whole.batch * whole.seq_length; ++i)
+      numbered.position_ids.push_back(static_cast<std::int32_t>(i % whole.seq_length));
+  }
+  const Batch batch = part.ranks > 1 ? own_positions(numbered, part) : std::move(numbered);
   MicroBatch m;
   m.batch = batch.batch;
   m.seq_length = batch.seq_length;
+  m.part = part;
   m.sample0 = batch.sample0;
   const std::int64_t rows = batch.batch * batch.seq_length;
   m.tokens = position_major(ctx, batch.tokens, batch);
@@ -89,18 +115,13 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch) {
     m.labels = Tensor::from(ctx, labels, {rows});
     m.labelled = labelled_rows(ctx, labels);
   }
-  std::vector<std::int32_t> positions = batch.position_ids;
-  if (positions.empty()) {
-    for (std::int64_t i = 0; i < rows; ++i)
-      positions.push_back(static_cast<std::int32_t>(i % batch.seq_length));
-  }
-  m.positions = position_major(ctx, positions, batch).view({rows});
+  m.positions = position_major(ctx, batch.position_ids, batch).view({rows});
   if (!batch.token_types.empty()) m.token_types = position_major(ctx, batch.token_types, batch);
   if (!batch.sample_labels.empty()) m.sample_labels = Tensor::from(ctx, batch.sample_labels, {batch.batch});
   if (!batch.key_begin.empty()) m.key_begin = Tensor::from(ctx, batch.key_begin, {batch.batch});
   if (!batch.key_end.empty()) m.key_end = Tensor::from(ctx, batch.key_end, {batch.batch});
   if (!batch.document_ids.empty()) {
-    m.document = Tensor::from(ctx, number_documents(batch), {batch.batch, batch.seq_length});
+    m.document = Tensor::from(ctx, number_documents(whole), {whole.batch, whole.seq_length});
   }
   m.encoder = encoder_side(ctx, batch);
   return m;

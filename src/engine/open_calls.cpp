@@ -16,27 +16,36 @@ LossPlan::Kind of(Engine::Output output) {
                                                    : LossPlan::Kind::per_token;
 }
 
-/// Rows of a micro-batch of n samples, [seq * n, width] or [seq * n], into fp32 `result`, [n, seq, width] and
-/// the like.
-void copy_batch_major(const ExecCtx& ctx, const Tensor& rows, const Tensor& result) {
+/// Rows of a micro-batch of n samples, [seq * n, width] or [seq * n] of the positions held, into fp32
+/// `result`, [n, seq, width] and the like of all.
+void copy_batch_major(const ExecCtx& ctx, const ContextParallel& context, const Tensor& rows,
+                      const Tensor& result) {
   Tensor value = ops::contiguous(ctx, rows);
   if (value.dtype() != DType::f32) value = ops::cast(ctx, value, DType::f32);
-  const std::int64_t n = result.size(0), seq = rows.size(0) / n, width = rows.numel() / rows.size(0);
-  ops::copy(ctx, value.view({seq, n, width}).transpose(0, 1), result.view({n, seq, width}));
+  const std::int64_t n = result.size(0), held = rows.size(0) / n, width = rows.numel() / rows.size(0);
+  const std::int64_t seq = held * context.size();
+  value = gather_context(ctx, context, context.part(seq), value.view({held, n, width}));
+  ops::copy(ctx, value.transpose(0, 1), result.view({n, seq, width}));
 }
 
-Tensor batch_major(const ExecCtx& ctx, const Tensor& rows, const Shape& shape) {
+Tensor batch_major(const ExecCtx& ctx, const ContextParallel& context, const Tensor& rows,
+                   const Shape& shape) {
   const Tensor result = Tensor::empty(ctx, shape, DType::f32);
-  copy_batch_major(ctx, rows, result);
+  copy_batch_major(ctx, context, rows, result);
   return result;
 }
 
-/// The way back for a gradient [n, seq, width] or the like of `rows`, still in fp32, times `factor`.
-Tensor position_major(const ExecCtx& ctx, const Tensor& gradient, const Tensor& rows, float factor) {
-  TESSERA_CHECK_EQ(rows.numel(), gradient.numel(), "elements of the upstream gradient");
-  const std::int64_t n = gradient.size(0), seq = rows.size(0) / n, width = rows.numel() / rows.size(0);
-  const Tensor result = Tensor::empty(ctx, {seq, n, width}, DType::f32);
-  ops::copy(ctx, gradient.view({n, seq, width}).transpose(0, 1), result);
+/// The way back for a gradient [n, seq, width] or the like of all positions: of `rows`, still in fp32, times
+/// `factor`.
+Tensor position_major(const ExecCtx& ctx, const ContextParallel& context, const Tensor& gradient,
+                      const Tensor& rows, float factor) {
+  TESSERA_CHECK_EQ(rows.numel() * context.size(), gradient.numel(), "elements of the upstream gradient");
+  const std::int64_t n = gradient.size(0), held = rows.size(0) / n, width = rows.numel() / rows.size(0);
+  const std::int64_t seq = held * context.size();
+  const Tensor result = Tensor::empty(ctx, {held, n, width}, DType::f32);
+  for (const auto& run : context.part(seq).runs())
+    ops::copy(ctx, gradient.view({n, seq, width}).narrow(1, run.whole, run.count).transpose(0, 1),
+              result.narrow(0, run.held, run.count));
   if (factor != 1.0f) ops::axpby(ctx, factor, result, 0.0f, result);
   return result.view(rows.shape());
 }
@@ -112,7 +121,7 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
   const auto gradient = [&](int micro_batch, const Tensor& value) {
     const Part samples = stage->samples(micro_batch);
     const Tensor seen =
-        batch_major(ctx_, value, output_shape(*model_, output, samples.count, batch.seq_length));
+        batch_major(ctx_, context(), value, output_shape(*model_, output, samples.count, batch.seq_length));
     const Tensor grad = [&] {
       const CallersTurn turn(ctx_.stream->flight().get(), "Engine::open_call()");
       return loss(micro_batch, samples, seen);
@@ -122,8 +131,8 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
                   grad.shape(), " and dtype ", grad.dtype());
     const float share =
         static_cast<float>(samples.count) / static_cast<float>(samples_of_all(batch, mesh_->shape().dp));
-    return finish_gradient(ctx_, position_major(ctx_, grad, value, share), optimizer_->loss_scale(),
-                           value.dtype());
+    return finish_gradient(ctx_, position_major(ctx_, context(), grad, value, share),
+                           optimizer_->loss_scale(), value.dtype());
   };
   stage = make_stage(batch, LossPlan::outputs(of(output), gradient), {});
   begin_call(stage->full_micro_batches());
@@ -194,7 +203,7 @@ Tensor Engine::outputs_of(Stage& stage, const Batch& batch, Output output) const
       Tensor::empty(ctx_, output_shape(*model_, output, batch.batch, batch.seq_length), DType::f32);
   for (int i = 0; i < stage.full_micro_batches(); ++i) {
     const Part samples = stage.samples(i);
-    copy_batch_major(ctx_, stage.loss().outputs()[static_cast<std::size_t>(i)],
+    copy_batch_major(ctx_, context(), stage.loss().outputs()[static_cast<std::size_t>(i)],
                      result.narrow(0, samples.begin, samples.count));
   }
   return result;
@@ -238,7 +247,7 @@ void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {
       const Part samples = stage.samples(i);
       const Tensor& value = stage.loss().outputs()[static_cast<std::size_t>(i)];
       const Tensor part = upstream.narrow(0, samples.begin, samples.count);
-      stage.loss().set_upstream(i, finish_gradient(ctx_, position_major(ctx_, part, value, weight),
+      stage.loss().set_upstream(i, finish_gradient(ctx_, position_major(ctx_, context(), part, value, weight),
                                                    optimizer_->loss_scale(), value.dtype()));
     }
   }

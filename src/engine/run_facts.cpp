@@ -70,19 +70,23 @@ std::vector<std::string> training_lines(const Config& config, int data_ranks) {
   const TrainingConfig& t = config.training;
   const std::int64_t micro_batches = t.global_batch_size / (t.micro_batch_size * data_ranks);
   std::string state = optimizer_text(config.optimizer);
-  if (data_ranks > 1) {
+  const std::int64_t context = config.parallel.context, replicas = data_ranks * context;
+  if (replicas > 1) {
     const std::int64_t stage = config.parallel.zero_stage;
     const char* const what = stage > 2   ? "its state, gradients and weights"
                              : stage > 1 ? "its state and gradients"
                                          : "its state";
+    const char* const ranks = context > 1 ? " data and context ranks" : " data ranks";
     state += stage > 0 ? detail::concat(", ", what, " divided among ",
-                                        config.parallel.zero_group.value_or(data_ranks), " data ranks")
-                       : detail::concat(", its state whole on each of ", data_ranks, " data ranks");
+                                        config.parallel.zero_group.value_or(replicas), ranks)
+                       : detail::concat(", its state whole on each of ", replicas, ranks);
   }
   return {
-      detail::concat("number of micro-batches: ", micro_batches, " of ", t.micro_batch_size,
-                     t.micro_batch_size == 1 ? " sample" : " samples", " on each of ", data_ranks,
-                     data_ranks == 1 ? " data rank" : " data ranks"),
+      detail::concat(
+          "number of micro-batches: ", micro_batches, " of ", t.micro_batch_size,
+          t.micro_batch_size == 1 ? " sample" : " samples", " on each of ", data_ranks,
+          data_ranks == 1 ? " data rank" : " data ranks",
+          context > 1 ? detail::concat(", its positions shared by ", context, " context ranks") : ""),
       detail::concat("total batch: ", t.global_batch_size, " samples of ", lengths_text(config), " a step"),
       std::move(state), schedule_text(config)};
 }

@@ -35,17 +35,23 @@ const MicroBatch& Stage::input_of(int micro_batch) {
     const Part part = samples(micro_batch);
     Batch piece = slice(batch_, part.begin, part.count);
     piece.sample0 += options_.samples_before;
-    input = std::make_unique<MicroBatch>(to_micro_batch(ctx_, piece));
+    input =
+        std::make_unique<MicroBatch>(to_micro_batch(ctx_, piece, options_.context.part(piece.seq_length)));
   }
   return *input;
 }
 
+MicroBatchSize Stage::size_of(int micro_batch) const {
+  return {samples(micro_batch).count, options_.context.part(batch_.seq_length).held(),
+          batch_.encoder_seq_length};
+}
+
 std::vector<Port> Stage::inputs(int chunk, int micro_batch) const {
-  return model_.inputs(chunk, {samples(micro_batch).count, batch_.seq_length, batch_.encoder_seq_length});
+  return model_.inputs(chunk, size_of(micro_batch));
 }
 
 std::vector<Port> Stage::outputs(int chunk, int micro_batch) const {
-  return model_.outputs(chunk, {samples(micro_batch).count, batch_.seq_length, batch_.encoder_seq_length});
+  return model_.outputs(chunk, size_of(micro_batch));
 }
 
 std::vector<Tensor> Stage::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
@@ -87,7 +93,8 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
                         .tape = tape,
                         .training = options_.training,
                         .step = options_.step,
-                        .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr};
+                        .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr,
+                        .context = options_.context};
   for (Tensor& input : inputs)
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
   const std::int64_t positions = model_.reads_whole_samples() ? 1 : micro.seq_length;

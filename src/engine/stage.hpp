@@ -24,7 +24,8 @@ struct StageOptions {
   /// Not 0: so many samples are cut as the data rank with most of them has, so that all make the same passes.
   std::int64_t most_samples = 0;
   std::function<void(Parameter&)> on_gradient_ready = nullptr;
-  ShardFlow* flow = nullptr;  ///< what must follow each pass
+  ContextParallel context = {};  ///< who holds which positions
+  ShardFlow* flow = nullptr;     ///< what must follow each pass
 };
 
 /// This rank's pieces of the model at work on one batch: what the pipeline executor calls.
@@ -52,6 +53,7 @@ class Stage final : public StageProgram {
  private:
   std::vector<Tensor> run_forward(int chunk, int micro_batch, std::vector<Tensor> inputs);
   std::vector<Tensor> run_backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights);
+  MicroBatchSize size_of(int micro_batch) const;
   /// One piece and micro-batch between F and its last backward action.
   struct Kept {
     std::unique_ptr<Tape> tape = std::make_unique<Tape>();

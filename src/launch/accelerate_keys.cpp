@@ -47,9 +47,6 @@ std::string refusal_of(std::string_view name, const std::string& value) {
   if (several && name.find("expert") != std::string_view::npos) {
     return "asks for expert parallelism, which is not in this build yet; leave it at 1";
   }
-  if (several && name == "megatron_lm_context_parallel_size") {
-    return "asks for context parallelism, which is not in this build yet; leave it at 1";
-  }
   return {};
 }
 

@@ -170,10 +170,14 @@ void check_layout(const LaunchSettings& settings, const LaunchOptions& options, 
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     return error == std::errc() && value > 0 && value <= kMostProcesses ? value : 1;
   };
-  const std::int64_t tensor = degree("MEGATRON_LM_TP_DEGREE"), pipeline = degree("MEGATRON_LM_PP_DEGREE");
-  if (options.num_processes % (tensor * pipeline) != 0) {
-    faults.add("num_processes ", options.num_processes, " must be a multiple of ", tensor * pipeline,
-               ", which is megatron_lm_tp_degree ", tensor, " x megatron_lm_pp_degree ", pipeline);
+  const std::int64_t tensor = degree("MEGATRON_LM_TP_DEGREE"), pipeline = degree("MEGATRON_LM_PP_DEGREE"),
+                     context = degree("MEGATRON_LM_CONTEXT_PARALLEL_SIZE");
+  const std::int64_t ranks = tensor * pipeline * context;
+  if (options.num_processes % ranks != 0) {
+    faults.add(
+        "num_processes ", options.num_processes, " must be a multiple of ", ranks,
+        ", which is megatron_lm_tp_degree ", tensor, " x megatron_lm_pp_degree ", pipeline,
+        context > 1 ? detail::concat(" x megatron_lm_context_parallel_size ", context) : std::string());
   }
 }
 

@@ -88,12 +88,13 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
     options.attention.sample0 = input.sample0;
     options.attention.head0 = heads_.first;
     options.attention.total_heads = config_.num_heads;
-    options.attention.seq_length = input.seq_length;
+    options.attention.seq_length = input.whole_length();
   }
   Var qkv = qkv_.forward(forward, x);
   if (query_norm_ != nullptr) qkv = norm_heads(forward, std::move(qkv));
-  Var o = forward.cache != nullptr ? Var(cached_self_attention(forward, layer_, qkv.take(), options))
-                                   : self_attention(forward.exec, std::move(qkv), options);
+  Var o = forward.cache != nullptr
+              ? Var(cached_self_attention(forward, layer_, qkv.take(), options))
+              : context_attention(forward.exec, forward.context, input.part, std::move(qkv), options);
   return proj_.forward(forward, o);
 }
 

@@ -94,18 +94,20 @@ kernels::AttentionShape describe(const ExecCtx& ctx, const Tensor& q, const Tens
   TESSERA_CHECK(s.head0 >= 0 && s.head0 + s.heads <= s.total_heads, "heads ", s.head0, " to ",
                 s.head0 + s.heads, " of ", s.total_heads);
   s.seq_length = options.seq_length > 0 ? options.seq_length : s.seq_k;
-  // Single queries have a kernel of their own.
   s.deterministic = ctx.deterministic;
-  s.fast_only = ctx.require_fast_attention && s.seq_q > 1 && s.query_offset == 0;
+  // Single queries have a kernel of their own, and so have those that follow a cache.
+  s.fast_only = ctx.require_fast_attention && s.seq_q > 1 && (s.query_offset == 0 || !options.pages);
   return s;
 }
 
 }  // namespace
 
 AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const AttentionOptions& options) {
+                          const AttentionOptions& options, const Tensor& into) {
   const kernels::AttentionShape shape = describe(ctx, q, k, v, options);
-  AttentionResult result{Tensor::empty(ctx, q.shape(), q.dtype()),
+  TESSERA_CHECK(!into || (into.shape() == q.shape() && into.dtype() == q.dtype() && into.is_contiguous()),
+                "memory for the result of attention is contiguous and like q, ", q.shape());
+  AttentionResult result{into ? into : Tensor::empty(ctx, q.shape(), q.dtype()),
                          Tensor::empty(ctx, {shape.batch, shape.heads, shape.seq_q}, DType::f32)};
   const auto bytes = ctx.device().is_cuda()
                          ? kernels::cuda::attention_forward_workspace(shape, 0)

@@ -177,6 +177,23 @@ TEST(Layouts, SharesOfDataRanks) {
                   "needs parallel.zero_stage 0 or 1");
 }
 
+TEST(Layouts, ContextRanks) {
+  for (const char* sound : {"context: 2", "context: 48", "context: 4, tensor: 4, sequence: true",
+                            "context: 2, data: 3, zero_group: 6"})
+    EXPECT_EQ(fault(sound), "") << sound;
+  expect_contains(fault("context: 5"),
+                  "training.seq_length (96) is not a multiple of 10, which "
+                  "parallel.context (5) needs: two chunks for each rank; use 100");
+  expect_contains(fault("context: 4, tensor: 4, sequence: true", {"training.seq_length=40"}),
+                  "is not a multiple of 16, which parallel.context (4) needs beside parallel.sequence");
+  expect_contains(fault("context: 2, data: 3, zero_group: 4"),
+                  "parallel.data x context (6) is not a multiple of parallel.zero_group (4)");
+  expect_contains(fault("context: 2", {"model.family=bert", "model.num_kv_heads=0"}),
+                  "model.family bert computes whole samples only");
+  expect_contains(layout_fault("context: 2, tensor: 2", 6),
+                  "parallel.tensor 2 x pipeline 1 x context 2 = 4 ranks");
+}
+
 TEST(Layouts, AllAtOnce) {
   const std::string message = fault(
       "tensor: 5, sequence: true, pipeline: 3, virtual_stages: 3, schedule: interleaved, data: 5, "
@@ -184,11 +201,11 @@ TEST(Layouts, AllAtOnce) {
       {"training.recompute=selective", "training.recompute_partition=true"});
   for (const char* part : {"model.num_heads (12)", "model.num_kv_heads (4)", "training.seq_length (96)",
                            "less than the 9 pieces", "(2 x 5 = 10)", "zero_stage must be at most 3",
-                           "context parallelism is not in this build", "recompute_partition needs"}) {
+                           "recompute_partition needs"}) {
     expect_contains(message, part);
   }
   EXPECT_EQ(message.find("ffn_hidden_size"), std::string::npos) << "240 is a multiple of 5";
-  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 7) << message;
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 6) << message;
 }
 
 // No degree, however wrong, is divided by.

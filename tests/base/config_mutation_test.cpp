@@ -200,7 +200,7 @@ const Mutation kValues[] = {
     {"pipeline: 1", "pipeline: 5000", 13, "must be at most 4096"},
     {"virtual_stages: 1", "virtual_stages: 0", 19, "must be at least 1"},
     {"schedule: 1f1b", "schedule: 1fb1", 13, "did you mean '1f1b'?"},
-    {"context: 1", "context: 2", 12, "context parallelism is not in this build yet"},
+    {"context: 1", "context: 0", 12, "must be at least 1"},
     {"expert: 1", "expert: 8", 11, "expert parallelism is not in this build yet"},
     {"data: null", "data: 0", 9, "must be at least 1"},
     {"zero_stage: 1", "zero_stage: 4", 15, "must be at most 3"},

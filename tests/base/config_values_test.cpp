@@ -245,7 +245,7 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
     truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}
-parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, virtual_stages: 2, schedule: interleaved,
+parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, context: 2, virtual_stages: 2, schedule: interleaved,
   pipeline_layout: "0,1,2,0", data: 3, zero_stage: 3, zero_group: 3, zero_reshard: never, gradient_dtype: bf16, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}
@@ -253,7 +253,7 @@ offload: {optimizer: nvme, gradients: cpu, parameters: cpu, activations: cpu, pa
   buffers: 5}
 lr_schedule: {style: wsd, warmup_steps: 3, decay_steps: 44, min_lr: 1e-23, init_lr: 1e-24, wsd_style: minus_sqrt,
   wsd_decay_steps: 5, weight_decay_style: linear, end_weight_decay: 0.7}
-training: {steps: 44, seq_length: 87, micro_batch_size: 3, global_batch_size: 18, precision: fp16, fp32_residual: false,
+training: {steps: 44, seq_length: 84, micro_batch_size: 3, global_batch_size: 18, precision: fp16, fp32_residual: false,
   loss_scale: 1024.5, initial_loss_scale: 65536, min_loss_scale: 0.25, loss_scale_window: 500, hysteresis: 3,
   recompute: full, recompute_method: block, recompute_layers: 2,
   seed: 5, eval_interval: 0, eval_iters: 2, max_skipped_steps: 7}
@@ -287,7 +287,7 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
     // norm_placement excludes parallel_residual, recompute_partition parallel.sequence; split_main_weights is
     // for bf16, a loss scale for fp16; those of an encoder are for t5; data are named in one way.
     const std::string& key = items[i].key;
-    const bool single = key == "model.family" || key == "parallel.context" || key == "parallel.expert" ||
+    const bool single = key == "model.family" || key == "parallel.expert" ||
                         key == "training.recompute_partition" || key == "model.norm_placement" ||
                         key == "optimizer.split_main_weights" || key == "model.encoder_layers" ||
                         key == "training.decoder_seq_length" || key == "model.scaled_head" ||

@@ -111,7 +111,7 @@ Body squares_of_logits(std::int64_t samples) {
 }
 
 TEST(LayoutCalls, SeveralForwardsEachWithItsBackward) {
-  for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2, kPp2, kZbV})
+  for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2, kPp2, kZbV, kCp2})
     expect_serial(edge_config(Family::llama, layout), 2, squares_of_logits(8));
   for (const Overrides& more : {Overrides{}, kZero3})
     expect_serial(edge_config(Family::gpt2, kAll + more), 8, squares_of_logits(8));
@@ -122,6 +122,7 @@ TEST(LayoutCalls, ALossOnLogitsCountsEachSampleOfADataRankAlike) {
     for (const Overrides& layout : {kDp2, kDp2Zero0, kDp2Zero3})
       expect_serial(edge_config(Family::gpt2, layout), 2, squares_of_logits(samples));
     expect_serial(edge_config(Family::llama, kAll), 8, squares_of_logits(samples));
+    expect_serial(edge_config(Family::llama, kCp2 + kDp2Zero3), 4, squares_of_logits(samples));
   }
 }
 
@@ -143,7 +144,7 @@ Body asked_loss(Engine::Output output, std::int64_t samples_of_all) {
       return Tensor::from(engine.ctx(), values, value.shape());
     };
     engine.open_call(own, output, loss).add(0.25);
-    if (engine.mesh().coordinates().tp > 0) sum = 0;
+    if (const auto& at = engine.mesh().coordinates(); at.tp + at.cp > 0) sum = 0;
     const Tensor total = Tensor::from(ExecCtx::cpu(1), std::vector<double>{sum}, {1});
     engine.mesh().world().all_reduce(ExecCtx::cpu(1), total).wait(ExecCtx::cpu(1));
     return std::vector<double>{total.to_vector<double>()[0]};
@@ -154,7 +155,7 @@ TEST(LayoutCalls, TheCallersLossMicroBatchByMicroBatch) {
   for (const auto output : {Engine::Output::logits, Engine::Output::token_losses}) {
     for (const std::int64_t samples : {8, 5, 1}) {
       const Body body = asked_loss(output, samples);
-      for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2Sp, kPp2, kInterleaved, kZbV})
+      for (const Overrides& layout : {kDp2, kDp2Zero2, kDp2Zero3, kTp2Sp, kPp2, kInterleaved, kZbV, kCp2})
         expect_serial(edge_config(Family::gpt2, layout), 2, body);
       expect_serial(edge_config(Family::llama, kAll), 8, body);
     }

@@ -38,6 +38,7 @@ inline Config edge_config(Family family, const Overrides& overrides) {
 inline const Overrides kTp2{"parallel.tensor=2"};
 inline const Overrides kTp2Sp{"parallel.tensor=2", "parallel.sequence=true"};
 inline const Overrides kPp2{"parallel.pipeline=2"};
+inline const Overrides kCp2{"parallel.context=2"};
 inline const Overrides kZbV{"parallel.pipeline=2", "parallel.schedule=zb-v"};
 inline const Overrides kAll{"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2",
                             "parallel.data=2"};

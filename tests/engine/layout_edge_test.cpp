@@ -1,5 +1,6 @@
 /// Odd sizes, odd batches, and layouts that cannot be.
 
+#include "tessera/engine/generate.hpp"
 #include "tests/engine/layout_edge_support.hpp"
 
 namespace tessera::test {
@@ -92,6 +93,9 @@ TEST(LayoutEdge, PaddedAndPackedBatches) {
     expect_serial(edge_config(family, {"training.micro_batch_size=2", "parallel.data=2"}), 2, body);
     expect_serial(edge_config(family, kAll), 8, body);
     expect_serial(edge_config(family, kAll + Overrides{"parallel.zero_stage=3"}), 8, body);
+    expect_serial(edge_config(family, kCp2), 2, body);
+    expect_serial(edge_config(family, {"parallel.context=4", "training.micro_batch_size=2"}), 4, body);
+    expect_serial(edge_config(family, kCp2 + kTp2Sp + kZbV), 8, body);
   }
 }
 
@@ -159,6 +163,20 @@ TEST(LayoutEdge, ImpossibleLayoutsAreRefusedOnEveryRank) {
   Config vocabulary = layout(4, 1);
   vocabulary.model.vocab_size = 3;
   expect_refused<ConfigError>(4, vocabulary, nullptr, "model.vocab_size (3)");
+  Config context = layout(1, 1);
+  context.parallel.context = 2;
+  expect_refused<InvalidArgument>(
+      2, context, [](Engine& engine) { engine.step(random_batch(2, 6, 1, kVocab)); },
+      "a sequence of 6 positions cannot be shared by 2 context ranks");
+  expect_refused<InvalidArgument>(
+      2, context,
+      [](Engine& engine) {
+        Generator(engine).run({{1, 2}}, {});
+      },
+      "texts are not written by context ranks");
+  Config encoder = edge_config({"bert"}, {});
+  encoder.parallel.context = 2;
+  expect_refused<ConfigError>(2, encoder, nullptr, "computes whole samples only");
   Config sequence = layout(2, 1);
   sequence.parallel.sequence = true;
   expect_refused<InvalidArgument>(

@@ -39,7 +39,7 @@ Body own_loss(Engine::Output output) {
           v = weight * static_cast<float>(engine.mesh().shape().dp);
         }
         upstream = Tensor::from(engine.ctx(), gradient, value.shape());
-        if (engine.mesh().coordinates().tp > 0) sum[0] = 0;
+        if (const auto& at = engine.mesh().coordinates(); at.tp + at.cp > 0) sum[0] = 0;
       }
       forward.backward(upstream);
       const Tensor total = Tensor::from(engine.ctx(), sum, {1});
@@ -60,6 +60,8 @@ TEST(LayoutEngine, TheCallersOwnLoss) {
       expect_serial(edge_config(family, kZbV), 2, body);
       expect_serial(edge_config(family, {"parallel.data=2"}), 2, body);
       expect_serial(edge_config(family, kAll), 8, body);
+      expect_serial(edge_config(family, kCp2), 2, body);
+      expect_serial(edge_config(family, kCp2 + Overrides{"parallel.data=2", "parallel.tensor=2"}), 8, body);
     }
     expect_serial(edge_config(Family::gpt2, {"parallel.pipeline=2", "parallel.schedule=interleaved",
                                              "parallel.virtual_stages=2", "training.recompute=full"}),
@@ -102,6 +104,7 @@ TEST(LayoutEngine, EvaluationEqualsTheSerialRun) {
   expect_serial(edge_config(Family::llama, {"parallel.tensor=2", "parallel.pipeline=2", "parallel.data=2",
                                             "parallel.schedule=zb-v"}),
                 8, body);
+  expect_serial(edge_config(Family::llama, kCp2 + kAll), 16, body);
   Config uneven = edge_config(Family::gpt2, kZbV);
   uneven.training.micro_batch_size = 3;
   expect_serial(uneven, 2, body);

@@ -55,6 +55,9 @@ struct LayoutCase {
   ZeroReshard reshard = ZeroReshard::automatic;
   std::int64_t group = 0;
   std::int64_t split_rank = 0;
+  int cp = 1;
+
+  int ranks() const { return tp * cp * pp * dp; }
 };
 
 const char* name_of(Kind kind) {
@@ -113,6 +116,7 @@ const char* name_of(Kind kind) {
 
 std::string describe(const LayoutCase& c) {
   std::string text = tessera::detail::concat(name_of(c.kind), "_tp", c.tp, c.sp ? "sp" : "", "_pp", c.pp);
+  if (c.cp > 1) text += tessera::detail::concat("_cp", c.cp);
   if (c.pp > 1) {
     std::string schedule(tessera::name_of(c.schedule));
     std::erase(schedule, '-');
@@ -222,6 +226,7 @@ Config config_of(const LayoutCase& c) {
   config.parallel.tensor = c.tp;
   config.parallel.sequence = c.sp;
   config.parallel.tensor_chunks = c.chunks;
+  config.parallel.context = c.cp;
   config.parallel.pipeline = c.pp;
   config.parallel.schedule = c.schedule;
   config.parallel.virtual_stages = c.virtual_stages;
@@ -291,7 +296,7 @@ void note_errors(const LayoutCase& c, const LayoutErrors& e) {
   ::testing::Test::RecordProperty("loss_error", tessera::detail::concat(e.loss));
   ::testing::Test::RecordProperty("gradient_error", tessera::detail::concat(e.gradient));
   ::testing::Test::RecordProperty("weight_error", tessera::detail::concat(e.weight));
-  ::testing::Test::RecordProperty("ranks", std::to_string(c.tp * c.pp * c.dp));
+  ::testing::Test::RecordProperty("ranks", std::to_string(c.ranks()));
 }
 
 constexpr auto k1f1b = PipelineSchedule::one_f_one_b;
@@ -352,6 +357,32 @@ void add_families(std::vector<LayoutCase>& list) {
       if (!known.contains(describe(c))) list.push_back(c);
     }
   }
+}
+
+/// Ranks that hold parts of the samples, with every other axis.
+void add_contexts(std::vector<LayoutCase>& list) {
+  const auto add = [&](int cp, LayoutCase c) {
+    c.cp = cp;
+    list.push_back(c);
+  };
+  for (const int cp : {2, 3, 6}) add(cp, {.micro_batch = cp == 3 ? 2 : 1});
+  for (const int zero : {0, 1, 2, 3}) add(2, {.dp = 2, .zero = zero});
+  add(2, {.dp = 2, .zero = 3, .micro_batch = 2, .reshard = ZeroReshard::always});
+  add(2, {.dp = 2, .zero = 2, .group = 2});
+  add(2, {.tp = 2, .sp = true, .pp = 2, .dp = 2, .recompute = kSelective});
+  add(3, {.kind = Kind::llama4, .tp = 2, .sp = true, .recompute = kFull, .recompute_layers = 2});
+  add(2, {.kind = Kind::llama4, .tp = 2, .recompute = kFull, .partition = true});
+  add(2, {.kind = Kind::llama2, .tp = 4, .chunks = 2});
+  add(2, {.kind = Kind::llama6, .pp = 2, .schedule = kZbH1, .recompute = kFull});
+  add(2, {.kind = Kind::alibi, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
+  add(2, {.kind = Kind::gpt_bigcode, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+  add(3, {.kind = Kind::mistral});
+  add(2, {.kind = Kind::gemma2, .tp = 2, .sp = true});
+  add(3, {.kind = Kind::gemma3, .recompute = kFull});
+  add(2, {.kind = Kind::qwen3, .dp = 2});
+  add(2, {.kind = Kind::olmo2, .tp = 2, .pp = 2});
+  add(2, {.kind = Kind::bloom, .tp = 3});
+  add(2, {.kind = Kind::gpt_neox, .micro_batch = 2});
 }
 
 /// A sanitizer takes ten times as long: every third layout, which are of all kinds, shows it what there is.
@@ -492,6 +523,7 @@ std::vector<LayoutCase> layouts() {
   list.push_back(
       {.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
   add_families(list);
+  add_contexts(list);
   thin_out(list);
   return list;
 }
@@ -501,8 +533,7 @@ class LayoutMatrix : public ::testing::TestWithParam<LayoutCase> {};
 TEST_P(LayoutMatrix, EqualsTheSerialRun) {
   const LayoutCase& c = GetParam();
   const Config config = config_of(c);
-  const LayoutErrors errors =
-      compare_layout(config, c.tp * c.pp * c.dp, batches_of(config), serial_run(c.kind));
+  const LayoutErrors errors = compare_layout(config, c.ranks(), batches_of(config), serial_run(c.kind));
   note_errors(c, errors);
   EXPECT_LE(errors.loss, 1e-5);
   EXPECT_LE(errors.gradient, 1e-5) << errors.worst_gradient;
@@ -516,7 +547,7 @@ INSTANTIATE_TEST_SUITE_P(All, LayoutMatrix, ::testing::ValuesIn(layouts()),
 TEST(LayoutMatrixSize, HasSixtyLayoutsOfAtMostSixteenRanks) {
   const auto list = layouts();
   EXPECT_GE(list.size(), 60u);
-  for (const LayoutCase& c : list) EXPECT_LE(c.tp * c.pp * c.dp, 16) << describe(c);
+  for (const LayoutCase& c : list) EXPECT_LE(c.ranks(), 16) << describe(c);
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ struct Layout {
   Precision precision = Precision::fp32;
   int zero = 1;
   std::int64_t group = 0;
-  int ranks() const { return tp * pp * dp; }
+  int cp = 1;
+  int ranks() const { return tp * cp * pp * dp; }
 };
 
 Config config_of(const Layout& layout) {
@@ -36,6 +37,7 @@ Config config_of(const Layout& layout) {
   config.training.precision = layout.precision;
   config.parallel.tensor = layout.tp;
   config.parallel.sequence = layout.sp;
+  config.parallel.context = layout.cp;
   config.parallel.pipeline = layout.pp;
   config.parallel.schedule = layout.schedule;
   config.parallel.data = layout.dp;
@@ -118,6 +120,9 @@ TEST_F(LayoutState, SharesOfAnyStageLoadUnderAnother) {
   expect_same_from(grid, {{"dp2", 1, 1, 2}, zero3}, 4, 1e-5);
   expect_same_from(zero2, {zero3, hybrid}, 4, 1e-5);
   expect_same_from(hybrid, {{"tp1"}, zero2}, 4, 1e-5);
+  const Layout context{.name = "zero3_cp2_dp2", .dp = 2, .zero = 3, .cp = 2};
+  expect_same_from(context, {{"tp1"}, zero2}, 4, 1e-5);
+  expect_same_from(zero2, {context}, 4, 1e-5);
 }
 
 std::set<std::string> files_of(const std::filesystem::path& checkpoint) {

@@ -188,13 +188,13 @@ TEST(Layouts, AreRefusedBeforeAnythingStarts) {
   const std::string text = refusal([] {
     parse_launch_file(
         "distributed_type: MULTI_GPU\nmixed_precision: fp8\nmegatron_lm_config:\n"
-        "  megatron_lm_tp_degree: x\n  megatron_lm_context_parallel_size: 2\n",
+        "  megatron_lm_tp_degree: x\n  megatron_lm_expert_model_parallel_size: 2\n",
         "a");
   });
   EXPECT_HAS(text, "megatron_lm_config is for distributed_type MEGATRON_LM, not MULTI_GPU");
   EXPECT_HAS(text, "mixed_precision fp8 is not in this build yet");
   EXPECT_HAS(text, "megatron_lm_config.megatron_lm_tp_degree must be an integer of at least 1, not 'x'");
-  EXPECT_HAS(text, "asks for context parallelism");
+  EXPECT_HAS(text, "asks for expert parallelism");
 }
 
 TEST(Gpus, AreExpectedByWhatNamesThem) {

@@ -87,7 +87,7 @@ def test_configurations_it_cannot_use(tessera_program, tmp_path, corpus):
     refused(tessera_program, 2, config, "training.steps=many", parts=["training.steps", "many"])
     refused(tessera_program, 2, config, "training.stepz=3", parts=["training.stepz=3", "did you mean 'steps'"])
     refused(tessera_program, 2, config, "parallel.tensor=5", parts=["parallel.tensor", "model.num_heads"])
-    refused(tessera_program, 2, config, "parallel.context=2", parts=["parallel.context"])
+    refused(tessera_program, 2, config, "parallel.context=5", parts=["parallel.context", "training.seq_length", "multiple of 10"])
     misspelt = ['optimizer.no_decay=["*.bias", "*.qvk.weight"]', "parallel.pipeline=2"]
     refused(tessera_program, 2, config, *misspelt, parts=["optimizer.no_decay", '"*.qvk.weight" matches no parameter', "qkv"])
     launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

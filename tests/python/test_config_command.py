@@ -142,7 +142,7 @@ def test_what_the_dialogues_write_trains(python_build, tmp_path, answers, copies
     pytest.importorskip("transformers")
     on_terminal(answers, "--config_file", tmp_path / "a.yaml")
     done = python_build.run(launcher=[python_build.program, "test", "--config_file", tmp_path / "a.yaml"])
-    assert f"layout: tensor 2, pipeline 2, data {copies}" in done.stdout and "Everything works." in done.stdout
+    assert f"layout: tensor 2, context 1, pipeline 2, data {copies}" in done.stdout and "Everything works." in done.stdout
 
 
 def test_where_it_goes_by_default(tmp_path):
@@ -156,7 +156,7 @@ def test_wrong_answers_are_asked_again(tmp_path):
                "3", "4", "int8", "no", "half", "", "PARALLEL", "", "0", "many", "2", ""]
     shown = on_terminal(answers, "--config_file", tmp_path / "a.yaml")
     for hint in ("a number from 0 to 1, or one of the words", "a number from 0 to 3, or one of the words", "an integer of at least 1", "yes or no", "a number of at least 0",
-                 "an integer of at least 1, a multiple of 2 (tensor x pipeline degree)"):
+                 "an integer of at least 1, a multiple of 2 (tensor x pipeline x context degree)"):
         assert f"Please enter {hint}." in shown
     config = read_config(tmp_path / "a.yaml")
     assert config["num_processes"] == 4 and config["mixed_precision"] == "no"
@@ -237,9 +237,9 @@ def test_flags_ask_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--tp_degree", "2", "--num_processes", "3"], "must be a multiple of 2, the tensor x pipeline degree"),
+    (["--tp_degree", "2", "--num_processes", "3"], "must be a multiple of 2, the tensor x pipeline x context degree"),
     (["--tp_degree", "two"], "--tp_degree is 'two'; it must be an integer"),
-    (["--context_parallel_size", "2"], "context parallelism is not in this build yet"),
+    (["--context_parallel_size", "2", "--num_processes", "3"], "must be a multiple of 2, the tensor x pipeline x context"),
     (["--distributed_type", "NO", "--tp_degree", "2"], "a layout is for distributed_type MEGATRON_LM"),
     (["--distributed_type", "MULTI_GPU"], "needs at least 2 processes"),
     (["--num_machines", "2", "--num_processes", "4"], "needs a main_process_ip"),

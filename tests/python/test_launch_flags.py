@@ -65,7 +65,7 @@ def test_warned_flags(tessera_program):
     (["--mixed_precision", "fp8"], "fp8 is not in this build yet"),
     (["--megatron_lm_tp_degree", "2"], "needs --use_megatron_lm"),
     ([*LAYOUT, "--num_processes", "3"], "num_processes 3 must be a multiple of 2"),
-    ([*LAYOUT, "--megatron_lm_context_parallel_size", "2"], "asks for context parallelism"),
+    ([*LAYOUT, "--num_processes", "4", "--megatron_lm_context_parallel_size", "3"], "x megatron_lm_context_parallel_size 3"),
     (["--multi_gpu", "--num_processes", "1"], "--multi_gpu needs --num_processes of at least 2"),
     (["--megatron_lm_tp_degre", "2"], "did you mean '--megatron_lm_tp_degree'?"),
     (["-m", "--no_python"], "--module and --no_python contradict"),
@@ -155,7 +155,7 @@ def test_the_sanity_run(tessera_program, python_build, tmp_path):
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[0].startswith("ok  processes: 2, on cpu, MEGATRON_LM") and said[-1] == "Everything works."
-    for part in ("communication: sum", "layout: tensor 2, pipeline 1, data 1", "the same on every process", "ok  evaluation"):
+    for part in ("communication: sum", "layout: tensor 2, context 1, pipeline 1, data 1", "the same on every process", "ok  evaluation"):
         assert sum(part in line for line in said) == 1, done.stdout
 
 

@@ -17,10 +17,10 @@ from tessera import Accelerator, AdamW, CausalLM
 from tessera.utils import MegatronLMPlugin, set_seed
 
 set_seed(7)
-folder, tp, pp = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder, tp, pp, cp = sys.argv[1], *map(int, sys.argv[2:])
 config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 83, "n_positions": 24,
           "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, num_micro_batches=2)
+plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, context_parallel_size=cp, num_micro_batches=2)
 accelerator = Accelerator(megatron_lm_plugin=plugin, log_with="jsonl", project_dir=folder)
 model, optimizer = accelerator.prepare(CausalLM(config), AdamW(lr=1e-2, eps=1e-5))
 accelerator.init_trackers("plain", {"steps": 6})
@@ -56,12 +56,12 @@ def losses_of(output: str) -> list:
 def test_training_without_torch(python_build, tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(SCRIPT)
-    alone = losses_of(python_build.run(script, tmp_path / "1", 1, 1, plain=True).stdout)
+    alone = losses_of(python_build.run(script, tmp_path / "1", 1, 1, 1, plain=True).stdout)
     assert alone[5] < alone[0]
     launcher = python_build.launcher("--num_processes", 4)
-    for tp, pp in ((2, 1), (1, 2)):
-        folder = tmp_path / f"{tp}{pp}"
-        printed = python_build.run(script, folder, tp, pp, launcher=launcher, plain=True).stdout
+    for tp, pp, cp in ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2)):
+        folder = tmp_path / f"{tp}{pp}{cp}"
+        printed = python_build.run(script, folder, tp, pp, cp, launcher=launcher, plain=True).stdout
         assert losses_of(printed) == pytest.approx(alone, rel=1e-5)
         lines = [json.loads(line) for line in next(folder.rglob("*.jsonl")).read_text().splitlines()]
         assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(alone[:6], rel=1e-5)

@@ -204,6 +204,22 @@ def test_activation_memory_of_one_layer(tessera_program: Path, tmp_path: Path):
             assert 0 <= more - 12 * tokens * layer <= rounding, (model["family"], options)
 
 
+def test_context_ranks_divide_activations(tessera_program: Path, tmp_path: Path):
+    """Activations of a layer as above, of own positions; keys and values of these to all others, twice, and their gradients."""
+    c, kv, heads, micro_batches = 240, 80, 12, 24
+    layer = 2 * (4 * c + 4) + 2 * 2 * c + 2 * (c + 2 * kv + c) + 4 * heads + 2 * 2 * LLAMA["ffn_hidden_size"]
+    for n in (2, 4):
+        def last(layers: int) -> Dict:
+            config = write(tmp_path, Layout(dict(LLAMA, num_layers=layers)), parallel__context=n)
+            return plan(tessera_program, config)["ranks"][-1]
+
+        few, many, tokens = last(12), last(24), 96 // n
+        more = many["memory"]["activations"] - few["memory"]["activations"]
+        assert 0 <= more - 12 * tokens * layer <= 12 * 12 * 256, n
+        sent = many["bytes_sent"]["cp"] - few["bytes_sent"]["cp"]
+        assert sent == micro_batches * 12 * 3 * (n - 1) * tokens * 2 * kv * 2, n
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_is_planned(path: Path, tessera_program: Path):
     done = plan(tessera_program, path, code=0)

@@ -105,6 +105,7 @@ SPLIT_FULL = {"tp_degree": 2, "recompute_granularity": "full"}
 LAYOUTS = {
     "tp_degree": ({}, 2, lambda a, b: b[0] < a[0]),
     "pp_degree": ({}, 2, lambda a, b: b[0] < a[0]),
+    "context_parallel_size": ({}, 2, lambda a, b: b[1] < a[1]),
     "sequence_parallelism": ({"tp_degree": 2}, True, lambda a, b: b[1] != a[1]),
     "use_distributed_optimizer": ({}, True, lambda a, b: b[1] < a[1]),
     "use_custom_fsdp": ({"use_distributed_optimizer": True}, True, lambda a, b: b[1] < a[1]),

@@ -46,6 +46,7 @@ def changed(base: dict, **fields) -> dict:
 IN_CONFIG = {
     "tp_degree": ({}, 2, {"parallel.tensor": 2, "parallel.data": 4, "training.global_batch_size": 8}),
     "pp_degree": ({}, 4, {"parallel.pipeline": 4, "parallel.data": 2, "training.global_batch_size": 4}),
+    "context_parallel_size": ({}, 2, {"parallel.context": 2, "parallel.data": 4, "training.global_batch_size": 8}),
     "decoder_last_pipeline_num_layers": ({"pp_degree": 4}, 2, {"parallel.pipeline_layout": "2,2,2,2"}),
     "recompute_granularity": ({}, "full", {"training.recompute": "full", "training.recompute_method": "uniform",
                                            "training.recompute_layers": 1, "training.recompute_partition": False}),
@@ -139,7 +140,7 @@ def test_environment(name, monkeypatch):
         text = "no" if name.startswith("att") else "true"
     for variable in variables(name):
         monkeypatch.setenv(variable, text)
-        if name in ("expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"):
+        if name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
             with pytest.raises(ConfigError, match=name):
                 MegatronLMPlugin()
         else:

@@ -56,8 +56,10 @@ struct DropoutSpec {
   RngKey key = {};
   float probability = 0.0f;  ///< 0 = no dropout
   std::int64_t batch = 1;  ///< rows run position-major: local row r = (position r / batch, sample r % batch)
-  std::int64_t sample0 = 0;     ///< global number of local sample 0
-  std::int64_t position0 = 0;   ///< global number of local position 0
+  std::int64_t sample0 = 0;    ///< global number of local sample 0
+  std::int64_t position0 = 0;  ///< number of local position 0 among those held
+  /// The global number of a position held: plus `before` up to position `turn`, plus `behind` from there on.
+  std::int64_t turn = 0, before = 0, behind = 0;
   std::int64_t seq_length = 1;  ///< positions per sample
   /// The matrix has features feature0 (a multiple of 4) and following of so many; 0 = all there are.
   std::int64_t feature0 = 0, features = 0;
@@ -70,7 +72,9 @@ struct DropoutSpec {
   TESSERA_INLINE float scale() const { return 1.0f / (1.0f - probability); }
   /// Global row of local row r.
   TESSERA_INLINE std::uint64_t row(std::int64_t r) const {
-    return static_cast<std::uint64_t>((sample0 + r % batch) * seq_length + position0 + r / batch);
+    const std::int64_t held = position0 + r / batch;
+    return static_cast<std::uint64_t>((sample0 + r % batch) * seq_length + held +
+                                      (held < turn ? before : behind));
   }
   /// Block of the first feature of local row r, of a matrix of `columns`.
   TESSERA_INLINE std::uint64_t first_block(std::int64_t r, std::int64_t columns) const {

@@ -229,6 +229,7 @@ class Engine {
   /// A checked batch that ranks have agreed on; one whose global_targets are known was agreed on before.
   Batch agreed(const Batch& batch, const char* call, bool needs_labels) const;
   bool holds_head() const;
+  ContextParallel context() const;
   void count_samples(const Batch& batch);
   Tensor outputs_of(Stage& stage, const Batch& batch, Output output) const;
   /// Passes whose loss was not read yet.
@@ -285,8 +286,8 @@ class Engine {
 /// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
 inline WeightWalk::Hold hold_weights(Engine& engine) { return WeightWalk::Hold(engine.params().walk()); }
 
-/// The batch as device tensors, rows position-major.
-MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch);
+/// The batch as device tensors, rows position-major: all of it, or what a context rank holds.
+MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch, const SequencePart& part = {});
 
 /// What an engine of this model returns: [samples, seq_length, vocabulary], [samples, seq_length], or of
 /// samples [samples, classes], [samples].

@@ -7,6 +7,7 @@
 
 #include "tessera/base/philox.hpp"
 #include "tessera/nn/extra_loss.hpp"
+#include "tessera/parallel/context.hpp"
 #include "tessera/parallel/functions.hpp"
 
 namespace tessera {
@@ -20,15 +21,16 @@ struct MicroBatchSize {
 };
 
 /// One micro-batch on the device. Rows are position-major: row r holds position r / batch of sample r %
-/// batch.
+/// batch, of those positions that this rank holds.
 struct MicroBatch {
-  std::int64_t batch = 0, seq_length = 0;
-  Tensor tokens;              ///< [seq_length, batch] int32
+  std::int64_t batch = 0, seq_length = 0;  ///< positions held
+  SequencePart part = {};                  ///< of whole samples, where context ranks share them
+  Tensor tokens;                           ///< [seq_length, batch] int32
   Tensor labels;              ///< [seq_length * batch] int32, -100 = ignored; undefined without targets
   LabelledRows labelled;      ///< of `labels`, where few enough count that the others are left out
   Tensor positions;           ///< [seq_length * batch] int32
   Tensor key_begin, key_end;  ///< [batch] int32: each sample's real tokens; undefined = all
-  Tensor document;            ///< [batch, seq_length] int32 document numbers; undefined = one document
+  Tensor document;            ///< [batch, whole_length()] int32 document numbers; undefined = one document
   Tensor token_types;         ///< [seq_length, batch] int32; undefined = all of type 0
   Tensor sample_labels;       ///< [batch] int32, -100 = ignored; undefined without any
   std::int64_t sample0 = 0;   ///< global number of sample 0
@@ -36,6 +38,7 @@ struct MicroBatch {
   /// where a model has one sequence.
   std::shared_ptr<const MicroBatch> encoder = nullptr;
 
+  std::int64_t whole_length() const { return part.ranks > 1 ? part.length : seq_length; }
   MicroBatchSize size() const { return {batch, seq_length, encoder ? encoder->seq_length : 0}; }
 };
 
@@ -76,14 +79,16 @@ struct CachePass {
 struct Forward {
   const ExecCtx& exec;
   const MicroBatch& input;
-  Tape* tape = nullptr;        ///< null = nothing is recorded
-  bool training = false;       ///< dropout is active
-  std::uint32_t step = 0;      ///< keys dropout, with the context's seed
-  std::int64_t position0 = 0;  ///< global position of the residual stream's first row (sequence parallelism)
+  Tape* tape = nullptr;    ///< null = nothing is recorded
+  bool training = false;   ///< dropout is active
+  std::uint32_t step = 0;  ///< keys dropout, with the context's seed
+  /// Number of the residual stream's first row's position among those held (sequence parallelism).
+  std::int64_t position0 = 0;
   const CachePass* cache = nullptr;  ///< inference only
   /// Where extra losses go; null where the model's own loss is not asked for, and none is computed.
   ExtraLosses* losses = nullptr;
   bool whole_positions = false;  ///< tensor ranks share none, as where text is generated
+  ContextParallel context = {};  ///< those that hold the other positions of input.part
 
   /// Adds `values` (fp32 [n]) to the extra loss `name`, which Model::extra_losses() declares. Call it only
   /// where `losses` is there. `own_positions`: see ExtraLoss.
@@ -115,12 +120,20 @@ struct Forward {
     if (!training || probability <= 0.0) return {};
     // Ranks hold equal parts of either stream.
     const std::int64_t first = length == input.seq_length ? position0 : position0 * length / input.seq_length;
-    return {.key = {exec.seed, site_of(site), step},
-            .probability = static_cast<float>(probability),
-            .batch = input.batch,
-            .sample0 = input.sample0,
-            .position0 = first,
-            .seq_length = length};
+    DropoutSpec spec{.key = {exec.seed, site_of(site), step},
+                     .probability = static_cast<float>(probability),
+                     .batch = input.batch,
+                     .sample0 = input.sample0,
+                     .position0 = first,
+                     .seq_length = length};
+    if (input.part.ranks > 1) {
+      const std::vector<SequencePart::Run> runs = input.part.runs();
+      spec.seq_length = input.part.length;
+      spec.turn = runs[1].held;
+      spec.before = runs[0].whole;
+      spec.behind = runs[1].whole - runs[1].held;
+    }
+    return spec;
   }
   /// The tokens as the Var that starts the computation.
   Var tokens() const { return tape ? tape->input(input.tokens, false) : Var(input.tokens); }
@@ -128,7 +141,7 @@ struct Forward {
 
 /// Positions of the sequences that a pass is about: with a cache those before it too.
 inline std::int64_t length_of(const Forward& forward) {
-  if (forward.cache == nullptr) return forward.input.seq_length;
+  if (forward.cache == nullptr) return forward.input.whole_length();
   return forward.cache->lengths.empty() ? forward.cache->begin + forward.input.seq_length
                                         : forward.cache->longest;
 }

@@ -77,6 +77,9 @@ class Model : public Module {
   /// Whether it has no head for tokens: its logits are [batch, sample_classes()], and its losses, [batch], of
   /// Batch::sample_labels.
   virtual bool reads_whole_samples() const { return false; }
+  /// Whether a pass may be about a part of the positions (Forward::context): then its attention alone looks
+  /// at others.
+  virtual bool takes_sequence_parts() const { return false; }
   /// Positions the model was made for: generation ends there.
   virtual std::int64_t max_positions() const = 0;
   /// Positions it can compute, at least max_positions(): more where they are not learned.

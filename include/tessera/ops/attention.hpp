@@ -11,7 +11,7 @@ namespace tessera::ops {
 struct AttentionOptions {
   float scale = 0.0f;  ///< 0 = 1 / sqrt(head_dim)
   bool causal = true;
-  std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache)
+  std::int64_t query_offset = 0;  ///< position of query 0 among the keys (KV cache, context ranks)
   std::int64_t window = 0;        ///< 0 = none
   float softcap = 0.0f;  ///< c: scores become c tanh(score / c) (Gemma 2); 0 = they stay; not with ALiBi
   Tensor alibi_slopes;   ///< [heads] fp32 or undefined (Press et al., "Train short, test long")
@@ -41,10 +41,10 @@ struct AttentionResult {
 };
 
 /// q [seq_q, batch, heads, d], k and v [seq_k, batch, kv_heads, d] (or pages): views with contiguous d. Never
-/// holds a matrix of scores (Dao, "FlashAttention-2"). Errors: InvalidArgument on shapes, dtypes, heads not a
-/// multiple of kv_heads.
+/// holds a matrix of scores (Dao, "FlashAttention-2"). `into`: memory for the result's o; undefined = new.
+/// Errors: InvalidArgument on shapes, dtypes, heads not a multiple of kv_heads.
 AttentionResult attention(const ExecCtx& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const AttentionOptions& options);
+                          const AttentionOptions& options, const Tensor& into = {});
 
 /// Writes dq, dk, dv (views shaped like q, k, v; overwritten).
 struct AttentionGrads {

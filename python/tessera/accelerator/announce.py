@@ -23,6 +23,8 @@ def announce(accelerator: Any) -> None:
 def _batch_lines(accelerator: Any, session: Any) -> List[str]:
     micro_batches, data_ranks = session.num_micro_batches, session.mesh.dp
     places = f"on each of {data_ranks} data rank{'s' if data_ranks > 1 else ''}"
+    if session.mesh.cp > 1:
+        places += f", its positions shared by {session.mesh.cp} context ranks"
     if not accelerator._prepared.batch_sizes:
         return [f"number of micro-batches: {micro_batches} {places}; total batch: what the script gives each call"]
     size, calls = session.training.micro_batch_size, accelerator.gradient_accumulation_steps
@@ -38,7 +40,9 @@ def _optimizer_line(accelerator: Any, session: Any) -> str:
     groups = getattr(own, "param_groups", None) or [vars(own)]
     rates = ", ".join(f"lr {group['lr']:g} and weight decay {group.get('weight_decay', 0):g}" for group in groups[:4])
     text += f", {len(groups)} parameter group{'s' if len(groups) > 1 else ''} ({rates}{', ...' if len(groups) > 4 else ''})"
-    if session.mesh.dp > 1:
+    mesh = session.mesh
+    if mesh.dp * mesh.cp > 1:
+        ranks = f"{mesh.dp * mesh.cp} data {'and context ' if mesh.cp > 1 else ''}ranks"
         divided = session.plugin is not None and session.plugin.use_distributed_optimizer
-        text += f", its state {'divided among' if divided else 'whole on each of'} {session.mesh.dp} data ranks"
+        text += f", its state {'divided among' if divided else 'whole on each of'} {ranks}"
     return text

@@ -25,7 +25,7 @@ class Foreign:
         return None
 
     def maybe_context_parallel(self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None) -> Any:
-        raise not_ours("maybe_context_parallel", "PyTorch's context parallelism", LAYOUT)
+        raise not_ours("maybe_context_parallel", "PyTorch's context parallelism", "give context_parallel_size in a MegatronLMPlugin")
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
         raise not_ours("lomo_backward", "LOMO optimizers", "use torch.optim.AdamW")

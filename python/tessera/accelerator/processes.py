@@ -48,7 +48,7 @@ class Processes:
     pipeline_parallel_rank = property(lambda self: self.state.mesh.coordinates["pp"])
     data_parallel_rank = property(lambda self: self.state.mesh.coordinates["dp"])
     data_parallel_shard_rank = property(lambda self: self.state.mesh.coordinates["dp"])
-    context_parallel_rank = property(lambda self: 0)
+    context_parallel_rank = property(lambda self: self.state.mesh.coordinates["cp"])
 
     @property
     def even_batches(self) -> bool:

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from tessera.commands.config_file import DEFAULTS, basic_config, default_config_path, read_config, write_config
-from tessera.commands.questions import PRECISIONS, ask_config, gpu_list
+from tessera.commands.questions import PRECISIONS, ask_config, gpu_list, model_ranks
 from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 from tessera.plugin import fields
@@ -72,7 +72,7 @@ def _from_flags(flags: Dict[str, Any]) -> Dict[str, Any]:
         config["megatron_lm_config"] = layout
     elif layout:
         raise ConfigError(f"{', '.join(layout)}: a layout is for distributed_type MEGATRON_LM, not {kind}")
-    parts = layout.get("megatron_lm_tp_degree", 1) * layout.get("megatron_lm_pp_degree", 1)
+    parts = model_ranks(layout)
     if "num_processes" not in flags:
         config["num_processes"] = parts
     processes, machines = config["num_processes"], config["num_machines"]
@@ -80,7 +80,7 @@ def _from_flags(flags: Dict[str, Any]) -> Dict[str, Any]:
         raise ConfigError(f"num_processes {processes} must be a multiple of num_machines {machines}, both at least 1, and "
                           f"machine_rank {config['machine_rank']} below num_machines")
     if processes % parts:
-        raise ConfigError(f"num_processes {processes} must be a multiple of {parts}, the tensor x pipeline degree")
+        raise ConfigError(f"num_processes {processes} must be a multiple of {parts}, the tensor x pipeline x context degree")
     if kind == "MULTI_GPU" and processes < 2:
         raise ConfigError("distributed_type MULTI_GPU needs at least 2 processes; for one leave it out")
     if machines > 1 and "main_process_ip" not in flags:

@@ -1,5 +1,6 @@
 """Questions on the terminal, and those of `tessera config`."""
 
+import math
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from tessera.commands.config_file import DEFAULTS
@@ -109,15 +110,15 @@ def _layout() -> Dict[str, Any]:
     return layout
 
 
-def _model_ranks(config: Dict[str, Any]) -> int:
-    """Processes of one copy of the model: tensor x pipeline degree."""
-    layout = config.get("megatron_lm_config", {})
-    return layout.get("megatron_lm_tp_degree", 1) * layout.get("megatron_lm_pp_degree", 1)
+def model_ranks(layout: Dict[str, Any]) -> int:
+    """Processes of one copy of the model, of a section megatron_lm_config: tensor x pipeline x context degree."""
+    degrees = ("tp_degree", "pp_degree", "context_parallel_size")
+    return math.prod(layout.get(f"megatron_lm_{name}", 1) for name in degrees)
 
 
 def _processes(config: Dict[str, Any], cpu: bool) -> int:
     least = 2 if config["distributed_type"] == "MULTI_GPU" and config["num_machines"] == 1 else 1
-    unit, machines = _model_ranks(config), config["num_machines"]
+    unit, machines = model_ranks(config.get("megatron_lm_config", {})), config["num_machines"]
 
     def convert(text: str) -> int:
         value = int(text)
@@ -126,14 +127,14 @@ def _processes(config: Dict[str, Any], cpu: bool) -> int:
         return value
 
     default = max(unit, least) * machines if (max(unit, least) % machines) else max(unit, least)
-    wanted = f"an integer of at least {least}" + (f", a multiple of {unit} (tensor x pipeline degree)" if unit > 1 else "") + (
+    wanted = f"an integer of at least {least}" + (f", a multiple of {unit} (tensor x pipeline x context degree)" if unit > 1 else "") + (
         f", a multiple of {machines} (machines)" if machines > 1 else "")
     return ask(f"How many {'processes' if cpu else 'GPU(s)'} in all shall be used? [{default}]:", convert, default, wanted)
 
 
 def _further_layout(config: Dict[str, Any]) -> None:
     """What else may be said of a layout; what was said before is the default."""
-    layout, ranks, machines = config["megatron_lm_config"], _model_ranks(config), config["num_machines"]
+    layout, ranks, machines = config["megatron_lm_config"], model_ranks(config["megatron_lm_config"]), config["num_machines"]
     places = ["SELECTIVE", "FULL", "NONE"]
     place = places[choose("Where to perform activation checkpointing? SELECTIVE computes attention again, FULL whole layers.",
                           places, 0 if layout["megatron_lm_recompute_activations"] else 2)]

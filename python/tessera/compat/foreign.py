@@ -36,7 +36,7 @@ class TorchTensorParallelConfig(_Foreign):
 class TorchContextParallelConfig(_Foreign):
     """Settings of PyTorch's context parallelism. Errors: NotImplementedError, always."""
 
-    _what, _instead = "PyTorch's context parallelism", "shard long sequences with sequence_parallelism=True"
+    _what, _instead = "PyTorch's context parallelism", "give context_parallel_size in a MegatronLMPlugin"
 
 
 class DeepSpeedSequenceParallelConfig(_Foreign):

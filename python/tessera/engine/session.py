@@ -205,7 +205,7 @@ class Session:
             self.freezing.follow()
         self.calling = call
         self.arguments = {name: value for name, value in arguments.items() if value is not None}
-        if self.arguments or self.mesh.tp * self.mesh.pp == 1:
+        if self.arguments or self.mesh.tp * self.mesh.cp * self.mesh.pp == 1:
             return None
         data, self._peers_place = self.engine.take_batch(call, script_place)
         return decode(data)

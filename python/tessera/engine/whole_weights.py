@@ -102,7 +102,7 @@ def overview(session: Any, parameters: Dict[str, Any]) -> str:
     items, mesh = session._items, session.mesh
     sizes = [parameter.numel() for parameter in parameters.values()]
     trained = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
-    place = ", ".join(f"{axis} {mesh.coordinates[axis]} of {getattr(mesh, axis)}" for axis in ("tp", "pp", "dp"))
+    place = ", ".join(f"{axis} {mesh.coordinates[axis]} of {getattr(mesh, axis)}" for axis in ("tp", "cp", "pp", "dp") if axis != "cp" or mesh.cp > 1)
     held = "made at the first call" if session.engine is None else f"{session.engine.elements_held:,} parameters"
     kind = session.kind
     if session.plan.change is not None:

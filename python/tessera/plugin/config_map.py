@@ -4,8 +4,10 @@ What each field of the plugin does is in `fields.FIELDS`, what each of Megatron'
 `megatron_args.ARGUMENTS`.
 """
 
+import math
 from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
+from tessera.comm.process_group import degrees_text
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
@@ -19,9 +21,10 @@ __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "nat
 
 def data_ranks(plugin, world_size: int) -> int:
     """Data-parallel ranks of a layout. Errors: ConfigError when the degrees do not divide the processes."""
-    model = plugin.tp_degree * plugin.pp_degree if plugin is not None else 1
+    degrees = (plugin.tp_degree, plugin.pp_degree, plugin.context_parallel_size) if plugin is not None else (1, 1, 1)
+    model = math.prod(degrees)
     if world_size % model != 0:
-        raise ConfigError(f"tp_degree {plugin.tp_degree} x pp_degree {plugin.pp_degree} = {model} does not divide the "
+        raise ConfigError(f"{degrees_text(*degrees)} = {model} does not divide the "
                           f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
                           f"{max(1, world_size // model) * model}), or give other degrees")
     return world_size // model
@@ -242,6 +245,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
 
     model = described(hf_config)
     parallel.update({**_pipeline(plugin, model.get("num_layers")), **_split_rank(plugin, model)}, tensor=plugin.tp_degree,
+                    context=plugin.context_parallel_size,
                     sequence=plugin.sequence_parallelism,
                     zero_stage=3 if plugin.use_custom_fsdp else int(plugin.use_distributed_optimizer))
     if plugin.sequence_parallelism and plugin.tp_degree == 1:

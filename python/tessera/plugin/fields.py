@@ -90,9 +90,8 @@ class PluginFields:
     expert_model_parallel_size: Optional[int] = _field(1,
         refuses=(lambda n: n > 1, "expert parallelism is not in this build yet; leave it at 1"),
         key="1: experts are not in this build")
-    context_parallel_size: Optional[int] = _field(1,
-        refuses=(lambda n: n > 1, "context parallelism is not in this build yet; leave it at 1, and give "
-                                  "sequence_parallelism=True for long sequences"), key="1: not in this build")
+    context_parallel_size: Optional[int] = _field(1, config="parallel.context",
+        key="context-parallel ranks: each holds a part of every sample's positions")
     attention_dropout: Optional[float] = _field(below=1, config="model.attention_dropout", key="dropout on attention probabilities")
     hidden_dropout: Optional[float] = _field(below=1, config="model.dropout", key="dropout on embeddings and residual branches")
     attention_softmax_in_fp32: Optional[bool] = _field(True,

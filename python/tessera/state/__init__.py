@@ -145,7 +145,7 @@ class _Processes(StateWithDevice):
     def split_between_processes(self, inputs: Any, apply_padding: bool = False):
         """This process's part of a list, tuple, dict of them, array, tensor or Dataset: contiguous, the first ones one
         longer where it does not divide; `apply_padding` repeats the last element so that all have the same length. Once
-        there is a mesh, data ranks share the inputs and the tensor and pipeline ranks of one get the same. `inputs` is
+        there is a mesh, data ranks share the inputs and the other ranks of one (tensor, context, pipeline) get the same. `inputs` is
         not changed."""
         mesh = AcceleratorState._shared_state.get("mesh")
         if mesh is None:
@@ -371,10 +371,10 @@ class AcceleratorState(_Processes):
         with agreed(partial_state._connected(), "Accelerator()") as facts:
             if megatron_lm_plugin is None and parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
                 megatron_lm_plugin = MegatronLMPlugin()
-            degrees = (1, 1)
+            degrees = (1, 1, 1)
             if megatron_lm_plugin is not None:
                 megatron_lm_plugin.set_mixed_precision(precision)
-                degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree)
+                degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree, megatron_lm_plugin.context_parallel_size)
             facts.update({"device": partial_state._device.type, "mixed_precision": precision})
             facts.update(plugin_facts(megatron_lm_plugin))
             facts.update({} if sharding is None else sharding.facts())

@@ -24,7 +24,9 @@ Tensor rows_of(const Tensor& logits, std::int64_t first, std::int64_t count) {
 }  // namespace
 
 Seat Seat::of(Engine& engine) {
-  TESSERA_CHECK(engine.mesh().shape().cp == 1, "text is generated without context parallelism");
+  TESSERA_CHECK(
+      engine.mesh().shape().cp == 1,
+      "texts are not written by context ranks: use parallel.context 1 (context_parallel_size) for them");
   return {.ctx = engine.ctx(),
           .model = engine.model(),
           .self = nullptr,

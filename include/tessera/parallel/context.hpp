@@ -1,0 +1,33 @@
+#pragma once
+/// Context parallelism: every layer works on a part of the positions, and attention alone looks at others',
+/// whose keys and values it gathers (as in Llama 3's training). A layer keeps none of what it gathered.
+
+#include "tessera/autograd/functions.hpp"
+#include "tessera/base/sequence_part.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+struct ContextParallel {
+  Communicator* comm = nullptr;  ///< null = one rank
+
+  int size() const { return comm ? comm->size() : 1; }
+  bool active() const { return size() > 1; }
+  /// This rank's part of samples of `length` positions.
+  SequencePart part(std::int64_t length) const { return {length, size(), comm ? comm->rank() : 0}; }
+};
+
+/// All positions [length, ...], in order, of the ranks' x, [part.held(), ...]; x itself with one rank.
+Tensor gather_context(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part,
+                      const Tensor& x);
+/// The way back: this rank's positions of the sum over ranks of x [length, ...].
+Tensor reduce_scatter_context(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part,
+                              const Tensor& x);
+
+/// self_attention of whole samples, of which each rank has qkv [part.held(), batch, ...] and gets the result
+/// of its own positions. options.attention: key_begin, key_end and document are of whole samples.
+/// options.positions are those held. Keys and values travel once in forward, and once each way in backward.
+Var context_attention(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part, Var qkv,
+                      const SelfAttentionOptions& options);
+
+}  // namespace tessera
