@@ -92,7 +92,7 @@ class ContextAttention : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ContextAttention, EqualsThatOfOneRank) {
   for (const int ranks : {2, 3}) {
-    test::run_ranks(ranks, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
+    test::run_on_device(ranks, [&](std::shared_ptr<Communicator> world) {
       const ExecCtx ctx = test::context();
       const ContextParallel context{world.get()};
       const SequencePart part = context.part(kLength);

@@ -25,6 +25,9 @@ constexpr std::size_t kStack = 256 * 1024;  // instrumented frames are large
 constexpr std::size_t kStack = 64 * 1024;
 #endif
 constexpr std::size_t kStacksOfSlab = 32;
+/// Stacks begin at different places of their pages: where all lanes of a warp run in turn, what is on top of
+/// their stacks would else share a few lines of the cache.
+constexpr std::size_t kShift = 4096 / kStacksOfSlab;
 constexpr std::uint64_t kCanary = 0x5ca1ab1e0ddba115ull;
 
 std::uint64_t& canary_of(char* bottom) { return *reinterpret_cast<std::uint64_t*>(bottom); }
@@ -92,7 +95,8 @@ void FiberPool::grow() {
     auto fiber = std::make_unique<Fiber>();
     fiber->bottom_ = static_cast<char*>(slab) + i * kStack;
     canary_of(fiber->bottom_) = kCanary;
-    fiber->own_ = context::make_fcontext(fiber->bottom_ + kStack, kStack, FiberEntry::main);
+    const std::size_t size = kStack - i * kShift;
+    fiber->own_ = context::make_fcontext(fiber->bottom_ + size, size, FiberEntry::main);
     fiber->pool_ = this;
 #if defined(__SANITIZE_THREAD__)
     fiber->sanitizer_own_ = __tsan_create_fiber(0);
