@@ -104,16 +104,24 @@ std::unique_ptr<fe::graph::Graph> empty_graph(const AttentionShape& s) {
   return graph;
 }
 
+template <typename Options>
+void set_mask(Options& options, const AttentionShape& s) {
+  if (s.causal) {
+    // Queries with an offset end with the last key.
+    const auto corner =
+        s.query_offset != 0 ? fe::DiagonalAlignment_t::BOTTOM_RIGHT : fe::DiagonalAlignment_t::TOP_LEFT;
+    options.set_diagonal_alignment(corner).set_diagonal_band_right_bound(0);
+  }
+  // Kept are columns + bound > rows: our window.
+  if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+}
+
 std::unique_ptr<fe::graph::Graph> forward_graph(const AttentionShape& s) {
   auto graph = empty_graph(s);
   const Descriptions d = describe_operands(s);
   auto options =
       fe::graph::SDPA_attributes().set_name("forward").set_generate_stats(true).set_attn_scale(s.scale);
-  if (s.causal) {
-    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  }
-  // Kept are columns + bound > rows: our window.
-  if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+  set_mask(options, s);
   auto [o, stats] = graph->sdpa(graph->tensor(d.q), graph->tensor(d.k), graph->tensor(d.v), options);
   set_output(o, d.o);
   set_output(stats, described_stats(s));
@@ -128,11 +136,7 @@ std::unique_ptr<fe::graph::Graph> backward_graph(const AttentionShape& s) {
                      .set_name("backward")
                      .set_attn_scale(s.scale)
                      .set_deterministic_algorithm(s.deterministic);
-  if (s.causal) {
-    options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  }
-  // Kept are columns + bound > rows: our window.
-  if (s.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s.window));
+  set_mask(options, s);
   auto grad_o = d.o;
   grad_o.set_name("grad_o").set_uid(kGradO);
   auto [dq, dk, dv] =
@@ -212,11 +216,12 @@ Key key_of(const AttentionShape& s, bool backward, int device) {
   std::int64_t scale = 0;
   static_assert(sizeof s.scale <= sizeof scale);
   __builtin_memcpy(&scale, &s.scale, sizeof s.scale);
+  const std::int64_t causal = !s.causal ? 0 : s.query_offset == 0 ? 1 : 2;  // and where its diagonal ends
   return {backward,         device,
           s.batch,          s.seq_q,
           s.seq_k,          s.heads,
           s.kv_heads,       s.head_dim,
-          s.causal,         scale,
+          causal,           scale,
           s.q_stride.seq,   s.q_stride.batch,
           s.q_stride.head,  s.k_stride.seq,
           s.k_stride.batch, s.k_stride.head,

@@ -39,7 +39,8 @@ inline bool suits_cudnn(const HeadStrides& stride, std::int64_t seq, std::int64_
 /// - ALiBi: its slopes are computed from the number of heads, ours are handed in.
 /// - softcap: ours is applied to fp32 scores in units of log 2.
 /// - dropout: its random bits are not those of the CPU.
-/// - query_offset > 0 and single queries: those of generation, which have ways of their own.
+/// - single queries and keys in pages: those of generation, which have ways of their own.
+/// - under a causal mask a query_offset that leaves keys behind the last query.
 inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability) {
   if (compute_capability < 8) return "the GPU is older than compute capability 8.0";
   if (s.dtype != DType::bf16 && s.dtype != DType::f16) return "it is computed in fp32";
@@ -50,7 +51,9 @@ inline std::string why_not_cudnn(const AttentionShape& s, int compute_capability
   if (s.bias != nullptr) return "a bias by distance";
   if (s.document != nullptr) return "several documents in a sample";
   if (s.key_begin != nullptr || s.key_end != nullptr) return "padded samples";
-  if (s.query_offset != 0 || s.seq_q <= 1) return "queries that follow cached keys";
+  if (s.seq_q <= 1 || (s.query_offset != 0 && s.pages != nullptr)) return "queries that follow cached keys";
+  if (s.causal && s.query_offset != 0 && s.query_offset != s.seq_k - s.seq_q)
+    return "keys behind the last query";
   if (s.batch <= 0 || s.seq_k <= 0 || s.kv_heads <= 0 || s.heads % s.kv_heads != 0)
     return "nothing to attend to";
   // Beyond 128 its backward exists for Hopper only.
@@ -72,7 +75,10 @@ inline bool cudnn_means_the_same(const AttentionShape& s, int compute_capability
 inline std::string describe_attention(const AttentionShape& s) {
   return tessera::detail::concat(
       "attention of ", s.batch, " x ", s.heads, " heads (", s.kv_heads, " key-value) x ", s.head_dim, ", ",
-      s.seq_q, " queries, ", s.seq_k, " keys, ", s.dtype, s.causal ? ", causal" : "",
+      s.seq_q, " queries, ", s.seq_k, " keys, ", s.dtype,
+      s.causal && s.query_offset != 0 ? ", causal to the last key"
+      : s.causal                      ? ", causal"
+                                      : "",
       s.window > 0 ? tessera::detail::concat(", window ", s.window) : std::string());
 }
 

@@ -50,7 +50,14 @@ TEST(CudnnAttention, TakesWhatItMeansAlike) {
   EXPECT_FALSE(with([](AttentionShape& s) { s.head_dim = 60; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.dtype = DType::f32; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.dropout = 0.1f; }));
+  // Queries of a context rank end with the last key.
+  EXPECT_TRUE(with([](AttentionShape& s) { s.seq_k += 512, s.query_offset = 512; }));
+  EXPECT_TRUE(with([](AttentionShape& s) { s.seq_k += 512, s.query_offset = 512, s.window = 30; }));
+  EXPECT_TRUE(with([](AttentionShape& s) { s.seq_k += 512, s.query_offset = 3, s.causal = false; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.query_offset = 1; }));
+  EXPECT_FALSE(with([](AttentionShape& s) { s.seq_k += 512, s.query_offset = 511; }));
+  EXPECT_FALSE(with(
+      [](AttentionShape& s) { s.seq_k += 512, s.query_offset = 512, s.pages = somewhere<std::int32_t>(); }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.seq_q = 1; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.kv_heads = 5; }));
   EXPECT_FALSE(with([](AttentionShape& s) { s.k_stride.head = 68; }));

@@ -69,9 +69,10 @@ class DecoderLayer : public Block {
     bool forget_norms = false;  ///< selective recomputation
     bool causal = true;
   };
-  /// `positions` must outlive it.
+  /// `config` and `positions` must outlive it.
   DecoderLayer(std::string name, const ModelConfig& config, std::int64_t layer,
                const PositionTables& positions, const Options& options);
+  DecoderLayer(std::string, ModelConfig&&, std::int64_t, const PositionTables&, const Options&) = delete;
   Flow forward(const Forward& forward, Flow flow) override;
   CacheShape cache_shape() const override { return cache_; }
 
