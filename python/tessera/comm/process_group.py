@@ -269,17 +269,12 @@ def local_group(world: Any, local_rank: int) -> Any:
     return world.split(machine_numbers(places)[world.rank], local_rank, "local_main_process_first")
 
 
-def degrees_text(tp: int, pp: int, cp: int) -> str:
-    """The degrees of one copy of the model, as a script gives them."""
-    return f"tp_degree {tp} x pp_degree {pp}" + (f" x context_parallel_size {cp}" if cp > 1 else "")
-
-
 def make_mesh(world: Any, tp: int = 1, pp: int = 1, cp: int = 1) -> Any:
     """The mesh of all ranks. Collective over `world`. Errors: ConfigError unless tp * pp * cp divides the number of processes."""
     model = tp * pp * cp
     if min(tp, pp, cp) < 1 or world.size % model != 0:
         raise ConfigError(
-            f"{degrees_text(tp, pp, cp)} = {model} does not divide the {world.size} "
+            f"tensor {tp} x pipeline {pp} x context {cp} = {model} does not divide the {world.size} "
             f"process{'es' if world.size != 1 else ''} of this job: start a multiple of {model} (`tessera "
             f"launch --num_processes {model} ...`), or lower the degrees"
         )

@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from tessera.commands.config_file import DEFAULTS
 from tessera.compat.refusals import boolean
+from tessera.plugin.fields import AXES
 
 PRECISIONS = ("no", "fp16", "bf16")
 _AWS = "Amazon SageMaker starts no jobs of Tessera; on a rented machine of theirs answer: This machine."
@@ -112,8 +113,7 @@ def _layout() -> Dict[str, Any]:
 
 def model_ranks(layout: Dict[str, Any]) -> int:
     """Processes of one copy of the model, of a section megatron_lm_config: tensor x pipeline x context degree."""
-    degrees = ("tp_degree", "pp_degree", "context_parallel_size")
-    return math.prod(layout.get(f"megatron_lm_{name}", 1) for name in degrees)
+    return math.prod(layout.get(f"megatron_lm_{name}", 1) for name in AXES.values())
 
 
 def _processes(config: Dict[str, Any], cpu: bool) -> int:

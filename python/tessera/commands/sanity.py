@@ -57,23 +57,24 @@ def check_training(accelerator: Any) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    from tessera.plugin.fields import degrees
     from tessera.state import PartialState
     from tessera.utils import set_seed
 
     plugin = getattr(accelerator.state, "megatron_lm_plugin", None)
     set_seed(1)
     # Sizes that every small layout divides.
-    parts = (plugin.tp_degree, plugin.pp_degree, plugin.context_parallel_size) if plugin is not None else (1, 1, 1)
-    heads = 4 * parts[0]
-    layers = 2 * parts[1] * (getattr(plugin, "num_layers_per_virtual_pipeline_stage", None) or 1)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=8 * heads, n_head=heads, n_positions=SEQUENCE * parts[0] * parts[2],
+    parts = degrees(plugin)
+    heads = 4 * parts['tp']
+    layers = 2 * parts['pp'] * (getattr(plugin, "num_layers_per_virtual_pipeline_stage", None) or 1)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=8 * heads, n_head=heads, n_positions=SEQUENCE * parts['tp'] * parts['cp'],
                                        vocab_size=VOCABULARY, bos_token_id=256, eos_token_id=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     # One global batch, taken again and again: its loss must fall.
-    data = accelerator.num_processes // (parts[0] * parts[1] * parts[2])
-    loader = torch.utils.data.DataLoader(_samples(2 * data * getattr(plugin, "num_micro_batches", 1), SEQUENCE * parts[2]), batch_size=2)
+    data = accelerator.num_processes // math.prod(parts.values())
+    loader = torch.utils.data.DataLoader(_samples(2 * data * getattr(plugin, "num_micro_batches", 1), SEQUENCE * parts['cp']), batch_size=2)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    _say(accelerator, f"layout: tensor {parts[0]}, context {parts[2]}, pipeline {parts[1]}, data {data}; "
+    _say(accelerator, f"layout: tensor {parts['tp']}, context {parts['cp']}, pipeline {parts['pp']}, data {data}; "
                       "weights divided among the processes")
     model.train()
     losses = []

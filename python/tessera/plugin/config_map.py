@@ -7,11 +7,11 @@ What each field of the plugin does is in `fields.FIELDS`, what each of Megatron'
 import math
 from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
-from tessera.comm.process_group import degrees_text
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
+from tessera.plugin.fields import AXES, degrees
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
 from tessera.plugin.model_shape import decoder_length_given, described, length_given, model_overrides
 
@@ -21,10 +21,11 @@ __all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "nat
 
 def data_ranks(plugin, world_size: int) -> int:
     """Data-parallel ranks of a layout. Errors: ConfigError when the degrees do not divide the processes."""
-    degrees = (plugin.tp_degree, plugin.pp_degree, plugin.context_parallel_size) if plugin is not None else (1, 1, 1)
-    model = math.prod(degrees)
+    ranks = degrees(plugin)
+    model = math.prod(ranks.values())
     if world_size % model != 0:
-        raise ConfigError(f"{degrees_text(*degrees)} = {model} does not divide the "
+        told = " x ".join(f"{AXES[axis]} {count}" for axis, count in ranks.items() if count > 1 or axis in ("tp", "pp"))
+        raise ConfigError(f"{told} = {model} does not divide the "
                           f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
                           f"{max(1, world_size // model) * model}), or give other degrees")
     return world_size // model

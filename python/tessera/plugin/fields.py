@@ -36,6 +36,7 @@ class Row(NamedTuple):
     below: Optional[float] = None
     choices: Tuple[str, ...] = ()
     applies: Optional[Callable[[Any], bool]] = None
+    axis: str = ""  # of the mesh, whose ranks it counts
     later: bool = False  # not among Megatron's arguments from the start: a method of the plugin adds it, or none
 
 
@@ -59,9 +60,9 @@ _MODEL_CODE = ("Tessera builds the model from its Hugging Face config and does n
 class PluginFields:
     """In the order of Accelerate's class."""
 
-    tp_degree: Optional[int] = _field(1, config="parallel.tensor", megatron=("tensor_model_parallel_size",),
+    tp_degree: Optional[int] = _field(1, axis="tp", config="parallel.tensor", megatron=("tensor_model_parallel_size",),
         key="tensor-parallel ranks")
-    pp_degree: Optional[int] = _field(1, config="parallel.pipeline", megatron=("pipeline_model_parallel_size",),
+    pp_degree: Optional[int] = _field(1, axis="pp", config="parallel.pipeline", megatron=("pipeline_model_parallel_size",),
         key="pipeline stages")
     use_custom_fsdp: Optional[bool] = _field(False, config="parallel.zero_stage",
         key="weights, gradients and optimizer state are shared out over data ranks (ZeRO stage 3)")
@@ -90,7 +91,7 @@ class PluginFields:
     expert_model_parallel_size: Optional[int] = _field(1,
         refuses=(lambda n: n > 1, "expert parallelism is not in this build yet; leave it at 1"),
         key="1: experts are not in this build")
-    context_parallel_size: Optional[int] = _field(1, config="parallel.context",
+    context_parallel_size: Optional[int] = _field(1, axis="cp", config="parallel.context",
         key="context-parallel ranks: each holds a part of every sample's positions")
     attention_dropout: Optional[float] = _field(below=1, config="model.attention_dropout", key="dropout on attention probabilities")
     hidden_dropout: Optional[float] = _field(below=1, config="model.dropout", key="dropout on embeddings and residual branches")
@@ -182,6 +183,12 @@ def _row(each: dataclasses.Field) -> Row:
 
 
 FIELDS: Dict[str, Row] = {each.name: _row(each) for each in dataclasses.fields(PluginFields)}
+AXES: Dict[str, str] = {row.axis: name for name, row in FIELDS.items() if row.axis}  # the axes of one copy of the model
+
+
+def degrees(plugin: Any) -> Dict[str, int]:
+    """Ranks along the axes of one copy of the model; of None one each."""
+    return {axis: 1 if plugin is None else getattr(plugin, name) for axis, name in AXES.items()}
 
 
 def variables(name: str) -> Tuple[str, ...]:

@@ -22,6 +22,7 @@ from tessera.compat.refusals import LAYOUT, not_ours
 from tessera.data.split import part_of
 from tessera.errors import CommunicationError, ConfigError
 from tessera.plugin.facts import changed_fields, plugin_facts
+from tessera.plugin.fields import degrees
 from tessera.state.gradient_state import GradientState
 from tessera.state.support import StateWithDevice, deadline_of, precision_of, refuse_other_engines, sharding_of
 from tessera.utils.dataclasses import DeepSpeedPlugin, MegatronLMPlugin
@@ -371,14 +372,12 @@ class AcceleratorState(_Processes):
         with agreed(partial_state._connected(), "Accelerator()") as facts:
             if megatron_lm_plugin is None and parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
                 megatron_lm_plugin = MegatronLMPlugin()
-            degrees = (1, 1, 1)
             if megatron_lm_plugin is not None:
                 megatron_lm_plugin.set_mixed_precision(precision)
-                degrees = (megatron_lm_plugin.tp_degree, megatron_lm_plugin.pp_degree, megatron_lm_plugin.context_parallel_size)
             facts.update({"device": partial_state._device.type, "mixed_precision": precision})
             facts.update(plugin_facts(megatron_lm_plugin))
             facts.update({} if sharding is None else sharding.facts())
-        mesh = process_group.make_mesh(partial_state._connected(), *degrees)
+        mesh = process_group.make_mesh(partial_state._connected(), **degrees(megatron_lm_plugin))
         if megatron_lm_plugin is not None:
             PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
         self.__dict__.update(PartialState._shared_state)
