@@ -159,6 +159,8 @@ const NamedLayout kBf16Cases[] = {
     {"pp2", Family::gpt2, {"parallel.pipeline=2"}, 2},
     {"pp2_zb_v", Family::gpt2, {"parallel.pipeline=2", "parallel.schedule=zb-v"}, 2},
     {"pp2_zb_h1", Family::llama, {"parallel.pipeline=2", "parallel.schedule=zb-h1"}, 2},
+    {"cp2", Family::gpt2, {"parallel.context=2"}, 2},
+    {"cp4", Family::llama, {"parallel.context=4"}, 4},
     {"dp2", Family::gpt2, {}, 2},
     {"dp4_zero0", Family::llama, {"parallel.zero_stage=0"}, 4},
     {"dp2_zero2", Family::gpt2, {"parallel.zero_stage=2"}, 2},
