@@ -46,8 +46,8 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
     std::reverse(reversed->tokens.begin(), reversed->tokens.end());
     return std::make_unique<PassesTurn>(*this, reversed, passes);
   };
-  const auto repeatable = [&](StepGraph::Turn* before) {
-    return std::make_unique<PassesTurn>(*this, batch, passes, static_cast<PassesTurn*>(before));
+  const auto repeatable = [&](const ExecCtx& lasting) {
+    return std::make_unique<PassesTurn>(*this, batch, passes, lasting);
   };
   graph_.run(
       {.shape =
@@ -93,24 +93,18 @@ Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batc
 }
 
 Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome,
-                               PassesTurn* before)
+                               const ExecCtx& lasting)
     : PassesTurn(engine, std::move(batch), outcome) {
   constexpr std::int64_t kMarks = 2 * 3;  // around forward, backward and weight gradients
-  const std::int64_t marks = kMarks * stage_->micro_batches() * engine_.options_.layout.chunks;
-  const StepMemory::Values values = values_of(*stage_);
-  if (before != nullptr && before->memory_->fits(values, marks)) {
-    memory_ = std::move(before->memory_);
-    memory_->set(values);
-  } else {
-    memory_ = std::make_unique<StepMemory>(engine_.ctx_, values, marks);
-  }
+  memory_ = std::make_unique<StepMemory>(lasting, values_of(*stage_),
+                                         kMarks * stage_->micro_batches() * engine_.options_.layout.chunks);
   clock_ = std::make_shared<DeviceClock>(engine_.ctx_, memory_->times());
   stage_->keep_in(*memory_, clock_);
   found_ = found();
 }
 
 void Engine::PassesTurn::launch() {
-  if (memory_) ops::fill_zero(engine_.ctx_, memory_->sums());
+  if (memory_) ops::fill_zero(engine_.ctx_, memory_->told());
   engine_.run(*stage_, false);
   engine_.params_->gradient().close_call();
   executed_ = engine_.executor_.executed();
@@ -189,9 +183,11 @@ std::vector<LossTerm> Engine::read_terms(std::vector<LossTerm> terms,
   return terms;
 }
 
-/// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed.
+/// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed; first
+/// whether all times were taken.
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
   std::vector<std::uint64_t> bits;
+  bits.push_back(passes.forward.are_told() && passes.backward.are_told() ? 1 : 0);
   for (const HostCopy& sum : passes.sums) bits.push_back(std::bit_cast<std::uint64_t>(sum.value<double>()));
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
     const Range run = params_->shards().updated(i);

@@ -21,8 +21,8 @@ class Engine::PassesTurn final : public StepGraph::Turn {
  public:
   using Outcome = std::optional<PassesUnderWay>;
   PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome);
-  /// Repeatable, with the memory of `before`, if that is not null and has enough.
-  PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome, PassesTurn* before);
+  /// Repeatable: what the host writes and reads has memory of `lasting`.
+  PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome, const ExecCtx& lasting);
   void launch() override;
   void finish(bool repeated) override;
   /// Makes them those of another batch. Why they cannot be, with nothing changed; empty if it was done.

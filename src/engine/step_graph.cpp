@@ -118,11 +118,15 @@ void StepGraph::record(const Passes& passes, const std::string& key, std::uint64
         key, [&] { made.turn->launch(); }, before_launch);
     return made.turn->finish(false);
   }
+  recorded_.erase(key);
+  if (!lasting_) {
+    lasting_ = ctx_;
+    lasting_->allocator = std::make_shared<CachingAllocator>(ctx_.stream);
+  }
+  made.turn = passes.make_repeatable(*lasting_);
   {
-    const auto before = recorded_.extract(key);
     const MemoryScope memory(ctx_.allocator, lasting);
     made.memory = memory.use();
-    made.turn = passes.make_repeatable(before.empty() ? nullptr : before.mapped().turn.get());
     graph_->run(
         key, [&] { made.turn->launch(); }, before_launch);
   }

@@ -48,22 +48,13 @@ std::vector<std::int64_t> work_of(const StepMemory::Values& values) {
 
 }  // namespace
 
-StepMemory::StepMemory(const ExecCtx& ctx, const Values& values, std::int64_t marks) {
-  const auto words = static_cast<std::int64_t>(words_of(values).size());
-  words_ = Tensor::empty(ctx, {words}, DType::i32);
-  sums_ = Tensor::empty(ctx, {static_cast<std::int64_t>(values.gradients.size())}, DType::f64);
-  times_ = Tensor::empty(ctx, {marks}, DType::i64);
-  set(values);
-}
-
-bool StepMemory::fits(const Values& values, std::int64_t marks) const {
-  return words_of(values).size() == static_cast<std::size_t>(words_.numel()) && times_.numel() == marks &&
-         values.gradients.size() == static_cast<std::size_t>(sums_.numel());
-}
-
-void StepMemory::set(const Values& values) {
-  work_ = work_of(values);
-  words_.copy_from_host(words_of(values).data());
+StepMemory::StepMemory(const ExecCtx& ctx, const Values& values, std::int64_t marks)
+    : terms_(static_cast<std::int64_t>(values.gradients.size())),
+      told_(Tensor::empty(ctx, {terms_ + marks}, DType::i64)),
+      micro_batches_(values.micro_batches),
+      work_(work_of(values)) {
+  const std::vector<std::int32_t> words = words_of(values);
+  words_ = Tensor::from(ctx, words, {static_cast<std::int64_t>(words.size())});
   std::size_t begin = rounded(1 + values.gradients.size());
   const auto place = [&](MicroBatch& of) {
     of.labelled = {};  // the rows that count: their number changes, so here all are computed
@@ -74,7 +65,6 @@ void StepMemory::set(const Values& values) {
       begin += rounded(static_cast<std::size_t>(numel));
     });
   };
-  micro_batches_ = values.micro_batches;
   for (MicroBatch& micro_batch : micro_batches_) {
     place(micro_batch);
     if (!micro_batch.encoder) continue;

@@ -1,4 +1,6 @@
 #pragma once
+#include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -84,16 +86,27 @@ class Spans {
       end.synchronize();
       sum += Event::seconds_between(begin, end);
     }
-    if (marks_.empty()) return sum;
-    const std::int64_t last = marks_.back().second;
-    const auto times = times_.values<std::int64_t>(static_cast<std::size_t>(last + 1));
-    for (const auto& [begin, end] : marks_)
-      sum += 1e-9 * static_cast<double>(times[static_cast<std::size_t>(end)] -
-                                        times[static_cast<std::size_t>(begin)]);
+    for (const auto& [begin, end] : marked()) sum += 1e-9 * static_cast<double>(end - begin);
     return sum;
+  }
+  /// Whether the device wrote all times that it was to write, in memory that held zeros. Waits likewise.
+  bool are_told() const {
+    return std::ranges::all_of(marked(),
+                               [](const auto& span) { return 0 < span.first && span.first <= span.second; });
   }
 
  private:
+  /// Nanoseconds at the ends of spans that have a clock.
+  std::vector<std::pair<std::int64_t, std::int64_t>> marked() const {
+    if (marks_.empty()) return {};
+    const auto count = static_cast<std::size_t>(marks_.back().second + 1);
+    const auto times = times_.values<std::int64_t>(count);
+    std::vector<std::pair<std::int64_t, std::int64_t>> spans;
+    for (const auto& [begin, end] : marks_)
+      spans.emplace_back(times[static_cast<std::size_t>(begin)], times[static_cast<std::size_t>(end)]);
+    return spans;
+  }
+
   std::shared_ptr<Stream> stream_;
   std::vector<std::pair<Event, Event>> list_;
   std::shared_ptr<DeviceClock> clock_;

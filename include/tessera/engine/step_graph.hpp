@@ -47,9 +47,9 @@ class StepGraph {
     std::function<std::string()> shape;
     /// Makes them ready over the call's batch, or over another one of its shape.
     std::function<std::unique_ptr<Turn>(bool other)> make;
-    /// Makes them ready to be recorded, so that load() can follow. What the turn of the recording before
-    /// shares with the host is taken over: it may be null.
-    std::function<std::unique_ptr<Turn>(Turn* before)> make_repeatable;
+    /// Makes them ready to be recorded, so that load() can follow: what they share with the host gets its
+    /// memory from this context, and stays where it is.
+    std::function<std::unique_ptr<Turn>(const ExecCtx& lasting)> make_repeatable;
     /// Makes a recorded turn the call's by writing to the device's memory. Why not, with nothing changed;
     /// empty if it was done.
     std::function<std::string(Turn&)> load;
@@ -102,6 +102,8 @@ class StepGraph {
   bool automatic_;
   Communicator& world_;
   std::unique_ptr<StreamGraph> graph_;  ///< null where there will be none
+  /// Its allocator is its own: what lasts as long as a recording must not lie where another one computes.
+  std::optional<ExecCtx> lasting_;
   std::map<std::string, Recorded> recorded_;
   std::string recorded_because_;
   std::uint64_t allocations_ = 0;  ///< before the latest turn
