@@ -112,12 +112,13 @@ void Engine::PassesTurn::launch() {
 
 void Engine::PassesTurn::finish(bool repeated) {
   if (repeated) engine_.params_->gradient().close_call(true);
-  *outcome_ = PassesUnderWay{terms_, stage_->loss().sums(engine_.ctx_), stage_->forward_spans(),
-                             stage_->backward_spans(), executed_};
+  Outcome& outcome = *std::exchange(outcome_, nullptr);  // the call's, over when this turn is loaded again
+  outcome = PassesUnderWay{terms_, stage_->loss().sums(engine_.ctx_), stage_->forward_spans(),
+                           stage_->backward_spans(), executed_};
   if (!clock_) return;
   const HostCopy times = clock_->read();
-  (*outcome_)->forward = stage_->forward_spans().of_launch(times);
-  (*outcome_)->backward = stage_->backward_spans().of_launch(times);
+  outcome->forward = stage_->forward_spans().of_launch(times);
+  outcome->backward = stage_->backward_spans().of_launch(times);
 }
 
 std::string Engine::PassesTurn::load(const Batch& batch, Outcome& outcome) {

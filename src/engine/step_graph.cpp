@@ -14,8 +14,8 @@ constexpr std::int64_t kCallsBeforeTrial = 2;
 /// Passes that are timed in a row, so that the host runs ahead as in training.
 constexpr int kTimed = 3;
 /// Calls of a step that have graphs of their own: samples, which key dropout, are numbered on. Later ones
-/// share one, which is recorded for each.
-constexpr std::int64_t kOwnGraphs = 4;
+/// share one, which is recorded for each. So two shapes find room (StreamGraph::kMostGraphs).
+constexpr std::int64_t kOwnGraphs = 3;
 
 std::string key_of(const std::string& shape, std::int64_t call) {
   if (call == 0) return shape + ", first of a step";
@@ -44,6 +44,7 @@ std::string GraphTrial::text() const {
   std::ostringstream out;
   out << "device.cuda_graph: " << (used ? "on" : "off") << ", passes take " << std::setprecision(3)
       << graph_s / plain_s << " of the time as a graph";
+  if (used && !recorded.empty()) out << ", recorded anew for each call: " << recorded;
   return out.str();
 }
 
@@ -75,7 +76,9 @@ void StepGraph::drop_graph() {
 }
 
 void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch) {
-  const std::string shape = passes.shape(), key = key_of(shape, passes.call);
+  const std::string shape = passes.shape();
+  const bool first = passes.call == 0;
+  const std::string key = key_of(shape, first || passes.never.empty() ? passes.call : kOwnGraphs);
   // What was there before the turn before this one, and is there now, is not of steps under way: it lasts.
   const std::uint64_t lasting = std::exchange(allocations_, ctx_.allocator->stats().allocations);
   if (graph == nullptr) {
@@ -97,13 +100,12 @@ void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::functi
 std::string StepGraph::repeat(const Passes& passes, const std::string& key) {
   if (!passes.never.empty()) return passes.never;
   const auto known = recorded_.find(key);
-  if (known == recorded_.end()) return "it had not been recorded before";
-  if (!graph_->can_replay(key)) return "the stream has a trace";
+  if (known == recorded_.end() || !graph_->can_replay(key)) return "it had not been recorded before";
   if (!ctx_.allocator->may_use(*known->second.memory))
     return "others hold memory that it computes in, or memory that it reads was released";
   std::string why = passes.load(*known->second.turn);
   if (!why.empty()) return why;
-  graph_->replay(key);
+  TESSERA_ENSURE(InternalError, graph_->replay(key), "the graph of ", key, " is gone");
   known->second.turn->finish(true);
   return "";
 }
@@ -146,7 +148,7 @@ void StepGraph::tell_of_new_shape(const std::string& shape) {
 /// Passes several times over, plainly and as a graph, of which the last count: graphs are used from now on if
 /// they give the same bits in no more time.
 void StepGraph::try_graph(const Passes& passes) {
-  GraphTrial trial;
+  GraphTrial trial{.recorded = passes.never};
   turn(passes, graph_.get());  // the graph's own first turn, which is plain
   const std::vector<std::uint64_t> expected = passes.result();
   trial.plain_s = seconds_of(passes, nullptr);

@@ -21,6 +21,7 @@ struct GraphTrial {
   bool used = false;                ///< from now on
   std::string refusal;              ///< why they cannot be one; empty if they can
   double plain_s = 0, graph_s = 0;  ///< passes of a batch either way; of all ranks the sums
+  std::string recorded = {};        ///< why each call's are recorded anew; empty if they need not be
 
   /// A line for the log.
   std::string text() const;
