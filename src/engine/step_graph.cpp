@@ -148,7 +148,8 @@ void StepGraph::tell_of_new_shape(const std::string& shape) {
 /// Passes several times over, plainly and as a graph, of which the last count: graphs are used from now on if
 /// they give the same bits in no more time.
 void StepGraph::try_graph(const Passes& passes) {
-  GraphTrial trial{.recorded = passes.never};
+  GraphTrial trial;
+  trial.recorded = passes.never;
   turn(passes, graph_.get());  // the graph's own first turn, which is plain
   const std::vector<std::uint64_t> expected = passes.result();
   trial.plain_s = seconds_of(passes, nullptr);

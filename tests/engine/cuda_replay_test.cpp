@@ -2,6 +2,8 @@
 /// bit for bit, whatever has changed since it was recorded.
 
 #include <bit>
+#include <map>
+#include <random>
 #include <set>
 
 #include "tessera/engine/state.hpp"
@@ -311,6 +313,87 @@ TEST_F(CudaGraphReplay, MemoryThatOthersTake) {
   const Seen run = compare(tiny_config(0.1), script);
   EXPECT_EQ(run.because, "others hold memory that it computes in, or memory that it reads was released");
   EXPECT_GT(run.graph.replayed, 2u);
+}
+
+/// One of the things that may happen between two steps, and what it gives to compare.
+class Anything {
+ public:
+  explicit Anything(Engine& engine, unsigned seed) : engine_(engine), random_(seed) {}
+
+  void happen(Numbers& numbers) {
+    switch (below(16)) {
+      case 0:
+        return numbers.push_back(engine_.evaluate(random_batch(1 + below(9), 3 + below(13), random_())));
+      case 1:
+      case 2:
+        held_.push_back(Tensor::empty(engine_.ctx(), {std::int64_t{1} << below(16)}, DType::f32));
+        return ops::fill_constant(engine_.ctx(), held_.back(), static_cast<float>(held_.size()));
+      case 3:
+        if (!held_.empty()) held_.erase(held_.begin() + below(static_cast<int>(held_.size())));
+        return;
+      case 4:
+        forwards_.push_back(engine_.forward(random_batch(2, 7, random_()), Engine::Output::token_losses));
+        return;
+      case 5:
+        for (const OpenForward& forward : forwards_) add(numbers, forward.output);
+        return forwards_.clear();
+      case 6:
+        return engine_.ctx().allocator->trim();
+      case 7:
+        engine_.progress().seed = 7 + static_cast<std::uint64_t>(below(2));
+        return;
+      case 8:
+        return engine_.set_micro_batches(below(3));
+      case 9:
+        return engine_.set_frozen(below(2) == 0 ? std::map<std::string, std::string>{}
+                                                : std::map<std::string, std::string>{
+                                                      {engine_.params().parameters()[3]->name(), ""}});
+      case 10:
+        return calls(numbers);
+      default:
+        return steps(numbers);
+    }
+  }
+  void end(Numbers& numbers) const {
+    for (const Tensor& tensor : held_) add(numbers, tensor);
+  }
+
+ private:
+  int below(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
+  static void add(Numbers& numbers, const Tensor& tensor) {
+    const std::vector<float> values = tensor.to_floats();
+    numbers.insert(numbers.end(), values.begin(), values.end());
+  }
+  void calls(Numbers& numbers) {
+    for (int call = below(4); call >= 0; --call)
+      numbers.push_back(engine_.forward_backward(ragged_batch(4, random_()), 0.5 + below(3)));
+    numbers.push_back(engine_.update().grad_norm);
+  }
+  /// As many under way at a time as the optimizer takes.
+  void steps(Numbers& numbers) {
+    const int ahead = 1 + below(2);
+    for (int i = 0; i < ahead; ++i) engine_.launch_step(ragged_batch(below(4) == 0 ? 3 : 4, random_()));
+    for (int i = 0; i < ahead; ++i) note(numbers, engine_.finish_step());
+  }
+
+  Engine& engine_;
+  std::mt19937 random_;
+  std::vector<Tensor> held_;
+  std::vector<OpenForward> forwards_;
+};
+
+TEST_F(CudaGraphReplay, AnythingInBetween) {
+  std::uint64_t replayed = 0;
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    SCOPED_TRACE(seed);
+    const auto script = [&](Engine& engine, Numbers& numbers) {
+      Anything anything(engine, seed);
+      for (int i = 0; i < 70; ++i) anything.happen(numbers);
+      anything.end(numbers);
+    };
+    replayed += compare(tiny_config(0.1), script).graph.replayed;
+  }
+  EXPECT_GT(replayed, 10u);  // though so much changes
 }
 
 /// Times are those of each launch, though many are under way.
