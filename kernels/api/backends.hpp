@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,9 @@ void prepare_stream(void* stream);
 /// Loads the code of all our kernels on the current device, once for all: afterwards no first launch waits
 /// for what runs there. Errors: DeviceError; ConfigError in a build without CUDA.
 void load_kernels();
+/// Writes the device's time in nanoseconds to device memory when the stream comes to it. Unlike an event's it
+/// can be read of every launch of a graph, by a copy that follows the launch.
+void write_time(std::int64_t* to, void* stream);
 /// Searches for the fastest way of one product: more of cuBLASLt's algorithms than a product in training
 /// tries, shares of k, a pass of its own for what could be fused. Keeps it in launch.gemm_tuner, which is not
 /// null, and in its file at once. Overwrites what `gemm` writes; beta 1 adds many times. Waits for the

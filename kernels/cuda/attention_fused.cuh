@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention_blocks.hpp"
 #include "kernels/cuda/attention_fused.hpp"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/softmax.hpp"
 
 namespace tessera::kernels::cuda::fused {
@@ -43,8 +44,7 @@ struct Problem {
   }
   /// Bit i: whether dropout keeps key + i, a multiple of 4, of that query.
   __device__ unsigned keeps(std::uint64_t random_row, int key) const {
-    const PhiloxBlock random =
-        tessera::random_block(shape.dropout_key, random_row + static_cast<unsigned>(key / 4));
+    const PhiloxBlock random = random_words(shape.dropout_key, random_row + static_cast<unsigned>(key / 4));
     unsigned mask = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) mask |= (random.word[i] >= threshold ? 1u : 0u) << i;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/elementwise.cuh"
 
 #include "kernels/api/elementwise.hpp"
+#include "kernels/cuda/philox.cuh"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -98,7 +99,7 @@ struct DropoutOp {
     constexpr int kWords = N < 4 ? N : 4;
 #pragma unroll
     for (int j = 0; j < N; j += kWords) {
-      const PhiloxBlock words = random_block(spec.key, block + static_cast<std::uint64_t>(j / 4));
+      const PhiloxBlock words = random_words(spec.key, block + static_cast<std::uint64_t>(j / 4));
 #pragma unroll
       for (int k = 0; k < kWords; ++k) {
         const std::uint32_t word = N == 1 ? word_of(words, static_cast<int>(at.col % 4)) : words.word[k];

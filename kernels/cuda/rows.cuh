@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/common.cuh"
-#include "tessera/base/philox.hpp"
+#include "kernels/cuda/philox.cuh"
 
 namespace tessera::kernels::cuda {
 
@@ -84,7 +84,7 @@ struct RowDropout {
   __device__ __forceinline__ void apply(int f, float (&x)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; j += 4) {
-      const PhiloxBlock bits = random_block(key, block + static_cast<std::uint64_t>((f + j) / 4));
+      const PhiloxBlock bits = random_words(key, block + static_cast<std::uint64_t>((f + j) / 4));
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[j + k] = bits.word[k] >= threshold ? x[j + k] * scale : 0.0f;
     }

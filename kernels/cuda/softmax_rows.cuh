@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/softmax.hpp"
 
 namespace tessera::kernels::cuda::attention {
@@ -94,7 +95,7 @@ __device__ inline void load_scores(const Row& row, const float* scores, std::int
 __device__ inline unsigned kept(const Rows& rows, const Row& row, std::int64_t key) {
   if (rows.shape.dropout == 0.0f) return 0xfu;
   const PhiloxBlock random =
-      tessera::random_block(rows.shape.dropout_key, row.random_block + static_cast<std::uint64_t>(key / 4));
+      random_words(rows.shape.dropout_key, row.random_block + static_cast<std::uint64_t>(key / 4));
   unsigned mask = 0;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) mask |= (random.word[i] >= rows.threshold ? 1u : 0u) << i;

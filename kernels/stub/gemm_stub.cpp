@@ -20,6 +20,7 @@ void gemm_finish(const GemmFinish&, const Launch&) { no_cuda("gemm_finish"); }
 void forget_stream(void*) noexcept {}
 void prepare_stream(void*) { no_cuda("prepare_stream"); }
 void load_kernels() { no_cuda("load_kernels"); }
+void write_time(std::int64_t*, void*) { no_cuda("write_time"); }
 GemmTrial tune_gemm(const Gemm&, const Launch&) { no_cuda("tune_gemm"); }
 std::string take_gemm_note() { return ""; }
 std::string take_attention_note() { return ""; }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -119,9 +121,38 @@ struct Block {
   std::size_t size;
   bool free;
   bool small;
+  std::uint64_t number = 0;  ///< of the allocation that has it
+  bool recorded = false;     ///< which was made in a MemoryUse
   Block* previous = nullptr;
   Block* next = nullptr;
 };
+
+/// First address and the one behind the last.
+using MemoryRange = std::pair<const char*, const char*>;
+
+MemoryRange range_of(const Block& block) { return {block.address, block.address + block.size}; }
+
+/// Sorts them, and makes one of those that touch.
+void join(std::vector<MemoryRange>& ranges) {
+  std::ranges::sort(ranges);
+  std::vector<MemoryRange> joined;
+  for (const MemoryRange& range : ranges) {
+    if (!joined.empty() && range.first <= joined.back().second) {
+      joined.back().second = std::max(joined.back().second, range.second);
+    } else {
+      joined.push_back(range);
+    }
+  }
+  ranges = std::move(joined);
+}
+
+/// Whether one of the joined ranges has an address of `other`.
+bool overlaps(const std::vector<MemoryRange>& ranges, const MemoryRange& other) {
+  const auto behind = std::ranges::upper_bound(ranges, other.first, std::less<>(),
+                                               [](const MemoryRange& r) { return r.first; });
+  if (behind != ranges.end() && behind->first < other.second) return true;
+  return behind != ranges.begin() && std::prev(behind)->second > other.first;
+}
 
 struct BySize {
   bool operator()(const Block* a, const Block* b) const {
@@ -150,6 +181,8 @@ struct CachingAllocator::Impl {
   std::set<Block*, BySize> free_small, free_large;
   std::unordered_map<void*, Block*> used;
   AllocatorStats stats;
+  std::shared_ptr<MemoryUse> open_use;
+  std::vector<std::weak_ptr<MemoryUse>> uses;
 
   bool is_meta() const { return stream && stream->device().is_meta(); }
   std::string on_device() const { return stream ? detail::concat(" on ", stream->device()) : ""; }
@@ -187,12 +220,26 @@ struct CachingAllocator::Impl {
     const std::size_t rest = block->size - size;
     const std::size_t least = block->small ? kAlignment : kSmallLimit;
     if (rest < least) return;
-    auto* tail = new Block{block->address + size, rest, true, block->small, block, block->next};
+    auto* tail = new Block{block->address + size, rest, true, block->small};
+    tail->previous = block;
+    tail->next = block->next;
     if (tail->next) tail->next->previous = tail;
     block->next = tail;
     block->size = size;
     free_list(block->small).insert(tail);
   }
+
+  template <typename Mark>
+  void each_use(Mark&& mark) {
+    std::erase_if(uses, [&](const std::weak_ptr<MemoryUse>& each) {
+      const auto use = each.lock();
+      if (use) mark(*use);
+      return use == nullptr;
+    });
+  }
+
+  /// Addresses that are the system's from now on.
+  void lose(const MemoryRange& addresses);
 
   /// Joins `block` with the free block after it.
   void absorb_next(Block* block) {
@@ -212,6 +259,7 @@ struct CachingAllocator::Impl {
         ++it;
         continue;
       }
+      lose({block->address, block->address + block->size});
       source->release(block->address, block->size);
       stats.system_bytes -= block->size;
       it = list.erase(it);
@@ -219,6 +267,10 @@ struct CachingAllocator::Impl {
     }
   }
 };
+
+void CachingAllocator::Impl::lose(const MemoryRange& addresses) {
+  each_use([&](MemoryUse& use) { use.lost_ = use.lost_ || overlaps(use.ranges_, addresses); });
+}
 
 CachingAllocator::CachingAllocator() : impl_(std::make_unique<Impl>(nullptr)) {}
 
@@ -237,6 +289,9 @@ void* CachingAllocator::allocate(std::size_t bytes) {
   if (block == nullptr) block = impl_->new_segment(size, small);
   impl_->split(block, size);
   block->free = false;
+  block->number = impl_->stats.allocations++;
+  block->recorded = impl_->open_use != nullptr;
+  if (block->recorded) impl_->open_use->ranges_.emplace_back(block->address, block->address + block->size);
   impl_->used.emplace(block->address, block);
   impl_->stats.used_bytes += block->size;
   impl_->stats.peak_used_bytes = std::max(impl_->stats.peak_used_bytes, impl_->stats.used_bytes);
@@ -249,6 +304,8 @@ void CachingAllocator::release(void* pointer) {
   TESSERA_ENSURE(InternalError, it != impl_->used.end(), "released memory that was not allocated here");
   Block* block = it->second;
   impl_->used.erase(it);
+  if (!block->recorded && !impl_->uses.empty())
+    impl_->each_use([&](MemoryUse& use) { use.lost_ = use.lost_ || block->number < use.lasting_; });
   impl_->stats.used_bytes -= block->size;
   block->free = true;
   if (block->next && block->next->free) impl_->absorb_next(block);
@@ -258,6 +315,36 @@ void CachingAllocator::release(void* pointer) {
     impl_->absorb_next(block);
   }
   impl_->free_list(block->small).insert(block);
+}
+
+std::shared_ptr<MemoryUse> CachingAllocator::begin_use(std::uint64_t lasting) {
+  const std::lock_guard lock(impl_->mutex);
+  TESSERA_ENSURE(InternalError, impl_->open_use == nullptr, "a use of memory began inside of another one");
+  impl_->open_use = std::make_shared<MemoryUse>();
+  impl_->open_use->lasting_ = lasting;
+  impl_->uses.push_back(impl_->open_use);
+  return impl_->open_use;
+}
+
+void CachingAllocator::end_use(MemoryUse& use) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->open_use = nullptr;
+  use.open_ = false;
+  join(use.ranges_);
+  for (const auto& [address, block] : impl_->used) {
+    if (block->recorded && overlaps(use.ranges_, range_of(*block))) use.kept_.emplace(address, block->number);
+  }
+}
+
+bool CachingAllocator::may_use(const MemoryUse& use) const {
+  const std::lock_guard lock(impl_->mutex);
+  if (use.open_ || use.lost_) return false;
+  return std::ranges::none_of(impl_->used, [&](const auto& each) {
+    const auto& [address, block] = each;
+    if (!overlaps(use.ranges_, range_of(*block))) return false;
+    const auto kept = use.kept_.find(address);
+    return kept == use.kept_.end() || kept->second != block->number;
+  });
 }
 
 AllocatorStats CachingAllocator::stats() const {

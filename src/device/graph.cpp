@@ -7,6 +7,7 @@
 #include "device/cuda.hpp"
 #include "device/recording.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/flight.hpp"
 
 namespace tessera {
 /// What is known of one key.
@@ -63,12 +64,19 @@ void StreamGraph::run(const std::string& key, const std::function<void()>& work,
   }
 }
 
-bool StreamGraph::replay(const std::string& key) {
+bool StreamGraph::can_replay(const std::string& key) const {
   const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
   if (known == turns_.end() || known->executable == nullptr || known->recordings.empty() || stream_->trace())
     return false;
+  const Recording& recording = *known->recordings.back();
+  return !recording.reads_host && recording.named.empty();
+}
+
+bool StreamGraph::replay(const std::string& key) {
+  if (!can_replay(key)) return false;
+  const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
   const std::shared_ptr<Recording> recording = known->recordings.back();
-  if (recording->reads_host) return false;
+  const FlightSpan flight(*stream_, [] { return FlightOperation{.name = "graph"}; });
   turns_.splice(turns_.begin(), turns_, known);
   stream_->make_current();
   launch(turns_.front(), recording);

@@ -208,7 +208,7 @@ void Engine::launch_step(const Batch& batch) {
     const Spans::Span span(step->update);
     launch_update();
   }
-  report.executed = executor_.executed();
+  report.executed = std::move(step->passes.executed);
   report.tokens = batch.batch * batch.seq_length * mesh_->shape().dp;
   step->report = std::move(report);
   if (const auto& flight = ctx_.stream->flight()) step->launched = flight->next();

@@ -28,6 +28,11 @@ double count_of(const ExtraLossSpec& spec, const Batch& batch, int data_ranks) {
   return static_cast<double>(batch.global_sample_targets);
 }
 
+float value_of(const LossTerm& term) {
+  // Over nothing every gradient is zero whatever this is.
+  return static_cast<float>(term.weight / std::max(term.count, 1.0));
+}
+
 }  // namespace
 
 std::int64_t samples_of_all(const Batch& batch, int data_ranks) {
@@ -66,11 +71,21 @@ LossPlan LossPlan::outputs(Kind kind, Ask ask) {
   return plan;
 }
 
+std::vector<float> LossPlan::gradients() const {
+  std::vector<float> values;
+  for (const LossTerm& term : terms_) values.push_back(value_of(term));
+  return values;
+}
+
+void LossPlan::keep_in(const Tensor& gradients, const Tensor& sums) {
+  gradients_ = gradients;
+  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] = sums.narrow(0, static_cast<std::int64_t>(i), 1);
+}
+
 Tensor LossPlan::gradient_of(const ExecCtx& ctx, std::size_t term, const Shape& shape) const {
   Tensor gradient = Tensor::empty(ctx, shape, DType::f32);
-  // Over nothing every gradient is zero whatever this is.
-  const double value = terms_[term].weight / std::max(terms_[term].count, 1.0);
-  ops::fill_constant(ctx, gradient, static_cast<float>(value));
+  ops::fill_constant(ctx, gradient, gradients_ ? 1.0f : value_of(terms_[term]));
+  if (gradients_) ops::scale_by(ctx, gradient, gradients_.narrow(0, static_cast<std::int64_t>(term), 1));
   if (scale_) ops::scale_by(ctx, gradient, scale_);
   return gradient;
 }

@@ -50,6 +50,11 @@ class LossPlan {
   /// What the last piece returned for each micro-batch, where it is kept; empty on ranks without the head.
   const std::vector<Tensor>& outputs() const { return outputs_; }
   const std::vector<LossTerm>& terms() const { return terms_; }
+  /// What each term's values get as gradient before the loss scale, by term. Kind::mean.
+  std::vector<float> gradients() const;
+  /// Takes them from `gradients` (f32 [terms] on the device), and adds up in `sums` (f64 [terms], which begin
+  /// as zeros), so that a graph serves the next call.
+  void keep_in(const Tensor& gradients, const Tensor& sums);
   /// What this rank added up of each term so far, f64; nothing where it has no part in it.
   std::vector<HostCopy> sums(const ExecCtx& ctx) const;
 
@@ -61,7 +66,7 @@ class LossPlan {
   Kind kind_;
   std::vector<LossTerm> terms_;
   std::vector<Tensor> sums_;  // by term, f64 [1], or undefined
-  Tensor scale_;
+  Tensor scale_, gradients_;
   bool counts_ = true;
   Ask ask_;
   std::vector<Tensor> outputs_, upstream_;

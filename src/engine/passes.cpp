@@ -10,6 +10,7 @@
 #include "engine/ranks.hpp"
 #include "engine/stage.hpp"
 #include "tessera/device/flight.hpp"
+#include "tessera/ops/elementwise.hpp"
 #include "tessera/ops/reduce.hpp"
 
 namespace tessera {
@@ -37,45 +38,122 @@ std::string shape_of(const Batch& batch) {
 
 Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
   TESSERA_CHECK(options_.trainable, "this engine was made for inference (trainable = false)");
-  const Batch batch = agreed(given, "Engine::forward_backward()", true);
+  const auto batch = std::make_shared<const Batch>(agreed(given, "Engine::forward_backward()", true));
   std::optional<PassesUnderWay> passes;
-  Batch reversed;
-  const auto prepare = [&](bool other) {
-    if (other) {
-      reversed = batch;
-      std::reverse(reversed.tokens.begin(), reversed.tokens.end());
-    }
-    return ready_passes(other ? reversed : batch, passes);
+  const auto make = [&](bool other) {
+    if (!other) return std::make_unique<PassesTurn>(*this, batch, passes);
+    const auto reversed = std::make_shared<Batch>(*batch);
+    std::reverse(reversed->tokens.begin(), reversed->tokens.end());
+    return std::make_unique<PassesTurn>(*this, reversed, passes);
   };
-  graph_.run({.first_of_step = progress_.samples == 0,
-              .prepare = prepare,
-              .shape =
-                  [&] {
-                    // A graph reads the tables that it was recorded with.
-                    const std::int64_t table = model_->reserve_positions(ctx_, 0);
-                    const bool grown = table > model_->max_positions();
-                    return shape_of(batch) + (grown ? detail::concat(" + ", table, " positions") : "");
-                  },
-              .drop =
-                  [&] {
-                    if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
-                  },
-              .result = [&] { return result_of(*passes); }});
+  const auto repeatable = [&](const ExecCtx& lasting) {
+    return std::make_unique<PassesTurn>(*this, batch, passes, lasting);
+  };
+  graph_.run(
+      {.shape =
+           [&] {
+             // A graph reads the tables that it was recorded with.
+             const std::int64_t table = model_->reserve_positions(ctx_, position_count(*batch));
+             const bool grown = table > model_->max_positions();
+             return shape_of(*batch) + (grown ? detail::concat(" + ", table, " positions") : "");
+           },
+       .make = make,
+       .make_repeatable = repeatable,
+       .load = [&](StepGraph::Turn& turn) { return static_cast<PassesTurn&>(turn).load(*batch, passes); },
+       .never = why_never_repeated(),
+       .call = call_of_step(*batch),
+       .drop =
+           [&] {
+             if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
+           },
+       .result = [&] { return result_of(*passes); }});
   if (const auto& flight = ctx_.stream->flight()) passes->launched = flight->next();
-  count_samples(batch);
+  count_samples(*batch);
   return std::move(*passes);
 }
 
-/// What it returns launches the passes over the batch, and keeps their outcome in `passes`.
-std::function<void()> Engine::ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes) {
-  const std::shared_ptr<Stage> stage = make_stage(batch, own_loss(batch), {});
-  return [this, stage, &passes] {
-    begin_call(stage->full_micro_batches());
-    run(*stage, false);
-    params_->gradient().close_call();
-    passes = PassesUnderWay{stage->loss().terms(), stage->loss().sums(ctx_), stage->forward_spans(),
-                            stage->backward_spans()};
+std::string Engine::why_never_repeated() const {
+  if (mesh_->world().size() > 1) return "ranks follow what they exchange call by call";
+  if (!model_->is_repeatable()) return "the model's passes may read the host's memory (Model::is_repeatable)";
+  return "";
+}
+
+/// How many calls of as many samples came before, where all had as many.
+std::int64_t Engine::call_of_step(const Batch& batch) const {
+  const std::int64_t samples = samples_of_all(batch, mesh_->shape().dp);
+  const bool alike = samples > 0 && progress_.samples % samples == 0;
+  return alike ? progress_.samples / samples : progress_.samples;
+}
+
+Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome)
+    : engine_(engine), batch_(std::move(batch)), outcome_(&outcome) {
+  stage_ = engine_.make_stage(*batch_, engine_.own_loss(*batch_), {});
+  terms_ = stage_->loss().terms();
+  engine_.begin_call(stage_->full_micro_batches());
+}
+
+Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome,
+                               const ExecCtx& lasting)
+    : PassesTurn(engine, std::move(batch), outcome) {
+  constexpr std::int64_t kMarks = 2 * 3;  // around forward, backward and weight gradients
+  memory_ = std::make_unique<StepMemory>(lasting, values_of(*stage_),
+                                         kMarks * stage_->micro_batches() * engine_.options_.layout.chunks);
+  clock_ = std::make_shared<DeviceClock>(engine_.ctx_, memory_->times());
+  stage_->keep_in(*memory_, clock_);
+  found_ = found();
+}
+
+void Engine::PassesTurn::launch() {
+  if (memory_) ops::fill_zero(engine_.ctx_, memory_->told());
+  engine_.run(*stage_, false);
+  engine_.params_->gradient().close_call();
+  executed_ = engine_.executor_.executed();
+}
+
+void Engine::PassesTurn::finish(bool repeated) {
+  if (repeated) engine_.params_->gradient().close_call(true);
+  Outcome& outcome = *std::exchange(outcome_, nullptr);  // the call's, over when this turn is loaded again
+  outcome = PassesUnderWay{terms_, stage_->loss().sums(engine_.ctx_), stage_->forward_spans(),
+                           stage_->backward_spans(), executed_};
+  if (!clock_) return;
+  const HostCopy times = clock_->read();
+  outcome->forward = stage_->forward_spans().of_launch(times);
+  outcome->backward = stage_->backward_spans().of_launch(times);
+}
+
+std::string Engine::PassesTurn::load(const Batch& batch, Outcome& outcome) {
+  const std::unique_ptr<Stage> stage = engine_.make_stage(batch, engine_.own_loss(batch), {});
+  if (found() != found_) return "the seed, what is frozen, or where weights and gradients lie has changed";
+  if (!memory_->load(values_of(*stage)))
+    return "micro-batches are cut otherwise, or are other samples of the step";
+  terms_ = stage->loss().terms();
+  outcome_ = &outcome;
+  engine_.begin_call(stage->full_micro_batches());
+  return "";
+}
+
+StepMemory::Values Engine::PassesTurn::values_of(const Stage& stage) const {
+  StepMemory::Values values{.micro_batches = {},
+                            .step = static_cast<std::uint32_t>(engine_.progress_.steps),
+                            .gradients = stage.loss().gradients()};
+  for (int i = 0; i < stage.micro_batches(); ++i) {
+    const bool empty = stage.samples(i).count == 0;
+    values.micro_batches.push_back(empty ? MicroBatch() : stage.make_micro_batch(engine_.host_, i));
+  }
+  return values;
+}
+
+std::vector<std::uint64_t> Engine::PassesTurn::found() const {
+  std::vector<std::uint64_t> found{engine_.progress_.seed, engine_.frozen_hash_};
+  const auto add = [&](const Tensor& tensor) {
+    found.push_back(reinterpret_cast<std::uintptr_t>(tensor.raw()));
   };
+  add(engine_.optimizer_->loss_scale());
+  for (const Parameter* parameter : engine_.params_->parameters()) {
+    add(parameter->value());
+    add(parameter->trained() ? parameter->grad() : Tensor());
+  }
+  return found;
 }
 
 LossPlan Engine::own_loss(const Batch& batch) const {
@@ -106,9 +184,11 @@ std::vector<LossTerm> Engine::read_terms(std::vector<LossTerm> terms,
   return terms;
 }
 
-/// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed.
+/// The loss and the gradients this rank updates, as sums whose bits tell whether a number has changed; first
+/// whether all times were taken.
 std::vector<std::uint64_t> Engine::result_of(const PassesUnderWay& passes) const {
   std::vector<std::uint64_t> bits;
+  bits.push_back(passes.forward.are_told() && passes.backward.are_told() ? 1 : 0);
   for (const HostCopy& sum : passes.sums) bits.push_back(std::bit_cast<std::uint64_t>(sum.value<double>()));
   for (std::size_t i = 0; i < params_->layout().buckets().size(); ++i) {
     const Range run = params_->shards().updated(i);

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "engine/shard_flow.hpp"
+#include "engine/step_memory.hpp"
 #include "tessera/device/trace.hpp"
 #include "tessera/engine/engine.hpp"
 #include "tessera/ops/elementwise.hpp"
@@ -28,17 +29,28 @@ Part Stage::samples(int micro_batch) const {
   return {first, std::min(size, batch_.batch - first)};
 }
 
+void Stage::keep_in(const StepMemory& memory, const std::shared_ptr<DeviceClock>& clock) {
+  memory_ = &memory;
+  loss_.keep_in(memory.gradients(), memory.sums());
+  forward_spans_.set_clock(clock);
+  backward_spans_.set_clock(clock);
+}
+
 const MicroBatch& Stage::input_of(int micro_batch) {
+  if (memory_ != nullptr) return memory_->micro_batch(micro_batch);
   auto& input = inputs_[static_cast<std::size_t>(micro_batch)];
   if (!input) {
     const TraceSpan span(*ctx_.stream, [] { return Work{WorkKind::data, "micro-batch"}; });
-    const Part part = samples(micro_batch);
-    Batch piece = slice(batch_, part.begin, part.count);
-    piece.sample0 += options_.samples_before;
-    input =
-        std::make_unique<MicroBatch>(to_micro_batch(ctx_, piece, options_.context.part(piece.seq_length)));
+    input = std::make_unique<MicroBatch>(make_micro_batch(ctx_, micro_batch));
   }
   return *input;
+}
+
+MicroBatch Stage::make_micro_batch(const ExecCtx& ctx, int index) const {
+  const Part part = samples(index);
+  Batch piece = slice(batch_, part.begin, part.count);
+  piece.sample0 += options_.samples_before;
+  return to_micro_batch(ctx, piece, options_.context.part(piece.seq_length));
 }
 
 MicroBatchSize Stage::size_of(int micro_batch) const {
@@ -94,6 +106,7 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
                         .training = options_.training,
                         .step = options_.step,
                         .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr,
+                        .step_at = memory_ != nullptr ? memory_->step() : nullptr,
                         .context = options_.context};
   for (Tensor& input : inputs)
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));

@@ -13,6 +13,7 @@
 namespace tessera {
 
 class ShardFlow;
+class StepMemory;
 
 struct StageOptions {
   bool training = true;             ///< dropout is active
@@ -34,7 +35,14 @@ class Stage final : public StageProgram {
   /// `batch` must outlive the stage.
   Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options);
 
+  /// Reads what differs from call to call in `memory`, which outlives the stage, adds losses up there, and
+  /// takes times that can be read of every launch: for passes that a graph repeats.
+  void keep_in(const StepMemory& memory, const std::shared_ptr<DeviceClock>& clock);
+  /// A micro-batch as the device or the host would get it.
+  MicroBatch make_micro_batch(const ExecCtx& ctx, int index) const;
+
   LossPlan& loss() { return loss_; }
+  const LossPlan& loss() const { return loss_; }
   int micro_batches() const { return static_cast<int>(inputs_.size()); }
   /// Those that have samples.
   int full_micro_batches() const;
@@ -75,6 +83,7 @@ class Stage final : public StageProgram {
   const Batch& batch_;
   LossPlan loss_;
   StageOptions options_;
+  const StepMemory* memory_ = nullptr;
   std::vector<std::unique_ptr<MicroBatch>> inputs_;
   std::map<std::pair<int, int>, Kept> kept_;
   Spans forward_spans_{ctx_.stream}, backward_spans_{ctx_.stream};

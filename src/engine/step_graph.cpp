@@ -13,6 +13,29 @@ namespace {
 constexpr std::int64_t kCallsBeforeTrial = 2;
 /// Passes that are timed in a row, so that the host runs ahead as in training.
 constexpr int kTimed = 3;
+/// Calls of a step that have graphs of their own: samples, which key dropout, are numbered on. Later ones
+/// share one, which is recorded for each. So two shapes find room (StreamGraph::kMostGraphs).
+constexpr std::int64_t kOwnGraphs = 3;
+
+std::string key_of(const std::string& shape, std::int64_t call) {
+  if (call == 0) return shape + ", first of a step";
+  return call < kOwnGraphs ? detail::concat(shape, ", call ", call, " of a step") : shape;
+}
+
+/// What is allocated while this is there.
+class MemoryScope {
+ public:
+  MemoryScope(const std::shared_ptr<CachingAllocator>& allocator, std::uint64_t lasting)
+      : allocator_(allocator), use_(allocator->begin_use(lasting)) {}
+  ~MemoryScope() { allocator_->end_use(*use_); }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+  const std::shared_ptr<MemoryUse>& use() const { return use_; }
+
+ private:
+  std::shared_ptr<CachingAllocator> allocator_;
+  std::shared_ptr<MemoryUse> use_;
+};
 
 }  // namespace
 
@@ -21,6 +44,7 @@ std::string GraphTrial::text() const {
   std::ostringstream out;
   out << "device.cuda_graph: " << (used ? "on" : "off") << ", passes take " << std::setprecision(3)
       << graph_s / plain_s << " of the time as a graph";
+  if (used && !recorded.empty()) out << ", recorded anew for each call: " << recorded;
   return out.str();
 }
 
@@ -41,15 +65,76 @@ void StepGraph::run(const Passes& passes) {
 }
 
 void StepGraph::forget() {
-  if (graph_) graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+  const bool used = graph_ != nullptr;
+  drop_graph();
+  if (used) graph_ = std::make_unique<StreamGraph>(ctx_.stream);
+}
+
+void StepGraph::drop_graph() {
+  recorded_.clear();
+  graph_.reset();
 }
 
 void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch) {
-  const std::function<void()> launch = passes.prepare(false);
-  if (graph == nullptr) return launch();
-  const std::string shape = passes.shape(), first = shape + ", first of a step";
-  if (graph->stats().launched > 0 && !graph->knows(shape) && !graph->knows(first)) tell_of_new_shape(shape);
-  graph->run(passes.first_of_step ? first : shape, launch, before_launch);
+  const std::string shape = passes.shape();
+  const bool first = passes.call == 0;
+  const std::string key = key_of(shape, first || passes.never.empty() ? passes.call : kOwnGraphs);
+  // What was there before the turn before this one, and is there now, is not of steps under way: it lasts.
+  const std::uint64_t lasting = std::exchange(allocations_, ctx_.allocator->stats().allocations);
+  if (graph == nullptr) {
+    const std::unique_ptr<Turn> turn = passes.make(false);
+    turn->launch();
+    return turn->finish(false);
+  }
+  bool known = false;
+  for (std::int64_t call = 0; call <= kOwnGraphs; ++call) known = known || graph->knows(key_of(shape, call));
+  if (graph->stats().launched > 0 && !known) tell_of_new_shape(shape);
+  std::string why = repeat(passes, key);
+  if (why.empty()) return;
+  const std::uint64_t launched = graph->stats().launched;
+  record(passes, key, lasting, before_launch);
+  if (graph->stats().launched > launched) recorded_because_ = std::move(why);
+}
+
+/// Launches the graph as it was recorded. Why not, and then nothing has changed; empty if it was done.
+std::string StepGraph::repeat(const Passes& passes, const std::string& key) {
+  if (!passes.never.empty()) return passes.never;
+  const auto known = recorded_.find(key);
+  if (known == recorded_.end() || !graph_->can_replay(key)) return "it had not been recorded before";
+  if (!ctx_.allocator->may_use(*known->second.memory))
+    return "others hold memory that it computes in, or memory that it reads was released";
+  std::string why = passes.load(*known->second.turn);
+  if (!why.empty()) return why;
+  TESSERA_ENSURE(InternalError, graph_->replay(key), "the graph of ", key, " is gone");
+  known->second.turn->finish(true);
+  return "";
+}
+
+/// Runs the passes piece by piece or as a graph that is recorded now, and keeps what repeat() needs.
+void StepGraph::record(const Passes& passes, const std::string& key, std::uint64_t lasting,
+                       const std::function<void()>& before_launch) {
+  Recorded made;
+  if (!passes.never.empty() || !graph_->knows(key) || ctx_.stream->trace()) {
+    made.turn = passes.make(false);
+    graph_->run(
+        key, [&] { made.turn->launch(); }, before_launch);
+    return made.turn->finish(false);
+  }
+  recorded_.erase(key);
+  if (!lasting_) {
+    lasting_ = ctx_;
+    lasting_->allocator = std::make_shared<CachingAllocator>(ctx_.stream);
+  }
+  made.turn = passes.make_repeatable(*lasting_);
+  {
+    const MemoryScope memory(ctx_.allocator, lasting);
+    made.memory = memory.use();
+    graph_->run(
+        key, [&] { made.turn->launch(); }, before_launch);
+  }
+  made.turn->finish(false);
+  if (graph_->can_replay(key)) recorded_.insert_or_assign(key, std::move(made));
+  std::erase_if(recorded_, [&](const auto& each) { return !graph_->knows(each.first); });
 }
 
 void StepGraph::tell_of_new_shape(const std::string& shape) {
@@ -64,6 +149,7 @@ void StepGraph::tell_of_new_shape(const std::string& shape) {
 /// they give the same bits in no more time.
 void StepGraph::try_graph(const Passes& passes) {
   GraphTrial trial;
+  trial.recorded = passes.never;
   turn(passes, graph_.get());  // the graph's own first turn, which is plain
   const std::vector<std::uint64_t> expected = passes.result();
   trial.plain_s = seconds_of(passes, nullptr);
@@ -73,12 +159,15 @@ void StepGraph::try_graph(const Passes& passes) {
   if (trial.refusal.empty()) {
     trial.graph_s = seconds_of(passes, graph_.get());
     trial.used = trial.graph_s <= trial.plain_s;
-  } else {
-    graph_.reset();
+    if (differs(passes, expected)) trial.refusal = "launched once more it gave other numbers";
+  }
+  if (!trial.refusal.empty()) {
+    trial.used = false;
+    drop_graph();
     passes.drop();
     turn(passes, nullptr);
   }
-  if (!trial.used) graph_.reset();
+  if (!trial.used) drop_graph();
   notes_.push_back(trial.text());
   trial_ = std::move(trial);
 }
@@ -101,7 +190,7 @@ std::string StepGraph::why_not(const Passes& passes, const std::vector<std::uint
   bool told = false, launches = false;
   // Memory must not hold by chance what the graph is to compute: passes over other tokens come in between.
   passes.drop();
-  passes.prepare(true)();
+  passes.make(true)->launch();
   passes.drop();
   try {
     turn(passes, graph_.get(), [&] {
@@ -119,6 +208,11 @@ std::string StepGraph::why_not(const Passes& passes, const std::vector<std::uint
   if (sum_over_ranks(why.empty() ? 0 : 1) > 0 && why.empty())
     why = "as a graph the passes gave other numbers on another rank";
   return why;
+}
+
+/// Whether the passes of some rank gave other numbers than these. Collective.
+bool StepGraph::differs(const Passes& passes, const std::vector<std::uint64_t>& expected) const {
+  return sum_over_ranks(passes.result() != expected ? 1 : 0) > 0;
 }
 
 double StepGraph::sum_over_ranks(double value) const { return tessera::sum_over_ranks(host_, world_, value); }

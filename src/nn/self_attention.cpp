@@ -84,7 +84,7 @@ Var SelfAttention::forward(const Forward& forward, const Var& x, const ops::Rope
   options.attention.document = input.document;
   if (forward.training && config_.attention_dropout > 0.0) {
     options.attention.dropout = static_cast<float>(config_.attention_dropout);
-    options.attention.dropout_key = {forward.exec.seed, site_of(name() + ".probabilities"), forward.step};
+    options.attention.dropout_key = forward.random(name() + ".probabilities");
     options.attention.sample0 = input.sample0;
     options.attention.head0 = heads_.first;
     options.attention.total_heads = config_.num_heads;

@@ -25,6 +25,12 @@ void prepare_stream(const ExecCtx& ctx) {
   kernels::cuda::prepare_stream(ctx.stream->native());
 }
 
+void write_time(const ExecCtx& ctx, const Tensor& to) {
+  TESSERA_CHECK_EQ(to.numel(), 1, "elements that a time is written to");
+  ctx.stream->make_current();
+  kernels::cuda::write_time(to.data<std::int64_t>(), ctx.stream->native());
+}
+
 void forget_stream(const ExecCtx& ctx) noexcept {
   if (!ctx.device().is_cuda()) return;
   try {

@@ -112,11 +112,18 @@ std::size_t GradientPasses::held_bytes() const {
   return reduction_ != nullptr ? reduction_->passing_bytes() : 0;
 }
 
-void GradientAccumulator::close_call() {
+void GradientAccumulator::close_call(bool repeated) {
   check_trainable();
   TESSERA_CHECK(call_ == Call::open, "finish_call without begin_call after ", finished_calls_,
                 " finished calls: the gradients of this call were added to those of the one before");
-  reduction_->finish();
+  if (repeated) {
+    reduction_->open(nullptr);  // nothing is counted down any more
+    for (const ParamSlot& slot : layout_.slots()) {
+      if (slot.parameter->trained()) slot.parameter->next_beta();  // what the graph wrote is there
+    }
+  } else {
+    reduction_->finish();
+  }
   call_ = Call::closed;
 }
 

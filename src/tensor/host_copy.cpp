@@ -1,5 +1,7 @@
 #include "tessera/tensor/host_copy.hpp"
 
+#include <cstring>
+
 namespace tessera {
 
 HostCopy::HostCopy(const ExecCtx& ctx, const Tensor& source) {
@@ -16,6 +18,14 @@ HostCopy::HostCopy(const ExecCtx& ctx, const Tensor& source) {
   memory_ = {lent.get(), [allocator = ctx.allocator, lent, arrived = arrived_](void*) {
                if (!arrived.done()) allocator->keep_host_memory(lent, arrived);
              }};
+}
+
+void HostCopy::read(void* to, std::size_t bytes, const Tensor::Where& where) const {
+  detail::check_readable(device_, where);
+  if (memory_ == nullptr) return;
+  TESSERA_CHECK(bytes <= bytes_, "a copy of ", bytes_, " bytes has no value of ", bytes);
+  arrived_.synchronize();
+  std::memcpy(to, memory_.get(), bytes);
 }
 
 }  // namespace tessera

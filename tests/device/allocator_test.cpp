@@ -132,6 +132,61 @@ TEST(Allocator, CountsUseAndPeak) {
   EXPECT_EQ(allocator.stats().peak_used_bytes, 1024u);
 }
 
+TEST(Allocator, KnowsWhetherWorkMayRunAgainInItsMemory) {
+  CachingAllocator allocator;
+  const Held lasting(allocator, 4096);
+  const std::uint64_t before = allocator.stats().allocations;
+  const auto use = allocator.begin_use(before);
+  EXPECT_FALSE(allocator.may_use(*use));  // it is open
+  allocator.release(allocator.allocate(64 << 10));
+  Held kept(allocator, 1024);
+  allocator.release(allocator.allocate(64 << 10));
+  allocator.end_use(*use);
+  EXPECT_TRUE(allocator.may_use(*use));
+  {
+    const Held other(allocator, 300);  // in memory that was used
+    EXPECT_FALSE(allocator.may_use(*use));
+  }
+  EXPECT_TRUE(allocator.may_use(*use));
+  {
+    const Held far(allocator, 40 * kMiB);  // in a segment of its own
+    EXPECT_TRUE(allocator.may_use(*use));
+  }
+  kept.release();
+  EXPECT_TRUE(allocator.may_use(*use));
+  const Held in_its_place(allocator, 1024);
+  EXPECT_FALSE(allocator.may_use(*use));  // though it has the same address and size
+}
+
+TEST(Allocator, MissesWhatWorkReads) {
+  CachingAllocator allocator;
+  Held lasting(allocator, 4096);
+  const std::uint64_t before = allocator.stats().allocations;
+  Held later(allocator, 4096);
+  const auto use = allocator.begin_use(before);
+  Held kept(allocator, 4096);
+  allocator.end_use(*use);
+  later.release();  // which came too late to last
+  EXPECT_TRUE(allocator.may_use(*use));
+  const auto other = allocator.begin_use(allocator.stats().allocations);
+  allocator.end_use(*other);
+  kept.release();  // of a recording, which no other one reads
+  EXPECT_TRUE(allocator.may_use(*other));
+  lasting.release();
+  EXPECT_FALSE(allocator.may_use(*use));
+  EXPECT_FALSE(allocator.may_use(*other));
+}
+
+TEST(Allocator, MemoryThatWentBackIsUsedNoMore) {
+  CachingAllocator allocator;
+  const auto use = allocator.begin_use(0);
+  allocator.release(allocator.allocate(40 * kMiB));
+  allocator.end_use(*use);
+  EXPECT_TRUE(allocator.may_use(*use));
+  allocator.trim();
+  EXPECT_FALSE(allocator.may_use(*use));
+}
+
 TEST(Allocator, TrimReturnsWhollyFreeSegments) {
   CachingAllocator allocator;
   void* small = allocator.allocate(100);

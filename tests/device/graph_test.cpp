@@ -110,6 +110,29 @@ TEST_F(StreamGraphOnCuda, DoesNotReplayCopiesFromTheHost) {
   EXPECT_EQ(download(to.get(), 4), numbers(4, 2));
 }
 
+/// What is waited for outside, and what is told outside, is one turn's.
+TEST_F(StreamGraphOnCuda, DoesNotReplayWaitsForWorkOutside) {
+  const auto a = device_memory(4), b = device_memory(4);
+  Event outside, inside;
+  for (int turn = 0; turn < 2; ++turn) {
+    other_->record(outside);
+    graph_->run("waits", [&] {
+      ctx_.stream->wait(outside);
+      ctx_.stream->copy(b.get(), a.get(), 4 * sizeof(int));
+    });
+    graph_->run("tells", [&] {
+      ctx_.stream->copy(b.get(), a.get(), 4 * sizeof(int));
+      ctx_.stream->record_time(inside);
+    });
+    graph_->run("neither", [&] { ctx_.stream->copy(b.get(), a.get(), 4 * sizeof(int)); });
+  }
+  EXPECT_FALSE(graph_->can_replay("waits"));
+  EXPECT_FALSE(graph_->replay("tells"));
+  EXPECT_TRUE(graph_->can_replay("neither"));
+  EXPECT_FALSE(graph_->can_replay("unknown"));
+  ctx_.stream->synchronize();
+}
+
 TEST_F(StreamGraphOnCuda, NewNumbersAddressesAndSizesReplaceParameters) {
   std::vector<std::shared_ptr<void>> held;  // every turn has memory of its own
   for (int turn = 0; turn < 6; ++turn) {

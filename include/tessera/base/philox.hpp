@@ -33,6 +33,9 @@ struct RngKey {
   std::uint64_t seed = 0;
   std::uint32_t site = 0;  ///< which use of randomness: hash of a parameter's or module's name
   std::uint32_t step = 0;  ///< training step; 0 for initialisation
+  /// Not null: where kernels on CUDA find the step instead, in the device's memory. So a graph that was
+  /// recorded in one step serves the next.
+  const std::uint32_t* step_at = nullptr;
 };
 
 /// The four words numbered 4*block .. 4*block+3 of a stream.

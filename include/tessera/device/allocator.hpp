@@ -5,12 +5,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "tessera/device/stream.hpp"
 
 namespace tessera {
 
+/// Memory that recorded work was given, so that whoever launches it again can tell whether it may
+/// (CachingAllocator::begin_use). Nothing is reserved: between two launches others may have the memory.
+class MemoryUse {
+ private:
+  friend class CachingAllocator;
+  /// First address and the one behind the last: as they were handed out; once ended sorted and joined.
+  std::vector<std::pair<const char*, const char*>> ranges_;
+  std::unordered_map<const void*, std::uint64_t>
+      kept_;  ///< what is still there, with the allocation's number
+  std::uint64_t lasting_ = 0;
+  bool open_ = true, lost_ = false;
+};
+
 struct AllocatorStats {
+  std::uint64_t allocations = 0;         ///< calls of allocate so far
   std::uint64_t system_allocations = 0;  ///< segments asked from the system so far
   std::size_t system_bytes = 0;          ///< bytes held from the system
   std::size_t used_bytes = 0;            ///< bytes handed out at present (rounded)
@@ -38,6 +55,15 @@ class CachingAllocator {
   void reset_peak();
   /// Returns wholly free segments to the system.
   void trim();
+
+  /// What is allocated from here to end_use() is the use's, which one thread makes. One is open at a time.
+  /// `lasting`: allocations before this number (AllocatorStats::allocations) that are there now are read by
+  /// the work as well, and last as long as it does.
+  std::shared_ptr<MemoryUse> begin_use(std::uint64_t lasting);
+  void end_use(MemoryUse& use);
+  /// Whether the work may be launched again now: nobody else has any of the use's memory, and none of the
+  /// lasting allocations was released since begin_use().
+  bool may_use(const MemoryUse& use) const;
 
   /// Memory of the host that the stream can copy to and from while the host goes on; its owner gives it back.
   /// Errors: IoError.

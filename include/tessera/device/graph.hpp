@@ -46,9 +46,11 @@ class StreamGraph {
            const std::function<void()>& before_launch = nullptr);
   /// Launches the key's graph once more as it was recorded last: for work that finds on the device all that
   /// changes, and whose memory still is its own. Returns false, with nothing launched, where there is no
-  /// graph, where it copies from memory of the host, and while the stream has a trace: then run() does it.
-  /// Errors: DeviceError.
+  /// graph, where it copies from memory of the host or names events of work outside, which are another
+  /// turn's, and while the stream has a trace: then run() does it. Errors: DeviceError.
   bool replay(const std::string& key);
+  /// Whether replay() would launch it.
+  bool can_replay(const std::string& key) const;
   /// Whether the key's first turn is over, and its graph not forgotten.
   bool knows(const std::string& key) const;
   const Stats& stats() const { return stats_; }

@@ -235,7 +235,10 @@ class Engine {
   /// Passes whose loss was not read yet.
   struct PassesUnderWay;
   PassesUnderWay launch_passes(const Batch& batch);
-  std::function<void()> ready_passes(const Batch& batch, std::optional<PassesUnderWay>& passes);
+  class PassesTurn;
+  /// Why a graph of the passes is recorded for each call; empty if it need not be.
+  std::string why_never_repeated() const;
+  std::int64_t call_of_step(const Batch& batch) const;
   std::vector<std::uint64_t> result_of(const PassesUnderWay& passes) const;
   double read_loss(const PassesUnderWay& passes);
   /// Terms with what all ranks added up. Collective.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,23 +21,42 @@ struct GraphTrial {
   bool used = false;                ///< from now on
   std::string refusal;              ///< why they cannot be one; empty if they can
   double plain_s = 0, graph_s = 0;  ///< passes of a batch either way; of all ranks the sums
+  std::string recorded = {};        ///< why each call's are recorded anew; empty if they need not be
 
   /// A line for the log.
   std::string text() const;
 };
 
 /// Launches the passes of one call after another: piece by piece, as graphs (AutoSwitch::on), or as a trial
-/// on the third call decides (AutoSwitch::automatic), in which they run several times over.
+/// on the third call decides (AutoSwitch::automatic), in which they run several times over. A graph is
+/// launched as it was recorded where that serves, and recorded anew where not: recorded_because() says why.
 class StepGraph {
  public:
+  /// Passes that were made ready; one that was recorded is kept, and loaded for later calls.
+  class Turn {
+   public:
+    virtual ~Turn() = default;
+    /// Launches them on the stream, which may be recorded.
+    virtual void launch() = 0;
+    /// They are under way; `repeated`: by a graph that was recorded before, without launch().
+    virtual void finish(bool repeated) = 0;
+  };
+
   /// The passes of one call. All of it is called within run().
   struct Passes {
-    bool first_of_step = true;  ///< others add to a gradient that is there
-    /// Makes them ready over the call's batch, or over another one of its shape; what it returns launches
-    /// them.
-    std::function<std::function<void()>(bool other)> prepare;
-    /// What decides which kernels they launch; asked after prepare().
+    /// What decides which kernels they launch. Asked first.
     std::function<std::string()> shape;
+    /// Makes them ready over the call's batch, or over another one of its shape.
+    std::function<std::unique_ptr<Turn>(bool other)> make;
+    /// Makes them ready to be recorded, so that load() can follow: what they share with the host gets its
+    /// memory from this context, and stays where it is.
+    std::function<std::unique_ptr<Turn>(const ExecCtx& lasting)> make_repeatable;
+    /// Makes a recorded turn the call's by writing to the device's memory. Why not, with nothing changed;
+    /// empty if it was done.
+    std::function<std::string(Turn&)> load;
+    /// Why no turn of this engine can be loaded; empty if they can.
+    std::string never = {};
+    std::int64_t call = 0;  ///< of the step, from 0; calls of one number compute the same samples of it
     /// Forgets the gradient they left.
     std::function<void()> drop;
     /// What they computed on this rank, as numbers whose bits tell whether it has changed.
@@ -55,22 +75,39 @@ class StepGraph {
   const std::optional<GraphTrial>& trial() const { return trial_; }
   /// How passes were launched; all zeros without a graph.
   StreamGraph::Stats stats() const { return graph_ ? graph_->stats() : StreamGraph::Stats(); }
+  /// Why the latest graph that was not launched as it stood had to be recorded; empty if there was none.
+  const std::string& recorded_because() const { return recorded_because_; }
   /// What a log should say since the last call: the trial's outcome; once, that a batch of a new shape runs
   /// piece by piece for a turn.
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
  private:
+  /// A turn whose passes are in the graph, and the memory they took.
+  struct Recorded {
+    std::unique_ptr<Turn> turn;
+    std::shared_ptr<MemoryUse> memory;
+  };
   void turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch = nullptr);
+  void record(const Passes& passes, const std::string& key, std::uint64_t lasting,
+              const std::function<void()>& before_launch);
+  std::string repeat(const Passes& passes, const std::string& key);
+  void drop_graph();
   void tell_of_new_shape(const std::string& shape);
   void try_graph(const Passes& passes);
   double seconds_of(const Passes& passes, StreamGraph* graph);
   std::string why_not(const Passes& passes, const std::vector<std::uint64_t>& expected);
+  bool differs(const Passes& passes, const std::vector<std::uint64_t>& expected) const;
   double sum_over_ranks(double value) const;
 
   ExecCtx ctx_, host_ = ExecCtx::cpu(1);
   bool automatic_;
   Communicator& world_;
   std::unique_ptr<StreamGraph> graph_;  ///< null where there will be none
+  /// Its allocator is its own: what lasts as long as a recording must not lie where another one computes.
+  std::optional<ExecCtx> lasting_;
+  std::map<std::string, Recorded> recorded_;
+  std::string recorded_because_;
+  std::uint64_t allocations_ = 0;  ///< before the latest turn
   std::int64_t calls_ = 0;
   std::optional<GraphTrial> trial_;
   bool told_of_new_shape_ = false;

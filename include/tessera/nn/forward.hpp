@@ -40,6 +40,24 @@ struct MicroBatch {
 
   std::int64_t whole_length() const { return part.ranks > 1 ? part.length : seq_length; }
   MicroBatchSize size() const { return {batch, seq_length, encoder ? encoder->seq_length : 0}; }
+  /// Calls `act` with each tensor, undefined ones too, in one order; not with `labelled`, and the encoder's
+  /// are its own.
+  template <typename Act>
+  void each_tensor(Act&& act) {
+    each_tensor_of(*this, act);
+  }
+  template <typename Act>
+  void each_tensor(Act&& act) const {
+    each_tensor_of(*this, act);
+  }
+
+ private:
+  template <typename Self, typename Act>
+  static void each_tensor_of(Self& m, Act& act) {
+    for (auto* tensor : {&m.tokens, &m.labels, &m.positions, &m.key_begin, &m.key_end, &m.document,
+                         &m.token_types, &m.sample_labels})
+      act(*tensor);
+  }
 };
 
 /// Keys and values of earlier positions: generation computes each position once. Every row is a text of its
@@ -87,8 +105,9 @@ struct Forward {
   const CachePass* cache = nullptr;  ///< inference only
   /// Where extra losses go; null where the model's own loss is not asked for, and none is computed.
   ExtraLosses* losses = nullptr;
-  bool whole_positions = false;  ///< tensor ranks share none, as where text is generated
-  ContextParallel context = {};  ///< those that hold the other positions of input.part
+  bool whole_positions = false;            ///< tensor ranks share none, as where text is generated
+  const std::uint32_t* step_at = nullptr;  ///< RngKey::step_at, in passes that a graph may repeat
+  ContextParallel context = {};            ///< those that hold the other positions of input.part
 
   /// Adds `values` (fp32 [n]) to the extra loss `name`, which Model::extra_losses() declares. Call it only
   /// where `losses` is there. `own_positions`: see ExtraLoss.
@@ -100,7 +119,10 @@ struct Forward {
   Forward of_encoder() const {
     TESSERA_CHECK(input.encoder, "an encoder's sequences are asked for, and the micro-batch has none");
     const std::int64_t first = position0 * input.encoder->seq_length / input.seq_length;
-    return {exec, *input.encoder, tape, training, step, first, nullptr, losses, whole_positions || cache};
+    Forward encoder{exec, *input.encoder, tape, training, step, first, nullptr, losses};
+    encoder.whole_positions = whole_positions || cache;
+    encoder.step_at = step_at;
+    return encoder;
   }
   /// Whether an encoder has nothing to do: what it made of these texts is in the cache.
   bool remembers_encoder() const { return cache != nullptr && !input.encoder; }
@@ -111,6 +133,8 @@ struct Forward {
     return tensor;
   }
 
+  /// The random numbers of this pass at the place called `site`.
+  RngKey random(std::string_view site) const { return {exec.seed, site_of(site), step, step_at}; }
   /// Dropout for rows of this micro-batch at the place called `site`; inactive outside training.
   DropoutSpec dropout(std::string_view site, double probability) const {
     return dropout(site, probability, input.seq_length);
@@ -120,7 +144,7 @@ struct Forward {
     if (!training || probability <= 0.0) return {};
     // Ranks hold equal parts of either stream.
     const std::int64_t first = length == input.seq_length ? position0 : position0 * length / input.seq_length;
-    DropoutSpec spec{.key = {exec.seed, site_of(site), step},
+    DropoutSpec spec{.key = random(site),
                      .probability = static_cast<float>(probability),
                      .batch = input.batch,
                      .sample0 = input.sample0,

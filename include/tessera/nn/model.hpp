@@ -92,6 +92,10 @@ class Model : public Module {
     (void)ctx, (void)positions;
     return 0;
   }
+  /// Whether a pass can be launched again as it was recorded: of what changes between two steps it reads the
+  /// micro-batch's tensors, weights and gradients, Forward::random and Forward::dropout, and nothing on the
+  /// host. The default is a model that may read anything.
+  virtual bool is_repeatable() const { return false; }
   /// Model FLOPs of one trained token in samples of these lengths, forward and backward (6 per matmul weight
   /// plus attention, causal attention counted once), with its share of what an encoder takes; 0 = unknown.
   virtual double flops_per_token(const SampleLengths& lengths) const {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/device/exec_ctx.hpp"
+#include "tessera/tensor/tensor.hpp"
 
 namespace tessera::ops {
 
@@ -29,6 +29,9 @@ std::string take_backend_notes(const ExecCtx& ctx);
 /// Makes what libraries keep for the context's stream, before the first work that other ranks wait for.
 /// Nothing on the CPU. Errors: DeviceError.
 void prepare_stream(const ExecCtx& ctx);
+/// Writes the time of a CUDA device, in nanoseconds, to `to` (int64 [1], there) when the stream comes to it.
+void write_time(const ExecCtx& ctx, const Tensor& to);
+
 /// Gives back what libraries keep for the context's stream: when its work is done and nothing will be
 /// launched there any more. Nothing on the CPU.
 void forget_stream(const ExecCtx& ctx) noexcept;

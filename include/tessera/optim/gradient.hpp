@@ -79,7 +79,9 @@ class GradientAccumulator {
   /// finish_call in two halves, for a factor that is known later: close_call sums over all groups
   /// (collective), and then add_call adds, drop_call forgets, or set_call_aside copies what was summed (laid
   /// out like ParamStore::zeros()), so that the next call may begin; add_set_aside adds such a copy.
-  void close_call();
+  /// `repeated`: its passes and sums were launched by a graph of an earlier call like it, and nothing is left
+  /// to do.
+  void close_call(bool repeated = false);
   bool call_is_closed() const { return call_ == Call::closed; }
   void add_call(double factor);
   void drop_call();

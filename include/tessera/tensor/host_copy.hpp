@@ -1,8 +1,8 @@
 #pragma once
 /// HostCopy: a tensor's bytes on their way to the host, read when they are needed.
 
-#include <cstring>
 #include <memory>
+#include <vector>
 
 #include "tessera/tensor/tensor.hpp"
 
@@ -21,15 +21,20 @@ class HostCopy {
   template <typename T>
   T value(const Tensor::Where& where = Tensor::Where::current()) const {
     T result{};
-    detail::check_readable(device_, where);
-    if (memory_ == nullptr) return result;
-    TESSERA_CHECK(sizeof(T) <= bytes_, "a copy of ", bytes_, " bytes has no value of ", sizeof(T));
-    arrived_.synchronize();
-    std::memcpy(&result, memory_.get(), sizeof(T));
+    read(&result, sizeof(T), where);
+    return result;
+  }
+  /// The first `count` of them.
+  template <typename T>
+  std::vector<T> values(std::size_t count, const Tensor::Where& where = Tensor::Where::current()) const {
+    std::vector<T> result(count);
+    read(result.data(), count * sizeof(T), where);
     return result;
   }
 
  private:
+  void read(void* to, std::size_t bytes, const Tensor::Where& where) const;
+
   std::shared_ptr<void> memory_;
   std::size_t bytes_ = 0;
   Event arrived_;

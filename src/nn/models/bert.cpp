@@ -266,6 +266,7 @@ class Bert : public Stack {
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t max_positions() const override { return config_.max_positions; }
   std::int64_t token_types() const override { return *config_.token_types; }
+  bool is_repeatable() const override { return true; }
   std::int64_t sample_classes() const override {
     return config_.num_labels.value_or(*config_.binary_head ? 2 : 0);
   }

@@ -10,7 +10,7 @@ void set_attention_dropout(const Forward& f, const ModelConfig& config, const He
                            const std::string& module, std::int64_t length, ops::AttentionOptions& options) {
   if (!f.training || config.attention_dropout <= 0.0) return;
   options.dropout = static_cast<float>(config.attention_dropout);
-  options.dropout_key = {f.exec.seed, site_of(module + ".probabilities"), f.step};
+  options.dropout_key = f.random(module + ".probabilities");
   options.sample0 = f.input.sample0;
   options.head0 = heads.first;
   options.total_heads = config.num_heads;

@@ -15,6 +15,7 @@ class TwoStacks : public Stack {
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   bool reads_encoder_tokens() const override { return true; }
   std::int64_t max_positions() const override { return config_.max_positions; }
+  bool is_repeatable() const override { return true; }
   double flops_per_token(const SampleLengths& lengths) const override;
   void check_generates(std::int64_t length) const override { check_length(length); }
 

@@ -95,7 +95,11 @@ TEST_F(CudaGraphTrial, OneRankInEveryPrecision) {
     Config config = tiny_config(0.1);
     config.training.precision = precision;
     config.training.initial_loss_scale = 65536;
-    compare(config, 1, [](int, const Trained& run) { expect_decision(run); });
+    compare(config, 1, [](int, const Trained& run) {
+      expect_decision(run);
+      EXPECT_EQ(run.trial->recorded, "");
+      EXPECT_EQ(run.stats.replayed, run.trial->used ? 7u : 0u);  // the first was recorded
+    });
   }
 }
 
@@ -112,6 +116,8 @@ TEST_F(CudaGraphTrial, AllRanksDecideAlike) {
   std::set<bool> decisions;
   compare(four_ranks(), 4, [&](int, const Trained& run) {
     expect_decision(run);
+    EXPECT_EQ(run.trial->text().find("recorded anew for each call: ranks") != std::string::npos,
+              run.trial->used);
     const std::lock_guard lock(mutex);
     decisions.insert(run.trial->used);
   });

@@ -64,6 +64,45 @@ TEST(CudaStep, RecordingItDoesNotWaitEither) {
   EXPECT_EQ(lanes[0].work.size() - lanes[1].work.size(), 0u);
 }
 
+/// What the host puts on streams in one step of a model of so many layers: all of it, and for the passes
+/// alone.
+struct Calls {
+  std::uint64_t step = 0, passes = 0;
+  friend bool operator==(const Calls&, const Calls&) = default;
+};
+
+Calls calls_of_a_steady_step(std::int64_t layers, bool graph) {
+  Config config = tiny_config(0.1);
+  config.device.type = DeviceChoice::cuda;
+  config.training.precision = Precision::bf16;
+  config.model.num_layers = layers;
+  config.device.cuda_graph = graph ? AutoSwitch::on : AutoSwitch::off;
+  const auto engine = build_engine(config);
+  std::vector<Calls> seen;
+  for (unsigned i = 0; i < 8; ++i) {
+    const Batch batch = random_batch(4, 11, i);
+    const std::uint64_t before = tessera_emulator::stream_calls();
+    engine->forward_backward(batch);
+    const std::uint64_t between = tessera_emulator::stream_calls();
+    engine->update();
+    seen.push_back({tessera_emulator::stream_calls() - before, between - before});
+  }
+  for (std::size_t i = 4; i < seen.size(); ++i)
+    EXPECT_EQ(seen[i], seen[3]) << layers << " layers, step " << i;
+  EXPECT_EQ(engine->graph().stats().replayed, graph ? 6u : 0u);
+  return seen.back();
+}
+
+/// However many layers there are: the passes are an upload and its event, a graph and its event, and copies
+/// of the loss and of times, each with its event.
+TEST(CudaStep, ASteadyStepMakesAFewCalls) {
+  const Calls two = calls_of_a_steady_step(2, true), six = calls_of_a_steady_step(6, true);
+  EXPECT_EQ(two, six);
+  EXPECT_EQ(six.passes, 8u);
+  EXPECT_EQ(six.step, 15u);
+  EXPECT_GT(calls_of_a_steady_step(6, false).passes, calls_of_a_steady_step(2, false).passes + 100);
+}
+
 INSTANTIATE_TEST_SUITE_P(Precisions, CudaStep,
                          ::testing::Values(StepCase{Precision::fp32}, StepCase{Precision::bf16},
                                            StepCase{Precision::fp16}, StepCase{Precision::bf16, true}),

@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
 /// With values that are rows of the unit matrix o holds the probabilities: the same ones are dropped as on
-/// the CPU.
+/// the CPU, wherever the step's number lies.
 template <typename T>
 void check_dropped(std::int64_t gap) {
   SKIP_WITHOUT_CUDA();
@@ -225,8 +225,17 @@ void check_dropped(std::int64_t gap) {
     }
   }
   const Outputs<T> expected = run_on_cpu(problem, 1);
+  const DeviceStream stream;
+  const DeviceBuffer<std::uint32_t> step(stream, {problem.shape.dropout_key.step});
   for (const std::size_t block_bytes : {kLauncher, std::size_t{20} << 10}) {
     const Outputs<T> actual = run(problem, block_bytes);
+    const RngKey key = problem.shape.dropout_key;
+    problem.shape.dropout_key.step += 1;
+    problem.shape.dropout_key.step_at = step.data();
+    const Outputs<T> later = run(problem, block_bytes);
+    problem.shape.dropout_key = key;
+    for (std::size_t i = 0; i < later.o.size(); ++i)
+      ASSERT_EQ(static_cast<float>(later.o[i]), static_cast<float>(actual.o[i])) << i;
     std::size_t dropped = 0;
     for (std::size_t i = 0; i < actual.o.size(); ++i) {
       const bool is_zero = static_cast<float>(actual.o[i]) == 0.0f;

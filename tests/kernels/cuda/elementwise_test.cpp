@@ -129,6 +129,9 @@ TEST(CudaElementwise, DropoutDropsWhatTheCpuDrops) {
           params.y = device_y.data();
           cuda::dropout(params, stream.launch());
           expect_same_bits(device_y.host(), y);
+          const DeviceBuffer<std::uint32_t> step(stream, {params.spec.key.step});
+          params.spec.key.step = 0;  // it lies on the device
+          params.spec.key.step_at = step.data();
           params.y = device_x.data();
           cuda::dropout(params, stream.launch());
           expect_same_bits(device_x.host(), y);

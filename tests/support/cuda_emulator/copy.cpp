@@ -54,6 +54,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
     staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     source = staged->data();
   }
+  note_stream_call();
   const cudaError_t code = stream.enqueue("cudaMemcpyAsync", false, [=](cudaError_t) {
     const memory::Access access;
     require(source, bytes, "the source");

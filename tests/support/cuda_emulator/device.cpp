@@ -151,6 +151,7 @@ cudaError_t launch_kernel(const void* function, dim3 grid, dim3 block, std::size
   if (code != cudaSuccess) return report(code);
   load_kernel(function, stream.device());
   Grid work{function, grid, block, shared_bytes, std::move(thread), thread_order()};
+  note_stream_call();
   return report(stream.enqueue("", false, [work = std::move(work)](cudaError_t) {
     const memory::Access access;
     try {

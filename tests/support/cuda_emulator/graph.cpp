@@ -177,6 +177,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   CUstream_st& stream = resolve(handle);
   if (const cudaError_t code = refuse_if_recorded(stream); code != cudaSuccess) return report(code);
+  note_stream_call();
   const auto begin = mark(stream);
   for (const auto& worker : executable->workers) worker->enqueue("graph", false, arrival(begin, 1));
   std::vector<std::shared_ptr<State>> marks;

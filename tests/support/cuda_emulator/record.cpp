@@ -34,10 +34,14 @@ void record_kernel(const void* function) {
 namespace {
 
 std::atomic<std::uint64_t> slow_calls_so_far = 0;
+std::atomic<std::uint64_t> stream_calls_so_far = 0;
 
 }  // namespace
 
 void note_slow_call() { ++slow_calls_so_far; }
 std::uint64_t slow_calls() { return slow_calls_so_far; }
+
+void note_stream_call() { ++stream_calls_so_far; }
+std::uint64_t stream_calls() { return stream_calls_so_far; }
 
 }  // namespace tessera_emulator

@@ -69,6 +69,8 @@ void record_kernel(const void* function);
 void load_kernel(const void* function, int device);
 /// Counts one of slow_calls().
 void note_slow_call();
+/// Counts one of stream_calls().
+void note_stream_call();
 
 /// Reserved address space with device memory in it.
 namespace memory {

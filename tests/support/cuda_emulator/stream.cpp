@@ -108,6 +108,7 @@ cudaError_t synchronize_device(int device) {
 }
 
 cudaError_t enqueue(cudaStream_t handle, const char* name, std::function<void()> work) {
+  note_stream_call();
   CUstream_st& stream = resolve(handle);
   return report(stream.enqueue(name, false, [work = std::move(work)](cudaError_t) {
     const memory::Access access;
@@ -280,6 +281,7 @@ cudaError_t wait_in_graph(CUstream_st& stream, const std::shared_ptr<Graph>& gra
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  note_stream_call();
   CUstream_st& stream = resolve(handle);
   const auto own = stream.recording();
   if (flags == cudaEventWaitExternal) {
@@ -321,6 +323,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  note_stream_call();
   CUstream_st& stream = resolve(handle);
   const auto graph = stream.recording();
   if (flags == cudaEventRecordExternal) {

@@ -132,6 +132,7 @@ class Decoder : public Stack {
   std::int64_t reserve_positions(const ExecCtx& ctx, std::int64_t positions) override {
     return positions_.reserve(ctx, positions, position_limit());
   }
+  bool is_repeatable() const override { return true; }
   bool takes_sequence_parts() const override { return true; }
   double flops_per_token(const SampleLengths& lengths) const override;
   void check_generates(std::int64_t length) const override;
