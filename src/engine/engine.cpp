@@ -381,6 +381,7 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
   validate(batch, model_->vocab_size(), model_->position_limit());
   validate_extras(batch, model_->token_types(), model_->sample_classes(), model_->reads_encoder_tokens());
   model_->check_length(batch.seq_length);
+  // Throws for a length that context ranks cannot share.
   context().part(batch.seq_length).runs();
   if (batch.encoder_seq_length > 0) model_->check_length(batch.encoder_seq_length);
   const bool whole = model_->reads_whole_samples();
