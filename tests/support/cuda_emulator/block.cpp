@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 namespace tessera_emulator {
@@ -20,7 +21,9 @@ thread_local std::unique_ptr<Runner> runner;
 thread_local Runner* running = nullptr;
 
 std::string text(uint3 v) {
-  return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
+  std::ostringstream out;
+  out << '(' << v.x << ',' << v.y << ',' << v.z << ')';
+  return out.str();
 }
 
 Runner& here() {
@@ -30,9 +33,10 @@ Runner& here() {
 
 }  // namespace
 
-/// From a thread to the scheduler, until it goes on.
-void Runner::stop() {
-  threads_[current_].fiber->stop();
+/// From a thread to whoever can go on, until it can itself.
+[[gnu::always_inline]] inline void Runner::stop() {
+  Fiber& self = *threads_[current_].fiber;
+  fibers_.leave(self, !cancelling_ && next_thread() ? &fiber() : nullptr);
   if (cancelling_) throw Cancelled{};
 }
 
@@ -83,6 +87,7 @@ void Runner::run(const Grid& grid) {
 void Runner::run_block() {
   for (Thread& thread : threads_) {
     thread.at = At::start;
+    thread.fiber = nullptr;
     thread.copies.clear();
     thread.groups.clear();
   }
@@ -109,18 +114,36 @@ void Runner::run_block() {
 /// Runs the lanes of a warp until all have ended or wait for what the warp alone cannot give.
 void Runner::run_warp(std::size_t warp) {
   warp_ = warp;
-  lanes_ = std::min(kLanes, threads_.size() - warp * kLanes);
-  bool progress = true;
-  while (progress) {
-    progress = false;
-    arrange(lane_order_.begin(), lane_order_.begin() + static_cast<std::ptrdiff_t>(lanes_));
-    for (position_ = 0; position_ < lanes_; ++position_) {
-      const std::size_t thread = warp * kLanes + lane_order_[position_];
-      if (threads_[thread].at != At::start && threads_[thread].at != At::ready) continue;
-      progress = true;
-      run_thread(thread);
+  lanes_ = position_ = std::min(kLanes, threads_.size() - warp * kLanes);
+  progress_ = true;
+  if (next_thread()) fibers_.run(fiber());
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+/// Makes the next thread of the warp that can go on the current one; one that begins has no fiber yet.
+bool Runner::next_thread() {
+  while (true) {
+    for (; position_ < lanes_; ++position_) {
+      const std::size_t thread = warp_ * kLanes + lane_order_[position_];
+      Thread& it = threads_[thread];
+      if (it.at != At::start && it.at != At::ready) continue;
+      it.at = At::ready;
+      progress_ = true;
+      ++position_;
+      enter(thread);
+      return true;
     }
+    if (!std::exchange(progress_, false)) return false;
+    arrange(lane_order_.begin(), lane_order_.begin() + static_cast<std::ptrdiff_t>(lanes_));
+    position_ = 0;
   }
+}
+
+/// The current thread's.
+Fiber& Runner::fiber() {
+  Fiber*& its = threads_[current_].fiber;
+  if (its == nullptr) its = &fibers_.take();
+  return *its;
 }
 
 void Runner::enter(std::size_t thread) {
@@ -128,39 +151,24 @@ void Runner::enter(std::size_t thread) {
   threadIdx = threads_[thread].index;
 }
 
-void Runner::run_thread(std::size_t thread) {
-  enter(thread);
-  Thread& it = threads_[thread];
-  if (it.at == At::start) it.fiber = &fibers_.take();
-  it.at = At::ready;
-  it.fiber->resume();
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-}
-
-/// The body of a fiber: the current thread, then those of the warp after it that have not begun.
-void Runner::run_fresh() {
+/// The body of a fiber: the current thread, then others, as long as the next one has not begun either.
+Fiber* Runner::run_threads() {
+  Fiber* const self = threads_[current_].fiber;
   try {
     do {
+      threads_[current_].fiber = self;
       grid_->thread();
       finish_thread();
-    } while (next_fresh());
+      if (!next_thread()) return nullptr;
+    } while (threads_[current_].fiber == nullptr);
+    return threads_[current_].fiber;
   } catch (const Cancelled&) {
     threads_[current_].at = At::end;
   } catch (...) {
     threads_[current_].at = At::end;
     error_ = std::current_exception();
   }
-}
-
-bool Runner::next_fresh() {
-  if (position_ + 1 >= lanes_) return false;
-  const std::size_t thread = warp_ * kLanes + lane_order_[position_ + 1];
-  if (threads_[thread].at != At::start) return false;
-  threads_[thread].fiber = threads_[current_].fiber;
-  threads_[thread].at = At::ready;
-  ++position_;
-  enter(thread);
-  return true;
+  return nullptr;
 }
 
 void Runner::finish_thread() {
@@ -274,7 +282,7 @@ void Runner::give_up() {
     Thread& it = threads_[thread];
     if (it.at == At::start || it.at == At::end) continue;
     enter(thread);
-    it.fiber->resume();
+    fibers_.run(*it.fiber);
   }
   cancelling_ = false;
   error_ = nullptr;

@@ -2,8 +2,9 @@
 /// The scheduler of a block's threads: each on a fiber that stops at barriers.
 ///
 /// One warp runs as far as it comes without the others, then the next: that is the order in which a barrier
-/// missing between warps shows. A fiber whose thread ended goes on with the next thread that has not begun,
-/// so that kernels without barriers need one fiber.
+/// missing between warps shows. A thread that stops goes straight to the next one that can go on: over the
+/// scheduler it would be two changes of stack, and returns that no processor foresees. A fiber whose thread
+/// ended takes the next thread that has not begun, so that kernels without barriers need one fiber.
 
 #include <array>
 #include <cstddef>
@@ -48,7 +49,7 @@ struct Warp {
 /// Of one stream's host thread.
 class Runner {
  public:
-  Runner() : fibers_([this] { run_fresh(); }) {}
+  Runner() : fibers_([this] { return run_threads(); }) {}
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
@@ -67,9 +68,9 @@ class Runner {
   void begin(const Grid& grid);
   void run_block();
   void run_warp(std::size_t warp);
-  void run_thread(std::size_t thread);
-  void run_fresh();
-  bool next_fresh();
+  Fiber* run_threads();
+  bool next_thread();
+  Fiber& fiber();
   void enter(std::size_t thread);
   void finish_thread();
   void complete_warp(std::size_t warp, unsigned mask);
@@ -88,7 +89,7 @@ class Runner {
   std::array<std::size_t, kLanes> lane_order_{};
   std::size_t lanes_ = 0, position_ = 0, warp_ = 0, current_ = 0;
   std::uint64_t random_ = 0;
-  bool cancelling_ = false;
+  bool progress_ = false, cancelling_ = false;
   std::exception_ptr error_;
   std::vector<unsigned char> shared_;
   std::size_t shared_offset_ = 0;

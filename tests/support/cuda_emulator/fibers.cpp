@@ -2,17 +2,11 @@
 
 #include <sys/mman.h>
 
-#include <boost/context/detail/fcontext.hpp>
+#include <algorithm>
 #include <new>
 #include <string>
 
 #include "emulator.hpp"
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
 
 namespace tessera_emulator {
 namespace {
@@ -36,51 +30,25 @@ std::uint64_t& canary_of(char* bottom) { return *reinterpret_cast<std::uint64_t*
 
 struct FiberEntry {
   static void main(context::transfer_t transfer) {
-    Fiber& self = *static_cast<Fiber*>(transfer.data);
-    self.scheduler_ = transfer.fctx;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &self.scheduler_bottom_, &self.scheduler_size_);
-#endif
+    FiberPool& pool = *static_cast<FiberPool*>(transfer.data);
+    pool.arrive(transfer.fctx, nullptr);
+    Fiber& self = *pool.entered_;
     while (true) {
-      self.pool_->body_();
-      self.pool_->idle_.push_back(&self);
-      self.stop();
+      Fiber* const next = pool.body_();
+      pool.idle_.push_back(&self);
+      pool.leave(self, next);
     }
   }
 };
 
-void Fiber::resume() {
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, bottom_, kStack);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  sanitizer_scheduler_ = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(sanitizer_own_, 0);
-#endif
-  own_ = context::jump_fcontext(own_, this).fctx;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
-#endif
-}
-
-void Fiber::stop() {
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, scheduler_bottom_, scheduler_size_);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(sanitizer_scheduler_, 0);
-#endif
-  scheduler_ = context::jump_fcontext(scheduler_, nullptr).fctx;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, &scheduler_bottom_, &scheduler_size_);
-#endif
+void FiberPool::run(Fiber& fiber) {
+  entered_ = &fiber;
+  go(scheduler_, fiber.place_);
 }
 
 FiberPool::~FiberPool() {
 #if defined(__SANITIZE_THREAD__)
-  for (const auto& fiber : fibers_) __tsan_destroy_fiber(fiber->sanitizer_own_);
+  for (const auto& fiber : fibers_) __tsan_destroy_fiber(fiber->place_.sanitizer);
 #endif
   for (void* slab : slabs_) munmap(slab, kStack * kStacksOfSlab);
 }
@@ -96,10 +64,11 @@ void FiberPool::grow() {
     fiber->bottom_ = static_cast<char*>(slab) + i * kStack;
     canary_of(fiber->bottom_) = kCanary;
     const std::size_t size = kStack - i * kShift;
-    fiber->own_ = context::make_fcontext(fiber->bottom_ + size, size, FiberEntry::main);
-    fiber->pool_ = this;
+    fiber->place_.at = context::make_fcontext(fiber->bottom_ + size, size, FiberEntry::main);
+    fiber->place_.bottom = fiber->bottom_;
+    fiber->place_.size = kStack;
 #if defined(__SANITIZE_THREAD__)
-    fiber->sanitizer_own_ = __tsan_create_fiber(0);
+    fiber->place_.sanitizer = __tsan_create_fiber(0);
 #endif
     idle_.push_back(fiber.get());
     fibers_.push_back(std::move(fiber));
@@ -110,13 +79,16 @@ Fiber& FiberPool::take() {
   if (idle_.empty()) grow();
   Fiber& fiber = *idle_.back();
   idle_.pop_back();
+  untouched_ = std::min(untouched_, idle_.size());
   return fiber;
 }
 
 void FiberPool::check_stacks() {
-  for (const auto& fiber : fibers_) {
-    if (canary_of(fiber->bottom_) == kCanary) continue;
-    canary_of(fiber->bottom_) = kCanary;
+  // All are idle again, in another order: those never taken lie below.
+  for (; untouched_ < idle_.size(); ++untouched_) {
+    std::uint64_t& canary = canary_of(idle_[untouched_]->bottom_);
+    if (canary == kCanary) continue;
+    canary = kCanary;
     throw Fault("a thread used more than " + std::to_string(kStack / 1024) + " KB of stack");
   }
 }
