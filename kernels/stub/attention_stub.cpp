@@ -1,5 +1,6 @@
 /// What kernels/cuda has of attention beyond kernels/api, in builds without CUDA: it refuses by name.
 
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/attention_own.hpp"
 #include "kernels/cuda/softmax.hpp"
 #include "tessera/base/error.hpp"
@@ -15,6 +16,7 @@ namespace {
 
 }  // namespace
 
+std::string cudnn_refusal(const AttentionShape&, bool, bool) { return "this build has no CUDA backend"; }
 void key_ranges(const AttentionShape&, KeyRange*, const Launch&) { no_cuda("key_ranges"); }
 void softmax_forward(const SoftmaxForward&, const Launch&) { no_cuda("softmax_forward"); }
 void softmax_backward(const SoftmaxBackward&, const Launch&) { no_cuda("softmax_backward"); }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cuda/attention_cudnn.hpp"
 #include "kernels/cuda/attention_own.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/kernels/attention_problem.hpp"
@@ -405,11 +406,11 @@ std::vector<bfloat16> gradients(const DeviceStream& stream, const AttentionShape
   return d.host();
 }
 
-class CudnnBackward : public testing::TestWithParam<std::int64_t> {};
-INSTANTIATE_TEST_SUITE_P(Windows, CudnnBackward, testing::Values(0, 1000));
+class CudaCudnnBackward : public testing::TestWithParam<std::int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Windows, CudaCudnnBackward, testing::Values(0, 1000));
 
 /// Forty heads of 4096 queries and keys: more than one piece (docs/floors/kernels.md).
-TEST_P(CudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
+TEST_P(CudaCudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
   SKIP_WITHOUT_CUDA();
   AttentionShape s;
   s.window = GetParam();
@@ -420,12 +421,7 @@ TEST_P(CudnnBackward, InPiecesAndInAnyOrderEqualsOurOwn) {
   const std::int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim;
   s.q_stride = s.k_stride = s.v_stride = {row, row, s.head_dim};
   s.o_stride = {s.heads * s.head_dim, s.heads * s.head_dim, s.head_dim};
-  s.fast_only = true;
-  try {
-    cuda::attention_backward_workspace(s, 0);
-  } catch (const DeviceError& without_cudnn) {
-    GTEST_SKIP() << without_cudnn.what();
-  }
+  if (const std::string why = cuda::cudnn_refusal(s, true, false); !why.empty()) GTEST_SKIP() << why;
   const DeviceStream stream;
   std::vector<bfloat16> values;
   for (std::int64_t i = 0; i < s.seq_q * row; ++i)
