@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/engine/engine.hpp"
 
@@ -21,6 +22,13 @@ Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& value
 }
 Tensor position_major(const ExecCtx& ctx, const std::vector<std::int32_t>& values, const Batch& batch) {
   return position_major(ctx, values, batch.batch, batch.seq_length);
+}
+/// Each sample's positions, from 0.
+std::vector<std::int32_t> numbered(std::int64_t batch, std::int64_t length) {
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(batch * length));
+  for (auto sample = positions.begin(); sample != positions.end(); sample += length)
+    std::iota(sample, sample + length, 0);
+  return positions;
 }
 
 /// The labels that count, where a quarter of the rows can be left out. Their number is rounded up by rows
@@ -53,10 +61,8 @@ std::shared_ptr<const MicroBatch> encoder_side(const ExecCtx& ctx, const Batch& 
   m->seq_length = batch.encoder_seq_length;
   m->sample0 = batch.sample0;
   m->tokens = position_major(ctx, batch.encoder_tokens, batch.batch, batch.encoder_seq_length);
-  std::vector<std::int32_t> positions(batch.encoder_tokens.size());
-  for (std::size_t i = 0; i < positions.size(); ++i)
-    positions[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(batch.encoder_seq_length));
-  m->positions = position_major(ctx, positions, batch.batch, batch.encoder_seq_length)
+  m->positions = position_major(ctx, numbered(batch.batch, batch.encoder_seq_length), batch.batch,
+                                batch.encoder_seq_length)
                      .view({batch.batch * batch.encoder_seq_length});
   if (!batch.encoder_key_begin.empty())
     m->key_begin = Tensor::from(ctx, batch.encoder_key_begin, {batch.batch});
@@ -78,6 +84,7 @@ std::vector<std::int32_t> number_documents(const Batch& batch) {
 /// The positions that a rank holds, with their numbers; masks stay those of whole samples.
 Batch own_positions(const Batch& batch, const SequencePart& part) {
   Batch own = batch;
+  if (own.position_ids.empty()) own.position_ids = numbered(batch.batch, batch.seq_length);
   own.seq_length = part.held();
   const auto cut = [&](std::vector<std::int32_t>& values) {
     if (values.empty()) return;
@@ -97,12 +104,7 @@ Batch own_positions(const Batch& batch, const SequencePart& part) {
 }  // namespace
 
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const SequencePart& part) {
-  Batch numbered = whole;
-  if (numbered.position_ids.empty()) {
-    for (std::int64_t i = 0; i < whole.batch * whole.seq_length; ++i)
-      numbered.position_ids.push_back(static_cast<std::int32_t>(i % whole.seq_length));
-  }
-  const Batch batch = part.ranks > 1 ? own_positions(numbered, part) : std::move(numbered);
+  const Batch& batch = part.ranks > 1 ? own_positions(whole, part) : whole;
   MicroBatch m;
   m.batch = batch.batch;
   m.seq_length = batch.seq_length;
@@ -115,7 +117,11 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const Sequence
     m.labels = Tensor::from(ctx, labels, {rows});
     m.labelled = labelled_rows(ctx, labels);
   }
-  m.positions = position_major(ctx, batch.position_ids, batch).view({rows});
+  m.positions =
+      position_major(
+          ctx, batch.position_ids.empty() ? numbered(batch.batch, batch.seq_length) : batch.position_ids,
+          batch)
+          .view({rows});
   if (!batch.token_types.empty()) m.token_types = position_major(ctx, batch.token_types, batch);
   if (!batch.sample_labels.empty()) m.sample_labels = Tensor::from(ctx, batch.sample_labels, {batch.batch});
   if (!batch.key_begin.empty()) m.key_begin = Tensor::from(ctx, batch.key_begin, {batch.batch});

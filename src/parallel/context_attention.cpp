@@ -30,6 +30,16 @@ Tensor own_kv(const ExecCtx& ctx, const Tensor& qkv, const SelfAttentionOptions&
   return ops::contiguous(ctx, qkv.narrow(2, o.heads * o.head_dim, width));
 }
 
+/// Where chunks of whole samples stand among those of all ranks, rank by rank, as collectives have them.
+template <typename Visit>
+void for_each_chunk(const SequencePart& part, const Tensor& by_rank, const Tensor& whole, Visit&& visit) {
+  for (int rank = 0; rank < part.ranks; ++rank) {
+    for (const auto& run : part.runs(rank))
+      visit(by_rank.narrow(0, rank * part.held() + run.held, run.count),
+            whole.narrow(0, run.whole, run.count));
+  }
+}
+
 class ContextAttention final : public Function {
  public:
   ContextAttention(const ContextParallel& context, const SequencePart& part, Tensor qkv,
@@ -88,11 +98,8 @@ Tensor gather_context(const ExecCtx& ctx, const ContextParallel& context, const 
   const Tensor by_rank = Tensor::empty(ctx, shape, x.dtype());
   context.comm->all_gather(ctx, x, by_rank).wait(ctx);
   Tensor whole = Tensor::empty(ctx, shape, x.dtype());
-  for (int rank = 0; rank < part.ranks; ++rank) {
-    for (const auto& run : part.runs(rank))
-      ops::copy(ctx, by_rank.narrow(0, rank * part.held() + run.held, run.count),
-                whole.narrow(0, run.whole, run.count));
-  }
+  for_each_chunk(part, by_rank, whole,
+                 [&](const Tensor& from, const Tensor& to) { ops::copy(ctx, from, to); });
   return whole;
 }
 
@@ -100,11 +107,7 @@ Tensor reduce_scatter_context(const ExecCtx& ctx, const ContextParallel& context
                               const Tensor& x) {
   if (!context.active()) return x;
   const Tensor by_rank = Tensor::empty(ctx, x.shape(), x.dtype());
-  for (int rank = 0; rank < part.ranks; ++rank) {
-    for (const auto& run : part.runs(rank))
-      ops::copy(ctx, x.narrow(0, run.whole, run.count),
-                by_rank.narrow(0, rank * part.held() + run.held, run.count));
-  }
+  for_each_chunk(part, by_rank, x, [&](const Tensor& to, const Tensor& from) { ops::copy(ctx, from, to); });
   Shape shape = x.shape();
   shape[0] = part.held();
   Tensor own = Tensor::empty(ctx, shape, x.dtype());
