@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from tessera.errors import ConfigError
-from tessera.plugin.config_map import data_ranks, micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
-from tessera.plugin.fields import FIELDS as TABLE, variables
+from tessera.plugin.config_map import micro_batch_size_of, native_config, resolve_horizon, sequence_length_of
+from tessera.plugin.fields import FIELDS as TABLE, data_ranks, variables
 from tessera.utils.dataclasses import MegatronLMPlugin, add_model_config_to_megatron_parser
 
 GPT2 = {"model_type": "gpt2", "n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 257}

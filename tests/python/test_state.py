@@ -13,9 +13,10 @@ import pytest
 from thread_ranks import Ranks, clean_environment, free_port, needs_module, run_processes, start_process
 
 from tessera.comm import process_group
-from tessera.comm.process_group import Device, machine_numbers, make_mesh
+from tessera.comm.process_group import Device, machine_numbers
 from tessera.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tessera.state import AcceleratorState, DistributedType, GradientState, PartialState, is_initialized
+from tessera.state.support import mesh_of
 from tessera.utils.dataclasses import GradientAccumulationPlugin, MegatronLMPlugin
 
 
@@ -227,7 +228,7 @@ def test_machine_numbers():
 )
 def test_mesh(ranks, tp, pp, data):
     def work(rank):
-        mesh = make_mesh(PartialState().world, tp, pp)
+        mesh = mesh_of(PartialState().world, MegatronLMPlugin(tp_degree=tp, pp_degree=pp))
         own = mesh.data.all_gather(np.array([rank]))[:, 0].tolist()
         place = mesh.coordinates
         assert place["tp"] + tp * (place["dp"] + mesh.dp * place["pp"]) == rank  # Megatron's order
@@ -238,7 +239,7 @@ def test_mesh(ranks, tp, pp, data):
 
 
 def test_mesh_that_does_not_fit(ranks):
-    results = ranks.run(3, lambda rank: make_mesh(PartialState().world, 2, 1), failing=True)
+    results = ranks.run(3, lambda rank: mesh_of(PartialState().world, MegatronLMPlugin(tp_degree=2)), failing=True)
     assert all(
         isinstance(result, ConfigError) and "does not divide the 3 processes" in str(result) for result in results
     )

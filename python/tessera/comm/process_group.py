@@ -269,18 +269,6 @@ def local_group(world: Any, local_rank: int) -> Any:
     return world.split(machine_numbers(places)[world.rank], local_rank, "local_main_process_first")
 
 
-def make_mesh(world: Any, tp: int = 1, pp: int = 1, cp: int = 1) -> Any:
-    """The mesh of all ranks. Collective over `world`. Errors: ConfigError unless tp * pp * cp divides the number of processes."""
-    model = tp * pp * cp
-    if min(tp, pp, cp) < 1 or world.size % model != 0:
-        raise ConfigError(
-            f"tensor {tp} x pipeline {pp} x context {cp} = {model} does not divide the {world.size} "
-            f"process{'es' if world.size != 1 else ''} of this job: start a multiple of {model} (`tessera "
-            f"launch --num_processes {model} ...`), or lower the degrees"
-        )
-    return native().ProcessMesh(world, tp=tp, cp=cp, dp=world.size // model, pp=pp)
-
-
 class Device(str):
     """A device where PyTorch is not loaded yet: a text that torch functions take, with `type` ("cpu" or "cuda") and
     `index` (a number or None)."""

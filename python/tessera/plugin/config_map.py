@@ -4,31 +4,18 @@ What each field of the plugin does is in `fields.FIELDS`, what each of Megatron'
 `megatron_args.ARGUMENTS`.
 """
 
-import math
 from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import check_precision
 from tessera.errors import ConfigError
 from tessera.plugin import megatron_args
-from tessera.plugin.fields import AXES, degrees
+from tessera.plugin.fields import data_ranks
 from tessera.plugin.lr_horizon import Horizon, resolve_horizon
 from tessera.plugin.model_shape import decoder_length_given, described, length_given, model_overrides
 
-__all__ = ["Horizon", "data_ranks", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
+__all__ = ["Horizon", "micro_batch_size_of", "native_config", "native_value", "parameter_rules",
            "resolve_horizon", "sequence_length_of", "tensorboard_scalars"]
-
-
-def data_ranks(plugin, world_size: int) -> int:
-    """Data-parallel ranks of a layout. Errors: ConfigError when the degrees do not divide the processes."""
-    ranks = degrees(plugin)
-    model = math.prod(ranks.values())
-    if world_size % model != 0:
-        told = " x ".join(f"{AXES[axis]} {count}" for axis, count in ranks.items() if count > 1 or axis in ("tp", "pp"))
-        raise ConfigError(f"{told} = {model} does not divide the "
-                          f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
-                          f"{max(1, world_size // model) * model}), or give other degrees")
-    return world_size // model
 
 
 def micro_batch_size_of(plugin, batch_sizes: Sequence[int]) -> int:

@@ -191,6 +191,18 @@ def degrees(plugin: Any) -> Dict[str, int]:
     return {axis: 1 if plugin is None else getattr(plugin, name) for axis, name in AXES.items()}
 
 
+def data_ranks(plugin: Any, world_size: int) -> int:
+    """Data-parallel ranks of a layout. Errors: ConfigError when the degrees do not divide the processes."""
+    ranks = degrees(plugin)
+    model = math.prod(ranks.values())
+    if world_size % model != 0:
+        told = " x ".join(f"{AXES[axis]} {count}" for axis, count in ranks.items() if count > 1 or axis in ("tp", "pp"))
+        raise ConfigError(f"{told} = {model} does not divide the "
+                          f"{world_size} processes there are; start a multiple of {model} (tessera launch --num_processes "
+                          f"{max(1, world_size // model) * model}), or give other degrees")
+    return world_size // model
+
+
 def variables(name: str) -> Tuple[str, ...]:
     """The variables that a field is read from where the script does not give it."""
     row = FIELDS[name]

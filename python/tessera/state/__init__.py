@@ -22,9 +22,8 @@ from tessera.compat.refusals import LAYOUT, not_ours
 from tessera.data.split import part_of
 from tessera.errors import CommunicationError, ConfigError
 from tessera.plugin.facts import changed_fields, plugin_facts
-from tessera.plugin.fields import degrees
 from tessera.state.gradient_state import GradientState
-from tessera.state.support import StateWithDevice, deadline_of, precision_of, refuse_other_engines, sharding_of
+from tessera.state.support import StateWithDevice, deadline_of, mesh_of, precision_of, refuse_other_engines, sharding_of
 from tessera.utils.dataclasses import DeepSpeedPlugin, MegatronLMPlugin
 from tessera.utils.environment import parse_flag_from_env, set_numa_affinity
 
@@ -377,7 +376,7 @@ class AcceleratorState(_Processes):
             facts.update({"device": partial_state._device.type, "mixed_precision": precision})
             facts.update(plugin_facts(megatron_lm_plugin))
             facts.update({} if sharding is None else sharding.facts())
-        mesh = process_group.make_mesh(partial_state._connected(), **degrees(megatron_lm_plugin))
+        mesh = mesh_of(partial_state._connected(), megatron_lm_plugin)
         if megatron_lm_plugin is not None:
             PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
         self.__dict__.update(PartialState._shared_state)

@@ -6,12 +6,13 @@ import sys
 from datetime import timedelta
 from typing import Any, Dict, Optional
 
-from tessera.comm.process_group import Device
+from tessera.comm.process_group import Device, native
 from tessera.comm.warnings import warn_once
 from tessera.compat.refusals import LAYOUT, not_ours
 from tessera.compat.sharding import DeepSpeedPlugin, FullyShardedDataParallelPlugin, ShardingPlugin
 from tessera.errors import ConfigError
 from tessera.plugin.config_map import native_value
+from tessera.plugin.fields import data_ranks, degrees
 from tessera.utils.environment import parse_choice_from_env, parse_flag_from_env
 
 
@@ -48,6 +49,11 @@ class StateWithDevice:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._missing(name))
+
+
+def mesh_of(world: Any, plugin: Any) -> Any:
+    """The mesh of all ranks. Collective over `world`. Errors: ConfigError when the plugin's degrees do not divide them."""
+    return native().ProcessMesh(world, dp=data_ranks(plugin, world.size), **degrees(plugin))
 
 
 def precision_of(asked: Optional[str]) -> str:
