@@ -175,19 +175,6 @@ TEST_F(CudaGraphReplay, LossesOfTwoKinds) {
 }
 
 TEST_F(CudaGraphReplay, AnEncoderBesideADecoder) {
-  Config config = tiny_config();
-  config.model = ModelSettings{.family = {"t5"},
-                               .num_layers = 4,
-                               .hidden_size = 16,
-                               .num_heads = 2,
-                               .head_dim = 5,
-                               .ffn_hidden_size = 24,
-                               .vocab_size = 31,
-                               .max_positions = 13,
-                               .dropout = 0.1,
-                               .attention_dropout = 0.1};
-  config.training.seq_length = 13;
-  config.training.decoder_seq_length = 7;
   const auto batch_of = [](unsigned step) {
     Batch batch = random_batch(4, 7, step, 31);
     batch.encoder_seq_length = 13;
@@ -196,7 +183,7 @@ TEST_F(CudaGraphReplay, AnEncoderBesideADecoder) {
       batch.encoder_key_end.push_back(13 - (i + static_cast<std::int32_t>(step)) % 4);
     return batch;
   };
-  expect_replays(compare(config, steps(6, batch_of)), 6);
+  expect_replays(compare(tiny_t5(0.1), steps(6, batch_of)), 6);
 }
 
 /// Each shape has a graph of its own, and what one is recorded with does not touch the other's.

@@ -45,6 +45,24 @@ inline Config tiny_config(double dropout = 0.0) {
   return c;
 }
 
+/// Four layers, an encoder's and a decoder's two each.
+inline Config tiny_t5(double dropout = 0.0) {
+  Config c = tiny_config();
+  c.model = ModelSettings{.family = {"t5"},
+                          .num_layers = 4,
+                          .hidden_size = 16,
+                          .num_heads = 2,
+                          .head_dim = 5,
+                          .ffn_hidden_size = 24,
+                          .vocab_size = 31,
+                          .max_positions = 12,
+                          .dropout = dropout,
+                          .attention_dropout = dropout};
+  c.training.seq_length = 13;
+  c.training.decoder_seq_length = 7;
+  return c;
+}
+
 inline Config tiny_llama(double dropout = 0.0) {
   Config c = tiny_config(dropout);
   ModelSettings m{.family = Family::llama,

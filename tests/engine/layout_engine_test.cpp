@@ -153,7 +153,9 @@ TEST(LayoutEngine, EnginesShareAMesh) {
   run_local(4, {.timeout_s = 60}, [&](std::shared_ptr<Communicator> world) {
     const auto losses_on = [&](std::shared_ptr<ProcessMesh> mesh) {
       const auto engine = build_engine(config, true, world, {}, {}, mesh);
-      if (mesh) EXPECT_EQ(&engine->mesh(), mesh.get());
+      if (mesh) {
+        EXPECT_EQ(&engine->mesh(), mesh.get());
+      }
       const Batch own = own_part(*engine, random_batch(8, kSeq, 7, kVocab));
       const double first = engine->step(own).loss;
       return std::pair(first, engine->step(own).loss);

@@ -10,21 +10,7 @@ namespace tessera {
 namespace {
 
 using test::expect_error;
-
-Config t5_config() {
-  Config config = test::tiny_config();
-  config.model = ModelSettings{.family = {"t5"},
-                               .num_layers = 4,
-                               .hidden_size = 16,
-                               .num_heads = 2,
-                               .head_dim = 5,
-                               .ffn_hidden_size = 24,
-                               .vocab_size = 31,
-                               .max_positions = 12};
-  config.training.seq_length = 13;
-  config.training.decoder_seq_length = 7;
-  return config;
-}
+using test::tiny_t5;
 
 Batch t5_batch(unsigned seed = 3) {
   Batch batch = test::random_batch(4, 7, seed, 31);
@@ -34,7 +20,7 @@ Batch t5_batch(unsigned seed = 3) {
 }
 
 TEST(T5, ReadsTwoSequences) {
-  const auto engine = build_engine(t5_config());
+  const auto engine = build_engine(tiny_t5());
   const double loss = engine->evaluate(t5_batch());
   Batch other = t5_batch();
   other.encoder_tokens[0] = (other.encoder_tokens[0] + 1) % 31;
@@ -54,7 +40,7 @@ TEST(T5, ReadsTwoSequences) {
 }
 
 TEST(T5, RefusesWhatItDoesNotRead) {
-  const auto engine = build_engine(t5_config());
+  const auto engine = build_engine(tiny_t5());
   Batch batch = test::random_batch(4, 7, 3, 31);
   expect_error<InvalidArgument>([&] { engine->step(batch); }, "no encoder_tokens");
   batch = t5_batch();
@@ -71,7 +57,7 @@ TEST(T5, RefusesWhatItDoesNotRead) {
 
 TEST(T5, RefusesSettingsOfOtherModels) {
   const auto refuse = [](auto change, const char* a, const char* b = "") {
-    Config config = t5_config();
+    Config config = tiny_t5();
     change(config.model);
     expect_error<ConfigError>([&] { build_engine(config); }, a, b);
   };
@@ -88,7 +74,7 @@ TEST(T5, RefusesSettingsOfOtherModels) {
 /// A layer of the decoder attends twice: with as many of either and equal lengths the encoder's half is the
 /// longer.
 TEST(T5, IsCutByWhatItsTwoKindsOfLayersCost) {
-  Config config = t5_config();
+  Config config = tiny_t5();
   config.model.num_layers = 24;
   config.model.encoder_layers = 12;
   config.training.seq_length = config.training.decoder_seq_length.emplace(64);
@@ -109,7 +95,7 @@ TEST(T5, IsCutByWhatItsTwoKindsOfLayersCost) {
 }
 
 TEST(T5, IsCutBetweenItsStacksWhereASplitRankSaysSo) {
-  Config config = t5_config();
+  Config config = tiny_t5();
   config.model.num_layers = 12;
   config.model.encoder_layers = 7;
   config.parallel.pipeline = 4;
@@ -131,13 +117,13 @@ TEST(T5, IsCutBetweenItsStacksWhereASplitRankSaysSo) {
 }
 
 TEST(T5, SaysWhatItCosts) {
-  const auto engine = build_engine(t5_config());
-  EXPECT_GT(engine->model().flops_per_token(sample_lengths(t5_config())), 0);
-  EXPECT_EQ(lengths_text(t5_config()), "13 tokens and 7 in the decoder");
+  const auto engine = build_engine(tiny_t5());
+  EXPECT_GT(engine->model().flops_per_token(sample_lengths(tiny_t5())), 0);
+  EXPECT_EQ(lengths_text(tiny_t5()), "13 tokens and 7 in the decoder");
 }
 
 Config megatron_config() {
-  Config config = t5_config();
+  Config config = tiny_t5();
   config.model = ModelSettings{.family = {"megatron_t5"},
                                .num_layers = 4,
                                .hidden_size = 16,
