@@ -166,7 +166,7 @@ for layout in one_rank dp2_zero1_bf16 dp2_zero3_bf16 tp2_partition pp2_interleav
   cuda_engine_filter+=":Layouts/Offload.*/$layout"
 done
 for layout in gpt2_tp2sp_pp1_dp1_zero1_mbs1 gpt2_tp3_pp1_dp1_zero1_mbs1 llama_kv2_tp4_pp1_dp1_zero1_mbs1 \
-  gpt2_tp1_pp1_cp2_dp1_zero1_mbs1 \
+  gpt2_tp1_pp1_cp2ulysses_dp1_zero1_mbs1 gpt2_tp1_pp1_cp2all_gather_dp1_zero1_mbs1 \
   gpt2_tp1_pp1_dp3_zero0_mbs2 gpt2_tp1_pp1_dp2_zero1_mbs2 gpt2_tp1_pp4_1f1b_dp1_zero1_mbs1 \
   gpt2_tp1_pp2_interleaved_v2_dp1_zero1_mbs1 llama_kv4_tp1_pp3_zbh1_dp1_zero1_mbs2 \
   alibi_untied_tp1_pp2_zbv_v2_dp1_zero1_mbs1 gpt2_tp2sp_pp1_dp1_zero1_mbs1_selective \

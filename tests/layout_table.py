@@ -26,7 +26,7 @@ every number was compared with the run of one rank:
 - **weight**: after the fifth step of AdamW (eps 1e-5), likewise. Limit 1e-4.
 
 A name says the model (12 heads, `kv` of them for keys and values), tensor ranks (`sp`: with sequence parallelism), pipeline
-stages, context ranks (`cp`), the schedule (`v`: pieces per stage), data ranks, ZeRO stage (`always`, `never`: `zero_reshard`; `group`: `zero_group`),
+stages, context ranks (`cp`, with `context_method` where it is asked for), the schedule (`v`: pieces per stage), data ranks, ZeRO stage (`always`, `never`: `zero_reshard`; `group`: `zero_group`),
 samples per micro-batch, and what is recomputed.
 Models have 5 layers, so stages are uneven, and 211 tokens, so parts of the vocabulary are.
 

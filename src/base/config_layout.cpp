@@ -43,6 +43,25 @@ std::string choices(std::int64_t most, Holds&& holds) {
   return text;
 }
 
+void check_context(Rules& rules, const Config& c) {
+  rules.rule({"parallel.context", "model.family"}, [&] {
+    return unless(c.parallel.context == 1 || std::string_view(spec_of(c.model.family).body) == "decoder",
+                  "parallel.context (", c.parallel.context, ") is for decoders; model.family ",
+                  c.model.family.name, " computes whole samples only: use 1");
+  });
+  rules.rule({"parallel.context_method", "parallel.context", "model.num_kv_heads", "model.num_heads",
+              "parallel.tensor"},
+             [&] {
+               if (c.parallel.context_method != ContextMethod::ulysses) return std::string();
+               const std::int64_t heads = std::max<std::int64_t>(1, c.model.num_kv_heads / c.parallel.tensor);
+               return unless(heads % c.parallel.context == 0,
+                             "parallel.context_method ulysses: parallel.context (", c.parallel.context,
+                             ") does not divide the ", heads,
+                             " key-value heads of a tensor rank; use all_gather or auto, or a context of ",
+                             choices(heads, [&](std::int64_t n) { return heads % n == 0; }));
+             });
+}
+
 void check_tensor(Rules& rules, const ModelSettings& given, const Config& c) {
   const std::int64_t t = c.parallel.tensor;
   const auto keys = [&](std::string_view culprit, std::initializer_list<std::string_view> more) {
@@ -89,11 +108,6 @@ void check_tensor(Rules& rules, const ModelSettings& given, const Config& c) {
                   ", which parallel.context (", c.parallel.context, ") needs",
                   c.parallel.sequence ? " beside parallel.sequence" : "", ": two chunks for each rank; use ",
                   (length + least - 1) / least * least);
-  });
-  rules.rule({"parallel.context", "model.family"}, [&] {
-    return unless(c.parallel.context == 1 || std::string_view(spec_of(c.model.family).body) == "decoder",
-                  "parallel.context (", c.parallel.context, ") is for decoders; model.family ",
-                  c.model.family.name, " computes whole samples only: use 1");
   });
   rules.rule({"training.decoder_seq_length", "parallel.tensor", "parallel.sequence"}, [&] {
     return shares_evenly("training.decoder_seq_length", c.training.decoder_seq_length.value_or(t));
@@ -312,6 +326,7 @@ std::string settle_data(ParallelConfig& p, std::optional<std::int64_t> world_siz
 
 void check_layout(Rules& rules, const ModelSettings& given, const Config& config) {
   check_tensor(rules, given, config);
+  check_context(rules, config);
   check_pipeline(rules, config);
   check_data(rules, config);
   check_recompute(rules, config);

@@ -51,6 +51,10 @@ constexpr EnumName<Recompute> kRecompute[] = {{Recompute::none, "none"},
                                               {Recompute::automatic, "auto"}};
 constexpr EnumName<ZeroReshard> kZeroReshards[] = {
     {ZeroReshard::automatic, "auto"}, {ZeroReshard::always, "always"}, {ZeroReshard::never, "never"}};
+constexpr EnumName<ContextMethod> kContextMethods[] = {{ContextMethod::automatic, "auto"},
+                                                       {ContextMethod::all_gather, "all_gather"},
+                                                       {ContextMethod::ulysses, "ulysses"}};
+constexpr LaterName kLaterContextMethods[] = {{"ring", "use auto, all_gather or ulysses: the same numbers"}};
 constexpr EnumName<RecomputeMethod> kRecomputeMethods[] = {{RecomputeMethod::uniform, "uniform"},
                                                            {RecomputeMethod::block, "block"}};
 
@@ -123,6 +127,7 @@ EnumNames<Precision> names_of(Precision) { return {kPrecisions, kLaterPrecisions
 EnumNames<Recompute> names_of(Recompute) { return {kRecompute, {}}; }
 EnumNames<RecomputeMethod> names_of(RecomputeMethod) { return {kRecomputeMethods, {}}; }
 EnumNames<ZeroReshard> names_of(ZeroReshard) { return {kZeroReshards, {}}; }
+EnumNames<ContextMethod> names_of(ContextMethod) { return {kContextMethods, kLaterContextMethods}; }
 EnumNames<PipelineSchedule> names_of(PipelineSchedule) { return {kScheduleNames, {}}; }
 EnumNames<OffloadTo> names_of(OffloadTo) { return {kOffloads, {}}; }
 EnumNames<OptimizerName> names_of(OptimizerName) { return {kOptimizers, {}}; }
@@ -145,6 +150,7 @@ std::string_view name_of(Precision value) { return find_name(value); }
 std::string_view name_of(Recompute value) { return find_name(value); }
 std::string_view name_of(RecomputeMethod value) { return find_name(value); }
 std::string_view name_of(ZeroReshard value) { return find_name(value); }
+std::string_view name_of(ContextMethod value) { return find_name(value); }
 std::string_view name_of(OffloadTo value) { return find_name(value); }
 std::string_view name_of(OptimizerName value) { return find_name(value); }
 std::string_view name_of(LrStyle value) { return find_name(value); }

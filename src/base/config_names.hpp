@@ -44,6 +44,7 @@ EnumNames<Precision> names_of(Precision);
 EnumNames<Recompute> names_of(Recompute);
 EnumNames<RecomputeMethod> names_of(RecomputeMethod);
 EnumNames<ZeroReshard> names_of(ZeroReshard);
+EnumNames<ContextMethod> names_of(ContextMethod);
 EnumNames<PipelineSchedule> names_of(PipelineSchedule);
 EnumNames<OffloadTo> names_of(OffloadTo);
 EnumNames<OptimizerName> names_of(OptimizerName);

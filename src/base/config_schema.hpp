@@ -245,6 +245,11 @@ void describe(Visitor& visit, Section& c) {
       "context-parallel ranks, which share out the positions of each sample: decoders' training on long "
       "sequences, `training.seq_length` a multiple of twice as many",
       between(1, 4096));
+  visit.field(
+      "context_method", c.context_method,
+      "how attention sees the positions of other context ranks; all_gather: their keys and values are "
+      "gathered, ulysses: ranks exchange positions for heads and back, for which `context` divides the "
+      "key-value heads of a tensor rank; auto: what sends less");
   visit.field("expert", c.expert, "expert-parallel ranks",
               up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",

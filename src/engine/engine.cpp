@@ -103,6 +103,7 @@ EngineOptions EngineOptions::from(const Config& config) {
   options.layout.zero_group = static_cast<int>(config.parallel.zero_group.value_or(0));
   options.layout.gradient_dtype = dtype_of_precision(config.parallel.gradient_dtype);
   options.layout.zero_reshard = config.parallel.zero_reshard;
+  options.layout.context_method = config.parallel.context_method;
   return options;
 }
 
@@ -391,7 +392,7 @@ void Engine::check_batch(const Batch& batch, bool needs_labels) const {
                 whole ? "sample_labels" : "labels");
 }
 
-ContextParallel Engine::context() const { return {&(*mesh_)[Axis::cp]}; }
+ContextParallel Engine::context() const { return {&(*mesh_)[Axis::cp], options_.layout.context_method}; }
 
 bool Engine::holds_head() const { return model_->is_last(model_->num_pieces() - 1); }
 

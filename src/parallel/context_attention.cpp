@@ -1,6 +1,6 @@
 #include "autograd/packed_heads.hpp"
+#include "parallel/context_exchange.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/parallel/context.hpp"
 
 namespace tessera {
 namespace {
@@ -30,14 +30,9 @@ Tensor own_kv(const ExecCtx& ctx, const Tensor& qkv, const SelfAttentionOptions&
   return ops::contiguous(ctx, qkv.narrow(2, o.heads * o.head_dim, width));
 }
 
-/// Where chunks of whole samples stand among those of all ranks, rank by rank, as collectives have them.
-template <typename Visit>
-void for_each_chunk(const SequencePart& part, const Tensor& by_rank, const Tensor& whole, Visit&& visit) {
-  for (int rank = 0; rank < part.ranks; ++rank) {
-    for (const auto& run : part.runs(rank))
-      visit(by_rank.narrow(0, rank * part.held() + run.held, run.count),
-            whole.narrow(0, run.whole, run.count));
-  }
+/// Of queries, keys and values in a packed qkv.
+std::vector<std::int64_t> widths_of(const SelfAttentionOptions& o) {
+  return {o.heads * o.head_dim, o.kv_heads * o.head_dim, o.kv_heads * o.head_dim};
 }
 
 class ContextAttention final : public Function {
@@ -86,39 +81,87 @@ class ContextAttention final : public Function {
   SelfAttentionOptions options_;
 };
 
+/// Queries and keys turned, positions exchanged for heads.
+class ForHeads final : public Function {
+ public:
+  ForHeads(const ContextParallel& context, const SequencePart& part, const SelfAttentionOptions& options)
+      : context_(context), part_(part), options_(options) {}
+  const char* name() const override { return "context_heads"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    Tensor dqkv = detail::exchange_for_positions(ctx, context_, part_, grads[0], widths_of(options_));
+    detail::rotate(ctx, dqkv, options_, true);
+    return {std::move(dqkv)};
+  }
+
+ private:
+  ContextParallel context_;
+  SequencePart part_;
+  SelfAttentionOptions options_;
+};
+
+/// And back.
+class ForPositions final : public Function {
+ public:
+  ForPositions(const ContextParallel& context, const SequencePart& part, std::int64_t width)
+      : context_(context), part_(part), width_(width) {}
+  const char* name() const override { return "context_positions"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    return {detail::exchange_for_heads(ctx, context_, part_, grads[0], {width_})};
+  }
+
+ private:
+  ContextParallel context_;
+  SequencePart part_;
+  std::int64_t width_;
+};
+
+/// Of the heads that a rank gets: they were turned before they were sent.
+SelfAttentionOptions own_heads(const SequencePart& part, SelfAttentionOptions options) {
+  ops::AttentionOptions& attention = options.attention;
+  if (attention.total_heads == 0) attention.total_heads = options.heads;
+  options.heads /= part.ranks;
+  options.kv_heads /= part.ranks;
+  options.rope = nullptr;
+  options.positions = {};
+  const std::int64_t first = part.rank * options.heads;
+  attention.head0 += first;
+  if (attention.alibi_slopes) attention.alibi_slopes = attention.alibi_slopes.narrow(0, first, options.heads);
+  return options;
+}
+
+Var attention_by_heads(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part, Var qkv,
+                       const SelfAttentionOptions& options) {
+  Tensor value = detail::take_rotated(ctx, qkv, options);
+  Tensor heads = detail::exchange_for_heads(ctx, context, part, value, widths_of(options));
+  value = {};
+  Var exchanged =
+      record({qkv}, std::move(heads), [&] { return std::make_unique<ForHeads>(context, part, options); });
+  const Var o = self_attention(ctx, std::move(exchanged), own_heads(part, options));
+  const std::int64_t width = options.heads * options.head_dim;
+  return record({o}, detail::exchange_for_positions(ctx, context, part, o.value(), {width}),
+                [&] { return std::make_unique<ForPositions>(context, part, width); });
+}
+
+/// Whether heads are exchanged. A step sends, for each position and rank, (n - 1) x 3 x 2 kv_heads where keys
+/// and values are gathered, and (n - 1) / n x 2 x (2 heads + 2 kv_heads) where heads are exchanged.
+bool by_heads(const ContextParallel& context, const SelfAttentionOptions& o) {
+  const int n = context.size();
+  const bool shared = o.kv_heads % n == 0;
+  TESSERA_CHECK(shared || context.method != ContextMethod::ulysses, n, " context ranks do not divide the ",
+                o.kv_heads, " key-value heads, which parallel.context_method ulysses needs");
+  if (context.method != ContextMethod::automatic) return context.method == ContextMethod::ulysses;
+  return shared && 2 * (o.heads + o.kv_heads) < 3 * n * o.kv_heads;
+}
+
 }  // namespace
-
-Tensor gather_context(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part,
-                      const Tensor& x) {
-  if (!context.active()) return x;
-  TESSERA_CHECK(x.is_contiguous() && x.size(0) == part.held(), "a context rank's positions of shape ",
-                x.shape(), ", ", part.held(), " are held");
-  Shape shape = x.shape();
-  shape[0] = part.length;
-  const Tensor by_rank = Tensor::empty(ctx, shape, x.dtype());
-  context.comm->all_gather(ctx, x, by_rank).wait(ctx);
-  Tensor whole = Tensor::empty(ctx, shape, x.dtype());
-  for_each_chunk(part, by_rank, whole,
-                 [&](const Tensor& from, const Tensor& to) { ops::copy(ctx, from, to); });
-  return whole;
-}
-
-Tensor reduce_scatter_context(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part,
-                              const Tensor& x) {
-  if (!context.active()) return x;
-  const Tensor by_rank = Tensor::empty(ctx, x.shape(), x.dtype());
-  for_each_chunk(part, by_rank, x, [&](const Tensor& to, const Tensor& from) { ops::copy(ctx, from, to); });
-  Shape shape = x.shape();
-  shape[0] = part.held();
-  Tensor own = Tensor::empty(ctx, shape, x.dtype());
-  context.comm->reduce_scatter(ctx, by_rank, own).wait(ctx);
-  return own;
-}
 
 Var context_attention(const ExecCtx& ctx, const ContextParallel& context, const SequencePart& part, Var qkv,
                       const SelfAttentionOptions& options) {
   if (!context.active()) return self_attention(ctx, std::move(qkv), options);
   TESSERA_CHECK(!options.attention.bias, "context ranks take no bias by distance");
+  if (by_heads(context, options)) return attention_by_heads(ctx, context, part, std::move(qkv), options);
   Tensor value = detail::take_rotated(ctx, qkv, options);
   const detail::Heads heads = detail::split_qkv(value, options);
   const Tensor kv = gather_context(ctx, context, part, own_kv(ctx, value, options));

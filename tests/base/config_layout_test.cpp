@@ -188,6 +188,12 @@ TEST(Layouts, ContextRanks) {
                   "is not a multiple of 16, which parallel.context (4) needs beside parallel.sequence");
   expect_contains(fault("context: 2, data: 3, zero_group: 4"),
                   "parallel.data x context (6) is not a multiple of parallel.zero_group (4)");
+  EXPECT_EQ(fault("context: 3, context_method: ulysses", {"model.num_heads=12", "model.num_kv_heads=3"}), "");
+  expect_contains(
+      fault("context: 2, tensor: 2, context_method: ulysses", {"model.num_heads=12", "model.num_kv_heads=6"}),
+      "parallel.context (2) does not divide the 3 key-value heads of a tensor rank; use all_gather "
+      "or auto, or a context of 1 or 3");
+  expect_contains(fault("context: 2, context_method: ring"), "use auto, all_gather or ulysses");
   expect_contains(fault("context: 2", {"model.family=bert", "model.num_kv_heads=0"}),
                   "model.family bert computes whole samples only");
   expect_contains(layout_fault("context: 2, tensor: 2", 6),

@@ -245,7 +245,7 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
     truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}
-parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, context: 2, virtual_stages: 2, schedule: interleaved,
+parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, context: 2, context_method: all_gather, virtual_stages: 2, schedule: interleaved,
   pipeline_layout: "0,1,2,0", data: 3, zero_stage: 3, zero_group: 3, zero_reshard: never, gradient_dtype: bf16, timeout_s: 12.5}
 optimizer: {name: sgd, lr: 1e-22, betas: [0.1, 0.3333333333333333], eps: 1e-300, weight_decay: 0, momentum: 0.5, nesterov: true,
   clip_grad: 1e22, no_decay: ["*.a", "b: c", "y"]}

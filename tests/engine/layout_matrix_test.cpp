@@ -56,6 +56,7 @@ struct LayoutCase {
   std::int64_t group = 0;
   std::int64_t split_rank = 0;
   int cp = 1;
+  ContextMethod context_method = ContextMethod::automatic;
 
   int ranks() const { return tp * cp * pp * dp; }
 };
@@ -117,6 +118,7 @@ const char* name_of(Kind kind) {
 std::string describe(const LayoutCase& c) {
   std::string text = tessera::detail::concat(name_of(c.kind), "_tp", c.tp, c.sp ? "sp" : "", "_pp", c.pp);
   if (c.cp > 1) text += tessera::detail::concat("_cp", c.cp);
+  if (c.context_method != ContextMethod::automatic) text += tessera::name_of(c.context_method);
   if (c.pp > 1) {
     std::string schedule(tessera::name_of(c.schedule));
     std::erase(schedule, '-');
@@ -227,6 +229,7 @@ Config config_of(const LayoutCase& c) {
   config.parallel.sequence = c.sp;
   config.parallel.tensor_chunks = c.chunks;
   config.parallel.context = c.cp;
+  config.parallel.context_method = c.context_method;
   config.parallel.pipeline = c.pp;
   config.parallel.schedule = c.schedule;
   config.parallel.virtual_stages = c.virtual_stages;
@@ -359,19 +362,26 @@ void add_families(std::vector<LayoutCase>& list) {
   }
 }
 
-/// Ranks that hold parts of the samples, with every other axis.
+/// Ranks that hold parts of the samples, with every other axis. With as many heads of keys as of queries,
+/// heads are exchanged unless all_gather is asked for.
 void add_contexts(std::vector<LayoutCase>& list) {
   const auto add = [&](int cp, LayoutCase c) {
     c.cp = cp;
     list.push_back(c);
   };
-  for (const int cp : {2, 3, 6}) add(cp, {.micro_batch = cp == 3 ? 2 : 1});
+  for (const ContextMethod method : {ContextMethod::ulysses, ContextMethod::all_gather}) {
+    for (const int cp : {2, 3, 6}) add(cp, {.micro_batch = cp == 3 ? 2 : 1, .context_method = method});
+  }
   for (const int zero : {0, 1, 2, 3}) add(2, {.dp = 2, .zero = zero});
   add(2, {.dp = 2, .zero = 3, .micro_batch = 2, .reshard = ZeroReshard::always});
   add(2, {.dp = 2, .zero = 2, .group = 2});
   add(2, {.tp = 2, .sp = true, .pp = 2, .dp = 2, .recompute = kSelective});
   add(3, {.kind = Kind::llama4, .tp = 2, .sp = true, .recompute = kFull, .recompute_layers = 2});
-  add(2, {.kind = Kind::llama4, .tp = 2, .recompute = kFull, .partition = true});
+  add(2, {.kind = Kind::llama4,
+          .tp = 2,
+          .recompute = kFull,
+          .partition = true,
+          .context_method = ContextMethod::ulysses});
   add(2, {.kind = Kind::llama2, .tp = 4, .chunks = 2});
   add(2, {.kind = Kind::llama6, .pp = 2, .schedule = kZbH1, .recompute = kFull});
   add(2, {.kind = Kind::alibi, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
@@ -379,10 +389,10 @@ void add_contexts(std::vector<LayoutCase>& list) {
   add(3, {.kind = Kind::mistral});
   add(2, {.kind = Kind::gemma2, .tp = 2, .sp = true});
   add(3, {.kind = Kind::gemma3, .recompute = kFull});
-  add(2, {.kind = Kind::qwen3, .dp = 2});
+  add(2, {.kind = Kind::qwen3, .dp = 2, .context_method = ContextMethod::ulysses});
   add(2, {.kind = Kind::olmo2, .tp = 2, .pp = 2});
   add(2, {.kind = Kind::bloom, .tp = 3});
-  add(2, {.kind = Kind::gpt_neox, .micro_batch = 2});
+  add(2, {.kind = Kind::gpt_neox, .micro_batch = 2, .context_method = ContextMethod::all_gather});
 }
 
 /// A sanitizer takes ten times as long: every third layout, which are of all kinds, shows it what there is.

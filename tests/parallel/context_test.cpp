@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kLength = 24, kBatch = 2, kHeads = 4, kKvHeads = 2, kDim = 8;
+constexpr std::int64_t kLength = 24, kBatch = 2, kHeads = 12, kKvHeads = 6, kDim = 8;
 constexpr std::int64_t kWidth = (kHeads + 2 * kKvHeads) * kDim;
 
 /// The positions that a rank holds of [length, ...].
@@ -37,16 +37,34 @@ struct Case {
   std::int64_t window = 0;
   std::vector<std::int32_t> key_end = {};
   float dropout = 0.0f;
+  bool alibi = false, rope = false;
 };
 
-const Case kCases[] = {
-    {"causal"},
-    {.name = "both_ways", .causal = false},
-    {.name = "documents", .documents = true},
-    {.name = "window", .window = 5},
-    {.name = "padding", .key_end = {24, 7}},
-    {.name = "dropout", .dropout = 0.3f},
-    {.name = "everything", .documents = true, .window = 9, .key_end = {20, 24}, .dropout = 0.2f}};
+const Case kCases[] = {{"causal"},
+                       {.name = "both_ways", .causal = false},
+                       {.name = "documents", .documents = true},
+                       {.name = "window", .window = 5},
+                       {.name = "padding", .key_end = {24, 7}},
+                       {.name = "dropout", .dropout = 0.3f},
+                       {.name = "alibi", .alibi = true},
+                       {.name = "rope", .rope = true},
+                       {.name = "everything",
+                        .documents = true,
+                        .window = 9,
+                        .key_end = {20, 24},
+                        .dropout = 0.2f,
+                        .alibi = true,
+                        .rope = true}};
+
+/// Where in their samples the positions are that a rank holds.
+Tensor positions_of(const ExecCtx& ctx, const SequencePart& part) {
+  std::vector<std::int32_t> positions;
+  for (const auto& run : part.runs()) {
+    for (std::int64_t i = 0; i < run.count * kBatch; ++i)
+      positions.push_back(static_cast<std::int32_t>(run.whole + i / kBatch));
+  }
+  return Tensor::from(ctx, positions, {static_cast<std::int64_t>(positions.size())});
+}
 
 SelfAttentionOptions options_of(const ExecCtx& ctx, const Case& c) {
   SelfAttentionOptions options{kHeads, kKvHeads, kDim, {}, nullptr, {}};
@@ -60,10 +78,17 @@ SelfAttentionOptions options_of(const ExecCtx& ctx, const Case& c) {
       numbers.push_back(i % kLength < 5 + 10 * (i / kLength) ? 0 : 1);
     attention.document = Tensor::from(ctx, numbers, {kBatch, kLength});
   }
-  attention.dropout = c.dropout;
-  attention.dropout_key = {7, 8, 9};
-  attention.total_heads = kHeads;
-  attention.seq_length = kLength;
+  if (c.alibi) {
+    std::vector<float> slopes;
+    for (std::int64_t head = 0; head < kHeads; ++head) slopes.push_back(0.1f * static_cast<float>(head + 1));
+    attention.alibi_slopes = Tensor::from(ctx, slopes, {kHeads});
+  }
+  if (c.dropout > 0) {
+    attention.dropout = c.dropout;
+    attention.dropout_key = {7, 8, 9};
+    attention.total_heads = kHeads;
+    attention.seq_length = kLength;
+  }
   return options;
 }
 
@@ -73,9 +98,12 @@ struct Outcome {
 
 Outcome attend(const ExecCtx& ctx, const ContextParallel& context, const Case& c) {
   const SequencePart part = context.part(kLength);
+  const ops::RopeTable rope = ops::make_rope_table(ctx, kLength, kDim, {.theta = 100.0});
+  SelfAttentionOptions options = options_of(ctx, c);
+  if (c.rope) options.rope = &rope, options.positions = positions_of(ctx, part);
   Tape tape;
   const Var qkv = tape.input(own_rows(ctx, part, random(ctx, {kLength, kBatch, kWidth}, 1)), true);
-  const Var o = context_attention(ctx, context, part, qkv, options_of(ctx, c));
+  const Var o = context_attention(ctx, context, part, qkv, options);
   const Tensor d_o = own_rows(ctx, part, random(ctx, {kLength, kBatch, kHeads * kDim}, 2));
   const Tensor value = ops::contiguous(ctx, o.value());
   tape.backward(ctx, {o}, {d_o}, Tape::WeightGradients::immediate);
@@ -88,28 +116,66 @@ void expect_close(const Tensor& actual, const Tensor& expected) {
   for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 2e-5) << "element " << i;
 }
 
-class ContextAttention : public ::testing::TestWithParam<Case> {};
+/// Bytes that a rank sends in forward and backward of attention.
+std::uint64_t sent(ContextMethod method, const SequencePart& part) {
+  const auto others = static_cast<std::uint64_t>(part.ranks - 1);
+  const auto held = static_cast<std::uint64_t>(part.held() * kBatch * kDim * 4);
+  // Keys and values to all others, twice, and their gradients; or of everything what others compute, both
+  // ways.
+  if (method == ContextMethod::all_gather) return 3 * others * held * 2 * kKvHeads;
+  return 2 * others * held * (2 * kHeads + 2 * kKvHeads) / static_cast<std::uint64_t>(part.ranks);
+}
+
+using MethodCase = std::tuple<ContextMethod, Case>;
+class ContextAttention : public ::testing::TestWithParam<MethodCase> {};
 
 TEST_P(ContextAttention, EqualsThatOfOneRank) {
+  const auto& [method, c] = GetParam();
   for (const int ranks : {2, 3}) {
-    test::run_on_device(ranks, [&](std::shared_ptr<Communicator> world) {
+    test::run_on_device(ranks, [&, method = method, &c = c](std::shared_ptr<Communicator> world) {
       const ExecCtx ctx = test::context();
-      const ContextParallel context{world.get()};
+      const ContextParallel context{world.get(), method};
       const SequencePart part = context.part(kLength);
-      const Outcome whole = attend(ctx, {}, GetParam());
+      const Outcome whole = attend(ctx, {}, c);
       const std::uint64_t before = world->stats().bytes_sent;
-      const Outcome own = attend(ctx, context, GetParam());
+      const Outcome own = attend(ctx, context, c);
       expect_close(own.o, own_rows(ctx, part, whole.o));
       expect_close(own.dqkv, own_rows(ctx, part, whole.dqkv));
-      // Keys and values to all others, twice, and their gradients.
-      const auto kv = static_cast<std::uint64_t>(part.held() * kBatch * 2 * kKvHeads * kDim * 4);
-      EXPECT_EQ(world->stats().bytes_sent - before, 3 * (ranks - 1) * kv);
+      EXPECT_EQ(world->stats().bytes_sent - before, sent(method, part));
     });
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ContextAttention, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, ContextAttention,
+                         ::testing::Combine(::testing::Values(ContextMethod::all_gather,
+                                                              ContextMethod::ulysses),
+                                            ::testing::ValuesIn(kCases)),
+                         [](const auto& info) {
+                           return std::string(name_of(std::get<0>(info.param))) + "_" +
+                                  std::get<1>(info.param).name;
+                         });
+
+TEST(ContextMethods, AutomaticallyWhatSendsLess) {
+  for (const int ranks : {2, 3, 4}) {
+    test::run_ranks(ranks, {}, [&](std::shared_ptr<Communicator> world) {
+      const ExecCtx ctx = ExecCtx::cpu();
+      const ContextParallel context{world.get()};
+      attend(ctx, context, kCases[0]);
+      // 12 heads and 6 of keys and values: as much by either way among two ranks, less by heads among three;
+      // four do not divide the six.
+      EXPECT_EQ(world->stats().bytes_sent,
+                sent(ranks == 3 ? ContextMethod::ulysses : ContextMethod::all_gather, context.part(kLength)));
+    });
+  }
+}
+
+TEST(ContextMethods, HeadsThatRanksDoNotDivideAreRefused) {
+  test::run_ranks(4, {}, [](std::shared_ptr<Communicator> world) {
+    const ContextParallel context{world.get(), ContextMethod::ulysses};
+    test::expect_error<InvalidArgument>([&] { attend(ExecCtx::cpu(), context, kCases[0]); },
+                                        "4 context ranks do not divide the 6 key-value heads");
+  });
+}
 
 TEST(SequencePart, RanksHoldAllPositionsOnceAndAsManyPairs) {
   for (const int ranks : {1, 2, 3, 5}) {

@@ -89,7 +89,7 @@ OF_MASKING = ("mask_prob", "short_seq_prob", "masking_max_ngram", "masking_do_fu
               "masking_use_geometric_distribution", "cls_id", "sep_id", "mask_id", "pad_id")  # test_sentence_loaders.py
 ALONE = (*OF_MASKING, "data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
          "rope_scaling_factor",  # of positions beyond thousands: test_plugin_settings.py
-         "tp_comm_overlap", "enable_cuda_graph", "openai_gelu",  # tests of their own below, but
+         "tp_comm_overlap", "cp_comm_type", "enable_cuda_graph", "openai_gelu",  # tests of their own below, but
          "pretraining_flag", "reinitialize")  # in test_megatron_engine.py and test_changed_models.py
 
 

@@ -336,6 +336,11 @@ def test_arguments_come_last_and_unknown_ones_are_refused():
     assert config_of(other_megatron_args={"enable_cuda_graph": True})["device.cuda_graph"] is True
     for overlap, chunks in ((True, 0), (False, 1)):
         assert config_of(other_megatron_args={"tp_comm_overlap": overlap})["parallel.tensor_chunks"] == chunks
+    for word, method in (("a2a", "ulysses"), ("all_gather", "all_gather"), (["a2a", "a2a"], "ulysses")):
+        assert config_of(other_megatron_args={"cp_comm_type": word})["parallel.context_method"] == method
+    for word in ("p2p", "a2a+p2p", ["a2a", "all_gather"], True):
+        with pytest.raises(ConfigError, match="cp_comm_type is .*may be 'all_gather' or 'a2a'"):
+            config_of(other_megatron_args={"cp_comm_type": word})
 
 
 def test_main_weights_are_split_in_bf16_alone(caplog):

@@ -26,6 +26,7 @@ struct ParallelConfig {
   std::optional<std::string> pipeline_layout = std::nullopt;
   std::optional<std::int64_t> pipeline_split_rank = std::nullopt;  ///< the first stage of the decoder
   std::int64_t context = 1;
+  ContextMethod context_method = ContextMethod::automatic;
   std::int64_t expert = 1;
   std::optional<std::int64_t> data = std::nullopt;
   std::int64_t zero_stage = 1;

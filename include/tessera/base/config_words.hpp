@@ -42,6 +42,10 @@ enum class RecomputeMethod { uniform, block };
 /// When weights that data ranks share out are freed after they were gathered: always after each use, never
 /// between a forward pass and its backward, automatic: never in a pipeline, else always.
 enum class ZeroReshard { automatic, always, never };
+/// How attention of context ranks looks at others' positions: all_gather: each computes own queries on the
+/// keys and values of all; ulysses: own heads at all positions, which ranks exchange before and after;
+/// automatic: what sends less.
+enum class ContextMethod { automatic, all_gather, ulysses };
 /// Where what the device need not hold all the time lies: there, in host memory, or in a file.
 enum class OffloadTo { none, cpu, nvme };
 enum class OptimizerName { adamw, adam, sgd };
@@ -67,6 +71,7 @@ std::string_view name_of(Precision value);
 std::string_view name_of(Recompute value);
 std::string_view name_of(RecomputeMethod value);
 std::string_view name_of(ZeroReshard value);
+std::string_view name_of(ContextMethod value);
 std::string_view name_of(OffloadTo value);
 std::string_view name_of(OptimizerName value);
 std::string_view name_of(LrStyle value);

@@ -41,8 +41,9 @@ struct EngineLayout {
   int zero_stage = 1;
   int zero_group = 0;                                 ///< data ranks that share out together; 0 = all
   ZeroReshard zero_reshard = ZeroReshard::automatic;  ///< stage 3
-  DType gradient_dtype = DType::f32;                  ///< StoreGroups::sent
-  std::int64_t bucket_elements = 0;                   ///< see ParamStoreOptions
+  ContextMethod context_method = ContextMethod::automatic;
+  DType gradient_dtype = DType::f32;  ///< StoreGroups::sent
+  std::int64_t bucket_elements = 0;   ///< see ParamStoreOptions
 };
 
 struct EngineOptions {

@@ -154,7 +154,18 @@ def native_value(name: str, value: Any) -> Any:
         return float(value)
     if name == "tp_comm_overlap":  # 0 = as the device and the sizes suggest, 1 = off
         return 0 if value else 1
+    if name == "cp_comm_type":
+        return _context_method(value)
     return bool(value)
+
+
+def _context_method(value: Any) -> str:
+    """Of Megatron's word, which its command line has as a list that may name one for each layer."""
+    words = {str(word) for word in (value if isinstance(value, (list, tuple)) else [value])}
+    if len(words) == 1 and words <= {"all_gather", "a2a"}:
+        return "ulysses" if "a2a" in words else "all_gather"
+    raise ConfigError(f"other_megatron_args: cp_comm_type is {value!r}; it may be 'all_gather' or 'a2a', one for all layers: the numbers "
+                      "are the same. Leave it out for what sends less")
 
 
 def _sections_of(arguments: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:

@@ -63,6 +63,7 @@ ARGUMENTS: Dict[str, Effect] = {
     "hysteresis": _config("training.hysteresis", int),
     "enable_cuda_graph": _config("device.cuda_graph"),
     "tp_comm_overlap": _config("parallel.tensor_chunks"),
+    "cp_comm_type": _config("parallel.context_method"),
     "reset_position_ids": Effect("documents", "positions begin anew after the end of a document", yaml="data.reset_position_ids"),
     "reset_attention_mask": Effect("documents", "attention stays within a document", yaml="data.reset_attention_mask"),
     "eos_token_id": Effect("documents", "the id that ends a document, and a text of megatron_generate, instead of the model config's"),
