@@ -176,7 +176,7 @@ std::vector<DatasetPart> parts_of_count(const IndexedDataset& data, std::int64_t
   std::vector<DatasetPart> parts;
   std::int64_t document = 0, tokens = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    DatasetPart part{"_" + std::to_string(i), {document, document}};
+    DatasetPart part{detail::concat("_", i), {document, document}};
     const auto due = static_cast<std::int64_t>(static_cast<double>(data.tokens()) *
                                                static_cast<double>(i + 1) / static_cast<double>(count));
     const std::int64_t last = data.documents() - (count - 1 - i);  // one is left for each part that follows
