@@ -3,8 +3,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <string>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "emulator.hpp"
 
@@ -23,6 +28,33 @@ constexpr std::size_t kStacksOfSlab = 32;
 /// their stacks would else share a few lines of the cache.
 constexpr std::size_t kShift = 4096 / kStacksOfSlab;
 constexpr std::uint64_t kCanary = 0x5ca1ab1e0ddba115ull;
+
+/// Mappings that pools have given back: a stack keeps the pages that were touched.
+struct IdleSlabs {
+  std::mutex mutex;
+  std::vector<void*> slabs;
+};
+IdleSlabs& idle_slabs() {
+  static IdleSlabs* const instance = new IdleSlabs;  // streams may end with the process
+  return *instance;
+}
+
+/// Many stacks from one mapping: the system allows a process only so many.
+void* take_slab() {
+  {
+    IdleSlabs& idle = idle_slabs();
+    const std::lock_guard lock(idle.mutex);
+    if (!idle.slabs.empty()) {
+      void* const slab = idle.slabs.back();
+      idle.slabs.pop_back();
+      return slab;
+    }
+  }
+  void* const slab = mmap(nullptr, kStack * kStacksOfSlab, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (slab == MAP_FAILED) throw std::bad_alloc();
+  return slab;
+}
 
 std::uint64_t& canary_of(char* bottom) { return *reinterpret_cast<std::uint64_t*>(bottom); }
 
@@ -50,14 +82,17 @@ FiberPool::~FiberPool() {
 #if defined(__SANITIZE_THREAD__)
   for (const auto& fiber : fibers_) __tsan_destroy_fiber(fiber->place_.sanitizer);
 #endif
-  for (void* slab : slabs_) munmap(slab, kStack * kStacksOfSlab);
+#if defined(__SANITIZE_ADDRESS__)
+  // Idle fibers stand in frames that are never left.
+  for (void* slab : slabs_) ASAN_UNPOISON_MEMORY_REGION(slab, kStack * kStacksOfSlab);
+#endif
+  IdleSlabs& idle = idle_slabs();
+  const std::lock_guard lock(idle.mutex);
+  idle.slabs.insert(idle.slabs.end(), slabs_.begin(), slabs_.end());
 }
 
 void FiberPool::grow() {
-  // Many stacks from one mapping: the system allows a process only so many.
-  void* const slab = mmap(nullptr, kStack * kStacksOfSlab, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (slab == MAP_FAILED) throw std::bad_alloc();
+  void* const slab = take_slab();
   slabs_.push_back(slab);
   for (std::size_t i = kStacksOfSlab; i-- > 0;) {
     auto fiber = std::make_unique<Fiber>();

@@ -3,6 +3,7 @@
 /// holds a pattern that is looked at when it is freed. New memory holds NaNs.
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,9 +24,27 @@ namespace {
 constexpr std::size_t kPage = 4096, kAlignment = 256;
 constexpr std::size_t kReserved = std::size_t{256} << 30;
 constexpr unsigned char kPoison = 0xff, kGuard = 0xa5;
+constexpr std::size_t kPoisoned = std::size_t{4} << 20;  // bytes of the file of new memory
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+[[noreturn]] void give_up(const char* what) {
+  std::fprintf(stderr, "CUDA emulator: %s\n", what);
+  std::exit(2);
+}
+
+/// A file full of kPoison. New memory is a private view of it: most of a segment that a small test allocates
+/// is never written to, and then costs no pages.
+int poison_file() {
+  const int file = memfd_create("new device memory", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, kPoisoned) != 0) give_up("no file for new device memory");
+  void* const view = mmap(nullptr, kPoisoned, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (view == MAP_FAILED) give_up("no memory for new device memory");
+  std::memset(view, kPoison, kPoisoned);
+  munmap(view, kPoisoned);
+  return file;
+}
 
 struct Allocation {
   std::uintptr_t begin = 0, end = 0;    // what was asked for
@@ -38,10 +57,7 @@ class DeviceMemory {
   DeviceMemory() {
     void* const range =
         mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range == MAP_FAILED) {
-      std::fprintf(stderr, "CUDA emulator: no address space for device memory\n");
-      std::exit(2);
-    }
+    if (range == MAP_FAILED) give_up("no address space for device memory");
     base_ = next_ = number(range);
     const char* protect = std::getenv("TESSERA_EMULATOR_PROTECT");
     protected_ = protect != nullptr && std::strcmp(protect, "1") == 0;
@@ -69,8 +85,11 @@ class DeviceMemory {
              allow ? PROT_READ | PROT_WRITE : PROT_NONE);
   }
   std::uintptr_t take_pages(std::size_t bytes);
+  void map_poison(const Allocation& it) const;
+  static void unmap(const Allocation& it);
   void look_for_overruns(const Allocation& it);
 
+  const int poison_ = poison_file();
   std::uintptr_t base_ = 0, next_ = 0;
   mutable std::shared_mutex mutex_;
   std::map<std::uintptr_t, Allocation> allocations_;  // by begin
@@ -99,6 +118,20 @@ std::uintptr_t DeviceMemory::take_pages(std::size_t bytes) {
   return pages;
 }
 
+void DeviceMemory::map_poison(const Allocation& it) const {
+  for (std::uintptr_t at = it.first; at < it.after; at += kPoisoned) {
+    if (mmap(reinterpret_cast<void*>(at), std::min<std::size_t>(kPoisoned, it.after - at),
+             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, poison_, 0) == MAP_FAILED)
+      give_up("too many allocations");
+  }
+}
+
+void DeviceMemory::unmap(const Allocation& it) {
+  if (mmap(reinterpret_cast<void*>(it.first), it.after - it.first, PROT_NONE,
+           MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED)
+    give_up("device memory cannot be given back");
+}
+
 void* DeviceMemory::allocate(int device, std::size_t bytes) {
   std::unique_lock lock(mutex_);
   if (bytes > device_memory() || used_[device] > device_memory() - bytes) return nullptr;
@@ -110,9 +143,8 @@ void* DeviceMemory::allocate(int device, std::size_t bytes) {
   it.begin = it.after - size;
   it.end = it.begin + bytes;
   it.device = device;
-  protect(it, true);
+  map_poison(it);
   std::memset(reinterpret_cast<void*>(it.first), kGuard, it.begin - it.first);
-  std::memset(reinterpret_cast<void*>(it.begin), kPoison, bytes);
   std::memset(reinterpret_cast<void*>(it.end), kGuard, it.after - it.end);
   if (!allowed()) protect(it, false);
   allocations_[it.begin] = it;
@@ -140,8 +172,7 @@ bool DeviceMemory::free(std::uintptr_t address) {
   const Allocation it = found->second;
   protect(it, true);
   look_for_overruns(it);
-  madvise(reinterpret_cast<void*>(it.first), it.after - it.first, MADV_DONTNEED);
-  protect(it, false);
+  unmap(it);
   allocations_.erase(found);
   given_back_.emplace(it.after - it.first, it.first);
   used_[it.device] -= it.end - it.begin;
