@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "tessera/engine/engine.hpp"
 
@@ -104,7 +105,9 @@ Batch own_positions(const Batch& batch, const SequencePart& part) {
 }  // namespace
 
 MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const SequencePart& part) {
-  const Batch& batch = part.ranks > 1 ? own_positions(whole, part) : whole;
+  std::optional<Batch> own;
+  if (part.ranks > 1) own = own_positions(whole, part);
+  const Batch& batch = own ? *own : whole;
   MicroBatch m;
   m.batch = batch.batch;
   m.seq_length = batch.seq_length;
