@@ -2,6 +2,8 @@
 # $results naming the folder. tests/count_results.py adds it up.
 # shellcheck shell=bash
 
+cmake_options=()
+
 # Builds here are made from nothing: several files compiled as one take half the time (CMAKE_UNITY_BUILD). ccache finds what
 # build folders have in common, as long as it is told that the place of a build folder says nothing.
 export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$PWD}"
@@ -32,18 +34,42 @@ check() {
 # gtest_name BINARY PREFIX: what its results are called; a shard of it (GTEST_SHARD_INDEX) has a name of its own.
 gtest_name() { printf '%s' "$2$(basename "$1")${GTEST_SHARD_INDEX:+-$GTEST_SHARD_INDEX}"; }
 
+# is_late: the deadline (a value of SECONDS), where there is one, is over or nearly so.
+is_late() { [ -n "${deadline:-}" ] && [ $((deadline - SECONDS)) -le 5 ]; }
+
+# seconds_left SECONDS: these, or fewer where the deadline comes earlier.
+seconds_left() {
+  local left=$((${deadline:-SECONDS + $1} - SECONDS))
+  printf '%s' $((left < $1 ? left : $1))
+}
+
+# out_of_time NAME: counts what the deadline has cut as skipped, and says so.
+out_of_time() {
+  note "SKIPPED  $1: no time is left of TESSERA_CI_MINUTES=${TESSERA_CI_MINUTES:-}"
+  echo skipped >"$results/$1.status"
+}
+
 # try_gtest BINARY PREFIX [OPTION...]: one C++ test program, in $gtest_seconds at most; a failing one's log is shown.
 # NAME.failed then holds the filter that picks what failed.
 try_gtest() {
-  local binary="$1" name log failed code=0 begin=$SECONDS
+  local binary="$1" name log failed code=0 begin=$SECONDS seconds
   name="$(gtest_name "$1" "$2")"
+  if is_late; then
+    out_of_time "$name"
+    return
+  fi
+  seconds="$(seconds_left "${gtest_seconds:-1200}")"
   log="$results/$name.log"
   shift 2
   # In a subshell of its own, whose complaint about a crash goes to the log as well. Signals: a background job ignores some.
-  (env --default-signal=INT,QUIT timeout --kill-after=10 "${gtest_seconds:-1200}" "$binary" "$@" \
+  (env --default-signal=INT,QUIT timeout --kill-after=10 "$seconds" "$binary" "$@" \
     "--gtest_output=json:$results/$name.gtest.json" </dev/null) >"$log" 2>&1 || code=$?
   if [ $code -eq 0 ]; then
     note "ok       $name ($(grep -oE '[0-9]+ tests? from' "$log" | tail -n 1 | grep -oE '^[0-9]+ tests?' || echo '?'), $((SECONDS - begin)) s)"
+    return
+  fi
+  if [ $code -eq 124 ] && is_late && ! grep -q '^\[  FAILED' "$log"; then
+    out_of_time "$name"
     return
   fi
   note "FAILED   $name (exit code $code$([ $code -eq 124 ] && echo ', out of time')):"
@@ -131,14 +157,22 @@ run_gtests() {
   side_by_side "$2" "${programs[@]}"
 }
 
-# build_preset PRESET LOGNAME [TARGET...]: configures and builds a preset; a failure counts, its log is shown, and the
-# function fails.
+# build_preset PRESET LOGNAME [TARGET...]: configures, with $cmake_options as well, and builds a preset; a failure counts, its
+# log is shown, and the function fails. It fails too when the deadline comes first.
 build_preset() {
-  local preset="$1" name="$2"
+  local preset="$1" name="$2" code=0
   shift 2
-  if cmake --preset "$preset" -DTESSERA_PYTHON=OFF -DCMAKE_UNITY_BUILD=ON >"$results/$name-configure.log" 2>&1 &&
-    nice -n 5 cmake --build --preset "$preset" ${1+--target "$@"} >"$results/$name-build.log" 2>&1; then
-    return 0
+  if is_late; then
+    out_of_time "$name-build"
+    return 1
+  fi
+  if cmake --preset "$preset" -DTESSERA_PYTHON=OFF -DCMAKE_UNITY_BUILD=ON "${cmake_options[@]}" >"$results/$name-configure.log" 2>&1; then
+    timeout "$(seconds_left 5000)" nice -n 5 cmake --build --preset "$preset" ${1+--target "$@"} >"$results/$name-build.log" 2>&1 || code=$?
+    if [ $code -eq 0 ]; then return 0; fi
+    if [ $code -eq 124 ] && is_late; then
+      out_of_time "$name-build"
+      return 1
+    fi
   fi
   cat "$results/$name-configure.log"
   [ ! -e "$results/$name-build.log" ] || tail -n 200 "$results/$name-build.log"
@@ -200,9 +234,10 @@ run_emulated() {
   check emulated_kernels "$(python_command)" tests/emulated_kernels.py "$record"
 }
 
-# run_cuda_build: the 'cuda' preset and what can be said of it without a GPU. Skipped where there is no nvcc.
+# run_cuda_build [ARCHITECTURES]: the 'cuda' preset, for these GPUs or all that it is made for, and what can be said of it
+# without a GPU. Skipped where there is no nvcc.
 run_cuda_build() {
-  local environment
+  local environment cmake_options=(${1:+"-DCMAKE_CUDA_ARCHITECTURES=$1"})
   say "CUDA build"
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     note "skipped  no nvcc"

@@ -92,6 +92,7 @@ if $all; then
   run_sanitized asan
   run_sanitized ubsan
   run_sanitized tsan
+  run_cuda_build
   say "Speed beside PyTorch's"
   check compare_torch env "PATH=$environment/bin:$PATH" "$environment/bin/python" tests/bench/compare_torch.py \
     --build "$build" --output "$build/results/compare_torch.json"

@@ -66,15 +66,16 @@ def test_generation(script, source_dir, build_dir):
     assert not part.judged({**row, "passes_replayed": 0, "passes_plain": 255}, 0.0, "cuda")
 
 
-def test_comparison_with_pytorch(script, build_dir):
-    """Contenders side by side, and one at a time."""
+def test_comparison_with_pytorch(script, build_dir, long_run):
+    """Contenders side by side, and with --long one at a time as well."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     if not (build_dir / "tests/bench/train_bench").exists():
         pytest.skip("the build has no benches")
-    code, results, printed = script("--rehearse", "compare_small", "compare_llama3")
+    parts = [("compare_small", "tiny_gpt2", "beside"), ("compare_llama3", "tiny_llama", "restarted")][:2 if long_run else 1]
+    code, results, printed = script("--rehearse", *(part for part, _, _ in parts))
     assert code == 0, printed
-    for part, case, turns in (("compare_small", "tiny_gpt2", "beside"), ("compare_llama3", "tiny_llama", "restarted")):
+    for part, case, turns in parts:
         assert results["parts"][part]["outcome"] == "ok", printed
         entry = results["parts"][part]["figures"]["cases"][case]
         assert entry["turns"] == turns and set(entry["results"]) == {"tessera", "eager"}
@@ -82,7 +83,7 @@ def test_comparison_with_pytorch(script, build_dir):
             "tessera": (entry["case"]["tessera"][0], 16), "eager": (entry["case"]["eager"][0], 16)}
         assert all(figures["steps"] == entry["case"]["rounds"] for figures in entry["results"].values())
     summary = (script.out / "results.md").read_text()
-    assert "| tiny_gpt2 | eager |" in summary and "started anew for each turn" in summary
+    assert "| tiny_gpt2 | eager |" in summary and ("started anew for each turn" in summary) == long_run
 
 
 def test_a_failure_is_seen(script, tmp_path):
