@@ -45,7 +45,7 @@ seconds_left() {
 
 # out_of_time NAME: counts what the deadline has cut as skipped, and says so.
 out_of_time() {
-  note "SKIPPED  $1: no time is left of TESSERA_CI_MINUTES=${TESSERA_CI_MINUTES:-}"
+  note "SKIPPED  $1: no time is left of CI_MINUTES=${CI_MINUTES:-}"
   echo skipped >"$results/$1.status"
 }
 
