@@ -27,7 +27,7 @@ ROOMS = [("errors",), ("utils/objects",), ("comm",), ("launch", "compat", "utils
          ("utils/environment",), ("utils/imports", "plugin"), ("utils/dataclasses", "utils/versions", "data"), ("state",),
          ("logging", "utils/memory", "utils/operations", "utils/tqdm"),
          ("utils/random", "checkpoint", "commands", "tracking", "memory_utils"), ("data_loader", "utils/other"), ("engine",),
-         ("causal_lm", "optimizer", "scheduler", "utils/modeling"), ("utils/megatron_lm", "utils/weights"), ("accelerator",),
+         ("causal_lm", "optimizer", "scheduler", "utils/modeling"), ("utils/deepspeed", "utils/megatron_lm", "utils/weights"), ("accelerator",),
          ("big_modeling", "inference", "integrations", "launchers", "local_sgd", "parallelism_config", "tokenize_worker"),
          ("__init__", "utils/__init__"), ("cli", "commands/sanity", "parquet_worker", "plot", "sentence_worker"), ("__main__",)]
 ROOM_LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

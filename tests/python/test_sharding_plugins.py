@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "sharding_plugins.py"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch):
-    for name in ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_GRADIENT_CLIPPING", "LOCAL_WORLD_SIZE",
+    for name in ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_GRADIENT_CLIPPING", "LOCAL_WORLD_SIZE", "ACCELERATE_DEEPSPEED_CONFIG_FILE",
                  "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -61,7 +61,8 @@ def test_torch_strategies():
 def test_the_rest_of_the_configuration(monkeypatch):
     config = native_config(sharding=DeepSpeedPlugin(zero_stage=1, gradient_clipping=0.5), world_size=2)
     assert config["optimizer"]["clip_grad"] == 0.5 and "recompute" not in config["training"]
-    assert native_config(sharding=DeepSpeedPlugin(gradient_clipping="auto"), world_size=2)["optimizer"]["clip_grad"] == 0
+    assert native_config(sharding=DeepSpeedPlugin(gradient_clipping="auto"), world_size=2)["optimizer"]["clip_grad"] == 1  # Accelerate's
+    assert native_config(sharding=DeepSpeedPlugin(gradient_clipping=0), world_size=2)["optimizer"]["clip_grad"] == 0
     offloading = {"offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/disk"}
     offload = lambda plugin: native_config(sharding=plugin, world_size=2)["offload"]  # noqa: E731
     assert offload(DeepSpeedPlugin(zero_stage=1, **offloading)) == {"optimizer": "nvme", "path": "/disk"}
@@ -85,7 +86,8 @@ def test_the_rest_of_the_configuration(monkeypatch):
     (DeepSpeedPlugin, {"offload_param_device": "cpu"}, "is for zero_stage=3"),
     (DeepSpeedPlugin, {"zero_stage": 3, "offload_param_nvme_path": "/tmp"}, "not on disk"),
     (DeepSpeedPlugin, {"offload_optimizer_nvme_path": "/tmp"}, "go together"),
-    (DeepSpeedPlugin, {"hf_ds_config": {"a": 1}}, "DeepSpeed's JSON"),
+    (DeepSpeedPlugin, {"hf_ds_config": {"a": 1}}, "has no \"zero_optimization\""),
+    (DeepSpeedPlugin, {"gradient_accumulation_steps": 0}, "whole number of at least 1"),
     (DeepSpeedPlugin, {"enable_msamp": True}, "MS-AMP"),
     (DeepSpeedPlugin, {"gradient_clipping": "much"}, "a number or 'auto'"),
     (FullyShardedDataParallelPlugin, {"cpu_offload": "some"}, "True or False"),

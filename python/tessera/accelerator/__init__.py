@@ -77,6 +77,7 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = rng_types
         self.gradient_state = GradientState(self._accumulation(gradient_accumulation_steps, gradient_accumulation_plugin))
+        self._take_deepspeed(self.state.deepspeed_plugin)
         self.scaler = None  # of torch's; the engine scales fp16's loss by itself
         self.native_amp = False
         self.step = 0
@@ -120,6 +121,23 @@ class Accelerator(Processes, Trackers, Checkpoints, Foreign):
             return plugin
         return GradientAccumulationPlugin(
             num_steps=int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps) if steps == 1 else steps))
+
+    def _take_deepspeed(self, plugin: Any) -> None:
+        """Its gradient_accumulation_steps count, as in Accelerate. Errors: ConfigError where batch sizes contradict each other."""
+        if plugin is None:
+            return
+        if plugin.accumulation not in (None, self.gradient_accumulation_steps):
+            if self.gradient_accumulation_steps != 1:
+                warn_once(f"gradient_accumulation_steps={self.gradient_accumulation_steps} of the Accelerator has no effect: the "
+                          f"DeepSpeedPlugin says {plugin.accumulation}")
+            self.gradient_accumulation_steps = plugin.accumulation
+        if plugin.json is not None:
+            if self.scaler_handler is not None and plugin.loss_scaling:
+                raise ConfigError("GradScalerKwargs and the section fp16 of DeepSpeed's JSON both say how losses are scaled; keep one")
+            plugin.json.fill("gradient_accumulation_steps", self.gradient_accumulation_steps)
+            plugin.json.check_batch_sizes(self.state.mesh.dp, self.gradient_accumulation_steps)
+            for name in ("fp16", "bf16"):
+                plugin.json.fill(f"{name}.enabled", self.mixed_precision == name)
 
     # prepare
 

@@ -24,6 +24,7 @@ from tessera.plugin.config_map import micro_batch_size_of, parameter_rules
 from tessera.plugin.lr_horizon import resolve_horizon
 from tessera.plugin.unused import unused_by_loaders, unused_by_model, warn_of
 from tessera.scheduler import AcceleratedScheduler, MegatronScheduler
+from tessera.utils.deepspeed import DeepSpeedScheduler, DummyOptim, DummyScheduler, make_optimizer, make_scheduler
 from tessera.utils.megatron_lm import MegatronLMDummyDataLoader, MegatronLMDummyScheduler
 from tessera.utils.other import is_compiled_module
 
@@ -53,7 +54,7 @@ _TESTS: Dict[str, Callable[[Any], bool]] = {
     "indexed": lambda obj: isinstance(obj, MegatronLMDummyDataLoader),
     "model": lambda obj: _instance(obj, "torch.nn", "Module"),
     "optimizer": lambda obj: _instance(obj, "torch.optim", "Optimizer"),
-    "scheduler": lambda obj: isinstance(obj, MegatronLMDummyScheduler) or _instance(
+    "scheduler": lambda obj: isinstance(obj, (MegatronLMDummyScheduler, DeepSpeedScheduler)) or _instance(
         obj, "torch.optim.lr_scheduler", "LRScheduler", "ReduceLROnPlateau"),
     "loader": _is_loader}
 
@@ -95,8 +96,9 @@ class Preparation:
             raise
 
     def _run(self, objects: tuple) -> list:
-        results: List[Any] = list(objects)
         with agreed(self.state.world, "prepare()") as facts:
+            objects = self._of_deepspeed(objects)
+            results: List[Any] = list(objects)
             kinds = self._kinds(objects)
             self._take_facts(objects, kinds, facts)
         for i in kinds["indexed"]:
@@ -133,6 +135,27 @@ class Preparation:
         if kinds["optimizer"]:
             announce(self.accelerator)
         return results
+
+    def _of_deepspeed(self, objects: tuple) -> tuple:
+        """The objects with what DummyOptim and DummyScheduler stand for. Errors: ConfigError, as in Accelerate also for an optimizer or
+        a scheduler beside the JSON's."""
+        plugin = self.state.deepspeed_plugin
+        config = None if plugin is None else plugin.json
+        made = {id(each): make_optimizer(config, each) for each in objects if isinstance(each, DummyOptim)}
+        found = [made.get(id(each), each) for each in objects]
+        for i, each in enumerate(objects):
+            if isinstance(each, DummyScheduler):
+                optimizer = made.get(id(each.optimizer), each.optimizer)
+                if isinstance(optimizer, DummyOptim):
+                    raise ConfigError("prepare() got a DummyScheduler without its DummyOptim; give both to one prepare()")
+                found[i] = make_scheduler(config, each, optimizer, 1 if self.accelerator.split_batches else self.state.mesh.dp)
+        for kind, stand_in in (("optimizer", DummyOptim), ("scheduler", DummyScheduler)):
+            if config is not None and config.get(kind) is not None:
+                for given in objects:
+                    if not isinstance(given, stand_in) and not is_prepared(given) and _TESTS[kind](given):
+                        raise ConfigError(f'{config.where} has an "{kind}" and prepare() got a {type(given).__name__}: give it a '
+                                          f"tessera.utils.{stand_in.__name__}, or take the {kind} out of the JSON")
+        return tuple(found)
 
     def _settle(self) -> None:
         """Tells the model's session how it is trained, as far as that is known."""
@@ -340,8 +363,22 @@ class Preparation:
         if split:
             batch_size = max(1, batch_size // (self.state.mesh.dp * self.num_micro_batches))
         self._add("batch_sizes", batch_size)
+        deepspeed = self.state.deepspeed_plugin
+        if deepspeed is not None and deepspeed.json is not None:
+            self._compare_batch_size(deepspeed.json)
         if self.plugin is not None:
             self.plugin.set_training_args(micro_batch_size_of(self.plugin, self.prepared.batch_sizes), self.state.mesh.dp)
+
+    def _compare_batch_size(self, config: Any) -> None:
+        """Loaders decide over batches; DeepSpeed's JSON is completed by them, and told where it says something else."""
+        sizes = self.prepared.batch_sizes
+        size = min(sizes) if self.state.deepspeed_plugin.is_train_batch_min else max(sizes)
+        said = config.number("train_micro_batch_size_per_gpu", True)
+        if said is not None and said not in sizes:
+            warn_once(f"{config.where}: train_micro_batch_size_per_gpu {said} has no effect: the loaders given to prepare() have batches of "
+                      f"{', '.join(map(str, sorted(set(sizes))))} on each process")
+        config.fill("train_micro_batch_size_per_gpu", size)
+        config.fill("train_batch_size", size * self.accelerator.gradient_accumulation_steps * self.state.mesh.dp)
 
     def indexed(self, dummies: list) -> None:
         size = dummies[0].dataset_args["micro_batch_size"]

@@ -1,10 +1,12 @@
 """DeepSpeed's and FSDP's settings as the engine's own ZeRO stages: what data ranks share out. Settings that change numbers or memory
 and have no counterpart here are refused by name; those about how the other engines do it have no effect."""
 
+import json
 import os
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Optional
 
+from tessera.compat.deepspeed_config import AUTO, DeepSpeedConfig
 from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 
@@ -23,6 +25,7 @@ class ShardingPlugin:
     clip_grad: Optional[float] = None
     recompute = False
     offload: Dict[str, Any] = {}  # keys of the section `offload`
+    loss_scaling: Dict[str, Any] = {}  # keys of the section `training`
 
     @property
     def parallel(self) -> Dict[str, Any]:
@@ -35,11 +38,13 @@ class ShardingPlugin:
 
 @dataclass
 class DeepSpeedPlugin(ShardingPlugin):
-    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE), `gradient_clipping`, `offload_optimizer_device` (cpu, or nvme with
+    """`zero_stage` (2; ACCELERATE_DEEPSPEED_ZERO_STAGE), `gradient_clipping` (as in Accelerate 1.0 unless it is given; 0 is none),
+    `gradient_accumulation_steps` (over the Accelerator's), `offload_optimizer_device` (cpu, or nvme with
     `offload_optimizer_nvme_path`; from stage 2 on this takes gradients to host memory too, as DeepSpeed's does) and, with stage 3,
     `offload_param_device` (cpu) as in Accelerate; updates of offloaded state are computed on the device. Stage 3 keeps nothing gathered
-    between passes. Errors: ConfigError for parameters on nvme, for a `hf_ds_config`, which is not read in this build yet, for MS-AMP, and
-    for a stage there is not."""
+    between passes. `hf_ds_config` (ACCELERATE_DEEPSPEED_CONFIG_FILE): DeepSpeed's JSON, a path or a dict, which counts before the
+    arguments; "auto" in it is what they say. Errors: ConfigError for parameters on nvme, for what of the JSON is not done here, for MS-AMP,
+    and for a stage there is not."""
 
     hf_ds_config: Any = None
     gradient_accumulation_steps: Optional[int] = None
@@ -57,15 +62,18 @@ class DeepSpeedPlugin(ShardingPlugin):
     msamp_opt_level: Optional[str] = None
 
     def __post_init__(self):
-        for name, variable in (("zero_stage", "ZERO_STAGE"), ("offload_optimizer_device", "OFFLOAD_OPTIMIZER_DEVICE"),
+        for name, variable in (("hf_ds_config", "CONFIG_FILE"), ("zero_stage", "ZERO_STAGE"), ("offload_optimizer_device", "OFFLOAD_OPTIMIZER_DEVICE"),
                                ("offload_param_device", "OFFLOAD_PARAM_DEVICE"),
                                ("offload_optimizer_nvme_path", "OFFLOAD_OPTIMIZER_NVME_PATH")):
             if getattr(self, name) is None:
                 setattr(self, name, os.environ.get(f"ACCELERATE_DEEPSPEED_{variable}"))
         if self.gradient_clipping is None:
-            self.gradient_clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING")
-        _refuse(self, {"hf_ds_config": "DeepSpeed's JSON is not read in this build yet: give the arguments instead",
-                       "offload_param_nvme_path": "weights can lie in host memory, not on disk: offload_param_device='cpu'",
+            self.gradient_clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING", AUTO)
+        none = self.hf_ds_config is None or (isinstance(self.hf_ds_config, str) and self.hf_ds_config.lower() == "none")
+        self.json = None if none else DeepSpeedConfig(self.hf_ds_config)
+        if self.json is not None:
+            self._take_json(self.json)
+        _refuse(self, {"offload_param_nvme_path": "weights can lie in host memory, not on disk: offload_param_device='cpu'",
                        "transformer_moe_cls_names": "there are no mixtures of experts in this build yet",
                        "enable_msamp": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'",
                        "msamp_opt_level": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'"})
@@ -74,12 +82,55 @@ class DeepSpeedPlugin(ShardingPlugin):
             raise ConfigError(f"DeepSpeedPlugin(zero_stage={stage!r}): it is 0, 1, 2 or 3")
         self.zero_stage = int(stage)
         self.offload = self._offload()
-        if str(self.gradient_clipping).lower() in ("none", "auto"):
-            self.gradient_clipping = None
+        clipping = {"none": None, AUTO: 1.0}.get(str(self.gradient_clipping).lower(), self.gradient_clipping)
         try:
-            self.clip_grad = None if self.gradient_clipping is None else float(self.gradient_clipping)
-        except ValueError:
+            self.clip_grad = None if clipping is None else float(clipping)
+        except (TypeError, ValueError):
             raise ConfigError(f"DeepSpeedPlugin(gradient_clipping={self.gradient_clipping!r}): it is a number or 'auto'") from None
+        steps = self.gradient_accumulation_steps
+        if steps not in (None, AUTO) and (isinstance(steps, bool) or not str(steps).isdigit() or int(steps) < 1):
+            raise ConfigError(f"DeepSpeedPlugin(gradient_accumulation_steps={steps!r}): it is a whole number of at least 1 or 'auto'")
+        self.accumulation = None if steps in (None, AUTO) else int(steps)
+
+    def _take_json(self, config: DeepSpeedConfig) -> None:
+        """What the JSON says counts; what is "auto" there, or missing, is the argument's."""
+        zero = "zero_optimization"
+        for name, place in (("gradient_accumulation_steps", "gradient_accumulation_steps"), ("gradient_clipping", "gradient_clipping"),
+                            ("zero_stage", f"{zero}.stage"), ("offload_optimizer_device", f"{zero}.offload_optimizer.device"),
+                            ("offload_optimizer_nvme_path", f"{zero}.offload_optimizer.nvme_path"),
+                            ("offload_param_device", f"{zero}.offload_param.device"),
+                            ("offload_param_nvme_path", f"{zero}.offload_param.nvme_path")):
+            value = config.get(place)
+            if value is not None and value != AUTO:
+                setattr(self, name, value)
+            elif value == AUTO:
+                config.fill(place, getattr(self, name))
+        if config.get(f"{zero}.stage") is None:
+            raise ConfigError(f'{config.where}: "zero_optimization" has no "stage"; it is 0, 1, 2 or 3')
+        self.loss_scaling = config.loss_scaling()
+
+    def facts(self) -> Dict[str, str]:
+        """All that ranks compare: of a JSON what it says, wherever it lies."""
+        return super().facts() | {"DeepSpeedPlugin.hf_ds_config": json.dumps(self.deepspeed_config, sort_keys=True, default=str)}
+
+    @property
+    def deepspeed_config(self) -> Dict[str, Any]:
+        """The JSON as far as it is settled; without one what the arguments come to."""
+        if self.json is not None:
+            return self.json.config
+        return {"gradient_accumulation_steps": self.accumulation or AUTO, "zero_optimization": {"stage": self.zero_stage},
+                **({} if self.clip_grad is None else {"gradient_clipping": self.clip_grad})}
+
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """Of the JSON, by its dotted name."""
+        found: Any = self.deepspeed_config
+        for key in ds_key_long.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return default if found is None else found
+
+    def is_auto(self, ds_key_long: str) -> bool:
+        """Whether the JSON still says "auto" there."""
+        return self.get_value(ds_key_long) == AUTO
 
     def _offload(self) -> Dict[str, Any]:
         device, path = str(self.offload_optimizer_device or "none").lower(), self.offload_optimizer_nvme_path
@@ -89,8 +140,10 @@ class DeepSpeedPlugin(ShardingPlugin):
         if (device == "nvme") != (path is not None):
             raise ConfigError("DeepSpeedPlugin: offload_optimizer_device='nvme' and offload_optimizer_nvme_path, a folder, go together")
         offload = {"optimizer": device} | ({"path": path} if path is not None else {})
-        if device != "none" and self.zero_stage >= 2:
-            offload["gradients"] = "cpu"
+        if device != "none":
+            offload.update({} if self.json is None else self.json.offload())
+            if self.zero_stage >= 2:
+                offload["gradients"] = "cpu"
         weights = str(self.offload_param_device or "none").lower()
         if weights not in ("none", "cpu"):
             raise ConfigError(f"DeepSpeedPlugin(offload_param_device={self.offload_param_device!r}): it is none or cpu; weights can lie in "

@@ -238,6 +238,8 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
         if sharding is not None:
             parallel.update(sharding.parallel)
             config["offload"].update(sharding.offload)
+            if mixed_precision == "fp16":
+                training.update(sharding.loss_scaling)
             if sharding.recompute:
                 training["recompute"] = "full"
         return config

@@ -361,6 +361,8 @@ class AcceleratorState(_Processes):
         refuse_other_engines(dynamo_plugin, torch_tp_plugin, parallelism_config)
         sharding = sharding_of(deepspeed_plugin, fsdp_plugin, megatron_lm_plugin)
         precision = precision_of(mixed_precision)
+        if isinstance(sharding, DeepSpeedPlugin) and sharding.json is not None:
+            precision = sharding.json.precision(precision)
         wanted = deadline_of(megatron_lm_plugin, kwargs)
         partial_state = PartialState(cpu, **kwargs)
         if wanted is not None and wanted != partial_state._timeout_s:

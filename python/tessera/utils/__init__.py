@@ -9,7 +9,7 @@ from typing import Any as _Any
 from tessera.utils.tqdm import tqdm
 
 _MODULES = ("dataclasses", "megatron_lm", "operations", "other", "random", "memory", "environment", "imports", "objects",
-            "constants", "modeling", "weights")
+            "constants", "modeling", "weights", "deepspeed")
 
 
 def __getattr__(name: str) -> _Any:

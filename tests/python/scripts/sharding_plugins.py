@@ -13,11 +13,12 @@ from tessera.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, set_s
 
 PLUGINS = {
     "none": lambda: {},
-    "zero2": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2)},
-    "zero3": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3)},
-    "nvme": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, offload_optimizer_device="nvme",
+    "zero2": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, gradient_clipping=0)},
+    "zero3": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3, gradient_clipping=0)},
+    "nvme": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, gradient_clipping=0, offload_optimizer_device="nvme",
                                                          offload_optimizer_nvme_path=str(Path(sys.argv[1]).parent))},
-    "offload": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3, offload_optimizer_device="cpu", offload_param_device="cpu")},
+    "offload": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3, gradient_clipping=0, offload_optimizer_device="cpu",
+                                                            offload_param_device="cpu")},
     "cpu_offload": lambda: {"fsdp_plugin": FullyShardedDataParallelPlugin(cpu_offload=True, activation_checkpointing=True,
                                                                           activation_checkpointing_offload=True)},
     "clipped": lambda: {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3, gradient_clipping=0.1)},
