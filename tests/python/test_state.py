@@ -17,7 +17,8 @@ from tessera.comm.process_group import Device, machine_numbers
 from tessera.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tessera.state import AcceleratorState, DistributedType, GradientState, PartialState, is_initialized
 from tessera.state.support import mesh_of
-from tessera.utils.dataclasses import GradientAccumulationPlugin, MegatronLMPlugin
+from tessera.utils.dataclasses import (DeepSpeedPlugin, FullyShardedDataParallelPlugin, GradientAccumulationPlugin,
+                                        MegatronLMPlugin)
 
 
 @pytest.fixture(autouse=True)
@@ -334,7 +335,7 @@ def test_megatron_mesh(ranks):
         ({"torch_tp_plugin": object()}, {}, NotImplementedError),
         ({"parallelism_config": object()}, {}, NotImplementedError),
         ({}, {"ACCELERATE_USE_FSDP": "true"}, NotImplementedError),
-        ({}, {"ACCELERATE_USE_DEEPSPEED": "1"}, NotImplementedError),
+        ({}, {"ACCELERATE_USE_FSDP": "1"}, NotImplementedError),
         ({"mixed_precision": "fp8"}, {}, ConfigError),
         ({}, {"ACCELERATE_MIXED_PRECISION": "bf8"}, ConfigError),
     ],
@@ -345,6 +346,27 @@ def test_what_does_not_run_here_is_refused(ranks, monkeypatch, arguments, enviro
     with pytest.raises(error):
         AcceleratorState(_from_accelerator=True, **arguments)
     assert not is_initialized()
+
+
+def test_deepspeed_from_the_environment(ranks, monkeypatch, tmp_path):
+    """As `accelerate launch --use_deepspeed --deepspeed_config_file` sets it."""
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    for name, value in {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path), "ACCELERATE_GRADIENT_CLIPPING": "2",
+                        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": "none"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="one of the two"):
+        AcceleratorState(megatron_lm_plugin=MegatronLMPlugin(), _from_accelerator=True)
+    state = AcceleratorState(_from_accelerator=True)
+    assert (state.deepspeed_plugin.zero_stage, state.deepspeed_plugin.clip_grad, state.mixed_precision) == (3, 2.0, "bf16")
+
+
+def test_a_plugin_that_comes_late_and_says_something_else(ranks):
+    AcceleratorState(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2), _from_accelerator=True)
+    AcceleratorState(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2), _from_accelerator=True)
+    for late in ({"deepspeed_plugin": DeepSpeedPlugin(zero_stage=3)}, {"fsdp_plugin": FullyShardedDataParallelPlugin()}):
+        with pytest.raises(ValueError, match="to the first `Accelerator"):
+            AcceleratorState(**late, _from_accelerator=True)
 
 
 def test_precision_from_the_environment(ranks, monkeypatch):

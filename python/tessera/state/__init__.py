@@ -355,6 +355,7 @@ class AcceleratorState(_Processes):
         self.__dict__ = self._shared_state
         if self.initialized:
             self._check_initialized(mixed_precision, cpu, megatron_lm_plugin, kwargs.get("timeout"))
+            self._check_same_sharding(deepspeed_plugin or fsdp_plugin)
             return
         if not _from_accelerator:
             raise ValueError("make an `Accelerator()` first: AcceleratorState() only reads what that has set up")
@@ -426,6 +427,16 @@ class AcceleratorState(_Processes):
         if plugin is not None:  # an equal one: prepare() completes the one that the script holds now
             plugin.set_mixed_precision(self._mixed_precision)
             self.__dict__["megatron_lm_plugin"] = plugin
+
+    def _check_same_sharding(self, plugin: Any) -> None:
+        """Errors: ValueError for a plugin that comes after the first Accelerator() and means something else than what that was given."""
+        if plugin is None:
+            return
+        names = ("parallel", "offload", "clip_grad", "recompute", "loss_scaling")
+        given, first = ({name: getattr(each, name, None) for name in names} for each in (plugin, self.sharding_plugin))
+        if type(plugin) is not type(self.sharding_plugin) or given != first:
+            raise ValueError(f"there is an AcceleratorState already and it cannot be changed: give this {type(plugin).__name__} to the "
+                             "first `Accelerator()` of this process, and start it again")
 
     @property
     def mixed_precision(self) -> str:

@@ -81,8 +81,8 @@ def deadline_of(plugin: Any, kwargs: Dict[str, Any]) -> Optional[float]:
 
 
 def sharding_of(deepspeed: Any, fsdp: Any, megatron: Any) -> Optional[ShardingPlugin]:
-    """The one of these plugins that says what data ranks share out, or None. Errors: ConfigError for two, NotImplementedError for
-    objects of another library, and for the environment that their launchers set."""
+    """The one of these plugins that says what data ranks share out, that of ACCELERATE_USE_DEEPSPEED, or None. Errors: ConfigError for
+    two, NotImplementedError for objects of another library, and for the environment of FSDP's launcher."""
     for name, plugin, kind in (("deepspeed_plugin", deepspeed, DeepSpeedPlugin), ("fsdp_plugin", fsdp, FullyShardedDataParallelPlugin)):
         if plugin is not None and not isinstance(plugin, kind):
             raise not_ours(f"{name}={type(plugin).__name__}", "another library", f"give a tessera.utils.{kind.__name__}")
@@ -92,9 +92,12 @@ def sharding_of(deepspeed: Any, fsdp: Any, megatron: Any) -> Optional[ShardingPl
                           "MegatronLMPlugin(use_distributed_optimizer=True) shares out the optimizer's state")
     if given:
         return given[0]
-    for variable, what in (("DEEPSPEED", "DeepSpeed"), ("FSDP", "PyTorch's FSDP")):
-        if parse_flag_from_env(f"ACCELERATE_USE_{variable}"):
-            raise not_ours(f"ACCELERATE_USE_{variable}", what, "give the Accelerator a DeepSpeedPlugin or FullyShardedDataParallelPlugin")
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):  # `accelerate launch --use_deepspeed` says the rest in variables as well
+        if megatron is not None:
+            raise ConfigError("ACCELERATE_USE_DEEPSPEED is set and the Accelerator has a megatron_lm_plugin; one of the two")
+        return DeepSpeedPlugin()
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise not_ours("ACCELERATE_USE_FSDP", "PyTorch's FSDP", "give the Accelerator a FullyShardedDataParallelPlugin")
     return None
 
 
