@@ -106,6 +106,8 @@ def test_batch_sizes():
     assert config.get("train_micro_batch_size_per_gpu") == 6
     with pytest.raises(ConfigError, match="train_batch_size is 48, and train_micro_batch_size_per_gpu 3 x .* are 24"):
         plugin(train_batch_size=48, train_micro_batch_size_per_gpu=3).check_batch_sizes(4, 2)
+    with pytest.raises(ConfigError, match="1 cannot be divided"):  # 1 / 49 * 49 is not 1 in floating point
+        plugin(train_batch_size=1).check_batch_sizes(49, 1)
     with pytest.raises(ConfigError, match="50 cannot be divided"):
         plugin(train_batch_size=50).check_batch_sizes(4, 2)
 

@@ -100,7 +100,7 @@ def missing_standard_headers(include: Path) -> list:
 
 
 def test_every_installed_header_compiles_alone(prefix, tmp_path, long_run):
-    """As it is with --long. Else behind the precompiled headers of the standard library, a fifth of the time, with what of these
+    """As it is with --long. Else behind the precompiled headers of the standard library, half of the time, with what of these
     it must include itself told by the names it uses."""
     include, options = prefix / "include", ("-std=c++20", "-Wall", "-Wextra", "-Werror", "-I", prefix / "include")
     headers = sorted((include / "tessera").rglob("*.hpp"))

@@ -81,6 +81,15 @@ def _without_repetition(pairs: list) -> dict:
     return found
 
 
+def value_at(config: Any, name: str, default: Any = None) -> Any:
+    """Of nested dicts by a dotted name; the default where it, or what it stands in, is None or not there."""
+    for key in name.split("."):
+        if not isinstance(config, dict) or config.get(key) is None:
+            return default
+        config = config[key]
+    return config
+
+
 class DeepSpeedConfig:
     """The JSON `source` holds: a dict, a path to a file, or an object of Transformers' or Accelerate's that has it as `config`.
     Errors: ConfigError for what is no such JSON, and for keys that mean something Tessera does not do."""
@@ -133,12 +142,7 @@ class DeepSpeedConfig:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a dotted name; the default where it, or what it stands in, is not there."""
-        found: Any = self.config
-        for key in name.split("."):
-            if not isinstance(found, dict) or found.get(key) is None:
-                return default
-            found = found[key]
-        return found
+        return value_at(self.config, name, default)
 
     def number(self, name: str, whole: bool = False) -> Any:
         """A number; None where it is "auto" or not there. Errors: ConfigError for anything else."""
@@ -190,13 +194,15 @@ class DeepSpeedConfig:
     def check_batch_sizes(self, data_ranks: int, accumulation: int) -> None:
         """Errors: ConfigError where train_batch_size is not what the others make."""
         whole, part = self.number("train_batch_size", True), self.number("train_micro_batch_size_per_gpu", True)
-        if whole is not None and whole != (part or whole / (accumulation * data_ranks)) * accumulation * data_ranks:
+        if whole is None:
+            return
+        if part is not None and whole != part * accumulation * data_ranks:
             raise ConfigError(f"{self.where}: train_batch_size is {whole}, and train_micro_batch_size_per_gpu {part} x "
                               f"gradient_accumulation_steps {accumulation} x {data_ranks} data ranks are {part * accumulation * data_ranks}")
-        if whole is not None and whole % (accumulation * data_ranks):
+        if whole % (accumulation * data_ranks):
             raise ConfigError(f"{self.where}: train_batch_size {whole} cannot be divided by gradient_accumulation_steps {accumulation} x "
                               f"{data_ranks} data ranks")
-        if part is None and whole is not None:
+        if part is None:
             self.config["train_micro_batch_size_per_gpu"] = whole // (accumulation * data_ranks)
 
     def fill(self, name: str, value: Any) -> None:

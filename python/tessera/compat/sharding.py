@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Optional
 
-from tessera.compat.deepspeed_config import AUTO, DeepSpeedConfig
+from tessera.compat.deepspeed_config import AUTO, DeepSpeedConfig, value_at
 from tessera.compat.refusals import boolean
 from tessera.errors import ConfigError
 
@@ -123,10 +123,7 @@ class DeepSpeedPlugin(ShardingPlugin):
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
         """Of the JSON, by its dotted name."""
-        found: Any = self.deepspeed_config
-        for key in ds_key_long.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return default if found is None else found
+        return value_at(self.deepspeed_config, ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
         """Whether the JSON still says "auto" there."""

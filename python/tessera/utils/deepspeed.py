@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, Optional
 
+from tessera.compat.deepspeed_config import AUTO
 from tessera.errors import ConfigError
 
 __all__ = ["DeepSpeedScheduler", "DummyOptim", "DummyScheduler"]
-
-_AUTO = "auto"
 
 
 class DummyOptim:
@@ -55,7 +54,7 @@ def make_optimizer(config: Any, dummy: DummyOptim) -> Any:
     if name not in _OPTIMIZER_PARAMS:
         raise ConfigError(f'{config.where}: "optimizer.type" is {kind!r}; Tessera has Adam, AdamW and SGD')
     for key, value in (("lr", dummy.lr), ("weight_decay", dummy.weight_decay)):
-        if given.get(key) == _AUTO:
+        if given.get(key) == AUTO:
             given[key] = value
             config.fill(f"optimizer.params.{key}", value)
     decoupled = name == "adamw" or given.get("adam_w_mode", True)  # DeepSpeed's Adam is AdamW unless it is told otherwise
@@ -64,7 +63,7 @@ def make_optimizer(config: Any, dummy: DummyOptim) -> Any:
             raise ConfigError(f'{config.where}: "optimizer.params.{key}": {given[key]!r} is not done here; remove it')
         given.pop(key, None)
     unknown = set(given) - set(_OPTIMIZER_PARAMS[name].split())
-    automatic = [key for key, value in given.items() if value == _AUTO]
+    automatic = [key for key, value in given.items() if value == AUTO]
     if unknown or automatic:
         raise ConfigError(f'{config.where}: "optimizer.params.{sorted(unknown or automatic)[0]}" '
                           + (f"is none of {_OPTIMIZER_PARAMS[name]}" if unknown else 'cannot be "auto": a DummyOptim has lr and weight_decay'))
@@ -90,7 +89,7 @@ class DeepSpeedScheduler:
         for key, value in values.items():
             if key not in _SCHEDULES[kind].split():
                 raise ConfigError(f'{where}: "scheduler.params.{key}" is none of {_SCHEDULES[kind]}')
-            if value == _AUTO:
+            if value == AUTO:
                 raise ConfigError(f'{where}: "scheduler.params.{key}" is "auto", and nothing says what that is: give total_num_steps to '
                                   "DummyScheduler, or a number")
         self.optimizer, self.kind = optimizer, kind
@@ -170,7 +169,7 @@ def make_scheduler(config: Any, dummy: DummyScheduler, optimizer: Any, processes
     values = dict(config.get("scheduler.params", {}))
     for key, value in (("warmup_min_lr", 0), ("warmup_max_lr", float(optimizer.defaults["lr"])),
                        ("warmup_num_steps", max(1, dummy.warmup_num_steps)), ("total_num_steps", total)):
-        if values.get(key) == _AUTO and value is not None:
+        if values.get(key) == AUTO and value is not None:
             values[key] = value
             config.fill(f"scheduler.params.{key}", value)
     return DeepSpeedScheduler(optimizer, str(config.get("scheduler.type")), values, config.where)
