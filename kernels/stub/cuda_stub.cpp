@@ -7,6 +7,7 @@
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/embedding.hpp"
 #include "kernels/api/gemm.hpp"
+#include "kernels/api/moe.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
@@ -50,6 +51,13 @@ TESSERA_NO_CUDA(embedding_backward, EmbeddingBackward)
 TESSERA_NO_CUDA(sample_tokens, SampleTokens)
 TESSERA_NO_CUDA(append_to_cache, AppendToCache)
 TESSERA_NO_CUDA(gemm, Gemm)
+TESSERA_NO_CUDA(route_forward, RouteForward)
+TESSERA_NO_CUDA(route_backward, RouteBackward)
+TESSERA_NO_CUDA(route_sums, RouteSums)
+TESSERA_NO_CUDA(balance_forward, BalanceForward)
+TESSERA_NO_CUDA(sort_slots, SortSlots)
+TESSERA_NO_CUDA(combine_slots, CombineSlots)
+TESSERA_NO_CUDA(weigh_rows, WeighRows)
 TESSERA_NO_CUDA(add_norm_forward, AddNormForward)
 TESSERA_NO_CUDA(add_norm_backward, AddNormBackward)
 TESSERA_NO_CUDA(norm_weight_grad, NormWeightGrad)

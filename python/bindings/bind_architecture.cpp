@@ -90,6 +90,10 @@ void bind_architecture(py::module_& module) {
       },
       py::arg("model_type"));
   module.def(
+      "hf_has_experts",
+      [](const std::string& type) { return row_of(type).reads(&ModelSettings::num_experts); },
+      py::arg("model_type"));
+  module.def(
       "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },
       py::arg("model_type"));
   module.def(

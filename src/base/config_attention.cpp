@@ -27,6 +27,43 @@ void check_windows(Rules& rules, const ModelConfig& c) {
   });
 }
 
+void check_experts(Rules& rules, const ModelConfig& c) {
+  rules.rule({"model.num_experts", "model.router_topk", "model.family"}, [&] {
+    return unless(!c.num_experts || c.router_topk <= *c.num_experts, "model.router_topk (", c.router_topk,
+                  ") is more than model.num_experts (", c.num_experts.value_or(0), ")");
+  });
+  rules.rule({"model.num_experts", "model.moe_layers", "model.moe_ffn_hidden_size", "model.router_normalized",
+              "model.router_aux_loss", "model.router_z_loss", "model.family"},
+             [&] {
+               if (c.num_experts) return std::string();
+               const char* given = c.moe_layers              ? "moe_layers"
+                                   : c.moe_ffn_hidden_size   ? "moe_ffn_hidden_size"
+                                   : c.router_normalized     ? "router_normalized"
+                                   : c.router_aux_loss > 0.0 ? "router_aux_loss"
+                                   : c.router_z_loss > 0.0   ? "router_z_loss"
+                                                             : nullptr;
+               return unless(given == nullptr, "model.", given ? given : "",
+                             " is about experts, and model.num_experts is null; give both");
+             });
+  rules.rule({"model.moe_layers", "model.num_layers"}, [&] {
+    if (!c.moe_layers) return std::string();
+    const std::string& pattern = *c.moe_layers;
+    const bool known = !pattern.empty() &&
+                       std::ranges::all_of(pattern, [](char layer) { return layer == 'E' || layer == 'D'; });
+    if (!known)
+      return detail::concat("model.moe_layers is '", pattern,
+                            "'; it is an E (experts) or D (dense) for each layer, such as DE");
+    const std::string_view used(pattern.data(), std::min<std::size_t>(pattern.size(), c.num_layers));
+    return unless(used.find('E') != used.npos, "model.moe_layers is '", pattern,
+                  "': no layer has experts; leave it and model.num_experts out");
+  });
+  rules.rule({"model.num_experts", "model.linear_bias", "model.family"}, [&] {
+    return unless(!c.num_experts || !c.linear_bias,
+                  "model.num_experts: experts have no biases; make model.linear_bias false and "
+                  "model.proj_bias what it is to be");
+  });
+}
+
 void check_norms(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.norm_placement", "model.parallel_residual", "model.shared_norm", "model.norm",
               "model.norm_bias", "model.family"},
@@ -88,6 +125,7 @@ void check_scaling(Rules& rules, const ModelConfig& c) {
 
 void check_attention(Rules& rules, const ModelConfig& config) {
   check_windows(rules, config);
+  check_experts(rules, config);
   check_norms(rules, config);
   check_problem(rules, config);
   check_scaling(rules, config);

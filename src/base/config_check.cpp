@@ -193,7 +193,8 @@ void check_rotary(Rules& rules, const ModelConfig& c) {
 
 void check_size(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.hidden_size", "model.num_layers", "model.ffn_hidden_size", "model.vocab_size",
-              "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.max_positions"},
+              "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.max_positions",
+              "model.num_experts", "model.moe_ffn_hidden_size"},
              [&] {
                const double count = count_parameters<double>(c);
                return unless(count < kMostElements, "a model of ", count,
@@ -293,11 +294,13 @@ void check_batches(Rules& rules, const Config& c) {
                       ") is more than model.max_positions (", c.model.max_positions, ")");
       });
   rules.rule({"training.micro_batch_size", "training.seq_length", "model.hidden_size",
-              "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim"},
+              "model.ffn_hidden_size", "model.vocab_size", "model.num_heads", "model.head_dim",
+              "model.num_experts", "model.router_topk", "model.moe_ffn_hidden_size"},
              [&] {
                const ModelConfig& m = c.model;
                const double widest = std::max(
                    {static_cast<double>(m.hidden_size), 2.0 * static_cast<double>(m.ffn_hidden_size),
+                    m.num_experts ? 2.0 * static_cast<double>(m.router_topk * expert_width(m)) : 0.0,
                     static_cast<double>(m.vocab_size), 3.0 * static_cast<double>(m.num_heads * m.head_dim)});
                const double elements =
                    static_cast<double>(t.micro_batch_size) * static_cast<double>(t.seq_length) * widest;

@@ -91,6 +91,12 @@ void check_tensor(Rules& rules, const ModelSettings& given, const Config& c) {
     return unless(width % t == 0, "parallel.tensor (", t, ") does not divide model.ffn_hidden_size (", width,
                   "); the next that fits is ", (width + t - 1) / t * t);
   });
+  rules.rule(keys("model.moe_ffn_hidden_size", {}), [&] {
+    const std::int64_t width = expert_width(c.model);
+    return unless(!c.model.moe_ffn_hidden_size || width % t == 0, "parallel.tensor (", t,
+                  ") does not divide model.moe_ffn_hidden_size (", width, "); the next that fits is ",
+                  (width + t - 1) / t * t);
+  });
   rules.rule(keys("model.vocab_size", {}), [&] {
     return unless(c.model.vocab_size >= t, "parallel.tensor (", t, ") is more than model.vocab_size (",
                   c.model.vocab_size, "): some ranks would have no row of the table");

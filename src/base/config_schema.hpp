@@ -148,6 +148,30 @@ void describe_heads(Visitor& visit, Section& c) {
 }
 
 template <typename Visitor, typename Section>
+void describe_experts(Visitor& visit, Section& c) {
+  visit.field("num_experts", c.num_experts,
+              "decoders: MLPs of a layer, of which a router chooses `router_topk` for each token; null = one "
+              "MLP for all",
+              between(1, 4096));
+  visit.field("router_topk", c.router_topk, "experts that a token goes to", between(1, 4096));
+  visit.field("router_normalized", c.router_normalized,
+              "whether the weights of a token's experts add up to 1; otherwise they are their probabilities "
+              "among all experts; null = true");
+  visit.field("moe_ffn_hidden_size", c.moe_ffn_hidden_size,
+              "width inside an expert; null = `ffn_hidden_size`", between(1, 4 * kMostWidth));
+  visit.field("moe_layers", c.moe_layers,
+              "layers with experts: E (experts) or D (dense) for each, such as DE, repeated over the layers; "
+              "null = all");
+  visit.field("router_aux_loss", c.router_aux_loss,
+              "weight of the loss that spreads tokens evenly over experts, made for each sample and layer, "
+              "so that it is the same on every layout (Megatron's seq_aux_loss); 0 = none",
+              at_least(0));
+  visit.field("router_z_loss", c.router_z_loss,
+              "weight of the mean square of the log-sum-exp of a router's logits, in each layer; 0 = none",
+              at_least(0));
+}
+
+template <typename Visitor, typename Section>
 void describe_encoder(Visitor& visit, Section& c) {
   visit.field(
       "encoder_layers", c.encoder_layers,
@@ -198,6 +222,7 @@ void describe(Visitor& visit, Section& c) {
               "attention and MLP both read the residual stream as it enters the layer; null = the family's");
   describe_heads(visit, c);
   describe_encoder(visit, c);
+  describe_experts(visit, c);
   describe_positions(visit, c);
   visit.field(
       "padding_id", c.padding_id,

@@ -22,6 +22,7 @@ const char* setting_of_decoders(const ModelConfig& c) {
   if (c.attention_softcap > 0) return "attention_softcap";
   if (c.logit_softcap > 0) return "logit_softcap";
   if (c.rope_local_theta) return "rope_local_theta";
+  if (c.num_experts) return "num_experts";
   return nullptr;
 }
 const char* setting_of_t5(const ModelConfig& c) {
@@ -40,7 +41,7 @@ std::span<const ModelSpec> families() {
       gpt2(),     gpt_bigcode(), llama(),         qwen2(),       mistral(), starcoder2(),
       gpt_neox(), bert(),        megatron_bert(), qwen3(),       gemma2(),  gemma3_text(),
       bloom(),    t5(),          mt5(),           megatron_t5(), phi3(),    glm(),
-      glm4(),     olmo2(),       mpt(),           falcon()};
+      glm4(),     olmo2(),       mpt(),           falcon(),      mixtral(), qwen3_moe()};
   return table;
 }
 

@@ -7,16 +7,32 @@
 namespace tessera {
 
 template <typename N>
-N count_matmul_weights(const ModelConfig& m) {
+N mlp_weights(const ModelConfig& m, std::int64_t width) {
+  return static_cast<N>(is_gated(m.activation) ? 3 : 2) * static_cast<N>(m.hidden_size) *
+         static_cast<N>(width);
+}
+
+/// Of layer `layer`'s MLP or of `experts` of its experts and their router.
+template <typename N>
+N layer_mlp_weights(const ModelConfig& m, std::int64_t layer, std::int64_t experts) {
+  const std::int64_t all = experts_of(m, layer);
+  if (all == 0) return mlp_weights<N>(m, m.ffn_hidden_size);
+  return static_cast<N>(experts) * mlp_weights<N>(m, expert_width(m)) +
+         static_cast<N>(all) * static_cast<N>(m.hidden_size);
+}
+
+/// Those that multiply a token, `experts` experts of a layer with some.
+template <typename N>
+N count_matmul_weights(const ModelConfig& m, std::int64_t experts) {
   const N width = static_cast<N>(m.hidden_size);
   const N head_dim = static_cast<N>(m.head_dim);
   const N qkv = static_cast<N>(m.num_heads + 2 * m.num_kv_heads) * head_dim * width;
   const N projection = width * static_cast<N>(m.num_heads) * head_dim;
-  const N matrices = is_gated(m.activation) ? 3 : 2;
-  const N mlp = matrices * width * static_cast<N>(m.ffn_hidden_size);
+  N mlps = 0;
+  for (std::int64_t i = 0; i < m.num_layers; ++i) mlps += layer_mlp_weights<N>(m, i, experts);
   // A decoder behind an encoder attends twice.
   const N crossing = m.encoder_layers ? static_cast<N>(m.num_layers - *m.encoder_layers) : N{0};
-  return static_cast<N>(m.num_layers) * (qkv + projection + mlp) + crossing * (qkv + projection) +
+  return static_cast<N>(m.num_layers) * (qkv + projection) + mlps + crossing * (qkv + projection) +
          static_cast<N>(m.vocab_size) * width;
 }
 
@@ -47,7 +63,8 @@ N count_parameters(const ModelConfig& m) {
     layer_biases += fc1 + width;
   }
   if (has_proj_bias(m)) layer_biases += width;
-  N total = count_matmul_weights<N>(m) + static_cast<N>(m.num_layers) * (layer_norms + layer_biases) + norm;
+  N total = count_matmul_weights<N>(m, m.num_experts.value_or(0)) +
+            static_cast<N>(m.num_layers) * (layer_norms + layer_biases) + norm;
   if (m.embedding_norm) total += norm;
   if (!m.tied_head) total += static_cast<N>(m.vocab_size) * width;
   if (m.position_embedding == PositionKind::learned) total += static_cast<N>(m.max_positions) * width;

@@ -8,7 +8,7 @@ namespace tessera {
 std::int64_t parameter_count(const ModelConfig& config) { return count_parameters<std::int64_t>(config); }
 
 std::int64_t matmul_weight_count(const ModelConfig& config) {
-  return count_matmul_weights<std::int64_t>(config);
+  return count_matmul_weights<std::int64_t>(config, config.router_topk);
 }
 
 double flops_per_token(const ModelConfig& m, std::int64_t seq_length, FlopConvention convention) {
@@ -19,7 +19,7 @@ double flops_per_token(const ModelConfig& m, std::int64_t seq_length, FlopConven
     keys += window == 0 || window >= all ? all : (2 * window * (all - window) + window * window) / all;
   }
   const double attention = static_cast<double>(m.num_heads * m.head_dim) * keys;
-  return 6.0 * count_matmul_weights<double>(m) +
+  return 6.0 * count_matmul_weights<double>(m, m.router_topk) +
          (convention == FlopConvention::causal ? 6.0 : 12.0) * attention;
 }
 

@@ -56,7 +56,8 @@ std::int64_t size_of_default(const ModelSettings& model, const HfDefault& from) 
 
 void read_size(const Reader& in, const HfKey& key) {
   if (const auto* field = std::get_if<std::optional<std::int64_t> ModelSettings::*>(&key.field)) {
-    in.model.** field = in.size(key.key, size_of_default(in.model, key.absent));
+    const char* name = key.alias && in.is_absent(key.key) && !in.is_absent(key.alias) ? key.alias : key.key;
+    in.model.** field = in.size(name, size_of_default(in.model, key.absent));
     return;
   }
   auto& value = in.model.*std::get<std::int64_t ModelSettings::*>(key.field);
@@ -260,6 +261,20 @@ void read_falcon(const Reader& in) {
     in.root["num_kv_heads"].fail("does not divide num_attention_heads", Reader::kWay);
 }
 
+/// Qwen's: every so manieth layer has experts, but for those listed.
+void read_sparse_layers(const Reader& in) {
+  if (!in.spec.sparse_layers) return;
+  const std::int64_t step = in.size("decoder_sparse_step", 1);
+  std::vector<bool> mixed;
+  for (std::int64_t i = 0; i < in.model.num_layers; ++i) mixed.push_back((i + 1) % step == 0);
+  const auto dense = in.root.find("mlp_only_layers");
+  for (std::size_t i = 0; dense && i < dense->size(); ++i)
+    mixed[static_cast<std::size_t>((*dense)[i].integer(0, in.model.num_layers - 1))] = false;
+  if (std::ranges::find(mixed, true) == mixed.end())
+    in.root.fail("no layer has experts, by decoder_sparse_step and mlp_only_layers", Reader::kWay);
+  set_expert_layers(in.model, mixed);
+}
+
 /// What Transformers derives from the activation and writes down must not say something else.
 void check_gate(const Reader& in) {
   const auto gated = in.root.find("is_gated_act");
@@ -277,6 +292,7 @@ ModelConfig read_model(const JsonView& root, const ModelSpec& spec) {
   check_gate(in);
   read_layers(in);
   read_falcon(in);
+  read_sparse_layers(in);
   read_scaled_head(in);
   check_sizes(in);
   read_window(in);

@@ -10,12 +10,25 @@ using namespace checkpoint_detail;
 
 namespace {
 
+/// Of models with experts.
+const char* unlike_in_experts(const ModelConfig& c, const ModelSpec& type) {
+  using M = ModelSettings;
+  const bool mixed = type.reads(&M::num_experts);
+  if (c.num_experts.has_value() != mixed)
+    return mixed ? "its layers have experts" : "its layers have no experts";
+  if (!mixed) return nullptr;
+  if (c.moe_layers && !type.sparse_layers) return "all its layers have experts";
+  if (c.moe_ffn_hidden_size && !type.reads(&M::moe_ffn_hidden_size))
+    return "its experts are as wide as ffn_hidden_size";
+  if (!c.router_normalized.value_or(true) && !type.reads(&M::router_normalized))
+    return "the weights of a token's experts add up to 1";
+  return nullptr;
+}
+
 /// Of what few types have.
 const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const ModelSpec& type) {
   using M = ModelSettings;
-  const auto reads = [&](auto M::*field) {
-    return std::ranges::any_of(type.keys, [&](const HfKey& key) { return key.field == HfKey::Field(field); });
-  };
+  const auto reads = [&](auto M::*field) { return type.reads(field); };
   if (c.norm_placement != own.norm_placement || (c.shared_norm != own.shared_norm && !type.falcon_layers))
     return "its norms stand elsewhere";
   if (c.norm_zero_centered != own.norm_zero_centered) return "its norms multiply by other weights";
@@ -32,7 +45,7 @@ const char* unlike_in_detail(const ModelConfig& c, const ModelConfig& own, const
     return "its layers with a window rotate otherwise";
   if (type.window.use == HfWindow::Use::never && c.sliding_window) return "it has no window";
   if (type.window.use == HfWindow::Use::always && c.window_pattern) return "all its layers have the window";
-  return nullptr;
+  return unlike_in_experts(c, type);
 }
 
 std::string misfit_of(const ModelConfig& c, const ModelSpec& type) {
@@ -90,7 +103,10 @@ void write_key(const ModelSettings& model, const HfKey& key, Json& out) {
     const double cap = (model.*std::get<std::optional<double> ModelSettings::*>(key.field)).value_or(0.0);
     return void(out[key.key] = cap == 0.0 ? Json(nullptr) : Json(cap));
   }
-  const auto write = [&]<typename T>(const T& value) { out[key.key] = value; };
+  // Not by both of its names, which would be two values.
+  const bool by_alias =
+      key.field == HfKey::Field(&ModelSettings::num_experts) && key.alias && out.contains(key.alias);
+  const auto write = [&]<typename T>(const T& value) { out[by_alias ? key.alias : key.key] = value; };
   // Transformers 5 takes a whole number alone for MPT's.
   if (key.kind == HfKey::Kind::probability && key.whole_zero &&
       model.*std::get<double ModelSettings::*>(key.field) == 0.0)
@@ -101,9 +117,11 @@ void write_key(const ModelSettings& model, const HfKey& key, Json& out) {
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<double>>) {
           write(value.value_or(model.dropout));  // that of embeddings
         } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<std::int64_t>>) {
-          write(value.value_or(0));
+          const bool width = key.field == HfKey::Field(&ModelSettings::moe_ffn_hidden_size);
+          write(value.value_or(width ? model.ffn_hidden_size : 0));
         } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::optional<bool>>) {
-          write(value.value_or(*model.linear_bias));  // that of the projection
+          const bool router = key.field == HfKey::Field(&ModelSettings::router_normalized);
+          write(value.value_or(router || *model.linear_bias));  // that of the projection
         } else {
           write(value);
         }
@@ -123,6 +141,15 @@ void write_activation(const ModelConfig& model, const HfActivations& known, Json
 std::size_t head_of(const ModelConfig& model, const ModelSpec& row) {
   if (!row.heads_by_architecture) return 0;
   return model.num_labels ? 2 : model.binary_head.value_or(true) ? 0 : 1;
+}
+
+/// Layers without experts are named one by one.
+void write_sparse_layers(const ModelConfig& model, Json& out) {
+  out["decoder_sparse_step"] = 1;
+  out["mlp_only_layers"] = Json::array();
+  for (std::int64_t i = 0; i < model.num_layers; ++i) {
+    if (experts_of(model, i) == 0) out["mlp_only_layers"].push_back(i);
+  }
 }
 
 /// Names of classes, unless there are as many already.
@@ -158,6 +185,12 @@ ModelConfig canonical(ModelConfig model) {
   std::vector<bool> slides;
   for (std::int64_t i = 0; i < model.num_layers; ++i) slides.push_back(window_of(model, i) > 0);
   set_windows(model, model.sliding_window.value_or(0), slides);
+  std::vector<bool> mixed;
+  for (std::int64_t i = 0; i < model.num_layers; ++i) mixed.push_back(experts_of(model, i) > 0);
+  if (model.num_experts) set_expert_layers(model, mixed);
+  if (model.moe_ffn_hidden_size == model.ffn_hidden_size) model.moe_ffn_hidden_size.reset();
+  if (model.router_normalized.value_or(false)) model.router_normalized.reset();
+  model.router_aux_loss = model.router_z_loss = 0.0;
   if (model.attention_scale == 1.0 / std::sqrt(static_cast<double>(model.head_dim)))
     model.attention_scale.reset();
   if (model.position_embedding != PositionKind::rotary) {
@@ -229,6 +262,7 @@ std::string make_hf_config(const Architecture& config, const std::string& base, 
   if (model.encoder_layers) out["num_decoder_layers"] = model.num_layers - *model.encoder_layers;
   if (model.scaled_head) write_scaled_head(*model.scaled_head, out);
   if (row.falcon_layers) write_falcon(model, out);
+  if (row.sparse_layers) write_sparse_layers(model, out);
   if (model.position_embedding == PositionKind::rotary) {
     write_window(model, row.window, out);
     write_rope(model, row.rope, out);

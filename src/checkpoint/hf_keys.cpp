@@ -113,6 +113,7 @@ std::set<std::string_view> known_keys(const ModelSpec& spec) {
   known.insert({spec.activations.key, spec.rope.theta, spec.rope.fraction});
   if (spec.rope.local_theta) known.insert(spec.rope.local_theta);
   if (spec.window.every_key) known.insert(spec.window.every_key);
+  if (spec.sparse_layers) known.insert({"decoder_sparse_step", "mlp_only_layers"});
   if (spec.falcon_layers) known.insert({"parallel_attn", "num_ln_in_parallel_attn"});
   return known;
 }

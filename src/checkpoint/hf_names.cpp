@@ -23,13 +23,15 @@ Extent extent_of(const ModelConfig& m, std::string_view module) {
   if (module.ends_with("relative_attention_bias")) return {*m.relative_buckets, m.num_heads, false};
   if (module.ends_with("linear_qkv")) return {heads + 2 * kv, m.hidden_size, m.qkv_bias};
   if (module.ends_with("linear_proj")) return {m.hidden_size, heads, has_proj_bias(m)};
-  if (module.ends_with("linear_fc1"))
-    return {m.ffn_hidden_size * (is_gated(m) ? 2 : 1), m.hidden_size, m.linear_bias};
+  const bool expert = module.find(".experts.") != module.npos;
+  const std::int64_t width = expert ? expert_width(m) : m.ffn_hidden_size;
+  if (module.ends_with("mlp.router")) return {*m.num_experts, m.hidden_size, false};
+  if (module.ends_with("linear_fc1")) return {width * (is_gated(m) ? 2 : 1), m.hidden_size, m.linear_bias};
+  if (module.ends_with("linear_fc2")) return {m.hidden_size, width, m.linear_bias};
   if (module.ends_with("token_type_embeddings")) return {*m.token_types, m.hidden_size, false};
   if (module == "pooler.dense" || module == "lm_head.dense") return {m.hidden_size, m.hidden_size, true};
   if (module == "binary_head") return {2, m.hidden_size, true};
   if (module == "classifier") return {*m.num_labels, m.hidden_size, true};
-  if (module.ends_with("linear_fc2")) return {m.hidden_size, m.ffn_hidden_size, m.linear_bias};
   const bool full = m.qk_norm == QkNorm::full;
   if (module.ends_with("q_layernorm")) return {full ? heads : m.head_dim, 0, false};
   if (module.ends_with("k_layernorm")) return {full ? kv : m.head_dim, 0, false};
@@ -43,7 +45,7 @@ std::int64_t rows_of(const ModelConfig& m, HfTensor::Rows rows, std::int64_t all
     case HfTensor::Rows::key_value:
       return m.num_kv_heads * m.head_dim;
     case HfTensor::Rows::ffn:
-      return m.ffn_hidden_size;
+      return all / (is_gated(m) ? 2 : 1);
     case HfTensor::Rows::all:
       break;
   }
@@ -85,6 +87,28 @@ void map_beside(const ModelConfig& model, const HfNames& names, const std::strin
     const Shape shape{model.*each.vector};
     const HfTensor& theirs = each.theirs.front();
     out.push_back({each.ours, shape, {{(theirs.outside ? "" : prefix) + theirs.name, shape}}});
+  }
+}
+
+/// A name with the number of an expert in place of its *.
+std::string numbered(std::string_view name, std::int64_t expert) {
+  const std::size_t star = name.find('*');
+  return detail::concat(name.substr(0, star), expert, name.substr(star + 1));
+}
+
+/// Adds a layer's router and experts.
+void map_experts(const ModelConfig& model, const HfNames& names, const std::string& ours,
+                 const std::string& begin, std::vector<HfMapping>& out) {
+  map_module(model, names, ours + "mlp.router", begin, {{names.experts.router}}, out);
+  for (std::int64_t i = 0; i < *model.num_experts; ++i) {
+    const std::string expert = numbered(ours + "mlp.experts.local_experts.*.", i);
+    std::vector<std::string> texts;  // which the tensors' names refer to
+    for (const HfTensor& each : names.experts.fc1) texts.push_back(numbered(each.name, i));
+    std::vector<HfTensor> fc1 = names.experts.fc1;
+    for (std::size_t t = 0; t < fc1.size(); ++t) fc1[t].name = texts[t].c_str();
+    map_module(model, names, expert + "linear_fc1", begin, fc1, out);
+    const std::string fc2 = numbered(names.experts.fc2, i);
+    map_module(model, names, expert + "linear_fc2", begin, {{fc2.c_str()}}, out);
   }
 }
 
@@ -130,7 +154,13 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
       const std::string number = std::to_string(i) + ".";
       for (const HfParameter& each : list) {
         if (each.only && !each.only(m)) continue;
-        map_module(m, names, ours + number + each.ours, prefix + theirs + number, each.theirs, out);
+        const std::string_view name = each.ours;
+        const bool fc1 = name == "mlp.linear_fc1", fc2 = name == "mlp.linear_fc2";
+        if (experts_of(m, i) == 0 || !(fc1 || fc2)) {
+          map_module(m, names, ours + number + each.ours, prefix + theirs + number, each.theirs, out);
+        } else if (fc1) {
+          map_experts(m, names, ours + number, prefix + theirs + number, out);
+        }
       }
     }
   };

@@ -47,5 +47,8 @@ void write_window(const ModelConfig& model, const HfWindow& window, Json& out);
 /// The window and its pattern for layers that slide or not: none, or the shortest pattern that repeats.
 template <typename Model>
 void set_windows(Model& model, std::int64_t window, const std::vector<bool>& slides);
+/// Which layers have experts: null where all have, or the shortest pattern that repeats.
+template <typename Model>
+void set_expert_layers(Model& model, const std::vector<bool>& mixed);
 
 }  // namespace tessera::checkpoint_detail

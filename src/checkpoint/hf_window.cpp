@@ -29,6 +29,21 @@ std::vector<bool> usual_layers(const Reader& in) {
   return slides;
 }
 
+/// A letter for each layer, cut to what repeats.
+std::string shortest_pattern(const std::vector<bool>& layers, char yes, char no) {
+  std::size_t period = 1;
+  const auto repeats = [&] {
+    for (std::size_t i = period; i < layers.size(); ++i) {
+      if (layers[i] != layers[i - period]) return false;
+    }
+    return true;
+  };
+  while (!repeats()) ++period;
+  std::string pattern;
+  for (std::size_t i = 0; i < period; ++i) pattern += layers[i] ? yes : no;
+  return pattern;
+}
+
 }  // namespace
 
 template <typename Model>
@@ -37,21 +52,21 @@ void set_windows(Model& model, std::int64_t window, const std::vector<bool>& sli
   model.window_pattern.reset();
   if (window == 0 || std::ranges::find(slides, true) == slides.end()) return;
   model.sliding_window = window;
-  std::size_t period = 1;
-  const auto repeats = [&] {
-    for (std::size_t i = period; i < slides.size(); ++i) {
-      if (slides[i] != slides[i - period]) return false;
-    }
-    return true;
-  };
-  while (!repeats()) ++period;
-  std::string pattern;
-  for (std::size_t i = 0; i < period; ++i) pattern += slides[i] ? 'S' : 'F';
+  const std::string pattern = shortest_pattern(slides, 'S', 'F');
   // Null is the family's.
   if (pattern != "S" || spec_of(model.family).model.window_pattern) model.window_pattern = pattern;
 }
 template void set_windows(ModelSettings&, std::int64_t, const std::vector<bool>&);
 template void set_windows(ModelConfig&, std::int64_t, const std::vector<bool>&);
+
+template <typename Model>
+void set_expert_layers(Model& model, const std::vector<bool>& mixed) {
+  model.moe_layers.reset();
+  const std::string pattern = shortest_pattern(mixed, 'E', 'D');
+  if (pattern != "E") model.moe_layers = pattern;
+}
+template void set_expert_layers(ModelSettings&, const std::vector<bool>&);
+template void set_expert_layers(ModelConfig&, const std::vector<bool>&);
 
 void read_window(const Reader& in) {
   const HfWindow& spec = in.spec.window;

@@ -26,6 +26,8 @@ void check_model(const ModelConfig& m, const MegatronExportOptions& options) {
       ConfigError, std::string_view(spec_of(m.family).body) != "t5",
       "T5 of Transformers is another model than Megatron's T5: its attention adds a bias by relative "
       "position, its norms take no mean and its layers have no biases; Megatron cannot hold it");
+  TESSERA_ENSURE(ConfigError, !m.num_experts,
+                 "models with experts (model.num_experts) are not written for Megatron in this build");
   const char* fault = nullptr;
   const bool is_t5 = stacks_of(m) == MegatronStacks::both;
   if (std::string_view(spec_of(m.family).body) != "decoder" && !is_bert(m) && !is_t5)

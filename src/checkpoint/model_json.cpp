@@ -30,12 +30,14 @@ struct KeyLister {
 class FieldWriter {
  public:
   explicit FieldWriter(const ModelSettings& model)
-      : rotary_(model.position_embedding == PositionKind::rotary) {}
+      : rotary_(model.position_embedding == PositionKind::rotary), mixed_(model.num_experts.has_value()) {}
   Json out = Json::object();
 
   template <typename T>
   void field(const char* name, const T& value, const char*, const Limits& = {}) {
-    if (is_of_training(name) || (std::string_view(name).starts_with("rope_") && !rotary_)) return;
+    const std::string_view key = name;
+    if (is_of_training(key) || (key.starts_with("rope_") && !rotary_)) return;
+    if (key.starts_with("router_") && !mixed_) return;
     put(name, value);
   }
   void group(const char* name, const RopeScaling& scaling, const char*) {
@@ -69,7 +71,7 @@ class FieldWriter {
     if (value) put(name, *value);
   }
 
-  bool rotary_;
+  bool rotary_, mixed_;
 };
 
 /// The way back.
@@ -105,16 +107,43 @@ class FieldReader {
  private:
   /// What not every model has, and what folders of earlier versions lack.
   static bool may_lack(std::string_view name) {
-    constexpr std::string_view kNames[] = {"embedding_dropout", "sliding_window",        "padding_id",
-                                           "init_std",          "position_embedding",    "norm",
-                                           "rope_theta",        "rope_fraction",         "rope_interleaved",
-                                           "parallel_residual", "token_types",           "binary_head",
-                                           "num_labels",        "problem_type",          "window_pattern",
-                                           "qk_norm",           "norm_placement",        "shared_norm",
-                                           "norm_bias",         "embedding_norm",        "norm_zero_centered",
-                                           "embedding_scaled",  "attention_scale",       "attention_softcap",
-                                           "logit_softcap",     "rope_local_theta",      "encoder_layers",
-                                           "relative_buckets",  "relative_max_distance", "scaled_head"};
+    constexpr std::string_view kNames[] = {"embedding_dropout",
+                                           "sliding_window",
+                                           "padding_id",
+                                           "init_std",
+                                           "position_embedding",
+                                           "norm",
+                                           "rope_theta",
+                                           "rope_fraction",
+                                           "rope_interleaved",
+                                           "parallel_residual",
+                                           "token_types",
+                                           "binary_head",
+                                           "num_labels",
+                                           "problem_type",
+                                           "window_pattern",
+                                           "qk_norm",
+                                           "norm_placement",
+                                           "shared_norm",
+                                           "norm_bias",
+                                           "embedding_norm",
+                                           "norm_zero_centered",
+                                           "embedding_scaled",
+                                           "attention_scale",
+                                           "attention_softcap",
+                                           "logit_softcap",
+                                           "rope_local_theta",
+                                           "encoder_layers",
+                                           "relative_buckets",
+                                           "relative_max_distance",
+                                           "scaled_head",
+                                           "num_experts",
+                                           "router_topk",
+                                           "router_normalized",
+                                           "moe_ffn_hidden_size",
+                                           "moe_layers",
+                                           "router_aux_loss",
+                                           "router_z_loss"};
     return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 

@@ -54,6 +54,23 @@ LabelledRows labelled_rows(const ExecCtx& ctx, const std::vector<std::int32_t>& 
   return {Tensor::from(ctx, rows, {n}), Tensor::from(ctx, chosen, {n}), Tensor::from(ctx, places, {all})};
 }
 
+/// Which rows of the positions held are real tokens; undefined where no sample has padding.
+Tensor counted_rows(const ExecCtx& ctx, const Batch& batch, const SequencePart& part) {
+  if (batch.key_begin.empty() && batch.key_end.empty()) return {};
+  std::vector<std::int32_t> rows;
+  const std::vector<SequencePart::Run> runs =
+      part.ranks > 1 ? part.runs() : std::vector<SequencePart::Run>{{0, 0, batch.seq_length}};
+  for (const SequencePart::Run& run : runs) {
+    for (std::int64_t s = run.whole; s < run.whole + run.count; ++s) {
+      for (std::size_t b = 0; b < static_cast<std::size_t>(batch.batch); ++b) {
+        const bool begun = batch.key_begin.empty() || s >= batch.key_begin[b];
+        rows.push_back(begun && (batch.key_end.empty() || s < batch.key_end[b]) ? 1 : 0);
+      }
+    }
+  }
+  return Tensor::from(ctx, rows, {static_cast<std::int64_t>(rows.size())});
+}
+
 /// What an encoder beside a decoder reads of the samples.
 std::shared_ptr<const MicroBatch> encoder_side(const ExecCtx& ctx, const Batch& batch) {
   if (batch.encoder_seq_length == 0) return nullptr;
@@ -129,6 +146,7 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const Sequence
   if (!batch.sample_labels.empty()) m.sample_labels = Tensor::from(ctx, batch.sample_labels, {batch.batch});
   if (!batch.key_begin.empty()) m.key_begin = Tensor::from(ctx, batch.key_begin, {batch.batch});
   if (!batch.key_end.empty()) m.key_end = Tensor::from(ctx, batch.key_end, {batch.batch});
+  m.counted = counted_rows(ctx, batch, part);
   if (!batch.document_ids.empty()) {
     m.document = Tensor::from(ctx, number_documents(whole), {whole.batch, whole.seq_length});
   }

@@ -114,13 +114,13 @@ Var Embedding::forward(const Forward& forward) {
 }
 
 Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor)
-    : Module(std::move(name)),
+    : FeedForward(std::move(name)),
       activation_(activation_kind(config.activation)),
       fc1_(submodule<Linear>(
           "linear_fc1",
           Linear::Options{config.hidden_size, config.ffn_hidden_size * (is_gated(config.activation) ? 2 : 1),
                           config.linear_bias, config.init_std, tensor, Linear::Split::column,
-                          fc1_rows(config, tensor)})),
+                          fc1_rows(config, tensor, config.ffn_hidden_size)})),
       fc2_(submodule<Linear>(
           "linear_fc2",
           Linear::Options{config.ffn_hidden_size,

@@ -47,10 +47,10 @@ std::vector<Segment> qkv_rows(const ModelConfig& config, const HeadShare& share)
            .copy = share.copy}};
 }
 
-std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& tensor) {
-  const std::int64_t width = config.ffn_hidden_size;
-  TESSERA_ENSURE(ConfigError, width % tensor.size() == 0, "model.ffn_hidden_size (", width,
-                 ") does not divide by parallel.tensor (", tensor.size(), ")");
+std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& tensor, std::int64_t width) {
+  TESSERA_ENSURE(ConfigError, width % tensor.size() == 0,
+                 width == config.ffn_hidden_size ? "model.ffn_hidden_size (" : "model.moe_ffn_hidden_size (",
+                 width, ") does not divide by parallel.tensor (", tensor.size(), ")");
   const Part part = part_of(width, tensor.rank(), tensor.size());
   std::vector<Segment> rows{{.local = 0, .global = part.begin, .count = part.count}};
   if (is_gated(config.activation))

@@ -11,6 +11,7 @@
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/embedding.hpp"
 #include "kernels/api/gemm.hpp"
+#include "kernels/api/moe.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/reduce.hpp"
@@ -139,6 +140,27 @@ inline Work work_of(const kernels::CrossEntropyForward& c) {
 inline Work work_of(const kernels::CrossEntropyCombine& c) { return moves(8.0 * product(c.rows, c.parts)); }
 inline Work work_of(const kernels::CrossEntropyBackward& c) {
   return moves(2 * product(c.rows, c.cols) * bytes_of(c.dtype));
+}
+
+/// Logits are read for their greatest and for their sum, the second time out of a cache.
+inline Work work_of(const kernels::RouteForward& r) {
+  return moves(product(r.tokens, r.experts) * bytes_of(r.dtype) + 8 * product(r.tokens, r.topk));
+}
+inline Work work_of(const kernels::RouteBackward& r) {
+  return moves(2 * product(r.tokens, r.experts) * bytes_of(r.dtype) + 12 * product(r.tokens, r.topk));
+}
+inline Work work_of(const kernels::RouteSums& r) {
+  return moves(product(r.tokens, r.experts) * bytes_of(r.dtype) + 4 * product(r.tokens, r.topk));
+}
+inline Work work_of(const kernels::BalanceForward& b) { return moves(12 * product(b.batch, b.experts)); }
+inline Work work_of(const kernels::SortSlots& s) { return moves(16 * static_cast<double>(s.slots)); }
+/// Rows of every slot are read, those of tokens written.
+inline Work work_of(const kernels::CombineSlots& c) {
+  return moves(product(c.tokens, c.topk + 1) * static_cast<double>(c.cols) * bytes_of(c.dtype));
+}
+/// Both are read and written.
+inline Work work_of(const kernels::WeighRows& w) {
+  return moves(4 * product(w.rows, w.cols) * bytes_of(w.dtype));
 }
 
 inline Work work_of(const kernels::ColumnSum& c) {

@@ -241,8 +241,9 @@ model: {family: llama, num_layers: 3, hidden_size: 60, num_heads: 6, num_kv_head
   vocab_size: 211, max_positions: 99, sliding_window: 88, dropout: 0.1, attention_dropout: 0.3, embedding_dropout: 0.2, position_embedding: learned, norm: layernorm,
   window_pattern: SSF, qk_norm: head, shared_norm: true, norm_zero_centered: true, norm_bias: true, embedding_norm: true,
   embedding_scaled: true, attention_scale: 0.3, attention_softcap: 11, logit_softcap: 12, rope_local_theta: 777,
-  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: true, proj_bias: false, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, problem_type: regression, padding_id: 3, rope_theta: 123456.789,
-  rope_fraction: 0.5, rope_interleaved: true, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
+  norm_eps: 1.0e-6, activation: relu, tied_head: true, linear_bias: false, proj_bias: true, qkv_bias: true, parallel_residual: true, token_types: 4, binary_head: true, num_labels: 7, problem_type: regression, padding_id: 3, rope_theta: 123456.789,
+  rope_fraction: 0.5, rope_interleaved: true, num_experts: 5, router_topk: 3, router_normalized: false, moe_ffn_hidden_size: 18, moe_layers: DE,
+  router_aux_loss: 0.01, router_z_loss: 0.001, init_std: 0.0123456789012345678, reinitialize: true, init_from: "a \"quoted\" \\ name\twith\x01 ünïcode",
   rope_scaling: {type: longrope, factor: 8, low_freq_factor: 1.5, high_freq_factor: 4.5, original_max_positions: 77, beta_fast: 33, beta_slow: 2,
     truncate: false, attention_factor: 1.5, short_factor: [1, 2, 3], long_factor: [4, 5, 6]}}
 parallel: {tensor: 3, sequence: true, tensor_chunks: 2, pipeline: 2, context: 2, context_method: all_gather, virtual_stages: 2, schedule: interleaved,
@@ -276,6 +277,34 @@ TEST(ToYaml, RoundTripIsExact) {
   EXPECT_EQ(parse_config(to_yaml(Settings{}), "printed"), defaults);
 }
 
+TEST(ToYaml, BiasesOfLinearsComeBack) {
+  for (const char* value : {"true", "false"}) {
+    const Config config =
+        parse(tessera::detail::concat("model: {family: llama, linear_bias: ", value, "}\n"));
+    EXPECT_EQ(parse(to_yaml(config)), config);
+    EXPECT_EQ(config.model.linear_bias, value == std::string("true"));
+  }
+}
+
+TEST(ExpertKeys, WhatDoesNotFitIsRefused) {
+  const auto refused = [](const std::string& keys, const std::string& words) {
+    expect_contains(refusal("model: {family: llama, " + keys + "}\n"), words);
+  };
+  EXPECT_EQ(refusal("model: {family: llama, num_experts: 4, router_topk: 4, moe_layers: DE}\n"), "");
+  refused("num_experts: 4, router_topk: 5", "model.router_topk (5) is more than model.num_experts (4)");
+  refused("moe_layers: DE", "model.moe_layers is about experts, and model.num_experts is null");
+  refused("router_aux_loss: 0.1", "model.router_aux_loss is about experts");
+  refused("num_experts: 4, moe_layers: EF", "model.moe_layers is 'EF'");
+  refused("num_experts: 4, num_layers: 2, moe_layers: DDE", "no layer has experts");
+  refused("num_experts: 4, linear_bias: true", "experts have no biases");
+  expect_contains(refusal("model: {family: gpt2, num_experts: 4}\n"), "experts have no biases");
+  expect_contains(refusal("model: {family: t5, num_experts: 4, linear_bias: false}\n"),
+                  "model.num_experts is a setting of decoders");
+  expect_contains(
+      refusal("model: {family: llama, num_experts: 4, moe_ffn_hidden_size: 9}\nparallel: {tensor: 2}\n"),
+      "does not divide model.moe_ffn_hidden_size (9); the next that fits is 10");
+}
+
 TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   Settings llama;
   llama.model.family = Family::llama;
@@ -285,9 +314,10 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
     // norm_placement excludes parallel_residual, recompute_partition parallel.sequence; split_main_weights is
-    // for bf16, a loss scale for fp16; those of an encoder are for t5; data are named in one way.
+    // for bf16, a loss scale for fp16; experts exclude linear_bias; those of an encoder are for t5; data are
+    // named in one way.
     const std::string& key = items[i].key;
-    const bool single = key == "model.family" || key == "parallel.expert" ||
+    const bool single = key == "model.family" || key == "parallel.expert" || key == "model.linear_bias" ||
                         key == "training.recompute_partition" || key == "model.norm_placement" ||
                         key == "optimizer.split_main_weights" || key == "model.encoder_layers" ||
                         key == "training.decoder_seq_length" || key == "model.scaled_head" ||

@@ -33,7 +33,9 @@ enum class Kind {
   glm4,
   t5,
   t5_v1_1,
-  megatron_t5
+  megatron_t5,
+  mixtral,
+  qwen3_moe
 };
 
 struct LayoutCase {
@@ -61,59 +63,15 @@ struct LayoutCase {
   int ranks() const { return tp * cp * pp * dp; }
 };
 
-const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::gpt2:
-      return "gpt2";
-    case Kind::llama4:
-      return "llama_kv4";
-    case Kind::llama6:
-      return "llama_kv6";
-    case Kind::llama12:
-      return "llama_kv12";
-    case Kind::llama2:
-      return "llama_kv2";
-    case Kind::alibi:
-      return "alibi_untied";
-    case Kind::bert:
-      return "bert";
-    case Kind::megatron_bert:
-      return "megatron_bert";
-    case Kind::bert_classes:
-      return "bert_classes";
-    case Kind::mistral:
-      return "mistral";
-    case Kind::qwen3:
-      return "qwen3";
-    case Kind::gemma2:
-      return "gemma2";
-    case Kind::gemma3:
-      return "gemma3";
-    case Kind::bloom:
-      return "bloom";
-    case Kind::post_norm:
-      return "post_norm";
-    case Kind::gpt_neox:
-      return "gpt_neox";
-    case Kind::gpt_bigcode:
-      return "gpt_bigcode";
-    case Kind::qwen2:
-      return "qwen2";
-    case Kind::olmo2:
-      return "olmo2";
-    case Kind::falcon:
-      return "falcon";
-    case Kind::glm4:
-      return "glm4";
-    case Kind::t5:
-      return "t5";
-    case Kind::t5_v1_1:
-      return "t5_v1_1";
-    case Kind::megatron_t5:
-      return "megatron_t5";
-  }
-  return "";
-}
+/// By Kind.
+constexpr const char* kNames[] = {"gpt2",         "llama_kv4",   "llama_kv6",     "llama_kv12",   "llama_kv2",
+                                  "alibi_untied", "bert",        "megatron_bert", "bert_classes", "mistral",
+                                  "qwen3",        "gemma2",      "gemma3",        "bloom",        "post_norm",
+                                  "gpt_neox",     "gpt_bigcode", "qwen2",         "olmo2",        "falcon",
+                                  "glm4",         "t5",          "t5_v1_1",       "megatron_t5",  "mixtral",
+                                  "qwen3_moe"};
+static_assert(std::size(kNames) == static_cast<std::size_t>(Kind::qwen3_moe) + 1);
+const char* name_of(Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 std::string describe(const LayoutCase& c) {
   std::string text = tessera::detail::concat(name_of(c.kind), "_tp", c.tp, c.sp ? "sp" : "", "_pp", c.pp);
@@ -164,6 +122,23 @@ void set_later(Kind kind, ModelSettings& model) {
     model.family = {"glm4"}, model.num_kv_heads = 2, model.rope_fraction = 0.5, model.rope_interleaved = true;
 }
 
+/// Experts in each layer, or in every other one, and what balances them.
+void set_experts(Kind kind, ModelSettings& model) {
+  if (kind != Kind::mixtral && kind != Kind::qwen3_moe) return;
+  model.num_experts = 6;
+  model.num_kv_heads = 4;
+  model.router_aux_loss = 0.2;
+  if (kind == Kind::mixtral) {
+    model.router_z_loss = 0.05;
+    return;
+  }
+  model.family = {"qwen3"};
+  model.router_topk = 3;
+  model.router_normalized = false;
+  model.moe_ffn_hidden_size = 36;
+  model.moe_layers = "DE";
+}
+
 /// 12 heads, odd vocabulary, dropout on, 5 layers so that stages are uneven.
 Config matrix_config(Kind kind) {
   Settings c;
@@ -185,6 +160,7 @@ Config matrix_config(Kind kind) {
   }
   if (kind == Kind::megatron_bert) c.model.family = {"megatron-bert"};
   set_later(kind, c.model);
+  set_experts(kind, c.model);
   if (kind == Kind::t5 || kind == Kind::t5_v1_1) {
     // Two layers of an encoder, three of a decoder; heads together are not as wide as the model.
     c.model.family = {"t5"};
@@ -271,6 +247,19 @@ void add_encoder(Batch& batch, std::int64_t length, unsigned seed) {
   }
 }
 
+/// Padding on either side of some samples.
+void add_padding(Batch& batch) {
+  for (std::int64_t i = 0; i < batch.batch; ++i) {
+    const auto length = static_cast<std::int32_t>(batch.seq_length);
+    batch.key_begin.push_back(i % 3 == 1 ? 5 : 0);
+    batch.key_end.push_back(i % 4 == 2 ? length - 4 : length);
+    for (std::int32_t j = 0; j < length; ++j) {
+      if (j < batch.key_begin.back() || j >= batch.key_end.back())
+        batch.labels[static_cast<std::size_t>(i * batch.seq_length + j)] = kIgnoredLabel;
+    }
+  }
+}
+
 std::vector<Batch> batches_of(const Config& config) {
   std::vector<Batch> batches;
   for (unsigned step = 0; step < 5; ++step) {
@@ -280,6 +269,7 @@ std::vector<Batch> batches_of(const Config& config) {
     if (config.model.num_labels) batch.labels.clear();
     if (const std::int64_t encoded = sample_lengths(config).encoder; encoded > 0)
       add_encoder(batch, encoded, 200 + step);
+    if (config.model.router_z_loss > 0) add_padding(batch);
     batches.push_back(std::move(batch));
   }
   return batches;
@@ -393,6 +383,24 @@ void add_contexts(std::vector<LayoutCase>& list) {
   add(2, {.kind = Kind::olmo2, .tp = 2, .pp = 2});
   add(2, {.kind = Kind::bloom, .tp = 3});
   add(2, {.kind = Kind::gpt_neox, .micro_batch = 2, .context_method = ContextMethod::all_gather});
+}
+
+/// Tokens that go to experts, with every other axis.
+void add_experts(std::vector<LayoutCase>& list) {
+  for (const Kind kind : {Kind::mixtral, Kind::qwen3_moe}) {
+    list.push_back({.kind = kind, .tp = 2});
+    list.push_back({.kind = kind, .tp = 4, .sp = true});
+    list.push_back({.kind = kind, .dp = 2, .zero = 1, .micro_batch = 2});
+    list.push_back({.kind = kind, .pp = 2, .schedule = kInterleaved, .virtual_stages = 2});
+    list.push_back({.kind = kind, .recompute = kFull, .recompute_layers = 2});
+    list.push_back({.kind = kind, .cp = 2});
+  }
+  list.push_back({.kind = Kind::mixtral, .recompute = kSelective, .micro_batch = 4});
+  list.push_back({.kind = Kind::mixtral, .pp = 2, .schedule = kZbH1, .dp = 2, .zero = 2});
+  list.push_back({.kind = Kind::mixtral, .dp = 3, .zero = 3, .recompute = kFull, .cp = 2});
+  list.push_back({.kind = Kind::qwen3_moe, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
+  list.push_back({.kind = Kind::qwen3_moe, .tp = 2, .recompute = kFull, .partition = true});
+  list.push_back({.kind = Kind::qwen3_moe, .tp = 2, .sp = true, .pp = 2, .dp = 2, .cp = 2});
 }
 
 /// A sanitizer takes ten times as long: every third layout, which are of all kinds, shows it what there is.
@@ -534,6 +542,7 @@ std::vector<LayoutCase> layouts() {
       {.kind = Kind::megatron_t5, .tp = 3, .sp = true, .pp = 2, .schedule = kZbH1, .micro_batch = 2});
   add_families(list);
   add_contexts(list);
+  add_experts(list);
   thin_out(list);
   return list;
 }

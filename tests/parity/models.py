@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import mixtures
 import numpy as np
 import second_tier
 from safetensors.numpy import save_file
@@ -116,6 +117,8 @@ MODELS = {
     "falcon_7b": second_tier.FALCON | {"new_decoder_architecture": False, "multi_query": True},
     "falcon_in_line": second_tier.FALCON | {"new_decoder_architecture": False, "parallel_attn": False, "num_kv_heads": None, "bias": True,
                                 "tie_word_embeddings": False, "activation": "relu"},
+    "mixtral": mixtures.MIXTRAL,
+    "qwen3_moe": mixtures.QWEN3_MOE,
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
@@ -125,7 +128,7 @@ WHOLE = ("llama_longrope_long", "llama_dynamic", "phi3")
 ALL_CASES = [(name, kind) for name in MODELS for kind in KINDS if kind == "plain" or name not in WHOLE]
 # Of the later families each run takes one kind, in turn; --long takes all.
 LATER = ("mistral", "qwen3", "gemma2", "gemma3", "bloom", "llama_yarn", "llama_longrope", "llama_linear", "glm4", "glm", "olmo2",
-         "mpt", "falcon", "falcon_7b", "falcon_in_line")
+         "mpt", "falcon", "falcon_7b", "falcon_in_line", "mixtral", "qwen3_moe")
 CASES = [(name, kind) for name, kind in ALL_CASES if name not in LATER or kind == KINDS[LATER.index(name) % 3]]
 
 
@@ -327,6 +330,8 @@ def weight_shapes(config: dict) -> dict:
         return bert_shapes(config)
     if is_t5(config):
         return {f"{theirs}.weight": shape for theirs, (_, shape) in t5_modules(config).items()}
+    if mixtures.has(config):
+        return mixtures.weight_shapes(config)
     if second_tier.has(config):
         modules = second_tier.modules_of(config)
         return ({f"{theirs}.weight": shape for theirs, (_, shape, _) in modules.items()}
@@ -441,8 +446,12 @@ def t5_batch(kind: str, result: dict, random: np.random.RandomState, vocab: int)
     return result | {"tokens": tokens, "labels": labels}
 
 
+def config_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
 def architecture_of(folder: Path) -> str:
-    return json.loads((folder / "config.json").read_text())["architectures"][0]
+    return config_of(folder)["architectures"][0]
 
 
 def write_batches(path: Path, batches: list) -> None:
@@ -469,6 +478,8 @@ def to_tessera_names(config: dict, tensors: dict) -> dict:
         return bert_to_tessera(config, tensors)
     if is_t5(config):
         return t5_to_tessera(config, tensors)
+    if mixtures.has(config):
+        return mixtures.to_tessera(config, tensors)
     if second_tier.has(config):
         return second_tier.to_tessera(config, tensors)
     if config["model_type"] == "gpt_neox":

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import mixtures
 import models
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ torch.set_num_threads(2)
 def load(folder: Path):
     kind = getattr(transformers, models.architecture_of(folder))
     attention = "sdpa" if kind._supports_sdpa else "eager"
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    # Their other ways of multiplying experts take no widths like ours.
+    experts = {"experts_implementation": "eager"} if mixtures.has(models.config_of(folder)) else {}
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention, **experts)
     if model.config.model_type == "bloom":  # its own reads a 2D mask; a shift of a row's positions changes nothing
         model.transformer.build_alibi_tensor = _alibi
     return model.train()  # every dropout probability is 0
@@ -38,7 +41,7 @@ def _masks(model, seen: torch.Tensor, batch: int):
     if window is None:
         return mask(seen)
     windowed = mask(seen & seen.new_ones(seen.shape[-2:]).triu(1 - window))
-    if model.config.model_type in ("mistral", "starcoder2", "phi3"):
+    if model.config.model_type in ("mistral", "mixtral", "starcoder2", "phi3"):
         return windowed
     return {"full_attention": mask(seen), "sliding_attention": windowed}
 

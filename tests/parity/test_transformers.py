@@ -1,5 +1,6 @@
 """Loss, logits, every gradient and 20 updates against Transformers' models on PyTorch."""
 
+import mixtures
 import models
 import numpy as np
 import oracle
@@ -51,6 +52,8 @@ def test_fp32_agrees(later_with_time, build_dir, tmp_path, name, kind, threads, 
 def test_bf16_is_as_close_to_fp32_as_autocast(later_with_time, build_dir, tmp_path, name, kind):
     """Both sides err at random: their errors are compared summed over a few batches."""
     config = models.MODELS[name]
+    if mixtures.has(config):
+        pytest.skip("a router whose logits are rounded sends some tokens to other experts, on either side")
     squares = {}
     for index in range(4):
         folder = tmp_path / str(index)

@@ -62,6 +62,14 @@ struct ModelFields {
   RopeScaling rope_scaling = {};
   /// rope_theta of layers with a window, which are then not scaled; null = all layers are alike.
   std::optional<double> rope_local_theta = std::nullopt;
+  std::optional<std::int64_t> num_experts = std::nullopt;  ///< MLPs of a layer, of which tokens take some
+  std::int64_t router_topk = 2;                            ///< so many each
+  std::optional<bool> router_normalized = std::nullopt;    ///< whose weights add up to 1; null = true
+  std::optional<std::int64_t> moe_ffn_hidden_size = std::nullopt;  ///< of an expert; null = ffn_hidden_size
+  /// Which layers have experts: E (experts) or D (dense) for each, repeated over the layers; null = all.
+  std::optional<std::string> moe_layers = std::nullopt;
+  double router_aux_loss = 0.0;  ///< weight of the loss that balances experts, per sample and layer
+  double router_z_loss = 0.0;    ///< weight of the loss that keeps the router's logits small
   double init_std = 0.02;
   std::optional<std::string> init_from =
       std::nullopt;           ///< Hugging Face folder or converted folder to start from
@@ -99,6 +107,26 @@ inline std::int64_t window_of(const ModelConfig& config, std::int64_t layer) {
   const bool slides =
       !pattern || pattern->empty() || (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == 'S';
   return slides ? config.sliding_window.value_or(0) : 0;
+}
+
+/// Experts of layer `layer`; 0 = its MLP is one for all tokens.
+inline std::int64_t experts_of(const ModelConfig& config, std::int64_t layer) {
+  const auto& pattern = config.moe_layers;
+  const bool mixed =
+      !pattern || pattern->empty() || (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == 'E';
+  return mixed ? config.num_experts.value_or(0) : 0;
+}
+
+/// How many layers have experts.
+inline std::int64_t layers_with_experts(const ModelConfig& config) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < config.num_layers; ++i) count += experts_of(config, i) > 0 ? 1 : 0;
+  return count;
+}
+
+/// Features inside an expert.
+inline std::int64_t expert_width(const ModelConfig& config) {
+  return config.moe_ffn_hidden_size.value_or(config.ffn_hidden_size);
 }
 
 /// Whether the layer rotates by rope_local_theta.

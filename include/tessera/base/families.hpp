@@ -2,6 +2,7 @@
 /// What a model family is, said once and as data: the defaults of the section `model`, and how Transformers
 /// describes the same model in config.json and names its tensors. Readers and writers interpret the rows.
 
+#include <algorithm>
 #include <span>
 #include <variant>
 
@@ -118,6 +119,14 @@ struct HfParameter {
   bool (*only)(const ModelConfig&) = nullptr;   ///< there where this holds; null = always
   std::int64_t ModelConfig::*vector = nullptr;  ///< a bare vector of so many values: names are whole
 };
+/// What stands in place of mlp.linear_fc1 and mlp.linear_fc2 in a layer with experts. A * is an expert's
+/// number.
+struct HfExperts {
+  const char* router = "mlp.gate";
+  std::vector<HfTensor> fc1 = {{.name = "mlp.experts.*.gate_proj", .rows = HfTensor::Rows::ffn, .gate = true},
+                               {.name = "mlp.experts.*.up_proj", .rows = HfTensor::Rows::ffn}};
+  const char* fc2 = "mlp.experts.*.down_proj";
+};
 /// Names of a model's tensors. Norms and linears have ".weight" and, where the model has biases, ".bias".
 struct HfNames {
   const char* prefix;  ///< of the full language model's names, but for the head
@@ -137,6 +146,7 @@ struct HfNames {
   /// decoder, and what follows them.
   const char* encoder_layers = nullptr;
   std::vector<HfParameter> encoder_layer = {}, encoder_end = {};
+  HfExperts experts = {};
   std::vector<const char*> embedding_copies = {};  ///< further names that files may store the embedding by
 };
 
@@ -174,6 +184,8 @@ struct ModelSpec {
   /// Falcon's parallel_attn, new_decoder_architecture, multi_query and num_ln_in_parallel_attn together say
   /// which norms and how many key and value heads there are.
   bool falcon_layers = false;
+  /// decoder_sparse_step and mlp_only_layers say which layers have experts.
+  bool sparse_layers = false;
   std::vector<HfDemand> demands = {};
   std::vector<std::pair<const char*, bool>> constants = {};  ///< written always
   /// Keys with names as of something that counts, which Transformers' model of this type does not read.
@@ -196,6 +208,10 @@ struct ModelSpec {
   Samples samples = Samples::tokens;
 
   bool is_family() const { return family.name == name; }
+  /// Whether config.json says this field.
+  bool reads(HfKey::Field field) const {
+    return std::ranges::any_of(keys, [&](const HfKey& key) { return key.field == field; });
+  }
 };
 
 /// Every row, in the order in which messages list them.

@@ -12,7 +12,7 @@ struct SampleLengths;
 std::int64_t parameter_count(const ModelConfig& config);
 
 /// Number of weights that multiply every token: attention and MLP matrices and the head (tied or not),
-/// without the token and position tables, biases and norms.
+/// without the token and position tables, biases and norms; of a layer's experts those that it goes to.
 std::int64_t matmul_weight_count(const ModelConfig& config);
 
 /// How the attention matrix is counted. causal: only the half that is needed, 6 N + 6 L C S per token (N

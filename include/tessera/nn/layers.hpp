@@ -5,6 +5,7 @@
 #include "tessera/nn/forward.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/nn/sharding.hpp"
+#include "tessera/parallel/experts.hpp"
 #include "tessera/parallel/functions.hpp"
 
 namespace tessera::nn {
@@ -117,16 +118,45 @@ class SelfAttention : public Module {
   Parameter *query_norm_ = nullptr, *key_norm_ = nullptr;
 };
 
+/// What follows attention in a layer.
+class FeedForward : public Module {
+ public:
+  using Module::Module;
+  /// [seq, batch, hidden], or this rank's positions under sequence parallelism.
+  virtual Var forward(const Forward& forward, const Var& x) = 0;
+};
+
 /// Two linear layers around an activation, gated or not.
-class Mlp : public Module {
+class Mlp : public FeedForward {
  public:
   Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
-  Var forward(const Forward& forward, const Var& x);
+  Var forward(const Forward& forward, const Var& x) override;
 
  private:
   ops::ActivationKind activation_;
   Linear& fc1_;
   Linear& fc2_;
+};
+
+/// A router and the MLPs that it chooses from. Every tensor rank has a part of each, as of an Mlp.
+class MixtureOfExperts : public FeedForward {
+ public:
+  /// Its extra losses, which keep experts evenly used and the router's logits small: their means over the
+  /// layers that have experts, so that such a model's weights for them are so many times its settings.
+  static constexpr const char *kBalance = "load_balancing", *kZ = "router_z";
+
+  MixtureOfExperts(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
+  Var forward(const Forward& forward, const Var& x) override;
+
+ private:
+  Routed choose(const Forward& forward, const TensorParallel& tensor, const Var& x);
+
+  RouterOptions options_;
+  float share_;  // of this layer in the losses
+  ops::ActivationKind activation_;
+  TensorParallel tensor_;
+  Linear& router_;
+  ExpertWeights experts_;
 };
 
 /// The op of an activation.

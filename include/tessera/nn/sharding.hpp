@@ -44,8 +44,8 @@ struct HeadShare {
 HeadShare head_share(const ModelConfig& config, const TensorParallel& tensor);
 /// Rows of linear_qkv (all q heads, all k heads, all v heads) that a rank holds.
 std::vector<Segment> qkv_rows(const ModelConfig& config, const HeadShare& share);
-/// Rows of linear_fc1: of the one matrix, or of gate and up each.
-std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& tensor);
+/// Rows of the linear_fc1 of an MLP with `width` features: of the one matrix, or of gate and up each.
+std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& tensor, std::int64_t width);
 
 /// How a rank takes part in a model. The default is one rank with all of it.
 struct Sharding {

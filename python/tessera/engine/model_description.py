@@ -41,6 +41,9 @@ def describe_model(model: torch.nn.Module) -> ModelPlan:
         raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_families()}. For another decoder whose "
                           "layers are those of one of these, make a config of that type; a model of your own is written in "
                           "C++ (docs/guides/own_model_in_cpp.md)")
+    if _C.hf_has_experts(kind):
+        raise ConfigError(f"prepare() does not take models with experts yet, and this is a {kind}: `tessera train` trains it, from its "
+                          "folder (model.init_from) or anew (docs/guides/hugging_face.md)")
     own = own_name(model, kind)
     if own is None:
         loaders = " or ".join(each.loader for each in heads_for(kind))

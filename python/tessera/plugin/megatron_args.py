@@ -46,6 +46,7 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
 OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
+WITHOUT_EXPERTS = "prepare() does not take models with experts yet; `tessera train` does"
 OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT and T5 are made, as the key of this name in YAML's section `data`"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
@@ -154,9 +155,10 @@ ARGUMENTS: Dict[str, Effect] = {
     **_each("refuses", "Tessera's models do not have it",
             "apply_residual_connection_post_layernorm squared_relu glu_activation "
             "multi_latent_attention mtp_num_layers add_biases_to_lm_head "
-            "num_experts onnx_safe_gelu "
+            "onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),
+    **_each("refuses", WITHOUT_EXPERTS, "num_experts"),
     **_each("refuses", "data of .idx/.bin is given to MegatronLMDummyDataLoader",
             "train_data_path valid_data_path test_data_path data_args_path per_split_data_args_path mock_data dataloader_type"),
 }
@@ -169,7 +171,7 @@ PREFIXES: Dict[str, Effect] = {
     "wandb_": Effect("warns", "give log_with='wandb' to the Accelerator"),
     "timing_": Effect("warns", "the engine reports through trackers"),
     "profile": Effect("warns", "accelerator.profile() records"),
-    "moe_": Effect("refuses", "mixtures of experts are not in this build yet"),
+    "moe_": Effect("refuses", WITHOUT_EXPERTS),
     "fp8": Effect("refuses", "fp8 is not in this build yet"),
     "retro_": Effect("refuses", "Tessera's models do not have it"),
     "biencoder_": Effect("refuses", "Tessera's models do not have it"),

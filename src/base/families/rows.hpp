@@ -20,12 +20,14 @@ ModelSpec llama();
 ModelSpec megatron_bert();
 ModelSpec megatron_t5();
 ModelSpec mistral();
+ModelSpec mixtral();
 ModelSpec mpt();
 ModelSpec mt5();
 ModelSpec olmo2();
 ModelSpec phi3();
 ModelSpec qwen2();
 ModelSpec qwen3();
+ModelSpec qwen3_moe();
 ModelSpec starcoder2();
 ModelSpec t5();
 

@@ -113,7 +113,7 @@ DecoderLayer::DecoderLayer(std::string name, const ModelConfig& config, std::int
                                    config.norm_placement != NormPlacement::pre)),
       mlp_norm_(declare_norm("pre_mlp_layernorm", config, options,
                              config.norm_placement != NormPlacement::post && !config.shared_norm)),
-      mlp_(submodule<Mlp>("mlp", config, options.tensor)),
+      mlp_(declare_mlp(config, layer, options)),
       behind_norm_(
           declare_norm("post_mlp_layernorm", config, options, config.norm_placement != NormPlacement::pre)) {}
 
@@ -129,6 +129,12 @@ SelfAttention& DecoderLayer::declare_attention(const ModelConfig& config, std::i
   input_norm_ =
       declare_norm("input_layernorm", config, options, config.norm_placement != NormPlacement::post);
   return submodule<SelfAttention>("self_attention", config, layer, options.tensor, options.causal);
+}
+
+FeedForward& DecoderLayer::declare_mlp(const ModelConfig& config, std::int64_t layer,
+                                       const Options& options) {
+  if (experts_of(config, layer) > 0) return submodule<MixtureOfExperts>("mlp", config, options.tensor);
+  return submodule<Mlp>("mlp", config, options.tensor);
 }
 
 Var DecoderLayer::attend(const Forward& forward, const Var& x) {
@@ -247,6 +253,16 @@ void Decoder::add_piece(const ModelPiece& piece) {
 
 double Decoder::flops_per_token(const SampleLengths& lengths) const {
   return tessera::flops_per_token(config_, lengths.tokens, FlopConvention::causal);
+}
+
+std::vector<ExtraLossSpec> Decoder::extra_losses() const {
+  const auto layers = static_cast<double>(layers_with_experts(config_));
+  std::vector<ExtraLossSpec> losses;
+  if (config_.router_aux_loss > 0.0)
+    losses.push_back({nn::MixtureOfExperts::kBalance, layers * config_.router_aux_loss, LossCount::samples});
+  if (config_.router_z_loss > 0.0)
+    losses.push_back({nn::MixtureOfExperts::kZ, layers * config_.router_z_loss, LossCount::positions});
+  return losses;
 }
 
 std::int64_t Decoder::position_limit() const {

@@ -79,6 +79,7 @@ class DecoderLayer : public Block {
  private:
   Norm* declare_norm(const char* name, const ModelConfig& config, const Options& options, bool wanted);
   SelfAttention& declare_attention(const ModelConfig& config, std::int64_t layer, const Options& options);
+  FeedForward& declare_mlp(const ModelConfig& config, std::int64_t layer, const Options& options);
   Var attend(const Forward& forward, const Var& x);
   Flow forward_parallel(const Forward& forward, const ResidualNorm& in);
   Flow forward_post(const Forward& forward, const Flow& flow);
@@ -94,7 +95,7 @@ class DecoderLayer : public Block {
   SelfAttention& attention_;
   Norm* attention_norm_;
   Norm* mlp_norm_;
-  Mlp& mlp_;
+  FeedForward& mlp_;
   Norm* behind_norm_;
 };
 
@@ -132,7 +133,9 @@ class Decoder : public Stack {
   std::int64_t reserve_positions(const ExecCtx& ctx, std::int64_t positions) override {
     return positions_.reserve(ctx, positions, position_limit());
   }
-  bool is_repeatable() const override { return true; }
+  /// Not where the host reads how many tokens each expert gets.
+  bool is_repeatable() const override { return !config_.num_experts; }
+  std::vector<ExtraLossSpec> extra_losses() const override;
   bool takes_sequence_parts() const override { return true; }
   double flops_per_token(const SampleLengths& lengths) const override;
   void check_generates(std::int64_t length) const override;

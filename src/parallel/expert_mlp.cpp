@@ -1,0 +1,160 @@
+#include <numeric>
+
+#include "parallel/linear_weights.hpp"
+#include "parallel/overlap.hpp"
+#include "tessera/ops/elementwise.hpp"
+#include "tessera/ops/embedding.hpp"
+#include "tessera/ops/moe.hpp"
+#include "tessera/parallel/experts.hpp"
+#include "tessera/tensor/host_copy.hpp"
+
+namespace tessera {
+namespace {
+
+/// Rows `index` of x [n, c] or [n].
+Tensor rows_of(const ExecCtx& ctx, const Tensor& x, const Tensor& index) {
+  const Tensor rows =
+      ops::embedding(ctx, index, x.view({x.size(0), -1}), {}, {}, {.out = x.dtype(), .dropout = {}});
+  return x.shape().rank() == 1 ? rows.view({-1}) : rows;
+}
+
+/// How many rows each expert has, in order. A planned pass, which sees no numbers, takes them for even.
+std::vector<std::int64_t> counts_of(const ExecCtx& ctx, const ops::SlotOrder& order) {
+  std::vector<std::int64_t> counts;
+  if (ctx.device().is_meta()) {
+    const auto experts = static_cast<int>(order.count.numel());
+    for (int e = 0; e < experts; ++e) counts.push_back(part_of(order.row.numel(), e, experts).count);
+    return counts;
+  }
+  for (const std::int32_t count : HostCopy(ctx, order.count).values<std::int32_t>(order.count.numel()))
+    counts.push_back(count);
+  return counts;
+}
+
+/// Rows in the order of their experts, and the experts' products over them.
+class Groups {
+ public:
+  Groups(ExpertWeights experts, std::vector<std::int64_t> counts)
+      : experts_(std::move(experts)), counts_(std::move(counts)) {}
+
+  std::int64_t rows() const { return std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0}); }
+  const std::vector<Parameter*>& fc1() const { return experts_.fc1; }
+  const std::vector<Parameter*>& fc2() const { return experts_.fc2; }
+
+  /// x weight^T (or, `transposed`, x weight), each row with its expert's.
+  Tensor multiply(const ExecCtx& ctx, const Tensor& x, const std::vector<Parameter*>& weights,
+                  bool transposed) const {
+    Tensor y = Tensor::empty(ctx, {x.size(0), weights[0]->shape()[transposed ? 1 : 0]}, x.dtype());
+    each([&](std::size_t e, std::int64_t first, std::int64_t count) {
+      if (count > 0)
+        ops::matmul_into(ctx, x.narrow(0, first, count), weights[e]->value(), y.narrow(0, first, count), 0.0f,
+                         false, !transposed);
+    });
+    return y;
+  }
+  /// Adds dy^T x of each expert's rows to its gradient; zeros for one that nobody has chosen.
+  void add_gradients(const ExecCtx& ctx, const Tensor& dy, const Tensor& x,
+                     const std::vector<Parameter*>& weights) const {
+    each([&](std::size_t e, std::int64_t first, std::int64_t count) {
+      Parameter& weight = *weights[e];
+      if (!weight.trained()) return;
+      const float beta = weight.next_beta();
+      if (count > 0) {
+        ops::linear_backward_weight(ctx, dy.narrow(0, first, count), x.narrow(0, first, count), weight.grad(),
+                                    beta);
+      } else if (beta == 0.0f) {
+        ops::fill_zero(ctx, weight.grad());
+      }
+    });
+  }
+  std::vector<Parameter*> trained() const {
+    std::vector<Parameter*> list;
+    for (const auto* weights : {&experts_.fc1, &experts_.fc2}) {
+      for (Parameter* each : *weights) {
+        if (each->trained()) list.push_back(each);
+      }
+    }
+    return list;
+  }
+
+ private:
+  void each(const auto& act) const {
+    std::int64_t first = 0;
+    for (std::size_t e = 0; e < counts_.size(); ++e) {
+      act(e, first, counts_[e]);
+      first += counts_[e];
+    }
+  }
+
+  ExpertWeights experts_;
+  std::vector<std::int64_t> counts_;
+};
+
+class ExpertMlp final : public Function {
+ public:
+  ExpertMlp(const Var& x, Tensor weight, ops::SlotOrder order, Groups groups, Tensor pre,
+            ops::ActivationKind kind)
+      : x_(x),
+        x_shape_(x.value().shape()),
+        x_grad_(x.requires_grad()),
+        weight_(std::move(weight)),
+        order_(std::move(order)),
+        groups_(std::move(groups)),
+        pre_(std::move(pre)),
+        kind_(kind) {}
+  const char* name() const override { return "expert_mlp"; }
+
+  Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
+    dy_ = rows_of(ctx, detail::as_rows(ops::contiguous(ctx, grads[0])), order_.token);
+    const Tensor dhidden = groups_.multiply(ctx, dy_, groups_.fc2(), true);
+    hidden_ = ops::activation(ctx, pre_, kind_);
+    // A weight's gradient is that of its expert's result, times the result: without fc2 on both sides.
+    const Tensor weights = rows_of(ctx, weight_.view({-1}), order_.slot);
+    const Tensor dots = ops::weigh_rows(ctx, dhidden, hidden_, weights);
+    const Tensor dweight = rows_of(ctx, dots, order_.row).view(weight_.shape());
+    dpre_ = ops::activation_backward(ctx, pre_, dhidden, kind_);
+    pre_ = Tensor();
+    if (!x_grad_) return {Tensor(), dweight};
+    const Tensor dx = groups_.multiply(ctx, dpre_, groups_.fc1(), true);
+    return {ops::combine_slots(ctx, dx, order_.row, {}, weight_.size(-1)).view(x_shape_), dweight};
+  }
+
+  void backward_weight(const ExecCtx& ctx) override {
+    groups_.add_gradients(ctx, dy_, hidden_, groups_.fc2());
+    groups_.add_gradients(ctx, dpre_, rows_of(ctx, detail::as_rows(x_.get(ctx)), order_.token),
+                          groups_.fc1());
+  }
+  std::vector<Parameter*> parameters() const override { return groups_.trained(); }
+
+ private:
+  SavedInput x_;
+  Shape x_shape_;
+  bool x_grad_;
+  Tensor weight_;
+  ops::SlotOrder order_;
+  Groups groups_;
+  Tensor pre_;
+  ops::ActivationKind kind_;
+  Tensor dy_, hidden_, dpre_;  // for phase 2
+};
+
+}  // namespace
+
+Var expert_mlp(const ExecCtx& ctx, const Var& x, const Var& weight, const Tensor& expert,
+               const ExpertWeights& experts, ops::ActivationKind kind) {
+  const Tensor rows = detail::as_rows(x.value());
+  TESSERA_CHECK(weight.value().numel() == expert.numel() && expert.numel() == rows.size(0) * expert.size(-1),
+                "weights of ", weight.value().shape(), " and experts of ", expert.shape(), " for ",
+                rows.size(0), " tokens");
+  const ops::SlotOrder order = ops::sort_slots(ctx, expert, static_cast<std::int64_t>(experts.fc1.size()));
+  Groups groups(experts, counts_of(ctx, order));
+  const Tensor pre = groups.multiply(ctx, rows_of(ctx, rows, order.token), groups.fc1(), false);
+  const Tensor results = groups.multiply(ctx, ops::activation(ctx, pre, kind), groups.fc2(), false);
+  Tensor y =
+      ops::combine_slots(ctx, results, order.row, weight.value(), expert.size(-1)).view(x.value().shape());
+  return record({x, weight}, std::move(y), [&] {
+    return std::make_unique<ExpertMlp>(x, weight.value(), order, std::move(groups), pre, kind);
+  });
+}
+
+}  // namespace tessera
