@@ -328,6 +328,14 @@ std::string settle_data(ParallelConfig& p, std::optional<std::int64_t> world_siz
                         " processes: parallel.data would have to be ", data, " (or null: what is left)");
 }
 
+void check_graph(Rules& rules, const Config& c) {
+  rules.rule({"device.cuda_graph", "model.num_experts"}, [&] {
+    return unless(c.device.cuda_graph != AutoSwitch::on || !c.model.num_experts,
+                  "device.cuda_graph: the host reads how many tokens each expert gets (model.num_experts), "
+                  "which no graph can repeat; make it auto, which then does without, or false");
+  });
+}
+
 }  // namespace
 
 void check_layout(Rules& rules, const ModelSettings& given, const Config& config) {
@@ -336,6 +344,7 @@ void check_layout(Rules& rules, const ModelSettings& given, const Config& config
   check_pipeline(rules, config);
   check_data(rules, config);
   check_recompute(rules, config);
+  check_graph(rules, config);
 }
 
 std::vector<std::int64_t> layers_per_piece(const std::string& layout) {

@@ -96,7 +96,8 @@ EngineOptions EngineOptions::from(const Config& config) {
                         .compute = numerics_of(config.training).compute,
                         .loss_scale = loss_scale_of(config.training),
                         .max_skipped_steps = config.training.max_skipped_steps,
-                        .cuda_graph = config.device.cuda_graph};
+                        // Experts: the host reads how many tokens each gets, which no graph can repeat.
+                        .cuda_graph = config.model.num_experts ? AutoSwitch::off : config.device.cuda_graph};
   options.layout.schedule = config.parallel.schedule;
   options.layout.chunks = pieces_per_stage(config.parallel);
   options.layout.zero_stage = static_cast<int>(config.parallel.zero_stage);

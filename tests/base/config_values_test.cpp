@@ -297,6 +297,8 @@ TEST(ExpertKeys, WhatDoesNotFitIsRefused) {
   refused("num_experts: 4, moe_layers: EF", "model.moe_layers is 'EF'");
   refused("num_experts: 4, num_layers: 2, moe_layers: DDE", "no layer has experts");
   refused("num_experts: 4, linear_bias: true", "experts have no biases");
+  expect_contains(refusal("model: {family: llama, num_experts: 4}\ndevice: {cuda_graph: true}\n"),
+                  "device.cuda_graph: the host reads how many tokens each expert gets");
   expect_contains(refusal("model: {family: gpt2, num_experts: 4}\n"), "experts have no biases");
   expect_contains(refusal("model: {family: t5, num_experts: 4, linear_bias: false}\n"),
                   "model.num_experts is a setting of decoders");
