@@ -8,13 +8,16 @@
 namespace tessera {
 namespace {
 
+/// Of these letters, at least one.
+bool made_of(const std::string& pattern, std::string_view letters) {
+  return !pattern.empty() && pattern.find_first_not_of(letters) == pattern.npos;
+}
+
 void check_windows(Rules& rules, const ModelConfig& c) {
   rules.rule({"model.window_pattern", "model.sliding_window"}, [&] {
     if (!c.window_pattern) return std::string();
     const std::string& pattern = *c.window_pattern;
-    const bool known = !pattern.empty() &&
-                       std::ranges::all_of(pattern, [](char layer) { return layer == 'S' || layer == 'F'; });
-    if (!known)
+    if (!made_of(pattern, "SF"))
       return detail::concat("model.window_pattern is '", pattern,
                             "'; it is an S (sliding) or F (full) for each layer, such as SSSSSF");
     return unless(c.sliding_window.has_value(),
@@ -45,16 +48,13 @@ void check_experts(Rules& rules, const ModelConfig& c) {
                return unless(given == nullptr, "model.", given ? given : "",
                              " is about experts, and model.num_experts is null; give both");
              });
-  rules.rule({"model.moe_layers", "model.num_layers"}, [&] {
+  rules.rule({"model.moe_layers", "model.num_layers", "model.num_experts"}, [&] {
     if (!c.moe_layers) return std::string();
     const std::string& pattern = *c.moe_layers;
-    const bool known = !pattern.empty() &&
-                       std::ranges::all_of(pattern, [](char layer) { return layer == 'E' || layer == 'D'; });
-    if (!known)
+    if (!made_of(pattern, "ED"))
       return detail::concat("model.moe_layers is '", pattern,
                             "'; it is an E (experts) or D (dense) for each layer, such as DE");
-    const std::string_view used(pattern.data(), std::min<std::size_t>(pattern.size(), c.num_layers));
-    return unless(used.find('E') != used.npos, "model.moe_layers is '", pattern,
+    return unless(layers_with_experts(c) > 0 || !c.num_experts, "model.moe_layers is '", pattern,
                   "': no layer has experts; leave it and model.num_experts out");
   });
   rules.rule({"model.num_experts", "model.linear_bias", "model.family"}, [&] {

@@ -121,7 +121,7 @@ Batch own_positions(const Batch& batch, const SequencePart& part) {
 
 }  // namespace
 
-MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const SequencePart& part) {
+MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const SequencePart& part, bool counts) {
   std::optional<Batch> own;
   if (part.ranks > 1) own = own_positions(whole, part);
   const Batch& batch = own ? *own : whole;
@@ -146,7 +146,7 @@ MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& whole, const Sequence
   if (!batch.sample_labels.empty()) m.sample_labels = Tensor::from(ctx, batch.sample_labels, {batch.batch});
   if (!batch.key_begin.empty()) m.key_begin = Tensor::from(ctx, batch.key_begin, {batch.batch});
   if (!batch.key_end.empty()) m.key_end = Tensor::from(ctx, batch.key_end, {batch.batch});
-  m.counted = counted_rows(ctx, batch, part);
+  if (counts) m.counted = counted_rows(ctx, batch, part);
   if (!batch.document_ids.empty()) {
     m.document = Tensor::from(ctx, number_documents(whole), {whole.batch, whole.seq_length});
   }

@@ -50,7 +50,7 @@ MicroBatch Stage::make_micro_batch(const ExecCtx& ctx, int index) const {
   const Part part = samples(index);
   Batch piece = slice(batch_, part.begin, part.count);
   piece.sample0 += options_.samples_before;
-  return to_micro_batch(ctx, piece, options_.context.part(piece.seq_length));
+  return to_micro_batch(ctx, piece, options_.context.part(piece.seq_length), !model_.extra_losses().empty());
 }
 
 MicroBatchSize Stage::size_of(int micro_batch) const {

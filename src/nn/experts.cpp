@@ -1,23 +1,8 @@
-#include <cmath>
-
-#include "nn/own_positions.hpp"
+#include "nn/mlp_linears.hpp"
 #include "tessera/nn/layers.hpp"
 
 namespace tessera::nn {
 namespace {
-
-/// A tensor rank's part of a matrix, as of an Mlp's.
-Placement part_of_fc1(const ModelConfig& config, const TensorParallel& tensor) {
-  const std::int64_t width = expert_width(config);
-  const Shape whole{width * (is_gated(config.activation) ? 2 : 1), config.hidden_size};
-  return tensor.active() ? Placement::segmented(whole, 0, fc1_rows(config, tensor, width))
-                         : Placement::replicated(whole);
-}
-Placement part_of_fc2(const ModelConfig& config, const TensorParallel& tensor) {
-  const Shape whole{config.hidden_size, expert_width(config)};
-  return tensor.active() ? Placement::split(whole, 1, tensor.rank(), tensor.size())
-                         : Placement::replicated(whole);
-}
 
 /// What every tensor rank computes with, of what each has a part or a copy of.
 Var on_all_ranks(const ExecCtx& ctx, const TensorParallel& tensor, const Var& x) {
@@ -45,15 +30,13 @@ MixtureOfExperts::MixtureOfExperts(std::string name, const ModelConfig& config, 
                                                           .bias = false,
                                                           .std = config.init_std,
                                                           .sequence_parallel = tensor.sharded_sequence()})) {
-  const auto std = static_cast<float>(config.init_std);
-  const auto last_std =
-      static_cast<float>(config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)));
+  const std::int64_t width = expert_width(config);
   for (std::int64_t i = 0; i < *config.num_experts; ++i) {
     const std::string expert = "experts.local_experts." + std::to_string(i);
     experts_.fc1.push_back(
-        &parameter(expert + ".linear_fc1.weight", part_of_fc1(config, tensor), Init::normal(std)));
+        &submodule<Linear>(expert + ".linear_fc1", fc1_options(config, tensor, width)).weight());
     experts_.fc2.push_back(
-        &parameter(expert + ".linear_fc2.weight", part_of_fc2(config, tensor), Init::normal(last_std)));
+        &submodule<Linear>(expert + ".linear_fc2", fc2_options(config, tensor, width)).weight());
   }
 }
 

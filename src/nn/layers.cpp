@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "nn/mlp_linears.hpp"
+
 namespace tessera::nn {
 namespace {
 
@@ -113,23 +115,30 @@ Var Embedding::forward(const Forward& forward) {
                          {options_.out, forward.dropout(name(), options_.dropout), options_.padding_id});
 }
 
+Linear::Options fc1_options(const ModelConfig& config, const TensorParallel& tensor, std::int64_t width) {
+  return {.in = config.hidden_size,
+          .out = width * (is_gated(config.activation) ? 2 : 1),
+          .bias = config.linear_bias,
+          .std = config.init_std,
+          .tensor = tensor,
+          .split = Linear::Split::column,
+          .rows = fc1_rows(config, tensor, width)};
+}
+
+Linear::Options fc2_options(const ModelConfig& config, const TensorParallel& tensor, std::int64_t width) {
+  return {.in = width,
+          .out = config.hidden_size,
+          .bias = config.linear_bias,
+          .std = config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
+          .tensor = tensor,
+          .split = Linear::Split::row};
+}
+
 Mlp::Mlp(std::string name, const ModelConfig& config, const TensorParallel& tensor)
     : FeedForward(std::move(name)),
       activation_(activation_kind(config.activation)),
-      fc1_(submodule<Linear>(
-          "linear_fc1",
-          Linear::Options{config.hidden_size, config.ffn_hidden_size * (is_gated(config.activation) ? 2 : 1),
-                          config.linear_bias, config.init_std, tensor, Linear::Split::column,
-                          fc1_rows(config, tensor, config.ffn_hidden_size)})),
-      fc2_(submodule<Linear>(
-          "linear_fc2",
-          Linear::Options{config.ffn_hidden_size,
-                          config.hidden_size,
-                          config.linear_bias,
-                          config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)),
-                          tensor,
-                          Linear::Split::row,
-                          {}})) {}
+      fc1_(submodule<Linear>("linear_fc1", fc1_options(config, tensor, config.ffn_hidden_size))),
+      fc2_(submodule<Linear>("linear_fc2", fc2_options(config, tensor, config.ffn_hidden_size))) {}
 
 Var Mlp::forward(const Forward& forward, const Var& x) {
   if (ops::is_gated(activation_))

@@ -2,21 +2,14 @@
 
 #include "parallel/linear_weights.hpp"
 #include "parallel/overlap.hpp"
+#include "parallel/rows_of.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/ops/embedding.hpp"
 #include "tessera/ops/moe.hpp"
 #include "tessera/parallel/experts.hpp"
 #include "tessera/tensor/host_copy.hpp"
 
 namespace tessera {
 namespace {
-
-/// Rows `index` of x [n, c] or [n].
-Tensor rows_of(const ExecCtx& ctx, const Tensor& x, const Tensor& index) {
-  const Tensor rows =
-      ops::embedding(ctx, index, x.view({x.size(0), -1}), {}, {}, {.out = x.dtype(), .dropout = {}});
-  return x.shape().rank() == 1 ? rows.view({-1}) : rows;
-}
 
 /// How many rows each expert has, in order. A planned pass, which sees no numbers, takes them for even.
 std::vector<std::int64_t> counts_of(const ExecCtx& ctx, const ops::SlotOrder& order) {
@@ -105,13 +98,13 @@ class ExpertMlp final : public Function {
   const char* name() const override { return "expert_mlp"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    dy_ = rows_of(ctx, detail::as_rows(ops::contiguous(ctx, grads[0])), order_.token);
+    dy_ = detail::rows_of(ctx, detail::as_rows(ops::contiguous(ctx, grads[0])), order_.token);
     const Tensor dhidden = groups_.multiply(ctx, dy_, groups_.fc2(), true);
     hidden_ = ops::activation(ctx, pre_, kind_);
     // A weight's gradient is that of its expert's result, times the result: without fc2 on both sides.
-    const Tensor weights = rows_of(ctx, weight_.view({-1}), order_.slot);
+    const Tensor weights = detail::rows_of(ctx, weight_.view({-1}), order_.slot);
     const Tensor dots = ops::weigh_rows(ctx, dhidden, hidden_, weights);
-    const Tensor dweight = rows_of(ctx, dots, order_.row).view(weight_.shape());
+    const Tensor dweight = detail::rows_of(ctx, dots, order_.row).view(weight_.shape());
     dpre_ = ops::activation_backward(ctx, pre_, dhidden, kind_);
     pre_ = Tensor();
     if (!x_grad_) return {Tensor(), dweight};
@@ -121,7 +114,7 @@ class ExpertMlp final : public Function {
 
   void backward_weight(const ExecCtx& ctx) override {
     groups_.add_gradients(ctx, dy_, hidden_, groups_.fc2());
-    groups_.add_gradients(ctx, dpre_, rows_of(ctx, detail::as_rows(x_.get(ctx)), order_.token),
+    groups_.add_gradients(ctx, dpre_, detail::rows_of(ctx, detail::as_rows(x_.get(ctx)), order_.token),
                           groups_.fc1());
   }
   std::vector<Parameter*> parameters() const override { return groups_.trained(); }
@@ -148,7 +141,7 @@ Var expert_mlp(const ExecCtx& ctx, const Var& x, const Var& weight, const Tensor
                 rows.size(0), " tokens");
   const ops::SlotOrder order = ops::sort_slots(ctx, expert, static_cast<std::int64_t>(experts.fc1.size()));
   Groups groups(experts, counts_of(ctx, order));
-  const Tensor pre = groups.multiply(ctx, rows_of(ctx, rows, order.token), groups.fc1(), false);
+  const Tensor pre = groups.multiply(ctx, detail::rows_of(ctx, rows, order.token), groups.fc1(), false);
   const Tensor results = groups.multiply(ctx, ops::activation(ctx, pre, kind), groups.fc2(), false);
   Tensor y =
       ops::combine_slots(ctx, results, order.row, weight.value(), expert.size(-1)).view(x.value().shape());

@@ -3,9 +3,9 @@
 
 #include "parallel/arriving.hpp"
 #include "parallel/linear_weights.hpp"
+#include "parallel/rows_of.hpp"
 #include "tessera/ops/cross_entropy.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/ops/embedding.hpp"
 #include "tessera/ops/gemm.hpp"
 
 namespace tessera {
@@ -95,13 +95,6 @@ class VocabLinearCrossEntropy final : public Function {
   Tensor upstream_;
   detail::LinearWeights weights_;
 };
-
-/// Rows `index` of x [n, c] or [n]; zeros for an index of -1.
-Tensor rows_of(const ExecCtx& ctx, const Tensor& x, const Tensor& index) {
-  const Tensor rows =
-      ops::embedding(ctx, index, x.view({x.size(0), -1}), {}, {}, {.out = x.dtype(), .dropout = {}});
-  return x.shape().rank() == 1 ? rows.view({-1}) : rows;
-}
 
 /// The head of a vocabulary and its loss, a part of the rows at a time.
 class ChunkedHead {
@@ -193,14 +186,14 @@ Var vocab_linear_cross_entropy(const ExecCtx& ctx, const TensorParallel& tp, con
   TESSERA_CHECK(!recorded || upstream.numel() == x.size(0), "one upstream gradient per row");
   const ChunkedHead head(ctx, tp, {weight, bias}, softcap);
   const auto spread = [&](Tensor of_rows) {
-    return labelled ? rows_of(ctx, of_rows, labelled.places) : std::move(of_rows);
+    return labelled ? detail::rows_of(ctx, of_rows, labelled.places) : std::move(of_rows);
   };
   detail::Arriving dx;
   const Tensor loss = spread(
-      head.run({.x = labelled ? rows_of(ctx, x, labelled.rows) : x,
+      head.run({.x = labelled ? detail::rows_of(ctx, x, labelled.rows) : x,
                 .labels = labelled ? labelled.labels : labels,
                 .upstream = !recorded  ? Tensor()
-                            : labelled ? rows_of(ctx, upstream, labelled.rows)
+                            : labelled ? detail::rows_of(ctx, upstream, labelled.rows)
                                        : upstream,
                 .wanted = recorded && x_var.requires_grad()},
                [&](Tensor of_rows) { dx = detail::sum_partial(ctx, tp, spread(std::move(of_rows))); }));

@@ -101,20 +101,21 @@ inline double embedding_dropout(const ModelConfig& config) {
   return config.embedding_dropout.value_or(config.dropout);
 }
 
+/// Whether `pattern`, a letter for each layer, repeated over the layers, has `letter` for layer `layer`; so
+/// it has where there is none.
+inline bool has_letter(const std::optional<std::string>& pattern, std::int64_t layer, char letter) {
+  return !pattern || pattern->empty() ||
+         (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == letter;
+}
+
 /// Keys that a position of layer `layer` sees, itself included; 0 = all before it.
 inline std::int64_t window_of(const ModelConfig& config, std::int64_t layer) {
-  const auto& pattern = config.window_pattern;
-  const bool slides =
-      !pattern || pattern->empty() || (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == 'S';
-  return slides ? config.sliding_window.value_or(0) : 0;
+  return has_letter(config.window_pattern, layer, 'S') ? config.sliding_window.value_or(0) : 0;
 }
 
 /// Experts of layer `layer`; 0 = its MLP is one for all tokens.
 inline std::int64_t experts_of(const ModelConfig& config, std::int64_t layer) {
-  const auto& pattern = config.moe_layers;
-  const bool mixed =
-      !pattern || pattern->empty() || (*pattern)[static_cast<std::size_t>(layer) % pattern->size()] == 'E';
-  return mixed ? config.num_experts.value_or(0) : 0;
+  return has_letter(config.moe_layers, layer, 'E') ? config.num_experts.value_or(0) : 0;
 }
 
 /// How many layers have experts.

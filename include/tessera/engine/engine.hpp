@@ -290,8 +290,10 @@ class Engine {
 /// generation. Collective over the data ranks where these share weights out (ZeRO stage 3), else nothing.
 inline WeightWalk::Hold hold_weights(Engine& engine) { return WeightWalk::Hold(engine.params().walk()); }
 
-/// The batch as device tensors, rows position-major: all of it, or what a context rank holds.
-MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch, const SequencePart& part = {});
+/// The batch as device tensors, rows position-major: all of it, or what a context rank holds. `counts`:
+/// MicroBatch::counted is wanted.
+MicroBatch to_micro_batch(const ExecCtx& ctx, const Batch& batch, const SequencePart& part = {},
+                          bool counts = false);
 
 /// What an engine of this model returns: [samples, seq_length, vocabulary], [samples, seq_length], or of
 /// samples [samples, classes], [samples].

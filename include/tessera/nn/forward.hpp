@@ -32,9 +32,10 @@ struct MicroBatch {
   Tensor key_begin, key_end;  ///< [batch] int32: each sample's real tokens; undefined = all
   Tensor document;            ///< [batch, whole_length()] int32 document numbers; undefined = one document
   Tensor token_types;         ///< [seq_length, batch] int32; undefined = all of type 0
-  Tensor counted;             ///< [seq_length * batch] int32: 0 = padding; undefined = there is none
-  Tensor sample_labels;       ///< [batch] int32, -100 = ignored; undefined without any
-  std::int64_t sample0 = 0;   ///< global number of sample 0
+  /// [seq_length * batch] int32: 0 = padding; undefined = there is none, or the model has no extra losses.
+  Tensor counted;
+  Tensor sample_labels;      ///< [batch] int32, -100 = ignored; undefined without any
+  std::int64_t sample0 = 0;  ///< global number of sample 0
   /// The same samples as the encoder of an encoder-decoder reads them: tokens and their real ranges. Null
   /// where a model has one sequence.
   std::shared_ptr<const MicroBatch> encoder = nullptr;

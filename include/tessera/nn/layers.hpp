@@ -35,6 +35,7 @@ class Linear : public Module {
   /// already.
   Var forward_activated(const Forward& forward, const Var& x, ops::ActivationKind kind,
                         Tensor activated = {});
+  Parameter& weight() { return weight_; }
 
  private:
   TensorParallel tensor_;
