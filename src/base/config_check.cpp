@@ -60,7 +60,6 @@ class RangeCheck {
     if (is_low(value, limits))
       return (limits.above ? "must be above " : "must be at least ") + number_text(limits.min) + ", not " +
              text;
-    if (limits.beyond != nullptr) return "is " + text + ": " + limits.beyond;
     return (limits.below ? "must be below " : "must be at most ") + number_text(limits.max) + ", not " + text;
   }
   static std::string find_fault(std::int64_t value, const Limits& limits) {

@@ -328,6 +328,31 @@ std::string settle_data(ParallelConfig& p, std::optional<std::int64_t> world_siz
                         " processes: parallel.data would have to be ", data, " (or null: what is left)");
 }
 
+void check_expert_ranks(Rules& rules, const Config& c) {
+  const std::int64_t ranks = c.parallel.expert;
+  rules.rule({"parallel.expert", "model.num_experts"}, [&] {
+    if (ranks == 1) return std::string();
+    if (!c.model.num_experts)
+      return detail::concat("parallel.expert (", ranks,
+                            ") shares out the experts of a layer, and model.num_experts is null; use 1");
+    const std::int64_t experts = *c.model.num_experts;
+    return unless(experts % ranks == 0, "parallel.expert (", ranks, ") does not divide model.num_experts (",
+                  experts, "); use ", choices(experts, [&](std::int64_t n) { return experts % n == 0; }));
+  });
+  rules.rule({"parallel.expert", "parallel.data", "parallel.context"}, [&] {
+    if (!c.parallel.data) return std::string();
+    const std::int64_t replicas = *c.parallel.data * c.parallel.context;
+    return unless(replicas % ranks == 0, "parallel.expert (", ranks, ") does not divide the ", replicas,
+                  " ranks of parallel.data x context (", *c.parallel.data, " x ", c.parallel.context,
+                  "), among which experts are shared out");
+  });
+  rules.rule({"parallel.expert", "parallel.zero_group"}, [&] {
+    return unless(ranks == 1 || !c.parallel.zero_group, "parallel.expert (", ranks,
+                  ") and parallel.zero_group (", c.parallel.zero_group.value_or(0),
+                  "): experts are shared out among the ranks that hold the same; leave one of the two out");
+  });
+}
+
 void check_graph(Rules& rules, const Config& c) {
   rules.rule({"device.cuda_graph", "model.num_experts"}, [&] {
     return unless(c.device.cuda_graph != AutoSwitch::on || !c.model.num_experts,
@@ -343,6 +368,7 @@ void check_layout(Rules& rules, const ModelSettings& given, const Config& config
   check_context(rules, config);
   check_pipeline(rules, config);
   check_data(rules, config);
+  check_expert_ranks(rules, config);
   check_recompute(rules, config);
   check_graph(rules, config);
 }

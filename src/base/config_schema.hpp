@@ -13,9 +13,8 @@ namespace tessera {
 struct Limits {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool above = false;            ///< min itself is excluded
-  bool below = false;            ///< max itself is excluded
-  const char* beyond = nullptr;  ///< said in place of the bare limit to a value above max
+  bool above = false;  ///< min itself is excluded
+  bool below = false;  ///< max itself is excluded
 };
 
 constexpr Limits at_least(double min) { return {.min = min}; }
@@ -23,10 +22,6 @@ constexpr Limits between(double min, double max) { return {.min = min, .max = ma
 constexpr Limits positive() { return {.min = 0.0, .above = true}; }
 /// In [0, 1).
 constexpr Limits fraction() { return {.min = 0.0, .max = 1.0, .below = true}; }
-/// A degree or stage of which this build has only the values up to `max`.
-constexpr Limits up_to(double min, double max, const char* beyond) {
-  return {.min = min, .max = max, .beyond = beyond};
-}
 
 constexpr double kMostTokens = 2147483647.0;  // positions and token ids are 32-bit numbers
 constexpr double kMostWidth = 1 << 24;
@@ -275,8 +270,12 @@ void describe(Visitor& visit, Section& c) {
       "how attention sees the positions of other context ranks; all_gather: their keys and values are "
       "gathered, ulysses: ranks exchange positions for heads and back, for which `context` divides the "
       "key-value heads of a tensor rank; auto: what sends less");
-  visit.field("expert", c.expert, "expert-parallel ranks",
-              up_to(1, 1, "expert parallelism is not in this build yet; use 1"));
+  visit.field(
+      "expert", c.expert,
+      "expert-parallel ranks, which share out the experts of each layer and send each other their "
+      "tokens; cut out of the data and context ranks, so `data` x `context` is a multiple of it, as is "
+      "`model.num_experts`",
+      between(1, 4096));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",
               between(1, 1e6));
   visit.field("zero_stage", c.zero_stage,

@@ -11,6 +11,7 @@ std::string note_on_connections(int connections, const MeshShape& shape) {
     if (shape.along(axis) > 1) ++streams;
   }
   if (shape.cp > 1) ++streams;                              // replicas
+  if (shape.ep > 1 && shape.edp() > 1) ++streams;           // those of experts
   if (shape.pp > 1) streams += 1 + (shape.pp > 2 ? 4 : 2);  // tied weights; messages, two ways
   const int queues = connections == 0 ? kDefault : connections;
   if (queues >= streams) return "";

@@ -42,16 +42,16 @@ std::vector<int> combinations(const std::vector<Stride>& grid, bool chosen) {
 }  // namespace
 
 std::string_view name_of(Axis axis) {
-  constexpr std::array<std::string_view, 5> kNames{"tp", "cp", "ep", "dp", "pp"};
+  constexpr std::array<std::string_view, 6> kNames{"tp", "cp", "ep", "edp", "dp", "pp"};
   return kNames.at(static_cast<std::size_t>(axis));
 }
 
 int MeshShape::along(Axis axis) const {
-  return std::array{tp, cp, ep, dp, pp}.at(static_cast<std::size_t>(axis));
+  return std::array{tp, cp, ep, edp(), dp, pp}.at(static_cast<std::size_t>(axis));
 }
 
 int MeshCoordinates::along(Axis axis) const {
-  return std::array{tp, cp, ep, dp, pp}.at(static_cast<std::size_t>(axis));
+  return std::array{tp, cp, ep, edp, dp, pp}.at(static_cast<std::size_t>(axis));
 }
 
 MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
@@ -63,7 +63,8 @@ MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
   at.cp = row % shape.cp;
   at.dp = row / shape.cp % shape.dp;
   at.pp = row / (shape.cp * shape.dp);
-  at.ep = row % (shape.cp * shape.dp) % shape.ep;
+  at.ep = row % shape.replicas() % shape.ep;
+  at.edp = row % shape.replicas() / shape.ep;
   return at;
 }
 
@@ -78,14 +79,14 @@ int rank_of(const MeshShape& shape, const MeshCoordinates& at) {
 
 std::vector<std::vector<int>> rank_groups(const MeshShape& shape, std::span<const Axis> axes) {
   check_shape(shape);
-  const bool expert = contains(axes, Axis::ep);
+  const bool expert = contains(axes, Axis::ep) || contains(axes, Axis::edp);
   TESSERA_CHECK(!expert || !(contains(axes, Axis::cp) || contains(axes, Axis::dp)),
-                "groups along ep and along cp or dp are cut from the same ranks; choose one");
+                "groups along ep or edp and along cp or dp are cut from the same ranks; choose one");
   const int rows = shape.cp * shape.dp;
   std::vector<Stride> grid{{shape.tp, 1, contains(axes, Axis::tp)}};
   if (expert) {
-    grid.push_back({shape.ep, shape.tp, true});
-    grid.push_back({rows / shape.ep, shape.tp * shape.ep, false});
+    grid.push_back({shape.ep, shape.tp, contains(axes, Axis::ep)});
+    grid.push_back({shape.edp(), shape.tp * shape.ep, contains(axes, Axis::edp)});
   } else {
     grid.push_back({shape.cp, shape.tp, contains(axes, Axis::cp)});
     grid.push_back({shape.dp, shape.tp * shape.cp, contains(axes, Axis::dp)});
@@ -157,6 +158,8 @@ void ProcessMesh::make_groups() {
   // Also where dp is 1: sums of gradients do not wait for what passes exchange along cp.
   replicas_ = shape_.cp > 1 ? make_group(std::array{Axis::dp, Axis::cp})
                             : axes_.at(static_cast<std::size_t>(Axis::dp));
+  axes_.at(static_cast<std::size_t>(Axis::edp)) =
+      shape_.ep > 1 ? make_group(std::array{Axis::edp}) : replicas_;
 }
 
 std::shared_ptr<Communicator> ProcessMesh::make_group(std::span<const Axis> axes) const {
@@ -181,7 +184,7 @@ std::shared_ptr<Communicator> ProcessMesh::make_group(std::span<const Axis> axes
 
 Communicator& ProcessMesh::group(std::span<const Axis> axes) {
   std::vector<Axis> several;
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::edp, Axis::dp, Axis::pp}) {
     if (contains(axes, axis) && shape_.along(axis) > 1) several.push_back(axis);
   }
   TESSERA_CHECK(!axes.empty(), "a group along no axis");
@@ -208,6 +211,9 @@ const ProcessMesh::DataGroups& ProcessMesh::share_data(int size, bool gathers) {
   }
   Communicator& shard = data_groups_.shard ? *data_groups_.shard : all;
   if (gathers) data_groups_.gather = part(shard, 0, shard.rank(), shard.size(), "dp_gather");
+  Communicator& experts = (*this)[Axis::edp];
+  if (gathers && shape_.ep > 1)
+    data_groups_.expert_gather = part(experts, 0, experts.rank(), experts.size(), "edp_gather");
   shared_ = {size, gathers};
   return data_groups_;
 }

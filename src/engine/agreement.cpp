@@ -204,9 +204,8 @@ class Meeting {
     batch.global_targets = targets;
     batch.global_positions = positions;
     batch.global_sample_targets = sample_targets;
-    if (batch.global_batch != Batch::kUnknown) return;
-    batch.sample0 = before;
-    batch.global_batch = samples;
+    if (batch.global_batch == Batch::kUnknown) batch.sample0 = before;
+    batch.global_batch = samples;  // whatever this rank took it for
   }
 
   std::vector<int> absent_peers() const {

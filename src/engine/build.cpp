@@ -81,6 +81,7 @@ std::unique_ptr<Model> make_model(const Config& config, const ProcessMesh& mesh,
                     Sharding{.tensor = {.comm = &mesh[Axis::tp],
                                         .sequence = config.parallel.sequence,
                                         .chunks = tensor_chunks(config.parallel, device)},
+                             .experts = {.comm = &mesh[Axis::ep]},
                              .pieces = pieces,
                              .recompute = RecomputeOptions::from(config.training)});
 }

@@ -179,14 +179,20 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
   ShardRecord record;
   ShardFlow* const flow = engine_->flow_.get();
   if (flow == nullptr) return record;
-  const auto sent = [&](const Communicator* group) {
-    return group == nullptr ? 0 : static_cast<std::int64_t>(group->stats().bytes_sent);
+  const Shards& shards = engine_->params().shards();
+  std::vector<std::pair<const Communicator*, const char*>> groups;
+  for (const DataRanks* ranks : {&shards.dense(), &shards.experts()}) {
+    groups.emplace_back(ranks->data, "gradients, reduce-scatter");
+    if (shards.shares_model()) groups.emplace_back(ranks->gathering, "weights, all-gather");
+    if (engine_->mesh().shape().ep == 1) break;  // experts are shared out as all else
+  }
+  const auto sent = [&groups] {
+    std::vector<std::int64_t> bytes;
+    for (const auto& [group, what] : groups)
+      bytes.push_back(static_cast<std::int64_t>(group->stats().bytes_sent));
+    return bytes;
   };
-  const Communicator *const data = engine_->params().shards().data(),
-                            *const gathering = engine_->params().shards().shares_model()
-                                                   ? engine_->params().shards().gathering()
-                                                   : nullptr;
-  const std::int64_t reduced = sent(data), gathered = sent(gathering);
+  const std::vector<std::int64_t> sent_before = sent();
   const Crossed before = crossed();
   const auto gathered_now = [this] {
     return static_cast<std::int64_t>(engine_->params().weights().gathered_bytes());
@@ -200,8 +206,10 @@ ShardRecord DryRank::walk(const std::vector<Action>& column) {
   }
   flow->end();
   engine_->params().gradient().discard();
-  detail::add_traffic(record.sent, {data->name(), "gradients, reduce-scatter", sent(data) - reduced});
-  detail::add_traffic(record.sent, {"dp_gather", "weights, all-gather", sent(gathering) - gathered});
+  const std::vector<std::int64_t> sent_now = sent();
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    detail::add_traffic(record.sent,
+                        {groups[i].first->name(), groups[i].second, sent_now[i] - sent_before[i]});
   add_crossed(record.sent, before, crossed());
   return record;
 }

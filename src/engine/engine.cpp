@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "engine/open_calls.hpp"
 #include "engine/passes.hpp"
@@ -48,6 +49,7 @@ std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
 /// The ranks that hold the parameters of this one.
 StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
   StoreGroups groups{.data = &mesh.replicas(),
+                     .experts = {.data = &mesh[Axis::edp]},
                      .tensor = &mesh[Axis::tp],
                      .embedding = &mesh.embedding(),
                      .world = &mesh.world(),
@@ -57,10 +59,11 @@ StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
   const int size =
       shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().replicas();
   if (!options.trainable || !(gathers || size < mesh.shape().replicas())) return groups;
-  const auto& [shard, copy, gather] = mesh.share_data(size, gathers);
+  const auto& [shard, copy, gather, expert_gather] = mesh.share_data(size, gathers);
   if (shard) groups.data = shard.get();
   groups.copies = copy.get();
   groups.gathering = gather.get();
+  groups.experts.gathering = expert_gather.get();
   return groups;
 }
 
@@ -337,8 +340,10 @@ void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
 std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, StageOptions options) {
   model_->reserve_positions(ctx_, position_count(batch));
   ctx_.seed = progress_.seed;
-  // Where data ranks work on each other's shares they make the same passes, some of them without samples.
-  const std::int64_t most = flow_ ? std::max(batch.batch, batch.most_samples) : batch.batch;
+  // Where data ranks work on each other's shares, or tokens, they make the same passes, some of them without
+  // samples.
+  const bool exchanges = mesh_->shape().ep > 1, together = flow_ || exchanges;
+  const std::int64_t most = together ? std::max(batch.batch, batch.most_samples) : batch.batch;
   options.context = context();
   options.step = static_cast<std::uint32_t>(progress_.steps);
   options.samples_before = progress_.samples;
@@ -349,10 +354,11 @@ std::unique_ptr<Stage> Engine::make_stage(const Batch& batch, LossPlan loss, Sta
     const bool fixed = traits_of(options_.layout.schedule).whole_rounds;
     options.micro_batches = fixed ? options_.micro_batches : std::min(options_.micro_batches, most);
   }
-  if (flow_) {
-    options.flow = flow_.get();
-    options.most_samples = most;
-  }
+  options.flow = flow_.get();
+  if (together) options.most_samples = most;
+  // As short as context and tensor ranks can share out.
+  const std::int64_t cp = mesh_->shape().cp;
+  if (exchanges) options.padding_length = std::lcm(cp > 1 ? 2 * cp : 1, std::int64_t{mesh_->shape().tp});
   if (options.record)
     options.on_gradient_ready = [this](Parameter& parameter) { params_->gradient().ready(parameter); };
   return std::make_unique<Stage>(ctx_, *model_, batch, std::move(loss), std::move(options));

@@ -135,7 +135,7 @@ OpenCall Engine::open_call(const Batch& given, Output output, const LossFunction
                            optimizer_->loss_scale(), value.dtype());
   };
   stage = make_stage(batch, LossPlan::outputs(of(output), gradient), {});
-  begin_call(stage->full_micro_batches());
+  begin_call(stage->computed_micro_batches());
   run(*stage, false);
   params_->gradient().close_call();
   count_samples(batch);
@@ -251,7 +251,7 @@ void Engine::backward(OpenForward::State& forward, const Tensor& upstream) {
                                                    optimizer_->loss_scale(), value.dtype()));
     }
   }
-  begin_call(stage.full_micro_batches());
+  begin_call(stage.computed_micro_batches());
   if (stage.micro_batches() > 0) {
     Schedule backwards = schedule(stage.micro_batches(), false);
     for (auto& column : backwards.actions)

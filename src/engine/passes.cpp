@@ -89,7 +89,7 @@ Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batc
     : engine_(engine), batch_(std::move(batch)), outcome_(&outcome) {
   stage_ = engine_.make_stage(*batch_, engine_.own_loss(*batch_), {});
   terms_ = stage_->loss().terms();
-  engine_.begin_call(stage_->full_micro_batches());
+  engine_.begin_call(stage_->computed_micro_batches());
 }
 
 Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome,
@@ -128,7 +128,7 @@ std::string Engine::PassesTurn::load(const Batch& batch, Outcome& outcome) {
     return "micro-batches are cut otherwise, or are other samples of the step";
   terms_ = stage->loss().terms();
   outcome_ = &outcome;
-  engine_.begin_call(stage->full_micro_batches());
+  engine_.begin_call(stage->computed_micro_batches());
   return "";
 }
 

@@ -127,7 +127,8 @@ Plan make_plan(const Config& config, std::optional<std::int64_t> processes) {
     training = detail::with_recompute(training, plan.recompute->chosen.options);
   }
   plan.parameters = parameter_count(plan.config.model);
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::edp, Axis::dp, Axis::pp}) {
+    if (axis == Axis::edp && plan.mesh.ep == 1) continue;
     if (plan.mesh.along(axis) > 1)
       plan.groups.push_back({name_of(axis), rank_groups(plan.mesh, std::array{axis})});
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "engine/dry_terms.hpp"
 #include "engine/shard_flow.hpp"
 #include "engine/step_memory.hpp"
 #include "tessera/device/trace.hpp"
@@ -10,6 +11,16 @@
 #include "tessera/ops/elementwise.hpp"
 
 namespace tessera {
+namespace {
+
+Tensor zeros(const ExecCtx& ctx, const Tensor& like) {
+  const Tensor result = Tensor::empty(ctx, like.shape(), like.dtype());
+  ops::fill_zero(ctx, result);
+  return result;
+}
+
+}  // namespace
+
 Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options)
     : ctx_(ctx), model_(model), batch_(batch), loss_(std::move(loss)), options_(std::move(options)) {
   const std::int64_t size = options_.micro_batch_size, most = std::max(batch.batch, options_.most_samples);
@@ -47,15 +58,31 @@ const MicroBatch& Stage::input_of(int micro_batch) {
 }
 
 MicroBatch Stage::make_micro_batch(const ExecCtx& ctx, int index) const {
-  const Part part = samples(index);
-  Batch piece = slice(batch_, part.begin, part.count);
-  piece.sample0 += options_.samples_before;
+  const Batch piece = piece_of(index);
   return to_micro_batch(ctx, piece, options_.context.part(piece.seq_length), !model_.extra_losses().empty());
 }
 
 MicroBatchSize Stage::size_of(int micro_batch) const {
-  return {samples(micro_batch).count, options_.context.part(batch_.seq_length).held(),
+  const bool padding = is_padding(micro_batch);
+  const std::int64_t length = padding ? padding_length() : batch_.seq_length;
+  return {padding ? 1 : samples(micro_batch).count, options_.context.part(length).held(),
           batch_.encoder_seq_length};
+}
+
+std::int64_t Stage::padding_length() const {
+  return batch_.seq_length > 0 ? batch_.seq_length : options_.padding_length;
+}
+
+Batch Stage::piece_of(int micro_batch) const {
+  if (is_padding(micro_batch)) {
+    Batch padding = detail::blank_batch({1, padding_length(), batch_.encoder_seq_length}, model_);
+    padding.labels.assign(padding.tokens.size(), kIgnoredLabel);
+    return padding;
+  }
+  const Part part = samples(micro_batch);
+  Batch piece = slice(batch_, part.begin, part.count);
+  piece.sample0 += options_.samples_before;
+  return piece;
 }
 
 std::vector<Port> Stage::inputs(int chunk, int micro_batch) const {
@@ -82,7 +109,7 @@ std::vector<Tensor> Stage::backward(int chunk, int micro_batch, std::vector<Tens
 void Stage::weight_gradient(int chunk, int micro_batch) {
   if (options_.flow != nullptr) options_.flow->begin_gradients(chunk);
   const Spans::Span span(backward_spans_);
-  if (samples(micro_batch).count > 0) {
+  if (computes(micro_batch)) {
     kept(chunk, micro_batch).tape->run_weight_gradients(ctx_);
     kept_.erase({chunk, micro_batch});
   }
@@ -91,11 +118,12 @@ void Stage::weight_gradient(int chunk, int micro_batch) {
 
 std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
   const Spans::Span span(forward_spans_);
-  if (samples(micro_batch).count == 0) {
+  if (!computes(micro_batch)) {
     if (model_.is_last(chunk)) return {};
     return empty_tensors(ctx_, outputs(chunk, micro_batch));
   }
   const MicroBatch& micro = input_of(micro_batch);
+  const bool padding = is_padding(micro_batch);
   Kept local;
   local.last = model_.is_last(chunk);
   Tape* tape = options_.record ? local.tape.get() : nullptr;
@@ -105,13 +133,14 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
                         .tape = tape,
                         .training = options_.training,
                         .step = options_.step,
-                        .losses = loss_.kind() == LossPlan::Kind::mean ? &losses : nullptr,
+                        .losses = loss_.kind() == LossPlan::Kind::mean && !padding ? &losses : nullptr,
                         .step_at = memory_ != nullptr ? memory_->step() : nullptr,
                         .context = options_.context};
   for (Tensor& input : inputs)
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
   const std::int64_t positions = model_.reads_whole_samples() ? 1 : micro.seq_length;
   if (tape && local.last) local.upstream = loss_.known_gradient(ctx_, micro.batch * positions);
+  if (padding && local.upstream) local.upstream = zeros(ctx_, local.upstream);
   local.outputs = model_.run_piece(forward, chunk, local.inputs, loss_.output(), local.upstream);
   for (Var& input : local.inputs) input.take();  // the tape keeps what it needs of it
   take_extra(losses, local);
@@ -127,6 +156,10 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
 
 void Stage::finish(int micro_batch, Kept& own) {
   TESSERA_CHECK_EQ(own.outputs.size(), 1u, "values that the last piece of the model returned");
+  if (is_padding(micro_batch)) {
+    if (!own.upstream) own.upstream = zeros(ctx_, own.outputs[0].value());
+    return;
+  }
   Tensor gradient = loss_.take(ctx_, micro_batch, micro_batches(), own.outputs[0].value());
   if (gradient) own.upstream = std::move(gradient);
 }
@@ -154,7 +187,7 @@ Stage::Kept& Stage::kept(int chunk, int micro_batch) {
 std::vector<Tensor> Stage::run_backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) {
   const Spans::Span span(backward_spans_);
   // Pieces pass on the empty tensors of an empty micro-batch.
-  if (samples(micro_batch).count == 0) return empty_tensors(ctx_, inputs(chunk, micro_batch));
+  if (!computes(micro_batch)) return empty_tensors(ctx_, inputs(chunk, micro_batch));
   Kept& own = kept(chunk, micro_batch);
   if (own.last) grads = {own.upstream ? own.upstream : loss_.upstream(micro_batch)};
   std::ranges::move(own.losses, std::back_inserter(own.outputs));

@@ -27,6 +27,9 @@ struct StageOptions {
   std::function<void(Parameter&)> on_gradient_ready = nullptr;
   ContextParallel context = {};  ///< who holds which positions
   ShardFlow* flow = nullptr;     ///< what must follow each pass
+  /// Not 0: others wait for what this rank's experts make of their tokens. A micro-batch without samples is
+  /// then computed as one of padding, of so many positions where the batch has no length.
+  std::int64_t padding_length = 0;
 };
 
 /// This rank's pieces of the model at work on one batch: what the pipeline executor calls.
@@ -44,8 +47,9 @@ class Stage final : public StageProgram {
   LossPlan& loss() { return loss_; }
   const LossPlan& loss() const { return loss_; }
   int micro_batches() const { return static_cast<int>(inputs_.size()); }
-  /// Those that have samples.
+  /// Those that have samples, and those that are computed.
   int full_micro_batches() const;
+  int computed_micro_batches() const { return fills() ? micro_batches() : full_micro_batches(); }
   std::vector<Tensor> forward(int chunk, int micro_batch, std::vector<Tensor> inputs) override;
   std::vector<Tensor> backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights) override;
   void weight_gradient(int chunk, int micro_batch) override;
@@ -61,6 +65,13 @@ class Stage final : public StageProgram {
  private:
   std::vector<Tensor> run_forward(int chunk, int micro_batch, std::vector<Tensor> inputs);
   std::vector<Tensor> run_backward(int chunk, int micro_batch, std::vector<Tensor> grads, bool weights);
+  bool fills() const { return options_.padding_length > 0; }
+  /// Whether it is of padding alone.
+  bool is_padding(int micro_batch) const { return fills() && samples(micro_batch).count == 0; }
+  bool computes(int micro_batch) const { return fills() || samples(micro_batch).count > 0; }
+  std::int64_t padding_length() const;
+  /// The samples of a micro-batch, or those that stand in for them.
+  Batch piece_of(int micro_batch) const;
   MicroBatchSize size_of(int micro_batch) const;
   /// One piece and micro-batch between F and its last backward action.
   struct Kept {

@@ -26,8 +26,12 @@ std::vector<AxisTraffic> TrafficSpan::so_far() const {
   add("tp", mesh_[Axis::tp]);
   if (mesh_.shape().cp > 1) add("cp", mesh_[Axis::cp]);
   add(mesh_.replicas().name().c_str(), mesh_.replicas());
-  const auto& [shard, copy, gather] = mesh_.data_groups();
-  for (const auto& group : {shard, copy, gather}) {
+  if (mesh_.shape().ep > 1) {
+    add("ep", mesh_[Axis::ep]);
+    add("edp", mesh_[Axis::edp]);
+  }
+  const auto& [shard, copy, gather, expert_gather] = mesh_.data_groups();
+  for (const auto& group : {shard, copy, gather, expert_gather}) {
     if (group && group->size() > 1) add(group->name().c_str(), *group);
   }
   add("pp", mesh_[Axis::pp]);

@@ -16,7 +16,8 @@ Var sum_of_ranks(const ExecCtx& ctx, const TensorParallel& tensor, const Var& x)
 
 }  // namespace
 
-MixtureOfExperts::MixtureOfExperts(std::string name, const ModelConfig& config, const TensorParallel& tensor)
+MixtureOfExperts::MixtureOfExperts(std::string name, const ModelConfig& config, const TensorParallel& tensor,
+                                   const ExpertParallel& parallel)
     : FeedForward(std::move(name)),
       options_{.topk = config.router_topk,
                .normalized = config.router_normalized.value_or(true),
@@ -25,18 +26,22 @@ MixtureOfExperts::MixtureOfExperts(std::string name, const ModelConfig& config, 
       share_(1.0f / static_cast<float>(layers_with_experts(config))),
       activation_(activation_kind(config.activation)),
       tensor_(tensor),
+      parallel_(parallel),
       router_(submodule<Linear>("router", Linear::Options{.in = config.hidden_size,
                                                           .out = *config.num_experts,
                                                           .bias = false,
                                                           .std = config.init_std,
                                                           .sequence_parallel = tensor.sharded_sequence()})) {
+  TESSERA_ENSURE(ConfigError, *config.num_experts % parallel.size() == 0, "model.num_experts (",
+                 *config.num_experts, ") does not divide by parallel.expert (", parallel.size(), ")");
   const std::int64_t width = expert_width(config);
-  for (std::int64_t i = 0; i < *config.num_experts; ++i) {
+  Linear::Options fc1 = fc1_options(config, tensor, width), fc2 = fc2_options(config, tensor, width);
+  fc1.expert = fc2.expert = parallel.active();
+  const Part own = part_of(*config.num_experts, parallel.rank(), parallel.size());
+  for (std::int64_t i = own.begin; i < own.end(); ++i) {
     const std::string expert = "experts.local_experts." + std::to_string(i);
-    experts_.fc1.push_back(
-        &submodule<Linear>(expert + ".linear_fc1", fc1_options(config, tensor, width)).weight());
-    experts_.fc2.push_back(
-        &submodule<Linear>(expert + ".linear_fc2", fc2_options(config, tensor, width)).weight());
+    experts_.fc1.push_back(&submodule<Linear>(expert + ".linear_fc1", fc1).weight());
+    experts_.fc2.push_back(&submodule<Linear>(expert + ".linear_fc2", fc2).weight());
   }
 }
 
@@ -65,7 +70,7 @@ Var MixtureOfExperts::forward(const Forward& forward, const Var& x) {
   const Tensor expert = on_all_ranks(ctx, tensor, Var(routed.expert)).value();
   return sum_of_ranks(ctx, tensor,
                       expert_mlp(ctx, on_all_ranks(ctx, tensor, x), on_all_ranks(ctx, tensor, routed.weight),
-                                 expert, experts_, activation_));
+                                 expert, experts_, activation_, parallel_));
 }
 
 }  // namespace tessera::nn

@@ -56,7 +56,7 @@ Linear::Linear(std::string name, const Options& options)
       weight_(parameter("weight", placement(options, {options.out, options.in}),
                         Init::normal(static_cast<float>(options.std), options.first_rows,
                                      static_cast<float>(options.first_std)),
-                        {.partial_over_tensor = options.sequence_parallel})),
+                        {.partial_over_tensor = options.sequence_parallel, .expert = options.expert})),
       bias_(options.bias ? &parameter("bias", placement(options, {options.out}), Init::zeros(),
                                       {.partial_over_tensor = options.sequence_parallel})
                          : nullptr) {}

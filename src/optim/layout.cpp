@@ -37,7 +37,7 @@ void check_options(std::span<Parameter* const> parameters, const LayoutOptions& 
 struct Draft {
   std::vector<std::size_t> members;  // places in registration order
   std::int64_t elements = 0;
-  bool reads_main = false, tied = false;
+  bool reads_main = false, tied = false, experts = false;
 };
 
 class Drafts {
@@ -47,11 +47,12 @@ class Drafts {
   void add(std::size_t place, std::int64_t elements, const ParameterTraits& traits, int unit) {
     if (unit != std::exchange(unit_, unit)) close();
     if (traits.tied) {
-      closed_.push_back({{place}, elements, traits.reads_main, true});
+      closed_.push_back({{place}, elements, traits.reads_main, true, traits.expert});
       return;
     }
-    Draft& draft = open_[traits.reads_main ? 1 : 0];
+    Draft& draft = open_[traits.reads_main ? 1 : 0][traits.expert ? 1 : 0];
     draft.reads_main = traits.reads_main;
+    draft.experts = traits.expert;
     draft.members.push_back(place);
     draft.elements += elements;
     if (draft.elements >= limit_) closed_.push_back(std::exchange(draft, {}));
@@ -67,14 +68,16 @@ class Drafts {
 
  private:
   void close() {
-    for (Draft& draft : open_) {
-      if (!draft.members.empty()) closed_.push_back(std::exchange(draft, {}));
+    for (auto& row : open_) {
+      for (Draft& draft : row) {
+        if (!draft.members.empty()) closed_.push_back(std::exchange(draft, {}));
+      }
     }
   }
 
   std::int64_t limit_;
   int unit_ = -1;
-  Draft open_[2];
+  Draft open_[2][2];
   std::vector<Draft> closed_;
 };
 
@@ -106,7 +109,8 @@ FlatLayout::FlatLayout(std::span<Parameter* const> parameters, const LayoutOptio
       numel_ += capacity(place);
     }
     numel_ = begin + round_up(numel_ - begin, kAlignment * options.data_ranks);
-    buckets_.push_back({begin, numel_ - begin, first, draft.members.size(), draft.reads_main, draft.tied});
+    buckets_.push_back(
+        {begin, numel_ - begin, first, draft.members.size(), draft.reads_main, draft.tied, draft.experts});
   }
 }
 

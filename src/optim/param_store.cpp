@@ -15,7 +15,11 @@ void check_options(const ParamStoreOptions& options) {
                 "split main weights need bfloat16 parameters, not ", options.compute);
   ShardPolicy::of_zero(options.zero_stage, false);  // refuses stages that are not there
   const StoreGroups& groups = options.groups;
-  for (const Communicator* group : {groups.data, groups.copies, groups.tensor, groups.embedding}) {
+  TESSERA_CHECK(size_of_group(groups.data) % groups.experts.size() == 0, groups.experts.size(),
+                " ranks hold the same experts, which does not divide the ", size_of_group(groups.data),
+                " data ranks");
+  for (const Communicator* group :
+       {groups.data, groups.copies, groups.experts.data, groups.tensor, groups.embedding}) {
     TESSERA_CHECK(size_of_group(group) <= size_of_group(groups.world), "group ", group ? group->name() : "",
                   " has ", size_of_group(group), " ranks, the world ", size_of_group(groups.world),
                   ": the global norm is taken over StoreGroups::world");
@@ -46,8 +50,9 @@ ParamStore::ParamStore(const ExecCtx& ctx, std::vector<Parameter*> parameters,
   const int stage = options_.trainable && (ranks > 1 || passes) ? options_.zero_stage : 0;
   for (const Bucket& bucket : layout_.buckets())
     policies.push_back(ShardPolicy::of_zero(stage, options_.compute == DType::f32 || bucket.reads_main));
-  shards_ = Shards(layout_, options_.groups.data, std::move(policies), options_.groups.gathering,
-                   options_.groups.copies);
+  const auto& groups = options_.groups;
+  shards_ =
+      Shards(layout_, std::move(policies), {groups.data, groups.gathering, groups.copies}, groups.experts);
   for (const ParamSlot& slot : slots())
     frozen_.push_back(options_.trainable && options_.frozen && options_.frozen(*slot.parameter));
   if (options_.trainable && (passes || offload.optimizer != OffloadTo::none)) {

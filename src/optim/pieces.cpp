@@ -83,26 +83,30 @@ std::vector<ParamStore::PieceRun> ParamStore::piece_runs(PieceSet set, Held Shar
 
 /// What is held alike is a row, one parameter after the other, of which each rank takes an equal part: every
 /// holder computes the same cuts from its own layout. Shares are one row, what is whole on all data ranks
-/// another.
+/// another; experts, which others hold, have rows of their own.
 std::vector<ParamStore::PieceRun> ParamStore::owned_runs(Held ShardPolicy::*of) const {
   std::vector<PieceRun> runs;
-  std::map<Held, std::int64_t> length, done;
+  using Row = std::pair<Held, bool>;
+  const auto row_of = [&](const ParamSlot& slot) {
+    return Row(shards_.policy(slot.bucket).*of, layout_.buckets()[slot.bucket].experts);
+  };
+  std::map<Row, std::int64_t> length, done;
   for (const Parameter* p : parameters_) {
     const ParamSlot& slot = layout_.slot_of(*p);
-    const Held held = shards_.policy(slot.bucket).*of;
-    const Range here = held == Held::share ? shards_.updated(slot.bucket) : slot.run();
+    const Row row = row_of(slot);
+    const Range here = row.first == Held::share ? shards_.updated(slot.bucket) : slot.run();
     for (const Range& local : counted(*p)) {
       const Range run = overlap({slot.offset + local.begin, local.count}, here);
       runs.push_back({&slot, run});
-      length[held] += run.count;
+      length[row] += run.count;
     }
   }
   for (PieceRun& piece : runs) {
-    const Held held = shards_.policy(piece.slot->bucket).*of;
-    const std::int64_t at = done[held];
-    done[held] += piece.run.count;
-    const Shards::Holders holders = shards_.holders(held);
-    const Range own = overlap({at, piece.run.count}, part_of(length[held], holders.rank, holders.ranks));
+    const Row row = row_of(*piece.slot);
+    const std::int64_t at = done[row];
+    done[row] += piece.run.count;
+    const auto [rank, ranks] = shards_.holders(layout_.buckets()[piece.slot->bucket], row.first);
+    const Range own = overlap({at, piece.run.count}, part_of(length[row], rank, ranks));
     piece.run = {piece.run.begin + own.begin - at, own.count};
   }
   return runs;

@@ -95,9 +95,10 @@ void GradientReduction::start(std::size_t bucket) {
     if (!frozen_[i] && !p.has_grad()) ops::fill_zero(ctx_, p.grad());
   }
   ++started_;
-  if (shards_.data() == nullptr || !trains(bucket)) return;
+  Communicator* const data = shards_.ranks(bucket).data;
+  if (data == nullptr || !trains(bucket)) return;
   const Range own = shards_.updated(bucket);
-  running_.push_back(start_sum(*shards_.data(), grad_.read(b.run()), {own.begin - b.begin, own.count}));
+  running_.push_back(start_sum(*data, grad_.read(b.run()), {own.begin - b.begin, own.count}));
 }
 
 GradientReduction::Sum GradientReduction::start_sum(Communicator& group, const Tensor& whole,
@@ -137,18 +138,18 @@ void GradientReduction::finish() {
 
 /// Once for all micro-batches: shares of other groups of data ranks are of other samples.
 void GradientReduction::sum_over_copies() const {
-  if (shards_.copies() == nullptr) return;
   std::vector<Sum> sums;
   for (std::size_t i = 0; i < layout_.buckets().size(); ++i) {
-    if (!trains(i)) continue;
+    Communicator* const copies = shards_.ranks(i).copies;
+    if (copies == nullptr || !trains(i)) continue;
     const Range own = shards_.updated(i);
     const Range place = shards_.shares_gradient() ? shards_.in_state(i, own) : own;
     if (!grad_.away()) {
-      sums.push_back(start_sum(*shards_.copies(), grad_.read(place), {0, place.count}));
+      sums.push_back(start_sum(*copies, grad_.read(place), {0, place.count}));
       continue;
     }
     grad_.change(place, true, [&](const Tensor& values, const Range& where) {
-      finish_sum(start_sum(*shards_.copies(), values, {0, where.count}));
+      finish_sum(start_sum(*copies, values, {0, where.count}));
     });
   }
   for (const Sum& sum : sums) finish_sum(sum);

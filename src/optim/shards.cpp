@@ -24,40 +24,41 @@ ShardPolicy ShardPolicy::of_zero(int stage, bool kernels_read_main) {
   return policy;
 }
 
-Shards::Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
-               Communicator* gathering, Communicator* copies)
-    : layout_(&layout),
-      data_(data),
-      gathering_(gathering != nullptr ? gathering : data),
-      copies_(copies != nullptr && copies->size() > 1 ? copies : nullptr),
-      rank_(data != nullptr ? data->rank() : 0),
-      ranks_(data != nullptr ? data->size() : 1),
-      policies_(std::move(policies)) {
+Shards::Shards(const FlatLayout& layout, std::vector<ShardPolicy> policies, const DataRanks& dense,
+               const DataRanks& experts)
+    : layout_(&layout), dense_(dense), experts_(experts), policies_(std::move(policies)) {
   for (std::size_t i = 0; i < policies_.size(); ++i) {
+    const Bucket& bucket = layout.buckets()[i];
     const bool shared = policies_[i].state == Held::share;
     sharded_ = sharded_ || shared;
     shares_gradient_ = shares_gradient_ || policies_[i].gradient == Held::share;
     shares_model_ = shares_model_ || policies_[i].model == Held::share;
-    updated_.push_back(shared ? layout.buckets()[i].share(rank_, ranks_) : layout.buckets()[i].run());
+    updated_.push_back(shared ? bucket.share(ranks(i).rank(), ranks(i).size()) : bucket.run());
     state_.push_back(state_numel_);
     state_numel_ += updated_.back().count;
   }
-  if (ranks_ == 1 && !sharded_) data_ = nullptr;
+  for (DataRanks* ranks : {&dense_, &experts_}) {
+    if (ranks->gathering == nullptr) ranks->gathering = ranks->data;
+    if (ranks->copies != nullptr && ranks->copies->size() == 1) ranks->copies = nullptr;
+    if (ranks->size() == 1 && !sharded_) ranks->data = nullptr;
+  }
 }
 
-Shards::Holders Shards::holders(Held held) const {
-  const int copy = copies_ ? copies_->rank() : 0, copies = copies_ ? copies_->size() : 1;
-  if (held == Held::share) return {copy, copies};
-  return {copy * ranks_ + rank_, copies * ranks_};
+Shards::Holders Shards::holders(const Bucket& bucket, Held held) const {
+  const auto& [data, gathering, copies] = ranks(bucket);
+  const int copy = copies ? copies->rank() : 0, number = copies ? copies->size() : 1;
+  if (held == Held::share) return {copy, number};
+  return {copy * ranks(bucket).size() + ranks(bucket).rank(), number * ranks(bucket).size()};
 }
 
 Tensor Shards::gathered(const ExecCtx& ctx, const ParamSlot& slot, const Tensor& own) const {
   const Bucket& bucket = layout_->buckets()[slot.bucket];
+  const DataRanks& ranks = this->ranks(bucket);
   std::vector<std::int64_t> counts;
-  for (int rank = 0; rank < ranks_; ++rank)
-    counts.push_back(overlap(slot.run(), bucket.share(rank, ranks_)).count);
+  for (int rank = 0; rank < ranks.size(); ++rank)
+    counts.push_back(overlap(slot.run(), bucket.share(rank, ranks.size())).count);
   const Tensor whole = Tensor::empty(ctx, {slot.numel}, own.dtype());
-  data_->all_gather(ctx, own, whole, counts).wait(ctx);
+  ranks.data->all_gather(ctx, own, whole, counts).wait(ctx);
   return whole.view(slot.parameter->shape());
 }
 

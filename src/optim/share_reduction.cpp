@@ -86,13 +86,14 @@ void GradientReduction::end_pass() {
 
 void GradientReduction::start_share(std::size_t bucket) {
   provide(bucket);
-  // A unit is two buckets, one of them of what kernels read in fp32.
+  // A unit is two buckets and more: what kernels read in fp32, and experts, have their own.
   settle_shares(shards_.shares_model() ? 1 : 0);
   unbind(bucket);
   const Bucket& b = layout_.buckets()[bucket];
   const Range& own = shards_.updated(bucket);
   const Tensor memory = std::exchange(memory_[bucket], Tensor());
-  leaving_.push_back({bucket, start_sum(*shards_.data(), memory, {own.begin - b.begin, own.count})});
+  leaving_.push_back(
+      {bucket, start_sum(*shards_.ranks(bucket).data, memory, {own.begin - b.begin, own.count})});
   leaving_.back().sum.target = {};  // the sum is added to the share
 }
 

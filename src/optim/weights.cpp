@@ -277,7 +277,7 @@ void Weights::spread(std::size_t bucket) {
   const Range& share = shards_.updated(bucket);
   const Tensor whole = main_is_whole(bucket) ? main_of(bucket, b.run()) : model_of(bucket, b.run());
   const Tensor own = whole.narrow(0, share.begin - b.begin, share.count);
-  gathers_[bucket] = {shards_.data()->all_gather(ctx_, own, whole), true};
+  gathers_[bucket] = {shards_.ranks(bucket).data->all_gather(ctx_, own, whole), true};
   ++gathers_running_;
   for (const ParamSlot& slot : layout_.slots_of(b))
     slot.parameter->set_gate([this, bucket] { wait(bucket); });
@@ -306,11 +306,11 @@ void Weights::fetch(std::size_t bucket) {
     // The gather follows the copy; neither waits for what is computed after this, nor holds it up.
     const Tensor own = into.narrow(0, share.begin - b.begin, share.count);
     whole.copied = (copied ? model_away_ : main_away_)->fetch(shards_.in_state(bucket, share), own);
-    whole.pending = shards_.gathering()->all_gather(options_.place->link.incoming(), own, into);
+    whole.pending = shards_.ranks(bucket).gathering->all_gather(options_.place->link.incoming(), own, into);
     return;
   }
-  whole.pending =
-      shards_.gathering()->all_gather(ctx_, copied ? model_of(bucket, share) : main_of(bucket, share), into);
+  whole.pending = shards_.ranks(bucket).gathering->all_gather(
+      ctx_, copied ? model_of(bucket, share) : main_of(bucket, share), into);
 }
 
 void Weights::arrive(std::size_t bucket) {

@@ -1,28 +1,14 @@
 #include <numeric>
 
+#include "parallel/expert_exchange.hpp"
 #include "parallel/linear_weights.hpp"
 #include "parallel/overlap.hpp"
 #include "parallel/rows_of.hpp"
 #include "tessera/ops/elementwise.hpp"
-#include "tessera/ops/moe.hpp"
 #include "tessera/parallel/experts.hpp"
-#include "tessera/tensor/host_copy.hpp"
 
 namespace tessera {
 namespace {
-
-/// How many rows each expert has, in order. A planned pass, which sees no numbers, takes them for even.
-std::vector<std::int64_t> counts_of(const ExecCtx& ctx, const ops::SlotOrder& order) {
-  std::vector<std::int64_t> counts;
-  if (ctx.device().is_meta()) {
-    const auto experts = static_cast<int>(order.count.numel());
-    for (int e = 0; e < experts; ++e) counts.push_back(part_of(order.row.numel(), e, experts).count);
-    return counts;
-  }
-  for (const std::int32_t count : HostCopy(ctx, order.count).values<std::int32_t>(order.count.numel()))
-    counts.push_back(count);
-  return counts;
-}
 
 /// Rows in the order of their experts, and the experts' products over them.
 class Groups {
@@ -85,37 +71,43 @@ class Groups {
 
 class ExpertMlp final : public Function {
  public:
-  ExpertMlp(const Var& x, Tensor weight, ops::SlotOrder order, Groups groups, Tensor pre,
-            ops::ActivationKind kind)
-      : x_(x),
+  /// `rows`: those of x that came from all ranks; undefined where none travel.
+  ExpertMlp(const Var& x, Tensor weight, ops::SlotOrder order, ExpertExchange exchange, Groups groups,
+            Tensor rows, Tensor pre, ops::ActivationKind kind)
+      : x_(exchange.travels() ? SavedInput() : SavedInput(x)),
         x_shape_(x.value().shape()),
         x_grad_(x.requires_grad()),
         weight_(std::move(weight)),
         order_(std::move(order)),
+        exchange_(std::move(exchange)),
         groups_(std::move(groups)),
+        rows_(std::move(rows)),
         pre_(std::move(pre)),
         kind_(kind) {}
   const char* name() const override { return "expert_mlp"; }
 
   Tensors backward_input(const ExecCtx& ctx, Tensors grads) override {
-    dy_ = detail::rows_of(ctx, detail::as_rows(ops::contiguous(ctx, grads[0])), order_.token);
+    const Tensor dy = detail::rows_of(ctx, detail::as_rows(ops::contiguous(ctx, grads[0])), order_.token);
+    dy_ = exchange_.to_experts(ctx, dy);
     const Tensor dhidden = groups_.multiply(ctx, dy_, groups_.fc2(), true);
     hidden_ = ops::activation(ctx, pre_, kind_);
     // A weight's gradient is that of its expert's result, times the result: without fc2 on both sides.
-    const Tensor weights = detail::rows_of(ctx, weight_.view({-1}), order_.slot);
-    const Tensor dots = ops::weigh_rows(ctx, dhidden, hidden_, weights);
+    const Tensor weights = exchange_.to_experts(ctx, detail::rows_of(ctx, weight_.view({-1}), order_.slot));
+    const Tensor dots = exchange_.to_tokens(ctx, ops::weigh_rows(ctx, dhidden, hidden_, weights));
     const Tensor dweight = detail::rows_of(ctx, dots, order_.row).view(weight_.shape());
     dpre_ = ops::activation_backward(ctx, pre_, dhidden, kind_);
     pre_ = Tensor();
     if (!x_grad_) return {Tensor(), dweight};
-    const Tensor dx = groups_.multiply(ctx, dpre_, groups_.fc1(), true);
+    const Tensor dx = exchange_.to_tokens(ctx, groups_.multiply(ctx, dpre_, groups_.fc1(), true));
     return {ops::combine_slots(ctx, dx, order_.row, {}, weight_.size(-1)).view(x_shape_), dweight};
   }
 
   void backward_weight(const ExecCtx& ctx) override {
     groups_.add_gradients(ctx, dy_, hidden_, groups_.fc2());
-    groups_.add_gradients(ctx, dpre_, detail::rows_of(ctx, detail::as_rows(x_.get(ctx)), order_.token),
-                          groups_.fc1());
+    groups_.add_gradients(
+        ctx, dpre_,
+        exchange_.travels() ? rows_ : detail::rows_of(ctx, detail::as_rows(x_.get(ctx)), order_.token),
+        groups_.fc1());
   }
   std::vector<Parameter*> parameters() const override { return groups_.trained(); }
 
@@ -125,8 +117,9 @@ class ExpertMlp final : public Function {
   bool x_grad_;
   Tensor weight_;
   ops::SlotOrder order_;
+  ExpertExchange exchange_;
   Groups groups_;
-  Tensor pre_;
+  Tensor rows_, pre_;
   ops::ActivationKind kind_;
   Tensor dy_, hidden_, dpre_;  // for phase 2
 };
@@ -134,19 +127,25 @@ class ExpertMlp final : public Function {
 }  // namespace
 
 Var expert_mlp(const ExecCtx& ctx, const Var& x, const Var& weight, const Tensor& expert,
-               const ExpertWeights& experts, ops::ActivationKind kind) {
+               const ExpertWeights& experts, ops::ActivationKind kind, const ExpertParallel& parallel) {
   const Tensor rows = detail::as_rows(x.value());
   TESSERA_CHECK(weight.value().numel() == expert.numel() && expert.numel() == rows.size(0) * expert.size(-1),
                 "weights of ", weight.value().shape(), " and experts of ", expert.shape(), " for ",
                 rows.size(0), " tokens");
-  const ops::SlotOrder order = ops::sort_slots(ctx, expert, static_cast<std::int64_t>(experts.fc1.size()));
-  Groups groups(experts, counts_of(ctx, order));
-  const Tensor pre = groups.multiply(ctx, detail::rows_of(ctx, rows, order.token), groups.fc1(), false);
-  const Tensor results = groups.multiply(ctx, ops::activation(ctx, pre, kind), groups.fc2(), false);
+  const auto held = static_cast<std::int64_t>(experts.fc1.size());
+  const ops::SlotOrder order = ops::sort_slots(ctx, expert, held * parallel.size());
+  ExpertExchange exchange(ctx, parallel, order, held);
+  Groups groups(experts, exchange.counts());
+  Tensor came = exchange.to_experts(ctx, detail::rows_of(ctx, rows, order.token));
+  const Tensor pre = groups.multiply(ctx, came, groups.fc1(), false);
+  if (!exchange.travels() || groups.trained().empty()) came = Tensor();
+  const Tensor results =
+      exchange.to_tokens(ctx, groups.multiply(ctx, ops::activation(ctx, pre, kind), groups.fc2(), false));
   Tensor y =
       ops::combine_slots(ctx, results, order.row, weight.value(), expert.size(-1)).view(x.value().shape());
   return record({x, weight}, std::move(y), [&] {
-    return std::make_unique<ExpertMlp>(x, weight.value(), order, std::move(groups), pre, kind);
+    return std::make_unique<ExpertMlp>(x, weight.value(), order, std::move(exchange), std::move(groups), came,
+                                       pre, kind);
   });
 }
 

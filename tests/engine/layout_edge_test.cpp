@@ -84,6 +84,25 @@ TEST(LayoutEdge, OneDataRankWithoutTargets) {
   EXPECT_EQ(refused, 2);
 }
 
+/// Their experts work for others' tokens.
+TEST(LayoutEdge, ExpertRanksWithoutSamples) {
+  const Overrides experts{"model.num_experts=4", "model.router_aux_loss=0.3", "model.router_z_loss=0.1",
+                          "parallel.data=4"};
+  const auto layout = [&](int ranks, const Overrides& more) {
+    return edge_config(Family::llama, experts + more + Overrides{"parallel.expert=" + std::to_string(ranks)});
+  };
+  for (const std::int64_t samples : {1, 3, 5}) {
+    SCOPED_TRACE(samples);
+    expect_serial(layout(1, {}), 4, three_steps(samples, kSeq));
+    expect_serial(layout(4, {}), 4, three_steps(samples, kSeq));
+    expect_serial(layout(2, {"parallel.zero_stage=3"}), 4, three_steps(samples, kSeq));
+    expect_serial(layout(2, kTp2Sp), 8, three_steps(samples, kSeq));
+    expect_serial(layout(2, kZbV), 8, three_steps(samples, kSeq));
+  }
+  expect_serial(layout(8, kCp2 + Overrides{"model.num_experts=8", "training.recompute=full"}), 8,
+                three_steps(3, kSeq));
+}
+
 TEST(LayoutEdge, PaddedAndPackedBatches) {
   const Body body = steps_on({padded_and_packed(1), padded_and_packed(2), padded_and_packed(3)});
   for (const Family family : {Family::gpt2, Family::llama}) {

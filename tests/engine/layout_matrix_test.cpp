@@ -59,6 +59,7 @@ struct LayoutCase {
   std::int64_t split_rank = 0;
   int cp = 1;
   ContextMethod context_method = ContextMethod::automatic;
+  int ep = 1;
 
   int ranks() const { return tp * cp * pp * dp; }
 };
@@ -84,6 +85,7 @@ std::string describe(const LayoutCase& c) {
   }
   if (c.virtual_stages > 1) text += tessera::detail::concat("_v", c.virtual_stages);
   if (c.pipeline_layout) text += "_uneven";
+  if (c.ep > 1) text += tessera::detail::concat("_ep", c.ep);
   text += tessera::detail::concat("_dp", c.dp, "_zero", c.zero);
   if (c.reshard != ZeroReshard::automatic) text += tessera::name_of(c.reshard);
   if (c.group > 0) text += tessera::detail::concat("_group", c.group);
@@ -206,6 +208,7 @@ Config config_of(const LayoutCase& c) {
   config.parallel.tensor_chunks = c.chunks;
   config.parallel.context = c.cp;
   config.parallel.context_method = c.context_method;
+  config.parallel.expert = c.ep;
   config.parallel.pipeline = c.pp;
   config.parallel.schedule = c.schedule;
   config.parallel.virtual_stages = c.virtual_stages;
@@ -401,6 +404,14 @@ void add_experts(std::vector<LayoutCase>& list) {
   list.push_back({.kind = Kind::qwen3_moe, .pp = 2, .schedule = kZbV, .virtual_stages = 2});
   list.push_back({.kind = Kind::qwen3_moe, .tp = 2, .recompute = kFull, .partition = true});
   list.push_back({.kind = Kind::qwen3_moe, .tp = 2, .sp = true, .pp = 2, .dp = 2, .cp = 2});
+  for (const int zero : {0, 1, 2, 3}) list.push_back({.kind = Kind::mixtral, .dp = 4, .zero = zero, .ep = 2});
+  list.push_back({.kind = Kind::mixtral, .dp = 3, .zero = 0, .recompute = kFull, .micro_batch = 2, .ep = 3});
+  list.push_back({.kind = Kind::mixtral, .tp = 2, .sp = true, .dp = 2, .ep = 2});
+  list.push_back({.kind = Kind::mixtral, .pp = 2, .schedule = kZbH1, .dp = 2, .zero = 2, .ep = 2});
+  list.push_back({.kind = Kind::qwen3_moe, .dp = 6, .zero = 3, .recompute = kSelective, .ep = 6});
+  list.push_back({.kind = Kind::qwen3_moe, .tp = 2, .recompute = kFull, .partition = true, .cp = 2, .ep = 2});
+  list.push_back({.kind = Kind::qwen3_moe, .dp = 3, .zero = 2, .cp = 2, .ep = 3});
+  list.push_back({.kind = Kind::qwen3_moe, .pp = 2, .schedule = kZbV, .virtual_stages = 2, .dp = 2, .ep = 2});
 }
 
 /// A sanitizer takes ten times as long: every third layout, which are of all kinds, shows it what there is.

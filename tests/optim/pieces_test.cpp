@@ -168,7 +168,7 @@ TEST(Pieces, CopiesOfSharesAreSavedInEqualParts) {
     std::atomic<std::int64_t> numel = 0;
     run_local(4, [&](auto world) {
       ProcessMesh mesh(world, {.dp = 4});
-      const auto& [shard, copy, gather] = mesh.share_data(2, false);
+      const auto& [shard, copy, gather, expert_gather] = mesh.share_data(2, false);
       Declared declared = declare({}, 0, 0);
       ParamStoreOptions shares = options(compute, 1);
       shares.groups = {.data = shard.get(), .copies = copy.get(), .world = world.get()};

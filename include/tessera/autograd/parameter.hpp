@@ -37,6 +37,8 @@ struct ParameterTraits {
   bool tied = false;
   /// False for the copy of a tied weight that another stage counts in norms, sizes and checkpoints.
   bool counted = true;
+  /// One of the experts that expert ranks share out: only some of the replicas hold it.
+  bool expert = false;
 };
 
 /// A named weight. Modules declare it (name, placement, init); a ParamStore gives it memory. Its tensors are

@@ -34,7 +34,8 @@ struct Batch {
   std::int64_t sample_block = 0;   ///< samples come in runs of so many, 0 = one run (all are consecutive) ...
   std::int64_t sample_stride = 0;  ///< ... and run k begins at number sample0 + k * sample_stride
   static constexpr std::int64_t kUnknown = -1;  ///< until ranks have told each other (engine/agreement.hpp)
-  /// Samples of all data ranks together; 0 = all have as many as this one; kUnknown = neither it nor sample0.
+  /// Samples of all data ranks together; 0 = as if all had as many as this one, until ranks have told each
+  /// other; kUnknown = neither it nor sample0.
   std::int64_t global_batch = 0;
   std::int64_t most_samples = 0;             ///< of any data rank, where it is known; 0 = as many as here
   std::int64_t global_targets = kUnknown;    ///< labels of all data ranks together that count

@@ -26,6 +26,7 @@ class Linear : public Module {
     bool sequence_parallel = false;  ///< none: sees a part of the positions, so its gradient is a part too
     std::int64_t first_rows = 0;     ///< so many rows of the whole W are normal(0, first_std)
     double first_std = 0;
+    bool expert = false;  ///< ParameterTraits::expert
   };
   Linear(std::string name, const Options& options);
   Var forward(const Forward& forward, const Var& x);
@@ -139,14 +140,17 @@ class Mlp : public FeedForward {
   Linear& fc2_;
 };
 
-/// A router and the MLPs that it chooses from. Every tensor rank has a part of each, as of an Mlp.
+/// A router and the MLPs that it chooses from. Expert ranks share these out; every tensor rank has a part of
+/// each, as of an Mlp.
 class MixtureOfExperts : public FeedForward {
  public:
   /// Its extra losses, which keep experts evenly used and the router's logits small: their means over the
   /// layers that have experts, so that such a model's weights for them are so many times its settings.
   static constexpr const char *kBalance = "load_balancing", *kZ = "router_z";
 
-  MixtureOfExperts(std::string name, const ModelConfig& config, const TensorParallel& tensor = {});
+  /// Errors: ConfigError unless the expert ranks divide the experts.
+  MixtureOfExperts(std::string name, const ModelConfig& config, const TensorParallel& tensor = {},
+                   const ExpertParallel& parallel = {});
   Var forward(const Forward& forward, const Var& x) override;
 
  private:
@@ -156,8 +160,9 @@ class MixtureOfExperts : public FeedForward {
   float share_;  // of this layer in the losses
   ops::ActivationKind activation_;
   TensorParallel tensor_;
+  ExpertParallel parallel_;
   Linear& router_;
-  ExpertWeights experts_;
+  ExpertWeights experts_;  // of this rank
 };
 
 /// The op of an activation.

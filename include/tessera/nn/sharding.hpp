@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/base/config_words.hpp"
+#include "tessera/parallel/experts.hpp"
 #include "tessera/parallel/functions.hpp"
 
 namespace tessera {
@@ -50,6 +51,7 @@ std::vector<Segment> fc1_rows(const ModelConfig& config, const TensorParallel& t
 /// How a rank takes part in a model. The default is one rank with all of it.
 struct Sharding {
   TensorParallel tensor;
+  ExpertParallel experts = {};
   std::vector<ModelPiece>
       pieces;  ///< of this rank, in the order the model runs; empty = all layers in one piece
   RecomputeOptions recompute;

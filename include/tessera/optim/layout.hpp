@@ -23,7 +23,7 @@ struct ParamSlot {
 };
 
 /// Neighbours in the flat buffers whose gradients are reduced, and whose weights are gathered, in one
-/// operation. A bucket is as many equal shares as there are data ranks; rank r updates share r.
+/// operation. A bucket is as many equal shares as it has data ranks; rank r updates share r.
 struct Bucket {
   std::int64_t begin = 0, count = 0;
   std::size_t first_slot = 0, slots = 0;
@@ -31,13 +31,15 @@ struct Bucket {
   bool reads_main = false;
   /// Holds one tied parameter, so that it is laid out alike on both stages.
   bool tied = false;
+  /// Holds experts, which have data ranks of their own.
+  bool experts = false;
 
   Range run() const { return {begin, count}; }
   Range share(int rank, int ranks) const { return {begin + count / ranks * rank, count / ranks}; }
 };
 
 struct LayoutOptions {
-  int data_ranks = 1;
+  int data_ranks = 1;  ///< a multiple of those of experts
   /// A bucket closes once it holds so many elements; 0 = max(40e6, 1e6 * data_ranks), as in Megatron.
   std::int64_t bucket_elements = 0;
   /// Elements to set aside for each parameter, in registration order; empty = as many as it has. Tensor ranks
@@ -49,7 +51,8 @@ struct LayoutOptions {
 };
 
 /// Parameters go in reverse order of registration (the order in which backward finishes them) into the open
-/// bucket of their kind: those whose fp32 weights kernels read apart from the others, each tied one alone.
+/// bucket of their kind: those whose fp32 weights kernels read, and experts, apart from the others, each tied
+/// one alone.
 /// Starts are multiples of kAlignment, buckets of kAlignment * data_ranks. Buckets follow each other in the
 /// order in which backward completes them.
 class FlatLayout {

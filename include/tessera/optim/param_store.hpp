@@ -19,6 +19,7 @@ struct StoreGroups {
   Communicator* data = nullptr;       ///< hold the same parameters, see other samples
   Communicator* copies = nullptr;     ///< hold the shares that this rank does, in other groups like `data`
   Communicator* gathering = nullptr;  ///< the same ranks, for weights beside gradients; null = `data`
+  DataRanks experts = {};             ///< for ParameterTraits::expert, which other ranks do not hold
   Communicator* tensor = nullptr;     ///< for ParameterTraits::partial_over_tensor
   Communicator* embedding = nullptr;  ///< for ParameterTraits::tied
   Communicator* world = nullptr;      ///< for the global norm: contains all of the others

@@ -24,24 +24,31 @@ struct ShardPolicy {
   static ShardPolicy of_zero(int stage, bool kernels_read_main);
 };
 
+/// Ranks that hold the same buckets, as they share them out. The groups outlive who is given them.
+struct DataRanks {
+  Communicator* data = nullptr;  ///< null: one rank, which shares nothing out
+  /// Another group of the same ranks, for weights that are gathered beside sums of gradients; null = `data`.
+  Communicator* gathering = nullptr;
+  Communicator* copies = nullptr;  ///< those with the same shares, in other groups like `data`; null = none
+
+  int rank() const { return data ? data->rank() : 0; }
+  int size() const { return data ? data->size() : 1; }
+};
+
 /// Who updates what: by bucket, its policy, the elements this rank updates, and where these lie in buffers
 /// that hold nothing else.
 class Shards {
  public:
   Shards() = default;
-  /// `layout` and `data` (null = one rank) are kept by reference. `policies`: by bucket.
-  /// `copies`: ranks that hold the same shares in other groups like `data`, null = there are none.
-  /// `gathering`: another group of the same ranks as `data`, for weights that are gathered beside sums of
-  /// gradients; null = `data`.
-  Shards(const FlatLayout& layout, Communicator* data, std::vector<ShardPolicy> policies,
-         Communicator* gathering = nullptr, Communicator* copies = nullptr);
+  /// `layout` is kept by reference. `policies`: by bucket. `experts`: of the buckets that hold some.
+  Shards(const FlatLayout& layout, std::vector<ShardPolicy> policies, const DataRanks& dense,
+         const DataRanks& experts);
 
-  int ranks() const { return ranks_; }
-  /// The data ranks; null for one that shares nothing out.
-  Communicator* data() const { return data_; }
-  Communicator* gathering() const { return gathering_; }
-  /// The ranks that hold the same shares; null for this one alone.
-  Communicator* copies() const { return copies_; }
+  /// Those of a bucket: `gathering` is given, and `copies` only where there are several.
+  const DataRanks& ranks(const Bucket& bucket) const { return bucket.experts ? experts_ : dense_; }
+  const DataRanks& ranks(std::size_t bucket) const { return ranks(layout_->buckets()[bucket]); }
+  const DataRanks& dense() const { return dense_; }
+  const DataRanks& experts() const { return experts_; }
   /// Whether this rank updates only its share of each bucket.
   bool sharded() const { return sharded_; }
   /// Whether it holds only its share of a call's gradients ...
@@ -54,27 +61,27 @@ class Shards {
   /// Of `bucket`, sharded or not, the elements this rank alone adds to norms: its share, or nothing where
   /// another copy of that does.
   Range share(std::size_t bucket) const {
-    const Range own = layout_->buckets()[bucket].share(rank_, ranks_);
-    return copies_ != nullptr && copies_->rank() > 0 ? Range{own.begin, 0} : own;
+    const DataRanks& ranks = this->ranks(bucket);
+    const Range own = layout_->buckets()[bucket].share(ranks.rank(), ranks.size());
+    return ranks.copies != nullptr && ranks.copies->rank() > 0 ? Range{own.begin, 0} : own;
   }
-  /// Ranks that hold the same, and this one's place among them.
+  /// Ranks that hold the same of such a bucket, and this one's place among them.
   struct Holders {
     int rank = 0, ranks = 1;
   };
-  Holders holders(Held held) const;
+  Holders holders(const Bucket& bucket, Held held) const;
   /// Elements of a buffer of what this rank updates.
   std::int64_t state_numel() const { return state_numel_; }
   /// Where elements `run` of updated(bucket) lie in such a buffer.
   Range in_state(std::size_t bucket, const Range& run) const {
     return {state_[bucket] + run.begin - updated_[bucket].begin, run.count};
   }
-  /// All of a parameter, in its shape, of what every rank has of it. Collective over data().
+  /// All of a parameter, in its shape, of what every rank has of it. Collective over its data ranks.
   Tensor gathered(const ExecCtx& ctx, const ParamSlot& slot, const Tensor& own) const;
 
  private:
   const FlatLayout* layout_ = nullptr;
-  Communicator *data_ = nullptr, *gathering_ = nullptr, *copies_ = nullptr;
-  int rank_ = 0, ranks_ = 1;
+  DataRanks dense_, experts_;
   bool sharded_ = false, shares_gradient_ = false, shares_model_ = false;
   std::vector<ShardPolicy> policies_;
   std::vector<Range> updated_;

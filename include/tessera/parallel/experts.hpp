@@ -31,16 +31,28 @@ struct Routed {
 /// logits [seq, batch, experts].
 Routed route(const ExecCtx& ctx, const Var& logits, const RouterOptions& options);
 
+/// How ranks share out the experts of a layer: each holds as many neighbours, in the ranks' order.
+struct ExpertParallel {
+  Communicator* comm = nullptr;  ///< null = one rank
+
+  int size() const { return comm ? comm->size() : 1; }
+  int rank() const { return comm ? comm->rank() : 0; }
+  bool active() const { return size() > 1; }
+};
+
 /// Experts that a rank holds, in order: fc1 [width (twice for a gate), hidden], fc2 [hidden, width].
 struct ExpertWeights {
   std::vector<Parameter*> fc1, fc2;
 };
 
 /// y[t] = the sum over j of weight[t, j] fc2(activation(fc1(x[t]))) of the expert expert[t, j]. x [...,
-/// hidden] of tokens that every expert's rank has; weight, expert as in Routed. How many tokens each expert
-/// gets is read by the host. Of hidden values those before the activation are kept; weight gradients are the
-/// second phase.
+/// hidden] of this rank's tokens; weight, expert as in Routed. How many tokens each expert gets is read by
+/// the host. Of hidden values those before the activation are kept; weight gradients are the second phase.
+///
+/// With several ranks, `experts` are those of this one; rows of tokens travel to their experts and back, in
+/// forward and in backward, and those that came are kept. All ranks make the same calls in the same order,
+/// also one without tokens. Errors: CommunicationError.
 Var expert_mlp(const ExecCtx& ctx, const Var& x, const Var& weight, const Tensor& expert,
-               const ExpertWeights& experts, ops::ActivationKind kind);
+               const ExpertWeights& experts, ops::ActivationKind kind, const ExpertParallel& parallel = {});
 
 }  // namespace tessera

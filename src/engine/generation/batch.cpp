@@ -27,6 +27,8 @@ Seat Seat::of(Engine& engine) {
   TESSERA_CHECK(
       engine.mesh().shape().cp == 1,
       "texts are not written by context ranks: use parallel.context 1 (context_parallel_size) for them");
+  TESSERA_CHECK(engine.mesh().shape().ep == 1,
+                "texts are not written by expert ranks: use parallel.expert 1 for them");
   return {.ctx = engine.ctx(),
           .model = engine.model(),
           .self = nullptr,

@@ -133,7 +133,8 @@ SelfAttention& DecoderLayer::declare_attention(const ModelConfig& config, std::i
 
 FeedForward& DecoderLayer::declare_mlp(const ModelConfig& config, std::int64_t layer,
                                        const Options& options) {
-  if (experts_of(config, layer) > 0) return submodule<MixtureOfExperts>("mlp", config, options.tensor);
+  if (experts_of(config, layer) > 0)
+    return submodule<MixtureOfExperts>("mlp", config, options.tensor, options.experts);
   return submodule<Mlp>("mlp", config, options.tensor);
 }
 
@@ -243,6 +244,7 @@ void Decoder::add_piece(const ModelPiece& piece) {
   if (piece.embedding) front_ = &add_front<nn::DecoderFront>("", config_, numerics(), embedding_options());
   const nn::DecoderLayer::Options options{.compute = numerics().compute,
                                           .tensor = sharding().tensor,
+                                          .experts = sharding().experts,
                                           .forget_norms = sharding().recompute.what == Recompute::selective};
   for (std::int64_t i = piece.first_layer; i < piece.first_layer + piece.num_layers; ++i)
     add_layer<nn::DecoderLayer>("decoder.layers." + std::to_string(i), config_, i, positions_, options);

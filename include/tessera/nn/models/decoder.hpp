@@ -66,6 +66,7 @@ class DecoderLayer : public Block {
   struct Options {
     DType compute = DType::f32;
     TensorParallel tensor = {};
+    ExpertParallel experts = {};
     bool forget_norms = false;  ///< selective recomputation
     bool causal = true;
   };
