@@ -168,7 +168,7 @@ std::vector<TrafficTerm> traffic_of(const std::vector<PieceRecord>& pieces, std:
   for (const PieceRecord& piece : pieces) {
     for (const PassRecord* pass : {&piece.forward, &piece.backward, &piece.weight_gradient}) {
       for (TrafficTerm term : pass->sent) {
-        if (term.axis.starts_with("dp")) continue;  // the column's, below
+        if (term.axis.starts_with("dp") || term.axis.starts_with("edp")) continue;  // the column's, below
         term.bytes *= micro_batches;
         add_traffic(terms, term);
       }

@@ -49,12 +49,12 @@ std::function<bool(const Parameter&)> frozen_by(const ParamGroups& groups) {
 /// The ranks that hold the parameters of this one.
 StoreGroups groups_of(ProcessMesh& mesh, const EngineOptions& options) {
   StoreGroups groups{.data = &mesh.replicas(),
-                     .experts = {.data = &mesh[Axis::edp]},
                      .tensor = &mesh[Axis::tp],
                      .embedding = &mesh.embedding(),
                      .world = &mesh.world(),
                      .sent = options.layout.gradient_dtype,
                      .tensor_block = [&mesh](int copies) -> Communicator& { return mesh.tp_block(copies); }};
+  if (mesh.shape().ep > 1) groups.experts.data = &mesh[Axis::edp];
   const bool gathers = options.layout.zero_stage == 3, shares = options.layout.zero_stage > 0;
   const int size =
       shares && options.layout.zero_group > 0 ? options.layout.zero_group : mesh.shape().replicas();

@@ -14,6 +14,9 @@ constexpr std::int64_t kMostPasses = 3'000'000;
 /// Micro-batches of the schedule of a single stage: the others look the same.
 constexpr std::int64_t kShownMicroBatches = 4;
 
+/// That a model of ours has.
+constexpr int kMostLosses = 3;
+
 std::vector<ModelPiece> in_order(const std::vector<std::vector<ModelPiece>>& all, const Schedule& schedule) {
   std::vector<ModelPiece> pieces(static_cast<std::size_t>(schedule.pieces()));
   for (int piece = 0; piece < schedule.pieces(); ++piece) {
@@ -51,8 +54,9 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
     rank.at = coordinates_of(mesh, number);
     if (mesh.world() == 1) continue;
     detail::add_traffic(rank.traffic, agreement);
-    // Which parameters lie in a replica's share only matters where tensor ranks or stages sum some of them.
-    if (replica < 2 || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
+    // Which parameters lie in a replica's share only matters where tensor ranks or stages sum some of them. Of
+    // the sum of the losses each of the first ranks sends one.
+    if (replica <= kMostLosses || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
     for (const TrafficTerm& term : once) detail::add_traffic(rank.traffic, term);
   }
   if (tensor_rank > 0) return;

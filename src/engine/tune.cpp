@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "engine/dry_terms.hpp"
@@ -47,11 +48,13 @@ Config smallest(Config config) {
   config.model.reinitialize = false;
   config.parallel.pipeline_layout.reset();
   config.parallel.pipeline_split_rank.reset();
-  config.parallel.data = 1;
+  // As few as share out the experts.
+  config.parallel.data = config.parallel.expert / std::gcd(config.parallel.expert, config.parallel.context);
   config.device.cuda_graph = AutoSwitch::off;
   // What is computed again is computed as it was the first time.
   config.training.recompute = Recompute::none;
-  config.training.global_batch_size = 2 * config.parallel.pipeline * config.training.micro_batch_size;
+  config.training.global_batch_size =
+      2 * config.parallel.pipeline * config.training.micro_batch_size * *config.parallel.data;
   return config;
 }
 
@@ -67,8 +70,8 @@ std::vector<TraceLane> step_of(const Config& config, Device device, const MeshSh
   Engine engine(make_model(config, *options.layout.mesh, pieces_of(config, at.pp), device), options, meta);
   const auto trace = std::make_shared<Trace>(*meta.stream);
   engine.set_trace(trace);
-  engine.launch_step(
-      detail::blank_batch(detail::size_of(config, config.training.global_batch_size), engine.model()));
+  engine.launch_step(detail::blank_batch(
+      detail::size_of(config, config.training.global_batch_size / shape.dp), engine.model()));
   engine.set_trace(nullptr);
   return trace->lanes();
 }
@@ -92,9 +95,7 @@ std::vector<std::string> gemm_tables(const Environment& environment) {
 std::vector<ops::RecordedProduct> products_of(const Config& config, Device device) {
   check_no_decay(config);
   const Config small = smallest(config);
-  const MeshShape shape =
-      mesh_shape(small.parallel,
-                 static_cast<int>(small.parallel.tensor * small.parallel.pipeline * small.parallel.context));
+  const MeshShape shape = mesh_shape(small.parallel, static_cast<int>(processes_needed(small)));
   std::vector<TraceLane> lanes;
   for (const int stage : kinds_of(shape.pp)) {
     for (const int tensor : kinds_of(shape.tp)) {

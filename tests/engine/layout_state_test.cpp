@@ -20,6 +20,8 @@ struct Layout {
   int zero = 1;
   std::int64_t group = 0;
   int cp = 1;
+  std::int64_t experts = 0;
+  int ep = 1;
   int ranks() const { return tp * cp * pp * dp; }
 };
 
@@ -43,6 +45,8 @@ Config config_of(const Layout& layout) {
   config.parallel.data = layout.dp;
   config.parallel.zero_stage = layout.zero;
   if (layout.group > 0) config.parallel.zero_group = layout.group;
+  if (layout.experts > 0) config.model.num_experts = layout.experts;
+  config.parallel.expert = layout.ep;
   return config;
 }
 
@@ -77,7 +81,8 @@ class LayoutState : public FolderTest {
   void expect_same_from(const Layout& saver, const std::vector<Layout>& readers, std::int64_t more,
                         double tolerance) {
     constexpr std::int64_t kFirst = 3;
-    const std::vector<double> straight = train_part({"one"}, dir_ / "straight", 0, kFirst + more);
+    const std::vector<double> straight =
+        train_part({.name = "one", .experts = saver.experts}, dir_ / "straight", 0, kFirst + more);
     train_part(saver, dir_ / "saved", 0, kFirst);
     for (const Layout& reader : readers) {
       std::filesystem::remove_all(dir_ / "copy");
@@ -123,6 +128,20 @@ TEST_F(LayoutState, SharesOfAnyStageLoadUnderAnother) {
   const Layout context{.name = "zero3_cp2_dp2", .dp = 2, .zero = 3, .cp = 2};
   expect_same_from(context, {{"tp1"}, zero2}, 4, 1e-5);
   expect_same_from(zero2, {context}, 4, 1e-5);
+}
+
+TEST_F(LayoutState, ExpertsLoadOnOtherRanks) {
+  const auto layout = [](Layout of) {
+    of.experts = 4;
+    return of;
+  };
+  const Layout four = layout({.name = "ep4_dp4", .dp = 4, .zero = 0, .ep = 4}),
+               two = layout({.name = "ep2_dp4_zero3", .dp = 4, .zero = 3, .ep = 2}),
+               grid = layout({.name = "ep2_tp2_pp2_dp2", .tp = 2, .pp = 2, .dp = 2, .sp = true, .ep = 2}),
+               whole = layout({.name = "dp2_zero2", .dp = 2, .zero = 2});
+  expect_same_from(four, {whole, two, grid}, 4, 1e-5);
+  expect_same_from(two, {four, layout({.name = "one"})}, 4, 1e-5);
+  expect_same_from(whole, {two, grid}, 4, 1e-5);
 }
 
 std::set<std::string> files_of(const std::filesystem::path& checkpoint) {

@@ -27,11 +27,11 @@ struct BatchCall {
   std::function<std::string()> give = nullptr;
 };
 
-/// Collective over mesh.world(), one meeting. Fills in global_targets, and the batch's place among the data
-/// ranks where global_batch is kUnknown. Errors, on every rank: InvalidArgument for ranks that called
-/// something else; DataError where ranks of one data rank hold different batches, naming ranks, step and what
-/// differs; InvalidArgument where ranks do not train the same parameters; call.failure where there is one,
-/// CommunicationError with its text on the other ranks.
+/// Collective over mesh.world(), one meeting. Fills in what all data ranks have together, and the batch's
+/// place among them where global_batch is kUnknown. Errors, on every rank: InvalidArgument for ranks that
+/// called something else; DataError where ranks of one data rank hold different batches, naming ranks, step
+/// and what differs; InvalidArgument where ranks do not train the same parameters; call.failure where there
+/// is one, CommunicationError with its text on the other ranks.
 void agree(const ProcessMesh& mesh, Batch& batch, const BatchCall& call);
 
 /// The same for a rank without a batch: returns what a peer of its data rank gives, and in `batch` its place.

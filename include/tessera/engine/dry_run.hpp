@@ -32,7 +32,8 @@ struct Elsewhere {
   bool operator==(const Elsewhere&) const = default;
 };
 /// What a rank sends to others, or over its device's link, for one purpose. `axis` is the group it goes
-/// through, as AxisTraffic names it: "tp", "tp_block", "dp", "pp", "embedding" or "world".
+/// through, as AxisTraffic names it: "tp", "tp_block", "dp", "ep", "edp", "pp", "embedding" or
+/// "world".
 struct TrafficTerm {
   std::string axis, name;
   std::int64_t bytes = 0;

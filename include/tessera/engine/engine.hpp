@@ -72,7 +72,7 @@ struct StepTimes {
 };
 
 /// What one step sent and waited for along one axis ("tp", "tp_block" where key-value heads have copies,
-/// "dp", "pp", "embedding", "world").
+/// "dp", "ep", "edp", "pp", "embedding", "world").
 struct AxisTraffic {
   std::string axis;
   std::uint64_t bytes_sent = 0;
