@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
@@ -22,13 +23,13 @@ namespace {
 
 py::list parameters_of(const std::string& architecture) {
   py::list list;
-  for (const HfMapping& mapping : hf_mappings(parse_architecture(architecture, kOrigin))) {
+  for (const HfMapping& mapping : hf_module_mappings(parse_architecture(architecture, kOrigin))) {
     py::list parts;
     for (const HfPart& part : mapping.parts)
       parts.append(py::make_tuple(
           part.name,
           py::tuple(py::cast(std::vector<std::int64_t>(part.shape.dims().begin(), part.shape.dims().end()))),
-          part.transposed));
+          part.transposed, part.member < 0 ? py::object(py::none()) : py::object(py::cast(part.member))));
     list.append(py::make_tuple(mapping.name, parts));
   }
   return list;
@@ -69,12 +70,32 @@ std::string changed_model(const std::string& architecture, const Config& config)
   return to_model_json(after);
 }
 
-/// Hugging Face's names of what is drawn and of what is left out when a model is made of another's weights,
-/// and a sentence about them.
-std::tuple<std::vector<std::string>, std::vector<std::string>, std::string> fit_of(const std::string& from,
-                                                                                   const std::string& to) {
-  const WeightFit fit = weight_fit(parse_architecture(from, kOrigin), parse_architecture(to, kOrigin));
-  return {fit.drawn, fit.dropped, fit.text()};
+/// The parameters of Transformers' modules that these tensors of a folder are in.
+std::vector<std::string> in_modules(const Architecture& architecture, const std::vector<std::string>& names) {
+  const std::vector<HfMapping> files = hf_mappings(architecture), modules = hf_module_mappings(architecture);
+  std::map<std::string, std::string> module_of;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const bool alike = files[i].parts.size() == modules[i].parts.size();
+    for (std::size_t j = 0; j < files[i].parts.size(); ++j)
+      module_of[files[i].parts[j].name] = modules[i].parts[alike ? j : 0].name;
+  }
+  std::vector<std::string> list;
+  for (const std::string& name : names) {
+    const std::string& module = module_of.at(name);
+    if (std::find(list.begin(), list.end(), module) == list.end()) list.push_back(module);
+  }
+  return list;
+}
+
+/// The names of Transformers' parameters of what is drawn and of what is left out when a model is made of
+/// another's weights, and a sentence about them.
+std::tuple<std::vector<std::string>, std::vector<std::string>, std::string> fit_of(const std::string& before,
+                                                                                   const std::string& after) {
+  const Architecture from = parse_architecture(before, kOrigin);
+  Architecture to = parse_architecture(after, kOrigin);
+  const WeightFit fit = weight_fit(from, to);
+  to.type = from.type;  // by whose names that went
+  return {in_modules(to, fit.drawn), in_modules(from, fit.dropped), fit.text()};
 }
 
 }  // namespace
@@ -88,10 +109,6 @@ void bind_architecture(py::module_& module) {
         for (const HfAttribute& each : row_of(type).attributes) list.emplace_back(each.field, each.path);
         return list;
       },
-      py::arg("model_type"));
-  module.def(
-      "hf_has_experts",
-      [](const std::string& type) { return row_of(type).reads(&ModelSettings::num_experts); },
       py::arg("model_type"));
   module.def(
       "hf_head", [](const std::string& type) { return std::string(row_of(type).names.head) + ".weight"; },

@@ -142,11 +142,12 @@ void bind_comm(py::module_& module) {
            "fail.");
   py::class_<ScriptMesh, std::shared_ptr<ScriptMesh>>(
       module, "ProcessMesh", "The ranks as a grid in Megatron's order: tp varies fastest, then cp, dp, pp.")
-      .def(py::init([](const std::shared_ptr<Communicator>& world, int tp, int dp, int pp, int cp) {
-             return std::make_shared<ScriptMesh>(world, MeshShape{.tp = tp, .cp = cp, .dp = dp, .pp = pp});
+      .def(py::init([](const std::shared_ptr<Communicator>& world, int tp, int dp, int pp, int cp, int ep) {
+             return std::make_shared<ScriptMesh>(world,
+                                                 MeshShape{.tp = tp, .cp = cp, .ep = ep, .dp = dp, .pp = pp});
            }),
            py::arg("world"), py::kw_only(), py::arg("tp"), py::arg("dp"), py::arg("pp"), py::arg("cp") = 1,
-           Released(), "Collective over `world`.")
+           py::arg("ep") = 1, Released(), "Collective over `world`.")
       .def_property_readonly("tp", [](const ScriptMesh& self) { return self.shape().tp; })
       .def_property_readonly("cp", [](const ScriptMesh& self) { return self.shape().cp; })
       .def_property_readonly("dp", [](const ScriptMesh& self) { return self.shape().dp; })

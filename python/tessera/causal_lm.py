@@ -51,7 +51,7 @@ class CausalLM:
                       "give prepare() the model that Transformers builds (docs/guides/encoders.md)")
             raise ConfigError(f"CausalLM is a decoder alone, and a {kind} has an encoder, which looks to both sides: {remedy}")
         text = json.dumps(self.config)
-        parameters = tuple(ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, _ in parts)
+        parameters = tuple(ModelParameter(name, tuple(shape)) for _, parts in _C.hf_parameters(text) for name, shape, *_ in parts)
         dtype = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
         return ModelPlan(text, parameters, Source(folder=self.folder, follow_symlinks=self.follow_symlinks), dtype)
 

@@ -315,6 +315,9 @@ std::unique_ptr<HfModel::Impl> HfModel::Impl::checked(fs::path origin, std::stri
   const std::string head = impl->tensors->find(head_name(spec)) ? head_name(spec) : stored_head_name(spec);
   impl->settle_head(prefix, head);
   impl->take_mappings(map_names(impl->config, prefix, head));
+  if (impl->config.model.num_experts)
+    impl->tensors = as_files(std::move(impl->tensors), impl->mappings,
+                             map_names(impl->config, prefix, head, HfForm::modules));
   impl->describe_source(prefix, head, std::move(config_json));
   std::set<std::string> allowed(impl->source->ignored.begin(), impl->source->ignored.end());
   allowed.insert(impl->source->embedding_names.begin(), impl->source->embedding_names.end());

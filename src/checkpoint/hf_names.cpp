@@ -96,6 +96,22 @@ std::string numbered(std::string_view name, std::int64_t expert) {
   return detail::concat(name.substr(0, star), expert, name.substr(star + 1));
 }
 
+/// Adds a layer's router and experts as Transformers' modules hold them.
+void map_stacked(const ModelConfig& model, const HfNames& names, const std::string& ours,
+                 const std::string& begin, std::vector<HfMapping>& out) {
+  map_module(model, names, ours + "mlp.router", begin, {{names.experts.module_router}}, out);
+  for (std::int64_t i = 0; i < *model.num_experts; ++i) {
+    const std::string expert = numbered(ours + "mlp.experts.local_experts.*.", i);
+    for (const auto& [linear, theirs] : {std::pair("linear_fc1", names.experts.module_fc1),
+                                         std::pair("linear_fc2", names.experts.module_fc2)}) {
+      const Extent extent = extent_of(model, expert + linear);
+      const HfPart all{
+          .name = begin + theirs, .shape = {*model.num_experts, extent.rows, extent.columns}, .member = i};
+      out.push_back({expert + linear + ".weight", {extent.rows, extent.columns}, {all}});
+    }
+  }
+}
+
 /// Adds a layer's router and experts.
 void map_experts(const ModelConfig& model, const HfNames& names, const std::string& ours,
                  const std::string& begin, std::vector<HfMapping>& out) {
@@ -137,7 +153,7 @@ std::string stored_head_name(const ModelSpec& spec) {
 /// Holds also for what Tessera's own folders may have and the type in Transformers has not: grouped heads,
 /// missing biases, other norms, gates and positions.
 std::vector<HfMapping> map_names(const Architecture& config, const std::string& prefix,
-                                 const std::string& head) {
+                                 const std::string& head, HfForm form) {
   const ModelConfig& m = config.model;
   const HfNames& names = naming_spec(config).names;
   std::vector<HfMapping> out;
@@ -159,7 +175,8 @@ std::vector<HfMapping> map_names(const Architecture& config, const std::string& 
         if (experts_of(m, i) == 0 || !(fc1 || fc2)) {
           map_module(m, names, ours + number + each.ours, prefix + theirs + number, each.theirs, out);
         } else if (fc1) {
-          map_experts(m, names, ours + number, prefix + theirs + number, out);
+          const auto map = form == HfForm::files ? map_experts : map_stacked;
+          map(m, names, ours + number, prefix + theirs + number, out);
         }
       }
     }
@@ -194,6 +211,12 @@ std::int64_t stored_row(const HfPart& part, std::int64_t row) {
 std::vector<HfMapping> hf_mappings(const Architecture& config) {
   const ModelSpec& spec = checkpoint_detail::naming_spec(config);
   return checkpoint_detail::map_names(config, spec.names.prefix, checkpoint_detail::head_name(spec));
+}
+
+std::vector<HfMapping> hf_module_mappings(const Architecture& config) {
+  using namespace checkpoint_detail;
+  const ModelSpec& spec = naming_spec(config);
+  return map_names(config, spec.names.prefix, head_name(spec), HfForm::modules);
 }
 
 std::vector<TensorSpec> parameter_specs(const Architecture& config) {

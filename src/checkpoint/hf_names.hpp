@@ -12,10 +12,12 @@ namespace tessera::checkpoint_detail {
 
 constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
+/// Whose tensors: those of folders, or of Transformers' modules.
+enum class HfForm { files, modules };
 /// All parameters of the architecture in model order; Hugging Face names begin with `prefix`, except the
 /// head's.
 std::vector<HfMapping> map_names(const Architecture& config, const std::string& prefix,
-                                 const std::string& head);
+                                 const std::string& head, HfForm form = HfForm::files);
 
 /// The row by whose names tensors of this type go.
 const ModelSpec& naming_spec(const Architecture& config);

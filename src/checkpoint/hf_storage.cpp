@@ -1,6 +1,8 @@
 #include "checkpoint/hf_storage.hpp"
 
 #include <cstring>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "checkpoint/slice_runs.hpp"
@@ -61,7 +63,80 @@ class Memory final : public HfStorage {
   std::unordered_map<std::string_view, std::size_t> index_;  // keys are names in entries_
 };
 
+/// Tensors that are rows of others.
+class Parts final : public HfStorage {
+ public:
+  struct Part {
+    std::string name;  ///< of the tensor that it is in
+    std::int64_t member = -1, row = 0;
+  };
+  Parts(std::unique_ptr<HfStorage> whole, std::map<std::string, Part, std::less<>> parts,
+        const std::map<std::string, Shape>& shapes)
+      : whole_(std::move(whole)), parts_(std::move(parts)) {
+    std::set<std::string_view> divided;
+    for (const auto& [name, part] : parts_) divided.insert(part.name);
+    for (const SafetensorsEntry& entry : whole_->entries()) {
+      if (!divided.contains(entry.name)) entries_.push_back(entry);
+    }
+    for (const auto& [name, part] : parts_) {
+      SafetensorsEntry entry = *whole_->find(part.name);
+      entry.name = name;
+      entry.shape = shapes.at(name);
+      entries_.push_back(std::move(entry));
+    }
+    for (std::size_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
+  }
+  const std::vector<SafetensorsEntry>& entries() const override { return entries_; }
+  const SafetensorsEntry* find(std::string_view name) const override {
+    const auto it = index_.find(name);
+    return it == index_.end() ? nullptr : &entries_[it->second];
+  }
+  void read_slice(std::string_view name, const TensorSlice& slice, std::span<std::byte> out) const override {
+    const auto it = parts_.find(name);
+    if (it == parts_.end()) return whole_->read_slice(name, slice, out);
+    const auto& [whole, member, row] = it->second;
+    if (member < 0) return whole_->read_slice(whole, slice, out);
+    whole_->read_slice(
+        whole, {{member, row + slice.offset[0], slice.offset[1]}, {1, slice.shape[0], slice.shape[1]}}, out);
+  }
+  bool in_memory() const override { return whole_->in_memory(); }
+  void describe(HfSource& source) const override {
+    whole_->describe(source);
+    std::map<std::string, std::string> files = source.weight_map;
+    for (const auto& [name, part] : parts_) source.weight_map.erase(part.name);
+    for (const auto& [name, part] : parts_) {
+      if (files.contains(part.name)) source.weight_map[name] = files.at(part.name);
+    }
+  }
+
+ private:
+  std::unique_ptr<HfStorage> whole_;
+  std::map<std::string, Part, std::less<>> parts_;
+  std::vector<SafetensorsEntry> entries_;
+  std::unordered_map<std::string_view, std::size_t> index_;  // keys are names in entries_
+};
+
 }  // namespace
+
+std::unique_ptr<HfStorage> as_files(std::unique_ptr<HfStorage> storage, const std::vector<HfMapping>& files,
+                                    const std::vector<HfMapping>& modules) {
+  std::map<std::string, Parts::Part, std::less<>> parts;
+  std::map<std::string, Shape> shapes;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const HfPart& module = modules[i].parts.front();
+    const SafetensorsEntry* const there = storage->find(module.name);
+    if (module.name == files[i].parts.front().name || there == nullptr || !(there->shape == module.shape))
+      continue;
+    std::int64_t row = 0;
+    for (const HfPart& part : files[i].parts) {
+      parts[part.name] = {module.name, module.member, row};
+      shapes[part.name] = part.shape;
+      row += part.shape[0];
+    }
+  }
+  if (parts.empty()) return storage;
+  return std::make_unique<Parts>(std::move(storage), std::move(parts), shapes);
+}
 
 std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir, SymbolicLinks links) {
   return std::make_unique<Files>(dir, links);

@@ -26,5 +26,9 @@ class HfStorage {
 
 std::unique_ptr<HfStorage> files_of(const std::filesystem::path& dir, SymbolicLinks links);
 std::unique_ptr<HfStorage> memory_of(std::vector<TensorView> tensors);
+/// What `storage` has under the names of `modules` under those of `files`, which are of the same parameters.
+/// What goes by one name in both, or is not there, stays as it is.
+std::unique_ptr<HfStorage> as_files(std::unique_ptr<HfStorage> storage, const std::vector<HfMapping>& files,
+                                    const std::vector<HfMapping>& modules);
 
 }  // namespace tessera::checkpoint_detail

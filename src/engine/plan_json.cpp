@@ -92,6 +92,7 @@ std::string to_json(const Plan& plan, std::optional<std::int64_t> memory_bytes) 
                 {{"tensor", plan.mesh.tp},
                  {"pipeline", plan.mesh.pp},
                  {"context", plan.mesh.cp},
+                 {"expert", plan.mesh.ep},
                  {"data", plan.mesh.dp},
                  {"sequence", plan.config.parallel.sequence},
                  {"zero_stage", plan.config.parallel.zero_stage}}}};

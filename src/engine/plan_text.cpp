@@ -84,7 +84,8 @@ std::string summary(const Plan& plan) {
   text += detail::concat("layout     ", plan.mesh.world(), " ranks: tensor ", p.tensor,
                          p.sequence && p.tensor > 1 ? " (sequence)" : "", " x pipeline ", p.pipeline,
                          p.context > 1 ? detail::concat(" x context ", p.context) : std::string(), " x data ",
-                         *p.data, ", zero_stage ", p.zero_stage, "\n");
+                         *p.data, p.expert > 1 ? detail::concat(" (expert ", p.expert, ")") : std::string(),
+                         ", zero_stage ", p.zero_stage, "\n");
   text += detail::concat("step       ", t.global_batch_size, " samples of ", lengths_text(plan.config), ": ",
                          plan.micro_batches, " micro-batches of ", t.micro_batch_size, " on each of ",
                          *p.data, " data ranks\n");

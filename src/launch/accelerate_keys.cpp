@@ -44,8 +44,8 @@ constexpr std::array<IdleSection, 3> kIdleSections{{
 std::string refusal_of(std::string_view name, const std::string& value) {
   std::int64_t size = 0;
   const bool several = parses(value, size) && size > 1;
-  if (several && name.find("expert") != std::string_view::npos) {
-    return "asks for expert parallelism, which is not in this build yet; leave it at 1";
+  if (several && name.find("expert_tensor") != std::string_view::npos) {
+    return "asks for other tensor ranks of experts than megatron_lm_tp_degree says; leave it at 1";
   }
   return {};
 }

@@ -315,7 +315,8 @@ TEST(ToYaml, EveryKeyDiffersInTheRoundTripTest) {
   ASSERT_EQ(items.size(), defaults.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Of these only one value exists in this build (the family is not the default one in both lists);
-    // norm_placement excludes parallel_residual, recompute_partition parallel.sequence; split_main_weights is
+    // norm_placement excludes parallel_residual, recompute_partition parallel.sequence, expert ranks
+    // parallel.zero_group; split_main_weights is
     // for bf16, a loss scale for fp16; experts exclude linear_bias; those of an encoder are for t5; data are
     // named in one way.
     const std::string& key = items[i].key;

@@ -52,7 +52,7 @@ TEST(AccelerateFlags, BecomeTheWorkersEnvironment) {
 
 TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
   for (const MegatronKey& key : megatron_keys()) {
-    const bool size = key.name.find("expert") != std::string_view::npos;
+    const bool size = key.name.find("expert_tensor") != std::string_view::npos;
     const std::string good = size || key.kind == MegatronKey::Kind::integer ? "1"
                              : key.kind == MegatronKey::Kind::boolean       ? "False"
                                                                             : "0.5";
@@ -66,7 +66,7 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
                  "--" + std::string(key.name) + " must be");
     }
     if (size) {
-      EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "2")); }), "is not in this build yet");
+      EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "2")); }), "than megatron_lm_tp_degree says");
     }
   }
 }
@@ -187,13 +187,13 @@ TEST(Layouts, AreRefusedBeforeAnythingStarts) {
   const std::string text = refusal([] {
     parse_launch_file(
         "distributed_type: MULTI_GPU\nmixed_precision: fp8\nmegatron_lm_config:\n"
-        "  megatron_lm_tp_degree: x\n  megatron_lm_expert_model_parallel_size: 2\n",
+        "  megatron_lm_tp_degree: x\n  megatron_lm_expert_tensor_parallel_size: 2\n",
         "a");
   });
   EXPECT_HAS(text, "megatron_lm_config is for distributed_type MEGATRON_LM, not MULTI_GPU");
   EXPECT_HAS(text, "mixed_precision fp8 is not in this build yet");
   EXPECT_HAS(text, "megatron_lm_config.megatron_lm_tp_degree must be an integer of at least 1, not 'x'");
-  EXPECT_HAS(text, "asks for expert parallelism");
+  EXPECT_HAS(text, "asks for other tensor ranks of experts");
 }
 
 TEST(Gpus, AreExpectedByWhatNamesThem) {

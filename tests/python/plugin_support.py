@@ -31,6 +31,13 @@ def make_model(**config):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**tiny, **config}))
 
 
+def make_mixture():
+    torch.manual_seed(4)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, intermediate_size=24, vocab_size=40,
+        max_position_embeddings=16, num_local_experts=4, num_experts_per_tok=2, initializer_range=0.1))
+
+
 def make_encoder(kind: str = "BertForMaskedLM", **config):
     torch.manual_seed(4)
     tiny = dict(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=40,

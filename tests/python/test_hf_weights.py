@@ -84,6 +84,11 @@ def make_model(family: str) -> torch.nn.Module:
             num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_kv_heads=2, vocab_size=97, new_decoder_architecture=True))
     if family == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None))
+    if family == "mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=3))
+    if family == "qwen3_moe":
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, head_dim=8, num_experts=4, num_experts_per_tok=2,
+                                                                      moe_intermediate_size=20))
     if family == "qwen2":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, tie_word_embeddings=True))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
@@ -96,13 +101,15 @@ def make_model(family: str) -> torch.nn.Module:
     ("gpt_neox", torch.float32, 2, 2, 1, "meta"), ("gemma2", torch.float32, 2, 2, 1, "meta"), ("bloom", torch.float32, 1, 1, 1, "memory"),
     ("gemma3", torch.float32, 2, 1, 2, "memory"), ("qwen3", torch.bfloat16, 1, 1, 1, "meta"), ("phi3", torch.float32, 1, 1, 1, "meta"),
     ("glm4", torch.bfloat16, 1, 1, 1, "memory"), ("olmo2", torch.float32, 2, 2, 1, "meta"), ("mpt", torch.float32, 1, 1, 1, "memory"),
-    ("falcon", torch.float32, 2, 2, 1, "memory")], ids=str)
+    ("falcon", torch.float32, 2, 2, 1, "memory"), ("mixtral", torch.float32, 2, 2, 1, "meta"),
+    ("qwen3_moe", torch.bfloat16, 2, 1, 2, "memory")], ids=str)
 def test_round_trip(python_build, tmp_path, long_run, family, dtype, processes, tp, pp, source):
     if family in ("gemma3", "qwen3", "phi3", "glm4", "mpt") and not long_run:
         pytest.skip("--long")
     folder = tmp_path / "model"
     original = make_model(family).to(dtype)
-    original.save_pretrained(folder)
+    # Of one with experts each layer's as one tensor.
+    original.save_pretrained(folder, **({"save_original_format": False} if family == "mixtral" else {}))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     python_build.run(script, folder, tmp_path, tp, pp, source, launcher=python_build.launcher("--num_processes", processes))

@@ -106,6 +106,7 @@ LAYOUTS = {
     "tp_degree": ({}, 2, lambda a, b: b[0] < a[0]),
     "pp_degree": ({}, 2, lambda a, b: b[0] < a[0]),
     "context_parallel_size": ({}, 2, lambda a, b: b[1] < a[1]),
+    "expert_model_parallel_size": ({"family": "Mixtral"}, 2, lambda a, b: b[0] < a[0]),
     "sequence_parallelism": ({"tp_degree": 2}, True, lambda a, b: b[1] != a[1]),
     "use_distributed_optimizer": ({}, True, lambda a, b: b[1] < a[1]),
     "use_custom_fsdp": ({"use_distributed_optimizer": True}, True, lambda a, b: b[1] < a[1]),

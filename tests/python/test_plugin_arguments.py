@@ -31,6 +31,11 @@ def loss(arguments, **fields):
     return see.second_loss(other_megatron_args=arguments, **fields)
 
 
+def loss_of_mixture(arguments):
+    around = {"moe_router_load_balancing_type": "seq_aux_loss"} if "moe_aux_loss_coeff" in arguments else {}
+    return loss({**around, **arguments}, change=lambda model: plugin_support.make_mixture())
+
+
 def new_model(arguments):
     return see.new_model(other_megatron_args=arguments)
 
@@ -65,6 +70,7 @@ ROWS = {
     **{name: (value, new_model) for name, value in MODEL.items()},
     "loss_scale": (64.0, loss_scales), "initial_loss_scale": (128.0, loss_scales), "min_loss_scale": (3.0, loss_scales),
     "loss_scale_window": (1, loss_scales), "hysteresis": (1, loss_scales),
+    "moe_aux_loss_coeff": (0.5, loss_of_mixture), "moe_z_loss_coeff": (0.5, loss_of_mixture),
     "lr_warmup_init": (0.005, rates), "lr_wsd_decay_iters": (3, rates), "lr_wsd_decay_style": ("exponential", rates),
     "reset_position_ids": (True, lambda arguments: loss(arguments, change=with_end)),
     "reset_attention_mask": (True, lambda arguments: loss(arguments, change=with_end)),
@@ -87,7 +93,8 @@ CONTRADICTED = {"num_layers": 9, "hidden_size": 9, "num_attention_heads": 9, "ma
 FOR_STEPS = ("merge_file", "vocab_extra_ids", "tokenizer_type", "tokenizer_model", "num_labels", "bert_binary_head")
 OF_MASKING = ("mask_prob", "short_seq_prob", "masking_max_ngram", "masking_do_full_word", "masking_use_longer_ngrams",
               "masking_use_geometric_distribution", "cls_id", "sep_id", "mask_id", "pad_id")  # test_sentence_loaders.py
-ALONE = (*OF_MASKING, "data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
+ALONE = (*OF_MASKING, "moe_router_load_balancing_type",  # test_plugin_settings.py
+         "data_path", "split", "data_cache_path", "vocab_file", "distributed_timeout_minutes", "model_type_name",
          "rope_scaling_factor",  # of positions beyond thousands: test_plugin_settings.py
          "tp_comm_overlap", "cp_comm_type", "enable_cuda_graph", "openai_gelu",  # tests of their own below, but
          "pretraining_flag", "reinitialize")  # in test_megatron_engine.py and test_changed_models.py

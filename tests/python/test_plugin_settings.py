@@ -47,6 +47,7 @@ IN_CONFIG = {
     "tp_degree": ({}, 2, {"parallel.tensor": 2, "parallel.data": 4, "training.global_batch_size": 8}),
     "pp_degree": ({}, 4, {"parallel.pipeline": 4, "parallel.data": 2, "training.global_batch_size": 4}),
     "context_parallel_size": ({}, 2, {"parallel.context": 2, "parallel.data": 4, "training.global_batch_size": 8}),
+    "expert_model_parallel_size": ({}, 2, {"parallel.expert": 2}),
     "decoder_last_pipeline_num_layers": ({"pp_degree": 4}, 2, {"parallel.pipeline_layout": "2,2,2,2"}),
     "recompute_granularity": ({}, "full", {"training.recompute": "full", "training.recompute_method": "uniform",
                                            "training.recompute_layers": 1, "training.recompute_partition": False}),
@@ -140,7 +141,7 @@ def test_environment(name, monkeypatch):
         text = "no" if name.startswith("att") else "true"
     for variable in variables(name):
         monkeypatch.setenv(variable, text)
-        if name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+        if name == "expert_tensor_parallel_size":
             with pytest.raises(ConfigError, match=name):
                 MegatronLMPlugin()
         else:
@@ -326,8 +327,15 @@ def test_arguments_come_last_and_unknown_ones_are_refused():
     assert (plugin.tp_degree, plugin.gradient_clipping, plugin.megatron_lm_default_args["clip_grad"]) == (2, 0.25, 0.25)
     with pytest.raises(ConfigError, match="'position_embeding_type' is no argument.*did you mean 'position_embedding_type'"):
         MegatronLMPlugin(other_megatron_args={"position_embeding_type": "alibi"})
-    with pytest.raises(ConfigError, match="models with experts"):
+    with pytest.raises(ConfigError, match="the model given to prepare"):
         MegatronLMPlugin(other_megatron_args={"moe_router_topk": 2})
+    with pytest.raises(ConfigError, match="may be 'seq_aux_loss' or 'none'"):
+        MegatronLMPlugin(other_megatron_args={"moe_router_load_balancing_type": "aux_loss"})
+    with pytest.raises(ConfigError, match="needs moe_router_load_balancing_type 'seq_aux_loss'"):
+        config_of(other_megatron_args={"moe_aux_loss_coeff": 0.01})
+    balanced = config_of(other_megatron_args={"moe_aux_loss_coeff": 0.01, "moe_router_load_balancing_type": "seq_aux_loss",
+                                              "moe_z_loss_coeff": 0.001})
+    assert (balanced["model.router_aux_loss"], balanced["model.router_z_loss"]) == (0.01, 0.001)
     for arguments, message in (({"seed": -1}, "seed is -1"), ({"loss_scale": "x"}, "must be a number"),
                                ({"position_embedding_type": "rotery"}, "did you mean 'rotary'"),
                                ({"group_query_attention": True}, "needs num_query_groups"), ({"ffn_hidden_size": 0}, "above 0")):

@@ -22,6 +22,8 @@ LAYOUTS = {
     "four encoders": (4, "MegatronBertForPreTraining", [
         "2,2,2,sp=1", "2,2,2,family=BertForSequenceClassification", "2,1,2,sp=1,family=BertForSequenceClassification:multi_label_classification",
         "1,2,2,step=bert,family=MegatronBertForSequenceClassification:regression", "2,2,2,family=T5"]),
+    "experts": (2, "Mixtral", ["1,1,2,ep=2", "1,1,1,ep=2,zero=3,recompute=1,family=Qwen3Moe", "2,1,2,sp=1", "1,2,2,family=Qwen3Moe"]),
+    "four of experts": (4, "Mixtral", ["1,1,1,ep=2,zero=1", "2,1,2,sp=1,ep=2,family=Qwen3Moe", "1,2,2,ep=2,train=upper"]),
     "frozen": (2, "gpt2", ["1,1,2,plugin=1,zero=1,train=biases", "2,1,2,sp=1,train=matrices", "1,2,2,train=upper"]),
 }
 

@@ -126,6 +126,10 @@ struct HfExperts {
   std::vector<HfTensor> fc1 = {{.name = "mlp.experts.*.gate_proj", .rows = HfTensor::Rows::ffn, .gate = true},
                                {.name = "mlp.experts.*.up_proj", .rows = HfTensor::Rows::ffn}};
   const char* fc2 = "mlp.experts.*.down_proj";
+  /// The same as Transformers' modules hold it since its version 5: all experts' weights in one tensor each,
+  /// whose names are whole.
+  const char* module_router = "mlp.gate";
+  const char *module_fc1 = "mlp.experts.gate_up_proj", *module_fc2 = "mlp.experts.down_proj";
 };
 /// Names of a model's tensors. Norms and linears have ".weight" and, where the model has biases, ".bias".
 struct HfNames {

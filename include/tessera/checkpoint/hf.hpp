@@ -62,6 +62,8 @@ struct HfPart {
   /// one head: head_dim.
   std::int64_t groups = 0;
   std::int64_t head_dim = 0;
+  /// Not below 0: the tensor holds shape[0] of them, one after the other, and this is the one meant.
+  std::int64_t member = -1;
 };
 /// A Tessera parameter: its parts one after another along the first dimension.
 struct HfMapping {
@@ -72,6 +74,8 @@ struct HfMapping {
 /// Which Hugging Face tensors make up the parameters of an architecture, in the model's order. A tied head is
 /// not among them.
 std::vector<HfMapping> hf_mappings(const Architecture& config);
+/// The same by the parameters of Transformers' modules, which may hold the weights of all experts in one.
+std::vector<HfMapping> hf_module_mappings(const Architecture& config);
 
 /// Where row `row` of a part with groups is stored.
 std::int64_t stored_row(const HfPart& part, std::int64_t row);

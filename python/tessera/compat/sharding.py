@@ -74,7 +74,7 @@ class DeepSpeedPlugin(ShardingPlugin):
         if self.json is not None:
             self._take_json(self.json)
         _refuse(self, {"offload_param_nvme_path": "weights can lie in host memory, not on disk: offload_param_device='cpu'",
-                       "transformer_moe_cls_names": "there are no mixtures of experts in this build yet",
+                       "transformer_moe_cls_names": "weights come together by layers, experts among them; leave it out",
                        "enable_msamp": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'",
                        "msamp_opt_level": "MS-AMP's fp8 is not in this build; use mixed_precision='bf16'"})
         stage = 2 if self.zero_stage is None else self.zero_stage

@@ -52,7 +52,7 @@ def change_of(plugin: Any, architecture: str, from_files: bool, names: Iterable[
             warn_once("other_megatron_args: 'reinitialize' has no effect here: nothing makes another model of the one given to prepare()")
         return None
     _, dropped, fit = _C.weight_fit(architecture, changed)
-    shapes = {name: tuple(shape) for _, parts in _C.hf_parameters(changed) for name, shape, _ in parts}
+    shapes = {name: tuple(shape) for _, parts in _C.hf_parameters(changed) for name, shape, *_ in parts}
     own_names = set(names)
     return ChangedModel(changed, changes, dropped, fit, shapes, [name for name in shapes if name not in own_names])
 

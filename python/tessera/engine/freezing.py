@@ -39,13 +39,14 @@ class Freezing:
         """The engine's name of each frozen parameter, and the caller's."""
         chosen: Dict[str, str] = {}
         for parameter in self._session.parameters:
-            if parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight":
+            if parameter.name == "lm_head.weight" and parameter.ours != ("output_layer.weight",):
                 continue  # tied: the table's own name decides
-            other = chosen.setdefault(parameter.ours, parameter.name)
-            if wanted[other] != wanted[parameter.name]:
-                frozen, trained = (parameter.name, other) if wanted[other] else (other, parameter.name)
-                raise ConfigError(f"'{frozen}' is frozen and '{trained}' is trained, but they are one parameter in Tessera "
-                                  f"({parameter.ours}): set requires_grad of both alike")
+            for ours in parameter.ours:
+                other = chosen.setdefault(ours, parameter.name)
+                if wanted[other] != wanted[parameter.name]:
+                    frozen, trained = (parameter.name, other) if wanted[other] else (other, parameter.name)
+                    raise ConfigError(f"'{frozen}' is frozen and '{trained}' is trained, but they are one parameter in Tessera "
+                                      f"({ours}): set requires_grad of both alike")
         return {ours: name for ours, name in chosen.items() if not wanted[name]}
 
     def _tell_of_strangers(self, names: List[str]) -> None:

@@ -134,7 +134,7 @@ def _check_engine(twin: Any, config_json: str) -> None:
     from tessera import _C
 
     theirs = {name: tuple(parameter.shape) for name, parameter in twin.named_parameters()}
-    ours = {name: tuple(shape) for _, parts in _C.hf_parameters(config_json) for name, shape, _ in parts}
+    ours = {name: tuple(shape) for _, parts in _C.hf_parameters(config_json) for name, shape, *_ in parts}
     for name in {**theirs, **ours}:
         if theirs.get(name) != ours.get(name):
             raise _unlike(name, theirs.get(name), ours.get(name))

@@ -41,9 +41,9 @@ def describe_model(model: torch.nn.Module) -> ModelPlan:
         raise ConfigError(f"the model type '{kind}' is not supported; Tessera trains {_families()}. For another decoder whose "
                           "layers are those of one of these, make a config of that type; a model of your own is written in "
                           "C++ (docs/guides/own_model_in_cpp.md)")
-    if _C.hf_has_experts(kind):
-        raise ConfigError(f"prepare() does not take models with experts yet, and this is a {kind}: `tessera train` trains it, from its "
-                          "folder (model.init_from) or anew (docs/guides/hugging_face.md)")
+    if any(".experts.0." in name for name, _ in model.named_parameters()):
+        raise ConfigError(f"this {kind} holds each expert's weights apart, as Transformers' modules did before its version 5; upgrade "
+                          "transformers, or train it with `tessera train`, from its folder (model.init_from)")
     own = own_name(model, kind)
     if own is None:
         loaders = " or ".join(each.loader for each in heads_for(kind))

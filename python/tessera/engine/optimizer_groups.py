@@ -64,17 +64,18 @@ class EngineGroups:
         chosen: Dict[str, Tuple[int, str]] = {}
         for parameter in parameters:
             number = place.get(parameter.name, frozen)
-            tied = parameter.name == "lm_head.weight" and parameter.ours != "output_layer.weight"
+            tied = parameter.name == "lm_head.weight" and parameter.ours != ("output_layer.weight",)
             if tied and parameter.name not in place:
                 continue  # the table's own name decides
-            other = chosen.setdefault(parameter.ours, (number, parameter.name))
-            if other[0] != number and not parameter.requires_grad:
-                chosen[parameter.ours] = (frozen, parameter.name)  # frozen for good: no group is all of it
-            elif other[0] != number and begin[other[0]] != begin[number]:
-                raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({parameter.ours}), so they "
-                                  "must be in the same parameter group, in groups of equal values, or both be frozen")
-            elif other[0] != number:  # one group for the engine, as long as their values stay equal
-                self._joint.setdefault((other[0], number), f"'{other[1]}' and '{parameter.name}'")
+            for ours in parameter.ours:
+                other = chosen.setdefault(ours, (number, parameter.name))
+                if other[0] != number and not parameter.requires_grad:
+                    chosen[ours] = (frozen, parameter.name)  # frozen for good: no group is all of it
+                elif other[0] != number and begin[other[0]] != begin[number]:
+                    raise ConfigError(f"'{other[1]}' and '{parameter.name}' are one parameter in Tessera ({ours}), so they "
+                                      "must be in the same parameter group, in groups of equal values, or both be frozen")
+                elif other[0] != number:  # one group for the engine, as long as their values stay equal
+                    self._joint.setdefault((other[0], number), f"'{other[1]}' and '{parameter.name}'")
         self.of = {ours: number for ours, (number, _) in chosen.items()}
 
     def _values(self, group: Group) -> dict:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.engine.optimizer_groups import OptimizerDescription
 from tessera.engine.session import Session
+from tessera.engine.whole_weights import split
 from tessera.errors import ConfigError
 from tessera.utils.objects import decode, encode
 
@@ -39,7 +40,7 @@ class TorchState:
         else:
             self._keys = ("momentum_buffer",) if momentum else ()
         self._place = {name: i for i, group in enumerate(description.groups) for name in group.names}
-        self._shapes = {name: tuple(shape) for parts in session.mappings.values() for name, shape, _ in parts}
+        self._shapes = {name: tuple(shape) for parts in session.mappings.values() for name, shape, *_ in parts}
 
     # In.
 
@@ -80,7 +81,7 @@ class TorchState:
         """In torch's order; a tied one under the name that its weight has in a file."""
         ours = {parameter.name: parameter.ours for parameter in self.session.parameters}
         mappings = self.session.mappings
-        return [name if name in self._shapes else mappings[ours[name]][0][0] for group in self.groups for name in group]
+        return [name if name in self._shapes else mappings[ours[name][0]][0][0] for group in self.groups for name in group]
 
     def _by_name(self, saved: dict) -> Dict[str, dict]:
         sizes, own = [len(group["params"]) for group in saved["param_groups"]], [len(group) for group in self.groups]
@@ -116,7 +117,7 @@ class TorchState:
         counts: Dict[str, int] = {}
         sets = set()
         for ours, parts in self.session.mappings.items():
-            steps = {name: int(states[name].get("step", 1)) if name in states else 0 for name, _, _ in parts}
+            steps = {name: int(states[name].get("step", 1)) if name in states else 0 for name, *_ in parts}
             first = next(iter(steps))
             other = next((name for name in steps if steps[name] != steps[first]), first)
             if other != first:
@@ -151,12 +152,12 @@ class TorchState:
         moments: Dict[str, Dict[str, Any]] = {}
         for key in self._keys:
             whole = moments[key] = {}
-            session.engine.collect_moments(_KINDS[key], lambda name, array: whole.update(session._split(name, array)))
+            session.engine.collect_moments(_KINDS[key], lambda name, array: split(session, name, array, whole))
         state: Dict[int, dict] = {}
         if not session.state.is_main_process or not moments:
             return state
         for index, name in enumerate(self._names()):
-            steps = counts[session._parts[name]]
+            steps = counts[session.of_part[name][0]]
             if steps == 0 or (self._kind == "sgd" and name in self._without):
                 continue
             state[index] = {key: torch.from_numpy(np.array(whole[name])) for key, whole in moments.items()}

@@ -17,7 +17,7 @@ class ModelParameter:
     name: str
     shape: Tuple[int, ...]
     requires_grad: bool = True
-    ours: str = ""  # the Tessera parameter it is a part of
+    ours: Tuple[str, ...] = ()  # the Tessera parameter it is a part of, or those that it holds, as of all experts
 
 
 @dataclass(frozen=True)

@@ -71,16 +71,19 @@ class Session:
         self._told_length = False
         self.mappings = dict(_C.hf_parameters(plan.architecture))
         self.row_orders = _C.hf_row_orders(plan.architecture)
-        self._parts = {part[0]: ours for ours, parts in self.mappings.items() for part in parts}
+        self.of_part: Dict[str, Tuple[str, ...]] = {}  # by Hugging Face name: Tessera's parameters
+        for ours, parts in self.mappings.items():
+            for name, *_ in parts:
+                self.of_part[name] = (*self.of_part.get(name, ()), ours)
         self.parameters = [self._placed(parameter) for parameter in plan.trained]
         self.freezing = Freezing(self)
         self.text_numbers = TextNumbers()
 
     def _placed(self, parameter: ModelParameter) -> ModelParameter:
-        ours = self._parts.get(parameter.name)
-        if ours is None and parameter.name == "lm_head.weight":  # tied: the table's other name
-            ours = "embedding.word_embeddings.weight"
-        if ours is None:
+        ours = self.of_part.get(parameter.name, ())
+        if not ours and parameter.name == "lm_head.weight":  # tied: the table's other name
+            ours = ("embedding.word_embeddings.weight",)
+        if not ours:
             raise ConfigError(f"the model has a parameter '{parameter.name}' that a {self.kind} of this "
                               "config has not; Tessera builds models from their config alone and cannot train it")
         parameter.ours = ours
@@ -343,7 +346,7 @@ class Session:
         """fp32 arrays by Hugging Face name on rank 0, {} elsewhere. Collective."""
         whole: Dict[str, Any] = {}
         self.meet("full_gradients()" if gradients else "model.state_dict()")
-        self.engine.collect(gradients, lambda name, array: whole.update(self._split(name, array)))
+        self.engine.collect(gradients, lambda name, array: whole_weights.split(self, name, array, whole))
         return whole
 
     def load(self, values: Dict[str, Any], strict: bool = True, unknown: bool = False) -> Tuple[List[str], List[str]]:
@@ -351,17 +354,6 @@ class Session:
         (`unknown`: these may be there). Collective. Errors: InvalidArgument on every rank, before anything is changed."""
         self.meet("model.load_state_dict()")
         return whole_weights.load(self, values, strict, unknown)
-
-    def _split(self, ours: str, array: Any) -> Dict[str, Any]:
-        import numpy as np
-
-        parts, row = {}, 0
-        for name, shape, transposed in self.mappings[ours]:
-            rows = shape[1] if transposed else shape[0]
-            part = array[row: row + rows]
-            parts[name] = np.ascontiguousarray(part.T) if transposed else whole_weights.stored(part, self.row_orders.get(name))
-            row += rows
-        return parts
 
     def close(self) -> None:
         if self._log is not None:

@@ -31,7 +31,7 @@ def known_names(values: Dict[str, Any], session: Any) -> Dict[str, Any]:
 
 def check(values: Dict[str, Any], session: Any, strict: bool, unknown_pass: bool) -> Tuple[List[str], List[str]]:
     """Missing and unknown names. Errors: InvalidArgument saying what is wrong with the values."""
-    shapes = {name: tuple(shape) for parts in session.mappings.values() for name, shape, _ in parts}
+    shapes = {name: tuple(shape) for parts in session.mappings.values() for name, shape, *_ in parts}
     unknown = [name for name in values if name not in shapes]
     missing = [name for name in shapes if name not in values]
     texts = []
@@ -55,9 +55,24 @@ def check(values: Dict[str, Any], session: Any, strict: bool, unknown_pass: bool
 
 def joined(ours: str, values: Dict[str, Any], session: Any) -> np.ndarray:
     """A parameter of Tessera's out of its parts."""
-    parts = [as_array(values[name]).T if transposed else as_array(values[name])[session.row_orders.get(name, slice(None))]
-             for name, _, transposed in session.mappings[ours]]
+    parts = []
+    for name, _, transposed, member in session.mappings[ours]:
+        array = as_array(values[name] if member is None else values[name][member])
+        parts.append(array.T if transposed else array[session.row_orders.get(name, slice(None))])
     return np.ascontiguousarray(np.concatenate(parts))
+
+
+def split(session: Any, ours: str, array: np.ndarray, whole: Dict[str, np.ndarray]) -> None:
+    """Adds the parts of a parameter of Tessera's to `whole`, which has them by Hugging Face name."""
+    row = 0
+    for name, shape, transposed, member in session.mappings[ours]:
+        if member is not None:
+            whole.setdefault(name, np.empty(shape, array.dtype))[member] = array
+            continue
+        rows = shape[1] if transposed else shape[0]
+        part = array[row: row + rows]
+        whole[name] = np.ascontiguousarray(part.T) if transposed else stored(part, session.row_orders.get(name))
+        row += rows
 
 
 def stored(part: np.ndarray, order: Optional[List[int]]) -> np.ndarray:
@@ -93,7 +108,8 @@ def load(session: Any, values: Dict[str, Any], strict: bool, unknown_pass: bool)
 
 
 def _shape(session: Any, ours: str) -> Tuple[int, ...]:
-    shapes = [shape[::-1] if transposed else shape for _, shape, transposed in session.mappings[ours]]
+    shapes = [shape[::-1] if transposed else shape if member is None else shape[1:]
+              for _, shape, transposed, member in session.mappings[ours]]
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 

@@ -178,6 +178,12 @@ def _sections_of(arguments: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
     return sections
 
 
+def _check_balance(arguments: Dict[str, Any]) -> None:
+    if arguments.get("moe_aux_loss_coeff") is not None and arguments.get("moe_router_load_balancing_type") != "seq_aux_loss":
+        raise ConfigError("other_megatron_args: moe_aux_loss_coeff needs moe_router_load_balancing_type 'seq_aux_loss': experts are balanced "
+                          "for each sample, and Megatron's own default balances them over a whole batch")
+
+
 def _optimizer(defaults: Optional[dict], clip: float) -> Dict[str, Any]:
     given = dict(defaults or {})
     section = {key: given[key] for key in ("name", "eps", "weight_decay", "momentum", "nesterov") if given.get(key) is not None}
@@ -246,7 +252,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
 
     model = described(hf_config)
     parallel.update({**_pipeline(plugin, model.get("num_layers")), **_split_rank(plugin, model)}, tensor=plugin.tp_degree,
-                    context=plugin.context_parallel_size,
+                    context=plugin.context_parallel_size, expert=plugin.expert_model_parallel_size,
                     sequence=plugin.sequence_parallelism,
                     zero_stage=3 if plugin.use_custom_fsdp else int(plugin.use_distributed_optimizer))
     if plugin.sequence_parallelism and plugin.tp_degree == 1:
@@ -272,6 +278,7 @@ def native_config(*, plugin=None, hf_config: Optional[dict] = None, pretrained: 
     if plugin.optimizer_cpu_offload:
         config["offload"]["optimizer"] = "cpu"
     config["model"] = model_overrides(plugin, hf_config, pretrained)
+    _check_balance(plugin.given_arguments)
     for section, keys in _sections_of(plugin.given_arguments).items():
         config[section].update(keys)
     return config

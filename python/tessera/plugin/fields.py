@@ -88,9 +88,8 @@ class PluginFields:
     attention_backend: Optional[Any] = _field(
         warns=(lambda v: v is not None and "auto" not in str(v).lower(), "there is one attention kernel for each device"),
         key="without effect")
-    expert_model_parallel_size: Optional[int] = _field(1,
-        refuses=(lambda n: n > 1, "expert parallelism is not in this build yet; leave it at 1"),
-        key="1: experts are not in this build")
+    expert_model_parallel_size: Optional[int] = _field(1, config="parallel.expert",
+        key="expert-parallel ranks: data ranks that each hold a part of the experts")
     context_parallel_size: Optional[int] = _field(1, axis="cp", config="parallel.context",
         key="context-parallel ranks: each holds a part of every sample's positions")
     attention_dropout: Optional[float] = _field(below=1, config="model.attention_dropout", key="dropout on attention probabilities")
@@ -98,8 +97,8 @@ class PluginFields:
     attention_softmax_in_fp32: Optional[bool] = _field(True,
         warns=(lambda on: not on, "the softmax of attention is always computed in fp32"), key="without effect: it always is")
     expert_tensor_parallel_size: Optional[int] = _field(1,
-        refuses=(lambda n: n > 1, "expert parallelism is not in this build yet; leave it at 1"),
-        key="1: experts are not in this build")
+        refuses=(lambda n: n > 1, "tensor ranks share out experts as they do all else, by tp_degree; leave it at 1"),
+        key="1: it follows the tensor-parallel ranks")
     calculate_per_token_loss: Optional[bool] = _field(True,
         refuses=(lambda on: not on, "the loss is always averaged over all target tokens of the global batch; remove it"),
         key="true: the loss always is")

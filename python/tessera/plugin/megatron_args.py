@@ -46,7 +46,7 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
 OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
-WITHOUT_EXPERTS = "prepare() does not take models with experts yet; `tessera train` does"
+OF_EXPERTS = "the model given to prepare() says it"
 OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT and T5 are made, as the key of this name in YAML's section `data`"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
@@ -65,6 +65,10 @@ ARGUMENTS: Dict[str, Effect] = {
     "enable_cuda_graph": _config("device.cuda_graph"),
     "tp_comm_overlap": _config("parallel.tensor_chunks"),
     "cp_comm_type": _config("parallel.context_method"),
+    "moe_aux_loss_coeff": _config("model.router_aux_loss", float),
+    "moe_z_loss_coeff": _config("model.router_z_loss", float),
+    "moe_router_load_balancing_type": Effect("model", "seq_aux_loss, for moe_aux_loss_coeff, or none: experts are balanced for each "
+                                             "sample, as the whole batch's balance would depend on the layout"),
     "reset_position_ids": Effect("documents", "positions begin anew after the end of a document", yaml="data.reset_position_ids"),
     "reset_attention_mask": Effect("documents", "attention stays within a document", yaml="data.reset_attention_mask"),
     "eos_token_id": Effect("documents", "the id that ends a document, and a text of megatron_generate, instead of the model config's"),
@@ -158,7 +162,10 @@ ARGUMENTS: Dict[str, Effect] = {
             "onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),
-    **_each("refuses", WITHOUT_EXPERTS, "num_experts"),
+    **_each("refuses", OF_EXPERTS, "num_experts moe_router_topk moe_ffn_hidden_size moe_layer_freq moe_router_pre_softmax"),
+    **_each("warns", "tokens go to the ranks of their experts and back in two exchanges, and none is dropped",
+            "moe_token_dispatcher_type moe_grouped_gemm moe_permute_fusion moe_use_legacy_grouped_gemm "
+            "moe_per_layer_logging moe_pad_expert_input_to_capacity"),
     **_each("refuses", "data of .idx/.bin is given to MegatronLMDummyDataLoader",
             "train_data_path valid_data_path test_data_path data_args_path per_split_data_args_path mock_data dataloader_type"),
 }
@@ -171,7 +178,7 @@ PREFIXES: Dict[str, Effect] = {
     "wandb_": Effect("warns", "give log_with='wandb' to the Accelerator"),
     "timing_": Effect("warns", "the engine reports through trackers"),
     "profile": Effect("warns", "accelerator.profile() records"),
-    "moe_": Effect("refuses", WITHOUT_EXPERTS),
+    "moe_": Effect("refuses", "Tessera's models do not have it"),
     "fp8": Effect("refuses", "fp8 is not in this build yet"),
     "retro_": Effect("refuses", "Tessera's models do not have it"),
     "biencoder_": Effect("refuses", "Tessera's models do not have it"),
@@ -207,6 +214,9 @@ def admit(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if name == "model_type_name" and value not in (None, "gpt", "bert", "t5"):
             raise ConfigError(f"other_megatron_args: 'model_type_name' is {value!r}; it is gpt, bert or t5, and follows from the model given to "
                               "prepare(): leave it out")
+        if name == "moe_router_load_balancing_type" and value not in (None, "none", "seq_aux_loss"):
+            raise ConfigError(f"other_megatron_args: '{name}' is {value!r}; it may be 'seq_aux_loss' or 'none': the balance of a whole "
+                              "batch depends on the layout")
         if kind == "warns":
             warn_once(f"other_megatron_args: '{name}' has no effect in Tessera: {detail}")
         if kind == "field" and value is not None:

@@ -53,7 +53,12 @@ class StateWithDevice:
 
 def mesh_of(world: Any, plugin: Any) -> Any:
     """The mesh of all ranks. Collective over `world`. Errors: ConfigError when the plugin's degrees do not divide them."""
-    return native().ProcessMesh(world, dp=data_ranks(plugin, world.size), **degrees(plugin))
+    data, axes = data_ranks(plugin, world.size), degrees(plugin)
+    experts = 1 if plugin is None else plugin.expert_model_parallel_size
+    if data * axes["cp"] % experts != 0:
+        raise ConfigError(f"expert_model_parallel_size {experts} does not divide the {data * axes['cp']} data and context ranks, among which "
+                          "experts are shared out; start more processes, or give another one")
+    return native().ProcessMesh(world, dp=data, ep=experts, **axes)
 
 
 def precision_of(asked: Optional[str]) -> str:

@@ -1,5 +1,6 @@
-"""Later decoder families through prepare() against Transformers. Arguments: output, tensor ranks, pipeline stages, cases. Rank 0
-writes by case the largest error of the loss and of every gradient, relative to the largest element of that gradient."""
+"""Later decoder families through prepare() against Transformers. Arguments: output, tensor ranks, pipeline stages, expert ranks, cases.
+Rank 0 writes by case the largest error of the loss and of every gradient, relative to the largest element of that gradient, and of the
+weights after they came back by load_state_dict()."""
 
 import copy
 import sys
@@ -36,6 +37,9 @@ CASES = {
                               new_decoder_architecture=True)),
     "falcon_in_line": ("Falcon", dict(num_hidden_layers=2, hidden_size=48, num_attention_heads=6, multi_query=False, vocab_size=97,
                                       parallel_attn=False, bias=True)),
+    "mixtral": ("Mixtral", dict(SIZES, hidden_size=24, num_local_experts=4, num_experts_per_tok=2)),
+    "qwen3_moe": ("Qwen3Moe", dict(WIDE, hidden_size=28, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                                   decoder_sparse_step=2, norm_topk_prob=True)),
     "longrope": ("Llama", dict(SIZES, hidden_size=24, rope_parameters=LONG)),
     "yarn": ("Llama", dict(SIZES, hidden_size=24, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                                                                    "original_max_position_embeddings": 8})),
@@ -52,17 +56,23 @@ def make(kind: str, settings: dict):
     return model
 
 
-def error_of(kind: str, settings: dict, tp: int, pp: int) -> float:
+def error_of(kind: str, settings: dict, tp: int, pp: int, ep: int) -> float:
     model = make(kind, settings)
     reference = copy.deepcopy(model).train()
-    plugin = None if tp * pp == 1 else MegatronLMPlugin(tp_degree=tp, pp_degree=pp, sequence_parallelism=tp > 1, num_micro_batches=2,
-                                                        gradient_clipping=0.0)
+    plugin = None if tp * pp * ep == 1 else MegatronLMPlugin(
+        tp_degree=tp, pp_degree=pp, expert_model_parallel_size=ep, sequence_parallelism=tp > 1, num_micro_batches=2,
+        gradient_clipping=0.0)
     accelerator = Accelerator(megatron_lm_plugin=plugin)
     ours, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     batch = {"input_ids": IDS, "labels": IDS}
-    loss = ours(**batch).loss
+    own = IDS[accelerator.process_index::ep] if ep > 1 else IDS
+    loss = ours(input_ids=own, labels=own).loss
     accelerator.backward(loss)
+    loss = accelerator.reduce(loss.detach(), "mean")
     gradients = full_gradients(ours)
+    weights = ours.state_dict()
+    ours.load_state_dict({name: -value for name, value in weights.items()})
+    turned = ours.state_dict()
     error = 0.0
     if accelerator.is_main_process:
         expected = reference(**batch).loss
@@ -70,10 +80,12 @@ def error_of(kind: str, settings: dict, tp: int, pp: int) -> float:
         error = abs(loss.item() / expected.item() - 1)
         for name, parameter in reference.named_parameters():
             error = max(error, ((gradients[name] - parameter.grad).abs().max() / parameter.grad.abs().max()).item())
+            if not (torch.equal(weights[name], parameter) and torch.equal(turned[name], -parameter)):
+                error = float("inf")
     accelerator.free_memory()
     fresh_states()
     return error
 
 
-tp, pp = int(sys.argv[2]), int(sys.argv[3])
-write_results(sys.argv[1], {name: error_of(*CASES[name], tp, pp) for name in sys.argv[4].split(",")})
+tp, pp, ep = map(int, sys.argv[2:5])
+write_results(sys.argv[1], {name: error_of(*CASES[name], tp, pp, ep) for name in sys.argv[5].split(",")})

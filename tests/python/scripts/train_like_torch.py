@@ -46,10 +46,14 @@ def whole_model(family: str) -> torch.nn.Module:
         config = transformers.GPT2Config(n_layer=4, n_embd=24, n_head=4, vocab_size=101, n_positions=16, resid_pdrop=0.0,
                                          embd_pdrop=0.0, attn_pdrop=0.0)
         return transformers.GPT2LMHeadModel(config)
-    config = transformers.LlamaConfig(num_hidden_layers=4, hidden_size=24, num_attention_heads=6, num_key_value_heads=2,
-                                      intermediate_size=40, vocab_size=101, max_position_embeddings=16,
-                                      tie_word_embeddings=False)
-    return transformers.LlamaForCausalLM(config)
+    sizes = dict(num_hidden_layers=4, hidden_size=24, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40, vocab_size=101,
+                 max_position_embeddings=16, tie_word_embeddings=False)
+    if family == "Mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2))
+    if family == "Qwen3Moe":  # every other layer is dense
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            **sizes, head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16, decoder_sparse_step=2, norm_topk_prob=True))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
 def encoder_and_decoder(family: str) -> torch.nn.Module:
@@ -122,8 +126,10 @@ def train(family: str, tp: int, pp: int, micro_batches: int, output: str, option
     reference = copy.deepcopy(model)
     optimizer, scheduler = make_optimizer(model)
     plugin = None
-    if tp * pp > 1 or "plugin" in options:
+    if tp * pp > 1 or "plugin" in options or "ep" in options:
         plugin = MegatronLMPlugin(tp_degree=tp, pp_degree=pp, num_micro_batches=micro_batches, gradient_clipping=0.7,
+                                  expert_model_parallel_size=int(options.get("ep", 1)),
+                                  use_custom_fsdp=options.get("zero") == "3",
                                   use_distributed_optimizer=options.get("zero") == "1",
                                   sequence_parallelism=options.get("sp") == "1",
                                   num_layers_per_virtual_pipeline_stage=int(options["virtual"]) if "virtual" in options else None,
