@@ -270,12 +270,10 @@ void describe(Visitor& visit, Section& c) {
       "how attention sees the positions of other context ranks; all_gather: their keys and values are "
       "gathered, ulysses: ranks exchange positions for heads and back, for which `context` divides the "
       "key-value heads of a tensor rank; auto: what sends less");
-  visit.field(
-      "expert", c.expert,
-      "expert-parallel ranks, which share out the experts of each layer and send each other their "
-      "tokens; cut out of the data and context ranks, so `data` x `context` is a multiple of it, as is "
-      "`model.num_experts`",
-      between(1, 4096));
+  visit.field("expert", c.expert,
+              "data and context ranks that share out the experts of each layer and send each other tokens; "
+              "`data` x `context` is a multiple of it, and so is `model.num_experts`",
+              between(1, 4096));
   visit.field("data", c.data, "data-parallel ranks; null = what is left of the processes there are",
               between(1, 1e6));
   visit.field("zero_stage", c.zero_stage,

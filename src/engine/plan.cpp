@@ -54,8 +54,8 @@ void plan_ranks(Plan& plan, const detail::Columns& columns, const TrafficTerm& a
     rank.at = coordinates_of(mesh, number);
     if (mesh.world() == 1) continue;
     detail::add_traffic(rank.traffic, agreement);
-    // Which parameters lie in a replica's share only matters where tensor ranks or stages sum some of them. Of
-    // the sum of the losses each of the first ranks sends one.
+    // Which parameters lie in a replica's share only matters where tensor ranks or stages sum some of them.
+    // Of the sum of the losses each of the first ranks sends one.
     if (replica <= kMostLosses || mesh.tp * mesh.pp > 1) once = detail::DryRuns::once(plan, pieces, number);
     for (const TrafficTerm& term : once) detail::add_traffic(rank.traffic, term);
   }

@@ -66,7 +66,8 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
                  "--" + std::string(key.name) + " must be");
     }
     if (size) {
-      EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "2")); }), "than megatron_lm_tp_degree says");
+      EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "2")); }),
+                 "than megatron_lm_tp_degree says");
     }
   }
 }
