@@ -38,10 +38,10 @@ const char* setting_of_t5(const ModelConfig& c) {
 std::span<const ModelSpec> families() {
   using namespace rows;
   static const std::vector<ModelSpec> table = {
-      gpt2(),     gpt_bigcode(), llama(),         qwen2(),       mistral(), starcoder2(),
-      gpt_neox(), bert(),        megatron_bert(), qwen3(),       gemma2(),  gemma3_text(),
-      bloom(),    t5(),          mt5(),           megatron_t5(), phi3(),    glm(),
-      glm4(),     olmo2(),       mpt(),           falcon(),      mixtral(), qwen3_moe()};
+      gpt2(),   gpt_bigcode(),   llama(),     qwen2(),  mistral(),     starcoder2(), gpt_neox(),
+      bert(),   megatron_bert(), qwen3(),     gemma2(), gemma3_text(), bloom(),      t5(),
+      mt5(),    megatron_t5(),   phi3(),      glm(),    glm4(),        olmo2(),      mpt(),
+      falcon(), mixtral(),       qwen3_moe(), olmoe()};
   return table;
 }
 

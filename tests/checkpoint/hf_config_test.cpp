@@ -224,7 +224,7 @@ TEST(HfConfig, UnsupportedOptionsAreRefusedByName) {
   refuse(gpt2(), "model_type", "opt",
          "\"opt\" is not supported; gpt2, gpt_bigcode, llama, qwen2, mistral, starcoder2, gpt_neox, bert, "
          "megatron-bert, qwen3, gemma2, gemma3_text, bloom, t5, mt5, phi3, glm, glm4, olmo2, mpt, falcon, "
-         "mixtral and qwen3_moe are");
+         "mixtral, qwen3_moe and olmoe are");
   refuse(gpt2(), "architectures", {"GPT2ForSequenceClassification"}, "GPT2LMHeadModel");
   refuse(gpt2(), "activation_function", "quick_gelu", "\"quick_gelu\" is not supported; gelu_new");
   refuse(gpt2(), "scale_attn_by_inverse_layer_idx", true, "$.scale_attn_by_inverse_layer_idx");

@@ -15,9 +15,14 @@ QWEN3_MOE = second_tier.LLAMA | {
     "use_sliding_window": False, "output_router_logits": False,
 }
 
+OLMOE = second_tier.LLAMA | {
+    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False, "num_experts": 5, "num_experts_per_tok": 3,
+    "norm_topk_prob": False, "clip_qkv": None, "output_router_logits": False, "pad_token_id": None, "eos_token_id": 1,
+}
+
 
 def has(config: dict) -> bool:
-    return config["model_type"] in ("mixtral", "qwen3_moe")
+    return config["model_type"] in NAMES
 
 
 def experts_of(config: dict, layer: int) -> int:
@@ -32,7 +37,8 @@ def width_of(config: dict) -> int:
 
 # A layer's MLP by Transformers' names: that of the module, the router, and gate, up and down of an expert.
 NAMES = {"mixtral": ("block_sparse_moe", "gate", ("w1", "w3", "w2")),
-         "qwen3_moe": ("mlp", "gate", ("gate_proj", "up_proj", "down_proj"))}
+         "qwen3_moe": ("mlp", "gate", ("gate_proj", "up_proj", "down_proj")),
+         "olmoe": ("mlp", "gate", ("gate_proj", "up_proj", "down_proj"))}
 
 
 def weight_shapes(config: dict) -> dict:
@@ -50,6 +56,8 @@ def weight_shapes(config: dict) -> dict:
                    f"{h}self_attn.v_proj.weight": (kv, c), f"{h}self_attn.o_proj.weight": (c, q)}
         if config["model_type"] == "qwen3_moe":
             shapes |= {f"{h}self_attn.{x}_norm.weight": (d,) for x in "qk"}
+        if config["model_type"] == "olmoe":
+            shapes |= {f"{h}self_attn.q_norm.weight": (q,), f"{h}self_attn.k_norm.weight": (kv,)}
         if experts_of(config, i) == 0:
             shapes |= {f"{h}mlp.gate_proj.weight": (f, c), f"{h}mlp.up_proj.weight": (f, c), f"{h}mlp.down_proj.weight": (c, f)}
             continue
@@ -70,7 +78,7 @@ def to_tessera(config: dict, tensors: dict) -> dict:
                    f"{ours}self_attention.linear_proj.weight": tensors[f"{theirs}self_attn.o_proj.weight"],
                    f"{ours}self_attention.linear_qkv.weight":
                        np.concatenate([tensors[f"{theirs}self_attn.{x}_proj.weight"] for x in "qkv"])}
-        if config["model_type"] == "qwen3_moe":
+        if config["model_type"] != "mixtral":
             result |= {f"{ours}self_attention.{x}_layernorm.weight": tensors[f"{theirs}self_attn.{x}_norm.weight"] for x in "qk"}
         if experts_of(config, i) == 0:
             result |= {f"{ours}mlp.linear_fc1.weight":

@@ -119,6 +119,7 @@ MODELS = {
                                 "tie_word_embeddings": False, "activation": "relu"},
     "mixtral": mixtures.MIXTRAL,
     "qwen3_moe": mixtures.QWEN3_MOE,
+    "olmoe": mixtures.OLMOE,
     "gpt_neox_in_line": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
 }
 
@@ -128,7 +129,7 @@ WHOLE = ("llama_longrope_long", "llama_dynamic", "phi3")
 ALL_CASES = [(name, kind) for name in MODELS for kind in KINDS if kind == "plain" or name not in WHOLE]
 # Of the later families each run takes one kind, in turn; --long takes all.
 LATER = ("mistral", "qwen3", "gemma2", "gemma3", "bloom", "llama_yarn", "llama_longrope", "llama_linear", "glm4", "glm", "olmo2",
-         "mpt", "falcon", "falcon_7b", "falcon_in_line", "mixtral", "qwen3_moe")
+         "mpt", "falcon", "falcon_7b", "falcon_in_line", "mixtral", "qwen3_moe", "olmoe")
 CASES = [(name, kind) for name, kind in ALL_CASES if name not in LATER or kind == KINDS[LATER.index(name) % 3]]
 
 

@@ -1,4 +1,4 @@
-"""Mistral with its window, Qwen3, Gemma, GPT-NeoX, GPTBigCode, BLOOM, Phi-3, GLM-4, OLMo 2, MPT, Falcon, stretched rotary positions, Mixtral and Qwen3-MoE, given to prepare() as Transformers'
+"""Mistral with its window, Qwen3, Gemma, GPT-NeoX, GPTBigCode, BLOOM, Phi-3, GLM-4, OLMo 2, MPT, Falcon, stretched rotary positions, Mixtral, Qwen3-MoE and OLMoE, given to prepare() as Transformers'
 objects: loss and every gradient are Transformers'."""
 
 import json
@@ -10,11 +10,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 SCRIPT = Path(__file__).parent / "scripts" / "decoder_families.py"
-ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yarn,phi3,glm,glm4,olmo2,mpt,falcon,falcon_in_line,mixtral,qwen3_moe"
+ALL = "mistral,qwen2,qwen3,gemma2,gemma3,gpt_neox,gpt_bigcode,bloom,longrope,yarn,phi3,glm,glm4,olmo2,mpt,falcon,falcon_in_line,mixtral,qwen3_moe,olmoe"
 
 
 @pytest.mark.parametrize("tp, pp, ep, names", [(1, 1, 1, ALL), (2, 1, 1, "qwen3,gemma2,bloom,olmo2,falcon,mixtral"),
-                                               (1, 2, 1, "mistral,gemma3,glm4,qwen3_moe"), (1, 1, 2, "mixtral,qwen3_moe")])
+                                               (1, 2, 1, "mistral,gemma3,glm4,qwen3_moe"), (1, 1, 2, "mixtral,qwen3_moe,olmoe")])
 def test_equal_to_transformers(python_build, tmp_path, long_run, tp, pp, ep, names):
     if pp > 1 and not long_run:
         pytest.skip("--long")

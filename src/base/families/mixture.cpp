@@ -59,4 +59,21 @@ ModelSpec qwen3_moe() {
   return row;
 }
 
+ModelSpec olmoe() {
+  ModelSpec row = llama_shape("olmoe", {16, 2048, 16, 0, 2048, 50304, 4096});
+  row.model.qk_norm = QkNorm::full;
+  row.architectures = {"OlmoeForCausalLM", "OlmoeModel"};
+  std::ranges::find(row.keys, HfKey::Field(&M::norm_eps), &HfKey::field)->absent = {1e-5};
+  row.keys.push_back(HfKey::flag("attention_bias", &M::qkv_bias, false));
+  row.keys.push_back(HfKey::flag("attention_bias", &M::proj_bias, false));
+  add_head_norms(row);
+  add_experts(row, HfKey::size("num_experts", &M::num_experts, {64}), 8);
+  row.keys.push_back(HfKey::flag("norm_topk_prob", &M::router_normalized, false));
+  row.absent_padding = 1;
+  row.demands.push_back({"clip_qkv", HfDemand::Only::zero});
+  row.needs = {{[](const ModelConfig& c) { return c.qkv_bias == has_proj_bias(c) && !c.linear_bias; },
+                "its four projections of attention have biases, or none has, and its experts have none"}};
+  return row;
+}
+
 }  // namespace tessera::rows

@@ -24,6 +24,7 @@ ModelSpec mixtral();
 ModelSpec mpt();
 ModelSpec mt5();
 ModelSpec olmo2();
+ModelSpec olmoe();
 ModelSpec phi3();
 ModelSpec qwen2();
 ModelSpec qwen3();
