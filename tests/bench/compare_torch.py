@@ -59,6 +59,7 @@ class Case:
     split: bool = False  # Tessera's fp32 main weights (optimizer.split_main_weights)
     decoder_seq: int = 0  # of an encoder with a decoder, whose encoder has `seq`
     keys: Sequence[str] = ()  # further ones of a Tessera configuration
+    experts: int = 0  # of each layer of a Llama
 
     @property
     def tessera_bytes(self) -> int:
@@ -77,7 +78,8 @@ class Case:
     def torch_flags(self) -> List[str]:
         """Beside flags()."""
         flags = ["--family", self.family, "--kv-heads", str(self.kv_heads), "--ffn", str(self.ffn), "--state", self.state,
-                 "--micro-batches", str(self.micro_batches), "--decoder-seq", str(self.decoder_seq)]
+                 "--micro-batches", str(self.micro_batches), "--decoder-seq", str(self.decoder_seq),
+                 "--experts", str(self.experts)]
         return flags + ["--best"] * self.best
 
     def overrides(self, threads: int, device: str = "cpu") -> List[str]:
@@ -93,6 +95,8 @@ class Case:
             keys["model.num_kv_heads"] = self.kv_heads
         if self.ffn:
             keys["model.ffn_hidden_size"] = self.ffn
+        if self.experts:
+            keys["model.num_experts"] = self.experts
         if self.state == "bf16":
             keys["training.fp32_residual"] = "false"  # as PyTorch's is
         if self.split:
@@ -109,12 +113,15 @@ CASES = [
     Case("gpt2_124m_bf16", 12, 768, 12, 50257, 1, 1024, "bf16", 7, 1, 2, 1.6, 1.35, 0.7),
     Case("small_fp32", 4, 256, 4, 8192, 4, 128, "fp32", 15, 4, 5, 1.5, 1.3, None),
 ]
-# An encoder, and an encoder with a decoder; only where they are asked for by name.
+# An encoder, an encoder with a decoder, and a decoder with experts; only where they are asked for by name.
 OTHER_CASES = [
     Case(f"{name}_{precision}", layers, 768, 12, vocab, 1, 512, precision, 9, 2, 2, 1.4, 1.25, None, family=name, ffn=3072,
          decoder_seq=decoder, keys=keys)
     for name, layers, vocab, decoder, keys in (("bert", 12, 30522, 0, ("model.binary_head=false",)), ("t5", 24, 32128, 128, ()))
-    for precision in ("fp32", "bf16")]
+    for precision in ("fp32", "bf16")] + [
+    # A token goes to two of eight experts.
+    Case(f"moe_{precision}", 6, 512, 8, 8192, 2, 512, precision, 9, 2, 2, 1.4, 1.25, None, family="llama", ffn=1024, experts=8,
+         keys=("model.router_topk=2",)) for precision in ("fp32", "bf16")]
 EQUAL_BYTES = "Tessera adds gradients up in fp32, PyTorch in bf16; each takes 16 bytes per parameter"
 GRADIENTS = "Tessera adds gradients up in fp32 (18 bytes per parameter), PyTorch in bf16 (16)"
 CUDA_CASES = [

@@ -1,4 +1,4 @@
-"""PyTorch's side of compare_torch.py: Transformers' GPT-2, Llama, BERT (masked tokens) or T5 with SDPA attention where they have it,
+"""PyTorch's side of compare_torch.py: Transformers' GPT-2, Llama, Mixtral, BERT (masked tokens) or T5 with SDPA attention where they have it,
 fused AdamW, clipping at 1.0, no dropout, on random tokens.
 
 Speaks the contenders' protocol: says `ready` after its warm-up steps; then, for each line `N` on standard input, trains
@@ -119,22 +119,24 @@ class MainWeightsAdamW:
 def make_model(options: argparse.Namespace) -> torch.nn.Module:
     if options.family in ("bert", "t5"):
         return make_encoder(options)
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     shared = dict(vocab_size=options.vocab, use_cache=False, bos_token_id=0, eos_token_id=0)
     if options.family == "llama":
-        config = LlamaConfig(hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
-                             num_attention_heads=options.heads, num_key_value_heads=options.kv_heads or options.heads,
-                             max_position_embeddings=options.seq, **shared)
+        sizes = dict(hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
+                     num_attention_heads=options.heads, num_key_value_heads=options.kv_heads or options.heads,
+                     max_position_embeddings=options.seq, **shared)
+        kind = MixtralForCausalLM if options.experts else LlamaForCausalLM
+        config = MixtralConfig(num_local_experts=options.experts, **sizes) if options.experts else LlamaConfig(**sizes)
     else:
+        kind = GPT2LMHeadModel
         config = GPT2Config(n_positions=options.seq, n_embd=options.hidden, n_layer=options.layers, n_head=options.heads,
                             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shared)
         if options.best:
             config.activation_function = "gelu_pytorch_tanh"  # the same in one kernel
     config._attn_implementation = "sdpa"
     with torch.device(options.device):
-        model = (LlamaForCausalLM if options.family == "llama" else GPT2LMHeadModel)(config)
-    return model.train()
+        return kind(config).train()
 
 
 def make_encoder(options: argparse.Namespace) -> torch.nn.Module:
@@ -254,7 +256,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--family", choices=["gpt2", "llama", "bert", "t5"], default="gpt2")
-    for name in ("kv-heads", "ffn", "decoder-seq"):
+    for name in ("kv-heads", "ffn", "decoder-seq", "experts"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=1, help="of --batch samples, in each step")
     parser.add_argument("--state", choices=["autocast", "bf16"], default="autocast", help="bf16: MainWeightsAdamW")

@@ -187,12 +187,14 @@ TEST(LayoutEdge, ImpossibleLayoutsAreRefusedOnEveryRank) {
   expect_refused<InvalidArgument>(
       2, context, [](Engine& engine) { engine.step(random_batch(2, 6, 1, kVocab)); },
       "a sequence of 6 positions cannot be shared by 2 context ranks");
-  expect_refused<InvalidArgument>(
-      2, context,
-      [](Engine& engine) {
-        Generator(engine).run({{1, 2}}, {});
-      },
-      "texts are not written by context ranks");
+  const auto writes = [](Engine& engine) { Generator(engine).run({{1, 2}}, {}); };
+  expect_refused<ConfigError>(2, context, writes, "texts are not written by context ranks");
+  Config experts = layout(1, 1);
+  experts.model.num_experts = 4;
+  experts.parallel.expert = experts.parallel.data.emplace(2);
+  expect_refused<ConfigError>(2, experts, writes, "texts are not written by expert ranks");
+  experts.model.num_experts = 3;
+  expect_refused<ConfigError>(2, experts, nullptr, "does not divide by parallel.expert (2)");
   Config encoder = edge_config({"bert"}, {});
   encoder.parallel.context = 2;
   expect_refused<ConfigError>(2, encoder, nullptr, "computes whole samples only");

@@ -24,11 +24,12 @@ Tensor rows_of(const Tensor& logits, std::int64_t first, std::int64_t count) {
 }  // namespace
 
 Seat Seat::of(Engine& engine) {
-  TESSERA_CHECK(
-      engine.mesh().shape().cp == 1,
+  TESSERA_ENSURE(
+      ConfigError, engine.mesh().shape().cp == 1,
       "texts are not written by context ranks: use parallel.context 1 (context_parallel_size) for them");
-  TESSERA_CHECK(engine.mesh().shape().ep == 1,
-                "texts are not written by expert ranks: use parallel.expert 1 for them");
+  TESSERA_ENSURE(
+      ConfigError, engine.mesh().shape().ep == 1,
+      "texts are not written by expert ranks: use parallel.expert 1 (expert_model_parallel_size) for them");
   return {.ctx = engine.ctx(),
           .model = engine.model(),
           .self = nullptr,
