@@ -194,7 +194,7 @@ run_sanitized() {
 # Test programs that have tests of the CUDA backend, each with the filter that picks them: on the emulator, on a GPU.
 cuda_filter='*Cuda*:*cuda*:*Nccl*:*Emulator*'
 # A dozen layouts of the matrix: each axis, schedule and sharding once.
-cuda_engine_filter='*CudaStep*:DeviceDecoder.*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*'
+cuda_engine_filter='*CudaStep*:DeviceDecoder.*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*:LayoutEdge.ExpertRanks*'
 cuda_engine_filter+=":Ranks/PlantedDisagreement.*/threads_*"
 for layout in one_rank dp2_zero1_bf16 dp2_zero3_bf16 tp2_partition pp2_interleaved; do
   cuda_engine_filter+=":Layouts/Offload.*/$layout"
@@ -204,7 +204,8 @@ for layout in gpt2_tp2sp_pp1_dp1_zero1_mbs1 gpt2_tp3_pp1_dp1_zero1_mbs1 llama_kv
   gpt2_tp1_pp1_dp3_zero0_mbs2 gpt2_tp1_pp1_dp2_zero1_mbs2 gpt2_tp1_pp4_1f1b_dp1_zero1_mbs1 \
   gpt2_tp1_pp2_interleaved_v2_dp1_zero1_mbs1 llama_kv4_tp1_pp3_zbh1_dp1_zero1_mbs2 \
   alibi_untied_tp1_pp2_zbv_v2_dp1_zero1_mbs1 gpt2_tp2sp_pp1_dp1_zero1_mbs1_selective \
-  llama_kv4_tp2_pp1_dp1_zero1_mbs1_fulluniform1_partition llama_kv4_tp2sp_pp2_1f1b_dp2_zero1_mbs1_selective; do
+  llama_kv4_tp2_pp1_dp1_zero1_mbs1_fulluniform1_partition llama_kv4_tp2sp_pp2_1f1b_dp2_zero1_mbs1_selective \
+  mixtral_tp1_pp1_ep2_dp4_zero1_mbs1; do
   cuda_engine_filter+=":*LayoutMatrix.*/$layout"
 done
 cuda_tests=(
