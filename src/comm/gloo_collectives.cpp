@@ -25,10 +25,6 @@ std::int64_t piece_length(int ranks, std::size_t element) {
   return static_cast<std::int64_t>(std::clamp(share, kSmallestPiece, kLargestPiece) / element);
 }
 
-std::byte* at(const Tensor& tensor, std::int64_t element) {
-  return static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(element) * size_of(tensor.dtype());
-}
-
 std::vector<std::int64_t> starts_of(std::span<const std::int64_t> counts) {
   std::vector<std::int64_t> starts{0};
   for (const std::int64_t count : counts) starts.push_back(starts.back() + count);

@@ -8,10 +8,6 @@ namespace {
 
 using Calls = std::vector<LocalCollective::Call>;
 
-std::byte* at(const Tensor& tensor, std::int64_t element) {
-  return static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(element) * size_of(tensor.dtype());
-}
-
 /// Nothing where the two are one (operations in place).
 void copy(std::byte* target, const std::byte* source, std::int64_t count, DType dtype) {
   if (count > 0 && target != source)

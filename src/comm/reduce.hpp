@@ -1,5 +1,5 @@
 #pragma once
-/// Sums and maxima over ranks on the CPU, in rank order.
+/// What collectives on the CPU are made of: elements of tensors, sums and maxima over ranks in rank order.
 
 #include <cstdint>
 #include <span>
@@ -8,6 +8,11 @@
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera {
+
+/// Where an element of a contiguous tensor is.
+inline std::byte* at(const Tensor& tensor, std::int64_t element) {
+  return static_cast<std::byte*>(tensor.raw()) + static_cast<std::size_t>(element) * size_of(tensor.dtype());
+}
 
 /// Whether tensors of this type can be reduced: f32, f64, bf16, f16, i32, i64.
 bool is_reducible(DType dtype);

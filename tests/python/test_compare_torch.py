@@ -144,7 +144,7 @@ def test_pytorch_with_few_bytes_trains_the_same(bench):
 
     def train(**changes):
         options = argparse.Namespace(family="llama", layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, seq=16, batch=2,
-                                     micro_batches=2, precision="bf16", best=False, compile=False, device="cpu",
+                                     micro_batches=2, precision="bf16", best=False, compile=False, device="cpu", experts=0,
                                      **{"state": "bf16", "recompute": "none", **changes})
         trainer = torch_contender.Trainer(options)
         return [trainer.step() for _ in range(4)], trainer.about["bytes_per_parameter"]

@@ -43,7 +43,7 @@ Seat Seat::of(Engine& engine) {
           }};
 }
 
-Batch::Batch(const Seat& seat, const BatchOptions& options)
+DecodeBatch::DecodeBatch(const Seat& seat, const BatchOptions& options)
     : ctx_(seat.ctx),
       host_(seat.host),
       model_(seat.model),
@@ -62,21 +62,21 @@ Batch::Batch(const Seat& seat, const BatchOptions& options)
     decoder_ = std::make_unique<DeviceDecoder>(ctx_, model_, seat.graphs);
 }
 
-std::int64_t Batch::units() const {
+std::int64_t DecodeBatch::units() const {
   std::int64_t all = 0;
   for (const Lane& lane : lanes_) all += lane.units();
   return all;
 }
 
-void Batch::each(const std::function<void(Unit&)>& look) const {
+void DecodeBatch::each(const std::function<void(Unit&)>& look) const {
   for (const Lane& lane : lanes_) lane.each(look);
 }
 
-void Batch::drop_done() {
+void DecodeBatch::drop_done() {
   for (Lane& lane : lanes_) lane.leave();
 }
 
-void Batch::round(std::deque<std::unique_ptr<Unit>>& waiting, const std::function<void(Unit&)>& done) {
+void DecodeBatch::round(std::deque<std::unique_ptr<Unit>>& waiting, const std::function<void(Unit&)>& done) {
   if (admit(waiting)) run_passes(prefill_passes());
   if (!failure_.empty()) return;
   for (Lane& lane : lanes_) lane.spread();
@@ -87,7 +87,7 @@ void Batch::round(std::deque<std::unique_ptr<Unit>>& waiting, const std::functio
   heartbeat(mesh_.world());
 }
 
-std::vector<Tensor> Batch::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
+std::vector<Tensor> DecodeBatch::forward(int chunk, int micro_batch, std::vector<Tensor> inputs) {
   if (chunk == 0) begin(micro_batch);
   const bool last = model_.is_last(chunk);
   Step& step = step_of(micro_batch);
@@ -106,15 +106,15 @@ std::vector<Tensor> Batch::forward(int chunk, int micro_batch, std::vector<Tenso
   return results;
 }
 
-std::vector<Port> Batch::inputs(int chunk, int micro_batch) const {
+std::vector<Port> DecodeBatch::inputs(int chunk, int micro_batch) const {
   return model_.inputs(chunk, size_of(micro_batch));
 }
 
-std::vector<Port> Batch::outputs(int chunk, int micro_batch) const {
+std::vector<Port> DecodeBatch::outputs(int chunk, int micro_batch) const {
   return model_.outputs(chunk, size_of(micro_batch));
 }
 
-bool Batch::admit(std::deque<std::unique_ptr<Unit>>& waiting) {
+bool DecodeBatch::admit(std::deque<std::unique_ptr<Unit>>& waiting) {
   std::vector<std::vector<std::unique_ptr<Unit>>> fresh(lane_count());
   bool any = false;
   for (bool found = true; found && !waiting.empty();) {
@@ -133,7 +133,7 @@ bool Batch::admit(std::deque<std::unique_ptr<Unit>>& waiting) {
   return any;
 }
 
-std::vector<Pass> Batch::prefill_passes() {
+std::vector<Pass> DecodeBatch::prefill_passes() {
   std::vector<std::vector<Pass>> by_lane;
   std::size_t most = 0;
   for (const Lane& lane : lanes_) {
@@ -147,7 +147,7 @@ std::vector<Pass> Batch::prefill_passes() {
   return passes;
 }
 
-void Batch::decode() {
+void DecodeBatch::decode() {
   if (decoder_ && decoder_->serves(lanes_[0])) return decode_on_device();
   // Where the pieces of a stage are far apart in its order, a lane's next pass may stand before its last
   // one.
@@ -161,7 +161,7 @@ void Batch::decode() {
   run_passes(std::move(passes));
 }
 
-void Batch::decode_on_device() {
+void DecodeBatch::decode_on_device() {
   Lane& lane = lanes_[0];
   lane.reserve(DeviceDecoder::kRoom);
   steps_.clear();
@@ -179,7 +179,7 @@ void Batch::decode_on_device() {
   settle(0);
 }
 
-void Batch::run_passes(std::vector<Pass> passes) {
+void DecodeBatch::run_passes(std::vector<Pass> passes) {
   steps_.clear();
   sizes_.clear();
   for (Pass& pass : passes) {
@@ -195,7 +195,7 @@ void Batch::run_passes(std::vector<Pass> passes) {
   for (int i = 0; i < count; ++i) settle(i);
 }
 
-void Batch::begin(int micro_batch) {
+void DecodeBatch::begin(int micro_batch) {
   const auto before = micro_batch - static_cast<int>(lane_count());
   if (before >= 0) settle(before);
   Step& step = step_of(micro_batch);
@@ -204,11 +204,11 @@ void Batch::begin(int micro_batch) {
   step.place = lane_of(micro_batch).place(step.pass);
 }
 
-std::int64_t Batch::words(const Step& step) const {
+std::int64_t DecodeBatch::words(const Step& step) const {
   return 1 + static_cast<std::int64_t>(step.pass.drawn.size()) * (1 + 2 * options_.width);
 }
 
-void Batch::unless_failed(const std::function<void()>& work) {
+void DecodeBatch::unless_failed(const std::function<void()>& work) {
   if (!failure_.empty()) return;
   try {
     work();
@@ -219,14 +219,14 @@ void Batch::unless_failed(const std::function<void()>& work) {
   }
 }
 
-void Batch::score(const Step& step, const Tensor& logits) {
+void DecodeBatch::score(const Step& step, const Tensor& logits) {
   unless_failed([&] {
     const auto count = static_cast<std::int64_t>(step.pass.scored.size());
     drawer_.score(rows_of(wanted(step, logits), 0, count), step.pass.scored);
   });
 }
 
-void Batch::draw(int micro_batch, const Tensor& logits) {
+void DecodeBatch::draw(int micro_batch, const Tensor& logits) {
   Step& step = step_of(micro_batch);
   std::vector<Choice> choices;
   unless_failed([&] {
@@ -238,7 +238,7 @@ void Batch::draw(int micro_batch, const Tensor& logits) {
   if (speaks()) tell(micro_batch, choices);
 }
 
-void Batch::tell(int micro_batch, const std::vector<Choice>& choices) {
+void DecodeBatch::tell(int micro_batch, const std::vector<Choice>& choices) {
   Step& step = step_of(micro_batch);
   std::vector<std::int32_t> message(static_cast<std::size_t>(words(step)), 0);
   message[0] = failure_.empty() ? 0 : 1;
@@ -254,7 +254,7 @@ void Batch::tell(int micro_batch, const std::vector<Choice>& choices) {
   take(micro_batch);
 }
 
-Tensor Batch::wanted(const Step& step, const Tensor& logits) const {
+Tensor DecodeBatch::wanted(const Step& step, const Tensor& logits) const {
   const std::int64_t columns = logits.size(-1), rows = logits.numel() / columns;
   const std::vector<std::int32_t> asked = step.pass.asked();
   const bool all_rows = !step.pass.prefill || rows != static_cast<std::int64_t>(asked.size());
@@ -274,13 +274,13 @@ Tensor Batch::wanted(const Step& step, const Tensor& logits) const {
   return Tensor::from(host_, picked, {n, columns});
 }
 
-void Batch::listen(Step& step) {
+void DecodeBatch::listen(Step& step) {
   if (step.pass.drawn.empty() || step.drawn) return;
   step.message = Tensor::empty(host_, {words(step)}, DType::i32);
   step.sent = peers_.broadcast(host_, step.message, speaker_);
 }
 
-void Batch::settle(int micro_batch) {
+void DecodeBatch::settle(int micro_batch) {
   Step& step = step_of(micro_batch);
   if (step.settled) return;
   step.settled = true;
@@ -289,7 +289,7 @@ void Batch::settle(int micro_batch) {
   if (!step.drawn) take(micro_batch);
 }
 
-void Batch::take(int micro_batch) {
+void DecodeBatch::take(int micro_batch) {
   Step& step = step_of(micro_batch);
   Lane& lane = lane_of(micro_batch);
   lane.computed(step.pass);
@@ -310,7 +310,7 @@ void Batch::take(int micro_batch) {
   }
 }
 
-void Batch::collect(const std::function<void(Unit&)>& done) {
+void DecodeBatch::collect(const std::function<void(Unit&)>& done) {
   for (Lane& lane : lanes_) {
     for (const auto& unit : lane.leave()) done(*unit);
   }

@@ -51,10 +51,10 @@ struct BatchOptions {
 };
 
 /// Its members are called by all ranks of Seat::peers() alike.
-class Batch final : public StageProgram {
+class DecodeBatch final : public StageProgram {
  public:
   /// `seat` must outlive it.
-  Batch(const Seat& seat, const BatchOptions& options);
+  DecodeBatch(const Seat& seat, const BatchOptions& options);
 
   /// Takes in what waits as far as there is room, reads those prompts, then computes the next token of every
   /// text; the next ones, where a pipeline is to be kept full. `done` is told of texts that ended.

@@ -27,7 +27,7 @@ struct Live {
 
 /// Texts of one width.
 struct Group {
-  std::unique_ptr<Batch> batch;
+  std::unique_ptr<DecodeBatch> batch;
   std::deque<std::unique_ptr<Unit>> waiting = {};
 };
 
@@ -120,7 +120,7 @@ struct ContinuousGenerator::State {
       const BatchOptions batch{.width = width,
                                .texts = std::max<std::int64_t>(1, options.batch_size / width),
                                .prefill_chunk = options.prefill_chunk};
-      at = groups.try_emplace(width, std::make_unique<Batch>(seat, batch)).first;
+      at = groups.try_emplace(width, std::make_unique<DecodeBatch>(seat, batch)).first;
     }
     add_units(at->second.waiting, o, static_cast<std::int64_t>(id), o.first_sample, own.request.prompt,
               seat.model.reads_encoder_tokens() ? &own.start : nullptr, most_new);

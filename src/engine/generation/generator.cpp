@@ -153,9 +153,9 @@ std::vector<Generated> Generator::run(const std::vector<std::vector<std::int32_t
     }
   };
   const auto all = static_cast<std::int64_t>(waiting.size());
-  Batch batch(seat, {.width = options.num_beams,
-                     .texts = options.batch_size > 0 ? std::min(options.batch_size, all) : all,
-                     .prefill_chunk = options.prefill_chunk});
+  DecodeBatch batch(seat, {.width = options.num_beams,
+                           .texts = options.batch_size > 0 ? std::min(options.batch_size, all) : all,
+                           .prefill_chunk = options.prefill_chunk});
   while (batch.failure().empty() && (batch.units() > 0 || !waiting.empty())) batch.round(waiting, take);
   state_->graph = batch.graph();
   if (world.size() == 1) {

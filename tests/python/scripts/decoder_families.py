@@ -40,7 +40,7 @@ CASES = {
     "mixtral": ("Mixtral", dict(SIZES, hidden_size=24, num_local_experts=4, num_experts_per_tok=2)),
     "qwen3_moe": ("Qwen3Moe", dict(WIDE, hidden_size=28, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
                                    decoder_sparse_step=2, norm_topk_prob=True)),
-    "olmoe": ("Olmoe", dict(SIZES, hidden_size=24, num_experts=5, num_experts_per_tok=3, pad_token_id=0, eos_token_id=1)),
+    "olmoe": ("Olmoe", dict(SIZES, hidden_size=24, num_experts=6, num_experts_per_tok=3, pad_token_id=0, eos_token_id=1)),
     "longrope": ("Llama", dict(SIZES, hidden_size=24, rope_parameters=LONG)),
     "yarn": ("Llama", dict(SIZES, hidden_size=24, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                                                                    "original_max_position_embeddings": 8})),
