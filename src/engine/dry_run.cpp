@@ -62,19 +62,6 @@ MicroBatchSize detail::size_of(const Config& config, std::int64_t samples) {
   return {samples, lengths.tokens, lengths.encoder};
 }
 
-Batch detail::blank_batch(const MicroBatchSize& size, const Model& model) {
-  Batch batch{.batch = size.batch, .seq_length = size.seq_length};
-  batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);
-  batch.labels = batch.tokens;
-  if (model.reads_encoder_tokens()) {
-    batch.encoder_seq_length = size.encoder_seq_length;
-    batch.encoder_tokens.assign(static_cast<std::size_t>(size.batch * size.encoder_seq_length), 0);
-  }
-  if (model.token_types() > 0) batch.token_types = batch.tokens;
-  if (model.sample_classes() > 0) batch.sample_labels.assign(static_cast<std::size_t>(size.batch), 0);
-  return batch;
-}
-
 DryRank::DryRank(const MakeModel& make, EngineOptions options, const MeshShape& mesh, int rank,
                  const MicroBatchSize& micro_batch, const DryDevice& device)
     : micro_batch_(micro_batch) {
@@ -145,9 +132,8 @@ void DryRank::add_crossed(std::vector<TrafficTerm>& terms, const Crossed& before
 
 std::int64_t DryRank::batch_bytes() const {
   const std::int64_t before = used(engine_->ctx());
-  const MicroBatch micro_batch =
-      to_micro_batch(engine_->ctx(), detail::blank_batch(micro_batch_, engine_->model()),
-                     engine_->context().part(micro_batch_.seq_length));
+  const MicroBatch micro_batch = to_micro_batch(engine_->ctx(), blank_batch(micro_batch_, engine_->model()),
+                                                engine_->context().part(micro_batch_.seq_length));
   return used(engine_->ctx()) - before;
 }
 
@@ -251,7 +237,7 @@ PieceRecord DryRank::run_piece(Stage& stage, int chunk, bool put_off) const {
 
 std::vector<PieceRecord> DryRank::pieces(bool put_off) {
   const ExecCtx& ctx = engine_->ctx();
-  Batch batch = detail::blank_batch(micro_batch_, engine_->model());
+  Batch batch = blank_batch(micro_batch_, engine_->model());
   batch.global_targets = batch.batch * batch.seq_length;
   batch.global_sample_targets = batch.batch;
   engine_->model().reserve_positions(ctx, position_count(batch));
@@ -313,7 +299,7 @@ WorkRecord DryRank::once() {
 std::int64_t DryRank::agreement_bytes() {
   Communicator& world = engine_->mesh().world();
   const std::uint64_t before = world.stats().bytes_sent;
-  Batch batch = detail::blank_batch(micro_batch_, engine_->model());
+  Batch batch = blank_batch(micro_batch_, engine_->model());
   agree(engine_->mesh(), batch, engine_->about({.name = "Engine::step()"}, &batch, true));
   return static_cast<std::int64_t>(world.stats().bytes_sent - before);
 }

@@ -7,8 +7,6 @@ namespace tessera::detail {
 
 /// That of `samples` samples of a run.
 MicroBatchSize size_of(const Config& config, std::int64_t samples);
-/// What the model reads, of which nothing but the number counts.
-Batch blank_batch(const MicroBatchSize& size, const Model& model);
 
 /// Adds to the term of that axis and name, or makes one; nothing for 0 bytes.
 void add_traffic(std::vector<TrafficTerm>& terms, const TrafficTerm& more);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "engine/dry_terms.hpp"
 #include "engine/shard_flow.hpp"
 #include "engine/step_memory.hpp"
 #include "tessera/device/trace.hpp"
@@ -13,13 +12,26 @@
 namespace tessera {
 namespace {
 
-Tensor zeros(const ExecCtx& ctx, const Tensor& like) {
-  const Tensor result = Tensor::empty(ctx, like.shape(), like.dtype());
+Tensor zeros(const ExecCtx& ctx, const Shape& shape, DType dtype) {
+  const Tensor result = Tensor::empty(ctx, shape, dtype);
   ops::fill_zero(ctx, result);
   return result;
 }
 
 }  // namespace
+
+Batch blank_batch(const MicroBatchSize& size, const Model& model) {
+  Batch batch{.batch = size.batch, .seq_length = size.seq_length};
+  batch.tokens.assign(static_cast<std::size_t>(size.batch * size.seq_length), 0);
+  batch.labels = batch.tokens;
+  if (model.reads_encoder_tokens()) {
+    batch.encoder_seq_length = size.encoder_seq_length;
+    batch.encoder_tokens.assign(static_cast<std::size_t>(size.batch * size.encoder_seq_length), 0);
+  }
+  if (model.token_types() > 0) batch.token_types = batch.tokens;
+  if (model.sample_classes() > 0) batch.sample_labels.assign(static_cast<std::size_t>(size.batch), 0);
+  return batch;
+}
 
 Stage::Stage(const ExecCtx& ctx, Model& model, const Batch& batch, LossPlan loss, StageOptions options)
     : ctx_(ctx), model_(model), batch_(batch), loss_(std::move(loss)), options_(std::move(options)) {
@@ -75,7 +87,7 @@ std::int64_t Stage::padding_length() const {
 
 Batch Stage::piece_of(int micro_batch) const {
   if (is_padding(micro_batch)) {
-    Batch padding = detail::blank_batch({1, padding_length(), batch_.encoder_seq_length}, model_);
+    Batch padding = blank_batch({1, padding_length(), batch_.encoder_seq_length}, model_);
     padding.labels.assign(padding.tokens.size(), kIgnoredLabel);
     return padding;
   }
@@ -140,7 +152,7 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
     local.inputs.push_back(tape ? tape->input(std::move(input), true) : Var(std::move(input)));
   const std::int64_t positions = model_.reads_whole_samples() ? 1 : micro.seq_length;
   if (tape && local.last) local.upstream = loss_.known_gradient(ctx_, micro.batch * positions);
-  if (padding && local.upstream) local.upstream = zeros(ctx_, local.upstream);
+  if (padding && local.upstream) local.upstream = zeros(ctx_, local.upstream.shape(), DType::f32);
   local.outputs = model_.run_piece(forward, chunk, local.inputs, loss_.output(), local.upstream);
   for (Var& input : local.inputs) input.take();  // the tape keeps what it needs of it
   take_extra(losses, local);
@@ -157,7 +169,8 @@ std::vector<Tensor> Stage::run_forward(int chunk, int micro_batch, std::vector<T
 void Stage::finish(int micro_batch, Kept& own) {
   TESSERA_CHECK_EQ(own.outputs.size(), 1u, "values that the last piece of the model returned");
   if (is_padding(micro_batch)) {
-    if (!own.upstream) own.upstream = zeros(ctx_, own.outputs[0].value());
+    const Tensor& output = own.outputs[0].value();
+    if (!own.upstream) own.upstream = zeros(ctx_, output.shape(), output.dtype());
     return;
   }
   Tensor gradient = loss_.take(ctx_, micro_batch, micro_batches(), own.outputs[0].value());
@@ -213,8 +226,7 @@ std::vector<Tensor> Stage::input_gradients(int chunk, int micro_batch, Kept& own
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i]) {  // nothing of this piece depends on the value, and nobody behind it does
       const Port port = inputs(chunk, micro_batch).at(i);
-      grads[i] = Tensor::empty(ctx_, port.shape, port.dtype);
-      ops::fill_zero(ctx_, grads[i]);
+      grads[i] = zeros(ctx_, port.shape, port.dtype);
     } else if (!grads[i].is_contiguous()) {
       grads[i] = ops::contiguous(ctx_, grads[i]);
     }

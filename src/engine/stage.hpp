@@ -15,6 +15,9 @@ namespace tessera {
 class ShardFlow;
 class StepMemory;
 
+/// What the model reads, of which nothing but the number counts.
+Batch blank_batch(const MicroBatchSize& size, const Model& model);
+
 struct StageOptions {
   bool training = true;             ///< dropout is active
   bool record = true;               ///< backward follows

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "engine/dry_terms.hpp"
+#include "engine/stage.hpp"
 #include "tessera/base/config_file.hpp"
 #include "tessera/base/families.hpp"
 #include "tessera/engine/build.hpp"
@@ -70,8 +71,8 @@ std::vector<TraceLane> step_of(const Config& config, Device device, const MeshSh
   Engine engine(make_model(config, *options.layout.mesh, pieces_of(config, at.pp), device), options, meta);
   const auto trace = std::make_shared<Trace>(*meta.stream);
   engine.set_trace(trace);
-  engine.launch_step(detail::blank_batch(
-      detail::size_of(config, config.training.global_batch_size / shape.dp), engine.model()));
+  engine.launch_step(
+      blank_batch(detail::size_of(config, config.training.global_batch_size / shape.dp), engine.model()));
   engine.set_trace(nullptr);
   return trace->lanes();
 }

@@ -46,7 +46,6 @@ def _model(key: str, number: Optional[type] = None) -> Effect:
 
 IN_ITS_ARGS = "in its args; one warning without a custom_train_step_class"
 OF_HEADS = "in its args; what the model given to prepare() says, and another value is refused; a decoder: one warning without a custom_train_step_class"
-OF_EXPERTS = "the model given to prepare() says it"
 OF_MASKING = "of a MegatronLMDummyDataLoader that has none: how samples of BERT and T5 are made, as the key of this name in YAML's section `data`"
 # What the plugin's fields are called by Megatron-LM.
 _FIELDS = {argument: Effect("field", name, row.yaml)
@@ -162,7 +161,8 @@ ARGUMENTS: Dict[str, Effect] = {
             "onnx_safe_gelu "
             "standalone_embedding_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
             "decoder_first_pipeline_num_layers pipeline_model_parallel_layout label_smoothing"),
-    **_each("refuses", OF_EXPERTS, "num_experts moe_router_topk moe_ffn_hidden_size moe_layer_freq moe_router_pre_softmax"),
+    **_each("refuses", "the model given to prepare() says it",
+            "num_experts moe_router_topk moe_ffn_hidden_size moe_layer_freq moe_router_pre_softmax"),
     **_each("warns", "tokens go to the ranks of their experts and back in two exchanges, and none is dropped",
             "moe_token_dispatcher_type moe_grouped_gemm moe_permute_fusion moe_use_legacy_grouped_gemm "
             "moe_per_layer_logging moe_pad_expert_input_to_capacity"),
