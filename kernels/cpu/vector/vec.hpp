@@ -265,9 +265,13 @@ VEC_INLINE void visit_short(bool has_f16, Visit visit) {
 }
 template <typename Visit>
 VEC_INLINE void visit_dtypes(DType a, DType b, Visit visit) {
+  if (a == DType::f32 && b == DType::f32) return visit(float{}, float{});
   visit_short(a == DType::f16 || b == DType::f16, [&](auto type) VEC_LAMBDA {
-    visit_either(type, a,
-                 [&](auto x) VEC_LAMBDA { visit_either(type, b, [&](auto y) VEC_LAMBDA { visit(x, y); }); });
+    if (a == DType::f32) {
+      visit(float{}, type);
+    } else {
+      visit_either(type, b, [&](auto y) VEC_LAMBDA { visit(type, y); });
+    }
   });
 }
 
