@@ -176,6 +176,17 @@ def test_adam_is_deepspeeds(params, decoupled):
     assert (group["betas"], group["eps"]) == ((0.9, 0.999), 1e-8)
 
 
+def test_keywords_that_nobody_reads_are_named(caplog):
+    from tessera.utils import DummyOptim, DummyScheduler, MegatronLMDummyScheduler
+
+    assert DummyOptim([], betas=(0.9, 0.95)).kwargs == {"betas": (0.9, 0.95)}
+    DummyScheduler(None, num_cycles=2)
+    MegatronLMDummyScheduler(None, min_lr=0.1)
+    told = "\n".join(caplog.messages)
+    for kind, name in (("DummyOptim", "betas"), ("DummyScheduler", "num_cycles"), ("MegatronLMDummyScheduler", "min_lr")):
+        assert f"{kind}: nobody reads {name}; it belongs into" in told
+
+
 def test_training(python_build, tmp_path):
     """A JSON with optimizer and schedule on two processes against PyTorch alone over both processes' batches."""
     pytest.importorskip("torch")

@@ -1,9 +1,10 @@
-"""`warn_once`, for what needs saying one time."""
+"""What needs saying one time."""
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import Iterable
 
 from tessera.comm import process_group
 
@@ -18,3 +19,10 @@ def warn_once(text: str) -> None:
     rank = process_group.own_rank()
     if rank == 0 or (rank is None and os.environ.get("RANK", "0") == "0"):
         logging.getLogger("tessera").warning(text)
+
+
+def name_unread(kind: str, keywords: Iterable[str], where: str) -> None:
+    """Warns of keywords that an object keeps, as Accelerate's of that name does, and that nobody reads; `where` they belong."""
+    names = sorted(keywords)
+    if names:
+        warn_once(f"{kind}: nobody reads {', '.join(names)}; it belongs into {where}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, Optional
 
+from tessera.comm.warnings import name_unread
 from tessera.compat.deepspeed_config import AUTO
 from tessera.errors import ConfigError
 
@@ -12,18 +13,21 @@ __all__ = ["DeepSpeedScheduler", "DummyOptim", "DummyScheduler"]
 
 
 class DummyOptim:
-    """Asks prepare() for the optimizer of DeepSpeed's JSON over `params`; `lr` and `weight_decay` are what is "auto" there."""
+    """Asks prepare() for the optimizer of DeepSpeed's JSON over `params`; `lr` and `weight_decay` are what is "auto" there. Other
+    keywords are kept and named."""
 
     def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any):
         self.params = params
         self.lr = lr
         self.weight_decay = weight_decay
         self.kwargs = kwargs
+        name_unread("DummyOptim", kwargs, '"optimizer.params" of DeepSpeed\'s JSON')
 
 
 class DummyScheduler:
     """Asks prepare() for the schedule of DeepSpeed's JSON, or for what `lr_scheduler_callable(optimizer)` returns. What is "auto" in
-    the JSON: `total_num_steps`, of all processes together unless batches are split, and `warmup_num_steps`."""
+    the JSON: `total_num_steps`, of all processes together unless batches are split, and `warmup_num_steps`. Other keywords are kept
+    and named."""
 
     def __init__(self, optimizer: Any, total_num_steps: Optional[int] = None, warmup_num_steps: int = 0,
                  lr_scheduler_callable: Optional[Callable] = None, **kwargs: Any):
@@ -32,6 +36,7 @@ class DummyScheduler:
         self.warmup_num_steps = warmup_num_steps
         self.lr_scheduler_callable = lr_scheduler_callable
         self.kwargs = kwargs
+        name_unread("DummyScheduler", kwargs, '"scheduler.params" of DeepSpeed\'s JSON')
 
 
 _OPTIMIZER_PARAMS = {"adam": "lr betas eps weight_decay", "adamw": "lr betas eps weight_decay",

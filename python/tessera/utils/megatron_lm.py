@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from tessera.comm.warnings import name_unread
 from tessera.compat.foreign_functions import find
 from tessera.data.indexed_loaders import admit, build_loaders, samples_provider, set_plugin_arguments
 from tessera.engine.bert_train_step import BertTrainStep
@@ -44,6 +45,7 @@ class MegatronLMDummyScheduler:
         self.total_num_steps = total_num_steps
         self.warmup_num_steps = warmup_num_steps
         self.kwargs = kwargs
+        name_unread("MegatronLMDummyScheduler", kwargs, "the lr_* fields of MegatronLMPlugin")
 
 
 class MegatronLMDummyDataLoader:
