@@ -83,7 +83,7 @@ std::vector<Socket> Peers::connect(const std::vector<std::pair<std::string, std:
     call.place = lower[peer];
   }
   while (!complete()) {
-    if (Clock::now() >= deadline_) late();
+    if (Clock::now() >= deadline_) give_up();
     turn();
   }
   listener_.close();
@@ -218,7 +218,7 @@ bool Peers::hear(Caller& caller) {
   return false;
 }
 
-void Peers::late() const {
+void Peers::give_up() {
   constexpr int kMostShown = 8;
   std::string missing;
   int count = 0;
@@ -232,6 +232,8 @@ void Peers::late() const {
                                                      ": ", call->trouble);
   }
   if (count > kMostShown) missing += detail::concat("; so ", count - kMostShown, " more");
+  calls_.clear();  // who has answered is not left waiting
+  callers_.clear();
   throw CommunicationError(detail::concat("rank ", options_.rank, " of ", options_.size, " (", options_.name,
                                           ") could not connect to the others within ", options_.timeout_s,
                                           " s: ", missing));

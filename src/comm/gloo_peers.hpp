@@ -69,7 +69,8 @@ class Peers {
   bool hear(Caller& caller);
   void turn();
   bool complete() const;
-  [[noreturn]] void late() const;
+  /// The error that names who is missing; ends what is half done with others.
+  [[noreturn]] void give_up();
 
   PeersOptions options_;
   store::Socket listener_;
