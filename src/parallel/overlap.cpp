@@ -46,18 +46,30 @@ Tensor gather_and_multiply(const ExecCtx& ctx, const TensorParallel& tp, const T
                            const MultiplyRows& multiply, const Where& where) {
   const Tensor own = x.is_contiguous() ? x : ops::contiguous(ctx, x);
   const Tensor own_rows = as_rows(own);
-  const std::int64_t count = own_rows.size(0), first = tp.rank() * count, end = first + count;
-  Arriving arriving = gather_positions(ctx, tp, own, where);
+  const std::int64_t count = own_rows.size(0);
   if (!multiplies_own_first(tp, count * cols)) {
-    Tensor whole = arriving.take(ctx);
+    Tensor whole = gather_positions(ctx, tp, own, where).take(ctx);
     multiply(as_rows(whole), 0);
     return whole;
   }
-  multiply(own_rows, first);
-  Tensor whole = arriving.take(ctx);
-  const Tensor rows = as_rows(whole);
-  if (first > 0) multiply(rows.narrow(0, 0, first), 0);
-  if (end < rows.size(0)) multiply(rows.narrow(0, end, rows.size(0) - end), end);
+  Shape shape = x.shape();
+  shape[0] *= tp.size();
+  Tensor whole = Tensor::empty(ctx, shape, x.dtype());
+  const auto rows_of = [&](int rank) { return as_rows(whole).narrow(0, rank * count, count); };
+  // In turn n every rank sends to the one n places after it, so that each sends and gets once at a time.
+  const auto sender = [&](int turn) { return (tp.rank() + tp.size() - turn) % tp.size(); };
+  std::vector<Arriving> others;
+  for (int turn = 1; turn < tp.size(); ++turn) {
+    Tensor rows = rows_of(sender(turn));
+    const int receiver = (tp.rank() + turn) % tp.size();
+    Pending pending = tp.comm->exchange(
+        ctx, {{Transfer::Kind::send, own_rows, receiver}, {Transfer::Kind::recv, rows, sender(turn)}}, where);
+    others.emplace_back(std::move(rows), std::move(pending));
+  }
+  multiply(own_rows, tp.rank() * count);
+  ops::copy(ctx, own_rows, rows_of(tp.rank()));
+  for (int turn = 1; turn < tp.size(); ++turn)
+    multiply(others[static_cast<std::size_t>(turn - 1)].take(ctx), sender(turn) * count);
   return whole;
 }
 

@@ -111,8 +111,13 @@ TEST(Overlap, OwnPositionsAreMultipliedWhileOthersTravel) {
                    "wait reduce_scatter world",
                    "wait reduce_scatter world"};
   for (const int rank : {0, 1, 2}) {
-    Names gather{"start all_gather world", "product", "wait all_gather world", "product"};
-    if (rank == 1) gather.emplace_back("product");  // positions before its own, and after
+    const Names gather{"start exchange world",
+                       "start exchange world",
+                       "product",
+                       "wait exchange world",
+                       "product",
+                       "wait exchange world",
+                       "product"};
     Names forward = gather;
     forward.insert(forward.end(), sums.begin(), sums.end());
     const Order order = order_of(layout, rank, true);

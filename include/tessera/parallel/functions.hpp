@@ -15,8 +15,8 @@ struct TensorParallel {
   Communicator* comm = nullptr;  ///< null = one rank
   bool sequence = false;         ///< shard norms, dropout and residual stream along the sequence
   /// Communication beside the product it depends on: 1 = none; n = a product's sum over ranks travels in n
-  /// pieces, each while the next is multiplied, and own positions are multiplied while others' are gathered;
-  /// 0 = as many pieces, at most 4, as are products large enough to fill a GPU.
+  /// pieces, each while the next is multiplied, and each rank's positions are multiplied while the next one's
+  /// come; 0 = as many pieces, at most 4, as are products large enough to fill a GPU.
   int chunks = 1;
 
   int size() const { return comm ? comm->size() : 1; }
