@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) fused_forward(const Forward p) {
                   s.head_dim);
   const int begin = seen.begin / kTile * kTile;
   if (seen.end > begin) fetch(begin, 0);
-  mma::close_copies();
+  commit_copies();
 
   const QueryRows queries(p.problem, batch, head, query0 + warp * kRows);
   Softmax softmax;
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kThreads) fused_forward(const Forward p) {
   int now = 0;
   for (int key0 = begin; key0 < seen.end; key0 += kTile, now ^= 1) {
     if (key0 + kTile < seen.end) fetch(key0 + kTile, now ^ 1);
-    mma::close_copies();
-    mma::await_copies<1>();
+    commit_copies();
+    await_copies<1>();
     __syncthreads();
     mma::Sums x[kTile / 8];
     multiply_rows<T, D>(q + warp * kRows * kStride<D>, keys[now], x);
@@ -149,6 +149,16 @@ __global__ void __launch_bounds__(kThreads) find_seen(const Problem p, KeyRange*
         end > 0.0f ? KeyRange{static_cast<std::int32_t>(-begin), static_cast<std::int32_t>(end)} : KeyRange{};
 }
 
+/// Turns a table of biases [query - key + seq_k - 1, heads] to rows of a head by distance, in the units of
+/// scores; zeros for what lies beyond the operands.
+__global__ void __launch_bounds__(kThreads) spread_biases(const Problem p) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, head = blockIdx.y;
+  if (at >= p.distances()) return;
+  const std::int64_t row = p.distance_at(0) - at + p.shape.seq_k - 1;
+  const bool there = row >= 0 && row < p.shape.seq_q + p.shape.seq_k - 1;
+  p.biases[head * p.distances() + at] = there ? p.shape.bias[row * p.shape.heads + head] * kLog2E : 0.0f;
+}
+
 }  // namespace
 
 Problem problem_of(const AttentionShape& shape, DeviceArena& arena) {
@@ -156,19 +166,26 @@ Problem problem_of(const AttentionShape& shape, DeviceArena& arena) {
             .ranges = arena.take<KeyRange>(shape.batch * shape.seq_q),
             .seen = nullptr,
             .query_tiles = ceil_div(shape.seq_q, std::int64_t{kTile}),
+            .key_tiles = ceil_div(shape.seq_k, std::int64_t{kTile}),
+            .biases = nullptr,
             .scale = shape.scale * kLog2E,
             .cap = shape.softcap * kLog2E,
             .kept = 1.0f / (1.0f - shape.dropout),
             .threshold = DropoutSpec{shape.dropout_key, shape.dropout}.threshold()};
   p.seen = arena.take<KeyRange>(shape.batch * p.query_tiles);
+  if (shape.bias != nullptr) p.biases = arena.take(shape.heads * p.distances());
   return p;
 }
 
-void find_ranges(const Problem& p, const Launch& where) {
+void prepare(const Problem& p, const Launch& where) {
   key_ranges(p.shape, const_cast<KeyRange*>(p.ranges), where);
   const std::int64_t blocks = ceil_div(p.shape.batch * p.query_tiles, std::int64_t{kWarps});
   launch(find_seen, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, where, p,
          const_cast<KeyRange*>(p.seen));
+  if (p.biases == nullptr) return;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.distances(), std::int64_t{kThreads})),
+                  static_cast<unsigned>(p.shape.heads));
+  launch(spread_biases, grid, dim3(kThreads), 0, where, p);
 }
 
 }  // namespace fused
@@ -177,7 +194,7 @@ bool fuses(const AttentionShape& s) {
   const auto whole = [](const HeadStrides& x) {
     return x.seq % 8 == 0 && x.batch % 8 == 0 && x.head % 8 == 0;
   };
-  if (s.dtype == DType::f32 || s.head_dim % 8 != 0 || s.head_dim > 128 || s.pages || s.bias) return false;
+  if (s.dtype == DType::f32 || s.head_dim % 8 != 0 || s.head_dim > 128 || s.pages) return false;
   constexpr std::int64_t kLongest = std::int64_t{1} << 24;  // positions are counted in ints and floats
   if (s.seq_q < 2 || s.seq_q > kLongest || s.seq_k < 1 || s.seq_k > kLongest) return false;
   if (s.batch < 1 || s.kv_heads < 1 || std::abs(s.query_offset) > kLongest) return false;
@@ -198,7 +215,7 @@ void fused_attention_forward(const AttentionForward& call, const Launch& where) 
   const AttentionShape& s = call.shape;
   DeviceArena arena(call.workspace);
   const Forward p{problem_of(s, arena), call};
-  find_ranges(p.problem, where);
+  prepare(p.problem, where);
   const std::int64_t blocks = s.batch * s.heads * p.problem.query_tiles;
   TESSERA_CHECK(blocks <= INT_MAX, "attention: ", blocks,
                 " tiles of queries in one call; pass fewer samples");

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/attention_blocks.hpp"
 #include "kernels/cuda/attention_fused.hpp"
 #include "kernels/cuda/mma.cuh"
@@ -29,9 +30,10 @@ struct Problem {
   AttentionShape shape;
   const KeyRange* ranges;  ///< [batch, seq_q]
   const KeyRange* seen;  ///< [batch, tiles of queries]: from the first to the last key that any of them sees
-  std::int64_t query_tiles;
-  float scale, cap;         ///< of scores; cap 0 = none
-  float kept;               ///< 1 / (1 - dropout)
+  std::int64_t query_tiles, key_tiles;
+  float* biases;     ///< [heads, distances()]: of key k and query q at distance_at(k - q); null without
+  float scale, cap;  ///< of scores; cap 0 = none
+  float kept;        ///< 1 / (1 - dropout)
   std::uint32_t threshold;  ///< of dropout
 
   __device__ int position(int query) const { return query + static_cast<int>(shape.query_offset); }
@@ -50,15 +52,29 @@ struct Problem {
     for (int i = 0; i < 4; ++i) mask |= (random.word[i] >= threshold ? 1u : 0u) << i;
     return mask;
   }
-  /// A product's score, before masks.
-  __device__ float score(float product, float slope, int distance) const {
-    float x = product * scale;
-    if (cap != 0.0f) x = cap * tanhf(x / cap);
-    if (slope != 0.0f) x += slope * static_cast<float>(distance);
-    return x;
+  /// Those from a key to a query of any two tiles.
+  __host__ __device__ std::int64_t distances() const { return (query_tiles + key_tiles) * kTile; }
+  __host__ __device__ std::int64_t distance_at(std::int64_t distance) const {
+    return distance + query_tiles * kTile - 1;
   }
-  __device__ float slope_of(std::int64_t head) const {
-    return shape.alibi_slopes ? shape.alibi_slopes[head] * kLog2E : 0.0f;
+};
+
+/// What is added to the scores of a head.
+struct HeadBias {
+  float slope;          ///< ALiBi's; 0 = none
+  const float* biases;  ///< of distance 0; null = none
+
+  __device__ HeadBias(const Problem& p, std::int64_t head)
+      : slope(p.shape.alibi_slopes ? p.shape.alibi_slopes[head] * kLog2E : 0.0f),
+        biases(p.biases != nullptr ? p.biases + head * p.distances() + p.distance_at(0) : nullptr) {}
+
+  /// A product's score, before masks.
+  __device__ float score(const Problem& p, float product, int distance) const {
+    float x = product * p.scale;
+    if (p.cap != 0.0f) x = p.cap * tanhf(x / p.cap);
+    if (slope != 0.0f) x += slope * static_cast<float>(distance);
+    if (biases != nullptr) x += biases[distance];
+    return x;
   }
 };
 
@@ -79,8 +95,8 @@ __device__ void copy_tile(T* tile, const T* from, std::int64_t stride, int first
   for (int i = 0; i < kTile * kPacks / kThreads; ++i) {
     const int n = i * kThreads + static_cast<int>(threadIdx.x), row = n / kPacks, column = n % kPacks * 8;
     const bool there = first + row < rows && column < head_dim;
-    mma::copy_beside(tile + row * kStride<D> + column,
-                     there ? from + (std::int64_t{first} + row) * stride + column : from, !there);
+    copy_async<16>(tile + row * kStride<D> + column,
+                   there ? from + (std::int64_t{first} + row) * stride + column : from, !there);
   }
 }
 
@@ -151,10 +167,9 @@ struct QueryRows {
   int query[2];
   KeyRange keys[2];
   std::uint64_t random[2];
-  float slope;
+  HeadBias bias;
 
-  __device__ QueryRows(const Problem& p, std::int64_t batch, std::int64_t head, int first)
-      : slope(p.slope_of(head)) {
+  __device__ QueryRows(const Problem& p, std::int64_t batch, std::int64_t head, int first) : bias(p, head) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -177,7 +192,7 @@ struct QueryRows {
         for (int i = 0; i < 2; ++i) {
           const int key = key0 + n * 8 + column + i;
           float& value = x[n][half * 2 + i];
-          value = p.score(value, slope, key - p.position(query[half]));
+          value = bias.score(p, value, key - p.position(query[half]));
           if (!all && (key < keys[half].begin || key >= keys[half].end)) value = -INFINITY;
         }
       }
@@ -196,9 +211,9 @@ struct QueryRows {
   }
 };
 
-/// The problem of a call, with room for its ranges in `arena`; find_ranges fills them.
+/// The problem of a call, with room in `arena` for its ranges and biases, which prepare() writes.
 Problem problem_of(const AttentionShape& shape, DeviceArena& arena);
-void find_ranges(const Problem& problem, const Launch& launch);
+void prepare(const Problem& problem, const Launch& launch);
 
 /// visit(T, D): the element type, and the width of tiles that head_dim fits in.
 template <typename Visit>

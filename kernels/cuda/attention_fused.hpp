@@ -1,6 +1,6 @@
 #pragma once
-/// Attention of 16-bit operands that keeps scores in registers, whatever the masks, with dropout, ALiBi and
-/// softcaps: what cuDNN does not take.
+/// Attention of 16-bit operands that keeps scores in registers, whatever the masks, with dropout, ALiBi,
+/// biases by distance and softcaps: what cuDNN does not take.
 
 #include <cstddef>
 #include <string>
@@ -10,7 +10,7 @@
 namespace tessera::kernels::cuda {
 
 /// Whether the functions below compute it: several queries of 16 bits, head_dim a multiple of 8 up to 128 and
-/// strides of 8, no pages, no bias by distance, and a device of compute capability 8.0 or newer.
+/// strides of 8, no pages, and a device of compute capability 8.0 or newer.
 bool fuses(const AttentionShape& shape);
 
 std::size_t fused_attention_forward_workspace(const AttentionShape& shape);

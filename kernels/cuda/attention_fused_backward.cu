@@ -17,7 +17,7 @@ struct Backward {
   Problem problem;
   AttentionBackward call;
   float* deltas;  ///< [batch, heads, seq_q]: sums over features of o * d_o
-  std::int64_t key_tiles;
+  float* dbias;   ///< [batch, key_tiles, heads, distances]: what a tile of keys brings; null without a bias
 };
 
 /// The gradient of a score, from its probability, that of the probability after dropout, and what the row's
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) fused_backward_queries(const Backwar
                   s.head_dim);
   const int begin = seen.begin / kTile * kTile;
   if (seen.end > begin) fetch(begin, 0);
-  mma::close_copies();
+  commit_copies();
 
   const QueryRows queries(p.problem, batch, head, query0 + warp * kRows);
   float lse[2], delta[2];
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) fused_backward_queries(const Backwar
   int now = 0;
   for (int key0 = begin; key0 < seen.end; key0 += kTile, now ^= 1) {
     if (key0 + kTile < seen.end) fetch(key0 + kTile, now ^ 1);
-    mma::close_copies();
-    mma::await_copies<1>();
+    commit_copies();
+    await_copies<1>();
     __syncthreads();
     mma::Sums x[kTile / 8], gradient[kTile / 8];
     multiply_rows<T, D>(q + warp * kRows * kStride<D>, keys[now], x);
@@ -157,7 +157,7 @@ __device__ __forceinline__ void turn_to_gradients(const Problem& p, const QueryF
                                                   int first, int key0, mma::Sums (&x)[N],
                                                   mma::Sums (&gradient)[N]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane / 4, column = lane % 4 * 2;
-  const float slope = p.slope_of(head);
+  const HeadBias bias(p, head);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     unsigned kept[4] = {1, 1, 1, 1};
@@ -175,7 +175,7 @@ __device__ __forceinline__ void turn_to_gradients(const Problem& p, const QueryF
       const int key = key0 + row + i / 2 * 8;
       const KeyRange keys = facts.keys[query];
       const bool sees = key >= keys.begin && key < keys.end;
-      const float score = p.score(x[n][i], slope, key - p.position(query0 + query));
+      const float score = bias.score(p, x[n][i], key - p.position(query0 + query));
       const float probability = sees ? exp2f(score - facts.lse[query]) : 0.0f;
       const float after = kept[i] != 0 ? gradient[n][i] * p.kept : 0.0f;
       gradient[n][i] = sees ? score_gradient(p, probability, after, facts.delta[query], score) : 0.0f;
@@ -183,6 +183,36 @@ __device__ __forceinline__ void turn_to_gradients(const Problem& p, const QueryF
     }
   }
 }
+
+/// The gradients of the scores of a tile of keys and one of queries, which are summed up along diagonals.
+struct Diagonals {
+  static constexpr int kStride = kTile + 1, kCount = 2 * kTile - 1;
+  static_assert(kCount <= kThreads);
+  float* scores;  ///< [key, query] in shared memory
+
+  /// Those of the warp's 16 keys and 8 N queries from `first` on.
+  template <int N>
+  __device__ __forceinline__ void put(int key, int first, const mma::Sums (&gradient)[N]) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    float* const row = scores + (key + lane / 4) * kStride + first + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) row[i / 2 * 8 * kStride + n * 8 + i % 2] = gradient[n][i];
+    }
+  }
+
+  /// Once all have put theirs: thread t adds diagonal key - query = t - 63 to to[t].
+  __device__ __forceinline__ void add_to(float* to) const {
+    const int diagonal = static_cast<int>(threadIdx.x) - (kTile - 1);
+    if (diagonal >= kTile) return;
+    float sum = 0.0f;
+    for (int key = diagonal > 0 ? diagonal : 0; key < kTile + (diagonal < 0 ? diagonal : 0); ++key) {
+      sum += scores[key * kStride + key - diagonal];
+    }
+    to[threadIdx.x] += sum;
+  }
+};
 
 /// A block for a tile of keys of a KV head: the first tiles first, which most see under a causal mask.
 template <typename T, int D>
@@ -199,6 +229,7 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
   T* const v = tiles + kElements<D>;
   T* const queries[2] = {tiles + 2 * kElements<D>, tiles + 3 * kElements<D>};
   T* const outputs[2] = {tiles + 4 * kElements<D>, tiles + 5 * kElements<D>};
+  const Diagonals diagonals{reinterpret_cast<float*>(tiles + 6 * kElements<D>)};
   const int last_tile = static_cast<int>(tiles_of_queries) - 1;
   const int earliest =
       s.causal && key0 > s.query_offset ? (key0 - static_cast<int>(s.query_offset)) / kTile : 0;
@@ -227,7 +258,7 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
   copy_tile<T, D>(v, head_of<T>(p.call.v, s.v_stride, batch, kv), s.v_stride.seq, key0, s.seq_k, s.head_dim);
   int at = visits.next(0);
   if (at < visits.count) fetch(at, 0);
-  mma::close_copies();
+  commit_copies();
 
   mma::Sums dk[D / 8], dv[D / 8];
   clear(dk);
@@ -235,8 +266,8 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
   for (int now = 0; at < visits.count; now ^= 1) {
     const int next = visits.next(at + 1);
     if (next < visits.count) fetch(next, now ^ 1);
-    mma::close_copies();
-    mma::await_copies<1>();
+    commit_copies();
+    await_copies<1>();
     __syncthreads();
 #pragma unroll
     for (int first = 0; first < kTile; first += kAtOnce<D>) {
@@ -249,8 +280,14 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
                         key0 + warp * kRows, x, gradient);
       add_weighted<T, D>(x, d_o, dv);
       add_weighted<T, D>(gradient, q, dk);
+      if (p.dbias != nullptr) diagonals.put(warp * kRows, first, gradient);
     }
     __syncthreads();  // what was read is overwritten next
+    if (p.dbias != nullptr) {
+      const std::int64_t sums = (batch * p.problem.key_tiles + key0 / kTile) * s.heads + visits.head(at);
+      const int distance = key0 - visits.query0(at) - (kTile - 1);
+      diagonals.add_to(p.dbias + sums * p.problem.distances() + p.problem.distance_at(distance));
+    }
     at = next;
   }
   const auto write = [&](const mma::Sums(&sums)[D / 8], void* to, const HeadStrides& stride, float by) {
@@ -262,10 +299,27 @@ __global__ void __launch_bounds__(kThreads) fused_backward_keys(const Backward p
   write(dv, p.call.dv, s.v_stride, p.problem.kept);
 }
 
+/// Adds up what the tiles of keys of all samples bring to a head's bias at a distance, in their order.
+__global__ void __launch_bounds__(kThreads) sum_biases(const Backward p) {
+  const AttentionShape& s = p.problem.shape;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, head = blockIdx.y;
+  if (row >= s.seq_q + s.seq_k - 1) return;
+  const std::int64_t distances = p.problem.distances();
+  const float* from = p.dbias + head * distances + p.problem.distance_at(s.seq_k - 1 - row);
+  float sum = 0.0f;
+  for (std::int64_t i = 0; i < s.batch * p.problem.key_tiles; ++i) sum += from[i * s.heads * distances];
+  p.call.dbias[row * s.heads + head] = sum;
+}
+
+std::int64_t bias_sums(const Problem& p) {
+  return p.shape.batch * p.key_tiles * p.shape.heads * p.distances();
+}
+
 Backward backward_of(const AttentionBackward& call, DeviceArena& arena) {
   const AttentionShape& s = call.shape;
-  Backward p{problem_of(s, arena), call, nullptr, ceil_div(s.seq_k, std::int64_t{kTile})};
+  Backward p{problem_of(s, arena), call, nullptr, nullptr};
   p.deltas = arena.take(s.batch * s.heads * s.seq_q);
+  if (s.bias != nullptr) p.dbias = arena.take(bias_sums(p.problem));
   return p;
 }
 
@@ -283,9 +337,14 @@ void fused_attention_backward(const AttentionBackward& call, const Launch& where
   const AttentionShape& s = call.shape;
   DeviceArena arena(call.workspace);
   const Backward p = backward_of(call, arena);
-  find_ranges(p.problem, where);
+  prepare(p.problem, where);
+  if (s.bias != nullptr) {
+    check(cudaMemsetAsync(p.dbias, 0, static_cast<std::size_t>(bias_sums(p.problem)) * sizeof(float),
+                          static_cast<cudaStream_t>(where.stream)),
+          "cudaMemsetAsync");
+  }
   const std::int64_t of_queries = s.batch * s.heads * p.problem.query_tiles;
-  const std::int64_t of_keys = s.batch * s.kv_heads * p.key_tiles;
+  const std::int64_t of_keys = s.batch * s.kv_heads * p.problem.key_tiles;
   TESSERA_CHECK(std::max(of_queries, of_keys) <= INT_MAX, "attention: ", std::max(of_queries, of_keys),
                 " tiles in one call; pass fewer samples");
   const std::int64_t sums = std::min(ceil_div(s.batch * s.heads * s.seq_q, std::int64_t{kWarps}),
@@ -295,11 +354,16 @@ void fused_attention_backward(const AttentionBackward& call, const Launch& where
     constexpr int D = decltype(width)::value;
     constexpr std::size_t kShared = 6 * kElements<D> * sizeof(T);
     launch(sum_outputs<T>, dim3(static_cast<unsigned>(sums)), dim3(kThreads), 0, where, p);
-    launch(fused_backward_keys<T, D>, dim3(static_cast<unsigned>(of_keys)), dim3(kThreads), kShared, where,
-           p);
+    constexpr std::size_t kOfDiagonals = kTile * Diagonals::kStride * sizeof(float);
+    launch(fused_backward_keys<T, D>, dim3(static_cast<unsigned>(of_keys)), dim3(kThreads),
+           kShared + (s.bias != nullptr ? kOfDiagonals : 0), where, p);
     launch(fused_backward_queries<T, D>, dim3(static_cast<unsigned>(of_queries)), dim3(kThreads), kShared,
            where, p);
   });
+  if (s.bias == nullptr) return;
+  const dim3 grid(static_cast<unsigned>(ceil_div(s.seq_q + s.seq_k - 1, std::int64_t{kThreads})),
+                  static_cast<unsigned>(s.heads));
+  launch(sum_biases, grid, dim3(kThreads), 0, where, p);
 }
 
 TESSERA_KERNEL_FILE(fused_backward_keys<bfloat16, 64>);

@@ -58,19 +58,21 @@ inline bool is_aligned(const void* p, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
 }
 
-/// Of the current device; asked once per device.
-inline int multiprocessors() {
+/// A size of the current device; asked once per device.
+template <cudaDeviceAttr attribute>
+int device_attribute() {
   static std::array<std::atomic<int>, 64> known{};
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   std::atomic<int>& slot = known[static_cast<std::size_t>(device) % known.size()];
-  int count = slot.load(std::memory_order_relaxed);
-  if (count == 0) {
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    slot.store(count, std::memory_order_relaxed);
+  int size = slot.load(std::memory_order_relaxed);
+  if (size == 0) {
+    check(cudaDeviceGetAttribute(&size, attribute, device), "cudaDeviceGetAttribute");
+    slot.store(size, std::memory_order_relaxed);
   }
-  return count;
+  return size;
 }
+inline int multiprocessors() { return device_attribute<cudaDevAttrMultiProcessorCount>(); }
 
 /// Starts `kernel` on where.stream, whose device is the current one; a grid of no blocks is nothing to do.
 /// Arguments are converted to the kernel's parameters and copied. `shared_bytes` may exceed 48 KB.
@@ -235,6 +237,12 @@ __device__ __forceinline__ void store(T* p, const float (&in)[N]) {
 
 // ---- Reductions ----
 
+/// Two numbers that are added up together.
+struct Pair {
+  float first, second;
+};
+__device__ __forceinline__ Pair operator+(Pair a, Pair b) { return {a.first + b.first, a.second + b.second}; }
+
 namespace detail {
 
 struct Plus {
@@ -247,11 +255,20 @@ struct Larger {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+/// x of the lane whose number differs in the bits of `step`.
+template <typename T>
+__device__ __forceinline__ T across(T x, int step) {
+  return __shfl_xor_sync(0xffffffffu, x, step);
+}
+__device__ __forceinline__ Pair across(Pair x, int step) {
+  return {across(x.first, step), across(x.second, step)};
+}
+
 /// The same bits in every lane: each level adds the same two numbers in both halves.
 template <typename T, typename Combine>
 __device__ __forceinline__ T warp_reduce(T x, Combine combine) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
+  for (int step = kWarp / 2; step > 0; step /= 2) x = combine(x, across(x, step));
   return x;
 }
 
@@ -273,6 +290,7 @@ __device__ __forceinline__ T block_reduce(T x, T neutral, T* shared, Combine com
 /// Over the 32 lanes, which must all be there; every lane gets the result.
 __device__ __forceinline__ float warp_sum(float x) { return detail::warp_reduce(x, detail::Plus{}); }
 __device__ __forceinline__ double warp_sum(double x) { return detail::warp_reduce(x, detail::Plus{}); }
+__device__ __forceinline__ Pair warp_sum(Pair x) { return detail::warp_reduce(x, detail::Plus{}); }
 __device__ __forceinline__ float warp_max(float x) { return detail::warp_reduce(x, detail::Larger{}); }
 
 /// Over the block; every thread calls it and gets the result. `shared` has kWarp elements, free before and
@@ -282,6 +300,9 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
 }
 __device__ __forceinline__ double block_sum(double x, double* shared) {
   return detail::block_reduce(x, 0.0, shared, detail::Plus{});
+}
+__device__ __forceinline__ Pair block_sum(Pair x, Pair* shared) {
+  return detail::block_reduce(x, Pair{}, shared, detail::Plus{});
 }
 __device__ __forceinline__ float block_max(float x, float* shared) {
   return detail::block_reduce(x, -INFINITY, shared, detail::Larger{});

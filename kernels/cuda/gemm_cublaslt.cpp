@@ -93,6 +93,11 @@ Descriptors::Descriptors(const Product& p) {
   describe_matrix(result_, p.result, p);
 }
 
+std::vector<cublasLtReductionScheme_t> reduction_schemes(const Product& p) {
+  if (p.result.dtype != DType::f32) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
+  return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_INPLACE};
+}
+
 std::vector<cublasLtMatmulAlgo_t> candidates_for(cublasLtHandle_t handle, const Descriptors& descriptors,
                                                  const Product& p, std::size_t workspace_bytes, int most) {
   cublasLtMatmulPreferenceOpaque_t preference{};
@@ -103,8 +108,9 @@ std::vector<cublasLtMatmulAlgo_t> candidates_for(cublasLtHandle_t handle, const 
   };
   const auto alignment = [](const void* data) { return static_cast<std::uint32_t>(detail::alignment(data)); };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-      static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  std::uint32_t schemes = 0;
+  for (const cublasLtReductionScheme_t scheme : reduction_schemes(p)) schemes |= scheme;
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.first.data));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.second.data));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.result.data));

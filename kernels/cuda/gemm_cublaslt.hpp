@@ -33,6 +33,10 @@ class Descriptors {
   mutable cublasLtMatrixLayoutOpaque_t first_{}, second_{}, result_{};
 };
 
+/// How an algorithm may add up shares of k, in fp32 and in a fixed order: beside the result, or, where that
+/// is fp32, one share after the other in it, which writes nothing else to memory.
+std::vector<cublasLtReductionScheme_t> reduction_schemes(const Product& product);
+
 /// Up to `most` algorithms for the problem, the one cuBLASLt thinks best first; none if it has none. Sums are
 /// kept in fp32 to the end, also where an algorithm shares them out over k, and in a fixed order.
 std::vector<cublasLtMatmulAlgo_t> candidates_for(cublasLtHandle_t handle, const Descriptors& descriptors,

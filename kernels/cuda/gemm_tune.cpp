@@ -90,17 +90,18 @@ class Search {
     for (const std::size_t index : order) {
       const Way way = ways_[index];
       const Descriptors descriptors(product(way.fused));
-      for (const std::int32_t splits : kSplits) {
-        Way other = way;
-        if (set_splits(other.algorithm, splits) &&
-            accepts(device_.handle, descriptors, other.algorithm, device_.workspace_bytes))
-          add(other);
+      for (const cublasLtReductionScheme_t scheme : reduction_schemes(product(way.fused))) {
+        for (const std::int32_t splits : kSplits) {
+          Way other = way;
+          if (set_splits(other.algorithm, splits, scheme) &&
+              accepts(device_.handle, descriptors, other.algorithm, device_.workspace_bytes))
+            add(other);
+        }
       }
     }
   }
 
-  static bool set_splits(cublasLtMatmulAlgo_t& algorithm, std::int32_t splits) {
-    const auto scheme = static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  static bool set_splits(cublasLtMatmulAlgo_t& algorithm, std::int32_t splits, std::uint32_t scheme) {
     return cublasLtMatmulAlgoConfigSetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
                                                 sizeof splits) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulAlgoConfigSetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,

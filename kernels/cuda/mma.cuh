@@ -1,7 +1,7 @@
 #pragma once
 /// Matrix products of a warp by tensor cores (mma.sync m16n8k16 of 16-bit elements with sums in fp32; compute
-/// capability 8.0 on), and how their operands come to shared memory beside the work, and from there into
-/// registers. The 32 lanes of a warp call these together.
+/// capability 8.0 on), and how their operands come from shared memory into registers. The 32 lanes of a warp
+/// call these together.
 
 #include "kernels/cuda/common.cuh"
 
@@ -115,38 +115,6 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Left& a, const Ri
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]), "r"(b.word[1]));
   }
-#endif
-}
-
-/// Starts copying 16 bytes to shared memory, or writes zeros there (`from` is an address that may be read
-/// even then). Both are 16-byte aligned.
-__device__ __forceinline__ void copy_beside(void* to, const void* from, bool zeros) {
-#if defined(TESSERA_CUDA_EMULATED)
-  ::tessera_emulator::copy_async(to, from, zeros);
-#else
-  TESSERA_PTX("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                  static_cast<unsigned>(__cvta_generic_to_shared(to))),
-              "l"(from), "r"(zeros ? 0 : 16)
-              : "memory");
-#endif
-}
-
-/// What was started since the last call belongs together.
-__device__ __forceinline__ void close_copies() {
-#if defined(TESSERA_CUDA_EMULATED)
-  ::tessera_emulator::commit_copies();
-#else
-  TESSERA_PTX("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/// Waits for this thread's copies but those of the `Open` groups closed last; a barrier makes others' known.
-template <int Open>
-__device__ __forceinline__ void await_copies() {
-#if defined(TESSERA_CUDA_EMULATED)
-  ::tessera_emulator::await_copies(Open);
-#else
-  TESSERA_PTX("cp.async.wait_group %0;" ::"n"(Open) : "memory");
 #endif
 }
 

@@ -28,7 +28,8 @@ struct RowTeam {
   __device__ static std::int64_t row_step() { return std::int64_t{gridDim.x} * (kBlock ? 1 : kNormWarps); }
   __device__ static int span() { return threads() * kElements; }
   __device__ static int column(int base, int pack) { return base + (pack * threads() + thread()) * kWidth; }
-  __device__ static float sum(float x, float* shared) {
+  template <typename X>
+  __device__ static X sum(X x, X* shared) {
     if constexpr (kBlock) return block_sum(x, shared);
     return warp_sum(x);
   }

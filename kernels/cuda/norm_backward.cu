@@ -4,20 +4,16 @@
 /// longer rows are read again from cache). Weight gradient: tiles of 64 columns x parts of the rows, each
 /// summed in a fixed order, then the parts in theirs; x and dy are read once, the scratch is at most
 /// kNormGradParts rows. Both together: the pass of the input gradient, by as many blocks as run at once; each
-/// keeps the sums of its rows in registers and leaves them in its part of the scratch.
+/// keeps the sums of its rows in registers, leaves them in its part of the scratch, and has the next row
+/// brought to shared memory while it works on one.
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/norm.cuh"
 
 namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 512;
-
-/// What the rows so far bring to the weight and bias of a thread's columns.
-template <typename Values>
-struct WeightSums {
-  Values dweight = {}, dbias = {};
-};
 
 template <typename R, typename T, typename Team, bool kWhole>
 struct NormGradRow {
@@ -26,23 +22,17 @@ struct NormGradRow {
   const AddNormBackward& p;
   const std::int64_t r;
   const int cols;
-  float mean = 0.0f;
-  const float rstd;
+  const float mean, rstd;
 
-  __device__ NormGradRow(const AddNormBackward& params, std::int64_t row)
-      : p(params), r(row), cols(static_cast<int>(params.cols)), rstd(params.rstd[row]) {
-    if (p.kind == NormKind::layer) mean = p.mean[r];
-  }
+  __device__ NormGradRow(const AddNormBackward& params, std::int64_t row, float row_mean, float row_rstd)
+      : p(params), r(row), cols(static_cast<int>(params.cols)), mean(row_mean), rstd(row_rstd) {}
 
-  /// normalised = (x - mean) * rstd, scaled = weight * dy, above = dresidual or 0; all reads first. Adds the
-  /// row to `sums`, if any.
-  __device__ __forceinline__ void read_row(int base, Values& normalised, Values& scaled, Values& above,
-                                           WeightSums<Values>* sums) const {
-    const R* const from_above = static_cast<const R*>(p.dresidual);
-    Team::template read_all<kWhole>(static_cast<const R*>(p.residual_out) + r * cols, base, cols, normalised);
-    Team::template read_all<kWhole>(static_cast<const T*>(p.dy) + r * cols, base, cols, scaled);
-    if (from_above != nullptr) {
-      Team::template read_all<kWhole>(from_above + r * cols, base, cols, above);
+  /// All reads before any is used; `above` is dresidual or 0.
+  __device__ __forceinline__ void read_row(int base, Values& x, Values& dy, Values& above) const {
+    Team::template read_all<kWhole>(static_cast<const R*>(p.residual_out) + r * cols, base, cols, x);
+    Team::template read_all<kWhole>(static_cast<const T*>(p.dy) + r * cols, base, cols, dy);
+    if (p.dresidual != nullptr) {
+      Team::template read_all<kWhole>(static_cast<const R*>(p.dresidual) + r * cols, base, cols, above);
     } else {
 #pragma unroll
       for (int k = 0; k < Team::kPacks; ++k) {
@@ -50,63 +40,77 @@ struct NormGradRow {
         for (int j = 0; j < Team::kWidth; ++j) above[k][j] = 0.0f;
       }
     }
+  }
+
+  using Pack = float[Team::kWidth];
+
+  __device__ __forceinline__ void normalise(Pack& x) const {
 #pragma unroll
-    for (int k = 0; k < Team::kPacks; ++k) {
-      float weight[Team::kWidth];
-      read<kWhole>(p.weight, Team::column(base, k), cols, weight);
+    for (int j = 0; j < Team::kWidth; ++j) x[j] = (x[j] - mean) * rstd;
+  }
+  /// dy, from column i on, becomes weight * dy.
+  __device__ __forceinline__ void scale(int i, Pack& dy) const {
+    Pack weight;
+    read<kWhole>(p.weight, i, cols, weight);
 #pragma unroll
-      for (int j = 0; j < Team::kWidth; ++j) {
-        normalised[k][j] = (normalised[k][j] - mean) * rstd;
-        if (sums != nullptr) {
-          sums->dweight[k][j] += scaled[k][j] * normalised[k][j];
-          sums->dbias[k][j] += scaled[k][j];
-        }
-        scaled[k][j] *= weight[j];
-      }
+    for (int j = 0; j < Team::kWidth; ++j) dy[j] *= weight[j];
+  }
+
+  /// Adds a pack's part of the sums of scaled and scaled * normalised.
+  __device__ __forceinline__ void add(const Pack& normalised, const Pack& scaled, Pair& sums) const {
+#pragma unroll
+    for (int j = 0; j < Team::kWidth; ++j) {
+      sums.first += scaled[j];
+      sums.second += scaled[j] * normalised[j];
     }
   }
 
-  /// Writes dresidual_in and dbranch; `total` and `dot` are the means of scaled and scaled * normalised.
-  __device__ __forceinline__ void write_row(int base, const Values& normalised, const Values& scaled,
-                                            const Values& above, float total, float dot) const {
-    R* const dx = static_cast<R*>(p.dresidual_in) + r * cols;
-    T* const dbranch = p.dbranch != nullptr ? static_cast<T*>(p.dbranch) + r * cols : nullptr;
+  /// Both over the row, divided by its columns; RMSNorm has no use for the first.
+  __device__ __forceinline__ Pair means(Pair own, Pair* shared) const {
+    const float over_cols = 1.0f / static_cast<float>(cols);
+    const Pair sums = Team::sum(own, shared);
+    return {p.kind == NormKind::layer ? sums.first * over_cols : 0.0f, sums.second * over_cols};
+  }
+
+  /// Writes dresidual_in and dbranch from column i on.
+  __device__ __forceinline__ void write_pack(int i, const Pack& normalised, const Pack& scaled,
+                                             const Pack& above, Pair means) const {
+    Pack g;
+#pragma unroll
+    for (int j = 0; j < Team::kWidth; ++j) {
+      g[j] = (scaled[j] - means.first - normalised[j] * means.second) * rstd + above[j];
+    }
+    write<kWhole>(static_cast<R*>(p.dresidual_in) + r * cols, i, cols, g);
+    if (p.dbranch == nullptr) return;
+    if (p.dropout.active()) RowDropout(p.dropout, r, cols).apply(i, g);
+    write<kWhole>(static_cast<T*>(p.dbranch) + r * cols, i, cols, g);
+  }
+
+  __device__ __forceinline__ void read_and_weigh(int base, Values& normalised, Values& scaled,
+                                                 Values& above) const {
+    read_row(base, normalised, scaled, above);
 #pragma unroll
     for (int k = 0; k < Team::kPacks; ++k) {
-      const int i = Team::column(base, k);
-      float g[Team::kWidth];
-#pragma unroll
-      for (int j = 0; j < Team::kWidth; ++j) {
-        g[j] = (scaled[k][j] - total - normalised[k][j] * dot) * rstd + above[k][j];
-      }
-      write<kWhole>(dx, i, cols, g);
-      if (dbranch == nullptr) continue;
-      if (p.dropout.active()) RowDropout(p.dropout, r, cols).apply(i, g);
-      write<kWhole>(dbranch, i, cols, g);
+      normalise(normalised[k]);
+      scale(Team::column(base, k), scaled[k]);
     }
   }
 
-  /// With `sums` the row fits into registers.
-  __device__ __forceinline__ void differentiate(float* shared, WeightSums<Values>* sums = nullptr) const {
+  __device__ __forceinline__ void differentiate(Pair* shared) const {
     Values normalised, scaled, above;
-    float total = 0.0f, dot = 0.0f;
+    Pair sums{};
     for (int base = 0; base < cols; base += Team::span()) {
-      read_row(base, normalised, scaled, above, sums);
+      read_and_weigh(base, normalised, scaled, above);
+#pragma unroll
+      for (int k = 0; k < Team::kPacks; ++k) add(normalised[k], scaled[k], sums);
+    }
+    sums = means(sums, shared);
+    for (int base = 0; base < cols; base += Team::span()) {
+      if (cols > Team::span()) read_and_weigh(base, normalised, scaled, above);
 #pragma unroll
       for (int k = 0; k < Team::kPacks; ++k) {
-#pragma unroll
-        for (int j = 0; j < Team::kWidth; ++j) {
-          total += scaled[k][j];
-          dot += scaled[k][j] * normalised[k][j];
-        }
+        write_pack(Team::column(base, k), normalised[k], scaled[k], above[k], sums);
       }
-    }
-    const float over_cols = 1.0f / static_cast<float>(cols);
-    dot = Team::sum(dot, shared) * over_cols;
-    total = p.kind == NormKind::layer ? Team::sum(total, shared) * over_cols : 0.0f;
-    for (int base = 0; base < cols; base += Team::span()) {
-      if (sums == nullptr && cols > Team::span()) read_row(base, normalised, scaled, above, nullptr);
-      write_row(base, normalised, scaled, above, total, dot);
     }
   }
 };
@@ -114,10 +118,11 @@ struct NormGradRow {
 template <typename R, typename T, bool kBlock, bool kWhole>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : kNormWarps* kWarp)
     norm_backward_kernel(const AddNormBackward p) {
-  __shared__ float shared[kWarp];
+  __shared__ Pair shared[kWarp];
   using Team = RowTeam<R, T, kBlock>;
   for (std::int64_t r = Team::first_row(); r < p.rows; r += Team::row_step()) {
-    NormGradRow<R, T, Team, kWhole>(p, r).differentiate(shared);
+    const float mean = p.kind == NormKind::layer ? p.mean[r] : 0.0f;
+    NormGradRow<R, T, Team, kWhole>(p, r, mean, p.rstd[r]).differentiate(shared);
   }
 }
 
@@ -207,12 +212,90 @@ void add_parts(const NormWeightGrad& params, int parts, const Launch& where) {
 
 constexpr int kPassWarpElements = 24;  // of a row in one of its warp's threads, beside their sums
 constexpr int kPassWarpBlocks = 2, kPassThreads = 512;  // that a multiprocessor has registers for at once
+constexpr int kStages = 2;                              // rows of a team in shared memory
+
+template <typename R, typename T, bool kBlock>
+using PassTeam = RowTeam<R, T, kBlock, kBlock ? kNormBlockElements : kPassWarpElements>;
+
+/// The rows of a team: while it works on one, the next is on its way to shared memory. Each thread copies the
+/// packs that it will read itself, so there is nobody to wait for.
+template <typename R, typename T, typename Team>
+struct RowRing {
+  using Pack = float[Team::kWidth];
+
+  const AddNormBackward& p;
+  const int cols, size;  // size: elements of a stage in one of the three parts
+  R* const x;
+  R* const above;
+  T* const dy;
+  float mean = 0.0f, rstd = 0.0f;  // of the row that was fetched last
+  int stage = 0;                   // that is fetched to next
+
+  __device__ RowRing(const AddNormBackward& params, unsigned char* memory)
+      : p(params),
+        cols(static_cast<int>(params.cols)),
+        size(static_cast<int>(blockDim.x) * Team::kElements),
+        x(reinterpret_cast<R*>(memory)),
+        above(x + kStages * size),
+        dy(reinterpret_cast<T*>(above + kStages * size)) {}
+
+  /// Where this thread's columns of the stage lie.
+  __device__ int slot(int pack) const {
+    const int teams_before = (static_cast<int>(threadIdx.x) - Team::thread()) * Team::kElements;
+    return stage * size + teams_before + Team::column(0, pack);
+  }
+
+  /// Starts bringing row r; beyond the last one there is nothing to bring.
+  __device__ __forceinline__ void fetch(std::int64_t r) {
+    constexpr int kBytes = Team::kWidth * static_cast<int>(sizeof(R));
+    constexpr int kBytesOfDy = Team::kWidth * static_cast<int>(sizeof(T));
+    if (r < p.rows) {
+      const R* const row = static_cast<const R*>(p.residual_out) + r * cols;
+      const R* const row_above = p.dresidual != nullptr ? static_cast<const R*>(p.dresidual) + r * cols : row;
+#pragma unroll
+      for (int k = 0; k < Team::kPacks; ++k) {
+        const bool beyond = Team::column(0, k) >= cols;
+        const int i = beyond ? 0 : Team::column(0, k), to = slot(k);
+        copy_async<kBytes>(x + to, row + i, beyond);
+        copy_async<kBytesOfDy>(dy + to, static_cast<const T*>(p.dy) + r * cols + i, beyond);
+        copy_async<kBytes>(above + to, row_above + i, beyond || p.dresidual == nullptr);
+      }
+      if (p.kind == NormKind::layer) mean = p.mean[r];
+      rstd = p.rstd[r];
+    }
+    commit_copies();
+    stage = (stage + 1) % kStages;
+  }
+
+  /// Waits for the row before the one that was fetched last, which the next two read.
+  __device__ __forceinline__ void await() const { await_copies<1>(); }
+  __device__ __forceinline__ void read_pack(int k, Pack& to_x, Pack& to_dy) const {
+    load(x + slot(k), to_x);
+    load(dy + slot(k), to_dy);
+  }
+  __device__ __forceinline__ void read_above(int k, Pack& to) const { load(above + slot(k), to); }
+};
+
+/// What the rows so far bring to the weight and bias of a thread's columns.
+template <typename Team>
+struct WeightSums {
+  const bool has_bias;
+  typename Team::Values dweight = {}, dbias = {};
+
+  __device__ __forceinline__ void add(int k, const float (&normalised)[Team::kWidth],
+                                      const float (&dy)[Team::kWidth]) {
+#pragma unroll
+    for (int j = 0; j < Team::kWidth; ++j) {
+      dweight[k][j] += dy[j] * normalised[j];
+      if (has_bias) dbias[k][j] += dy[j];
+    }
+  }
+};
 
 /// Sums of the block's rows into scratch[blockIdx.x]. Where each warp has rows of its own, the warps add up
 /// in their order.
 template <bool kBlock, typename Team>
-__device__ __forceinline__ void leave_sums(const WeightSums<typename Team::Values>& own,
-                                           const NormWeightGrad& p) {
+__device__ __forceinline__ void leave_sums(const WeightSums<Team>& own, const NormWeightGrad& p) {
   const int cols = static_cast<int>(p.cols);
   float* const dweight = p.scratch + std::int64_t{2} * blockIdx.x * p.cols;
   float* const dbias = dweight + cols;
@@ -220,7 +303,7 @@ __device__ __forceinline__ void leave_sums(const WeightSums<typename Team::Value
 #pragma unroll
     for (int k = 0; k < Team::kPacks; ++k) {
       write<true>(dweight, Team::column(0, k), cols, own.dweight[k]);
-      write<true>(dbias, Team::column(0, k), cols, own.dbias[k]);
+      if (p.dbias != nullptr) write<true>(dbias, Team::column(0, k), cols, own.dbias[k]);
     }
   } else {
     __shared__ float sums[2][kWarp * kPassWarpElements];
@@ -249,30 +332,59 @@ template <typename R, typename T, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : kNormWarps* kWarp,
                                   kBlock ? kPassThreads / kMaxThreads : kPassWarpBlocks)
     norm_gradients_kernel(const AddNormGradients p) {
-  __shared__ float shared[kWarp];
-  using Team = RowTeam<R, T, kBlock, kBlock ? kNormBlockElements : kPassWarpElements>;
-  WeightSums<typename Team::Values> sums;
+  TESSERA_DYNAMIC_SHARED(unsigned char, rows);
+  __shared__ Pair shared[kWarp];
+  using Team = PassTeam<R, T, kBlock>;
+  WeightSums<Team> sums{p.weight.dbias != nullptr};
+  RowRing<R, T, Team> ring(p.input, rows);
+  ring.fetch(Team::first_row());
   for (std::int64_t r = Team::first_row(); r < p.input.rows; r += Team::row_step()) {
-    NormGradRow<R, T, Team, true>(p.input, r).differentiate(shared, &sums);
+    const NormGradRow<R, T, Team, true> row(p.input, r, ring.mean, ring.rstd);
+    ring.fetch(r + Team::row_step());
+    ring.await();
+    float normalised[Team::kWidth], scaled[Team::kWidth], above[Team::kWidth];
+    Pair own{};
+#pragma unroll
+    for (int k = 0; k < Team::kPacks; ++k) {
+      ring.read_pack(k, normalised, scaled);
+      row.normalise(normalised);
+      sums.add(k, normalised, scaled);
+      row.scale(Team::column(0, k), scaled);
+      row.add(normalised, scaled, own);
+    }
+    own = row.means(own, shared);
+#pragma unroll
+    for (int k = 0; k < Team::kPacks; ++k) {  // read again: registers are scarce
+      ring.read_pack(k, normalised, scaled);
+      ring.read_above(k, above);
+      row.normalise(normalised);
+      row.scale(Team::column(0, k), scaled);
+      row.write_pack(Team::column(0, k), normalised, scaled, above, own);
+    }
   }
   leave_sums<kBlock, Team>(sums, p.weight);
 }
 
-/// Blocks and threads of norm_gradients_kernel: no more blocks than the GPU runs at once. No threads for rows
-/// that no block's registers hold.
+/// Blocks and threads of norm_gradients_kernel: no more blocks than the GPU runs at once. No blocks for rows
+/// that a block has no registers or shared memory for. A column takes `bytes` in a stage of the ring.
 struct GradientsGrid {
-  int blocks = 0, threads = 0;
+  int blocks = 0, threads = 0, shared_bytes = 0;
   bool by_warp = false;
 };
-GradientsGrid gradients_grid(std::int64_t rows, std::int64_t cols) {
+GradientsGrid gradients_grid(std::int64_t rows, std::int64_t cols, std::size_t bytes) {
+  constexpr int kStatic = 8 << 10, kReserved = 1 << 10;  // of shared memory: the kernel's own, the driver's
   GradientsGrid grid;
   if (cols > std::int64_t{kMaxThreads} * kNormBlockElements) return grid;
   grid.by_warp = cols <= kWarp * kPassWarpElements;
-  grid.threads = grid.by_warp
-                     ? kNormWarps * kWarp
-                     : static_cast<int>(ceil_div(cols, std::int64_t{kNormBlockElements} * kWarp)) * kWarp;
-  const int at_once =
-      multiprocessors() * (grid.by_warp ? kPassWarpBlocks : std::max(1, kPassThreads / grid.threads));
+  const int elements = grid.by_warp ? kPassWarpElements : kNormBlockElements;
+  grid.threads = grid.by_warp ? kNormWarps * kWarp
+                              : static_cast<int>(ceil_div(cols, std::int64_t{elements} * kWarp)) * kWarp;
+  grid.shared_bytes = kStages * grid.threads * elements * static_cast<int>(bytes);
+  const int own = grid.by_warp ? kStatic : kReserved, taken = grid.shared_bytes + own;
+  if (taken > device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>()) return grid;
+  const int by_registers = grid.by_warp ? kPassWarpBlocks : std::max(1, kPassThreads / grid.threads);
+  const int by_memory = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() / (taken + kReserved);
+  const int at_once = multiprocessors() * std::min(by_registers, by_memory);
   grid.blocks = static_cast<int>(
       std::min<std::int64_t>(at_once, ceil_div(rows, std::int64_t{grid.by_warp ? kNormWarps : 1})));
   return grid;
@@ -308,22 +420,24 @@ void norm_weight_grad(const NormWeightGrad& params, const Launch& where) {
 }
 
 int norm_gradient_parts(std::int64_t rows, std::int64_t cols) {
-  return std::max(kNormGradParts, gradients_grid(rows, cols).blocks);  // rows may turn out to be misaligned
+  // The most there can be: rows may be wider, or turn out to be misaligned.
+  return std::max(kNormGradParts, gradients_grid(rows, cols, 3 * sizeof(bfloat16)).blocks);
 }
 
 void add_norm_gradients(const AddNormGradients& params, const Launch& where) {
-  const GradientsGrid grid = gradients_grid(params.input.rows, params.input.cols);
-  bool one_pass = false;
+  int parts = 0;
   visit_floats(params.input.residual_dtype, params.input.dtype, "norm", [&](auto r, auto t) {
     using R = decltype(r);
     using T = decltype(t);
-    one_pass = grid.threads != 0 && in_whole_packs<R, T>(params.input);
-    if (!one_pass) return;
+    const GradientsGrid grid =
+        gradients_grid(params.input.rows, params.input.cols, 2 * sizeof(R) + sizeof(T));
+    if (grid.blocks == 0 || !in_whole_packs<R, T>(params.input)) return;
+    parts = grid.blocks;
     launch(grid.by_warp ? norm_gradients_kernel<R, T, false> : norm_gradients_kernel<R, T, true>,
-           dim3(static_cast<unsigned>(grid.blocks)), dim3(static_cast<unsigned>(grid.threads)), 0, where,
-           params);
+           dim3(static_cast<unsigned>(grid.blocks)), dim3(static_cast<unsigned>(grid.threads)),
+           static_cast<std::size_t>(grid.shared_bytes), where, params);
   });
-  if (one_pass) return add_parts(params.weight, grid.blocks, where);
+  if (parts != 0) return add_parts(params.weight, parts, where);
   add_norm_backward(params.input, where);
   norm_weight_grad(params.weight, where);
 }

@@ -191,6 +191,20 @@ def test_console_script(wheel_bin, version, tmp_path):
     assert version in run(wheel_bin / "tessera", "env", cwd=tmp_path, env=clean_environment())
 
 
+def test_it_compiles_what_the_tests_do(wheel_bin, build_dir, source_dir):
+    """In a unity build the same files together; otherwise the compiler cache has none of them, and testing takes minutes longer."""
+    def units(build: Path) -> dict:
+        files = [Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())]
+        ours = [path for path in files if path.parent.name == "Unity" and path.parent.parent.name.startswith("tessera_")]
+        return {str(path.relative_to(build)): path.read_text() for path in ours}
+
+    expected = units(build_dir.resolve())
+    if not expected:
+        pytest.skip("the tests were not built as units")
+    newest = max((source_dir / "build").glob("wheel-*"), key=lambda folder: (folder / "build.ninja").stat().st_mtime)
+    assert units(newest.resolve()) == expected
+
+
 def test_module(wheel_bin, version, tmp_path):
     assert version in run(wheel_bin / "python", "-m", "tessera", "env", cwd=tmp_path, env=clean_environment())
     printed = run(wheel_bin / "python", "-c", "import tessera; print(tessera.__version__)", cwd=tmp_path, env=clean_environment())

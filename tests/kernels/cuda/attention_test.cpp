@@ -196,6 +196,8 @@ const Case kCases[] = {
     {.name = "fused_softcap", .seq_q = 70, .seq_k = 70, .heads = 6, .kv_heads = 2, .d = 40, .dropout = 0.2f, .range = 3.0f, .softcap = 2.0f, .gap = 8},
     {.name = "fused_everything", .batch = 3, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 2, .d = 24, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {0, 9, 60}, .key_end = {129, 100, 127}, .dropout = 0.1f, .gap = 8},
     {.name = "fused_everything_full", .batch = 2, .seq_q = 70, .seq_k = 129, .heads = 6, .kv_heads = 3, .d = 96, .causal = false, .alibi = true, .documents = true, .query_offset = 51, .key_begin = {2, 9}, .key_end = {120, 100}, .dropout = 0.2f, .window = 60, .gap = 8},
+    {.name = "fused_bias", .batch = 2, .seq_q = 150, .seq_k = 150, .heads = 3, .kv_heads = 3, .d = 64, .bias = true, .gap = 8},
+    {.name = "fused_bias_full", .batch = 2, .seq_q = 70, .seq_k = 200, .heads = 4, .kv_heads = 2, .d = 128, .causal = false, .key_begin = {2, 70}, .key_end = {190, 100}, .dropout = 0.2f, .bias = true, .gap = 8},
     {.name = "fused_large_scores", .seq_q = 70, .seq_k = 70, .heads = 2, .kv_heads = 2, .d = 64, .range = 6.0f, .gap = 8},
 };
 // clang-format on

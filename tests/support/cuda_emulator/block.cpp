@@ -11,7 +11,6 @@ namespace {
 
 constexpr std::size_t kSharedGuard = 256;
 constexpr unsigned char kPoison = 0xff, kGuard = 0xa5;
-constexpr std::size_t kCopied = 16;  // bytes of a copy beside the work
 
 /// Unwinds a thread of a block that was given up.
 struct Cancelled {};
@@ -320,11 +319,11 @@ unsigned warp_ballot(unsigned mask, bool predicate) {
   return static_cast<unsigned>(here().wait_for_warp(WarpWait::ballot, mask, 0, 0, predicate));
 }
 void warp_barrier(unsigned mask) { here().wait_for_warp(WarpWait::barrier, mask, 0, 0, false); }
-void copy_async(void* to, const void* from, bool zeros) {
-  if (!zeros) check_access(from, kCopied);
-  check_access(to, kCopied);
-  std::memset(to, 0xff, kCopied);
-  here().thread().copies.push_back({to, zeros ? nullptr : from});
+void copy_async(void* to, const void* from, std::size_t bytes, bool zeros) {
+  if (!zeros) check_access(from, bytes);
+  check_access(to, bytes);
+  std::memset(to, 0xff, bytes);
+  here().thread().copies.push_back({to, zeros ? nullptr : from, bytes});
 }
 void commit_copies() { here().thread().groups.push_back(here().thread().copies.size()); }
 void await_copies(std::size_t open_groups) {
@@ -335,9 +334,9 @@ void await_copies(std::size_t open_groups) {
   for (std::size_t i = 0; i < done; ++i) {
     const AsyncCopy& copy = thread.copies[i];
     if (copy.from == nullptr) {
-      std::memset(copy.to, 0, kCopied);
+      std::memset(copy.to, 0, copy.bytes);
     } else {
-      std::memcpy(copy.to, copy.from, kCopied);
+      std::memcpy(copy.to, copy.from, copy.bytes);
     }
   }
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(done));

@@ -24,6 +24,7 @@ enum class WarpWait : std::uint8_t { exchange, gather, ballot, barrier };
 struct AsyncCopy {
   void* to;
   const void* from;  // null: zeros
+  std::size_t bytes;
 };
 
 struct Thread {

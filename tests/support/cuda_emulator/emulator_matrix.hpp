@@ -53,8 +53,8 @@ void multiply_add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[
   for (int i = 0; i < 4; ++i) sums[i] = result[i];
 }
 
-/// cp.async of 16 bytes, or of zeros, to shared memory, which holds NaNs until the copy was awaited.
-void copy_async(void* to, const void* from, bool zeros);
+/// cp.async of `bytes`, or of zeros, to shared memory, which holds NaNs until the copy was awaited.
+void copy_async(void* to, const void* from, std::size_t bytes, bool zeros);
 void commit_copies();
 /// Of this thread, all but the groups committed last.
 void await_copies(std::size_t open_groups);
