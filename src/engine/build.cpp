@@ -57,17 +57,6 @@ int tensor_chunks(const ParallelConfig& parallel, Device device) {
   return chunks == 0 && !device.is_cuda() ? 1 : chunks;
 }
 
-/// Tensor ranks that multiply each other's positions as they come send them in messages
-/// (detail::gather_and_multiply), whose connections are made before the first step.
-void connect_tensor_ranks(const ParallelConfig& parallel, const ProcessMesh& mesh, Device device) {
-  Communicator& ranks = mesh[Axis::tp];
-  if (!parallel.sequence || ranks.size() == 1 || tensor_chunks(parallel, device) == 1) return;
-  std::vector<int> others;
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    if (rank != ranks.rank()) others.push_back(rank);
-  ranks.connect_to(others);
-}
-
 /// The engine of this rank of options.layout.mesh.
 std::unique_ptr<Engine> assemble(const Config& config, Device device, const EngineOptions& options,
                                  std::shared_ptr<GemmTuner> gemm_tuner) {
@@ -80,7 +69,6 @@ std::unique_ptr<Engine> assemble(const Config& config, Device device, const Engi
   ctx.require_fast_attention = options.trainable && config.device.require_fast_attention;
   ctx.deterministic = config.device.deterministic;
   const ProcessMesh& mesh = *options.layout.mesh;
-  connect_tensor_ranks(config.parallel, mesh, device);
   return std::make_unique<Engine>(make_model(config, mesh, pieces_of(config, mesh.coordinates().pp), device),
                                   options, ctx);
 }

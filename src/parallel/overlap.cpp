@@ -56,14 +56,16 @@ Tensor gather_and_multiply(const ExecCtx& ctx, const TensorParallel& tp, const T
   shape[0] *= tp.size();
   Tensor whole = Tensor::empty(ctx, shape, x.dtype());
   const auto rows_of = [&](int rank) { return as_rows(whole).narrow(0, rank * count, count); };
-  // In turn n every rank sends to the one n places after it, so that each sends and gets once at a time.
+  // In turn n every rank sends to the one n places after it, so that each sends and gets once at a time, and
+  // one turn after the other.
   const auto sender = [&](int turn) { return (tp.rank() + tp.size() - turn) % tp.size(); };
   std::vector<Arriving> others;
   for (int turn = 1; turn < tp.size(); ++turn) {
     Tensor rows = rows_of(sender(turn));
-    const int receiver = (tp.rank() + turn) % tp.size();
-    Pending pending = tp.comm->exchange(
-        ctx, {{Transfer::Kind::send, own_rows, receiver}, {Transfer::Kind::recv, rows, sender(turn)}}, where);
+    std::vector<std::int64_t> sent(static_cast<std::size_t>(tp.size())), brought(sent.size());
+    sent[static_cast<std::size_t>((tp.rank() + turn) % tp.size())] = own.numel();
+    brought[static_cast<std::size_t>(sender(turn))] = own.numel();
+    Pending pending = tp.comm->all_to_all(ctx, own_rows, rows, sent, brought, where);
     others.emplace_back(std::move(rows), std::move(pending));
   }
   multiply(own_rows, tp.rank() * count);

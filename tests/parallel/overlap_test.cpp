@@ -111,12 +111,12 @@ TEST(Overlap, OwnPositionsAreMultipliedWhileOthersTravel) {
                    "wait reduce_scatter world",
                    "wait reduce_scatter world"};
   for (const int rank : {0, 1, 2}) {
-    const Names gather{"start exchange world",
-                       "start exchange world",
+    const Names gather{"start all_to_all world",
+                       "start all_to_all world",
                        "product",
-                       "wait exchange world",
+                       "wait all_to_all world",
                        "product",
-                       "wait exchange world",
+                       "wait all_to_all world",
                        "product"};
     Names forward = gather;
     forward.insert(forward.end(), sums.begin(), sums.end());
