@@ -14,9 +14,9 @@ Tensor as_rows(const Tensor& x);
 /// Multiplies `rows`, which are those from `first` on of a whole.
 using MultiplyRows = std::function<void(const Tensor& rows, std::int64_t first)>;
 
-/// Gathers every rank's x [n, ...] along dimension 0 and multiplies it: own rows while the first of the others
-/// are on their way, and each rank's while the next one's are; all at once if tp.chunks is 1. `cols`: columns
-/// of the product. Returns the gathered x.
+/// Gathers every rank's x [n, ...] along dimension 0 and multiplies it: own rows while the first of the
+/// others are on their way, and each rank's while the next one's are; all at once if tp.chunks is 1. `cols`:
+/// columns of the product. Returns the gathered x.
 Tensor gather_and_multiply(const ExecCtx& ctx, const TensorParallel& tp, const Tensor& x, std::int64_t cols,
                            const MultiplyRows& multiply, const Where& where = Where::current());
 
