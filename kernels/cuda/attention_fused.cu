@@ -199,10 +199,7 @@ bool fuses(const AttentionShape& s) {
   if (s.seq_q < 2 || s.seq_q > kLongest || s.seq_k < 1 || s.seq_k > kLongest) return false;
   if (s.batch < 1 || s.kv_heads < 1 || std::abs(s.query_offset) > kLongest) return false;
   if (!whole(s.q_stride) || !whole(s.k_stride) || !whole(s.v_stride) || !whole(s.o_stride)) return false;
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return major >= 8;
+  return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 8;
 }
 
 std::size_t fused_attention_forward_workspace(const AttentionShape& shape) {
