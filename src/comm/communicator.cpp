@@ -72,6 +72,14 @@ class Copied : public Pending::State {
 }  // namespace
 
 struct Communicator::Counters {
+  /// Counts an operation, which sends so much. Its number.
+  std::uint64_t add(Operation operation, std::uint64_t bytes) {
+    const std::lock_guard lock(mutex);
+    ++stats.operations;
+    stats.bytes_sent += bytes;
+    return operation == Operation::exchange ? exchanges++ : collectives++;
+  }
+
   mutable std::mutex mutex;
   CommStats stats;
   std::uint64_t collectives = 0, exchanges = 0;
@@ -81,8 +89,13 @@ struct Communicator::Counters {
 
 /// An operation of the rank's flight recorder; null: it has none.
 struct Communicator::Recorded {
+  Recorded(std::shared_ptr<FlightRecorder> of, const FlightOperation& what)
+      : recorder(std::move(of)), number(recorder ? recorder->add(what, FlightRecord::State::queued) : 0) {}
+  void begin() const { recorder->begin(number, FlightOperation::Kind::communication); }
+  void end() const { recorder->end(number, FlightOperation::Kind::communication); }
+
   std::shared_ptr<FlightRecorder> recorder;
-  std::uint64_t number = 0;
+  std::uint64_t number;
 };
 
 /// Measures how long a wait blocks. `call`: what a trace is told that is waited for; empty if it began before
@@ -211,13 +224,7 @@ Communicator::Request Communicator::prepare(Operation operation, const Tensor& i
   return request;
 }
 
-std::uint64_t Communicator::next_sequence(Operation operation) {
-  const std::lock_guard lock(counters_->mutex);
-  ++counters_->stats.operations;
-  return operation == Operation::exchange ? counters_->exchanges++ : counters_->collectives++;
-}
-
-Communicator::Recorded Communicator::record(const Request& request, std::uint64_t bytes) {
+FlightOperation Communicator::flight_of(const Request& request, std::uint64_t bytes) {
   if (!options_.flight) return {};
   const bool exchanges = request.operation == Operation::exchange;
   const Transfer* const first = request.transfers.empty() ? nullptr : &request.transfers.front();
@@ -238,7 +245,7 @@ Communicator::Recorded Communicator::record(const Request& request, std::uint64_
     }
   }
   what.group = flight_group();
-  return {options_.flight, options_.flight->add(what, FlightRecord::State::queued)};
+  return what;
 }
 
 int Communicator::flight_group() {
@@ -251,8 +258,11 @@ int Communicator::flight_group() {
 }
 
 Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t bytes) {
-  request.sequence = next_sequence(request.operation);
+  const Operation operation = request.operation;
   if (size_ == 1) {
+    counters_->add(operation, 0);
+    ctx.stream->when_relaunched(
+        [counters = counters_, operation](const Event&) { counters->add(operation, 0); });
     if (request.in.raw() == request.out.raw() || request.in.nbytes() == 0) return {};
     return Pending(std::make_shared<Copied>(ctx, request.in, request.out));
   }
@@ -260,17 +270,25 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
   const Work work{.kind = WorkKind::communication,
                   .name = trace ? detail::concat(name_of(request.operation), " ", name_) : "",
                   .bytes = static_cast<double>(bytes)};
-  const Recorded recorded = record(request, bytes);
+  request.sequence = counters_->add(operation, bytes);
+  const FlightOperation flown = flight_of(request, bytes);
+  const Recorded recorded(options_.flight, flown);
   if (recorded.recorder) {
-    request.started = [recorded] {
-      recorded.recorder->begin(recorded.number, FlightOperation::Kind::communication);
-    };
-    request.finished = [recorded](double) {
-      recorded.recorder->end(recorded.number, FlightOperation::Kind::communication);
+    request.started = [recorded] { recorded.begin(); };
+    request.finished = [recorded](double) { recorded.end(); };
+  }
+  if (ctx.stream->is_recorded()) {
+    request.again = [counters = counters_, recorder = options_.flight, operation, bytes, flown] {
+      RepeatedCall again{.sequence = counters->add(operation, bytes)};
+      FlightOperation what = flown;
+      what.sequence = again.sequence;
+      if (recorder) again.finished = [next = Recorded(recorder, what)](double) { next.end(); };
+      return again;
     };
   }
   if (trace) {
     // Called before a wait returns on the CPU; on CUDA a little later, before the communicator is gone.
+    request.timed = true;
     request.finished = [lane = "communication " + name_, begin_s = now_s(), work, trace,
                         noted = std::move(request.finished)](double end_s) {
       if (noted) noted(end_s);
@@ -283,8 +301,6 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
   };
   const TraceSpan span(*ctx.stream, [&] { return Work{WorkKind::communication, "start " + work.name}; });
   Pending pending = start(ctx, std::move(request));
-  const std::lock_guard lock(counters_->mutex);
-  counters_->stats.bytes_sent += bytes;
   return Pending(std::make_shared<Waiting>(std::move(pending), counters_, work.name, recorded));
 }
 
@@ -383,15 +399,15 @@ void Communicator::barrier(const ExecCtx& ctx, const Where& where) {
 
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string& name,
                                                   const Where& where) {
-  const std::uint64_t sequence = next_sequence(Operation::split);
+  const std::uint64_t sequence = counters_->add(Operation::split, 0);
   if (size_ > 1) {
     Request request;
     request.operation = Operation::split;
     request.sequence = sequence;
-    const Recorded recorded = record(request, 0);
+    const Recorded recorded(options_.flight, flight_of(request, 0));
     const FlightWait waits(recorded.recorder.get(), recorded.number);
     auto group = do_split(color, key, name, sequence, where);
-    if (recorded.recorder) recorded.recorder->end(recorded.number, FlightOperation::Kind::communication);
+    if (recorded.recorder) recorded.end();
     return group;
   }
   return color < 0 ? nullptr : make_self_communicator(name, options_);

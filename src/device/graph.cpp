@@ -38,8 +38,7 @@ StreamGraph::~StreamGraph() {
   for (Turns& turns : turns_) turns.forget();
 }
 
-void StreamGraph::run(const std::string& key, const std::function<void()>& work,
-                      const std::function<void()>& before_launch) {
+void StreamGraph::run(const std::string& key, const std::function<void()>& work, const Options& options) {
   const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
   const bool first = known == turns_.end();
   if (stream_->native() == nullptr || stream_->trace() || stream_->is_recorded() || first) {
@@ -50,13 +49,14 @@ void StreamGraph::run(const std::string& key, const std::function<void()>& work,
   }
   turns_.splice(turns_.begin(), turns_, known);
   const auto recording = std::make_shared<Recording>();
+  recording->lasting = options.lasting;
   stream_->make_current();
   cuda::begin_recording(stream_->native());
   stream_->recording_ = recording;
   try {
     work();
     prepare(turns_.front(), finish(*recording));
-    if (before_launch) before_launch();
+    if (options.before_launch) options.before_launch();
     launch(turns_.front(), recording);
   } catch (...) {
     abandon(*recording);
@@ -69,19 +69,39 @@ bool StreamGraph::can_replay(const std::string& key) const {
   if (known == turns_.end() || known->executable == nullptr || known->recordings.empty() || stream_->trace())
     return false;
   const Recording& recording = *known->recordings.back();
-  return !recording.reads_host && recording.named.empty();
+  const bool joined_inside = !recording.joined.empty() && !recording.lasting;
+  return !recording.reads_host && recording.named.empty() && !joined_inside;
 }
 
 bool StreamGraph::replay(const std::string& key) {
   if (!can_replay(key)) return false;
   const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
-  const std::shared_ptr<Recording> recording = known->recordings.back();
   const FlightSpan flight(*stream_, [] { return FlightOperation{.name = "graph"}; });
   turns_.splice(turns_.begin(), turns_, known);
   stream_->make_current();
-  launch(turns_.front(), recording);
+  const std::shared_ptr<Recording> recording = again(*turns_.front().recordings.back());
+  Event all;
+  all.state_->recording = recording;
+  try {
+    for (const Stream::Relaunched& told : *recording->relaunched) told(all);
+    launch(turns_.front(), recording);
+  } catch (...) {
+    recording->stage = Recording::Stage::abandoned;
+    throw;
+  }
   ++stats_.replayed;
   return true;
+}
+
+/// Another launch of a recorded graph. Its events are its own: those of the launch before are still to tell
+/// when that one was over.
+std::shared_ptr<Recording> StreamGraph::again(const Recording& recording) {
+  auto next = std::make_shared<Recording>();
+  next->lasting = recording.lasting;
+  next->joined = recording.joined;
+  for (Stream* const stream : next->joined) stream->record(next->before.emplace_back());
+  next->relaunched = recording.relaunched;
+  return next;
 }
 
 bool StreamGraph::knows(const std::string& key) const {
@@ -142,15 +162,14 @@ void StreamGraph::prepare(Turns& turns, const Owned& graph) {
 }
 
 void StreamGraph::launch(Turns& turns, const std::shared_ptr<Recording>& recording) {
+  for (const Event& event : recording->before) stream_->wait(event);
+  cuda::record(recording->begin, stream_->native());
   cuda::launch_executable(turns.executable, stream_->native());
   cuda::record(recording->end, stream_->native());
   recording->stage = Recording::Stage::launched;
   for (Stream* const stream : recording->joined) cuda::wait(stream->native(), recording->end);
-  if (turns.recordings.empty() || turns.recordings.back() != recording) {
-    while (!turns.recordings.empty() && cuda::done(turns.recordings.front()->end))
-      turns.recordings.pop_front();
-    turns.recordings.push_back(recording);
-  }
+  while (!turns.recordings.empty() && cuda::done(turns.recordings.front()->end)) turns.recordings.pop_front();
+  turns.recordings.push_back(recording);
   ++stats_.launched;
 }
 

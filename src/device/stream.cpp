@@ -17,9 +17,12 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Recording::Recording() : end(cuda::create_event()) {}
+Recording::Recording() : begin(cuda::create_event()), end(cuda::create_event()) {}
 
-Recording::~Recording() { cuda::destroy_event(end); }
+Recording::~Recording() {
+  cuda::destroy_event(begin);
+  cuda::destroy_event(end);
+}
 
 Event::State::~State() {
   if (cuda != nullptr) cuda::destroy_event(cuda);
@@ -43,13 +46,18 @@ void* Event::State::done_by() const {
 
 bool Event::State::is_done() const {
   if (in_open_recording()) return false;
-  if (cuda != nullptr) return done_by() == nullptr || cuda::done(done_by());
+  if (on_device()) return done_by() == nullptr || cuda::done(done_by());
   const std::lock_guard lock(mutex);
   return done;
 }
 
+bool Event::State::has_begun() const {
+  if (!recording || recording->stage == Recording::Stage::abandoned) return is_done();
+  return !in_open_recording() && cuda::done(recording->begin);
+}
+
 void Event::State::wait() const {
-  if (cuda != nullptr) {
+  if (on_device()) {
     if (void* const event = done_by()) cuda::synchronize_event(event);
     return;
   }
@@ -61,11 +69,13 @@ Event::Event() : state_(std::make_shared<State>()) {}
 
 bool Event::done() const { return state_->is_done(); }
 
+bool Event::has_begun() const { return state_->has_begun(); }
+
 void Event::synchronize() const { state_->wait(); }
 
 double Event::seconds_between(const Event& begin, const Event& end) {
   const State &a = *begin.state_, &b = *end.state_;
-  if (a.cuda != nullptr && b.cuda != nullptr) {
+  if (a.on_device() && b.on_device()) {
     const bool said = a.done_by() != nullptr && b.done_by() != nullptr;
     return said ? cuda::seconds_between(a.done_by(), b.done_by()) : 0;
   }
@@ -198,8 +208,12 @@ void Stream::record_time(Event& event) {
   recording_->named.push_back(event);
 }
 
+void Stream::when_relaunched(Relaunched told) {
+  if (recording_) recording_->relaunched->push_back(std::move(told));
+}
+
 void Stream::wait(const Event& event) {
-  if (native_ != nullptr && event.state_->cuda != nullptr) {
+  if (native_ != nullptr && event.state_->on_device()) {
     wait_on_device(event);
   } else if (queue_ == nullptr) {
     event.synchronize();
@@ -217,7 +231,8 @@ void Stream::wait_on_device(const Event& event) {
       recording_ = state.recording;
       recording_->joined.push_back(this);
       cuda::wait(native_, state.cuda);
-      return wait_on_device(before);
+      if (!recording_->lasting) return wait_on_device(before);
+      return recording_->before.push_back(before);
     }
     cuda::wait(native_, state.cuda);
   } else if (state.done_by() == nullptr) {

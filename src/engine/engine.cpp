@@ -236,7 +236,7 @@ StepReport Engine::finish_step() {
   result.times.forward = step->passes.forward.seconds();
   result.times.backward = step->passes.backward.seconds();
   result.times.update = step->update.seconds();
-  result.times.bubble = stalled_s(result.executed);
+  result.times.bubble = step->passes.stalls.seconds();
   return result;
 }
 
@@ -369,9 +369,9 @@ void Engine::run(Stage& stage, bool forward_only) {
 }
 
 void Engine::run(Stage& stage, const Schedule& schedule) {
-  if (!flow_) return executor_.run(schedule, stage);
+  if (!flow_) return executor_.run(schedule, stage, stage.clock());
   flow_->begin(schedule.actions[static_cast<std::size_t>(mesh_->coordinates().pp)]);
-  executor_.run(schedule, stage);
+  executor_.run(schedule, stage, stage.clock());
   flow_->end();
 }
 

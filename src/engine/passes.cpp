@@ -62,6 +62,8 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
        .load = [&](StepGraph::Turn& turn) { return static_cast<PassesTurn&>(turn).load(*batch, passes); },
        .never = why_never_repeated(),
        .call = call_of_step(*batch),
+       .coming = [&] { return params_->weights().coming(); },
+       .await = [&] { params_->weights().wait(); },
        .drop =
            [&] {
              if (params_->gradient().call_is_closed()) params_->gradient().drop_call();
@@ -73,7 +75,7 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
 }
 
 std::string Engine::why_never_repeated() const {
-  if (mesh_->world().size() > 1) return "ranks follow what they exchange call by call";
+  if (mesh_->world().options().check) return "ranks compare what they exchange call by call";
   if (!model_->is_repeatable()) return "the model's passes may read the host's memory (Model::is_repeatable)";
   return "";
 }
@@ -86,7 +88,7 @@ std::int64_t Engine::call_of_step(const Batch& batch) const {
 }
 
 Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome)
-    : engine_(engine), batch_(std::move(batch)), outcome_(&outcome) {
+    : engine_(engine), batch_(std::move(batch)), outcome_(&outcome), stalls_(engine.ctx_.stream) {
   stage_ = engine_.make_stage(*batch_, engine_.own_loss(*batch_), {});
   terms_ = stage_->loss().terms();
   engine_.begin_call(stage_->computed_micro_batches());
@@ -95,7 +97,8 @@ Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batc
 Engine::PassesTurn::PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome,
                                const ExecCtx& lasting)
     : PassesTurn(engine, std::move(batch), outcome) {
-  constexpr std::int64_t kMarks = 2 * 3;  // around forward, backward and weight gradients
+  // Around forward, backward and weight gradients, and around the wait for what each of them reads.
+  constexpr std::int64_t kMarks = 2 * 2 * 3;
   memory_ = std::make_unique<StepMemory>(lasting, values_of(*stage_),
                                          kMarks * stage_->micro_batches() * engine_.options_.layout.chunks);
   clock_ = std::make_shared<DeviceClock>(engine_.ctx_, memory_->times());
@@ -108,17 +111,20 @@ void Engine::PassesTurn::launch() {
   engine_.run(*stage_, false);
   engine_.params_->gradient().close_call();
   executed_ = engine_.executor_.executed();
+  stalls_ = engine_.executor_.stalls();
 }
 
 void Engine::PassesTurn::finish(bool repeated) {
   if (repeated) engine_.params_->gradient().close_call(true);
   Outcome& outcome = *std::exchange(outcome_, nullptr);  // the call's, over when this turn is loaded again
-  outcome = PassesUnderWay{terms_, stage_->loss().sums(engine_.ctx_), stage_->forward_spans(),
-                           stage_->backward_spans(), executed_};
+  outcome = PassesUnderWay{
+      terms_,   stage_->loss().sums(engine_.ctx_), stage_->forward_spans(), stage_->backward_spans(), stalls_,
+      executed_};
   if (!clock_) return;
   const HostCopy times = clock_->read();
   outcome->forward = stage_->forward_spans().of_launch(times);
   outcome->backward = stage_->backward_spans().of_launch(times);
+  outcome->stalls = stalls_.of_launch(times);
 }
 
 std::string Engine::PassesTurn::load(const Batch& batch, Outcome& outcome) {

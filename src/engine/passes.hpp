@@ -1,8 +1,8 @@
 #pragma once
 #include "engine/stage.hpp"
 #include "engine/step_memory.hpp"
-#include "engine/timer.hpp"
 #include "tessera/engine/engine.hpp"
+#include "tessera/ops/spans.hpp"
 #include "tessera/tensor/host_copy.hpp"
 
 namespace tessera {
@@ -11,7 +11,7 @@ namespace tessera {
 struct Engine::PassesUnderWay {
   std::vector<LossTerm> terms;
   std::vector<HostCopy> sums;  ///< of each term, on this rank
-  Spans forward, backward;
+  Spans forward, backward, stalls;
   std::vector<ExecutedAction> executed;
   std::uint64_t launched = 0;  ///< operations of the flight recorder so far
 };
@@ -41,6 +41,7 @@ class Engine::PassesTurn final : public StepGraph::Turn {
   std::vector<std::uint64_t> found_;
   std::unique_ptr<Stage> stage_;
   std::vector<LossTerm> terms_;
+  Spans stalls_;
   std::vector<ExecutedAction> executed_;
 };
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "engine/loss_plan.hpp"
-#include "engine/timer.hpp"
 #include "tessera/data/batch.hpp"
 #include "tessera/nn/model.hpp"
 #include "tessera/pipeline/executor.hpp"
@@ -44,6 +43,8 @@ class Stage final : public StageProgram {
   /// Reads what differs from call to call in `memory`, which outlives the stage, adds losses up there, and
   /// takes times that can be read of every launch: for passes that a graph repeats.
   void keep_in(const StepMemory& memory, const std::shared_ptr<DeviceClock>& clock);
+  /// What takes these times; null without keep_in().
+  const std::shared_ptr<DeviceClock>& clock() const { return forward_spans_.clock(); }
   /// A micro-batch as the device or the host would get it.
   MicroBatch make_micro_batch(const ExecCtx& ctx, int index) const;
 

@@ -16,8 +16,11 @@ constexpr int kTimed = 3;
 /// Calls of a step that have graphs of their own: samples, which key dropout, are numbered on. Later ones
 /// share one, which is recorded for each. So two shapes find room (StreamGraph::kMostGraphs).
 constexpr std::int64_t kOwnGraphs = 3;
+/// A trial takes no graph whose passes need more of the time that ranks wait for each other.
+constexpr double kMostOfTimeout = 0.25;
 
-std::string key_of(const std::string& shape, std::int64_t call) {
+std::string key_of(const std::string& shape, std::int64_t call, bool coming = false) {
+  if (coming) return shape + ", with weights on their way";
   if (call == 0) return shape + ", first of a step";
   return call < kOwnGraphs ? detail::concat(shape, ", call ", call, " of a step") : shape;
 }
@@ -73,12 +76,12 @@ void StepGraph::forget() {
 void StepGraph::drop_graph() {
   recorded_.clear();
   graph_.reset();
+  first_shape_.clear();
 }
 
 void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch) {
   const std::string shape = passes.shape();
   const bool first = passes.call == 0;
-  const std::string key = key_of(shape, first || passes.never.empty() ? passes.call : kOwnGraphs);
   // What was there before the turn before this one, and is there now, is not of steps under way: it lasts.
   const std::uint64_t lasting = std::exchange(allocations_, ctx_.allocator->stats().allocations);
   if (graph == nullptr) {
@@ -86,13 +89,17 @@ void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::functi
     turn->launch();
     return turn->finish(false);
   }
-  bool known = false;
-  for (std::int64_t call = 0; call <= kOwnGraphs; ++call) known = known || graph->knows(key_of(shape, call));
-  if (graph->stats().launched > 0 && !known) tell_of_new_shape(shape);
-  std::string why = repeat(passes, key);
+  // A graph that waits for them is another one each time. Where they have come nothing is lost by waiting
+  // before it; where not, the GPU is behind the host, which has time to record.
+  const bool coming = passes.coming();
+  if (!coming) passes.await();
+  const std::string key = key_of(shape, first || passes.never.empty() ? passes.call : kOwnGraphs, coming);
+  if (first_shape_.empty()) first_shape_ = shape;
+  if (shape != first_shape_) tell_of_new_shape(shape);
+  std::string why = coming ? "weights of the last update were still on their way" : repeat(passes, key);
   if (why.empty()) return;
   const std::uint64_t launched = graph->stats().launched;
-  record(passes, key, lasting, before_launch);
+  record(passes, key, !coming && passes.never.empty(), lasting, before_launch);
   if (graph->stats().launched > launched) recorded_because_ = std::move(why);
 }
 
@@ -111,13 +118,13 @@ std::string StepGraph::repeat(const Passes& passes, const std::string& key) {
 }
 
 /// Runs the passes piece by piece or as a graph that is recorded now, and keeps what repeat() needs.
-void StepGraph::record(const Passes& passes, const std::string& key, std::uint64_t lasting,
+void StepGraph::record(const Passes& passes, const std::string& key, bool to_repeat, std::uint64_t lasting,
                        const std::function<void()>& before_launch) {
   Recorded made;
-  if (!passes.never.empty() || !graph_->knows(key) || ctx_.stream->trace()) {
+  const auto launch = [&] { made.turn->launch(); };
+  if (!to_repeat || !graph_->knows(key) || ctx_.stream->trace()) {
     made.turn = passes.make(false);
-    graph_->run(
-        key, [&] { made.turn->launch(); }, before_launch);
+    graph_->run(key, launch, {.before_launch = before_launch});
     return made.turn->finish(false);
   }
   recorded_.erase(key);
@@ -129,8 +136,7 @@ void StepGraph::record(const Passes& passes, const std::string& key, std::uint64
   {
     const MemoryScope memory(ctx_.allocator, lasting);
     made.memory = memory.use();
-    graph_->run(
-        key, [&] { made.turn->launch(); }, before_launch);
+    graph_->run(key, launch, {.before_launch = before_launch, .lasting = true});
   }
   made.turn->finish(false);
   if (graph_->can_replay(key)) recorded_.insert_or_assign(key, std::move(made));
@@ -150,6 +156,7 @@ void StepGraph::tell_of_new_shape(const std::string& shape) {
 void StepGraph::try_graph(const Passes& passes) {
   GraphTrial trial;
   trial.recorded = passes.never;
+  passes.await();              // all that follows is the same on all ranks
   turn(passes, graph_.get());  // the graph's own first turn, which is plain
   const std::vector<std::uint64_t> expected = passes.result();
   trial.plain_s = seconds_of(passes, nullptr);
@@ -159,6 +166,9 @@ void StepGraph::try_graph(const Passes& passes) {
   if (trial.refusal.empty()) {
     trial.graph_s = seconds_of(passes, graph_.get());
     trial.used = trial.graph_s <= trial.plain_s;
+    const double timeout_s = world_.options().timeout_s;
+    if (world_.size() > 1 && trial.graph_s / world_.size() > kMostOfTimeout * timeout_s)
+      trial.refusal = detail::concat("ranks wait ", timeout_s, " s for each other, in a graph for all of it");
     if (differs(passes, expected)) trial.refusal = "launched once more it gave other numbers";
   }
   if (!trial.refusal.empty()) {

@@ -341,6 +341,11 @@ void Weights::wait() const {
   for (std::size_t i = gathers_.size(); gathers_running_ > 0 && i-- > 0;) wait(i);
 }
 
+bool Weights::coming() const {
+  return std::ranges::any_of(gathers_,
+                             [](const Gather& gather) { return gather.running && !gather.pending.done(); });
+}
+
 std::size_t Weights::gathered_bytes() const {
   std::size_t bytes = 0;
   for (const Whole& whole : whole_) {

@@ -64,15 +64,13 @@ class Inbox {
     const std::size_t end = std::min(taken_ + ahead, messages_.size());
     for (std::size_t next = taken_; next < end; ++next) post_up_to(messages_[next]);
   }
-  /// The values of the next message; `wanted` and `arrived` become the stretch of the stream that waits for
-  /// it.
-  std::vector<Tensor> take(Event& wanted, Event& arrived) {
+  /// The values of the next message; `stalls` is told where the stream waits for it.
+  std::vector<Tensor> take(Spans& stalls) {
     post(1);
     TESSERA_ENSURE(InternalError, taken_ < messages_.size(), "an input that no pass of the column needs");
     auto message = arriving_.extract(routes_.tag_of(messages_[taken_++]));
-    ctx_.stream->record_time(wanted);
+    const Spans::Span stall(stalls);
     message.mapped().pending.wait(ctx_);
-    ctx_.stream->record_time(arrived);
     return std::move(message.mapped().tensors);
   }
 
@@ -154,9 +152,10 @@ class Outbox {
 class StageRun {
  public:
   StageRun(const ExecCtx& ctx, Communicator& pipeline, const Schedule& schedule, StageProgram& program,
-           std::size_t ahead)
+           std::size_t ahead, Spans& stalls)
       : ctx_(ctx),
         ahead_(ahead),
+        stalls_(stalls),
         stage_(pipeline.rank()),
         schedule_(schedule),
         program_(program),
@@ -171,7 +170,7 @@ class StageRun {
       const double wanted_s = now_s();
       ExecutedAction done;
       done.action = action;
-      std::vector<Tensor> inputs = fetch(action, done);
+      std::vector<Tensor> inputs = fetch(action);
       done.begin_s = now_s();
       done.waited_s = done.begin_s - wanted_s;
       inbox_.post(ahead_);
@@ -201,11 +200,11 @@ class StageRun {
     return detail::concat("stage ", stage_, ":", what, label_of(action, schedule_.chunks));
   }
 
-  std::vector<Tensor> fetch(const Action& action, ExecutedAction& executed) {
+  std::vector<Tensor> fetch(const Action& action) {
     const auto message = routes_.input_of(stage_, action);
     if (!message) return {};
     if (message->from != stage_) {
-      std::vector<Tensor> inputs = inbox_.take(executed.wanted, executed.arrived);
+      std::vector<Tensor> inputs = inbox_.take(stalls_);
       outbox_.settle(message->from, message->made_at);
       return inputs;
     }
@@ -254,6 +253,7 @@ class StageRun {
 
   const ExecCtx& ctx_;
   std::size_t ahead_;
+  Spans& stalls_;
   int stage_;
   const Schedule& schedule_;
   StageProgram& program_;
@@ -265,26 +265,20 @@ class StageRun {
 
 }  // namespace
 
-double stalled_s(const std::vector<ExecutedAction>& executed) {
-  double sum = 0;
-  for (const ExecutedAction& action : executed) {
-    action.arrived.synchronize();
-    sum += Event::seconds_between(action.wanted, action.arrived);
-  }
-  return sum;
-}
-
 PipelineExecutor::PipelineExecutor(const ExecCtx& ctx, Communicator& pipeline)
-    : ctx_(ctx), pipeline_(pipeline) {}
+    : ctx_(ctx), pipeline_(pipeline), stalls_(ctx.stream) {}
 
-void PipelineExecutor::run(const Schedule& schedule, StageProgram& program) {
+void PipelineExecutor::run(const Schedule& schedule, StageProgram& program,
+                           const std::shared_ptr<DeviceClock>& clock) {
   TESSERA_CHECK_EQ(pipeline_.size(), schedule.stages, "ranks of '", pipeline_.name(), "' for stages.");
   TESSERA_CHECK_EQ(schedule.actions.size(), static_cast<std::size_t>(schedule.stages), "columns for stages.");
   // On a GPU the first walk loads code of libraries and allocates their memory, which may wait for everything
   // on the device: so nothing waits there for others ahead of need.
   const bool settled = !ctx_.device().is_cuda() || !executed_.empty();
   executed_.clear();
-  StageRun(ctx_, pipeline_, schedule, program, settled ? kReceivesAhead : 0).run(executed_);
+  stalls_ = Spans(ctx_.stream);
+  stalls_.set_clock(clock);
+  StageRun(ctx_, pipeline_, schedule, program, settled ? kReceivesAhead : 0, stalls_).run(executed_);
 }
 
 }  // namespace tessera

@@ -1,8 +1,11 @@
 #include <atomic>
 #include <deque>
 #include <map>
+#include <thread>
 
 #include "tessera/comm/heartbeat.hpp"
+#include "tessera/device/flight.hpp"
+#include "tessera/device/graph.hpp"
 #include "tests/comm/nccl_support.hpp"
 
 namespace tessera::test {
@@ -106,6 +109,112 @@ TEST_F(Nccl, DeadlineNamesCallsThatDoNotFit) {
     EXPECT_NE(message.find("all_reduce"), std::string::npos) << message;
     EXPECT_EQ(comm->failure().find("connection"), std::string::npos) << comm->failure();
   });
+}
+
+/// Operations of a graph that is launched again are operations like others: counted, numbered, told to the
+/// flight recorder, watched.
+TEST_F(Nccl, AGraphCallsThemAgain) {
+  run_nccl(3, {.timeout_s = 30}, [](const auto& comm) {
+    const ExecCtx ctx = context();
+    const auto flight = std::make_shared<FlightRecorder>();
+    comm->set_flight(flight);
+    const int rank = comm->rank(), next = (rank + 1) % 3, before = (rank + 2) % 3;
+    const Tensor x = Tensor::empty(ctx, {64}, DType::f32), from = Tensor::empty(ctx, {64}, DType::f32),
+                 sum = Tensor::empty(ctx, {64}, DType::f32), none = Tensor::empty(ctx, {0}, DType::f32);
+    std::vector<Tensor> given;
+    for (int i = 0; i < 6; ++i) given.push_back(tensor_of(ctx, DType::f32, marks(rank, i, 64)));
+    auto token = std::make_shared<int>();
+    const std::weak_ptr<int> kept = token;  // by recordings
+    const auto work = [&] {
+      ctx.stream->when_relaunched([token](const Event&) {});
+      ctx.stream->copy(sum.raw(), x.raw(), x.nbytes());
+      comm->all_reduce(ctx, sum).wait(ctx);
+      comm->exchange(ctx, {{Transfer::Kind::send, x, next, 1},
+                           {Transfer::Kind::recv, from, before, 1},
+                           {Transfer::Kind::send, none, next, 2},
+                           {Transfer::Kind::recv, none, before, 2}})
+          .wait(ctx);
+      comm->exchange(ctx, {{Transfer::Kind::send, none, next, 3}, {Transfer::Kind::recv, none, before, 3}})
+          .wait(ctx);
+    };
+    auto graph = std::make_unique<StreamGraph>(ctx.stream);
+    const CommStats first = comm->stats();
+    for (int i = 0; i < 6; ++i) {
+      ctx.stream->copy(x.raw(), given[static_cast<std::size_t>(i)].raw(), x.nbytes());
+      // Rank 1 records each time: ranks may differ in how they call the same.
+      if (i < 3 || rank == 1) {
+        graph->run("step", work, {.lasting = true});
+      } else {
+        ASSERT_TRUE(graph->replay("step"));
+      }
+      std::vector<double> expected(64);
+      for (int r = 0; r < 3; ++r) {
+        const auto of = marks(r, i, 64);
+        for (std::size_t k = 0; k < 64; ++k) expected[k] += of[k];
+      }
+      EXPECT_EQ(read_values(sum), expected) << i;
+      EXPECT_EQ(read_values(from), marks(before, i, 64)) << i;
+      const CommStats now = comm->stats();
+      EXPECT_EQ(now.operations - first.operations, 3u * static_cast<std::uint64_t>(i + 1));
+      EXPECT_EQ(now.bytes_sent % static_cast<std::uint64_t>(i + 1), 0u);
+    }
+    EXPECT_EQ(graph->stats().replayed, rank == 1 ? 0u : 3u);
+    ctx.stream->synchronize();
+    std::vector<std::uint64_t> sums, exchanges;
+    const auto all_done = [&] {
+      sums.clear();
+      exchanges.clear();
+      bool done = true;
+      for (const FlightRecord& record : flight->snapshot().records) {
+        if (record.what.kind != FlightOperation::Kind::communication) continue;
+        const bool reduces = std::string(record.what.name) == "all_reduce";
+        (reduces ? sums : exchanges).push_back(record.what.sequence);
+        done = done && record.state == FlightRecord::State::done;
+      }
+      return done;
+    };
+    while (!all_done()) std::this_thread::yield();  // the watchdog comes by
+    ASSERT_EQ(sums.size(), 6u);
+    ASSERT_EQ(exchanges.size(), 12u);
+    for (std::size_t i = 1; i < 6; ++i) EXPECT_EQ(sums[i], sums[0] + i);
+    for (std::size_t i = 1; i < 12; ++i) EXPECT_EQ(exchanges[i], exchanges[0] + i);
+    comm->set_flight(nullptr);
+    graph.reset();
+    token.reset();
+    for (int i = 0; i < 2000 && !kept.expired(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(kept.expired()) << "what was recorded lasts longer than the graph";
+  });
+}
+
+/// A deadline holds for what is in a graph too, the first launch and later ones.
+TEST_F(Nccl, AGraphHasADeadline) {
+  for (const int launches : {1, 3}) {
+    std::atomic<int> told{0};
+    run_nccl(2, {.timeout_s = 1}, [&](const auto& comm) {
+      const ExecCtx ctx = context();
+      const Tensor x = tensor_of(ctx, DType::f32, {1.0, 2.0});
+      {
+        StreamGraph graph(ctx.stream);
+        const auto work = [&] { comm->all_reduce(ctx, x).wait(ctx); };
+        graph.run("step", work);
+        for (int i = 0; i < launches; ++i) {
+          if (comm->rank() == 1 && i + 1 == launches) break;  // one launch fewer
+          if (i == 0) {
+            graph.run("step", work, {.lasting = true});
+          } else {
+            ASSERT_TRUE(graph.replay("step"));
+          }
+        }
+        while (comm->failure().empty()) std::this_thread::yield();
+      }
+      const std::string message = comm->failure();
+      EXPECT_NE(message.find(detail::concat("all_reduce ", launches)), std::string::npos) << message;
+      EXPECT_NE(message.find("in a CUDA graph, did not end within 1 s"), std::string::npos) << message;
+      ++told;
+    });
+    EXPECT_EQ(told, 2);
+  }
 }
 
 /// What nobody waits for keeps its memory until it is over.

@@ -169,15 +169,17 @@ TEST_F(StreamGraphOnCuda, AnotherShapeIsMadeAnew) {
 }
 
 TEST_F(StreamGraphOnCuda, KeysHaveGraphsOfTheirOwn) {
+  constexpr int kKept = static_cast<int>(StreamGraph::kMostGraphs), kKeys = kKept + 2;
   const auto a = device_memory(8);
   for (int turn = 0; turn < 3; ++turn) {
-    for (int key = 0; key < 10; ++key) {  // more than are kept
+    for (int key = 0; key < kKeys; ++key) {
       graph_->run(std::to_string(key), [&] { upload(a.get(), numbers(8, 100 * turn + key)); });
       EXPECT_EQ(download(a.get(), 8), numbers(8, 100 * turn + key));
     }
-    for (int key : {8, 9}) graph_->run(std::to_string(key), [&] { upload(a.get(), numbers(8, key)); });
+    for (int key : {kKept, kKept + 1})
+      graph_->run(std::to_string(key), [&] { upload(a.get(), numbers(8, key)); });
   }
-  EXPECT_EQ(graph_->stats().plain, 30u);  // each was forgotten before it came again
+  EXPECT_EQ(graph_->stats().plain, 3u * kKeys);  // each was forgotten before it came again
   EXPECT_EQ(graph_->stats().launched, 6u);
 }
 
@@ -212,6 +214,78 @@ TEST_F(StreamGraphOnCuda, OtherStreamsTakePart) {
     EXPECT_EQ(download(d.get(), kCount), values) << "turn " << turn;
   }
   EXPECT_EQ(graph_->stats().made, 1u);
+}
+
+/// A stream that joined a lasting graph does its part of each launch, after what it had to do before and
+/// before what comes later. Whoever asked for it is told of further launches, whose events are their own.
+TEST_F(StreamGraphOnCuda, StreamsThatJoinedTakePartInEveryLaunch) {
+  constexpr std::size_t kCount = 1 << 20, kBytes = kCount * sizeof(int);
+  const auto a = device_memory(kCount), b = device_memory(kCount), c = device_memory(kCount);
+  const auto source = host_memory(kCount), back = host_memory(kCount);
+  std::vector<Event> told;
+  Event in_graph;
+  const auto work = [&] {
+    ctx_.stream->record(in_graph);
+    other_->wait(in_graph);
+    other_->when_relaunched([&](const Event& launch) {
+      EXPECT_FALSE(launch.has_begun());
+      told.push_back(launch);
+    });
+    other_->copy(b.get(), a.get(), kBytes);
+    Event end;
+    other_->record(end);
+    ctx_.stream->wait(end);
+    ctx_.stream->copy(c.get(), b.get(), kBytes);
+  };
+  for (int turn = 0; turn < 6; ++turn) {
+    const Numbers values = numbers(kCount, turn);
+    std::copy(values.begin(), values.end(), static_cast<int*>(source.get()));
+    delay(*other_);
+    other_->copy(a.get(), source.get(), kBytes);
+    if (turn == 2) {
+      EXPECT_FALSE(graph_->can_replay("step")) << "joined streams are waited for inside";
+    }
+    if (turn < 4) {
+      graph_->run("step", work, {.lasting = turn >= 2});
+    } else {
+      ASSERT_TRUE(graph_->replay("step"));
+      EXPECT_FALSE(told.back().done());
+    }
+    other_->copy(back.get(), b.get(), kBytes);
+    Event sent;
+    other_->record(sent);
+    sent.synchronize();
+    EXPECT_EQ(read(back, kCount), values) << "turn " << turn;
+    EXPECT_EQ(download(c.get(), kCount), values) << "turn " << turn;
+    EXPECT_TRUE(in_graph.done() && in_graph.has_begun());
+    for (const Event& each : told) EXPECT_TRUE(each.done() && each.has_begun());
+  }
+  EXPECT_EQ(told.size(), 2u);
+  EXPECT_EQ(graph_->stats().replayed, 2u);
+}
+
+/// Who was asked first and refuses keeps the graph from being launched.
+TEST_F(StreamGraphOnCuda, WhoIsToldMayRefuseALaunch) {
+  const auto from = device_memory(4), to = device_memory(4);
+  bool refuses = false;
+  Event seen;
+  const auto work = [&] {
+    ctx_.stream->when_relaunched([&](const Event& launch) {
+      seen = launch;
+      if (refuses) throw std::runtime_error("not now");
+    });
+    ctx_.stream->copy(to.get(), from.get(), 4 * sizeof(int));
+  };
+  for (int turn = 0; turn < 2; ++turn) graph_->run("copy", work);
+  upload(from.get(), numbers(4, 7));
+  refuses = true;
+  EXPECT_THROW(graph_->replay("copy"), std::runtime_error);
+  EXPECT_TRUE(seen.done()) << "nobody waits for what never comes";
+  EXPECT_NE(download(to.get(), 4), numbers(4, 7));
+  refuses = false;
+  EXPECT_TRUE(graph_->replay("copy"));
+  EXPECT_EQ(download(to.get(), 4), numbers(4, 7));
+  EXPECT_EQ(graph_->stats().replayed, 1u);
 }
 
 /// What was put on another stream before it joins comes first, without an event that says so.

@@ -452,29 +452,141 @@ TEST_F(CudaGraphReplay, AModelThatDoesNotSaySoIsRecordedEveryTime) {
   EXPECT_NE(runs[1].because.find("Model::is_repeatable"), std::string::npos) << runs[1].because;
 }
 
-/// Where ranks exchange data within the passes they are recorded anew, and say why; bits are compared in
-/// cuda_graph_test.cpp.
-TEST_F(CudaGraphReplay, SeveralRanksRecordEveryTime) {
-  for (const Overrides& layout :
-       {Overrides{"parallel.data=2"}, {"parallel.tensor=2"}, {"parallel.pipeline=2"}}) {
-    SCOPED_TRACE(layout[0]);
-    Config config = tiny_config(0.1);
-    config.model.num_heads = config.model.num_kv_heads = 4;
-    config.model.ffn_hidden_size = 34;
-    config.training.micro_batch_size = 1;
-    config.device.type = DeviceChoice::cuda;
-    config.device.cuda_graph = AutoSwitch::on;
-    config = with_overrides(config, layout);
-    run_ranks(2, {.timeout_s = 60}, [&](const std::shared_ptr<Communicator>& world) {
-      const auto engine = build_engine(config, true, world);
-      const int rank = engine->mesh().coordinates().dp, ranks = engine->mesh().shape().dp;
-      for (unsigned step = 0; step < 4; ++step)
-        engine->step(data_part(random_batch(4, 11, step), rank, ranks, 1));
-      EXPECT_EQ(engine->graph().stats().launched, 3u);
-      EXPECT_EQ(engine->graph().stats().replayed, 0u);
-      EXPECT_EQ(engine->graph().recorded_because(), "ranks follow what they exchange call by call");
-    });
+/// What a rank of several saw, and what it sent.
+struct RankSeen : Seen {
+  std::map<std::string, std::uint64_t> bytes;
+  std::map<std::string, std::uint64_t> operations;
+};
+
+/// Steps whose weights have come before the next begins, or of which two are under way at a time. Each third
+/// batch has other labels that count.
+RankSeen run_rank(Config config, AutoSwitch graph, const std::shared_ptr<Communicator>& world, bool ahead,
+                  std::int64_t samples) {
+  config.device.cuda_graph = graph;
+  const auto engine = build_engine(config, true, world);
+  const auto& mesh = engine->mesh();
+  RankSeen run;
+  const auto script = [&](Engine&, Numbers& numbers) {
+    const auto finish = [&] {
+      const StepReport report = engine->finish_step();
+      note(numbers, report);
+      EXPECT_GE(report.times.bubble, 0);
+      for (const AxisTraffic& each : report.traffic) run.bytes[each.axis] += each.bytes_sent;
+    };
+    for (unsigned step = 0; step < 9; ++step) {
+      if (!ahead) await_weights(*engine);
+      const std::int64_t length = config.training.seq_length;
+      Batch batch = random_batch(samples, length, 60 + step);
+      for (std::size_t i = 0; i < batch.labels.size(); i += 2 + step % 5) batch.labels[i] = -100;
+      engine->launch_step(
+          data_part(batch, mesh.coordinates().dp, mesh.shape().dp, config.training.micro_batch_size));
+      if (!ahead || step > 0) finish();
+    }
+    if (ahead) finish();
+  };
+  static_cast<Seen&>(run) = run_of(*engine, script);
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
+    run.operations[std::string(name_of(axis))] = mesh[axis].stats().operations;
+  return run;
+}
+
+/// The steps of all ranks with graphs and without, whose numbers, weights and traffic are the same.
+void compare_ranks(Config config, int ranks, bool ahead = false, std::int64_t samples = 4) {
+  config.device.type = DeviceChoice::cuda;
+  run_ranks(ranks, {.timeout_s = 120}, [&](const std::shared_ptr<Communicator>& world) {
+    const RankSeen plain = run_rank(config, AutoSwitch::off, world, ahead, samples),
+                   graph = run_rank(config, AutoSwitch::on, world, ahead, samples);
+    EXPECT_EQ(bits_of(plain.numbers), bits_of(graph.numbers));
+    EXPECT_EQ(plain.weights, graph.weights);
+    EXPECT_EQ(plain.bytes, graph.bytes);
+    EXPECT_EQ(plain.operations, graph.operations);
+    EXPECT_EQ(plain.graph.launched, 0u);
+    if (!ahead) expect_replays(graph, 9);
+  });
+}
+
+Config ranks_config(const Overrides& layout) {
+  Config config = tiny_config(0.1);
+  config.model.num_heads = config.model.num_kv_heads = 4;
+  config.model.ffn_hidden_size = 34;
+  config.training.seq_length = 12;
+  config.training.micro_batch_size = 1;
+  return with_overrides(config, layout);
+}
+
+TEST_F(CudaGraphReplay, RanksAlongEveryAxis) {
+  for (const Overrides& layout : {Overrides{"parallel.data=2", "parallel.zero_stage=0"},
+                                  {"parallel.data=2"},
+                                  {"parallel.tensor=2"},
+                                  {"parallel.tensor=2", "parallel.sequence=true"},
+                                  {"parallel.context=2"},
+                                  {"parallel.context=2", "parallel.context_method=ulysses"},
+                                  {"parallel.pipeline=2"},
+                                  {"parallel.pipeline=2", "parallel.schedule=zb-h1"},
+                                  {"model.num_layers=4", "parallel.pipeline=2", "parallel.schedule=zb-v"}}) {
+    SCOPED_TRACE(layout.back());
+    const Config config = ranks_config(layout);
+    compare_ranks(config, static_cast<int>(config.parallel.data.value_or(1) * config.parallel.tensor *
+                                           config.parallel.context * config.parallel.pipeline));
   }
+}
+
+TEST_F(CudaGraphReplay, RanksAlongAllAxes) {
+  Config config = tiny_llama(0.1);
+  config.model.ffn_hidden_size = 18;
+  config.training.precision = Precision::bf16;
+  config.training.micro_batch_size = 1;
+  config.training.seq_length = 12;
+  config.parallel.tensor = config.parallel.pipeline = 2;
+  config.parallel.data = 2;
+  compare_ranks(config, 8);
+}
+
+/// Three data ranks share out four samples, and two: one has fewer, or none.
+TEST_F(CudaGraphReplay, RanksWithFewerSamples) {
+  for (const std::int64_t samples : {4, 2}) {
+    SCOPED_TRACE(samples);
+    compare_ranks(ranks_config({"training.global_batch_size=3", "parallel.data=3"}), 3, false, samples);
+  }
+}
+
+/// Weights of the last update may have come when passes begin, or not.
+TEST_F(CudaGraphReplay, RanksThatRunAhead) {
+  compare_ranks(ranks_config({"parallel.data=2"}), 2, true);
+  compare_ranks(ranks_config({"parallel.data=2", "parallel.zero_stage=0", "parallel.tensor=2"}), 4, true);
+}
+
+/// A rank that records while another repeats makes the same calls.
+TEST_F(CudaGraphReplay, OneRankRecordsAnew) {
+  Config config = ranks_config({"parallel.data=2", "parallel.tensor=2"});
+  config.device.type = DeviceChoice::cuda;
+  config.device.cuda_graph = AutoSwitch::on;
+  run_ranks(4, {.timeout_s = 120}, [&](const std::shared_ptr<Communicator>& world) {
+    std::vector<double> losses[2];
+    for (const bool apart : {false, true}) {
+      const auto engine = build_engine(config, true, world);
+      const auto& mesh = engine->mesh();
+      std::vector<Tensor> held;
+      for (unsigned step = 0; step < 8; ++step) {
+        await_weights(*engine);
+        // Memory that the graph computes in is somebody else's from here on.
+        if (apart && world->rank() == 1 && step >= 4)
+          held.push_back(
+              Tensor::empty(engine->ctx(), {static_cast<std::int64_t>(1000 << (step - 4))}, DType::f32));
+        const Batch batch = random_batch(config.training.global_batch_size, 12, step);
+        losses[apart].push_back(
+            engine->step(data_part(batch, mesh.coordinates().dp, mesh.shape().dp, 1)).loss);
+      }
+      const std::uint64_t replayed = engine->graph().stats().replayed;
+      if (apart && world->rank() == 1) {
+        EXPECT_LT(replayed, 6u);
+        EXPECT_NE(engine->graph().recorded_because().find("others hold memory"), std::string::npos);
+      } else {
+        EXPECT_EQ(replayed, 6u) << engine->graph().recorded_because();
+      }
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+  });
 }
 
 }  // namespace

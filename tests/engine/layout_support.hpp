@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/base/config_file.hpp"
@@ -30,6 +31,11 @@ struct LayoutErrors {
   double loss = 0, gradient = 0, weight = 0;
   std::string worst_gradient, worst_weight;
 };
+
+/// Until the weights of the last update are here.
+inline void await_weights(Engine& engine) {
+  while (engine.params().weights().coming()) std::this_thread::yield();
+}
 
 /// The samples of one data rank, in the order Megatron's sampler gives them.
 inline Batch data_part(const Batch& whole, int rank, int ranks, std::int64_t micro_batch) {

@@ -152,7 +152,7 @@ TEST(Executor, TellsHowLongTheStreamWaited) {
     executor.run(schedule, program);  // connects the ranks
     comm->barrier(ctx);
     executor.run(schedule, program);
-    const double stalled = stalled_s(executor.executed());
+    const double stalled = executor.stalls().seconds();
     double waited = 0;
     for (const ExecutedAction& executed : executor.executed()) waited += executed.waited_s;
     if (comm->rank() == 0) {

@@ -22,6 +22,7 @@
 namespace tessera {
 
 class FlightRecorder;
+struct FlightOperation;
 
 enum class ReduceOp { sum, max };
 
@@ -82,6 +83,12 @@ struct CommOptions {
 };
 
 struct CallSignature;  // src/comm/check.hpp
+
+/// What is its own where a graph calls a recorded operation once more: Communicator::Request has what it is.
+struct RepeatedCall {
+  std::uint64_t sequence = 0;
+  std::function<void(double end_s)> finished = {};  ///< Request::finished, which does not read the time
+};
 
 class Communicator {
  public:
@@ -180,10 +187,15 @@ class Communicator {
     /// If set, called once when the operation has finished (not when it failed) and before its wait returns.
     /// The time is std::chrono::steady_clock's, seconds since its epoch. Outlives the communicator.
     std::function<void(double end_s)> finished;
+    /// Whether `finished` reads the time, which costs something to know; 0 will do otherwise.
+    bool timed = false;
     /// If set, called once when the operation leaves the queue and begins, where there is a queue.
     std::function<void()> started;
     /// Adds to CommStats::wait_s what a wait held up a stream. Outlives the communicator.
     std::function<void(double seconds)> held_up;
+    /// If set, the operation is being recorded: to be called for each further launch of the graph, which is
+    /// another operation with a number and an end of its own. Outlives the communicator.
+    std::function<RepeatedCall()> again;
   };
   /// What other ranks' calls are compared with.
   static CallSignature signature_of(const Request& request);
@@ -211,8 +223,7 @@ class Communicator {
   struct Recorded;
   class Waiting;
   Request prepare(Operation operation, const Tensor& in, const Tensor& out, const Where& where) const;
-  std::uint64_t next_sequence(Operation operation);
-  Recorded record(const Request& request, std::uint64_t bytes);
+  FlightOperation flight_of(const Request& request, std::uint64_t bytes);
   int flight_group();
   Pending begin(const ExecCtx& ctx, Request request, std::uint64_t bytes);
   std::string call_text(const Request& request) const;

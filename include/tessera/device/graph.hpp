@@ -29,21 +29,28 @@ class StreamGraph {
   };
 
   /// Graphs kept, those used last: texts of ever new lengths make ever new ones.
-  static constexpr std::size_t kMostGraphs = 8;
+  static constexpr std::size_t kMostGraphs = 10;
 
   explicit StreamGraph(std::shared_ptr<Stream> stream);
   ~StreamGraph();
   StreamGraph(const StreamGraph&) = delete;
   StreamGraph& operator=(const StreamGraph&) = delete;
 
+  struct Options {
+    /// Called when the graph is ready, before it is launched. Nothing that `work` launched runs if it throws.
+    std::function<void()> before_launch = {};
+    /// For replay(): what other streams had to do before they joined is waited for in front of the graph, not
+    /// by the part of it that is theirs.
+    bool lasting = false;
+  };
+
   /// Calls `work`; what it launches on the stream, and on streams that wait for the stream's events
   /// meanwhile, becomes one graph, launched when it returns. `work` must not wait for the stream: events
   /// recorded in it are done when the graph is. A key's first turn is launched piece by piece, since then
   /// connections, plans and memory come into being; so is every turn on the CPU and while the stream has a
-  /// trace. Errors: DeviceError; whatever `work` throws, then nothing it launched runs; whatever
-  /// `before_launch` throws, which is called when the graph is ready, with the same effect.
-  void run(const std::string& key, const std::function<void()>& work,
-           const std::function<void()>& before_launch = nullptr);
+  /// trace. Errors: DeviceError; whatever `work` throws, then nothing it launched runs.
+  void run(const std::string& key, const std::function<void()>& work, const Options& options);
+  void run(const std::string& key, const std::function<void()>& work) { run(key, work, Options()); }
   /// Launches the key's graph once more as it was recorded last: for work that finds on the device all that
   /// changes, and whose memory still is its own. Returns false, with nothing launched, where there is no
   /// graph, where it copies from memory of the host or names events of work outside, which are another
@@ -64,6 +71,7 @@ class StreamGraph {
   void abandon(Recording& recording);
   void prepare(Turns& turns, const Owned& graph);
   void launch(Turns& turns, const std::shared_ptr<Recording>& recording);
+  static std::shared_ptr<Recording> again(const Recording& recording);
 
   std::shared_ptr<Stream> stream_;
   std::list<Turns> turns_;  ///< most recently used first

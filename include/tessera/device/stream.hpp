@@ -23,6 +23,8 @@ class Event {
   Event();
   /// True when everything before the recorded point is done; an event never recorded is done.
   bool done() const;
+  /// The same for a point in a graph (StreamGraph) means that the graph has begun.
+  bool has_begun() const;
   /// Blocks the calling thread until done.
   void synchronize() const;
   /// Seconds from the point in `begin` to that in `end`, both done; 0 if one was never recorded.
@@ -30,6 +32,7 @@ class Event {
 
  private:
   friend class Stream;
+  friend class StreamGraph;
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -80,6 +83,11 @@ class Stream {
   void record_time(Event& event);
   /// Work launched from now on starts only when `event` is done.
   void wait(const Event& event);
+  /// Calls `told` whenever a graph that is being recorded here is launched again as it is, just before, with
+  /// an event that has begun when the graph has, and is done when the graph is. Nothing where nothing is
+  /// recorded. Errors: what it throws keeps the graph from being launched.
+  using Relaunched = std::function<void(const Event& launch)>;
+  void when_relaunched(Relaunched told);
   /// Blocks until all work launched so far is done. Errors: whatever that work threw.
   void synchronize();
 

@@ -57,6 +57,10 @@ class StepGraph {
     /// Why no turn of this engine can be loaded; empty if they can.
     std::string never = {};
     std::int64_t call = 0;  ///< of the step, from 0; calls of one number compute the same samples of it
+    /// Whether what other ranks send for them, weights of the last update, is still on its way, ...
+    std::function<bool()> coming;
+    /// ... and what makes the stream wait for it. They wait themselves where each is first read.
+    std::function<void()> await;
     /// Forgets the gradient they left.
     std::function<void()> drop;
     /// What they computed on this rank, as numbers whose bits tell whether it has changed.
@@ -88,7 +92,7 @@ class StepGraph {
     std::shared_ptr<MemoryUse> memory;
   };
   void turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch = nullptr);
-  void record(const Passes& passes, const std::string& key, std::uint64_t lasting,
+  void record(const Passes& passes, const std::string& key, bool to_repeat, std::uint64_t lasting,
               const std::function<void()>& before_launch);
   std::string repeat(const Passes& passes, const std::string& key);
   void drop_graph();
@@ -110,6 +114,7 @@ class StepGraph {
   std::uint64_t allocations_ = 0;  ///< before the latest turn
   std::int64_t calls_ = 0;
   std::optional<GraphTrial> trial_;
+  std::string first_shape_;
   bool told_of_new_shape_ = false;
   std::vector<std::string> notes_;
 };

@@ -90,6 +90,8 @@ class Weights {
   bool fetched(std::size_t bucket) const { return whole_[bucket].here; }
   /// Waits for all that is under way.
   void wait() const;
+  /// Whether some are still on their way: wait() would hold the stream up.
+  bool coming() const;
   /// Of the device's memory.
   std::size_t persistent_bytes() const;
 

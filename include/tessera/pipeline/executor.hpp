@@ -2,9 +2,11 @@
 /// PipelineExecutor: walks one stage's column of a schedule, moving activations and gradients between stages.
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tessera/comm/communicator.hpp"
+#include "tessera/ops/spans.hpp"
 #include "tessera/pipeline/schedule.hpp"
 #include "tessera/tensor/port.hpp"
 
@@ -37,14 +39,7 @@ struct ExecutedAction {
   Action action;
   double begin_s = 0, end_s = 0;
   double waited_s = 0;  ///< the thread that runs the stage, before it, for its input
-  /// On the stage's stream before and after it waited for the input; never recorded without a wait.
-  Event wanted, arrived;
 };
-
-/// The bubble of a stage: how long its stream had nothing to do but wait for inputs. On a stream that goes on
-/// while the thread does something else this is not the time that the thread waits. Waits for the stream to
-/// get there.
-double stalled_s(const std::vector<ExecutedAction>& executed);
 
 class PipelineExecutor {
  public:
@@ -54,14 +49,20 @@ class PipelineExecutor {
   /// Runs the column of this stage. Receives are posted ahead of need, sends do not block the stage; a piece
   /// whose successor is on the same stage hands its tensors over. Errors: what the program throws;
   /// InvalidArgument for ports that cannot be, or outputs that do not fit them; CommunicationError.
-  void run(const Schedule& schedule, StageProgram& program);
+  /// `clock`: what times stalls(); null: events of the stream.
+  void run(const Schedule& schedule, StageProgram& program,
+           const std::shared_ptr<DeviceClock>& clock = nullptr);
   /// What the last run did on this stage.
   const std::vector<ExecutedAction>& executed() const { return executed_; }
+  /// The bubble: where in the last run this stage's stream had nothing to do but wait for inputs. On a stream
+  /// that goes on while the thread does something else this is not when the thread waits.
+  const Spans& stalls() const { return stalls_; }
 
  private:
   ExecCtx ctx_;
   Communicator& pipeline_;
   std::vector<ExecutedAction> executed_;
+  Spans stalls_;
 };
 
 }  // namespace tessera

@@ -34,15 +34,15 @@ std::vector<std::string> nccl_gather_texts(Communicator& group, const std::strin
 
 double nccl_ask_timeout_s(double timeout_s) { return std::clamp(timeout_s / 10, 1.0, 20.0); }
 
-std::string nccl_explain(Communicator& probe, const std::vector<int>& names, const NcclTask::What& what,
+std::string nccl_explain(Communicator& probe, const std::vector<int>& names, const NcclTask& task,
                          double timeout_s) {
-  const std::string head = detail::concat(what.text, " did not end within ", timeout_s, " s");
+  const std::string head = detail::concat(task.text(), " did not end within ", timeout_s, " s");
   try {
     std::vector<CallSignature> calls;
     std::string places;
     bool same = true;
     for (const std::string& text :
-         nccl_gather_texts(probe, detail::concat(what.sequence, " ", what.call.encode()))) {
+         nccl_gather_texts(probe, detail::concat(task.sequence, " ", task.what->call.encode()))) {
       std::istringstream in(text);
       std::uint64_t sequence = 0;
       in >> sequence;
@@ -51,12 +51,12 @@ std::string nccl_explain(Communicator& probe, const std::vector<int>& names, con
       std::getline(in, rest);
       const int name = names[calls.size()];
       calls.push_back(CallSignature::decode(rest));
-      same = same && sequence == what.sequence;
+      same = same && sequence == task.sequence;
       places += detail::concat(places.empty() ? "" : "; ", "rank ", name, " is in operation ", sequence, ", ",
                                calls.back().describe());
     }
     if (!same) return detail::concat(head, ": ", places);
-    const std::string mismatch = find_mismatch(calls, names, probe.name(), what.sequence);
+    const std::string mismatch = find_mismatch(calls, names, probe.name(), task.sequence);
     if (!mismatch.empty()) return detail::concat(head, ": ", mismatch);
     return detail::concat(head, ", though every rank has called it: a GPU or a connection does not answer");
   } catch (const CommunicationError& error) {

@@ -17,7 +17,7 @@ double nccl_ask_timeout_s(double timeout_s);
 
 /// Why an operation did not end in time. Whoever is not stuck in an operation itself does not answer, and is
 /// named. `probe`: a group for this question, with nccl_ask_timeout_s as its deadline.
-std::string nccl_explain(Communicator& probe, const std::vector<int>& names, const NcclTask::What& what,
+std::string nccl_explain(Communicator& probe, const std::vector<int>& names, const NcclTask& task,
                          double timeout_s);
 
 }  // namespace tessera

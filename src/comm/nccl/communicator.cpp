@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "comm/check.hpp"
 #include "comm/heartbeats.hpp"
@@ -8,12 +9,39 @@
 #include "comm/nccl/link.hpp"
 #include "comm/nccl/pending.hpp"
 #include "tessera/base/clock.hpp"
+#include "tessera/base/env.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/device/exec_ctx.hpp"
 
 namespace tessera {
 namespace {
+
+/// Messages of one call, which has ended when the last of them has.
+class NcclBatch {
+ public:
+  NcclBatch(std::int64_t messages, RepeatedCall call, std::function<RepeatedCall()> again)
+      : messages_(messages), call_(std::move(call)), again_(std::move(again)) {}
+
+  /// What the next message belongs to: after the last one of the call, the first of another launch's.
+  RepeatedCall next() {
+    if (given_++ % messages_ == 0) {
+      if (given_ > 1) call_ = again_();
+      left_ = std::make_shared<std::int64_t>(messages_);
+    }
+    if (!call_.finished) return {call_.sequence};
+    // One thread, the watchdog's, calls all of them.
+    return {call_.sequence, [left = left_, finished = call_.finished](double end_s) {
+              if (--*left == 0) finished(end_s);
+            }};
+  }
+
+ private:
+  std::int64_t messages_, given_ = 0;
+  RepeatedCall call_;
+  std::function<RepeatedCall()> again_;
+  std::shared_ptr<std::int64_t> left_;
+};
 
 class NcclCommunicator : public Communicator, public Heartbeats {
  public:
@@ -38,7 +66,7 @@ class NcclCommunicator : public Communicator, public Heartbeats {
  private:
   void connect(NcclLane* parent, int color);
   std::string text_of(const Request& request) const;
-  NcclTask::What what_of(const Request& request) const;
+  std::shared_ptr<const NcclTask::What> what_of(const Request& request, int peer = -1) const;
   CallSignature signed_call(const Request& request) const;
   bool on_gpu(const ExecCtx& ctx, const Request& request) const;
   void compare(const Request& request);
@@ -98,20 +126,19 @@ void NcclCommunicator::connect(NcclLane* parent, int color) {
     members_ += detail::concat(members_.empty() ? "" : ", ", each.name);
   }
   lane_ = std::make_shared<NcclLane>(
-      *job_, NcclLane::Options{
-                 .name = "group " + name() + " (ranks " + members_ + ")",
-                 .rank = rank(),
-                 .size = size(),
-                 .timeout_s = options().timeout_s,
-                 .host_failure =
-                     [host = host_, control = control_] {
-                       const std::string failure = host->failure();
-                       return failure.empty() ? control->failure() : failure;
-                     },
-                 .explain =
-                     [probe = probe_, names = names_, timeout_s = options().timeout_s](const NcclTask& task) {
-                       return nccl_explain(*probe, names, task.what, timeout_s);
-                     }});
+      *job_,
+      NcclLane::Options{
+          .name = "group " + name() + " (ranks " + members_ + ")",
+          .rank = rank(),
+          .size = size(),
+          .timeout_s = options().timeout_s,
+          .host_failure =
+              [host = host_, control = control_] {
+                const std::string failure = host->failure();
+                return failure.empty() ? control->failure() : failure;
+              },
+          .explain = [probe = probe_, names = names_, timeout_s = options().timeout_s](
+                         const NcclTask& task) { return nccl_explain(*probe, names, task, timeout_s); }});
   job_->watch(lane_);
   const auto warm_up = [](NcclCalls& calls, void* memory) {
     calls.add(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclMax, calls.comm, calls.native()),
@@ -135,8 +162,14 @@ std::string NcclCommunicator::text_of(const Request& request) const {
                         members_, ") at ", place_of(request.where));
 }
 
-NcclTask::What NcclCommunicator::what_of(const Request& request) const {
-  return {.text = text_of(request), .sequence = request.sequence, .call = signed_call(request)};
+/// `peer`: of a message.
+std::shared_ptr<const NcclTask::What> NcclCommunicator::what_of(const Request& request, int peer) const {
+  NcclTask::What what{
+      .operation = name_of(request.operation),
+      .place = detail::concat("group ", name(), " (ranks ", members_, ") at ", place_of(request.where)),
+      .call = peer < 0 ? signed_call(request) : CallSignature(),
+      .peer = peer};
+  return std::make_shared<const NcclTask::What>(std::move(what));
 }
 
 /// Tensors on the host and on a GPU do not belong together.
@@ -217,7 +250,10 @@ Pending NcclCommunicator::start_collective(const ExecCtx& ctx, Request request) 
   auto pending = std::make_shared<NcclPending>(job_, control_, text_of(request));
   auto task = std::make_shared<NcclTask>(std::vector<Tensor>{request.in, request.out});
   task->what = what_of(request);
+  task->sequence = request.sequence;
   task->finished = std::move(request.finished);
+  task->timed = request.timed;
+  task->again = std::move(request.again);
   task->held_up = std::move(request.held_up);
   ctx.stream->record(task->ready);
   pending->add(lane_, task);
@@ -237,7 +273,7 @@ NcclLink& NcclCommunicator::link_to(int peer) {
                                 .timeout_s = options().timeout_s,
                                 .control = control_,
                                 .explain = [timeout_s = options().timeout_s](const NcclTask& task) {
-                                  return detail::concat(task.what.text, ": rank ", task.what.peer,
+                                  return detail::concat(task.text(), ": rank ", task.what->peer,
                                                         " did not come within ", timeout_s, " s");
                                 }});
   }
@@ -272,11 +308,18 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
   auto pending = std::make_shared<NcclPending>(job_, control_, text_of(request));
   Event ready;
   ctx.stream->record(ready);
-  // The batch is over when its last message is. Empty messages have nothing to carry, on either side.
+  // Empty messages have nothing to carry, on either side.
   const auto carries = [](const Transfer& transfer) { return transfer.tensor.nbytes() > 0; };
-  const auto left =
-      std::make_shared<std::ptrdiff_t>(std::count_if(transfers.begin(), transfers.end(), carries));
-  if (*left == 0 && request.finished) request.finished(now_s());
+  const auto messages = std::count_if(transfers.begin(), transfers.end(), carries);
+  const auto end_at_once = [](const RepeatedCall& call) {
+    if (call.finished) call.finished(now_s());
+  };
+  if (messages == 0) {
+    end_at_once({request.sequence, request.finished});
+    ctx.stream->when_relaunched([=, again = request.again](const Event&) { end_at_once(again()); });
+  }
+  const auto batch =
+      std::make_shared<NcclBatch>(messages, RepeatedCall{request.sequence, request.finished}, request.again);
   std::vector<NcclLane::Posted> posted;
   for (const Transfer& transfer : transfers) {
     NcclLink& link = link_to(transfer.peer);
@@ -284,16 +327,13 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
     if (options().check) announce(*pending, transfer, number, request.where);
     if (!carries(transfer)) continue;
     auto task = std::make_shared<NcclTask>(std::vector<Tensor>{transfer.tensor});
-    task->what = {.text = text_of(request),
-                  .sequence = request.sequence,
-                  .call = {},
-                  .peer = names_[static_cast<std::size_t>(transfer.peer)]};
+    task->what = what_of(request, names_[static_cast<std::size_t>(transfer.peer)]);
     task->ready = ready;
-    if (request.finished) {  // one thread, the watchdog's, calls all of them
-      task->finished = [left, finished = request.finished](double end_s) {
-        if (--*left == 0) finished(end_s);
-      };
-    }
+    RepeatedCall call = batch->next();
+    task->sequence = call.sequence;
+    task->finished = std::move(call.finished);
+    task->timed = request.timed;
+    task->again = [batch] { return batch->next(); };
     task->held_up = request.held_up;
     const auto& lane = link.lane(transfer.kind);
     pending->add(lane, task);
@@ -334,6 +374,8 @@ std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicato
                  device.index<devices.count, "a communicator over NCCL on ", device, ": ", devices.count> 0
                      ? detail::concat("there are ", devices.count, " devices")
                      : devices.why_none);
+  static std::once_flag registration;
+  std::call_once(registration, set_nccl_registration);
   auto job = std::make_shared<NcclJob>(host, device);
   return std::make_shared<NcclCommunicator>(std::move(job), std::move(host));
 }

@@ -145,7 +145,7 @@ void NcclLane::post(std::vector<Posted> posted) {
   for (const Posted& each : posted) lanes.insert(each.lane);
   std::vector<std::unique_lock<std::timed_mutex>> locks;
   for (NcclLane* const lane : lanes) locks.emplace_back(lane->nccl_mutex_);
-  for (const Posted& each : posted) each.lane->job_.check(each.task->what.text + " was called");
+  for (const Posted& each : posted) each.lane->job_.check(each.task->text() + " was called");
   std::vector<Posted> now;
   for (Posted& each : posted) {
     if (each.lane->connected_) {
@@ -172,6 +172,29 @@ void NcclLane::launch(const std::vector<Posted>& posted) {
 
 void NcclLane::note_launch(const TaskPtr& task) {
   stream_.record(task->end);
+  task->in_graph = stream_.is_recorded();
+  // Not the task, whose events hold the recording, which holds this.
+  stream_.when_relaunched([this, what = task->what, again = task->again](const Event& launch) {
+    note_relaunch(what, again(), launch);
+  });
+  fly(task);
+}
+
+/// A graph that this is part of is about to be launched once more.
+void NcclLane::note_relaunch(std::shared_ptr<const NcclTask::What> what, RepeatedCall again,
+                             const Event& launch) {
+  auto task = std::make_shared<NcclTask>(std::vector<Tensor>());
+  task->what = std::move(what);
+  task->sequence = again.sequence;
+  task->in_graph = true;
+  task->ready = task->end = launch;
+  task->finished = std::move(again.finished);
+  if (job_.failed()) job_.check(task->text() + " was called");
+  fly(task);
+  job_.wake();
+}
+
+void NcclLane::fly(const TaskPtr& task) {
   {
     const std::lock_guard lock(mutex_);
     in_flight_.push_back(task);
@@ -213,7 +236,7 @@ bool NcclLane::is_connected() {
 void NcclLane::await_launch(const NcclTask& task) {
   std::unique_lock lock(mutex_);
   while (!task.launched) {
-    job_.check(task.what.text + " was waiting");
+    job_.check(task.text() + " was waiting");
     changed_.wait_for(lock, std::chrono::milliseconds(20));
   }
 }
@@ -229,7 +252,7 @@ bool NcclLane::retire() {
     }
     if (!task->end.done()) return true;
     task->report_stall();
-    if (task->finished) task->finished(job_.time_of(task->end));
+    if (task->finished) task->finished(task->timed ? job_.time_of(task->end) : 0);
     {
       const std::lock_guard lock(mutex_);
       in_flight_.pop_front();
@@ -250,12 +273,12 @@ bool NcclLane::look() {
     ncclResult_t state = ncclSuccess;
     if (nccl && comm_ != nullptr) ncclCommGetAsyncError(comm_, &state);
     if (state != ncclSuccess && state != ncclInProgress) {
-      job_.fail(detail::concat(front->what.text, ": NCCL on rank ", job_.rank(), " reports ",
+      job_.fail(detail::concat(front->text(), ": NCCL on rank ", job_.rank(), " reports ",
                                ncclGetErrorString(state), ". ", ncclGetLastError(comm_)));
       return true;
     }
   }
-  if (!front->began && front->ready.done()) front->began = Clock::now();
+  if (!front->began && front->ready.has_begun()) front->began = Clock::now();
   if (front->began && job_.is_overdue(*front->began, options_.timeout_s)) job_.fail(options_.explain(*front));
   return true;
 }

@@ -101,6 +101,8 @@ class NcclLane {
   void begin(const WarmUp& warm_up);
   static void launch(const std::vector<Posted>& posted);
   void note_launch(const TaskPtr& task);
+  void note_relaunch(std::shared_ptr<const NcclTask::What> what, RepeatedCall again, const Event& launch);
+  void fly(const TaskPtr& task);
   void finish(const NcclCalls& calls, ncclResult_t end);
   /// Waits until NCCL has done in the background what it could not do at once.
   void settle(ncclResult_t result, const char* call);

@@ -10,10 +10,15 @@ TEST(CudaStep, IsCountedOnTheEmulator) {
 
 #else
 
+#include <map>
+#include <mutex>
+#include <set>
+
 #include "emulator.hpp"
 #include "tessera/device/trace.hpp"
 #include "tessera/engine/build.hpp"
 #include "tests/engine/engine_support.hpp"
+#include "tests/engine/layout_support.hpp"
 
 namespace tessera::test {
 namespace {
@@ -93,14 +98,44 @@ Calls calls_of_a_steady_step(std::int64_t layers, bool graph) {
   return seen.back();
 }
 
-/// However many layers there are: the passes are an upload and its event, a graph and its event, and copies
-/// of the loss and of times, each with its event.
+/// However many layers there are: the passes are an upload and its event, a graph between two events, and
+/// copies of the loss and of times, each with its event.
 TEST(CudaStep, ASteadyStepMakesAFewCalls) {
   const Calls two = calls_of_a_steady_step(2, true), six = calls_of_a_steady_step(6, true);
   EXPECT_EQ(two, six);
-  EXPECT_EQ(six.passes, 8u);
-  EXPECT_EQ(six.step, 15u);
+  EXPECT_EQ(six.passes, 9u);
+  EXPECT_EQ(six.step, 16u);
   EXPECT_GT(calls_of_a_steady_step(6, false).passes, calls_of_a_steady_step(2, false).passes + 100);
+}
+
+/// The same with two ranks that exchange something in every layer: each lane is joined once, before the graph
+/// and after it.
+TEST(CudaStep, ASteadyStepOfARankMakesAFewCalls) {
+  std::map<std::int64_t, std::set<std::uint64_t> > seen;
+  std::mutex mutex;
+  for (const std::int64_t layers : {2, 6}) {
+    run_ranks(2, {.timeout_s = 60}, [&](const std::shared_ptr<Communicator>& world) {
+      Config config = tiny_config(0.1);
+      config.device.type = DeviceChoice::cuda;
+      config.device.cuda_graph = AutoSwitch::on;
+      config.model.num_layers = layers;
+      config.model.num_heads = config.model.num_kv_heads = 4;
+      config.model.ffn_hidden_size = 34;
+      config.parallel.tensor = 2;
+      const auto engine = build_engine(config, true, world);
+      for (unsigned i = 0; i < 8; ++i) {
+        const Batch batch = random_batch(4, 11, i);
+        const std::uint64_t before = tessera_emulator::stream_calls();
+        engine->forward_backward(batch);
+        const std::lock_guard lock(mutex);
+        if (i >= 4) seen[layers].insert(tessera_emulator::stream_calls() - before);
+        engine->discard();
+      }
+      EXPECT_EQ(engine->graph().stats().replayed, 6u) << engine->graph().recorded_because();
+    });
+  }
+  EXPECT_EQ(seen[2], seen[6]);
+  EXPECT_EQ(seen[6], std::set<std::uint64_t>{12u});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, CudaStep,

@@ -219,5 +219,7 @@ cudaError_t launch_kernel(const void* function, dim3 grid, dim3 block, std::size
 /// Host code in the stream's order that may touch device memory: what a library's call becomes. An exception
 /// from it fails the stream, as one from a kernel does.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> work);
+/// Of a stream that is being recorded: work that is another one at each launch of the graph, made then.
+cudaError_t record(cudaStream_t stream, const char* name, std::function<std::function<void()>()> make);
 
 }  // namespace tessera_emulator

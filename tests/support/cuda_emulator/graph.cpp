@@ -187,7 +187,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
     CUstream_st& worker = *executable->workers[node.stream];
     marks.push_back(node.kind == Graph::Kind::record ? mark(worker) : nullptr);
     const bool skipped = marks.size() - 1 == without;
-    if (node.kind == Graph::Kind::work && !skipped) worker.enqueue(node.name, node.always, node.work);
+    if (node.kind == Graph::Kind::work && !skipped)
+      worker.enqueue(node.name, node.always, node.make ? node.make() : node.work);
     if (node.kind == Graph::Kind::wait) worker.enqueue("graph", false, arrival(marks[node.awaited], 1));
     if (node.kind == Graph::Kind::record_outside)
       worker.enqueue("graph", true, completion(node.event, node.event->next_record()));

@@ -18,6 +18,7 @@ struct Graph {
     std::string name = {};
     bool always = false;
     CUstream_st::Work work = {};
+    std::function<CUstream_st::Work()> make = {};   ///< or what makes it at each launch
     std::size_t awaited = 0;                        ///< kind wait: which node's record
     std::shared_ptr<CUevent_st::State> event = {};  ///< of the outside kinds
   };

@@ -207,8 +207,8 @@ void receive(Member& member, Lock& lock, const Call& call) {
   member.clique->changed.notify_all();
 }
 
-/// The place of a group's calls among all of its member. Given up if they never run, as they were recorded
-/// for a graph that was not launched.
+/// The place of a group's calls among all of its member: of recorded calls at each launch of their graph.
+/// Given up if they never run, as their stream failed before.
 struct Turn {
   MemberPtr member;
   std::uint64_t ticket = 0;
@@ -282,18 +282,26 @@ void divide(Split& split) {
 }
 
 ncclResult_t issue(const MemberPtr& member, std::vector<Call> calls) {
-  std::shared_ptr<Turn> turn;  // outlives the lock, which it may take
-  std::function<void()> launch;
+  std::function<void()> launch;  // outlives the lock, which a turn may take
   const Lock lock(member->clique->mutex);
   if (!member->joined || member->aborted || member->finalizing) return ncclInvalidUsage;
   const cudaStream_t stream = calls.front().stream;
-  turn = std::make_shared<Turn>(member, member->issued++);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &status);
-  const auto graph = status == cudaStreamCaptureStatusNone ? nullptr : member->graphs;
-  launch = [turn, stream, graph, calls = std::move(calls)] {
-    enqueue(stream, "NCCL", [turn, graph, calls] { run(*turn, calls); });
-  };
+  if (status == cudaStreamCaptureStatusNone) {
+    const auto turn = std::make_shared<Turn>(member, member->issued++);
+    launch = [turn, stream, calls = std::move(calls)] {
+      enqueue(stream, "NCCL", [turn, calls] { run(*turn, calls); });
+    };
+  } else {
+    launch = [member, stream, graph = member->graphs, calls = std::move(calls)] {
+      record(stream, "NCCL", [member, graph, calls] {
+        const Lock at_launch(member->clique->mutex);
+        const auto turn = std::make_shared<Turn>(member, member->issued++);
+        return [turn, calls] { run(*turn, calls); };
+      });
+    };
+  }
   if (!member->blocking) {
     if (member->background) return ncclInvalidUsage;  // what was called before is not done
     member->background = launch;

@@ -34,7 +34,7 @@ void record_kernel(const void* function) {
 namespace {
 
 std::atomic<std::uint64_t> slow_calls_so_far = 0;
-std::atomic<std::uint64_t> stream_calls_so_far = 0;
+thread_local std::uint64_t stream_calls_so_far = 0;
 
 }  // namespace
 

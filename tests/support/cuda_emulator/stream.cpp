@@ -107,14 +107,25 @@ cudaError_t synchronize_device(int device) {
   return first;
 }
 
-cudaError_t enqueue(cudaStream_t handle, const char* name, std::function<void()> work) {
-  note_stream_call();
-  CUstream_st& stream = resolve(handle);
-  return report(stream.enqueue(name, false, [work = std::move(work)](cudaError_t) {
+static CUstream_st::Work worked(std::function<void()> work) {
+  return [work = std::move(work)](cudaError_t) {
     const memory::Access access;
     work();
     return cudaSuccess;
-  }));
+  };
+}
+
+cudaError_t enqueue(cudaStream_t handle, const char* name, std::function<void()> work) {
+  note_stream_call();
+  CUstream_st& stream = resolve(handle);
+  return report(stream.enqueue(name, false, worked(std::move(work))));
+}
+
+cudaError_t record(cudaStream_t handle, const char* name, std::function<std::function<void()>()> make) {
+  note_stream_call();
+  CUstream_st& stream = resolve(handle);
+  return report(stream.recording()->add(
+      stream, {.name = name, .make = [make = std::move(make)] { return worked(make()); }}));
 }
 
 }  // namespace tessera_emulator

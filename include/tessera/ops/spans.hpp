@@ -1,4 +1,6 @@
 #pragma once
+/// How long stretches of a stream's work take.
+
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -40,6 +42,7 @@ class Spans {
 
   /// Spans that begin from here on are timed by `clock`, and their times are read by of_launch().
   void set_clock(std::shared_ptr<DeviceClock> clock) { clock_ = std::move(clock); }
+  const std::shared_ptr<DeviceClock>& clock() const { return clock_; }
   /// The same spans with the times of one launch: DeviceClock::read(), copied after it.
   Spans of_launch(HostCopy times) const {
     Spans spans(stream_);
