@@ -58,7 +58,9 @@ std::string nccl_explain(Communicator& probe, const std::vector<int>& names, con
     if (!same) return detail::concat(head, ": ", places);
     const std::string mismatch = find_mismatch(calls, names, probe.name(), task.sequence);
     if (!mismatch.empty()) return detail::concat(head, ": ", mismatch);
-    return detail::concat(head, ", though every rank has called it: a GPU or a connection does not answer");
+    return detail::concat(
+        head, ", though every rank has called it: a GPU or a connection does not answer",
+        task.in_graph ? ", or all that the graph does takes longer (device.cuda_graph)" : "");
   } catch (const CommunicationError& error) {
     return detail::concat(head, "; asked what they wait for: ", error.what());
   }
