@@ -14,7 +14,8 @@ constexpr std::int64_t kCallsBeforeTrial = 2;
 /// Passes that are timed in a row, so that the host runs ahead as in training.
 constexpr int kTimed = 3;
 /// Calls of a step that have graphs of their own: samples, which key dropout, are numbered on. Later ones
-/// share one, which is recorded for each. So two shapes find room (StreamGraph::kMostGraphs).
+/// share one, which is recorded for each. With the one of passes whose weights are on their way two shapes
+/// find room (StreamGraph::kMostGraphs).
 constexpr std::int64_t kOwnGraphs = 3;
 /// A trial takes no graph whose passes need more of the time that ranks wait for each other.
 constexpr double kMostOfTimeout = 0.25;

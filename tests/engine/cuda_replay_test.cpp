@@ -458,7 +458,7 @@ struct RankSeen : Seen {
   std::map<std::string, std::uint64_t> operations;
 };
 
-/// Steps whose weights have come before the next begins, or of which two are under way at a time. Each third
+/// Steps whose weights have come before the next begins, or of which two are under way at a time. Every
 /// batch has other labels that count.
 RankSeen run_rank(Config config, AutoSwitch graph, const std::shared_ptr<Communicator>& world, bool ahead,
                   std::int64_t samples) {
