@@ -295,8 +295,6 @@ bool set_thread_waits() {
   return ::setenv("GOMP_SPINCOUNT", kSpinCount, 0) == 0;
 }
 
-void set_nccl_registration() { ::setenv("NCCL_GRAPH_REGISTER", "0", 0); }
-
 std::optional<std::string> max_cpu_isa() {
   const char* const name = std::getenv("TESSERA_MAX_CPU_ISA");
   return name != nullptr && *name != '\0' ? std::optional<std::string>(name) : std::nullopt;

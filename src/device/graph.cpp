@@ -41,7 +41,7 @@ StreamGraph::~StreamGraph() {
 void StreamGraph::run(const std::string& key, const std::function<void()>& work, const Options& options) {
   const auto known = std::find_if(turns_.begin(), turns_.end(), [&](const Turns& t) { return t.key == key; });
   const bool first = known == turns_.end();
-  if (stream_->native() == nullptr || stream_->trace() || stream_->is_recorded() || first) {
+  if (stream_->native() == nullptr || stream_->trace() || stream_->is_recorded() || first || options.plain) {
     ++stats_.plain;
     work();
     if (first) remember(key);

@@ -59,7 +59,8 @@ Engine::PassesUnderWay Engine::launch_passes(const Batch& given) {
            },
        .make = make,
        .make_repeatable = repeatable,
-       .load = [&](StepGraph::Turn& turn) { return static_cast<PassesTurn&>(turn).load(*batch, passes); },
+       .why_not = [&](StepGraph::Turn& turn) { return static_cast<PassesTurn&>(turn).why_not(*batch); },
+       .load = [&](StepGraph::Turn& turn) { static_cast<PassesTurn&>(turn).load(passes); },
        .never = why_never_repeated(),
        .call = call_of_step(*batch),
        .coming = [&] { return params_->weights().coming(); },
@@ -127,15 +128,19 @@ void Engine::PassesTurn::finish(bool repeated) {
   outcome->stalls = stalls_.of_launch(times);
 }
 
-std::string Engine::PassesTurn::load(const Batch& batch, Outcome& outcome) {
+std::string Engine::PassesTurn::why_not(const Batch& batch) {
   const std::unique_ptr<Stage> stage = engine_.make_stage(batch, engine_.own_loss(batch), {});
   if (found() != found_) return "the seed, what is frozen, or where weights and gradients lie has changed";
-  if (!memory_->load(values_of(*stage)))
-    return "micro-batches are cut otherwise, or are other samples of the step";
-  terms_ = stage->loss().terms();
+  next_ = {values_of(*stage), stage->loss().terms(), stage->computed_micro_batches()};
+  const bool fits = memory_->fits(next_.values);
+  return fits ? "" : "micro-batches are cut otherwise, or are other samples of the step";
+}
+
+void Engine::PassesTurn::load(Outcome& outcome) {
+  memory_->load(next_.values);
+  terms_ = std::move(next_.terms);
   outcome_ = &outcome;
-  engine_.begin_call(stage->computed_micro_batches());
-  return "";
+  engine_.begin_call(next_.micro_batches);
 }
 
 StepMemory::Values Engine::PassesTurn::values_of(const Stage& stage) const {

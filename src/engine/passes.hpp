@@ -25,10 +25,17 @@ class Engine::PassesTurn final : public StepGraph::Turn {
   PassesTurn(Engine& engine, std::shared_ptr<const Batch> batch, Outcome& outcome, const ExecCtx& lasting);
   void launch() override;
   void finish(bool repeated) override;
-  /// Makes them those of another batch. Why they cannot be, with nothing changed; empty if it was done.
-  std::string load(const Batch& batch, Outcome& outcome);
+  /// Why they cannot be made those of another batch; empty if they can, and load() is to do it.
+  std::string why_not(const Batch& batch);
+  void load(Outcome& outcome);
 
  private:
+  /// A call that these passes are to be made for.
+  struct Next {
+    StepMemory::Values values;
+    std::vector<LossTerm> terms;
+    int micro_batches = 0;
+  };
   StepMemory::Values values_of(const Stage& stage) const;
   /// What else they have from the host: numbers, and where weights and gradients are.
   std::vector<std::uint64_t> found() const;
@@ -43,6 +50,7 @@ class Engine::PassesTurn final : public StepGraph::Turn {
   std::vector<LossTerm> terms_;
   Spans stalls_;
   std::vector<ExecutedAction> executed_;
+  Next next_;
 };
 
 }  // namespace tessera

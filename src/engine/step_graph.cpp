@@ -1,5 +1,6 @@
 #include "tessera/engine/step_graph.hpp"
 
+#include <array>
 #include <iomanip>
 #include <sstream>
 
@@ -97,35 +98,62 @@ void StepGraph::turn(const Passes& passes, StreamGraph* graph, const std::functi
   const std::string key = key_of(shape, first || passes.never.empty() ? passes.call : kOwnGraphs, coming);
   if (first_shape_.empty()) first_shape_ = shape;
   if (shape != first_shape_) tell_of_new_shape(shape);
-  std::string why = coming ? "weights of the last update were still on their way" : repeat(passes, key);
-  if (why.empty()) return;
+  std::string why = coming ? "weights of the last update were still on their way" : passes.never;
+  const Recorded* const recorded = why.empty() ? find(passes, key, why) : nullptr;
+  const bool known = graph->knows(key) && !ctx_.stream->trace();
+  const How how = agree(known, recorded != nullptr ? recorded->number : 0);
+  if (how == How::repeat) return repeat(passes, key, *recorded);
+  if (recorded != nullptr) why = "another rank could not launch its own again";
+  if (how == How::record) ++recordings_;
   const std::uint64_t launched = graph->stats().launched;
-  record(passes, key, !coming && passes.never.empty(), lasting, before_launch);
+  const bool to_repeat = how == How::record && !coming && passes.never.empty();
+  record(passes, key, to_repeat, lasting,
+         {.before_launch = before_launch, .lasting = to_repeat, .plain = how == How::plain});
   if (graph->stats().launched > launched) recorded_because_ = std::move(why);
 }
 
-/// Launches the graph as it was recorded. Why not, and then nothing has changed; empty if it was done.
-std::string StepGraph::repeat(const Passes& passes, const std::string& key) {
-  if (!passes.never.empty()) return passes.never;
+/// What could be launched as it was recorded; null, and why not, if there is nothing.
+const StepGraph::Recorded* StepGraph::find(const Passes& passes, const std::string& key,
+                                           std::string& why) const {
   const auto known = recorded_.find(key);
-  if (known == recorded_.end() || !graph_->can_replay(key)) return "it had not been recorded before";
-  if (!ctx_.allocator->may_use(*known->second.memory))
-    return "others hold memory that it computes in, or memory that it reads was released";
-  std::string why = passes.load(*known->second.turn);
-  if (!why.empty()) return why;
-  TESSERA_ENSURE(InternalError, graph_->replay(key), "the graph of ", key, " is gone");
-  known->second.turn->finish(true);
-  return "";
+  if (known == recorded_.end() || !graph_->can_replay(key)) {
+    why = "it had not been recorded before";
+  } else if (!ctx_.allocator->may_use(*known->second.memory)) {
+    why = "others hold memory that it computes in, or memory that it reads was released";
+  } else {
+    why = passes.why_not(*known->second.turn);
+  }
+  return why.empty() ? &known->second : nullptr;
 }
 
-/// Runs the passes piece by piece or as a graph that is recorded now, and keeps what repeat() needs.
+/// What all ranks can do. `known`: a graph can be recorded here; `number`: of the recording that can be
+/// launched here, 0 if there is none. Collective.
+StepGraph::How StepGraph::agree(bool known, std::int64_t number) const {
+  std::array<std::int64_t, 3> most{known ? 0 : 1, number, -number};
+  if (world_.size() > 1) {
+    const Tensor words = Tensor::wrap(most.data(), {most.size()}, DType::i64);
+    world_.all_reduce(host_, words, ReduceOp::max).wait(host_);
+  }
+  const auto [unknown, last, first] = most;
+  if (unknown > 0) return How::plain;
+  return last > 0 && last == -first ? How::repeat : How::record;
+}
+
+/// Launches the graph as it was recorded.
+void StepGraph::repeat(const Passes& passes, const std::string& key, const Recorded& recorded) {
+  passes.load(*recorded.turn);
+  TESSERA_ENSURE(InternalError, graph_->replay(key), "the graph of ", key, " is gone");
+  recorded.turn->finish(true);
+}
+
+/// Runs the passes piece by piece or as a graph that is recorded now; `to_repeat`: keeps what repeat() needs.
 void StepGraph::record(const Passes& passes, const std::string& key, bool to_repeat, std::uint64_t lasting,
-                       const std::function<void()>& before_launch) {
+                       const StreamGraph::Options& options) {
   Recorded made;
   const auto launch = [&] { made.turn->launch(); };
-  if (!to_repeat || !graph_->knows(key) || ctx_.stream->trace()) {
+  if (!to_repeat) {
     made.turn = passes.make(false);
-    graph_->run(key, launch, {.before_launch = before_launch});
+    graph_->run(key, launch, options);
     return made.turn->finish(false);
   }
   recorded_.erase(key);
@@ -137,9 +165,10 @@ void StepGraph::record(const Passes& passes, const std::string& key, bool to_rep
   {
     const MemoryScope memory(ctx_.allocator, lasting);
     made.memory = memory.use();
-    graph_->run(key, launch, {.before_launch = before_launch, .lasting = true});
+    graph_->run(key, launch, options);
   }
   made.turn->finish(false);
+  made.number = recordings_;
   if (graph_->can_replay(key)) recorded_.insert_or_assign(key, std::move(made));
   std::erase_if(recorded_, [&](const auto& each) { return !graph_->knows(each.first); });
 }

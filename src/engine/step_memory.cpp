@@ -74,11 +74,9 @@ StepMemory::StepMemory(const ExecCtx& ctx, const Values& values, std::int64_t ma
   }
 }
 
-bool StepMemory::load(const Values& values) {
-  if (work_of(values) != work_) return false;
-  words_.copy_from_host(words_of(values).data());
-  return true;
-}
+bool StepMemory::fits(const Values& values) const { return work_of(values) == work_; }
+
+void StepMemory::load(const Values& values) { words_.copy_from_host(words_of(values).data()); }
 
 const std::uint32_t* StepMemory::step() const {
   return reinterpret_cast<const std::uint32_t*>(words_.data<std::int32_t>());

@@ -20,9 +20,11 @@ class StepMemory {
 
   /// `marks`: times that the passes tell.
   StepMemory(const ExecCtx& ctx, const Values& values, std::int64_t marks);
-  /// The values of another call. False, with nothing written, where that would not be the same work: other
-  /// sizes, other samples of the global batch, other parts.
-  bool load(const Values& values);
+  /// Whether another call's values would be the same work: not with other sizes, other samples of the global
+  /// batch, other parts.
+  bool fits(const Values& values) const;
+  /// Writes them; they fit.
+  void load(const Values& values);
 
   const MicroBatch& micro_batch(int index) const { return micro_batches_[static_cast<std::size_t>(index)]; }
   /// For RngKey::step_at.

@@ -69,11 +69,6 @@ Environment read_environment(std::span<const std::string> variables);
 /// programs started from here on. Returns whether it has set it. Not while other threads run.
 bool set_thread_waits();
 
-/// Keeps NCCL from registering the buffers of calls that are recorded for a CUDA graph
-/// (NCCL_GRAPH_REGISTER=0), where nobody has set that: it would need all ranks of a group to record the call,
-/// and each rank decides for itself whether it records. Before NCCL is first called.
-void set_nccl_registration();
-
 /// TESSERA_MAX_CPU_ISA, where it is set: the widest instruction set the kernels may use, in their words.
 std::optional<std::string> max_cpu_isa();
 

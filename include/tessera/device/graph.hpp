@@ -42,6 +42,8 @@ class StreamGraph {
     /// For replay(): what other streams had to do before they joined is waited for in front of the graph, not
     /// by the part of it that is theirs.
     bool lasting = false;
+    /// Piece by piece, whatever is known: other ranks, whose calls are in it, have no graph yet.
+    bool plain = false;
   };
 
   /// Calls `work`; what it launches on the stream, and on streams that wait for the stream's events

@@ -51,9 +51,10 @@ class StepGraph {
     /// Makes them ready to be recorded, so that load() can follow: what they share with the host gets its
     /// memory from this context, and stays where it is.
     std::function<std::unique_ptr<Turn>(const ExecCtx& lasting)> make_repeatable;
-    /// Makes a recorded turn the call's by writing to the device's memory. Why not, with nothing changed;
-    /// empty if it was done.
-    std::function<std::string(Turn&)> load;
+    /// Why a recorded turn cannot be made the call's; empty if it can.
+    std::function<std::string(Turn&)> why_not;
+    /// Makes it the call's, by writing to the device's memory. After why_not().
+    std::function<void(Turn&)> load;
     /// Why no turn of this engine can be loaded; empty if they can.
     std::string never = {};
     std::int64_t call = 0;  ///< of the step, from 0; calls of one number compute the same samples of it
@@ -70,7 +71,7 @@ class StepGraph {
   /// `world`: ranks that decide alike; it outlives this. Never a graph on the CPU.
   StepGraph(const ExecCtx& ctx, AutoSwitch use, Communicator& world);
 
-  /// Collective in a trial. Errors: what the passes throw.
+  /// Collective where there may be a graph. Errors: what the passes throw.
   void run(const Passes& passes);
   /// The next passes do other work than those before, whose first turn is not recorded.
   void forget();
@@ -86,15 +87,21 @@ class StepGraph {
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
  private:
-  /// A turn whose passes are in the graph, and the memory they took.
+  /// What ranks do with passes: all the same, as NCCL wants calls of a group out of graphs that were recorded
+  /// together, or all of them plain.
+  enum class How { plain, record, repeat };
+  /// A turn whose passes are in the graph, the memory they took, and which recording of all ranks it was.
   struct Recorded {
     std::unique_ptr<Turn> turn;
     std::shared_ptr<MemoryUse> memory;
+    std::int64_t number = 0;
   };
   void turn(const Passes& passes, StreamGraph* graph, const std::function<void()>& before_launch = nullptr);
+  const Recorded* find(const Passes& passes, const std::string& key, std::string& why) const;
+  How agree(bool known, std::int64_t number) const;
+  void repeat(const Passes& passes, const std::string& key, const Recorded& recorded);
   void record(const Passes& passes, const std::string& key, bool to_repeat, std::uint64_t lasting,
-              const std::function<void()>& before_launch);
-  std::string repeat(const Passes& passes, const std::string& key);
+              const StreamGraph::Options& options);
   void drop_graph();
   void tell_of_new_shape(const std::string& shape);
   void try_graph(const Passes& passes);
@@ -110,6 +117,7 @@ class StepGraph {
   /// Its allocator is its own: what lasts as long as a recording must not lie where another one computes.
   std::optional<ExecCtx> lasting_;
   std::map<std::string, Recorded> recorded_;
+  std::int64_t recordings_ = 0;  ///< that ranks made together
   std::string recorded_because_;
   std::uint64_t allocations_ = 0;  ///< before the latest turn
   std::int64_t calls_ = 0;

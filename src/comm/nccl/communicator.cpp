@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <mutex>
 
 #include "comm/check.hpp"
 #include "comm/heartbeats.hpp"
@@ -9,7 +8,6 @@
 #include "comm/nccl/link.hpp"
 #include "comm/nccl/pending.hpp"
 #include "tessera/base/clock.hpp"
-#include "tessera/base/env.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/nccl.hpp"
 #include "tessera/device/exec_ctx.hpp"
@@ -374,8 +372,6 @@ std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicato
                  device.index<devices.count, "a communicator over NCCL on ", device, ": ", devices.count> 0
                      ? detail::concat("there are ", devices.count, " devices")
                      : devices.why_none);
-  static std::once_flag registration;
-  std::call_once(registration, set_nccl_registration);
   auto job = std::make_shared<NcclJob>(host, device);
   return std::make_shared<NcclCommunicator>(std::move(job), std::move(host));
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/device/graph.hpp"
 #include "tests/comm/gloo_support.hpp"
 #include "tests/comm/nccl_support.hpp"
 #if __has_include("emulator.hpp")  // only an emulated build has its folder in the include path
@@ -106,6 +107,31 @@ TEST(CudaNccl, IdentifiersTravelOverTheRanksConnectionsOnly) {
   EXPECT_EQ(after.made_by_id - before.made_by_id, 2u * 3u)
       << "the world's, and one for each direction of messages";
   EXPECT_EQ(ids.size(), 3u) << "each of them was said to the other rank";
+}
+
+/// The emulator knows what NCCL asks of graphs: a call comes out of one that all its ranks recorded together,
+/// or plainly on all of them.
+TEST(CudaNccl, RanksThatRecordedApartAreFound) {
+  for (const bool plain : {false, true}) {
+    run_nccl(2, {.timeout_s = 600}, [&](const auto& comm) {
+      const ExecCtx ctx = context();
+      const Tensor x = tensor_of(ctx, DType::f32, {1.0});
+      StreamGraph graph(ctx.stream);
+      const auto work = [&] { comm->all_reduce(ctx, x).wait(ctx); };
+      const std::string message = message_of<CommunicationError>([&] {
+        for (int i = 0; i < 3; ++i) graph.run("sum", work, {.lasting = true});
+        if (comm->rank() == 1) {
+          graph.run("sum", work, {.lasting = true, .plain = plain});
+        } else {
+          EXPECT_TRUE(graph.replay("sum"));
+        }
+        while (comm->failure().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        comm->barrier(ctx);
+      });
+      EXPECT_NE(message.find("invalid usage"), std::string::npos) << message;
+      ctx.stream->synchronize();
+    });
+  }
 }
 
 /// An error that NCCL reports by the way ends the operation on every rank, long before the deadline.

@@ -32,6 +32,9 @@ struct Call {
   ncclRedOp_t op;
   int other;  ///< root or peer
   cudaStream_t stream;
+  /// The number of the group among those of its member that were recorded, from 1; 0 if it was not. Ranks
+  /// call an operation out of graphs that they recorded together, or none of them out of a graph.
+  std::uint64_t recorded = 0;
 };
 
 std::size_t size_of(ncclDataType_t type) {
@@ -42,6 +45,7 @@ std::size_t size_of(ncclDataType_t type) {
 struct Offer {
   const void* data;
   std::size_t bytes;
+  std::uint64_t recorded = 0;  ///< Call::recorded
   bool taken = false;
 };
 
@@ -82,7 +86,7 @@ struct Member {
   bool blocking = true, joined = false, aborted = false, finalizing = false;
   int polls = 0;  ///< so often ncclInProgress is still the answer
   ncclResult_t error = ncclSuccess;
-  std::uint64_t issued = 0, executed = 0, collectives = 0, splits = 0;
+  std::uint64_t issued = 0, executed = 0, collectives = 0, splits = 0, recorded = 0;
   std::set<std::uint64_t> given_up;  ///< of those issued
   std::shared_ptr<Split> splitting;
   ncclComm_t* split_target = nullptr;
@@ -191,6 +195,9 @@ void run_collective(Member& member, Lock& lock, const Call& call) {
     clique.rounds.erase(number);
     clique.changed.notify_all();
   }
+  const bool alone = std::any_of(round->calls.begin(), round->calls.end(),
+                                 [&](const auto& each) { return each.second.recorded != call.recorded; });
+  if (alone) member.error = ncclInvalidUsage;
   clique.changed.wait(lock, [&] { return round->done || member.aborted; });
 }
 
@@ -201,7 +208,7 @@ void receive(Member& member, Lock& lock, const Call& call) {
   const auto offer = queue.front();
   queue.pop_front();
   const std::size_t bytes = call.count * size_of(call.type);
-  if (offer->bytes != bytes) member.error = ncclInvalidUsage;
+  if (offer->bytes != bytes || offer->recorded != call.recorded) member.error = ncclInvalidUsage;
   std::memcpy(call.out, offer->data, std::min(bytes, offer->bytes));
   offer->taken = true;
   member.clique->changed.notify_all();
@@ -239,7 +246,7 @@ void run(Turn& turn, const std::vector<Call>& calls) {
   std::vector<std::shared_ptr<Offer>> sent;
   for (const Call& call : calls) {
     if (call.kind != Call::Kind::send || member.aborted) continue;
-    sent.push_back(std::make_shared<Offer>(Offer{call.in, call.count * size_of(call.type)}));
+    sent.push_back(std::make_shared<Offer>(Offer{call.in, call.count * size_of(call.type), call.recorded}));
     clique.offers[{member.rank, call.other}].push_back(sent.back());
   }
   clique.changed.notify_all();
@@ -294,6 +301,8 @@ ncclResult_t issue(const MemberPtr& member, std::vector<Call> calls) {
       enqueue(stream, "NCCL", [turn, calls] { run(*turn, calls); });
     };
   } else {
+    ++member->recorded;
+    for (Call& call : calls) call.recorded = member->recorded;
     launch = [member, stream, graph = member->graphs, calls = std::move(calls)] {
       record(stream, "NCCL", [member, graph, calls] {
         const Lock at_launch(member->clique->mutex);
