@@ -37,7 +37,7 @@ class NcclTask {
   Event end;              ///< to be read once launched
   std::atomic<bool> launched = false;
   std::function<void(double)> finished, held_up;
-  bool timed = false;  ///< whether `finished` reads the time
+  bool timed = false;                      ///< whether `finished` reads the time
   std::function<RepeatedCall()> again;     ///< of a recorded one: Request::again of what it is part of
   std::optional<Clock::time_point> began;  ///< when the watchdog saw that nothing was in its way
 

@@ -30,8 +30,8 @@ std::size_t overruns();
 /// Calls so far in which the host of a GPU waits or goes to the driver for memory: synchronisations,
 /// allocations and frees, copies to pageable memory.
 std::uint64_t slow_calls();
-/// Calls of this thread so far that put something on a stream or, while it is recorded, into its graph: kernels, copies,
-/// fills, products, graphs, records of events and waits for them.
+/// Calls of this thread so far that put something on a stream or, while it is recorded, into its graph:
+/// kernels, copies, fills, products, graphs, records of events and waits for them.
 std::uint64_t stream_calls();
 /// Whether the first launch of a kernel on a device waits for all that runs there, as loading its code may on
 /// a GPU, unless it was loaded before. At first only with CUDA_MODULE_LOADING=LAZY, CUDA's own default; the
