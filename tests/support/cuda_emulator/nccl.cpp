@@ -189,15 +189,15 @@ void run_collective(Member& member, Lock& lock, const Call& call) {
   const bool complete = static_cast<int>(round->calls.size()) == clique.size;
   const bool fits = std::all_of(round->calls.begin(), round->calls.end(),
                                 [&](const auto& each) { return agree(each.second, call); });
-  if (complete && fits) {
+  const bool apart = std::any_of(round->calls.begin(), round->calls.end(),
+                                 [&](const auto& each) { return each.second.recorded != call.recorded; });
+  if (apart) member.error = ncclInvalidUsage;
+  if (complete && fits && !apart) {
     execute(*round, clique.size);
     round->done = true;
     clique.rounds.erase(number);
     clique.changed.notify_all();
   }
-  const bool alone = std::any_of(round->calls.begin(), round->calls.end(),
-                                 [&](const auto& each) { return each.second.recorded != call.recorded; });
-  if (alone) member.error = ncclInvalidUsage;
   clique.changed.wait(lock, [&] { return round->done || member.aborted; });
 }
 
@@ -209,6 +209,8 @@ void receive(Member& member, Lock& lock, const Call& call) {
   queue.pop_front();
   const std::size_t bytes = call.count * size_of(call.type);
   if (offer->bytes != bytes || offer->recorded != call.recorded) member.error = ncclInvalidUsage;
+  member.clique->changed.wait(lock, [&] { return offer->recorded == call.recorded || member.aborted; });
+  if (member.aborted) return;
   std::memcpy(call.out, offer->data, std::min(bytes, offer->bytes));
   offer->taken = true;
   member.clique->changed.notify_all();
