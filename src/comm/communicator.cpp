@@ -261,8 +261,9 @@ Pending Communicator::begin(const ExecCtx& ctx, Request request, std::uint64_t b
   const Operation operation = request.operation;
   if (size_ == 1) {
     counters_->add(operation, 0);
-    ctx.stream->when_relaunched(
-        [counters = counters_, operation](const Event&) { counters->add(operation, 0); });
+    if (ctx.stream->is_recorded())
+      ctx.stream->when_relaunched(
+          [counters = counters_, operation](const Event&) { counters->add(operation, 0); });
     if (request.in.raw() == request.out.raw() || request.in.nbytes() == 0) return {};
     return Pending(std::make_shared<Copied>(ctx, request.in, request.out));
   }

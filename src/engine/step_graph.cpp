@@ -21,7 +21,7 @@ constexpr std::int64_t kOwnGraphs = 3;
 /// A trial takes no graph whose passes need more of the time that ranks wait for each other.
 constexpr double kMostOfTimeout = 0.25;
 
-std::string key_of(const std::string& shape, std::int64_t call, bool coming = false) {
+std::string key_of(const std::string& shape, std::int64_t call, bool coming) {
   if (coming) return shape + ", with weights on their way";
   if (call == 0) return shape + ", first of a step";
   return call < kOwnGraphs ? detail::concat(shape, ", call ", call, " of a step") : shape;

@@ -64,6 +64,7 @@ class NcclCommunicator : public Communicator, public Heartbeats {
  private:
   void connect(NcclLane* parent, int color);
   std::string text_of(const Request& request) const;
+  std::string place_text(const Request& request) const;
   std::shared_ptr<const NcclTask::What> what_of(const Request& request, int peer = -1) const;
   CallSignature signed_call(const Request& request) const;
   bool on_gpu(const ExecCtx& ctx, const Request& request) const;
@@ -156,17 +157,19 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 std::string NcclCommunicator::text_of(const Request& request) const {
-  return detail::concat(name_of(request.operation), " ", request.sequence, " on group ", name(), " (ranks ",
-                        members_, ") at ", place_of(request.where));
+  return detail::concat(name_of(request.operation), " ", request.sequence, " on ", place_text(request));
+}
+
+std::string NcclCommunicator::place_text(const Request& request) const {
+  return detail::concat("group ", name(), " (ranks ", members_, ") at ", place_of(request.where));
 }
 
 /// `peer`: of a message.
 std::shared_ptr<const NcclTask::What> NcclCommunicator::what_of(const Request& request, int peer) const {
-  NcclTask::What what{
-      .operation = name_of(request.operation),
-      .place = detail::concat("group ", name(), " (ranks ", members_, ") at ", place_of(request.where)),
-      .call = peer < 0 ? signed_call(request) : CallSignature(),
-      .peer = peer};
+  NcclTask::What what{.operation = name_of(request.operation),
+                      .place = place_text(request),
+                      .call = peer < 0 ? signed_call(request) : CallSignature(),
+                      .peer = peer};
   return std::make_shared<const NcclTask::What>(std::move(what));
 }
 
@@ -314,7 +317,8 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
   };
   if (messages == 0) {
     end_at_once({request.sequence, request.finished});
-    ctx.stream->when_relaunched([=, again = request.again](const Event&) { end_at_once(again()); });
+    if (request.again)
+      ctx.stream->when_relaunched([=, again = request.again](const Event&) { end_at_once(again()); });
   }
   const auto batch =
       std::make_shared<NcclBatch>(messages, RepeatedCall{request.sequence, request.finished}, request.again);
@@ -331,7 +335,7 @@ Pending NcclCommunicator::start_exchange(const ExecCtx& ctx, Request request) {
     task->sequence = call.sequence;
     task->finished = std::move(call.finished);
     task->timed = request.timed;
-    task->again = [batch] { return batch->next(); };
+    if (request.again) task->again = [batch] { return batch->next(); };
     task->held_up = request.held_up;
     const auto& lane = link.lane(transfer.kind);
     pending->add(lane, task);

@@ -173,10 +173,12 @@ void NcclLane::launch(const std::vector<Posted>& posted) {
 void NcclLane::note_launch(const TaskPtr& task) {
   stream_.record(task->end);
   task->in_graph = stream_.is_recorded();
-  // Not the task, whose events hold the recording, which holds this.
-  stream_.when_relaunched([this, what = task->what, again = task->again](const Event& launch) {
-    note_relaunch(what, again(), launch);
-  });
+  if (task->again) {
+    // Not the task, whose events hold the recording, which holds this.
+    stream_.when_relaunched([this, what = task->what, again = task->again](const Event& launch) {
+      note_relaunch(what, again(), launch);
+    });
+  }
   fly(task);
 }
 
