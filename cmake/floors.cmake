@@ -21,8 +21,8 @@ function(tessera_floor name)
   endif()
   add_library(tessera_${name} OBJECT ${sources})
   tessera_allow_unity(tessera_${name})
-  # Headers take half of the time of eight. All builds make up the same batches, so that ccache finds them again.
-  set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 16)
+  # Headers take most of the time of a file alone. All builds make up the same batches, so that ccache finds them again.
+  set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 32)
   # In a unity build the others make up the same batches with CUDA and without, and ccache finds them again.
   list(FILTER sources INCLUDE REGEX "/no_[a-z]+\\.cpp$")
   set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
@@ -65,6 +65,7 @@ function(tessera_kernels)
   set(avx512_bytes 64)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(sets baseline avx2 avx512)
+    list(APPEND baseline_flags $<$<CONFIG:Release>:-O1>)  # for CPUs without AVX2, of which hardly any are left
   else()
     set(sets baseline)
   endif()

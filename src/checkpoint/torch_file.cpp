@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 using Kind = PickleValue::Kind;
 
 constexpr std::uint64_t kMostPickle = 256u << 20;
-constexpr std::size_t kMostDimensions = 64;
+constexpr std::size_t kMostExtents = 64;  // a NumPy array's
 
 struct StorageType {
   const char* name;
@@ -33,7 +33,7 @@ constexpr std::array kStorageTypes = {StorageType{"FloatStorage", "torch.FloatSt
 
 std::optional<std::vector<std::int64_t>> extents(const PickleValue& value) {
   if (!value.is(Kind::tuple) && !value.is(Kind::list)) return std::nullopt;
-  if (value.items.size() > kMostDimensions) return std::nullopt;
+  if (value.items.size() > kMostExtents) return std::nullopt;
   std::vector<std::int64_t> list;
   for (const PickleValue* item : value.items) {
     if (!item->is(Kind::integer) || item->integer < 0 || item->integer > kMostExtent) return std::nullopt;

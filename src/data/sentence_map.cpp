@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMostNarrow = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLongSentence = 512;                   // Megatron's LONG_SENTENCE_LEN
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 36;  // more is a mistake
 constexpr std::int64_t kDocumentsPerReport = std::int64_t{1} << 20;
@@ -176,14 +176,14 @@ IntArray build_sentence_map(LengthsView lengths, const std::vector<std::int64_t>
                             const SentenceMapRequest& request, const std::string& place) {
   TESSERA_CHECK(!begins.empty() && begins.front() >= 0 && begins.back() <= lengths.size(),
                 "documents of sentences beyond the ", lengths.size());
-  TESSERA_CHECK(request.max_length >= 2 && request.max_length < kInt32Max && request.min_sentences >= 1,
+  TESSERA_CHECK(request.max_length >= 2 && request.max_length < kMostNarrow && request.min_sentences >= 1,
                 "samples of ", request.max_length, " tokens in ", request.min_sentences, " sentences");
   TESSERA_CHECK(request.short_seq_prob >= 0 && request.short_seq_prob <= 1, "short_seq_prob ",
                 request.short_seq_prob, " is not in [0, 1]");
   TESSERA_CHECK(request.num_samples.value_or(0) >= 0 && request.num_samples.value_or(0) <= kMostSamples,
                 *request.num_samples, " samples");
   if (request.num_samples == 0) return IntArray(std::vector<std::int32_t>());
-  if (lengths.size() > kInt32Max) return build<std::int64_t>(lengths, begins, request, place);
+  if (lengths.size() > kMostNarrow) return build<std::int64_t>(lengths, begins, request, place);
   return build<std::int32_t>(lengths, begins, request, place);
 }
 
@@ -195,7 +195,7 @@ CachedSentenceMap cached_sentence_map(const IndexedDataset& dataset, ElementRang
     const std::vector<std::int32_t> lengths = dataset.lengths();
     return std::vector<IntArray>{build_sentence_map(lengths, begins, request, dataset.prefix())};
   };
-  const bool wide = dataset.sequences() > kInt32Max;
+  const bool wide = dataset.sequences() > kMostNarrow;
   const CachedEntry rows{"sample_index",
                          {wide ? DType::i64 : DType::i32, {CachedEntry::kAnyRows, 3}},
                          [&](const IntArray& array, const std::string& path) {
