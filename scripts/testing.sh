@@ -192,7 +192,7 @@ run_sanitized() {
 }
 
 # Test programs that have tests of the CUDA backend, each with the filter that picks them: on the emulator, on a GPU.
-cuda_filter='*Cuda*:*cuda*:*Nccl*:*Emulator*'
+cuda_filter='*Cuda*:*Cudnn*:*cuda*:*Nccl*:*Emulator*'
 # A dozen layouts of the matrix: each axis, schedule and sharding once.
 cuda_engine_filter='*CudaStep*:DeviceDecoder.*:CudaGraph*:Engine.*:Fp16.*:Generate.*:Trainer.*:Models/Parts*:Precisions/Resume*:LayoutEngine.*:LayoutState.OneToEight*:LayoutEdge.ExpertRanks*'
 cuda_engine_filter+=":Ranks/PlantedDisagreement.*/threads_*"

@@ -60,13 +60,14 @@ run_gtests "$build" ""
 run_emulated
 
 # run_pytest NAME FOLDER...: files of tests, three at a time where there are two cores, as many wait for something; what failed
-# is run once more alone. OpenBLAS is left to choose its kernels for itself. Signals: a background job ignores some.
+# is run once more alone. OpenBLAS is left to choose its kernels for itself, and hundreds of processes find our modules compiled.
+# Signals: a background job ignores some.
 run_pytest() {
   local name="$1" code=0 workers=3
   [ "$(nproc)" -gt 1 ] || workers=0
   shift
-  local command=(env -u OPENBLAS_CORETYPE --default-signal=INT,QUIT,HUP "PYTHONPATH=$PWD/python" "$environment/bin/python" -m pytest -q
-    -o "cache_dir=$PWD/$results/$name.cache" "--build=$build" --durations=5)
+  local command=(env -u OPENBLAS_CORETYPE -u PYTHONDONTWRITEBYTECODE --default-signal=INT,QUIT,HUP "PYTHONPATH=$PWD/python"
+    "$environment/bin/python" -m pytest -q -o "cache_dir=$PWD/$results/$name.cache" "--build=$build" --durations=5)
   if $all; then command+=(--long); fi
   "${command[@]}" "--numprocesses=$workers" --dist=loadfile "--junitxml=$results/$name.junit.xml" "$@" </dev/null || code=$?
   if [ $code -eq 1 ]; then
