@@ -2,12 +2,19 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "base/suggest.hpp"
 #include "cli/commands.hpp"
 #include "launch/accelerate_flags.hpp"
+#include "launch/environment.hpp"
+#include "launch/host_secret.hpp"
+#include "launch/hosts.hpp"
+#include "launch/orders.hpp"
 #include "tessera/device/exec_ctx.hpp"
 #include "tessera/launch/settings.hpp"
 
@@ -19,6 +26,7 @@ struct LaunchArguments {
   launching::AccelerateFlags accelerate;
   std::string config_file;
   bool cpu = false, quiet = false, module = false, no_python = false, any_secret_mode = false;
+  bool ordered = false;  ///< a launcher elsewhere has started this one and says what to do
 };
 
 /// A flag before the program that is none of ours.
@@ -68,6 +76,48 @@ void fit_to_machine(LaunchSettings& settings, const Logger& log) {
   }
 }
 
+/// Starts a launcher on each machine of the hostfile.
+LaunchResult run_hosts(const LaunchSettings& settings, std::vector<launching::Host> hosts,
+                       const LaunchProgram& what, const Program& program) {
+  // What one of them would refuse is refused before any is started.
+  LaunchSettings first = settings;
+  first.machine_rank = 0;
+  const LaunchOptions options = resolve_launch(first, what);
+  launching::HostsJob job{
+      std::move(hosts), settings,
+      program.self,     std::filesystem::current_path().string(),
+      what.environment, options.secret.empty() ? launching::random_secret() : options.secret};
+  job.launcher.insert(job.launcher.end(), {"launch", "--ordered"});
+  if (what.module) job.launcher.push_back("--module");
+  if (what.no_python) job.launcher.push_back("--no_python");
+  job.launcher.insert(job.launcher.end(), what.command.begin(), what.command.end());
+  std::cout << std::flush;
+  return launching::launch_on_hosts(job, program.log);
+}
+
+/// What only a hostfile gives a meaning to.
+void check_hosts(const LaunchSettings& settings) {
+  for (const auto& [name, value] : {std::pair{"include", settings.include}, {"exclude", settings.exclude}}) {
+    TESSERA_ENSURE(ConfigError, !value || settings.hostfile, name,
+                   " picks among the machines of a hostfile: give --hostfile");
+  }
+  const bool starts = settings.hostfile && !settings.machine_rank;
+  TESSERA_ENSURE(
+      ConfigError, starts || !(settings.ssh_port || settings.export_env),
+      "ssh_port and export_env are for a hostfile's machines that are started from here: give --hostfile, "
+      "without --machine_rank");
+}
+
+/// The settings that the launcher which started this one has sent, and what it wants this process to have.
+LaunchSettings read_ordered(LaunchProgram& what) {
+  LaunchSettings settings = launching::read_orders(STDIN_FILENO);
+  for (const std::string& variable : settings.environment) {
+    const auto equals = variable.find('=');
+    launching::set_variable(what.environment, variable.substr(0, equals), variable.substr(equals + 1));
+  }
+  return settings;
+}
+
 void run_launch(LaunchArguments arguments, const std::vector<std::string>& command, Program& program) {
   if (arguments.cpu) arguments.flags.cpu = true;
   if (arguments.quiet) arguments.flags.quiet = true;
@@ -75,18 +125,36 @@ void run_launch(LaunchArguments arguments, const std::vector<std::string>& comma
   if (arguments.accelerate.multi_gpu && arguments.flags.num_processes.value_or(2) < 2) {
     throw ConfigError("--multi_gpu needs --num_processes of at least 2; for one process leave it out");
   }
-  const LaunchProgram what{arguments.module ? command : with_self(command, program), arguments.module,
-                           inherited_environment(), program.environment.python.value_or(""),
-                           arguments.no_python};
-  LaunchSettings settings = overlay(read_file(arguments, what, program.log),
-                                    overlay(launching::settings_of(arguments.accelerate), arguments.flags));
+  LaunchProgram what{arguments.module ? command : with_self(command, program), arguments.module,
+                     inherited_environment(), program.environment.python.value_or(""), arguments.no_python};
+  LaunchSettings settings =
+      arguments.ordered ? read_ordered(what)
+                        : overlay(read_file(arguments, what, program.log),
+                                  overlay(launching::settings_of(arguments.accelerate), arguments.flags));
+  check_hosts(settings);
+  std::vector<launching::Host> hosts;
+  if (settings.hostfile) hosts = launching::resolve_hosts(settings);
+  if (settings.machine_rank && *settings.machine_rank >= 0 &&
+      static_cast<std::size_t>(*settings.machine_rank) < hosts.size()) {
+    const auto gpus = launching::visible_gpus(hosts[static_cast<std::size_t>(*settings.machine_rank)]);
+    if (gpus) settings.environment.push_back("CUDA_VISIBLE_DEVICES=" + *gpus);
+  }
+  if (!hosts.empty() && !settings.machine_rank) {
+    for (const std::string& warning : settings.warnings) program.log.warning(warning);
+    const LaunchResult result = run_hosts(settings, std::move(hosts), what, program);
+    program.exit_code = result.exit_code;
+    return print_report(result);
+  }
   fit_to_machine(settings, program.log);
   for (const std::string& warning : settings.warnings) program.log.warning(warning);
   const LaunchOptions options = resolve_launch(settings, what);
   std::cout << std::flush;
+  std::optional<launching::OrderedSignals> signals;
+  if (arguments.ordered) signals.emplace(STDIN_FILENO);
   const LaunchResult result = launch(options, program.log);
   program.exit_code = result.exit_code;
-  print_report(result);
+  // Of launchers that were started from one place one is enough to say what all agree on.
+  if (!arguments.ordered || options.machine_rank == 0 || !result.shared) print_report(result);
 }
 
 /// Accelerate takes its flags with '_' or '-'.
@@ -167,6 +235,17 @@ void add_launch(CLI::App& app, Program& program) {
   add("main_process_ip", flags.main_process_ip, "address of machine 0 that all can reach");
   add("main_process_port", flags.main_process_port,
       "port there; 0 = a free one, for one machine (29500 for several)");
+  command->add_option(
+      "-H,--hostfile,--deepspeed_hostfile,--deepspeed-hostfile", flags.hostfile,
+      "file with a line 'NAME slots=N' for each machine: all are started from here, over ssh");
+  command->add_option("-i,--include,--deepspeed_inclusion_filter,--deepspeed-inclusion-filter", flags.include,
+                      "of the hostfile only NAME[:SLOT,SLOT...], several joined by '@'");
+  command->add_option("-e,--exclude,--deepspeed_exclusion_filter,--deepspeed-exclusion-filter", flags.exclude,
+                      "of the hostfile all but NAME[:SLOT,SLOT...], several joined by '@'");
+  add("ssh_port", flags.ssh_port, "port of ssh on the hostfile's machines (ssh's own choice)");
+  add("export_env", flags.export_env,
+      "variables, joined by commas, that the hostfile's machines get from here");
+  command->add_flag("--ordered", arguments->ordered)->group("");
   add("max_restarts", flags.max_restarts, "after a failure start everything again, so many times (0)");
   add("restart_delay_s", flags.restart_delay_s,
       "seconds before the first restart; doubled before each further one, 60 at most (1)");

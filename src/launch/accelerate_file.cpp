@@ -21,7 +21,7 @@ std::string join(std::string_view separator, const auto& words) {
 std::optional<std::string> one_of(FileReader& reader, std::string_view key, const auto& allowed,
                                   std::string_view otherwise) {
   std::optional<std::string> value;
-  reader.text(key, value);
+  reader.read(key, value);
   if (!value || std::find(allowed.begin(), allowed.end(), *value) != allowed.end()) return value;
   reader.fault(*reader.find(key), key, " ", in_quotes(*value), " ", otherwise,
                " (known: ", join(", ", allowed), ")");
@@ -33,7 +33,7 @@ void read_layout(FileReader& reader, std::string_view prefix, Variables& environ
   Variables layout;
   for (const MegatronKey& key : megatron_keys()) {
     std::optional<std::string> value;
-    reader.text(key.name, value);
+    reader.read(key.name, value);
     if (!value) continue;
     const std::string wrong = fault_of(key, *value);
     if (!wrong.empty()) reader.fault(*reader.find(key.name), prefix, key.name, " ", wrong);
@@ -62,7 +62,7 @@ void read_idle(FileReader& reader, const IdleSection& section, const YamlNode& n
   reader.enter(node, std::string(section.name) + ".");
   for (const std::string_view key : section.keys) {
     std::optional<std::string> value;
-    reader.text(key, value);
+    reader.read(key, value);
     if (value && truth(*value) != false) asked += detail::concat(asked.empty() ? "" : ", ", key, " ", *value);
   }
   reader.refuse_others();
@@ -89,27 +89,27 @@ void read_precision(FileReader& reader, Variables& environment) {
     reader.fault(*reader.find("mixed_precision"), "mixed_precision fp8 is not in this build yet; use bf16");
   }
   std::optional<bool> half;
-  reader.boolean("fp16", half);
+  reader.read("fp16", half);
   if (precision || half) {
     set_variable(environment, "ACCELERATE_MIXED_PRECISION", precision ? *precision : *half ? "fp16" : "no");
   }
 }
 
 void read_processes(FileReader& reader, LaunchSettings& settings) {
-  reader.integer("num_processes", settings.num_processes);
+  reader.read("num_processes", settings.num_processes);
   // What newer versions write where nobody was asked.
   if (settings.num_processes == -1) settings.num_processes.reset();
-  reader.integer("num_machines", settings.num_machines);
-  reader.integer("machine_rank", settings.machine_rank);
-  reader.text("main_process_ip", settings.main_process_ip);
-  reader.integer("main_process_port", settings.main_process_port);
+  reader.read("num_machines", settings.num_machines);
+  reader.read("machine_rank", settings.machine_rank);
+  reader.read("main_process_ip", settings.main_process_ip);
+  reader.read("main_process_port", settings.main_process_port);
   constexpr std::array<std::string_view, 2> kRendezvous{"static", "c10d"};
   const auto backend = one_of(reader, "rdzv_backend", kRendezvous, "is unknown");
   std::optional<bool> same_network;
-  reader.boolean("same_network", same_network);
+  reader.read("same_network", same_network);
   warn_of_rendezvous(backend == "c10d", same_network == false, settings.warnings);
   std::optional<std::string> function;
-  reader.text("main_training_function", function);
+  reader.read("main_training_function", function);
   if (function && *function != "main") {
     settings.warnings.push_back(detail::concat(
         "main_training_function ", in_quotes(*function),
@@ -118,15 +118,15 @@ void read_processes(FileReader& reader, LaunchSettings& settings) {
 }
 
 void read_hardware(FileReader& reader, LaunchSettings& settings) {
-  reader.boolean("use_cpu", settings.cpu);
+  reader.read("use_cpu", settings.cpu);
   if (settings.distributed_type == "MULTI_CPU") settings.cpu = true;
   std::optional<bool> debug, affinity;
-  reader.boolean("debug", debug);
-  reader.boolean("enable_cpu_affinity", affinity);
+  reader.read("debug", debug);
+  reader.read("enable_cpu_affinity", affinity);
   if (debug.value_or(false)) set_variable(settings.environment, "ACCELERATE_DEBUG_MODE", "true");
   if (affinity.value_or(false)) settings.pin_cores = true;
   std::optional<std::string> gpus;
-  reader.text("gpu_ids", gpus);
+  reader.read("gpu_ids", gpus);
   if (gpus && *gpus != "all") set_variable(settings.environment, "CUDA_VISIBLE_DEVICES", *gpus);
 }
 
@@ -190,7 +190,7 @@ void read_accelerate(const YamlNode& root, FileReader& reader, LaunchSettings& s
   read_hardware(reader, settings);
   refuse_foreign(reader);
   std::optional<std::string> old_dynamo;
-  reader.text("dynamo_backend", old_dynamo);
+  reader.read("dynamo_backend", old_dynamo);
   std::vector<std::pair<const IdleSection*, const YamlNode*>> idle;
   for (const IdleSection& section : idle_sections()) {
     const YamlNode* const node = reader.section(section.name);

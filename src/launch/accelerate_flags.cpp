@@ -32,7 +32,7 @@ constexpr std::string_view kTpu = "is for TPUs, which Tessera does not use";
 constexpr std::string_view kParallelism =
     "is for PyTorch's parallelism, which Tessera does not use; give a layout with --use_megatron_lm";
 
-constexpr std::array<Foreign, 31> kForeign{{
+constexpr std::array<Foreign, 38> kForeign{{
     {"use_deepspeed", true, kDeepSpeed},
     {"deepspeed_", false, kDeepSpeed},
     {"zero_stage", true, kDeepSpeed},
@@ -66,6 +66,13 @@ constexpr std::array<Foreign, 31> kForeign{{
     {"standalone", true, "is torchrun's; --main_process_port 0, the default, takes a free port"},
     {"nproc_per_node", true, "is torchrun's; write --num_processes, of all machines together"},
     {"nnodes", true, "is torchrun's; write --num_machines"},
+    {"node_rank", true, "is torchrun's; write --machine_rank"},
+    {"master_addr", true, "is torchrun's; write --main_process_ip"},
+    {"master_port", true, "is torchrun's; write --main_process_port"},
+    {"num_gpus", true, "is DeepSpeed's; write --num_processes, of all machines together"},
+    {"num_nodes", true, "is DeepSpeed's; write --num_machines"},
+    {"no_ssh", true, "is DeepSpeed's; with --machine_rank nothing is started on other machines"},
+    {"launcher", true, "is DeepSpeed's; machines of a hostfile are reached over ssh"},
 }};
 
 class FlagReader {

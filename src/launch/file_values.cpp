@@ -27,7 +27,7 @@ const YamlNode* FileReader::scalar(std::string_view key, const char* wanted) {
   return nullptr;
 }
 
-void FileReader::integer(std::string_view key, std::optional<std::int64_t>& value) {
+void FileReader::read(std::string_view key, std::optional<std::int64_t>& value) {
   const YamlNode* node = scalar(key, "an integer");
   std::int64_t number = 0;
   if (node == nullptr) return;
@@ -38,7 +38,7 @@ void FileReader::integer(std::string_view key, std::optional<std::int64_t>& valu
   }
 }
 
-void FileReader::number(std::string_view key, std::optional<double>& value) {
+void FileReader::read(std::string_view key, std::optional<double>& value) {
   const YamlNode* node = scalar(key, "a number");
   double number = 0;
   if (node == nullptr) return;
@@ -49,14 +49,14 @@ void FileReader::number(std::string_view key, std::optional<double>& value) {
   }
 }
 
-void FileReader::boolean(std::string_view key, std::optional<bool>& value) {
+void FileReader::read(std::string_view key, std::optional<bool>& value) {
   const YamlNode* node = scalar(key, "true or false");
   if (node == nullptr) return;
   value = truth(node->text);
   if (!value) fault(*node, prefix_, key, " must be true or false, not ", node->describe());
 }
 
-void FileReader::text(std::string_view key, std::optional<std::string>& value) {
+void FileReader::read(std::string_view key, std::optional<std::string>& value) {
   const YamlNode* node = scalar(key, "a text");
   if (node != nullptr && !node->text.empty()) value = node->text;
 }

@@ -19,11 +19,11 @@ class FileReader {
   /// From now on keys are those of `mapping`; `prefix` comes before their names in messages.
   void enter(const YamlNode& mapping, std::string prefix);
 
-  void integer(std::string_view key, std::optional<std::int64_t>& value);
-  void number(std::string_view key, std::optional<double>& value);
+  void read(std::string_view key, std::optional<std::int64_t>& value);
+  void read(std::string_view key, std::optional<double>& value);
   /// true, yes, on or false, no, off, as YAML 1.1 has them, in quotes or not.
-  void boolean(std::string_view key, std::optional<bool>& value);
-  void text(std::string_view key, std::optional<std::string>& value);
+  void read(std::string_view key, std::optional<bool>& value);
+  void read(std::string_view key, std::optional<std::string>& value);
   /// A key that is known and means nothing here, whatever its value.
   void ignore(std::string_view key) { known_.push_back(key); }
   /// A key that may only be absent, null, false, "no" or empty; otherwise `reason` is the issue.

@@ -63,9 +63,13 @@ LaunchResult run_attempts(const LaunchOptions& options, const Logger& log,
     const Outcome outcome = supervisor.run(attempt);
     supervisor.flush();
     if (outcome.kind != Outcome::Kind::failed || supervisor.interrupted())
-      return {outcome.code, outcome.report};
+      return {outcome.code, outcome.report, supervisor.agreed()};
     const auto delay_s = restarts.next(outcome);
-    if (!delay_s) return restarts.give_up(outcome);
+    if (!delay_s) {
+      LaunchResult result = restarts.give_up(outcome);
+      result.shared = supervisor.agreed();
+      return result;
+    }
     log.warning(first_line(outcome.report));
     log.warning("everything was ended and starts again in ", *delay_s, " s: restart ", restarts.restarts(),
                 " of ", options.max_restarts);

@@ -3,6 +3,7 @@
 
 #include "base/suggest.hpp"
 #include "launch/file_values.hpp"
+#include "launch/settings_fields.hpp"
 #include "tessera/launch/settings.hpp"
 
 namespace tessera {
@@ -17,22 +18,7 @@ void read_native(const YamlNode& root, FileReader& reader, LaunchSettings& setti
                    "; a launch file has the one section 'launch'");
     } else if (reader.is_mapping(key, value)) {
       reader.enter(value, "launch.");
-      reader.integer("num_processes", settings.num_processes);
-      reader.integer("num_machines", settings.num_machines);
-      reader.integer("machine_rank", settings.machine_rank);
-      reader.text("main_process_ip", settings.main_process_ip);
-      reader.integer("main_process_port", settings.main_process_port);
-      reader.integer("max_restarts", settings.max_restarts);
-      reader.integer("threads_per_process", settings.threads_per_process);
-      reader.text("log_dir", settings.log_dir);
-      reader.text("secret_file", settings.secret_file);
-      reader.boolean("allow_secret_mode", settings.allow_secret_mode);
-      reader.number("grace_s", settings.grace_s);
-      reader.number("join_timeout_s", settings.join_timeout_s);
-      reader.number("restart_delay_s", settings.restart_delay_s);
-      reader.boolean("cpu", settings.cpu);
-      reader.boolean("quiet", settings.quiet);
-      reader.boolean("pin_cores", settings.pin_cores);
+      launching::each_setting([&](const auto& field) { reader.read(field.name, settings.*field.member); });
       reader.refuse_others();
     }
   }

@@ -9,6 +9,7 @@
 
 #include "launch/command.hpp"
 #include "launch/environment.hpp"
+#include "launch/settings_fields.hpp"
 
 namespace tessera {
 namespace {
@@ -40,11 +41,6 @@ class Faults {
  private:
   std::string text_;
 };
-
-template <typename T>
-void take(std::optional<T>& value, const std::optional<T>& over) {
-  if (over) value = over;
-}
 
 std::string trimmed(std::string text) {
   const auto end = text.find_last_not_of(" \t\r\n");
@@ -224,26 +220,18 @@ double seconds(const char* name, double value, Faults& faults) {
 
 LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) {
   LaunchSettings result = under;
-  take(result.num_processes, over.num_processes);
-  take(result.num_machines, over.num_machines);
-  take(result.machine_rank, over.machine_rank);
-  take(result.main_process_ip, over.main_process_ip);
-  take(result.main_process_port, over.main_process_port);
-  take(result.max_restarts, over.max_restarts);
-  take(result.threads_per_process, over.threads_per_process);
-  take(result.log_dir, over.log_dir);
-  take(result.secret_file, over.secret_file);
-  take(result.allow_secret_mode, over.allow_secret_mode);
-  take(result.grace_s, over.grace_s);
-  take(result.join_timeout_s, over.join_timeout_s);
-  take(result.restart_delay_s, over.restart_delay_s);
-  take(result.cpu, over.cpu);
-  take(result.quiet, over.quiet);
-  take(result.pin_cores, over.pin_cores);
+  // A hostfile says which machines there are: what `accelerate config` has written of one is no answer.
+  if (over.hostfile) {
+    result.num_processes = result.num_machines = result.machine_rank = std::nullopt;
+    result.main_process_ip = std::nullopt;
+  }
+  launching::each_setting([&](const auto& field) {
+    if (over.*field.member) result.*field.member = over.*field.member;
+  });
   if (over.distributed_type && *over.distributed_type != "MEGATRON_LM") {
     std::erase_if(result.environment, is_layout);
   }
-  take(result.distributed_type, over.distributed_type);
+  if (over.distributed_type) result.distributed_type = over.distributed_type;
   result.warnings.insert(result.warnings.end(), over.warnings.begin(), over.warnings.end());
   result.environment.insert(result.environment.end(), over.environment.begin(), over.environment.end());
   return result;

@@ -38,6 +38,8 @@ class Supervisor {
   std::optional<Outcome> pause(double seconds);
   /// Whether a signal asked for the end of the job: then nothing is started again.
   bool interrupted() const { return interrupted_ != 0 || preempted_ != 0; }
+  /// Whether the last outcome is one that all machines have agreed on.
+  bool agreed() const { return news_.verdict.has_value(); }
   /// Passes on what is still to be written.
   void flush();
 

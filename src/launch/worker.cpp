@@ -37,7 +37,7 @@ struct Start {
   char* const* environment;
   const sigset_t* mask;
   pid_t parent;
-  int null, output, error, guard, progress;
+  int input, output, error, guard, progress;
   const cpu_set_t* cores;  ///< nullptr = all
 };
 
@@ -48,7 +48,7 @@ struct Start {
   // It may have died before the line above.
   if (getppid() != start.parent) _exit(127);
   Guard::add_self(start.guard);
-  dup2(start.null, STDIN_FILENO);
+  dup2(start.input, STDIN_FILENO);
   dup2(start.output, STDOUT_FILENO);
   dup2(start.error, STDERR_FILENO);
   fcntl(start.progress, F_SETFD, 0);
@@ -96,8 +96,9 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
   end_.rank = spec.rank;
   log_ = open_log(spec);
   int output[2] = {-1, -1}, error[2] = {-1, -1}, progress[2] = {-1, -1};
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const bool ready = null >= 0 && pipe2(output, O_CLOEXEC) == 0 && pipe2(error, O_CLOEXEC) == 0 &&
+  const int input =
+      spec.input >= 0 ? fcntl(spec.input, F_DUPFD_CLOEXEC, 0) : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const bool ready = input >= 0 && pipe2(output, O_CLOEXEC) == 0 && pipe2(error, O_CLOEXEC) == 0 &&
                      pipe2(progress, O_CLOEXEC) == 0;
   Variables variables = spec.environment;
   set_variable(variables, "TESSERA_PROGRESS", name_of_pipe(progress[1]));
@@ -110,7 +111,7 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
                     environment.data(),
                     &spec.signal_mask,
                     getpid(),
-                    null,
+                    input,
                     output[1],
                     error[1],
                     spec.guard,
@@ -119,7 +120,7 @@ Worker::Worker(const WorkerSpec& spec, Sink sink, Clock::time_point epoch)
   end_.pid = ready ? fork() : -1;
   if (end_.pid == 0) run_child(start);
   const int code = errno;
-  for (const int fd : {null, output[1], error[1], progress[1]}) {
+  for (const int fd : {input, output[1], error[1], progress[1]}) {
     if (fd >= 0) close(fd);
   }
   pipes_[0].fd = output[0];

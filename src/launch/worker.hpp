@@ -26,9 +26,10 @@ struct WorkerSpec {
   std::string log_file;     ///< what it writes is appended there; empty = nowhere
   std::string log_heading;  ///< a line before that
   std::vector<int> cores;   ///< it runs on these only; empty = on all
+  int input = -1;           ///< what it reads from; -1 = it has no input
 };
 
-/// One child process: a session of its own, no input, its output in two pipes. It dies with this process.
+/// One child process: a session of its own, its output in two pipes. It dies with this process.
 class Worker {
  public:
   /// Where its output goes besides the log: whole lines, or bytes as they come.

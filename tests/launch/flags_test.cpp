@@ -149,7 +149,12 @@ TEST(AccelerateFlags, OfOtherEnginesAreRefusedWithASentence) {
            {"--fp8_backend", "not in this build yet"},
            {"--mpirun_hostfile", "with mpirun itself"},
            {"--gradient_clipping", "--megatron_lm_gradient_clipping"},
-           {"--nproc_per_node", "--num_processes"}}) {
+           {"--nproc_per_node", "--num_processes"},
+           {"--num_gpus", "--num_processes"},
+           {"--num-nodes", "--num_machines"},
+           {"--master_addr", "--main_process_ip"},
+           {"--no_ssh", "with --machine_rank"},
+           {"--launcher", "over ssh"}}) {
     EXPECT_HAS(foreign_flag(flag), part);
   }
   for (const char* flag : {"--num_procs", "-x", "--", "--tpux", "--environment"}) {

@@ -10,7 +10,7 @@ from documents_support import ROOT, blocks, changes, changes_file, places
 from named_tests import has_test
 
 PAGE = ROOT / "docs/compatibility.md"
-COMING = {"DeepSpeed's and Megatron's files and flags", "hostfile", "FPDT", "MoE", "fp8", "multimodal", "elasticity"}
+COMING = {"DeepSpeed's and Megatron's files and flags", "FPDT", "MoE", "fp8", "multimodal", "elasticity"}
 BLOCK = re.compile(r"\(\.\./tests/documents/([^)]+)\)")
 PROOF = re.compile(r"`(tests/[\w/.]+)::([\w/.]+)`")
 

@@ -67,6 +67,8 @@ struct LaunchResult {
   int exit_code = 0;
   /// What happened, for the last lines on the terminal; empty after success.
   std::string report;
+  /// Several machines: the launchers of all of them have this outcome.
+  bool shared = false;
 };
 
 /// Runs the job to its end. SIGINT, SIGTERM and SIGHUP are passed on to the workers (a second one kills

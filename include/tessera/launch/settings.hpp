@@ -17,6 +17,11 @@ struct LaunchSettings {
   std::optional<std::int64_t> num_processes, num_machines, machine_rank;
   std::optional<std::string> main_process_ip;
   std::optional<std::int64_t> main_process_port;
+  /// The machines and how many processes each takes, a line "NAME slots=N" for each; `include` or `exclude`
+  /// pick among them: "NAME[:SLOT,SLOT...]", several joined by '@'. `export_env`: variables, joined by
+  /// commas, that all machines shall have as this one does.
+  std::optional<std::string> hostfile, include, exclude, export_env;
+  std::optional<std::int64_t> ssh_port;
   std::optional<std::int64_t> max_restarts, threads_per_process;
   std::optional<std::string> log_dir, secret_file;
   std::optional<bool> allow_secret_mode;  ///< a secret_file that others can read is taken
