@@ -79,8 +79,7 @@ run_pytest() {
 }
 
 say "Python tests"
-run_pytest python tests/python
-run_pytest stored tests/parity/test_stored.py
+run_pytest python tests/python tests/parity/test_stored.py
 if $quick; then
   note "skipped  tests/parity/test_transformers.py (--quick)"
   echo skipped >"$results/parity.status"
