@@ -195,6 +195,8 @@ void add_accelerate_flags(CLI::App& command, launching::AccelerateFlags& flags) 
   };
   add_switch("multi_gpu", flags.multi_gpu, "plain data parallelism over GPUs");
   add_switch("use_megatron_lm", flags.use_megatron_lm, "tensor, pipeline and data parallelism");
+  add_switch("use_deepspeed", flags.use_deepspeed,
+             "data ranks share out state, gradients or weights, as zero_stage says");
   add("mixed_precision", flags.mixed_precision, "no, fp16 or bf16");
   add("gpu_ids", flags.gpu_ids, "GPUs of this machine, separated by commas, or all");
   add("gradient_accumulation_steps", flags.gradient_accumulation_steps, "calls of the model per update");
@@ -211,6 +213,12 @@ void add_accelerate_flags(CLI::App& command, launching::AccelerateFlags& flags) 
   add_switch("dynamo_use_fullgraph", flags.dynamo_use_fullgraph, "without effect");
   add_switch("dynamo_use_dynamic", flags.dynamo_use_dynamic, "without effect");
   add_switch("dynamo_use_regional_compilation", flags.dynamo_use_regional_compilation, "without effect");
+  const auto deepspeed = launching::deepspeed_keys();
+  for (std::size_t i = 0; i < deepspeed.size(); ++i) {
+    add(std::string(deepspeed[i].name), flags.deepspeed[i], std::string(deepspeed[i].help));
+  }
+  add("deepspeed_multinode_launcher", flags.deepspeed_multinode_launcher,
+      "machines of a hostfile are reached over ssh, whatever it is");
   const auto keys = launching::megatron_keys();
   for (std::size_t i = 0; i < keys.size(); ++i) {
     add(std::string(keys[i].name), flags.megatron[i], std::string(keys[i].help));

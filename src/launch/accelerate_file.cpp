@@ -9,7 +9,8 @@
 namespace tessera::launching {
 namespace {
 
-constexpr std::array<std::string_view, 4> kDistributedTypes{"NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM"};
+constexpr std::array<std::string_view, 5> kDistributedTypes{"NO", "MULTI_CPU", "MULTI_GPU", "MEGATRON_LM",
+                                                            "DEEPSPEED"};
 
 std::string join(std::string_view separator, const auto& words) {
   std::string text;
@@ -131,7 +132,6 @@ void read_hardware(FileReader& reader, LaunchSettings& settings) {
 }
 
 void refuse_foreign(FileReader& reader) {
-  reader.refuse_unless_empty("deepspeed_config", "is for DeepSpeed, which Tessera does not use; remove it");
   reader.refuse_unless_empty("fsdp_config", "is for PyTorch's FSDP, which Tessera does not use; remove it");
   reader.refuse_unless_empty("fp8_config", "is for fp8, which is not in this build yet");
   for (const std::string_view key : {"parallelism_config", "tp_config"}) {
@@ -141,6 +141,45 @@ void refuse_foreign(FileReader& reader) {
                                      "tpu_use_sudo", "downcast_bf16", "command_file", "commands"}) {
     reader.refuse_unless_empty(key, "is for TPUs, which Tessera does not use; remove it");
   }
+}
+
+/// DeepSpeed's stages and offloading; its hostfile says which machines there are.
+void read_deepspeed(FileReader& reader, const YamlNode& section, LaunchSettings& settings) {
+  const auto& type = settings.distributed_type;
+  if (type && *type != "DEEPSPEED") {
+    reader.fault(section, "deepspeed_config is for distributed_type DEEPSPEED, not ", *type,
+                 "; change one or remove it");
+  }
+  reader.enter(section, "deepspeed_config.");
+  for (const DeepSpeedKey& key : deepspeed_keys()) {
+    std::optional<std::string> value;
+    reader.read(key.name, value);
+    if (!value) continue;
+    const std::string wrong = fault_of(key, *value);
+    if (!wrong.empty()) reader.fault(*reader.find(key.name), "deepspeed_config.", key.name, " ", wrong);
+    set_variable(settings.environment, key.variable, key.words.empty() ? *value : lower(*value));
+  }
+  std::optional<std::int64_t> steps;
+  reader.read("gradient_accumulation_steps", steps);
+  if (steps && *steps < 1) {
+    reader.fault(*reader.find("gradient_accumulation_steps"),
+                 "deepspeed_config.gradient_accumulation_steps must be at least 1, not ", *steps);
+  }
+  if (steps)
+    set_variable(settings.environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", std::to_string(*steps));
+  reader.refuse_unless_empty(
+      "deepspeed_moe_layer_cls_names",
+      "has no place here: weights come together by layers, experts among them; remove it");
+  std::optional<std::string> launcher;
+  reader.read("deepspeed_multinode_launcher", launcher);
+  warn_of_multinode_launcher(launcher.value_or(""), settings.warnings);
+  LaunchSettings hosts;
+  reader.read("deepspeed_hostfile", hosts.hostfile);
+  reader.read("deepspeed_inclusion_filter", hosts.include);
+  reader.read("deepspeed_exclusion_filter", hosts.exclude);
+  // Written by every version, with "standard" among them, which starts each machine by hand.
+  if (lower(launcher.value_or("")) != "standard") settings = overlay(settings, hosts);
+  reader.refuse_others();
 }
 
 void read_layout_sections(const YamlNode& root, FileReader& reader, LaunchSettings& settings) {
@@ -196,7 +235,9 @@ void read_accelerate(const YamlNode& root, FileReader& reader, LaunchSettings& s
     const YamlNode* const node = reader.section(section.name);
     if (node != nullptr) idle.emplace_back(&section, node);
   }
+  const YamlNode* const deepspeed = reader.section("deepspeed_config");
   read_layout_sections(root, reader, settings);
+  if (deepspeed != nullptr) read_deepspeed(reader, *deepspeed, settings);
   for (const auto& [section, node] : idle) read_idle(reader, *section, *node, settings);
   if (old_dynamo && truth(*old_dynamo) != false) leave_out_dynamo(*old_dynamo, settings);
 }

@@ -25,22 +25,15 @@ struct Foreign {
 };
 
 constexpr std::string_view kDeepSpeed =
-    "is for DeepSpeed, which Tessera does not use; give a layout with --use_megatron_lm";
+    "is for DeepSpeed itself, which Tessera does not use; --use_deepspeed takes its stages and offloading";
 constexpr std::string_view kFsdp =
     "is for PyTorch's FSDP, which Tessera does not use; give a layout with --use_megatron_lm";
 constexpr std::string_view kTpu = "is for TPUs, which Tessera does not use";
 constexpr std::string_view kParallelism =
     "is for PyTorch's parallelism, which Tessera does not use; give a layout with --use_megatron_lm";
 
-constexpr std::array<Foreign, 38> kForeign{{
-    {"use_deepspeed", true, kDeepSpeed},
+constexpr std::array<Foreign, 33> kForeign{{
     {"deepspeed_", false, kDeepSpeed},
-    {"zero_stage", true, kDeepSpeed},
-    {"zero3_", false, kDeepSpeed},
-    {"offload_", false, kDeepSpeed},
-    {"gradient_clipping", true,
-     "is DeepSpeed's; with --use_megatron_lm give --megatron_lm_gradient_clipping, else "
-     "accelerator.clip_grad_norm_"},
     {"use_fsdp", true, kFsdp},
     {"fsdp_", false, kFsdp},
     {"use_parallelism_config", true, kParallelism},
@@ -84,6 +77,7 @@ class FlagReader {
     read_workers();
     read_rendezvous();
     read_megatron();
+    read_deepspeed();
     if (!faults_.empty()) throw ConfigError(faults_);
     return std::move(settings_);
   }
@@ -102,11 +96,12 @@ class FlagReader {
   }
 
   void read_paradigm() {
-    if (flags_.multi_gpu && flags_.use_megatron_lm) {
-      fault("--multi_gpu and --use_megatron_lm are two ways of training; give one");
+    if (flags_.multi_gpu + flags_.use_megatron_lm + flags_.use_deepspeed > 1) {
+      fault("--multi_gpu, --use_megatron_lm and --use_deepspeed are ways of training; give one");
     }
     if (flags_.multi_gpu) settings_.distributed_type = "MULTI_GPU";
     if (flags_.use_megatron_lm) settings_.distributed_type = "MEGATRON_LM";
+    if (flags_.use_deepspeed) settings_.distributed_type = "DEEPSPEED";
   }
 
   void read_workers() {
@@ -186,6 +181,18 @@ class FlagReader {
       }
       set(variable_of(key), *value);
     }
+  }
+
+  void read_deepspeed() {
+    for (std::size_t i = 0; i < deepspeed_keys().size(); ++i) {
+      const DeepSpeedKey& key = deepspeed_keys()[i];
+      const auto& value = flags_.deepspeed[i];
+      if (!value) continue;
+      const std::string wrong = fault_of(key, *value);
+      if (!wrong.empty()) fault("--", key.name, " ", wrong);
+      set(key.variable, key.words.empty() ? *value : lower(*value));
+    }
+    warn_of_multinode_launcher(flags_.deepspeed_multinode_launcher.value_or(""), settings_.warnings);
   }
 
   const AccelerateFlags& flags_;

@@ -12,15 +12,18 @@
 
 namespace tessera::launching {
 
-/// The flags that are neither of Tessera's launcher nor of Megatron's group.
+/// The flags that are not of Tessera's launcher.
 struct AccelerateFlags {
-  bool multi_gpu = false, use_megatron_lm = false, debug = false, same_network = false;
+  bool multi_gpu = false, use_megatron_lm = false, use_deepspeed = false, debug = false, same_network = false;
   bool enable_cpu_affinity = false;
   bool dynamo_use_fullgraph = false, dynamo_use_dynamic = false, dynamo_use_regional_compilation = false;
   std::optional<std::string> mixed_precision, gpu_ids, tee, role, rdzv_backend, rdzv_conf;
+  std::optional<std::string> deepspeed_multinode_launcher;
   std::optional<std::string> dynamo_backend, dynamo_mode, monitor_interval, gradient_accumulation_steps;
   std::vector<std::optional<std::string>> megatron =
       std::vector<std::optional<std::string>>(megatron_keys().size());  ///< in the order of megatron_keys()
+  std::vector<std::optional<std::string>> deepspeed =
+      std::vector<std::optional<std::string>>(deepspeed_keys().size());  ///< in the order of deepspeed_keys()
 };
 
 /// What the flags say. Errors: ConfigError, one line per fault.

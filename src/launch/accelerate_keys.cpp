@@ -18,6 +18,25 @@ constexpr MegatronKey kMegatronKeys[] = {
      "megatron_lm_lr_decay_iters"},
 };
 
+constexpr DeepSpeedKey kDeepSpeedKeys[] = {
+    {"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "0,1,2,3",
+     "what data ranks share out: 1 the optimizer's state, 2 gradients too, 3 weights too (2)"},
+    {"deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "", "DeepSpeed's JSON"},
+    {"gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", "", "the norm gradients are clipped to"},
+    {"offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none,cpu,nvme",
+     "where the optimizer's state lies"},
+    {"offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none,cpu",
+     "where weights lie, with zero_stage 3"},
+    {"offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "",
+     "a folder, for offload_optimizer_device nvme"},
+    {"offload_param_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "none",
+     "none: weights can lie in host memory, not on disk"},
+    {"zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", "true,false",
+     "without effect: each process makes the model and keeps its share"},
+    {"zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true,false",
+     "without effect: save_model always saves whole weights"},
+};
+
 constexpr std::array<std::string_view, 10> kDynamoKeys{"dynamo_backend",
                                                        "dynamo_mode",
                                                        "dynamo_use_fullgraph",
@@ -86,6 +105,22 @@ std::string fault_of(const MegatronKey& key, const std::string& value) {
       break;
   }
   return refusal_of(key.name, value);
+}
+
+std::span<const DeepSpeedKey> deepspeed_keys() { return kDeepSpeedKeys; }
+
+std::string fault_of(const DeepSpeedKey& key, const std::string& value) {
+  if (key.words.empty()) return {};
+  const std::string word = "," + lower(value) + ",";
+  if (("," + std::string(key.words) + ",").find(word) != std::string::npos) return {};
+  return detail::concat("must be one of ", key.words, ", not '", value, "'");
+}
+
+void warn_of_multinode_launcher(const std::string& name, std::vector<std::string>& warnings) {
+  const std::string word = lower(name);
+  if (word.empty() || word == "standard" || word == "pdsh") return;
+  warnings.push_back(detail::concat("deepspeed_multinode_launcher ", name,
+                                    " has no effect: machines of a hostfile are reached over ssh"));
 }
 
 std::string variable_of(const MegatronKey& key) {

@@ -27,6 +27,21 @@ std::string fault_of(const MegatronKey& key, const std::string& value);
 /// The variable that hands it to the script: MEGATRON_LM_TP_DEGREE.
 std::string variable_of(const MegatronKey& key);
 
+/// A key of `deepspeed_config` that a script gets as a variable, which the DeepSpeedPlugin reads.
+struct DeepSpeedKey {
+  std::string_view name, variable;
+  std::string_view words;  ///< what it may be, separated by commas; empty = any text
+  std::string_view help;
+};
+
+std::span<const DeepSpeedKey> deepspeed_keys();
+
+/// As fault_of a MegatronKey.
+std::string fault_of(const DeepSpeedKey& key, const std::string& value);
+
+/// What is said of the program that DeepSpeed would start the machines of a hostfile with.
+void warn_of_multinode_launcher(const std::string& name, std::vector<std::string>& warnings);
+
 /// A section that some version writes and that has no effect here, with its keys in the spelling of every
 /// version.
 struct IdleSection {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "launch/accelerate_keys.hpp"
 #include "launch/command.hpp"
 #include "launch/environment.hpp"
 #include "launch/settings_fields.hpp"
@@ -148,6 +149,25 @@ constexpr std::string_view kLayoutVariables = "MEGATRON_LM_";
 
 bool is_layout(const std::string& variable) { return variable.starts_with(kLayoutVariables); }
 
+bool is_deepspeed(const std::string& variable) {
+  const auto keys = launching::deepspeed_keys();
+  const std::string_view name = std::string_view(variable).substr(0, variable.find('='));
+  return std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return key.variable == name; });
+}
+
+/// What only the DeepSpeedPlugin reads.
+void check_deepspeed(const LaunchSettings& settings, Faults& faults) {
+  const auto given = std::find_if(settings.environment.begin(), settings.environment.end(), is_deepspeed);
+  if (settings.distributed_type == "DEEPSPEED" || given == settings.environment.end()) return;
+  for (const auto& key : launching::deepspeed_keys()) {
+    if (!given->starts_with(std::string(key.variable) + "=")) continue;
+    faults.add(
+        "--", key.name, " needs --use_deepspeed, or a --config_file whose distributed_type is DEEPSPEED",
+        key.name == "gradient_clipping" ? "; with --use_megatron_lm it is --megatron_lm_gradient_clipping"
+                                        : "");
+  }
+}
+
 /// The layout, which the script's ranks would refuse only when all of them have started.
 void check_layout(const LaunchSettings& settings, const LaunchOptions& options, Faults& faults) {
   const auto given = std::find_if(settings.environment.begin(), settings.environment.end(), is_layout);
@@ -183,6 +203,10 @@ void resolve_environment(const LaunchSettings& settings, const LaunchProgram& pr
   if (settings.distributed_type) {
     set_variable(options.environment, "ACCELERATE_USE_MEGATRON_LM",
                  settings.distributed_type == "MEGATRON_LM" ? "true" : "false");
+    const bool deepspeed = settings.distributed_type == "DEEPSPEED";
+    if (deepspeed || value_of(options.environment, "ACCELERATE_USE_DEEPSPEED")) {
+      set_variable(options.environment, "ACCELERATE_USE_DEEPSPEED", deepspeed ? "true" : "false");
+    }
   }
   if (settings.pin_cores.value_or(false)) {
     set_variable(options.environment, "ACCELERATE_CPU_AFFINITY", "1");
@@ -231,6 +255,9 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
   if (over.distributed_type && *over.distributed_type != "MEGATRON_LM") {
     std::erase_if(result.environment, is_layout);
   }
+  if (over.distributed_type && *over.distributed_type != "DEEPSPEED") {
+    std::erase_if(result.environment, is_deepspeed);
+  }
   if (over.distributed_type) result.distributed_type = over.distributed_type;
   result.warnings.insert(result.warnings.end(), over.warnings.begin(), over.warnings.end());
   result.environment.insert(result.environment.end(), over.environment.begin(), over.environment.end());
@@ -239,7 +266,8 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
 
 bool expects_gpus(const LaunchSettings& settings) {
   return !settings.cpu.value_or(false) &&
-         (settings.distributed_type == "MULTI_GPU" || settings.distributed_type == "MEGATRON_LM");
+         (settings.distributed_type == "MULTI_GPU" || settings.distributed_type == "MEGATRON_LM" ||
+          settings.distributed_type == "DEEPSPEED");
 }
 
 LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program) {
@@ -260,6 +288,7 @@ LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram
   options.pin_cores = settings.pin_cores.value_or(false);
   resolve_environment(settings, program, options);
   check_layout(settings, options, faults);
+  check_deepspeed(settings, faults);
   resolve_command(program, options, faults);
   faults.throw_if_any();
   return options;

@@ -127,8 +127,9 @@ TEST(AccelerateFlags, FaultsComeAllAtOnce) {
   flags.gradient_accumulation_steps = "0";
   const std::string text = refusal([&] { settings_of(flags); });
   for (const char* part :
-       {"--multi_gpu and --use_megatron_lm", "--mixed_precision fp8 is not in this build yet",
-        "--rdzv_backend 'etcd' is unknown", "'timeout=soon' must give a number", "'x' must be KEY=VALUE",
+       {"--multi_gpu, --use_megatron_lm and --use_deepspeed are",
+        "--mixed_precision fp8 is not in this build yet", "--rdzv_backend 'etcd' is unknown",
+        "'timeout=soon' must give a number", "'x' must be KEY=VALUE",
         "--gradient_accumulation_steps must be an integer of at least 1, not '0'",
         "--megatron_lm_pp_degree must be an integer of at least 1, not '0'"}) {
     EXPECT_HAS(text, part);
@@ -137,9 +138,7 @@ TEST(AccelerateFlags, FaultsComeAllAtOnce) {
 
 TEST(AccelerateFlags, OfOtherEnginesAreRefusedWithASentence) {
   for (const auto& [flag, part] : std::vector<std::pair<std::string, std::string>>{
-           {"--use_deepspeed", "is for DeepSpeed"},
-           {"--deepspeed-config-file", "is for DeepSpeed"},
-           {"--zero_stage=3", "is for DeepSpeed"},
+           {"--deepspeed-moe-layer-cls-names", "is for DeepSpeed itself"},
            {"--use-fsdp", "is for PyTorch's FSDP"},
            {"--fsdp_sharding_strategy", "is for PyTorch's FSDP"},
            {"--parallelism_config_tp_size", "is for PyTorch's parallelism"},
@@ -148,7 +147,6 @@ TEST(AccelerateFlags, OfOtherEnginesAreRefusedWithASentence) {
            {"--aws_access_key_id", "Amazon SageMaker"},
            {"--fp8_backend", "not in this build yet"},
            {"--mpirun_hostfile", "with mpirun itself"},
-           {"--gradient_clipping", "--megatron_lm_gradient_clipping"},
            {"--nproc_per_node", "--num_processes"},
            {"--num_gpus", "--num_processes"},
            {"--num-nodes", "--num_machines"},
@@ -160,6 +158,47 @@ TEST(AccelerateFlags, OfOtherEnginesAreRefusedWithASentence) {
   for (const char* flag : {"--num_procs", "-x", "--", "--tpux", "--environment"}) {
     EXPECT_EQ(foreign_flag(flag), "") << flag;
   }
+}
+
+/// The flags with one of DeepSpeed's.
+AccelerateFlags with_deepspeed(std::string_view name, const std::string& value) {
+  AccelerateFlags flags;
+  flags.use_deepspeed = true;
+  for (std::size_t i = 0; i < deepspeed_keys().size(); ++i) {
+    if (deepspeed_keys()[i].name == name) flags.deepspeed[i] = value;
+  }
+  return flags;
+}
+
+TEST(AccelerateFlags, OfDeepSpeedAreVariablesOfItsPlugin) {
+  const LaunchProgram program{{"sh"}, false, {"PATH=/usr/bin:/bin"}, ""};
+  const AccelerateFlags flags = with_deepspeed("offload_optimizer_device", "CPU");
+  const auto environment = resolve_launch(settings_of(flags), program).environment;
+  EXPECT_EQ(value_of(environment, "ACCELERATE_USE_DEEPSPEED"), "true");
+  EXPECT_EQ(value_of(environment, "ACCELERATE_USE_MEGATRON_LM"), "false");
+  EXPECT_EQ(value_of(environment, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"), "cpu");
+  EXPECT_HAS(refusal([] { settings_of(with_deepspeed("zero_stage", "4")); }),
+             "--zero_stage must be one of 0,1,2,3, not '4'");
+  for (const auto& [name, value] : {std::pair{"zero_stage", "3"}, {"gradient_clipping", "1.0"}}) {
+    AccelerateFlags alone = with_deepspeed(name, value);
+    alone.use_deepspeed = false;
+    const std::string text = refusal([&] { resolve_launch(settings_of(alone), program); });
+    EXPECT_HAS(text, std::string("--") + name + " needs --use_deepspeed");
+    EXPECT_EQ(text.find("--megatron_lm_gradient_clipping") != std::string::npos,
+              name == std::string("gradient_clipping"));
+  }
+  // Another way of training on the command line takes nothing of a file's.
+  const LaunchSettings file =
+      parse_launch_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n", "a");
+  AccelerateFlags plain;
+  plain.multi_gpu = true;
+  LaunchProgram inherits = program;
+  inherits.environment.emplace_back("ACCELERATE_USE_DEEPSPEED=true");
+  const auto over = resolve_launch(overlay(file, settings_of(plain)), inherits).environment;
+  EXPECT_EQ(value_of(over, "ACCELERATE_DEEPSPEED_ZERO_STAGE"), std::nullopt);
+  EXPECT_EQ(value_of(over, "ACCELERATE_USE_DEEPSPEED"), "false");
+  EXPECT_EQ(value_of(resolve_launch(settings_of(plain), program).environment, "ACCELERATE_USE_DEEPSPEED"),
+            std::nullopt);
 }
 
 TEST(AccelerateFlags, ComeBeforeTheFile) {

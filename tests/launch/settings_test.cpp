@@ -104,19 +104,70 @@ TEST(LaunchFile, OfAccelerate) {
             2);
 }
 
+/// As `accelerate config` writes it when asked for DeepSpeed.
+constexpr const char* kDeepSpeedFile =
+    "compute_environment: LOCAL_MACHINE\ndebug: false\ndeepspeed_config:\n  deepspeed_hostfile: hosts\n"
+    "  deepspeed_inclusion_filter: a\n  deepspeed_multinode_launcher: pdsh\n  gradient_accumulation_steps: "
+    "4\n"
+    "  gradient_clipping: 1.0\n  offload_optimizer_device: CPU\n  offload_param_device: none\n"
+    "  zero3_init_flag: false\n  zero_stage: 2\ndistributed_type: DEEPSPEED\ndowncast_bf16: 'no'\n"
+    "machine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: "
+    "8\n"
+    "rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\nuse_cpu: false\n";
+
+TEST(LaunchFile, OfDeepSpeedGivesItsStagesAsVariables) {
+  const LaunchSettings settings = parse_launch_file(kDeepSpeedFile, "a.yaml");
+  const auto is = [&](const char* name) { return value_of(settings.environment, name).value_or("unset"); };
+  EXPECT_EQ(is("ACCELERATE_DEEPSPEED_ZERO_STAGE"), "2");
+  EXPECT_EQ(is("ACCELERATE_GRADIENT_CLIPPING"), "1.0");
+  EXPECT_EQ(is("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), "4");
+  EXPECT_EQ(is("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"), "cpu");
+  EXPECT_EQ(is("ACCELERATE_DEEPSPEED_CONFIG_FILE"), "unset");
+  EXPECT_EQ(settings.hostfile, "hosts");
+  EXPECT_EQ(settings.include, "a");
+  EXPECT_EQ(settings.num_processes, std::nullopt) << "the hostfile says how many";
+  EXPECT_EQ(settings.machine_rank, std::nullopt);
+  EXPECT_TRUE(settings.warnings.empty());
+  EXPECT_TRUE(expects_gpus(settings));
+  std::string by_hand = kDeepSpeedFile;
+  by_hand.replace(by_hand.find("pdsh"), 4, "standard");
+  EXPECT_EQ(parse_launch_file(by_hand, "a.yaml").hostfile, std::nullopt);
+  EXPECT_EQ(parse_launch_file(by_hand, "a.yaml").machine_rank, 0);
+  by_hand.replace(by_hand.find("standard"), 8, "openmpi");
+  ASSERT_EQ(parse_launch_file(by_hand, "a.yaml").warnings.size(), 1U);
+  EXPECT_HAS(parse_launch_file(by_hand, "a.yaml").warnings[0], "openmpi has no effect");
+}
+
+TEST(LaunchFile, FaultsOfDeepSpeedsSectionAreNamed) {
+  const std::string text = refusal([] {
+    parse_launch_file(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 4\n  offload_param_device: nvme\n"
+        "  gradient_accumulation_steps: 0\n  deepspeed_moe_layer_cls_names: Block\n  zero_stge: 2\n",
+        "a.yaml");
+  });
+  EXPECT_HAS(text, "a.yaml:3:15: deepspeed_config.zero_stage must be one of 0,1,2,3, not '4'");
+  EXPECT_HAS(text, "offload_param_device must be one of none,cpu, not 'nvme'");
+  EXPECT_HAS(text, "gradient_accumulation_steps must be at least 1, not 0");
+  EXPECT_HAS(text, "deepspeed_moe_layer_cls_names has no place here");
+  EXPECT_HAS(text, "unknown key 'deepspeed_config.zero_stge'; did you mean 'zero_stage'?");
+  EXPECT_HAS(refusal([] {
+               parse_launch_file("distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 3}\n",
+                                 "a.yaml");
+             }),
+             "deepspeed_config is for distributed_type DEEPSPEED, not MULTI_GPU");
+}
+
 TEST(LaunchFile, WhatTesseraCannotDoIsRefusedByName) {
   const std::string text = refusal([] {
     parse_launch_file(
-        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DEEPSPEED\ndeepspeed_config:\n  "
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP\ndeepspeed_config:\n  "
         "zero_stage: 3\n"
         "mixed_precision: int8\nnum_process: 3\ntpu_name: x\nfsdp_config: {a: 1}\n"
         "megatron_lm_config:\n  megatron_lm_tp_degre: 2\n",
         "a.yaml");
   });
   EXPECT_HAS(text, "a.yaml:1:22: compute_environment 'AMAZON_SAGEMAKER' is not supported");
-  EXPECT_HAS(text,
-             "a.yaml:2:19: distributed_type 'DEEPSPEED' is not what Tessera does (known: NO, MULTI_CPU");
-  EXPECT_HAS(text, "deepspeed_config is for DeepSpeed");
+  EXPECT_HAS(text, "a.yaml:2:19: distributed_type 'FSDP' is not what Tessera does (known: NO, MULTI_CPU");
   EXPECT_HAS(text, "a.yaml:5:18: mixed_precision 'int8' is no precision");
   EXPECT_HAS(text, "a.yaml:6:1: unknown key 'num_process'; did you mean 'num_processes'?");
   EXPECT_HAS(text, "tpu_name is for TPUs");

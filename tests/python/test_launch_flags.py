@@ -59,7 +59,7 @@ def test_warned_flags(tessera_program):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--use_deepspeed"], "--use_deepspeed is for DeepSpeed, which Tessera does not use"),
+    (["--deepspeed_moe_layer_cls_names", "Block"], "is for DeepSpeed itself, which Tessera does not use"),
     (["--fsdp-offload-params", "true"], "--fsdp_offload_params is for PyTorch's FSDP"),
     (["--tpu"], "is for TPUs"),
     (["--mixed_precision", "fp8"], "fp8 is not in this build yet"),
@@ -108,9 +108,51 @@ def test_the_default_file(tessera_program, tmp_path):
     for flags in (["--cpu"], ["--config_file", "none"]):
         job = launch(tessera_program, *flags, *python(TELL), env=home)
         assert "settings from" not in job.err and "ACCELERATE_MIXED_PRECISION" not in told(job)
-    Path(ours).write_text("distributed_type: DEEPSPEED\n")
+    Path(ours).write_text("distributed_type: FSDP\n")
     job = launch(tessera_program, *python(TELL), env=home, code=2)
-    assert "'DEEPSPEED' is not what Tessera does" in job.err and "give --config_file none" in job.err
+    assert "'FSDP' is not what Tessera does" in job.err and "give --config_file none" in job.err
+
+
+DEEPSPEED_FILE = """compute_environment: LOCAL_MACHINE
+debug: false
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  gradient_clipping: 0.5
+  offload_optimizer_device: cpu
+  offload_param_device: none
+  zero3_init_flag: false
+  zero_stage: 2
+distributed_type: DEEPSPEED
+downcast_bf16: 'no'
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+use_cpu: true
+"""
+TELL_STAGE = """from tessera import Accelerator
+a = Accelerator()
+p = a.state.deepspeed_plugin
+a.print(a.num_processes, p.zero_stage, p.clip_grad, a.gradient_accumulation_steps, sorted(p.offload.items()), a.mixed_precision)
+"""
+
+
+def test_deepspeeds_file_and_flags_make_the_plugin(tessera_program, tmp_path):
+    (tmp_path / "ds.yaml").write_text(DEEPSPEED_FILE)
+    (tmp_path / "tell.py").write_text(TELL_STAGE)
+    env = {"PYTHONPATH": str(PYTHON), "TESSERA_PYTHON": sys.executable}
+    job = launch(tessera_program, "--config_file", tmp_path / "ds.yaml", tmp_path / "tell.py", env=env)
+    assert "2 2 0.5 4 [('gradients', 'cpu'), ('optimizer', 'cpu')] bf16" in job.out, job.out + job.err
+    flags = ["--use_deepspeed", "--zero_stage", 3, "--cpu", "--num_processes", 2, "--offload-param-device", "cpu"]
+    job = launch(tessera_program, *flags, tmp_path / "tell.py", env=env)
+    assert "2 3 1.0 1 [('optimizer', 'none'), ('parameters', 'cpu')] no" in job.out, job.out + job.err
+    refused = launch(tessera_program, "--zero_stage", 3, tmp_path / "tell.py", env=env, code=2)
+    assert "--zero_stage needs --use_deepspeed" in refused.err
 
 
 def test_a_traceback_is_shown_whole_and_first(tessera_program, tmp_path):

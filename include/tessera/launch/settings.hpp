@@ -28,7 +28,7 @@ struct LaunchSettings {
   std::optional<double> grace_s, join_timeout_s, restart_delay_s;
   std::optional<bool> cpu, quiet;
   std::optional<bool> pin_cores;  ///< each worker keeps to its share of the machine's cores
-  /// As in an `accelerate config` file: NO, MULTI_CPU, MULTI_GPU or MEGATRON_LM.
+  /// As in an `accelerate config` file: NO, MULTI_CPU, MULTI_GPU, MEGATRON_LM or DEEPSPEED.
   std::optional<std::string> distributed_type;
   /// "NAME=value" for the workers: what an `accelerate config` file says to them.
   std::vector<std::string> environment;
