@@ -7,7 +7,7 @@ source scripts/common.sh
 usage() {
   cat <<'TEXT'
 usage: scripts/install_deps.sh [--tests] [--fuzz] [--cuda] [--dry-run]
-  --tests    also GoogleTest, Boost.Context, clang-format, ccache and ssh
+  --tests    also GoogleTest, Boost.Context, clang-format and ccache
   --fuzz     also clang with libFuzzer, for tests/fuzz.sh
   --cuda     also the headers of cudnn-frontend (from PyPI, into ~/.cache/tessera); says what else of CUDA is missing
   --dry-run  only say what would be installed
@@ -34,8 +34,8 @@ libraries=(libdnnl-dev libgloo-dev libssl-dev libyaml-cpp-dev libspdlog-dev libc
   libzstd-dev libcpp-httplib-dev)
 tools=(cmake:cmake ninja:ninja-build g++:g++) # program:package
 if $with_tests; then
-  libraries+=(libgtest-dev libboost-context-dev openssh-server)
-  tools+=(clang-format-14:clang-format-14 ccache:ccache ssh:openssh-client)
+  libraries+=(libgtest-dev libboost-context-dev)
+  tools+=(clang-format-14:clang-format-14 ccache:ccache)
 fi
 if $with_fuzz; then
   libraries+=(libclang-rt-dev)

@@ -1,10 +1,11 @@
-"""tessera launch --hostfile: a launcher on each machine, over a real ssh to servers of our own on this machine."""
+"""tessera launch --hostfile: a launcher on each machine, over ssh to a server on this one where one is installed."""
 
 import getpass
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,14 +19,34 @@ SSHD = Path("/usr/sbin/sshd")
 ADDRESS = ("--main_process_ip", "127.0.0.1")
 
 
-@pytest.fixture(scope="module")
-def ssh(tmp_path_factory):
-    """A server, and a folder with an `ssh` that knows node-1 and node-2 as names of it and off-1 as one where nobody listens."""
-    folder = tmp_path_factory.mktemp("ssh")
-    port = free_port()
+# Where no server of ssh is installed: a session of its own with a bare environment, and the end of the input when ssh is gone.
+STAND_IN = """import subprocess, sys, threading
+host, command = sys.argv[-2:]
+if host.startswith("off-"):
+    sys.exit(print(f"ssh: connect to host {host} port 22: Connection refused", file=sys.stderr) or 255)
+child = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, start_new_session=True, env={"PATH": "/usr/bin:/bin"})
+
+def copy():
+    try:
+        for piece in iter(lambda: sys.stdin.buffer.raw.read(65536), b""):
+            child.stdin.write(piece)
+            child.stdin.flush()
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+
+threading.Thread(target=copy, daemon=True).start()
+sys.exit(child.wait() % 256)
+"""
+
+
+def serve(folder: Path) -> subprocess.Popen:
+    """A server of ssh on this machine, and the client's configuration."""
+    port, off = free_port(), free_port()
     for key in ("server", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
     (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'server.pub').read_text()}")
     (folder / "sshd_config").write_text(f"""Port {port}
 ListenAddress 127.0.0.1
 HostKey {folder}/server
@@ -35,7 +56,6 @@ StrictModes no
 UsePAM no
 PermitRootLogin yes
 """)
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'server.pub').read_text()}")
     (folder / "config").write_text(f"""Host node-* off-* host1 host2
   HostName 127.0.0.1
   User {getpass.getuser()}
@@ -44,22 +64,34 @@ PermitRootLogin yes
 Host node-* host1 host2
   Port {port}
 Host off-*
-  Port {free_port()}
+  Port {off}
 """)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: (folder / "sshd.pid").exists(), "sshd")
+    return server
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory):
+    """A folder with an `ssh` that reaches this machine as node-1, node-2 and so on. Nobody listens on off-1, and bare-1 has no
+    Tessera."""
+    folder = tmp_path_factory.mktemp("ssh")
+    server = serve(folder) if SSHD.exists() else None
+    (folder / "stand_in.py").write_text(STAND_IN)
+    program = f"/usr/bin/ssh -F {folder}/config" if server else f"{sys.executable} -S {folder}/stand_in.py"
     (folder / "bin").mkdir()
     wrapper = folder / "bin/ssh"
     wrapper.write_text(f"""#!/bin/sh
-case "$*" in *bare-1*) exec /no/such/program ;; esac  # a machine without Tessera
-exec /usr/bin/ssh -F {folder}/config "$@"
+case "$*" in *bare-1*) exec /no/such/program ;; esac
+exec {program} "$@"
 """)
     wrapper.chmod(0o755)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.PIPE)
-    wait_for(lambda: (folder / "sshd.pid").exists(), "sshd")
     yield folder / "bin"
-    server.terminate()
-    server.communicate()
+    if server:
+        server.terminate()
+        server.wait()
 
 
 @pytest.fixture
