@@ -111,10 +111,7 @@ void check_hosts(const LaunchSettings& settings) {
 /// The settings that the launcher which started this one has sent, and what it wants this process to have.
 LaunchSettings read_ordered(LaunchProgram& what) {
   LaunchSettings settings = launching::read_orders(STDIN_FILENO);
-  for (const std::string& variable : settings.environment) {
-    const auto equals = variable.find('=');
-    launching::set_variable(what.environment, variable.substr(0, equals), variable.substr(equals + 1));
-  }
+  launching::set_variables(what.environment, settings.environment);
   return settings;
 }
 
@@ -132,21 +129,16 @@ void run_launch(LaunchArguments arguments, const std::vector<std::string>& comma
                         : overlay(read_file(arguments, what, program.log),
                                   overlay(launching::settings_of(arguments.accelerate), arguments.flags));
   check_hosts(settings);
+  const bool elsewhere = settings.hostfile && !settings.machine_rank;
   std::vector<launching::Host> hosts;
   if (settings.hostfile) hosts = launching::resolve_hosts(settings);
-  if (settings.machine_rank && *settings.machine_rank >= 0 &&
-      static_cast<std::size_t>(*settings.machine_rank) < hosts.size()) {
-    const auto gpus = launching::visible_gpus(hosts[static_cast<std::size_t>(*settings.machine_rank)]);
-    if (gpus) settings.environment.push_back("CUDA_VISIBLE_DEVICES=" + *gpus);
-  }
-  if (!hosts.empty() && !settings.machine_rank) {
-    for (const std::string& warning : settings.warnings) program.log.warning(warning);
+  if (!elsewhere) fit_to_machine(settings, program.log);
+  for (const std::string& warning : settings.warnings) program.log.warning(warning);
+  if (elsewhere) {
     const LaunchResult result = run_hosts(settings, std::move(hosts), what, program);
     program.exit_code = result.exit_code;
     return print_report(result);
   }
-  fit_to_machine(settings, program.log);
-  for (const std::string& warning : settings.warnings) program.log.warning(warning);
   const LaunchOptions options = resolve_launch(settings, what);
   std::cout << std::flush;
   std::optional<launching::OrderedSignals> signals;

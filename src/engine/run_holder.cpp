@@ -1,5 +1,4 @@
 #include "engine/run_holder.hpp"
-#include "base/json_reason.hpp"
 
 #include <unistd.h>
 
@@ -9,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/host_name.hpp"
+#include "base/json_reason.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/engine/run_lock.hpp"
 
@@ -47,11 +48,6 @@ std::string boot_id() { return first_line("/proc/sys/kernel/random/boot_id"); }
 std::string process_namespace() {
   std::error_code error;
   return std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
 }  // namespace

@@ -21,6 +21,13 @@ void set_variable(Variables& variables, std::string_view name, std::string_view 
   variables.push_back(std::string(name) + "=" + std::string(value));
 }
 
+void set_variables(Variables& variables, const Variables& more) {
+  for (const std::string& variable : more) {
+    const auto equals = variable.find('=');
+    set_variable(variables, variable.substr(0, equals), variable.substr(equals + 1));
+  }
+}
+
 void default_variable(Variables& variables, std::string_view name, std::string_view value) {
   if (!value_of(variables, name)) variables.push_back(std::string(name) + "=" + std::string(value));
 }

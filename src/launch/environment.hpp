@@ -16,6 +16,9 @@ std::optional<std::string> value_of(const Variables& variables, std::string_view
 /// Sets a variable, whatever it was.
 void set_variable(Variables& variables, std::string_view name, std::string_view value);
 
+/// Sets all of `more`.
+void set_variables(Variables& variables, const Variables& more);
+
 /// Sets a variable that is not there yet.
 void default_variable(Variables& variables, std::string_view name, std::string_view value);
 

@@ -2,11 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <sstream>
 
 #include "base/suggest.hpp"
 #include "launch/words.hpp"
 
 namespace tessera::launching {
+
+std::string read_text(const std::filesystem::path& path) {
+  std::error_code error;
+  TESSERA_ENSURE(ConfigError, !std::filesystem::is_directory(path, error), path.string(),
+                 ": is a folder, not a file");
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  TESSERA_ENSURE(ConfigError, static_cast<bool>(file), path.string(), ": cannot be read");
+  return text.str();
+}
 
 void FileReader::enter(const YamlNode& mapping, std::string prefix) {
   mapping_ = &mapping;

@@ -1,6 +1,7 @@
 #pragma once
 /// The keys of a launch file, read one by one from its tree.
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,9 @@
 #include "tessera/launch/settings.hpp"
 
 namespace tessera::launching {
+
+/// A file's text. Errors: ConfigError that names it.
+std::string read_text(const std::filesystem::path& path);
 
 /// Reads the keys of one mapping. Null means: not said. Wrong types become issues.
 class FileReader {

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <sstream>
 
 #include "comm/resolve.hpp"
+#include "launch/environment.hpp"
+#include "launch/file_values.hpp"
 #include "launch/words.hpp"
 #include "tessera/base/error.hpp"
 
@@ -25,18 +25,6 @@ std::vector<std::string> words_of(std::string_view line) {
   std::vector<std::string> words;
   for (std::string word; stream >> word;) words.push_back(word);
   return words;
-}
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == at) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
 }
 
 /// What ssh would take for a flag, and what the filters give a meaning to, is no name.
@@ -197,16 +185,10 @@ std::optional<std::string> visible_gpus(const Host& host) {
 }
 
 std::vector<Host> resolve_hosts(LaunchSettings& settings) {
-  const std::string& path = *settings.hostfile;
+  const std::string path = *settings.hostfile;
   const std::int64_t port = settings.ssh_port.value_or(22);
   TESSERA_ENSURE(ConfigError, port >= 1 && port <= 65535, "ssh_port must be from 1 to 65535, not ", port);
-  std::error_code error;
-  TESSERA_ENSURE(ConfigError, !std::filesystem::is_directory(path, error), path, ": is a folder, not a file");
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  TESSERA_ENSURE(ConfigError, static_cast<bool>(file), path, ": cannot be read, or is empty");
-  std::vector<Host> hosts = pick_hosts(parse_hostfile(text.str(), path), settings.include.value_or(""),
+  std::vector<Host> hosts = pick_hosts(parse_hostfile(read_text(path), path), settings.include.value_or(""),
                                        settings.exclude.value_or(""));
   const auto there = static_cast<std::int64_t>(hosts.size());
   const std::int64_t machines = settings.num_machines.value_or(there);
@@ -218,6 +200,12 @@ std::vector<Host> resolve_hosts(LaunchSettings& settings) {
   settings.num_machines = machines;
   settings.num_processes = machines * share;
   if (machines > 1 && !settings.main_process_ip) settings.main_process_ip = address_of(hosts.front().name);
+  const std::int64_t rank = settings.machine_rank.value_or(-1);
+  if (rank >= 0 && rank < machines) {
+    const auto gpus = visible_gpus(hosts[static_cast<std::size_t>(rank)]);
+    if (gpus) set_variable(settings.environment, "CUDA_VISIBLE_DEVICES", *gpus);
+  }
+  settings.hostfile = settings.include = settings.exclude = std::nullopt;
   return hosts;
 }
 

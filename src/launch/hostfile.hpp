@@ -30,8 +30,9 @@ std::vector<Host> pick_hosts(std::vector<Host> hosts, const std::string& include
 /// The GPUs that its processes are to see, as CUDA_VISIBLE_DEVICES has them; nullopt = all.
 std::optional<std::string> visible_gpus(const Host& host);
 
-/// The hosts of these settings. What their file says is filled in: num_machines, num_processes,
-/// main_process_ip. Errors: ConfigError.
+/// The hosts of these settings, whose file and filters give way to what they say: num_machines,
+/// num_processes, main_process_ip and, where there is a machine_rank, the GPUs of that machine. Errors:
+/// ConfigError.
 std::vector<Host> resolve_hosts(LaunchSettings& settings);
 
 }  // namespace tessera::launching

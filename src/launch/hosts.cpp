@@ -11,10 +11,12 @@
 #include <memory>
 #include <optional>
 
+#include "base/host_name.hpp"
 #include "launch/command.hpp"
 #include "launch/environment.hpp"
 #include "launch/orders.hpp"
 #include "launch/signals.hpp"
+#include "launch/words.hpp"
 #include "launch/worker.hpp"
 
 namespace tessera::launching {
@@ -31,11 +33,6 @@ constexpr std::array<std::string_view, 14> kShared{
     "ACCELERATE_", "GLOO_",  "HF_",      "MEGATRON_LM_", "MLFLOW", "NCCL",          "OMP_",
     "MV2",         "PYTHON", "TESSERA_", "TOKENIZERS_",  "UCX",    "TRANSFORMERS_", "WANDB_"};
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
-}
-
 bool is_this_machine(const std::string& name) {
   const std::string own = host_name();
   return name == "localhost" || name == "127.0.0.1" || name == own || name == own.substr(0, own.find('.'));
@@ -48,16 +45,6 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
-std::vector<std::string> split_names(const std::string& text) {
-  std::vector<std::string> names;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    if (end > begin) names.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return names;
-}
-
 /// What all machines have as this one does. Errors: ConfigError for one that is named and not there.
 Variables shared_variables(const HostsJob& job) {
   Variables shared;
@@ -66,7 +53,8 @@ Variables shared_variables(const HostsJob& job) {
                                    [&](std::string_view begin) { return variable.starts_with(begin); });
     if (known && !variable.starts_with("TESSERA_PROGRESS=")) shared.push_back(variable);
   }
-  for (const std::string& name : split_names(job.settings.export_env.value_or(""))) {
+  for (const std::string& name : split(job.settings.export_env.value_or(""), ',')) {
+    if (name.empty()) continue;
     const auto value = value_of(job.environment, name);
     TESSERA_ENSURE(ConfigError, value.has_value(), "export_env names ", name, ", which is not set here");
     set_variable(shared, name, *value);
@@ -278,10 +266,7 @@ LaunchSettings settings_of_host(const HostsJob& job, std::size_t host) {
   settings.allow_secret_mode = std::nullopt;
   settings.warnings.clear();
   Variables variables = shared_variables(job);
-  for (const std::string& variable : settings.environment) {
-    const auto equals = variable.find('=');
-    set_variable(variables, variable.substr(0, equals), variable.substr(equals + 1));
-  }
+  set_variables(variables, settings.environment);
   set_variable(variables, "TESSERA_JOB_SECRET", job.secret);
   if (const auto gpus = visible_gpus(job.hosts[host])) set_variable(variables, "CUDA_VISIBLE_DEVICES", *gpus);
   settings.environment = std::move(variables);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/host_name.hpp"
 #include "launch/host_secret.hpp"
 #include "launch/open_secret.hpp"
 #include "launch/restarts.hpp"
@@ -27,11 +28,6 @@ void check(const LaunchOptions& options) {
                 options.machine_rank, " of ", options.num_machines, " machines");
   TESSERA_CHECK(options.num_machines == 1 || options.main_process_port != 0,
                 "several machines need a port in common");
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
 /// The secret of all processes of the job.

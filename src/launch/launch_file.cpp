@@ -1,6 +1,3 @@
-#include <fstream>
-#include <sstream>
-
 #include "base/suggest.hpp"
 #include "launch/file_values.hpp"
 #include "launch/settings_fields.hpp"
@@ -50,14 +47,7 @@ LaunchSettings parse_launch_file(std::string_view text, const std::string& name)
 }
 
 LaunchSettings read_launch_file(const std::filesystem::path& path) {
-  std::error_code error;
-  TESSERA_ENSURE(ConfigError, !std::filesystem::is_directory(path, error), path.string(),
-                 ": is a folder, not a file");
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  TESSERA_ENSURE(ConfigError, static_cast<bool>(file), path.string(), ": cannot be read");
-  return parse_launch_file(text.str(), path.string());
+  return parse_launch_file(launching::read_text(path), path.string());
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "comm/gloo_signals.hpp"
 #include "launch/settings_fields.hpp"
 #include "launch/words.hpp"
 #include "tessera/base/error.hpp"
@@ -106,11 +107,8 @@ LaunchSettings read_orders(int input) {
 OrderedSignals::OrderedSignals(int input) : stop_(eventfd(0, EFD_CLOEXEC)) {
   TESSERA_ENSURE(IoError, stop_ >= 0, "eventfd: ", std::strerror(errno));
   // Signals are for the thread that watches them.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &old);
+  const SignalsBlocked blocked;
   thread_ = std::thread([this, input] { run(input); });
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
 OrderedSignals::~OrderedSignals() {

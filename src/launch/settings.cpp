@@ -211,10 +211,7 @@ void resolve_environment(const LaunchSettings& settings, const LaunchProgram& pr
   if (settings.pin_cores.value_or(false)) {
     set_variable(options.environment, "ACCELERATE_CPU_AFFINITY", "1");
   }
-  for (const std::string& variable : settings.environment) {
-    const auto equals = variable.find('=');
-    set_variable(options.environment, variable.substr(0, equals), variable.substr(equals + 1));
-  }
+  launching::set_variables(options.environment, settings.environment);
   if (settings.cpu.value_or(false)) {
     set_variable(options.environment, "ACCELERATE_USE_CPU", "true");
     set_variable(options.environment, "CUDA_VISIBLE_DEVICES", "");
@@ -273,6 +270,11 @@ bool expects_gpus(const LaunchSettings& settings) {
 LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram& program) {
   Faults faults;
   LaunchOptions options;
+  if (settings.hostfile) {
+    faults.add(
+        "hostfile is for `tessera launch`, which reads it; give num_machines, machine_rank and "
+        "main_process_ip");
+  }
   resolve_machines(settings, options, faults);
   options.max_restarts = faults.in_range("max_restarts", settings.max_restarts.value_or(0), 0, 1'000'000, 0);
   options.threads_per_process =

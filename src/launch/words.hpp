@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::launching {
 
@@ -24,6 +25,19 @@ inline std::optional<bool> truth(std::string_view text) {
     if (word == no) return false;
   }
   return std::nullopt;
+}
+
+/// The words between the marks `at`, empty ones too.
+inline std::vector<std::string> split(std::string_view text, char at) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == at) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
 }
 
 /// Whether the whole text is a number of that type; if so, `value` is it.

@@ -97,6 +97,15 @@ TEST_F(HostSettings, FewerProcessesAndMachinesAsAskedFor) {
   EXPECT_EQ(settings_.main_process_ip, "10.0.0.1");
 }
 
+TEST_F(HostSettings, WhatTheyComeToStandsForTheFile) {
+  settings_.machine_rank = 1;
+  settings_.exclude = "b:0";
+  settings_.num_processes = 2;
+  EXPECT_EQ(resolve("10.1.2.3 slots=1\nb slots=2\n").size(), 2U);
+  EXPECT_EQ(settings_.environment, std::vector<std::string>{"CUDA_VISIBLE_DEVICES=1"});
+  EXPECT_FALSE(settings_.hostfile || settings_.include || settings_.exclude);
+}
+
 TEST_F(HostSettings, OfOneMachineNeedNoAddress) {
   EXPECT_EQ(resolve("localhost slots=2\n").size(), 1U);
   EXPECT_EQ(settings_.main_process_ip, std::nullopt);

@@ -157,6 +157,13 @@ TEST(LaunchFile, FaultsOfDeepSpeedsSectionAreNamed) {
              "deepspeed_config is for distributed_type DEEPSPEED, not MULTI_GPU");
 }
 
+TEST(ResolveLaunch, AHostfileThatNobodyHasReadIsRefused) {
+  LaunchSettings settings;
+  settings.hostfile = "hosts";
+  settings.machine_rank = 0;
+  EXPECT_HAS(refusal([&] { resolve_launch(settings, some_program()); }), "hostfile is for `tessera launch`");
+}
+
 TEST(LaunchFile, WhatTesseraCannotDoIsRefusedByName) {
   const std::string text = refusal([] {
     parse_launch_file(
