@@ -205,16 +205,14 @@ void add_accelerate_flags(CLI::App& command, launching::AccelerateFlags& flags) 
   add_switch("dynamo_use_fullgraph", flags.dynamo_use_fullgraph, "without effect");
   add_switch("dynamo_use_dynamic", flags.dynamo_use_dynamic, "without effect");
   add_switch("dynamo_use_regional_compilation", flags.dynamo_use_regional_compilation, "without effect");
-  const auto deepspeed = launching::deepspeed_keys();
-  for (std::size_t i = 0; i < deepspeed.size(); ++i) {
-    add(std::string(deepspeed[i].name), flags.deepspeed[i], std::string(deepspeed[i].help));
-  }
+  const auto add_keys = [&add](std::span<const launching::ScriptKey> keys, auto& values) {
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      add(std::string(keys[i].name), values[i], std::string(keys[i].help));
+  };
+  add_keys(launching::deepspeed_keys(), flags.deepspeed);
   add("deepspeed_multinode_launcher", flags.deepspeed_multinode_launcher,
       "machines of a hostfile are reached over ssh, whatever it is");
-  const auto keys = launching::megatron_keys();
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    add(std::string(keys[i].name), flags.megatron[i], std::string(keys[i].help));
-  }
+  add_keys(launching::megatron_keys(), flags.megatron);
 }
 
 }  // namespace

@@ -29,22 +29,24 @@ std::optional<std::string> one_of(FileReader& reader, std::string_view key, cons
   return std::nullopt;
 }
 
-/// The layout: every key that stands in the mapping the reader is in becomes a variable of its own.
-void read_layout(FileReader& reader, std::string_view prefix, Variables& environment) {
-  Variables layout;
-  for (const MegatronKey& key : megatron_keys()) {
+/// Every key that stands in the mapping the reader is in becomes a variable of its own.
+void read_keys(FileReader& reader, std::string_view prefix, std::span<const ScriptKey> keys,
+               Variables& environment) {
+  Variables found;
+  for (const ScriptKey& key : keys) {
     std::optional<std::string> value;
     reader.read(key.name, value);
     if (!value) continue;
     const std::string wrong = fault_of(key, *value);
     if (!wrong.empty()) reader.fault(*reader.find(key.name), prefix, key.name, " ", wrong);
-    if (value_of(layout, variable_of(key)).value_or(*value) != *value) {
+    *value = value_for_script(key, *value);
+    if (value_of(found, variable_of(key)).value_or(*value) != *value) {
       reader.fault(*reader.find(key.name), prefix, key.name, " is another name of ", key.same_as,
                    ", which says something else; give one");
     }
-    set_variable(layout, variable_of(key), *value);
+    set_variable(found, variable_of(key), *value);
   }
-  environment.insert(environment.end(), layout.begin(), layout.end());
+  environment.insert(environment.end(), found.begin(), found.end());
 }
 
 /// The keys of a layout that stand at the top level: a section that has lost its indentation.
@@ -151,14 +153,7 @@ void read_deepspeed(FileReader& reader, const YamlNode& section, LaunchSettings&
                  "; change one or remove it");
   }
   reader.enter(section, "deepspeed_config.");
-  for (const DeepSpeedKey& key : deepspeed_keys()) {
-    std::optional<std::string> value;
-    reader.read(key.name, value);
-    if (!value) continue;
-    const std::string wrong = fault_of(key, *value);
-    if (!wrong.empty()) reader.fault(*reader.find(key.name), "deepspeed_config.", key.name, " ", wrong);
-    set_variable(settings.environment, key.variable, key.words.empty() ? *value : lower(*value));
-  }
+  read_keys(reader, "deepspeed_config.", deepspeed_keys(), settings.environment);
   std::optional<std::int64_t> steps;
   reader.read("gradient_accumulation_steps", steps);
   if (steps && *steps < 1) {
@@ -195,7 +190,7 @@ void read_layout_sections(const YamlNode& root, FileReader& reader, LaunchSettin
     settings.warnings.push_back(detail::concat(layout->place.text(), ": ", join(", ", loose),
                                                " stand beside an empty megatron_lm_config and are read as "
                                                "what belongs into it; indent them"));
-    read_layout(reader, "", settings.environment);
+    read_keys(reader, "", megatron_keys(), settings.environment);
   } else {
     for (const std::string_view key : loose) {
       reader.fault(*root.find(key), key, " stands at the top level; it belongs into the section ",
@@ -206,7 +201,7 @@ void read_layout_sections(const YamlNode& root, FileReader& reader, LaunchSettin
   reader.refuse_others();
   if (section == nullptr) return;
   reader.enter(*section, "megatron_lm_config.");
-  read_layout(reader, "megatron_lm_config.", settings.environment);
+  read_keys(reader, "megatron_lm_config.", megatron_keys(), settings.environment);
   reader.refuse_others();
 }
 

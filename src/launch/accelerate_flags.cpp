@@ -76,8 +76,9 @@ class FlagReader {
     read_paradigm();
     read_workers();
     read_rendezvous();
-    read_megatron();
-    read_deepspeed();
+    read_keys(megatron_keys(), flags_.megatron);
+    read_keys(deepspeed_keys(), flags_.deepspeed);
+    warn_of_multinode_launcher(flags_.deepspeed_multinode_launcher.value_or(""), settings_.warnings);
     if (!faults_.empty()) throw ConfigError(faults_);
     return std::move(settings_);
   }
@@ -169,30 +170,18 @@ class FlagReader {
     }
   }
 
-  void read_megatron() {
-    for (std::size_t i = 0; i < megatron_keys().size(); ++i) {
-      const MegatronKey& key = megatron_keys()[i];
-      const auto& value = flags_.megatron[i];
-      if (!value) continue;
-      const std::string wrong = fault_of(key, *value);
+  void read_keys(std::span<const ScriptKey> keys, const std::vector<std::optional<std::string>>& values) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const ScriptKey& key = keys[i];
+      if (!values[i]) continue;
+      const std::string wrong = fault_of(key, *values[i]);
       if (!wrong.empty()) fault("--", key.name, " ", wrong);
-      if (value_of(settings_.environment, variable_of(key)).value_or(*value) != *value) {
+      const std::string value = value_for_script(key, *values[i]);
+      if (value_of(settings_.environment, variable_of(key)).value_or(value) != value) {
         fault("--", key.name, " is another name of --", key.same_as, ", which says something else; give one");
       }
-      set(variable_of(key), *value);
+      set(variable_of(key), value);
     }
-  }
-
-  void read_deepspeed() {
-    for (std::size_t i = 0; i < deepspeed_keys().size(); ++i) {
-      const DeepSpeedKey& key = deepspeed_keys()[i];
-      const auto& value = flags_.deepspeed[i];
-      if (!value) continue;
-      const std::string wrong = fault_of(key, *value);
-      if (!wrong.empty()) fault("--", key.name, " ", wrong);
-      set(key.variable, key.words.empty() ? *value : lower(*value));
-    }
-    warn_of_multinode_launcher(flags_.deepspeed_multinode_launcher.value_or(""), settings_.warnings);
   }
 
   const AccelerateFlags& flags_;

@@ -1,5 +1,6 @@
 #include "launch/accelerate_keys.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -10,31 +11,37 @@
 namespace tessera::launching {
 namespace {
 
-using Kind = MegatronKey::Kind;
+using Kind = ScriptKey::Kind;
 
-constexpr MegatronKey kMegatronKeys[] = {
+constexpr ScriptKey kMegatronKeys[] = {
 #include "launch/megatron_keys.inc"
     {"megatron_lm_learning_rate_decay_iters", Kind::integer, "the same as lr_decay_iters",
      "megatron_lm_lr_decay_iters"},
 };
 
-constexpr DeepSpeedKey kDeepSpeedKeys[] = {
-    {"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "0,1,2,3",
-     "what data ranks share out: 1 the optimizer's state, 2 gradients too, 3 weights too (2)"},
-    {"deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "", "DeepSpeed's JSON"},
-    {"gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", "", "the norm gradients are clipped to"},
-    {"offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none,cpu,nvme",
-     "where the optimizer's state lies"},
-    {"offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none,cpu",
-     "where weights lie, with zero_stage 3"},
-    {"offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "",
-     "a folder, for offload_optimizer_device nvme"},
-    {"offload_param_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "none",
-     "none: weights can lie in host memory, not on disk"},
-    {"zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", "true,false",
-     "without effect: each process makes the model and keeps its share"},
-    {"zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true,false",
-     "without effect: save_model always saves whole weights"},
+constexpr ScriptKey deepspeed_key(std::string_view name, std::string_view variable, std::string_view words,
+                                  std::string_view help) {
+  return {name, words.empty() ? Kind::text : Kind::word, help, {}, variable, words};
+}
+
+constexpr ScriptKey kDeepSpeedKeys[] = {
+    deepspeed_key("zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "0,1,2,3",
+                  "what data ranks share out: 1 the optimizer's state, 2 gradients too, 3 weights too (2)"),
+    deepspeed_key("deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "", "DeepSpeed's JSON"),
+    deepspeed_key("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", "",
+                  "the norm gradients are clipped to"),
+    deepspeed_key("offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+                  "none,cpu,nvme", "where the optimizer's state lies"),
+    deepspeed_key("offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none,cpu",
+                  "where weights lie, with zero_stage 3"),
+    deepspeed_key("offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "",
+                  "a folder, for offload_optimizer_device nvme"),
+    deepspeed_key("offload_param_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "none",
+                  "none: weights can lie in host memory, not on disk"),
+    deepspeed_key("zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", "true,false",
+                  "without effect: each process makes the model and keeps its share"),
+    deepspeed_key("zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true,false",
+                  "without effect: save_model always saves whole weights"),
 };
 
 constexpr std::array<std::string_view, 10> kDynamoKeys{"dynamo_backend",
@@ -59,6 +66,11 @@ constexpr std::array<IdleSection, 3> kIdleSections{{
      "this launcher starts the processes of this machine itself; for those of a hostfile call mpirun"},
 }};
 
+bool is_word_of(const ScriptKey& key, const std::string& value) {
+  const std::vector<std::string> words = split(key.words, ',');
+  return std::find(words.begin(), words.end(), lower(value)) != words.end();
+}
+
 /// Values that ask for what this build does not have.
 std::string refusal_of(std::string_view name, const std::string& value) {
   std::int64_t size = 0;
@@ -71,7 +83,9 @@ std::string refusal_of(std::string_view name, const std::string& value) {
 
 }  // namespace
 
-std::span<const MegatronKey> megatron_keys() { return kMegatronKeys; }
+std::span<const ScriptKey> megatron_keys() { return kMegatronKeys; }
+
+std::span<const ScriptKey> deepspeed_keys() { return kDeepSpeedKeys; }
 
 std::span<const IdleSection> idle_sections() { return kIdleSections; }
 
@@ -84,7 +98,7 @@ void warn_of_rendezvous(bool c10d, bool other_network, std::vector<std::string>&
                                     "main_process_port, which every machine must reach"));
 }
 
-std::string fault_of(const MegatronKey& key, const std::string& value) {
+std::string fault_of(const ScriptKey& key, const std::string& value) {
   std::int64_t integer = 0;
   double number = 0;
   switch (key.kind) {
@@ -101,19 +115,13 @@ std::string fault_of(const MegatronKey& key, const std::string& value) {
     case Kind::boolean:
       if (!truth(value)) return detail::concat("must be true or false, not '", value, "'");
       break;
+    case Kind::word:
+      if (!is_word_of(key, value)) return detail::concat("must be one of ", key.words, ", not '", value, "'");
+      break;
     case Kind::text:
       break;
   }
   return refusal_of(key.name, value);
-}
-
-std::span<const DeepSpeedKey> deepspeed_keys() { return kDeepSpeedKeys; }
-
-std::string fault_of(const DeepSpeedKey& key, const std::string& value) {
-  if (key.words.empty()) return {};
-  const std::string word = "," + lower(value) + ",";
-  if (("," + std::string(key.words) + ",").find(word) != std::string::npos) return {};
-  return detail::concat("must be one of ", key.words, ", not '", value, "'");
 }
 
 void warn_of_multinode_launcher(const std::string& name, std::vector<std::string>& warnings) {
@@ -123,7 +131,12 @@ void warn_of_multinode_launcher(const std::string& name, std::vector<std::string
                                     " has no effect: machines of a hostfile are reached over ssh"));
 }
 
-std::string variable_of(const MegatronKey& key) {
+std::string value_for_script(const ScriptKey& key, const std::string& value) {
+  return key.kind == Kind::word ? lower(value) : value;
+}
+
+std::string variable_of(const ScriptKey& key) {
+  if (!key.variable.empty()) return std::string(key.variable);
   std::string name(key.same_as.empty() ? key.name : key.same_as);
   for (char& c : name) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   return name;

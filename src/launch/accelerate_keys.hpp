@@ -8,36 +8,31 @@
 
 namespace tessera::launching {
 
-/// A key of `megatron_lm_config`.
-struct MegatronKey {
-  enum class Kind { integer, number, boolean, text };
-  std::string_view name;  ///< with its prefix megatron_lm_
+/// A key of `megatron_lm_config` or `deepspeed_config` that the script gets as a variable.
+struct ScriptKey {
+  enum class Kind { integer, number, boolean, text, word };
+  std::string_view name;
   Kind kind;
   std::string_view help;
-  std::string_view same_as = {};  ///< the key that this one is another name of
+  std::string_view same_as = {};   ///< the key that this one is another name of
+  std::string_view variable = {};  ///< empty = the name in capital letters
+  std::string_view words = {};     ///< what a word may be, separated by commas
 };
 
-/// All of them, of every version of Accelerate and of its guides.
-std::span<const MegatronKey> megatron_keys();
+/// Megatron's, of every version of Accelerate and of its guides, with the prefix megatron_lm_.
+std::span<const ScriptKey> megatron_keys();
+/// What the DeepSpeedPlugin reads.
+std::span<const ScriptKey> deepspeed_keys();
 
 /// What is wrong with a value of that key, as a sentence without subject ("must be an integer, not 'x'");
 /// empty if nothing is. A value that asks for a part that is not in this build is refused by its reason.
-std::string fault_of(const MegatronKey& key, const std::string& value);
+std::string fault_of(const ScriptKey& key, const std::string& value);
 
 /// The variable that hands it to the script: MEGATRON_LM_TP_DEGREE.
-std::string variable_of(const MegatronKey& key);
+std::string variable_of(const ScriptKey& key);
 
-/// A key of `deepspeed_config` that a script gets as a variable, which the DeepSpeedPlugin reads.
-struct DeepSpeedKey {
-  std::string_view name, variable;
-  std::string_view words;  ///< what it may be, separated by commas; empty = any text
-  std::string_view help;
-};
-
-std::span<const DeepSpeedKey> deepspeed_keys();
-
-/// As fault_of a MegatronKey.
-std::string fault_of(const DeepSpeedKey& key, const std::string& value);
+/// A value as the script gets it.
+std::string value_for_script(const ScriptKey& key, const std::string& value);
 
 /// What is said of the program that DeepSpeed would start the machines of a hostfile with.
 void warn_of_multinode_launcher(const std::string& name, std::vector<std::string>& warnings);

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <span>
 
 #include "launch/accelerate_keys.hpp"
 #include "launch/command.hpp"
@@ -145,41 +147,42 @@ void resolve_machines(const LaunchSettings& settings, LaunchOptions& options, Fa
   }
 }
 
-constexpr std::string_view kLayoutVariables = "MEGATRON_LM_";
+/// A way of training with keys that no other one reads.
+struct Way {
+  std::string_view type, flag;
+  std::span<const launching::ScriptKey> keys;
+};
 
-bool is_layout(const std::string& variable) { return variable.starts_with(kLayoutVariables); }
-
-bool is_deepspeed(const std::string& variable) {
-  const auto keys = launching::deepspeed_keys();
-  const std::string_view name = std::string_view(variable).substr(0, variable.find('='));
-  return std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return key.variable == name; });
+std::array<Way, 2> ways() {
+  return {{{"MEGATRON_LM", "--use_megatron_lm", launching::megatron_keys()},
+           {"DEEPSPEED", "--use_deepspeed", launching::deepspeed_keys()}}};
 }
 
-/// What only the DeepSpeedPlugin reads.
-void check_deepspeed(const LaunchSettings& settings, Faults& faults) {
-  const auto given = std::find_if(settings.environment.begin(), settings.environment.end(), is_deepspeed);
-  if (settings.distributed_type == "DEEPSPEED" || given == settings.environment.end()) return;
-  for (const auto& key : launching::deepspeed_keys()) {
-    if (!given->starts_with(std::string(key.variable) + "=")) continue;
+/// The key behind "NAME=value"; nullptr if it is none of these.
+const launching::ScriptKey* key_of(const Way& way, const std::string& variable) {
+  const std::string_view name = std::string_view(variable).substr(0, variable.find('='));
+  const auto found = std::find_if(way.keys.begin(), way.keys.end(),
+                                  [&](const auto& key) { return launching::variable_of(key) == name; });
+  return found == way.keys.end() ? nullptr : &*found;
+}
+
+/// Keys of a way that is not taken.
+void check_ways(const LaunchSettings& settings, Faults& faults) {
+  for (const Way& way : ways()) {
+    if (settings.distributed_type == way.type) continue;
+    const auto given = std::find_if(settings.environment.begin(), settings.environment.end(),
+                                    [&](const auto& variable) { return key_of(way, variable) != nullptr; });
+    if (given == settings.environment.end()) continue;
+    const std::string_view name = key_of(way, *given)->name;
     faults.add(
-        "--", key.name, " needs --use_deepspeed, or a --config_file whose distributed_type is DEEPSPEED",
-        key.name == "gradient_clipping" ? "; with --use_megatron_lm it is --megatron_lm_gradient_clipping"
-                                        : "");
+        "--", name, " needs ", way.flag, ", or a --config_file whose distributed_type is ", way.type,
+        name == "gradient_clipping" ? "; with --use_megatron_lm it is --megatron_lm_gradient_clipping" : "");
   }
 }
 
 /// The layout, which the script's ranks would refuse only when all of them have started.
 void check_layout(const LaunchSettings& settings, const LaunchOptions& options, Faults& faults) {
-  const auto given = std::find_if(settings.environment.begin(), settings.environment.end(), is_layout);
-  if (settings.distributed_type != "MEGATRON_LM") {
-    if (given != settings.environment.end()) {
-      std::string flag = given->substr(0, given->find('='));
-      for (char& c : flag) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-      faults.add("--", flag,
-                 " needs --use_megatron_lm, or a --config_file whose distributed_type is MEGATRON_LM");
-    }
-    return;
-  }
+  if (settings.distributed_type != "MEGATRON_LM") return;
   const auto degree = [&](const char* name) {
     std::int64_t value = 1;
     const std::string text = value_of(options.environment, name).value_or("1");
@@ -249,11 +252,9 @@ LaunchSettings overlay(const LaunchSettings& under, const LaunchSettings& over) 
   launching::each_setting([&](const auto& field) {
     if (over.*field.member) result.*field.member = over.*field.member;
   });
-  if (over.distributed_type && *over.distributed_type != "MEGATRON_LM") {
-    std::erase_if(result.environment, is_layout);
-  }
-  if (over.distributed_type && *over.distributed_type != "DEEPSPEED") {
-    std::erase_if(result.environment, is_deepspeed);
+  for (const Way& way : ways()) {
+    if (!over.distributed_type || *over.distributed_type == way.type) continue;
+    std::erase_if(result.environment, [&](const auto& variable) { return key_of(way, variable) != nullptr; });
   }
   if (over.distributed_type) result.distributed_type = over.distributed_type;
   result.warnings.insert(result.warnings.end(), over.warnings.begin(), over.warnings.end());
@@ -289,8 +290,8 @@ LaunchOptions resolve_launch(const LaunchSettings& settings, const LaunchProgram
   options.secret = read_secret(settings, program, options.num_machines, faults);
   options.pin_cores = settings.pin_cores.value_or(false);
   resolve_environment(settings, program, options);
+  check_ways(settings, faults);
   check_layout(settings, options, faults);
-  check_deepspeed(settings, faults);
   resolve_command(program, options, faults);
   faults.throw_if_any();
   return options;

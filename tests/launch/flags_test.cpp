@@ -51,17 +51,17 @@ TEST(AccelerateFlags, BecomeTheWorkersEnvironment) {
 }
 
 TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
-  for (const MegatronKey& key : megatron_keys()) {
+  for (const ScriptKey& key : megatron_keys()) {
     const bool size = key.name.find("expert_tensor") != std::string_view::npos;
-    const std::string good = size || key.kind == MegatronKey::Kind::integer ? "1"
-                             : key.kind == MegatronKey::Kind::boolean       ? "False"
-                                                                            : "0.5";
+    const std::string good = size || key.kind == ScriptKey::Kind::integer ? "1"
+                             : key.kind == ScriptKey::Kind::boolean       ? "False"
+                                                                          : "0.5";
     const LaunchSettings settings = settings_of(with_layout(key.name, good));
     ASSERT_EQ(settings.environment.size(), 1U) << key.name;
     std::string variable(key.same_as.empty() ? key.name : key.same_as);
     for (char& c : variable) c = static_cast<char>(std::toupper(c));
     EXPECT_EQ(settings.environment[0], variable + "=" + good);
-    if (key.kind != MegatronKey::Kind::text) {
+    if (key.kind != ScriptKey::Kind::text) {
       EXPECT_HAS(refusal([&] { settings_of(with_layout(key.name, "x")); }),
                  "--" + std::string(key.name) + " must be");
     }
@@ -74,12 +74,10 @@ TEST(AccelerateFlags, EveryMegatronKeyHasItsVariable) {
 
 TEST(AccelerateFlags, TwoNamesOfOneThingAgree) {
   AccelerateFlags flags = with_layout("megatron_lm_lr_decay_iters", "5");
-  const std::size_t other =
-      static_cast<std::size_t>(std::find_if(megatron_keys().begin(), megatron_keys().end(),
-                                            [](const MegatronKey& key) {
-                                              return key.name == "megatron_lm_learning_rate_decay_iters";
-                                            }) -
-                               megatron_keys().begin());
+  const std::size_t other = static_cast<std::size_t>(
+      std::find_if(megatron_keys().begin(), megatron_keys().end(),
+                   [](const ScriptKey& key) { return key.name == "megatron_lm_learning_rate_decay_iters"; }) -
+      megatron_keys().begin());
   flags.megatron[other] = "5";
   EXPECT_EQ(settings_of(flags).environment, Variables{"MEGATRON_LM_LR_DECAY_ITERS=5"});
   flags.megatron[other] = "6";
