@@ -111,7 +111,8 @@ void check_hosts(const LaunchSettings& settings) {
 /// The settings that the launcher which started this one has sent, and what it wants this process to have.
 LaunchSettings read_ordered(LaunchProgram& what) {
   LaunchSettings settings = launching::read_orders(STDIN_FILENO);
-  launching::set_variables(what.environment, settings.environment);
+  // As if this process had them from the start: nobody has chosen them on this machine.
+  launching::set_variables(what.environment, std::exchange(settings.environment, {}));
   return settings;
 }
 

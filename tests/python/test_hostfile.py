@@ -107,7 +107,7 @@ def hosts(ssh, tmp_path, monkeypatch):
 
 def test_every_machine_gets_its_ranks(tessera_program, hosts, tmp_path):
     program = python(TELL_PLACE + "; print(os.getcwd(), os.environ.get('MINE'), os.environ['NCCL_DEBUG'], os.environ.get('OTHER'))")
-    env = {"MINE": "it's two\nlines", "NCCL_DEBUG": "WARN", "OTHER": "stays here"}
+    env = {"MINE": "it's two\nlines", "NCCL_DEBUG": "WARN", "OTHER": "stays here", "MEGATRON_LM_TP_DEGREE": "2"}
     job = launch(tessera_program, *hosts(), "--export_env", "MINE", *program, env=env, cwd=tmp_path)
     places = [json.loads(lines_of(job.out, rank)[0]) for rank in range(4)]
     for rank, place in enumerate(places):
