@@ -19,7 +19,8 @@ foreach(source
     checkpoint/megatron_groups checkpoint/megatron_run checkpoint/megatron_buffer checkpoint/convert_floats
     checkpoint/dcp_folder checkpoint/deepspeed_folder checkpoint/torch_folders checkpoint/parts_storage checkpoint/hf_storage checkpoint/safetensors_reader checkpoint/sharded_reader
     comm/resolve comm/store_wire comm/store_requests comm/store_barriers
-    launch/launch_file launch/file_values launch/accelerate_file launch/accelerate_keys launch/environment)
+    launch/launch_file launch/file_values launch/accelerate_file launch/accelerate_keys launch/environment
+    launch/settings launch/command)
   list(APPEND readers ${PROJECT_SOURCE_DIR}/src/${source}.cpp)
 endforeach()
 add_library(tessera_readers STATIC ${readers})

@@ -5,6 +5,7 @@
 #include "base/config_rules.hpp"
 #include "base/config_values.hpp"
 #include "tessera/base/config_file.hpp"
+#include "tessera/base/families.hpp"
 
 namespace tessera {
 
